@@ -7,7 +7,7 @@ BIN := .venv/bin
 FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 
 .DEFAULT_GOAL := help
-.PHONY: demo install test test-slow check bench curves fuzz audit calibration frappe gba-claims shadowsync switching cpr precision hosts soak ui clean help
+.PHONY: demo install test test-slow check docs bench curves fuzz audit calibration frappe gba-claims shadowsync switching cpr precision hosts soak ui clean help
 
 demo: install ## install, train sync, async and gba with three seeds, print the comparison (3 minutes)
 	$(BIN)/gbactl train -m experiment=demo mode=sync,async,gba seed=0,1,2
@@ -27,12 +27,15 @@ test-slow: install ## the tests marked slow: quality gates, wheel, long runs
 	$(BIN)/python -m pytest -m "beside and slow" -n 2 --dist loadfile tests/integration
 	$(BIN)/python -m pytest -m "not beside and slow" tests/integration
 
-check: install ## ruff, mypy --strict, and import-linter: which package may import which
+check: install docs ## ruff, mypy --strict, import-linter (which package may import which), and the documentation site
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: install ## the speed ratios of the README, measured here (1.5 hours; the machine should do nothing else)
+docs: install ## build the documentation site into build/site; a broken link or an unknown page is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+bench: install ## the ratios of docs/studies/performance.md, measured here (1.5 hours; the machine should do nothing else)
 	$(BIN)/python experiments/performance/run.py --out experiments/performance
 
 fuzz: install ## COUNT=1000000 mutated frames against everything that reads them (a minute or two; SEED=0)

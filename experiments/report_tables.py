@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gbactl.report.stats import Difference, paired
+from gbactl.report.paired_statistics import Difference, paired
 
 
 def mean_of(values: Sequence[float]) -> Difference:

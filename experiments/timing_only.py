@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gbactl.calibration.simulate import ZeroComputeCluster
+from gbactl.calibration.fit import ZeroComputeCluster
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Batch, Dataset, Split, open_dataset
 from gbactl.data.prepare import prepare

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gbactl import shared_names
+from gbactl import shared_memory_names
 from gbactl.errors import GbactlError
 
 MEBI = 1 << 20
@@ -56,6 +56,7 @@ def check_torch() -> Check:
 def check_horovod() -> Check:
     """Check that Horovod can be imported and was built with Gloo."""
     from gbactl.collective.horovod import import_horovod
+    from gbactl.engine.host_info import version
 
     try:
         hvd = import_horovod()
@@ -63,7 +64,7 @@ def check_horovod() -> Check:
         advice = "type make install or python -m gbactl.install.horovod; or use collective=gloo"
         return Check("Horovod", _reason(error.__cause__ or error), False, False, advice)
     parts = {"Gloo": hvd.gloo_built(), "MPI": hvd.mpi_built(), "NCCL": bool(hvd.nccl_built())}
-    found = f"{_version('horovod')}, built with {', '.join(k for k, v in parts.items() if v) or 'nothing'}"
+    found = f"{version('horovod')}, built with {', '.join(k for k, v in parts.items() if v) or 'nothing'}"
     advice = "build it again: python -m gbactl.install.horovod"
     return Check("Horovod", found, parts["Gloo"], False, advice)
 
@@ -101,9 +102,9 @@ def check_threads() -> Check:
 def check_shared_memory() -> Check:
     """Check the free space in /dev/shm, through which payloads travel on one host."""
     advice = "enlarge /dev/shm, or train with cluster.transport=tcp"
-    if not shared_names.available():
+    if not shared_memory_names.available():
         return Check("shared memory", "no /dev/shm, or read-only", False, False, "do not train with collective=shm")
-    free = shutil.disk_usage(shared_names.DIRECTORY).free
+    free = shutil.disk_usage(shared_memory_names.DIRECTORY).free
     return Check("shared memory", f"{free // MEBI:,} MiB free", free >= ENOUGH_SHARED, False, advice)
 
 
@@ -127,7 +128,7 @@ def check_cache() -> Check:
 
 def check_tracking() -> Check:
     """Check that the MLflow store can be opened, created, or reached."""
-    from gbactl.tracking.store import sqlite_path, tracking_uri
+    from gbactl.tracking.mlflow_store import sqlite_path, tracking_uri
 
     advice = "set MLFLOW_TRACKING_URI, for instance to sqlite:///mlflow.db"
     try:
@@ -141,7 +142,7 @@ def check_tracking() -> Check:
 
 def check_compiler() -> Check:
     """Check for a C++ compiler; only installation needs it."""
-    from gbactl.install.toolchain import find_compiler
+    from gbactl.install.horovod import find_compiler
 
     path = find_compiler()
     advice = "install g++, which builds Horovod and the row kernels"
@@ -150,7 +151,7 @@ def check_compiler() -> Check:
 
 def check_cmake() -> Check:
     """Check for cmake; only building Horovod needs it."""
-    from gbactl.install.toolchain import OLDEST_CMAKE, cmake_version
+    from gbactl.install.horovod import OLDEST_CMAKE, cmake_version
 
     version = cmake_version("cmake")
     found = ".".join(map(str, version)) or "none"
@@ -205,12 +206,6 @@ def _guarded(check: Callable[[], Check]) -> Check:
 
 def _reason(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _version(package: str) -> str:
-    from importlib import metadata
-
-    return metadata.version(package)
 
 
 def _existing(path: Path) -> Path:

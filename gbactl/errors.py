@@ -83,3 +83,9 @@ class CheckpointError(GbactlError):
 
 class NotFiniteError(CheckpointError):
     """Checkpoint that contains infinities or NaN."""
+
+
+def require(ok: bool, message: str) -> None:
+    """Raise ConfigError with `message` unless ok."""
+    if not ok:
+        raise ConfigError(message)

@@ -25,7 +25,7 @@ sys.path.insert(0, str(HERE.parent))
 import accuracy  # noqa: E402  (a script in the same folder, not a package)
 import study  # noqa: E402
 
-from gbactl.calibration.observe import QUIET, undisturbed  # noqa: E402
+from gbactl.calibration.local_runs import QUIET, undisturbed  # noqa: E402
 from gbactl.data.dataset import open_dataset  # noqa: E402
 from gbactl.data.prepare import prepare  # noqa: E402
 from gbactl.launch.compose import compose  # noqa: E402

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gbactl.checkpoint.emulation import EmulationResult, emulate
+from gbactl.checkpoint.ledger import EmulationResult, emulate
 from gbactl.checkpoint.plan import JobCosts, SaveSchedule, costs_of, estimate
 from gbactl.config import CheckpointConfig
 

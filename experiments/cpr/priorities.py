@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from gbactl.checkpoint import priority
+from gbactl.checkpoint import row_priority
 from gbactl.kernels.native import flushed
 from gbactl.server.checkpoint_writer import RowChooser
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
@@ -44,7 +44,7 @@ class Bench:
         self.turn = 0
         spans = [(0, rows)]
         self.choosers = {
-            name: RowChooser(self.shard, priority.make(name, self.shard.table, spans, SHARE, 1), spans, SHARE)
+            name: RowChooser(self.shard, row_priority.make(name, self.shard.table, spans, SHARE, 1), spans, SHARE)
             for name in NAMES[1:]
         }
 

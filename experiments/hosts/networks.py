@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from links import Link, Training  # noqa: E402  a script in the same folder, not a package
 
-from gbactl.engine import network_report  # noqa: E402
+from gbactl.engine import host_agents  # noqa: E402
 from tests.support.netns import LAUNCHER, Hosts, hosts  # noqa: E402
 
 NAMES = ("a", "b")
@@ -104,7 +104,7 @@ class Network:
         out = self.folder / "network.yaml"
         asked = ("doctor", "--hosts", ",".join(NAMES), "--ssh", self.machines.ssh, "--out", str(out))
         gbactl(*asked, before=self.machines.inside(LAUNCHER))
-        return {**network_report.read(out), **self.relay()}
+        return {**host_agents.read(out), **self.relay()}
 
     def relay(self) -> dict[str, float]:
         """Counters of the relay so far; empty where there is no relay."""

@@ -25,11 +25,10 @@ from plain_loop import prepared
 from gbactl.config import to_dict
 from gbactl.launch.compose import compose
 from gbactl.wire import frames
-from gbactl.wire.addresses import address_of, listen
 from gbactl.wire.auth import Peer, new_key
-from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.channel import Channel
 from gbactl.wire.event_loop import SocketHub
+from gbactl.wire.listener import address_of, listen
 from gbactl.wire.messages import (
     Barrier,
     BeginPhase,
@@ -45,6 +44,7 @@ from gbactl.wire.messages import (
     TakeBatch,
     decode,
 )
+from gbactl.wire.startup import Bootstrap
 
 WAITING = 2  # batches a worker asks for at a time, as with prefetch
 
@@ -125,7 +125,7 @@ def measure(mode: str, workers: int, servers: int, batches: int) -> tuple[float,
         (Path(folder) / "logs").mkdir()
         boot = Bootstrap("coordinator", 0, key.hex(), "", folder, path, to_dict(compose(overrides)), listener.fileno())
         process = subprocess.Popen(
-            [sys.executable, "-m", "gbactl.nodes.process", str(os.getpid())],
+            [sys.executable, "-m", "gbactl.nodes.child_process", str(os.getpid())],
             stdin=subprocess.PIPE, pass_fds=[listener.fileno()],
         )  # fmt: skip
         try:

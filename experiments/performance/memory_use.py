@@ -24,7 +24,6 @@ from gbactl.config import to_dict
 from gbactl.launch.compose import compose
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer, new_key
-from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.messages import (
     Ack,
@@ -43,6 +42,7 @@ from gbactl.wire.messages import (
     Staged,
     unpack,
 )
+from gbactl.wire.startup import Bootstrap
 
 CHUNK, MEMBERS, DENSE = 13_312, 4, 493_000
 WIDTH = 16
@@ -79,7 +79,7 @@ class Served:
             path = prepared(overrides(rows))
             boot = Bootstrap("server", 0, key.hex(), address, str(folder), path, to_dict(cfg))
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gbactl.nodes.process", str(os.getpid())], stdin=subprocess.PIPE
+                [sys.executable, "-m", "gbactl.nodes.child_process", str(os.getpid())], stdin=subprocess.PIPE
             )
             stack.callback(self._end)
             assert self.process.stdin is not None

@@ -86,7 +86,7 @@ def record(pids: Mapping[str, int], seconds: float, scratch: Path) -> dict[str, 
 
 def watch(bench: Bench, seconds: float) -> tuple[dict[str, Any], Any, dict[str, list[Stack]]]:
     """Run `async` once; return result.json, CPU by role, and stacks by node."""
-    from gbactl.calibration import cpu
+    from gbactl.calibration.local_runs import node_pids
 
     folder, done = bench.scratch / "watched", dict[str, Any]()
     run = threading.Thread(
@@ -100,7 +100,7 @@ def watch(bench: Bench, seconds: float) -> tuple[dict[str, Any], Any, dict[str, 
             if time.monotonic() > until or not run.is_alive():
                 raise SideError("the run to be watched did not begin")
             time.sleep(0.05)
-        seen = record(cpu.pids(folder), seconds, bench.scratch)
+        seen = record(node_pids(folder), seconds, bench.scratch)
         run.join()
     if not done:
         raise SideError("the run to be watched failed")

@@ -1,4 +1,4 @@
-"""Benchmark (`make bench`): the README's speed and memory figures as ratios, measured here, each with its target.
+"""Benchmark (`make bench`): the ratios of docs/studies/performance.md, measured here, each with its target.
 
     .venv/bin/python experiments/performance/run.py [--quick] [--rounds N] [--only NAME] [--out FOLDER]
 

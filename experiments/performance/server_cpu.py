@@ -15,7 +15,7 @@ from typing import Any
 from bench_lines import Line, Tell
 from ratio_sides import Bench, Side, SideError
 
-from gbactl.calibration import cpu
+from gbactl.calibration.local_runs import cpu_by_role, machine_cpu
 
 EVERY_SECONDS = 0.05
 LEAST = 20
@@ -67,7 +67,7 @@ class Sampler:
         while not self._stop.wait(EVERY_SECONDS):
             size = log.stat().st_size if log.exists() else 0
             if size:
-                self.samples.append(Sample(time.monotonic(), cpu.by_role(self.run_dir), size, cpu.machine() or 0.0))
+                self.samples.append(Sample(time.monotonic(), cpu_by_role(self.run_dir), size, machine_cpu() or 0.0))
 
 
 def gradients_in(log: bytes, scratch: Path) -> int:

@@ -20,7 +20,7 @@ import study_results as of_any  # noqa: E402  (scripts of the parent folder, not
 from report_tables import written  # noqa: E402
 from study_results import Done, size  # noqa: E402
 
-from gbactl.report.stats import Difference, paired  # noqa: E402
+from gbactl.report.paired_statistics import Difference, paired  # noqa: E402
 
 SWEEP = HERE / "sweep.yaml"
 TARGET = 0.0003  # AUC

@@ -21,7 +21,7 @@ from gbactl.data.prepare import prepare
 from gbactl.kernels import load
 from gbactl.models import build, row_width
 from gbactl.models.flat_parameters import FlatModel
-from gbactl.policies.base import policy_class
+from gbactl.policies.policy import policy_class
 from gbactl.wire.messages import BeginPhase, Granted
 from gbactl.worker.loop import MappedBatchSource
 

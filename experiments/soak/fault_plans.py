@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gbactl.policies.base import names, policy_class
+from gbactl.policies.policy import names, policy_class
 
 SERVED, REPLICAS = names(lambda mode: mode.home != "replicas"), names(lambda mode: mode.home == "replicas")
 VARIANTS = ("full", "cpr", "cpr_scar", "cpr_mfu", "cpr_ssu")

@@ -9,11 +9,11 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
-from gbactl.checkpoint.folder import NAME, CheckpointChain, CheckpointFolder
+from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointChain, CheckpointFolder
 from gbactl.checkpoint.restore import dense_state
 from gbactl.config import from_dict
 from gbactl.errors import GbactlError
-from gbactl.launch.export import whole_rows
+from gbactl.launch.checkpoint_command import whole_rows
 from gbactl.store.checksum import MODULUS, row_sum
 from gbactl.store.optimizers import MOMENTS, OptimizerSpec
 
@@ -60,7 +60,7 @@ def model(run_dir: Path, result: dict[str, Any]) -> None:
     checksum. All other checkpoints must match their own checksums. All workers that hold the dense parameters must
     agree.
     """
-    folder = CheckpointFolder(run_dir / NAME)
+    folder = CheckpointFolder(run_dir / CHECKPOINTS)
     try:
         chain = [folder.verified(name) for name in folder.names()][-1]
         own = model_sum(chain)

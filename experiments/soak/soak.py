@@ -22,8 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import NAME, CheckpointFolder
+from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, read_manifest
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
@@ -65,13 +64,13 @@ def installed() -> tuple[str, ...]:
 
 def kill(launcher: subprocess.Popen[str], run_dir: Path, after: float) -> None:
     """Kill a launcher `after` seconds from its first checkpoint, unless its training has ended by then."""
-    folder = CheckpointFolder(run_dir / NAME)
+    folder = CheckpointFolder(run_dir / CHECKPOINTS)
     while not folder.names():
         if launcher.poll() is not None:
             return
         time.sleep(LOOK_SECONDS)
     time.sleep(after)
-    if not manifests.read(folder.path / folder.names()[-1]).position["ended"]:
+    if not read_manifest(folder.path / folder.names()[-1]).position["ended"]:
         launcher.kill()
 
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(HERE.parent))
 from report_tables import written  # noqa: E402
 from study_results import Done  # noqa: E402  (scripts of the parent folder, not a package)
 
-from gbactl.report.stats import Difference, paired  # noqa: E402
+from gbactl.report.paired_statistics import Difference, paired  # noqa: E402
 
 HOURS = 24
 TARGET_SHARE, TARGET_AUC = 0.95, 0.0005

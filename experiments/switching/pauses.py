@@ -27,7 +27,7 @@ sys.path.insert(0, str(HERE.parent))
 import study  # noqa: E402
 import study_results  # noqa: E402  (scripts of the parent folder, not a package)
 
-from gbactl.checkpoint import folder as folders  # noqa: E402
+from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder  # noqa: E402
 from gbactl.coordinator import event_log  # noqa: E402
 from gbactl.errors import EventLogError  # noqa: E402
 
@@ -79,7 +79,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 def begun(run: Path) -> bool:
     """Whether a checkpoint of a run is being written, or exists."""
-    folder = run / folders.NAME
+    folder = run / CHECKPOINTS
     return folder.is_dir() and any(folder.iterdir())
 
 
@@ -94,7 +94,7 @@ def restart(cell: study.Cell, folder: Path) -> dict[str, float]:
     try:
         wait(before, lambda: begun(old), cell.name)
         marks = [time.monotonic()]
-        wait(before, lambda: bool(folders.CheckpointFolder(old / folders.NAME).names()), cell.name)
+        wait(before, lambda: bool(CheckpointFolder(old / CHECKPOINTS).names()), cell.name)
         marks.append(time.monotonic())
         stop(before)
         marks.append(time.monotonic())
@@ -105,7 +105,7 @@ def restart(cell: study.Cell, folder: Path) -> dict[str, float]:
         for process in (before, after):
             if process is not None:
                 stop(process)
-        shutil.rmtree(old / folders.NAME, ignore_errors=True)
+        shutil.rmtree(old / CHECKPOINTS, ignore_errors=True)
     return dict(zip(PARTS, (end - begin for begin, end in itertools.pairwise(marks)), strict=True))
 
 

@@ -10,8 +10,8 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal
 
+from gbactl.config_types import Bounds, Count, Interval, Natural, Seconds, SomeShare
 from gbactl.errors import ConfigError
-from gbactl.typed import Bounds, Count, Interval, Natural, Seconds, SomeShare
 
 PARTIAL = ("cpr", "cpr_scar", "cpr_mfu", "cpr_ssu")
 VARIANTS = ("none", "full", *PARTIAL)

@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import CheckpointFolder
-from gbactl.checkpoint.manifest import FileEntry, Manifest
+from gbactl.checkpoint.folder import CheckpointFolder, FileEntry, Manifest, write_manifest
 from gbactl.checkpoint.tensor_file import sync_folder, write_tensors
 from gbactl.errors import NotFiniteError, WireError
 from gbactl.kernels.base import Floats
@@ -71,7 +69,7 @@ class Publication:
         if self.dense is not None:
             written = write_tensors(path / DENSE, self.dense, {"gbactl": "1"}, needs_finite=True, spare=self.spare)
             self.manifest.files.append(FileEntry(DENSE, -1, written.bytes, 0, written.sums))
-        manifests.write(path, self.manifest)
+        write_manifest(path, self.manifest)
         sync_folder(self.folder.path)
         try:
             self.folder.keep(self.keep)

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.checkpoint.folder import CheckpointChain, CheckpointFolder
-from gbactl.checkpoint.manifest import FileEntry, Manifest
+from gbactl.checkpoint.folder import CheckpointChain, CheckpointFolder, FileEntry, Manifest
 from gbactl.checkpoint.publishing import DENSE
 from gbactl.checkpoint.tensor_file import HALVED, PIECE, widened, write_tensors
 from gbactl.errors import CheckpointError
@@ -151,7 +150,7 @@ def take_over(shard: Shard, other: Shard, with_dense: bool = True) -> None:
     for name, array in here.items():
         np.copyto(array, there[name])
     if with_dense and shard.dense is not None:
-        shard.load_dense(other.dense_state())
+        shard.dense_block().load_state(other.dense_state())
 
 
 def load_newest(shard: Shard, folder: CheckpointFolder, refused: Callable[[str], None]) -> Manifest | None:

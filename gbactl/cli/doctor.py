@@ -38,14 +38,14 @@ def command(wants_json: bool, hosts: str | None, ssh: str | None, python: str | 
 
 def _examine_hosts(hosts: str, ssh: str | None, python: str | None, out: Path | None, wants_json: bool) -> int:
     """The exit code."""
-    from gbactl.engine import network_report
-    from gbactl.engine.ssh_command import SSH, HostAccess
+    from gbactl.engine import host_agents
+    from gbactl.engine.agent_connection import SSH, HostAccess
 
-    examined = network_report.examine([host for host in hosts.split(",") if host], HostAccess(ssh or SSH, python))
+    examined = host_agents.examine([host for host in hosts.split(",") if host], HostAccess(ssh or SSH, python))
     if wants_json:
         click.echo(json.dumps(examined.plain(), indent=2))
     else:
-        network_report.print_tables(examined)
+        host_agents.print_tables(examined)
     if out is not None and not examined.faults:
-        out.write_text(network_report.text(examined))
+        out.write_text(host_agents.text(examined))
     return int(bool(examined.faults))

@@ -35,6 +35,6 @@ def command(run: str, until: int | None, keep: Path | None, uri: str | None) -> 
     Checksums are in the log every train.checksum_every steps and at the end of each phase. On a pipe the last
     line printed is the verdict as JSON.
     """
-    from gbactl.replay.command import run_and_show
+    from gbactl.replay.replay_run import run_and_show
 
     run_and_show(run, until, keep, uri)

@@ -61,7 +61,7 @@ def command(
     gbactl report --format md --plots plots/
     gbactl report --send runs/RUN_DIR
     """
-    from gbactl.launch.orphans import end_orphans
+    from gbactl.launch.run_dir import end_orphans
     from gbactl.report.command import ReportOptions, report, send
 
     if run_dir is not None:

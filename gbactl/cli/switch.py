@@ -44,11 +44,13 @@ def command(
     What is in flight arrives, the dense parameters move, and the rest of the day goes on in the new mode: the same
     processes, optimizer state, step and learning rate. To ask for sync later, start with switch.prepare=all.
     """
-    from gbactl.launch.switch_command import ask, tell_status, train_switching
+    from gbactl.launch.control import ask, tell_status
 
     if run is None:
         if to or changes or wait or status or as_json:
             raise UsageError("--to, --set, --wait, --status and --json need --run RUN.")
+        from gbactl.launch.run import train_switching
+
         train_switching(list(overrides))
     elif overrides:
         raise UsageError(f"A running job takes no overrides ({overrides[0]}); type --to MODE --set KEY=VALUE.")

@@ -46,7 +46,7 @@ def _real(overrides: tuple[str, ...]) -> bool:
     chosen = [text.partition("=")[2] for text in overrides if text.startswith("cluster=")]
     if not chosen:
         return True
-    from gbactl.config.place import place_of
+    from gbactl.config.engine_capabilities import place_of
     from gbactl.errors import ConfigError
 
     try:

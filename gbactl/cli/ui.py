@@ -10,9 +10,9 @@ import click
 @click.option("--uri", metavar="URI", help="The tracking store (default: MLFLOW_TRACKING_URI, ./mlflow.db).")
 def command(port: int, uri: str | None) -> None:
     """Open the MLflow UI on this machine's loopback address until Ctrl-C."""
-    from gbactl.launch.orphans import end_orphans
-    from gbactl.tracking.store import tracking_uri
-    from gbactl.tracking.ui import serve
+    from gbactl.launch.run_dir import end_orphans
+    from gbactl.tracking.mlflow_store import tracking_uri
+    from gbactl.tracking.mlflow_ui import serve
 
     end_orphans(tracking_uri(uri=uri))
     serve(uri, port, click.echo)

@@ -17,8 +17,6 @@ import numpy as np
 from gbactl.collective.base import Collective
 from gbactl.kernels.half_precision import Codec, round_here
 
-ALIGN = 16  # floats: bucket edges fall on cache lines
-
 
 @dataclass(frozen=True)
 class Buckets:
@@ -26,14 +24,6 @@ class Buckets:
 
     name: str
     edges: tuple[int, ...]
-
-    @classmethod
-    def even(cls, name: str, length: int, count: int) -> Buckets:
-        """Cut a vector into `count` buckets of nearly equal length (fewer when it is very short)."""
-        blocks = -(-length // ALIGN)
-        count = max(1, min(count, blocks))
-        edges = [min(length, ALIGN * (blocks * i // count)) for i in range(count)]
-        return cls(name, (*edges, length))
 
     @classmethod
     def of_parameters(cls, name: str, sizes: Sequence[int], count: int) -> Buckets:
@@ -57,16 +47,6 @@ class Buckets:
     def piece(self, buffer: Any, index: int) -> Any:
         """Return the view of `buffer` that is bucket `index`."""
         return buffer[self.edges[index] : self.edges[index + 1]]
-
-    def start(self, collective: Collective, buffer: Any) -> list[Any]:
-        """Start every bucket of `buffer` (f32[edges[-1]]), last one first: the order of a backward pass."""
-        order = reversed(range(len(self)))
-        return [collective.start(self.label(i), self.piece(buffer, i)) for i in order]
-
-    def all_reduce_sum(self, collective: Collective, buffer: Any) -> None:
-        """Sum the whole of `buffer` in place and block."""
-        for handle in self.start(collective, buffer):
-            collective.wait(handle)
 
 
 class OverlappedGradient:

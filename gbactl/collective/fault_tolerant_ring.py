@@ -3,7 +3,7 @@
 Every rank also gives its summand to the fallback before the ring takes it: one copy of the vector a step. Once a rank
 has failed, the ring is not used again in this run. On one host the fallback is shared memory (shared_memory.py). There
 the ring's last sum may have reached some ranks only, while the others sum in another order. Workers that hold the same
-dense parameters are therefore made equal again (see coordinator/worker_recovery.py); replicas differ anyway. A summand
+dense parameters are therefore made equal again (see coordinator/failure_recovery.py); replicas differ anyway. A summand
 that the failed rank had already given counts in either case. On several hosts the fallback is the first server
 (worker/all_reduce_on_server.py).
 """
@@ -33,83 +33,76 @@ class InterruptibleRing(Collective, Protocol):
 class _Handle:
     ring: InterruptibleRing | None
     of_ring: Any
-    laid: Any
+    in_fallback: Any
 
 
 class CollectiveWithFallback(FaultTolerantCollective):
     """Ring all-reduce with a fallback. `ring` is None for a rank that joins when the others have left the ring."""
 
-    def __init__(self, ring: InterruptibleRing | None, under: RingFallback) -> None:
-        self.ring, self.under = ring, under
-        self.rank, self.size = under.rank, under.size
+    def __init__(self, ring: InterruptibleRing | None, fallback: RingFallback) -> None:
+        self.ring, self.fallback = ring, fallback
+        self.rank, self.size = fallback.rank, fallback.size
         self._room = True
         if ring is None:
-            under.fall()
+            fallback.fall_back()
 
     @property
     def wanted(self) -> Callable[[], bool]:
-        """See FaultTolerantCollective.wanted."""
-        return self.under.wanted
+        return self.fallback.wanted
 
     @wanted.setter
     def wanted(self, wanted: Callable[[], bool]) -> None:
-        self.under.wanted = wanted
+        self.fallback.wanted = wanted
 
     @property
     def moved(self) -> Moved:
-        """See Collective.moved: bytes that the ring sends, and those of the fallback."""
-        return self.under.moved
+        """Counter of the bytes that the ring sends, and of those of the fallback."""
+        return self.fallback.moved
 
     @moved.setter
     def moved(self, moved: Moved) -> None:
-        self.under.moved = moved
+        self.fallback.moved = moved
         if self.ring is not None:
             self.ring.moved = moved
 
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """See FaultTolerantCollective.deal."""
-        self.under.deal(number, part, parts, after)
+        self.fallback.deal(number, part, parts, after)
 
-    def without_the_dead(self) -> None:
-        """See FaultTolerantCollective.without_the_dead."""
-        self.under.without_the_dead()
+    def sum_live_ranks(self) -> None:
+        self.fallback.sum_live_ranks()
 
     def leave_out(self, rank: int) -> None:
-        """See FaultTolerantCollective.leave_out."""
         self._break(f"rank {rank} is gone")
-        self.under.leave_out(rank)
+        self.fallback.leave_out(rank)
 
-    def fall(self) -> None:
+    def fall_back(self) -> None:
         """Leave the ring because another rank's is broken, which this rank may not notice; from any thread."""
         self._break("another rank's ring is broken")
 
     def interrupt(self) -> None:
-        """See FaultTolerantCollective.interrupt."""
-        self.under.interrupt()
+        self.fallback.interrupt()
 
     def renew(self, generation: int) -> None:
-        """See FaultTolerantCollective.renew."""
-        self.under.renew(generation)
+        self.fallback.renew(generation)
 
     def start(self, name: str, buffer: Any) -> _Handle:
-        """See Collective.start."""
-        laid, ring, of_ring = self._laid(name, buffer), self.ring, None
+        in_fallback, ring, of_ring = self._give(name, buffer), self.ring, None
         if ring is not None:
             try:
                 of_ring = ring.start(name, buffer)
             except ClusterError as error:
                 ring = None
                 self._break(str(error))
-        return _Handle(ring, of_ring, laid)
+        return _Handle(ring, of_ring, in_fallback)
 
-    def _laid(self, name: str, buffer: Any) -> Any:
+    def _give(self, name: str, buffer: Any) -> Any:
         """Give the summand to the fallback; None where it has no memory for it.
 
         A failed rank then ends the run."""
         if not self._room:
             return None
         try:
-            return self.under.start(name, buffer)
+            return self.fallback.start(name, buffer)
         except ClusterError as error:
             if self.ring is None:
                 raise
@@ -118,51 +111,46 @@ class CollectiveWithFallback(FaultTolerantCollective):
             return None
 
     def wait(self, handle: _Handle) -> None:
-        """See Collective.wait. A sum that began in the ring is awaited there for a short time.
-
-        The ring may still write into the buffer."""
+        """Wait for the sum: for a short time in the ring, if it began there and may still write into the buffer."""
         if handle.ring is not None:
             try:
                 handle.ring.wait(handle.of_ring)
-                if handle.laid is None or self.under.passed(handle.laid):
+                if handle.in_fallback is None or self.fallback.passed(handle.in_fallback):
                     return
             except ClusterError as error:
-                if handle.laid is None:
+                if handle.in_fallback is None:
                     raise
                 self._break(str(error))
-        if handle.laid is None:
+        if handle.in_fallback is None:
             raise ClusterError(f"rank {self.rank} cannot go on: its ring is broken, and there is no room beside it.")
-        self.under.wait(handle.laid)
+        self.fallback.wait(handle.in_fallback)
 
     def _break(self, why: str) -> None:
         ring, self.ring = self.ring, None
         if ring is not None:
             log.warning("%s: from now on this run sums without its ring", why)
             ring.abandon()
-            self.under.fall()
+            self.fallback.fall_back()
 
     def close(self) -> None:
-        """See Collective.close. A broken ring is not closed, as that could wait for failed ranks."""
+        """Close both, except a broken ring, whose end could wait for failed ranks."""
         if self.ring is not None:
             self.ring.close()
-        self.under.close()
+        self.fallback.close()
 
 
 class RendezvousWithFallback(Rendezvous):
     """Rendezvous of a ring and of its fallback."""
 
-    def __init__(self, ring: Rendezvous, under: Rendezvous) -> None:
-        self.ring, self.under = ring, under
+    def __init__(self, ring: Rendezvous, fallback: Rendezvous) -> None:
+        self.ring, self.fallback = ring, fallback
 
     def turned_away(self) -> int:
-        """See Rendezvous.turned_away."""
         return self.ring.turned_away()
 
     def environment(self, rank: int) -> dict[str, str]:
-        """See Rendezvous.environment."""
-        return {**self.under.environment(rank), **self.ring.environment(rank)}
+        return {**self.fallback.environment(rank), **self.ring.environment(rank)}
 
     def close(self) -> None:
-        """See Rendezvous.close."""
         self.ring.close()
-        self.under.close()
+        self.fallback.close()

@@ -46,7 +46,6 @@ class GlooRendezvous(Rendezvous):
         self.path = folder / f"gloo-{secrets.token_hex(4)}"
 
     def environment(self, rank: int) -> dict[str, str]:
-        """See Rendezvous.environment."""
         return {
             "GBACTL_COLLECTIVE": "gloo",
             "GBACTL_RANK": str(rank),
@@ -58,7 +57,6 @@ class GlooRendezvous(Rendezvous):
         }
 
     def close(self) -> None:
-        """See Rendezvous.close."""
         self.path.unlink(missing_ok=True)
 
 
@@ -101,11 +99,9 @@ class GlooCollective:
         self._abandoned = False
 
     def abandon(self) -> None:
-        """See Ring.abandon."""
         self._abandoned = True
 
     def start(self, name: str, buffer: Any) -> _Handle:
-        """See Collective.start."""
         tensor = self._handed.of(name, buffer)
         try:
             work = self._dist.all_reduce(tensor, async_op=True)
@@ -114,7 +110,6 @@ class GlooCollective:
         return _Handle(name, work, tensor, buffer)
 
     def wait(self, handle: _Handle) -> None:
-        """See Collective.wait."""
         while True:
             try:
                 handle.work.wait(PATIENCE)
@@ -126,7 +121,7 @@ class GlooCollective:
         self.moved(ring_share(handle.tensor.numel(), self.size, self.rank, self._handed.item), False)
 
     def close(self) -> None:
-        """See Collective.close. Needed after a failure too: torch aborts a process that exits without it."""
+        """Leave the group, after a failure too: torch aborts a process that exits without it."""
         if self._open:
             self._open = False
             self._dist.destroy_process_group()

@@ -88,11 +88,9 @@ class HorovodCollective:
         self._usual: dict[str, float] = {}
 
     def abandon(self) -> None:
-        """See Ring.abandon."""
         self._abandoned = time.monotonic()
 
     def start(self, name: str, buffer: Any) -> _Handle:
-        """See Collective.start."""
         tensor = self._handed.of(name, buffer)
         try:
             number = self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Sum)
@@ -101,7 +99,7 @@ class HorovodCollective:
         return _Handle(name, number, tensor, buffer)
 
     def wait(self, handle: _Handle) -> None:
-        """See Collective.wait. Sleeps for most of the usual time, then polls.
+        """Sleep for most of the usual time, then poll.
 
         Horovod's own wait sleeps a whole millisecond at a time, and continuous polling takes the core from the ranks
         that sum."""
@@ -126,7 +124,6 @@ class HorovodCollective:
         self._usual[name] = usual + ADAPTING * (min(seconds, LONGEST_USUAL) - usual)
 
     def close(self) -> None:
-        """See Collective.close."""
         if self._open:
             self._open = False
             self._hvd.shutdown()
@@ -251,7 +248,7 @@ class HorovodRendezvous(Rendezvous):
             self.refused += 1
 
     def environment(self, rank: int) -> dict[str, str]:
-        """See Rendezvous.environment. The ring is deterministic: no fusion, no autotuning, no hierarchy."""
+        """Return the environment of a rank. The ring is deterministic: no fusion, no autotuning, no hierarchy."""
         seat = self.seats[rank]
         values = {
             "GBACTL_COLLECTIVE": "horovod",
@@ -278,7 +275,6 @@ class HorovodRendezvous(Rendezvous):
         return {key: str(value) for key, value in values.items()}
 
     def close(self) -> None:
-        """See Rendezvous.close."""
         server, self._server = self._server, None
         if server is not None:
             server.stop()

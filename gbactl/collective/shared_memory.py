@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from gbactl import shared_names
+from gbactl import shared_memory_names
 from gbactl.collective.base import InterruptedSum, Moved, RingFallback, Vector, as_array, uncounted
 from gbactl.collective.rendezvous import Rendezvous
 from gbactl.errors import ClusterError, ConfigError
-from gbactl.shared_names import DIRECTORY as SHARED_MEMORY
+from gbactl.shared_memory_names import DIRECTORY as SHARED_MEMORY
 
 FUTEX_WAIT, FUTEX_WAKE, EVERYONE = 0, 1, 0x7FFFFFFF
 FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)
@@ -80,7 +80,7 @@ class _Handle:
 
 def available() -> bool:
     """Return whether this machine supports a collective in shared memory (futex and /dev/shm)."""
-    return bool(FUTEX) and shared_names.available()
+    return bool(FUTEX) and shared_memory_names.available()
 
 
 def require_available() -> None:
@@ -120,34 +120,29 @@ class SharedMemoryCollective(RingFallback):
         self._spares = False
         self._held: int | None = None
 
-    def without_the_dead(self) -> None:
-        """See Surviving.without_the_dead."""
+    def sum_live_ranks(self) -> None:
         self._dealt, self._spares = None, True
 
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """See Surviving.deal."""
         self._dealt = (number, part, parts)
 
     def leave_out(self, rank: int) -> None:
-        """See Surviving.leave_out."""
         self._absent.add(rank)
         self.interrupt()
 
     def interrupt(self) -> None:
-        """See Surviving.interrupt."""
         for bucket in list(self._buckets.values()):
             for line in bucket.lines:
                 _libc.syscall(FUTEX, ctypes.byref(line), FUTEX_WAKE, EVERYONE, None)
 
     def renew(self, generation: int) -> None:
-        """See Surviving.renew."""
         self._buckets.clear()
         self._absent.clear()
         self._dealt, self._spares = None, False
         self.folder = self._root / str(generation)
 
     def start(self, name: str, buffer: Any) -> _Handle:
-        """See Collective.start. Raises ClusterError when the host has too little shared memory."""
+        """Write the summand. Raises ClusterError when the host has too little shared memory."""
         array = as_array(buffer)
         bucket = self._buckets.get(name) or self._open(name, len(array))
         if len(array) != bucket.length:
@@ -170,7 +165,6 @@ class SharedMemoryCollective(RingFallback):
                 time.sleep(_ROOM_SECONDS)
 
     def wait(self, handle: _Handle) -> None:
-        """See Collective.wait."""
         slots = handle.bucket.slots[handle.round & 1]
         parts = (slots[part] for part in range(handle.parts) if self._await(handle, part))
         first, second = next(parts), next(parts, None)  # this rank's own is always there
@@ -182,11 +176,11 @@ class SharedMemoryCollective(RingFallback):
             np.add(handle.buffer, part, out=handle.buffer)
         self.passed(handle)
 
-    def fall(self) -> None:
-        """See RingFallback.fall: nothing to do, as the summands are already in shared memory."""
+    def fall_back(self) -> None:
+        """Do nothing, as the summands are already in shared memory."""
 
     def passed(self, handle: _Handle) -> bool:
-        """See RingFallback.passed: this rank has the round's sum, and will not read its slots again."""
+        """Record that this rank has the round's sum, and will not read its slots again."""
         handle.bucket.lines[self.rank].done = handle.round
         if handle.bucket.named:
             self._forget_name(handle.bucket)
@@ -261,12 +255,12 @@ class SharedMemoryCollective(RingFallback):
 
     def _hold(self) -> None:
         """Protect the group's folder from clean-ups. Raises FileNotFoundError where it was removed again."""
-        held, self._held = self._held, shared_names.held(self._root)
+        held, self._held = self._held, shared_memory_names.held(self._root)
         if held is not None:
             os.close(held)
 
     def close(self) -> None:
-        """See Collective.close. The memory is freed with the last view of it."""
+        """Leave the group; the memory is freed with the last view of it."""
         self._buckets.clear()
         held, self._held = self._held, None
         if held is not None:
@@ -279,15 +273,14 @@ class SharedMemoryRendezvous(Rendezvous):
     def __init__(self, size: int) -> None:
         require_available()
         self.size = size
-        self.folder = SHARED_MEMORY / shared_names.new()
+        self.folder = SHARED_MEMORY / shared_memory_names.new()
         try:
             self.folder.mkdir(mode=0o700)
-            self._held: int | None = shared_names.held(self.folder)
+            self._held: int | None = shared_memory_names.held(self.folder)
         except OSError as error:
             raise _unusable(error.strerror or "") from error
 
     def environment(self, rank: int) -> dict[str, str]:
-        """See Rendezvous.environment."""
         return {
             "GBACTL_COLLECTIVE": "shm",
             "GBACTL_RANK": str(rank),
@@ -296,7 +289,6 @@ class SharedMemoryRendezvous(Rendezvous):
         }
 
     def close(self) -> None:
-        """See Rendezvous.close."""
         held, self._held = self._held, None
         if held is not None:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -14,10 +14,9 @@ from gbactl.config.groups import (
     TrainConfig,
     TransportConfig,
 )
-from gbactl.config.plain import flatten, from_dict, mode_values, to_dict
-from gbactl.config.rules import check, check_switch
-from gbactl.config.run import RunConfig
-from gbactl.faults.plan import FaultsConfig
+from gbactl.config.run_config import RunConfig, flatten, mode_values, to_dict
+from gbactl.config.validation import check, check_switch, from_dict
+from gbactl.faults.fault_plan import FaultsConfig
 from gbactl.models.options import ModelConfig
 from gbactl.store.optimizers import ScheduleConfig
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from gbactl.config_types import Bounds, Processes, Share
 from gbactl.errors import ConfigError
-from gbactl.typed import Bounds, Processes, Share
 
 SPREADS = ("none", "lognormal", "exponential")
 SERVERS_ON = ("workers", "own")

@@ -1,16 +1,17 @@
 """Groups of a run's configuration, as in conf/.
 
-A group that one module uses as a whole is defined beside that module: faults/plan.py, checkpoint/plan.py,
+A group that one module uses as a whole is defined beside that module: faults/fault_plan.py, checkpoint/plan.py,
 models/options.py, store/optimizers.py.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from gbactl.config_types import Bounds, Count, Interval, Natural, Processes, Seconds, ShareBelowOne
 from gbactl.store.optimizers import ScheduleConfig
-from gbactl.typed import Bounds, Count, Interval, Natural, Processes, Seconds, ShareBelowOne
 
 
 @dataclass
@@ -119,9 +120,9 @@ class TrackingConfig:
 
 @dataclass
 class SwitchConfig:
-    """Switches of the mode: by a schedule (`name` none; see switching/schedule.py), or automatic (auto).
+    """Switches of the mode: by a schedule (`name` none; see switching/mode_switches.py), or automatic (auto).
 
-    For auto: `window` to `minimum_stay`, see switching/controller.py; `every`: seconds between two decisions;
+    For auto: `window` to `minimum_stay`, see switching/auto_controller.py; `every`: seconds between two decisions;
     `changes`: keys of the mode that the run does not begin in. `modes`: resolved files of the schedule's modes, or of
     auto's other mode. `prepare`: further modes that the run is started for, servers (all that keep the dense parameters
     there) or all."""
@@ -138,3 +139,13 @@ class SwitchConfig:
     margin: Annotated[float, Bounds(at_least=0, at_most=1000)] = 0.1
     hysteresis: Annotated[float, Bounds(at_least=0, at_most=1000)] = 0.1
     minimum_stay: Seconds = 30.0
+
+
+WITH_OPTIONS: dict[str, type[Any]] = {"mode": ModeConfig, "cluster": ClusterConfig}
+
+
+def own_keys(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Gather the keys of a mode or a place that its group `kind` does not have under `options`."""
+    common = {f.name for f in dataclasses.fields(kind)} - {"options"}
+    own = {key: value for key, value in values.items() if key not in common}
+    return {**{key: value for key, value in values.items() if key in common}, "options": own}

@@ -18,22 +18,19 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gbactl import __version__
-from gbactl.checkpoint import folder as folders
-from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import CheckpointFolder
+from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, FileEntry, Manifest, identity, read_manifest
 from gbactl.checkpoint.ledger import UnsavedWork
-from gbactl.checkpoint.manifest import FileEntry, Manifest
 from gbactl.checkpoint.plan import CostEstimate, estimate_of, job_named, rhythm_of
 from gbactl.checkpoint.publishing import Publication, ReplicaMean, fits, unpacked
-from gbactl.checkpoint.ranges import Ranges
 from gbactl.checkpoint.restore import BEGINNING, chain_at
+from gbactl.checkpoint.sample_ranges import Ranges
 from gbactl.config import to_dict
-from gbactl.coordinator.context import Flow, RunContext, WaitCondition
-from gbactl.coordinator.handout import LivePhase
-from gbactl.coordinator.phase import StagedSlices
-from gbactl.coordinator.schedule import spare_bytes
+from gbactl.coordinator.batch_dispatch import LivePhase
+from gbactl.coordinator.rounds import spare_bytes
+from gbactl.coordinator.run_context import Flow, RunContext, WaitCondition
 from gbactl.coordinator.state import JobPosition, encoded
 from gbactl.coordinator.statistics import ADVICE
+from gbactl.coordinator.training_phase import StagedSlices
 from gbactl.errors import CheckpointError, DivergedError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.models import row_width
@@ -80,7 +77,7 @@ class Checkpointing:
         self.run, self.gathering = run, gathering
         cfg, self.state = run.cfg, run.state.ongoing.checkpoints
         self.on = cfg.checkpoint.name != "none"
-        self.folder = CheckpointFolder(run.run_dir / folders.NAME)
+        self.folder = CheckpointFolder(run.run_dir / CHECKPOINTS)
         self.estimate: CostEstimate = estimate_of(cfg.checkpoint, cfg.cluster.servers)
         self.rhythm = rhythm_of(cfg.checkpoint, cfg.cluster.servers)
         self._spare = 0  # bytes that must stay free on the disk
@@ -109,9 +106,9 @@ class Checkpointing:
         Resumes from the run's checkpoint if it has one. After a coordinator failover, the checkpoint in progress is
         given up and the next one is whole."""
         run = self.run
-        self.folder.identity = manifests.identity(to_dict(run.cfg), run.dataset.fingerprint)
+        self.folder.identity = identity(to_dict(run.cfg), run.dataset.fingerprint)
         if run.cfg.resume is not None:
-            self._resume(JobPosition.read(manifests.read(Path(run.cfg.resume)).position))
+            self._resume(JobPosition.read(read_manifest(Path(run.cfg.resume)).position))
         self.at = self.resumed
         self.beginning = self.resumed or run.position(run.step)
         if run.taking_over:
@@ -472,7 +469,7 @@ class Checkpointing:
             if self.run.cfg.resume is None:
                 return ""
             run = Path(self.run.cfg.resume)
-            last = manifests.read(run)
+            last = read_manifest(run)
         command = " ".join(("gbactl train", f"resume={run}", *keys))
         return f"The newest good checkpoint is {last.name}, of step {last.step}; go on from it with '{command}'."
 

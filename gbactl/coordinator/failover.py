@@ -1,6 +1,6 @@
 """Coordinator failover: a new coordinator brings the run to where its predecessor's log ends.
 
-What any other process can know of the failed coordinator's decisions is in its log (see journal.py), so the policy is
+What any other process can know of the failed coordinator's decisions is in its log (see state.py), so the policy is
 driven to the log's end again. Then servers report their state and get the orders that they miss; gradients staged there
 and never announced are announced now. Workers report their grants and get those that they have not received; a worker
 with fewer batches than it asked for waits for one. Nothing is trained twice and nothing is lost; an evaluation begins
@@ -14,18 +14,16 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from gbactl.checkpoint.ranges import Ranges
+from gbactl.checkpoint.sample_ranges import Ranges
 from gbactl.config import mode_values
 from gbactl.coordinator import event_log
-from gbactl.coordinator.context import Flow, WaitCondition
-from gbactl.coordinator.core import CoordinatorCore
+from gbactl.coordinator.batch_dispatch import LivePhase
 from gbactl.coordinator.event_log import AnnounceRecord, InfoRecord
-from gbactl.coordinator.handout import LivePhase
-from gbactl.coordinator.journal import JournalState
-from gbactl.coordinator.phase import ApplyStep, Command, HandOut
-from gbactl.coordinator.phase_log import LoggedPhase
-from gbactl.coordinator.state import EVALUATE, OVER, TRAIN
-from gbactl.coordinator.worker_recovery import UNANSWERED
+from gbactl.coordinator.event_routing import CoordinatorCore
+from gbactl.coordinator.failure_recovery import UNANSWERED
+from gbactl.coordinator.run_context import Flow, WaitCondition
+from gbactl.coordinator.state import EVALUATE, OVER, TRAIN, JournalState
+from gbactl.coordinator.training_phase import ApplyStep, Command, HandOut, LoggedPhase
 from gbactl.errors import ClusterError, PeerGoneError, WireError
 from gbactl.policies import Grant
 from gbactl.wire.auth import Peer
@@ -94,9 +92,9 @@ class Failover:
     def hello(self, channel: Channel, hello: Hello) -> None:
         """Let a node reconnect. Raises WireError for one that the journal does not know."""
         incarnation = self.incarnations.get(hello.number, 0)
-        if hello.role == "worker" and (hello.number not in self.known or channel.peer.epoch != incarnation):
+        if hello.role == "worker" and (hello.number not in self.known or channel.peer.incarnation != incarnation):
             raise WireError(f"{channel.peer} is not who was there before.")
-        if hello.role == "server" and channel.peer.epoch != self.servers.get(hello.number, 0):
+        if hello.role == "server" and channel.peer.incarnation != self.servers.get(hello.number, 0):
             raise WireError(f"{channel.peer} is not who served there before.")
         self.run.members.hello(channel, hello)
         self.run.members.ready.add((hello.role, hello.number))
@@ -132,12 +130,12 @@ class Failover:
 
     def standing(self, message: ServerState) -> None:
         """Record a server's state; ignore answers to an earlier coordinator."""
-        if message.epoch == self.found.term:
+        if message.term == self.found.term:
             self._standing[message.shard] = message
 
     def holding(self, message: WorkerState) -> None:
         """Record a worker's state; ignore answers to an earlier coordinator."""
-        if message.epoch == self.found.term:
+        if message.term == self.found.term:
             self._holding[message.worker] = message
 
     # -- restoring the run --------------------------------------------------------------------------
@@ -242,7 +240,7 @@ class Failover:
                     core.staged(staged)
             yield from core.questions.barrier(training.policy.step)
         for channel in run.members.of("server").values():
-            if channel.peer.epoch:
+            if channel.peer.incarnation:
                 core.tell_workers_of(channel)
         for worker, holding in sorted(self._holding.items()):
             if worker in run.members.of("worker"):

@@ -13,19 +13,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from gbactl.config import RunConfig, mode_values
-from gbactl.config.rules import obstacle, wished
+from gbactl.config.validation import obstacle, wished
 from gbactl.coordinator import event_log
-from gbactl.coordinator.auto_switch import AutoSwitch
-from gbactl.coordinator.context import Flow, RunContext, WaitCondition
-from gbactl.coordinator.dense_migration import DenseMigration
-from gbactl.coordinator.handout import LivePhase
-from gbactl.coordinator.questions import Questions
-from gbactl.coordinator.summary import checksums
-from gbactl.coordinator.switch_plan import RunProgress, SwitchPlan
+from gbactl.coordinator.batch_dispatch import LivePhase
+from gbactl.coordinator.node_requests import DenseMigration, Questions
+from gbactl.coordinator.run_context import Flow, RunContext, WaitCondition
+from gbactl.coordinator.run_record import checksums
+from gbactl.coordinator.switch_plan import AutoSwitch, RunProgress, SwitchPlan
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.models import row_width
 from gbactl.policies import Policy
-from gbactl.switching.history import switched
+from gbactl.switching.mode_switches import switched
 from gbactl.wire.messages import Abandon, Inspected, ResetOptimizer, Staged
 
 log = logging.getLogger(__name__)

@@ -11,14 +11,24 @@ from every worker.
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gbactl.coordinator.context import Flow, RunContext, WaitCondition
-from gbactl.coordinator.statistics import check_notes, notes_summary, total_notes
+import numpy as np
+
+from gbactl.coordinator.run_context import Flow, RunContext, WaitCondition
+from gbactl.coordinator.statistics import quantiles
+from gbactl.errors import WireError
 from gbactl.policies import Policy
-from gbactl.policies.base import policy_class
-from gbactl.policies.replicas import ReplicaOptions, ReplicaPolicy
+from gbactl.policies.policy import policy_class
+from gbactl.policies.replica_modes import ReplicaOptions, ReplicaPolicy
 from gbactl.wire.messages import AverageReplicas, ClosedReplicas, CloseReplicas, OpenReplicas, WorkerFailed
+
+POINTS = 20
+MOST_DIGITS = 20
+_COUNTS, _TIMES = ("iterations", "exchanges"), ("seconds", "foreground", "sent")  # fields of a trainer's notes
 
 
 class ReplicaPhases:
@@ -160,3 +170,68 @@ class ReplicaPhases:
         if not self.state.phases:
             return {}
         return {"replicas": {**self.state.settings, **notes_summary(total_notes(self.state.phases))}}
+
+
+def check_notes(told: Mapping[str, Any]) -> None:
+    """Check the form of a trainer's notes. Raises WireError."""
+    counts = [told.get(key) for key in _COUNTS]
+    times = [told.get(key) for key in _TIMES]
+    gaps, distances = told.get("gaps"), told.get("distances")
+    right = (
+        all(_count(value) for value in counts) and all(_number(value) for value in times)
+        and isinstance(gaps, dict) and all(_gap(gap) and _count(count) for gap, count in gaps.items())
+        and isinstance(distances, list) and all(_point(point) for point in distances)
+    )  # fmt: skip
+    if not right:
+        raise WireError("A trainer's notes are not what notes are.")
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _gap(value: Any) -> bool:
+    return type(value) is str and value.isdecimal() and len(value) < MOST_DIGITS
+
+
+def _point(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(part, int | float) for part in value)
+
+
+def total_notes(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Combine the trainers' notes (or totals of them): sums, all gaps, all distances in order of time."""
+    told = list(found)
+    gaps: Counter[str] = Counter()
+    for each in told:
+        gaps.update(each["gaps"])
+    sums = {key: sum(each[key] for each in told) for key in (*_COUNTS, *_TIMES)}
+    return {**sums, "gaps": dict(gaps), "distances": sorted(point for each in told for point in each["distances"])}
+
+
+def notes_summary(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of result.json from a total: milliseconds per exchange, bytes, distance over time in at most 20 points."""
+    exchanges = notes["exchanges"]
+    gaps = Counter({int(gap): count for gap, count in notes["gaps"].items()})
+    return {
+        "sync_gap": quantiles(gaps),
+        "exchanges": exchanges,
+        "exchange_ms": 1000.0 * notes["seconds"] / exchanges if exchanges else 0.0,
+        "foreground_seconds": notes["foreground"],
+        "bytes_exchanged": int(notes["sent"]),
+        "distance": curve(notes["distances"]),
+    }
+
+
+def curve(points: list[list[float]]) -> list[list[float]]:
+    """Reduce ordered (seconds, distance) points to at most 20 means of neighbours."""
+    if not points:
+        return []
+    parts = np.array_split(np.array(points, np.float64), min(POINTS, len(points)))
+    return [[float(x) for x in part.mean(axis=0)] for part in parts]
+
+
+NAME = "norms.jsonl"

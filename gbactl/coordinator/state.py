@@ -1,35 +1,88 @@
-"""State that must outlive a coordinator: one tree of dataclasses, encoded here and nowhere else.
+"""State that must outlive a coordinator: one tree of dataclasses, encoded and written here and nowhere else.
 
-coordinator.json has the whole RunState as of the last moment when nothing was in flight; a note in the event log has
-its `ongoing` branch, which changes within a phase; a checkpoint's manifest has a Position. Each part of the
-coordinator works on its own branch in place, so nothing is copied into it or out of it.
+coordinator.json in the run directory has the whole RunState as of the last moment when nothing was in flight; it is
+written atomically between two phases. A note in the event log has its `ongoing` branch, which changes within a phase
+and is no step of it; a checkpoint's manifest has a JobPosition. Each part of the coordinator works on its own branch in
+place, so nothing is copied into it or out of it. Costs a small file per phase and a write for each record of the log
+that another node acts upon (2 us).
 """
 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from gbactl.checkpoint.folder import CheckpointChain
-from gbactl.checkpoint.ledger import PlsCounter, UnsavedWork, UpdateCounter
-from gbactl.checkpoint.ranges import Ranges
+from gbactl.checkpoint.ledger import PlsCounter, ServerFailureLoss, UnsavedWork, UpdateCounter
+from gbactl.checkpoint.sample_ranges import Ranges
+from gbactl.config import RunConfig
+from gbactl.coordinator import event_log
+from gbactl.coordinator.event_log import EventLog, InfoRecord, Record
 from gbactl.coordinator.membership import Incarnations
-from gbactl.coordinator.recovery_times import FailureRecords
-from gbactl.coordinator.schedule import EarlyStopping
+from gbactl.coordinator.rounds import EarlyStopping
 from gbactl.coordinator.statistics import StatisticsCounts
-from gbactl.errors import CheckpointError
+from gbactl.errors import CheckpointError, EventLogError
 from gbactl.policies import Ledger
-from gbactl.policies.base import policy_class
-from gbactl.switching.history import switched
+from gbactl.policies.policy import policy_class
+from gbactl.switching.mode_switches import switched
 
 T = TypeVar("T")
 TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
 _RATE = ("batches", "samples", "seconds", "untimed")
+
+
+@dataclass
+class FailureRecord:
+    """Failure of one process. Times by the run's clock; None: not reached.
+
+    `at`: when it was injected, else the last sign of life."""
+
+    process: str
+    failure: str
+    at: float
+    detected: float
+    loaded: float | None = None
+    useful: float | None = None
+    samples_undone: int = 0
+    pls: float = 0.0
+    row_updates_undone: int = 0
+    samples_rolled_back: int = 0
+
+    def add(self, loss: ServerFailureLoss) -> None:
+        """Add to the cost of the failure."""
+        self.samples_undone += loss.samples
+        self.pls += loss.pls
+        self.row_updates_undone += loss.updates
+
+    def timed(self) -> dict[str, Any]:
+        """Fields for the event log: seconds since it was injected, else since the last sign of life."""
+        times = {"detected_s": self.detected, "loaded_s": self.loaded, "useful_s": self.useful}
+        since = {name: None if time is None else time - self.at for name, time in times.items()}
+        return {"process": self.process, "failure": self.failure, **since}
+
+    def told(self) -> dict[str, Any]:
+        """Fields for result.json: times and what the failure undid."""
+        undone = ("samples_undone", "pls", "row_updates_undone", "samples_rolled_back")
+        return {**self.timed(), **{name: getattr(self, name) for name in undone}}
+
+
+@dataclass
+class FailureRecords:
+    """Failures of a run so far.
+
+    `injured`: injected failures that are not detected yet, and their times; `struck`: step and seconds of training
+    of the fault plan's last injection."""
+
+    failed: list[FailureRecord] = field(default_factory=list)
+    injured: dict[str, tuple[str, float]] = field(default_factory=dict)
+    struck: tuple[int, float] = (-1, -1.0)
 
 
 @dataclass
@@ -227,3 +280,62 @@ def _number(value: Any) -> Any:
 def decoded(values: Mapping[str, Any], kind: type[T]) -> T:
     """Decode a branch of the state from plain containers. Raises msgspec.ValidationError."""
     return msgspec.convert(values, kind, str_keys=True)
+
+
+JOURNAL_FILE = "coordinator.json"
+
+
+def kept(cfg: RunConfig) -> bool:
+    """Whether a run survives a coordinator failure; one in virtual time needs no journal for that."""
+    return cfg.place.real and cfg.cluster.lost_coordinator == "replace"
+
+
+@dataclass
+class JournalState:
+    """State that a failed coordinator left: the last written state updated by later notes, and the log since then.
+
+    `end`: offset of the log's last complete record; `term` of the successor; `missed`: when the failure was detected,
+    in seconds of the machine's clock; `failure`: its kind; `sign`: the last sign of life."""
+
+    state: RunState
+    records: list[Record]
+    end: int
+    term: int = 1
+    missed: float = 0.0
+    failure: str = "death"
+    sign: float = 0.0
+
+    @classmethod
+    def of(
+        cls, run_dir: Path, term: int, missed: float, failure: str = "death", sign: float | None = None
+    ) -> JournalState:
+        """Read what a run's coordinator left. Raises EventLogError where it cannot be used."""
+        try:
+            state = decoded(json.loads((run_dir / JOURNAL_FILE).read_text()), RunState)
+        except (OSError, ValueError, TypeError, msgspec.ValidationError) as error:
+            raise EventLogError(f"{run_dir / JOURNAL_FILE} cannot be used ({error!r}).") from error
+        records, end = event_log.tail(run_dir / "events.log", state.stood.offset)
+        for record in records:
+            if isinstance(record, InfoRecord) and record.kind == event_log.NOTE:
+                state.ongoing = decoded(record.fields, PhaseState)
+        return cls(state, records, end, term, missed, failure, missed if sign is None else sign)
+
+
+class Journal:
+    """Writer of the coordinator's state. Does nothing in a run that ends with its coordinator."""
+
+    def __init__(self, cfg: RunConfig, run_dir: Path, state: RunState, first: bool) -> None:
+        """Open the journal of a run. `first`: this is the run's first coordinator."""
+        self.on, self.state, self._path = kept(cfg), state, run_dir / JOURNAL_FILE
+        if first:
+            self._path.unlink(missing_ok=True)  # left by an earlier part of a resumed run
+
+    def write(self) -> None:
+        """Replace the file by the current state."""
+        partial = self._path.with_name(f".{JOURNAL_FILE}.partial")
+        partial.write_text(json.dumps(encoded(self.state)))
+        partial.replace(self._path)
+
+    def note(self, log: EventLog) -> None:
+        """Log what has changed within a phase."""
+        log.info(event_log.NOTE, encoded(self.state.ongoing))

@@ -1,26 +1,27 @@
-"""Statistics that the coordinator counts during a run: staleness, rates, losses, and the trainers' exchange notes.
+"""Statistics that the coordinator counts during a run: staleness, rates, losses, norms of the gradients.
 
-Pure; a microsecond a gradient.
+norms.jsonl in the run directory has one line per sampled step: {"step", "mode", "dense": L2 norm of the applied dense
+gradient, "rows": norms of some rows' gradients}. All else is pure; a microsecond a gradient.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gbactl.errors import WireError
-from gbactl.faults.observed import ObservedBatches
+from gbactl.faults.observed_effects import ObservedBatches
 from gbactl.policies import Member, Step
+from gbactl.wire.messages import GradientNorms
 
-POINTS = 20
-MOST_DIGITS = 20
-_COUNTS, _TIMES = ("iterations", "exchanges"), ("seconds", "foreground", "sent")  # fields of a trainer's notes
+NORMS_FILE = "norms.jsonl"
 DIVERGED = 1000.0  # times the first loss
 ADVICE = "type a smaller optim.lr, or train.on_divergence=continue to train on."
 LEAST_FIRST = math.log(2.0)  # nats: the loss of a model that predicts one half for every sample
@@ -215,63 +216,23 @@ class Statistics(StatisticsCounts):
         }
 
 
-def check_notes(told: Mapping[str, Any]) -> None:
-    """Check the form of a trainer's notes. Raises WireError."""
-    counts = [told.get(key) for key in _COUNTS]
-    times = [told.get(key) for key in _TIMES]
-    gaps, distances = told.get("gaps"), told.get("distances")
-    right = (
-        all(_count(value) for value in counts) and all(_number(value) for value in times)
-        and isinstance(gaps, dict) and all(_gap(gap) and _count(count) for gap, count in gaps.items())
-        and isinstance(distances, list) and all(_point(point) for point in distances)
-    )  # fmt: skip
-    if not right:
-        raise WireError("A trainer's notes are not what notes are.")
+class NormLog:
+    """Combines the nodes' shares of a step's gradient norms and writes them; `tellers` nodes report each step."""
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._parts: defaultdict[int, list[GradientNorms]] = defaultdict(list)
 
-def _count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _gap(value: Any) -> bool:
-    return type(value) is str and value.isdecimal() and len(value) < MOST_DIGITS
-
-
-def _point(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(isinstance(part, int | float) for part in value)
-
-
-def total_notes(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Combine the trainers' notes (or totals of them): sums, all gaps, all distances in order of time."""
-    told = list(found)
-    gaps: Counter[str] = Counter()
-    for each in told:
-        gaps.update(each["gaps"])
-    sums = {key: sum(each[key] for each in told) for key in (*_COUNTS, *_TIMES)}
-    return {**sums, "gaps": dict(gaps), "distances": sorted(point for each in told for point in each["distances"])}
-
-
-def notes_summary(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of result.json from a total: milliseconds per exchange, bytes, distance over time in at most 20 points."""
-    exchanges = notes["exchanges"]
-    gaps = Counter({int(gap): count for gap, count in notes["gaps"].items()})
-    return {
-        "sync_gap": quantiles(gaps),
-        "exchanges": exchanges,
-        "exchange_ms": 1000.0 * notes["seconds"] / exchanges if exchanges else 0.0,
-        "foreground_seconds": notes["foreground"],
-        "bytes_exchanged": int(notes["sent"]),
-        "distance": curve(notes["distances"]),
-    }
-
-
-def curve(points: list[list[float]]) -> list[list[float]]:
-    """Reduce ordered (seconds, distance) points to at most 20 means of neighbours."""
-    if not points:
-        return []
-    parts = np.array_split(np.array(points, np.float64), min(POINTS, len(points)))
-    return [[float(x) for x in part.mean(axis=0)] for part in parts]
+    def add(self, mode: str, part: GradientNorms, tellers: int) -> None:
+        """Add a node's share of a step's norms; the last one writes the line."""
+        parts = self._parts[part.step]
+        parts.append(part)
+        if len(parts) < tellers:
+            return
+        del self._parts[part.step]
+        line = {
+            "step": part.step, "mode": mode, "dense": math.sqrt(sum(p.square for p in parts)),
+            "rows": [norm for p in parts for norm in p.rows],
+        }  # fmt: skip
+        with self.path.open("a") as out:
+            out.write(json.dumps(line) + "\n")

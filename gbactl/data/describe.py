@@ -14,8 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gbactl.data.dataset import Dataset
-from gbactl.data.files import Progress
+from gbactl.data.dataset import Dataset, Progress
 
 CHUNK = 1 << 20
 WIDTH = 80

@@ -1,7 +1,9 @@
-"""Build a data cache, or reuse it: keyed by the contents of the source files and every option.
+"""Data sources by name, and their caches: built, or reused where the source files and every option are the same.
 
-A cache is built in a temporary folder beside its final place, under a file lock, and renamed when complete, so a folder
-with its final name is complete. Reuse reads every byte once for its checksum (1 GB/s) up to 4 GiB, samples beyond.
+To add a source, write a module with a frozen dataclass of its options and list it in SOURCES. The module is imported
+when its source is asked for: most read text with polars, which takes a quarter of a second to import. A cache is built
+in a temporary folder beside its final place, under a file lock, and renamed when complete, so a folder with its final
+name is complete. Reuse reads every byte once for its checksum (1 GB/s) up to 4 GiB, samples beyond.
 """
 
 from __future__ import annotations
@@ -14,19 +16,59 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
-from gbactl.data.dataset import ARRAYS, FORMAT, META, open_dataset, read_meta
-from gbactl.data.files import Progress
-from gbactl.data.integrity import describe_file, fingerprint
-from gbactl.data.sources import Source, make_source
+from gbactl.config_types import build
+from gbactl.data.dataset import ARRAYS, FORMAT, META, Progress, describe_file, fingerprint, open_dataset, read_meta
 from gbactl.data.writer import WrittenArrays, sync_folder
-from gbactl.errors import DataError
+from gbactl.errors import ConfigError, DataError
 
-READ_ALL = 4 << 30
+COMMON = ("name", "cache")  # keys that all sources have
+READ_ALL = 4 << 30  # bytes of a cache that is read whole before it is reused
 PATHS = ("path", "patterns", "train", "validation", "test")
+
+
+class Source(Protocol):
+    """Data source: options that know their files and write the cache arrays."""
+
+    def sources(self) -> list[Path]:
+        """Find the source files. Raises ConfigError, DataError."""
+
+    def build(self, folder: Path, progress: Progress) -> WrittenArrays:
+        """Write labels.npy, numeric.npy and ids.npy into the folder. Raises DataError."""
+
+
+SOURCES = {
+    "synthetic": "gbactl.data.synthetic:Synthetic",
+    "criteo": "gbactl.data.readers.criteo:Criteo",
+    "avazu": "gbactl.data.readers.avazu:Avazu",
+    "libfm": "gbactl.data.readers.libfm:Libfm",
+    "movielens": "gbactl.data.readers.movielens:Movielens",
+}
+
+
+def options_class(name: str) -> type[Any]:
+    """Options dataclass of a source in SOURCES."""
+    found: type[Any] = resolve_name(SOURCES[name])
+    return found
+
+
+def make_source(cfg_data: Mapping[str, Any]) -> Source:
+    """Make the source that `cfg_data` (the `data` group) describes. Raises ConfigError that lists the known names."""
+    name = cfg_data.get("name")
+    if name not in SOURCES:
+        raise ConfigError(f"data.name={name} is not known; it is one of: {', '.join(SOURCES)}.")
+    own = {key: value for key, value in cfg_data.items() if key not in COMMON}
+    source: Source = build(
+        options_class(name),
+        own,
+        "data.",
+        lambda strange, known: f"data={name} has no option data.{strange[0]}; it has: {', '.join(known)}.",
+    )
+    return source
 
 
 def cache_root(cfg_data: Mapping[str, Any]) -> Path:

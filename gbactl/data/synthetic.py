@@ -19,11 +19,10 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.data.dataset import Batch, Schema
-from gbactl.data.files import Progress
+from gbactl.config_types import Bounds, Days, Seed
+from gbactl.data.dataset import Batch, Progress, Schema
 from gbactl.data.writer import WrittenArrays, allocate
 from gbactl.hashing import GOLDEN, mix, mix_int
-from gbactl.typed import Bounds, Days, Seed
 
 CHUNK = 1 << 16
 BINS = 1 << 14

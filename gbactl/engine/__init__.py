@@ -1,8 +1,9 @@
 """Engines, which place and run the processes of a run: NAME.py is `cluster=NAME`, base.py starts local processes.
 
-For `cluster=hosts` the launcher starts one agent a host over ssh (`ssh_command.py`: Horovod's own way of building that
-command), and talks to it over ssh's standard input and output (`agent_protocol.py`: length-checked msgpack). An agent
-(`agent.py`) starts, kills and reports the processes of its host; coordinator and event log stay with the launcher.
+For `cluster=hosts` the launcher starts one agent a host over ssh (Horovod's own way of building that
+command), and talks to it over ssh's standard input and output (length-checked msgpack; both in `agent_connection.py`).
+An agent (`agent.py`) starts, kills and reports the processes of its host; coordinator and event log stay with the
+launcher.
 Launcher and agent each take the other end as failed after `cluster.hang_seconds` of silence; the processes of a host
 that is cut off are then ended by its agent.
 """

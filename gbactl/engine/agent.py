@@ -1,34 +1,234 @@
-"""Agent of a run on one host, which talks to the launcher on standard input and output.
+"""Agent of a run on one host: it starts, kills and reports the processes of the host, and receives the prepared data.
 
-Started as `python -m gbactl.engine.agent`. It ends, with every process that it has started, when its input ends (the
-launcher or ssh has ended), and when it has heard nothing for as long as the launcher has set: then this host is cut
-off, and the run continues without it.
+Started as `python -m gbactl.engine.agent`, it talks to the launcher on standard input and output. It ends, with every
+process that it has started, when its input ends (the launcher or ssh has ended), and when it has heard nothing for as
+long as the launcher has set: then this host is cut off, and the run continues without it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import re
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from gbactl import shared_names
-from gbactl.engine.agent_processes import AgentProcesses
-from gbactl.engine.agent_protocol import MAGIC, MessageDecoder, field, pack, write_all
+from filelock import FileLock
+
+from gbactl import shared_memory_names
+from gbactl.data.dataset import ARRAYS, META, open_dataset
+from gbactl.data.prepare import cache_root
+from gbactl.engine.agent_connection import MAGIC, PIECE, MessageDecoder, field, pack, write_all
 from gbactl.engine.bandwidth_probe import ReachabilityProbe, dial
-from gbactl.engine.data_sync import HostData
-from gbactl.engine.host_info import facts
-from gbactl.engine.network_interface import interface_to
-from gbactl.errors import GbactlError, WireError
+from gbactl.engine.fork_server import Started, start_node, tell
+from gbactl.engine.host_info import facts, interface_to
+from gbactl.errors import DataError, GbactlError, WireError
+from gbactl.processor import available_cores
+from gbactl.worker.core_sharing import open_board, places
 
+NODE = re.compile(r"[SW][0-9]{1,6}(-[0-9]{1,6})?")
+SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
+FILES = (*(f"{name}.npy" for name in ARRAYS), META)  # of prepared data
+GRACE_SECONDS = 2.0
 LOOK_SECONDS, PULSE_SECONDS = 0.05, 0.5
 FIRST_PATIENCE = 60.0  # until the launcher has set the limit
 READ_BYTES = 1 << 18
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
+Tell = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass
+class AgentProcess:
+    """Process on this host, named as its log (W3, W3-1)."""
+
+    name: str
+    process: Started
+    log: Path
+    sent: int = 0
+    told: bool = False
+
+
+class AgentProcesses:
+    """Processes of a run on an agent's host. `tell` sends to the launcher.
+
+    Any thread may look and kill; the other methods are for the thread that reads the agent's input."""
+
+    def __init__(self, tell: Tell) -> None:
+        self.tell = tell
+        self.all: dict[str, AgentProcess] = {}
+        self._folder: Path | None = None
+        self._shared = False
+        self._board: BinaryIO | None = None
+        self._looking = threading.Lock()
+
+    def settle(self, run_dir: Path | None, token: str) -> bool:
+        """Choose the folder for logs: the launcher's run directory if this host sees it, else one of its own.
+
+        Returns whether it sees the launcher's."""
+        with contextlib.suppress(OSError):
+            self._shared = run_dir is not None and (run_dir / mark(token)).is_file()
+        if self._shared:
+            self._folder = run_dir
+        elif run_dir is not None:
+            self._folder = Path(tempfile.mkdtemp(prefix="gbactl-host-"))
+            (self._folder / "logs").mkdir()
+        return self._shared
+
+    def start(self, name: str, boot: dict[str, Any], environment: dict[str, str], seat: list[int] | None) -> int:
+        """Start a process and return its pid. Raises WireError for an invalid name.
+
+        `seat`: (which, of how many) workers of this host it is, where they are pinned to cores."""
+        if not NODE.fullmatch(name) or name in self.all or self._folder is None:
+            raise WireError(f"A host is asked to start {name[:20]!r}, which cannot be.")
+        log, place = self._folder / "logs" / f"{name}.log", self._place(seat)
+        line = json.dumps({**boot, "run_dir": str(self._folder), "place": place}).encode() + b"\n"
+        process = start_node(environment, log, [] if place is None else place[:1])
+        self.all[name] = AgentProcess(name, process, log)
+        tell(process, line)
+        return process.pid
+
+    def _place(self, seat: list[int] | None) -> tuple[int, int, int] | None:
+        """Return a worker's share of the cores (core_sharing.Place); None where workers need not share cores."""
+        if seat is None:
+            return None
+        cores = available_cores()
+        if self._board is None:
+            self._board = open_board(len(cores))
+        own = places(seat[1], cores, self._board)
+        return own[seat[0]] if seat[0] < len(own) else None
+
+    def signal(self, name: str, number: int) -> None:
+        """Signal a process, if it exists. Raises WireError for a signal that is not in SIGNALS."""
+        if number not in SIGNALS:
+            raise WireError(f"A host is asked to send signal {number}.")
+        node = self.all.get(name)
+        if node is not None:
+            node.process.send_signal(number)
+
+    def look(self) -> None:
+        """Forward new log output and report processes that have ended."""
+        with self._looking:
+            for node in list(self.all.values()):
+                if not node.told:
+                    self._look_at(node)
+
+    def _look_at(self, node: AgentProcess) -> None:
+        code = node.process.poll()
+        self._send_log(node)
+        if code is not None:
+            node.told = True
+            self.tell("exited", {"name": node.name, "code": code})
+
+    def _send_log(self, node: AgentProcess) -> None:
+        if self._shared:
+            return
+        with contextlib.suppress(OSError), node.log.open("rb") as file:
+            file.seek(node.sent)
+            while data := file.read(PIECE):
+                node.sent += len(data)
+                self.tell("log", {"name": node.name, "data": data})
+
+    def kill(self) -> None:
+        """Kill all processes of this host at once."""
+        for node in list(self.all.values()):
+            node.process.kill()
+
+    def end(self) -> None:
+        """Terminate all processes, kill the rest, and remove this host's own folder."""
+        running = [node.process for node in self.all.values() if node.process.poll() is None]
+        for process in running:
+            process.terminate()
+        deadline = time.monotonic() + GRACE_SECONDS
+        for process in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        self.kill()
+        for node in self.all.values():
+            node.process.wait()
+        self.look()
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove this host's own folder."""
+        if self._folder is not None and not self._shared:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def mark(token: str) -> str:
+    """Return the name of a file by which a host recognises the launcher's run directory."""
+    return f".seen-{token[:16]}"
+
+
+class HostData:
+    """Prepared data of one host."""
+
+    def __init__(self) -> None:
+        self.place: Path | None = None
+        self._partial: Path | None = None
+        self._wanted: dict[str, Any] = {}
+
+    def find(self, path: str, fingerprint: str, cache: str | None) -> bool:
+        """Find the data where the launcher has them (a shared file system), or in this host's cache.
+
+        Returns whether they were found."""
+        self._wanted = {"path": path, "fingerprint": fingerprint, "cache": cache}
+        own = cache_root({"cache": cache}) / Path(path).name
+        for place in (Path(path), own):
+            with contextlib.suppress(DataError, KeyError, TypeError, ValueError):
+                if open_dataset(place).fingerprint == fingerprint:
+                    self.place = place
+                    return True
+        return False
+
+    def take(self, name: str, data: bytes, first: bool) -> None:
+        """Write a received piece of a data file. Raises WireError for an unknown file name."""
+        if name not in FILES:
+            raise WireError(f"A host is given a file {name[:40]!r}, which no data cache has.")
+        if self._partial is None:
+            self._partial = self._begin()
+        with (self._partial / name).open("wb" if first else "ab") as file:
+            file.write(data)
+
+    def _begin(self) -> Path:
+        root = cache_root({"cache": self._wanted["cache"]})
+        root.mkdir(parents=True, exist_ok=True)
+        partial = root / f"{Path(self._wanted['path']).name}.partial-{os.getpid()}"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        return partial
+
+    def whole(self) -> None:
+        """Verify and publish the received data. Raises DataError where they are not what was announced."""
+        partial, self._partial = self._partial, None
+        if partial is None:
+            raise DataError("nothing of the data has arrived")
+        place = partial.with_name(Path(self._wanted["path"]).name)
+        try:
+            found = open_dataset(partial, full=True)
+            if found.fingerprint != self._wanted["fingerprint"]:
+                raise DataError("other data arrived than were announced")
+            del found
+            with FileLock(place.with_name(f"{place.name}.lock")):
+                shutil.rmtree(place, ignore_errors=True)
+                partial.rename(place)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        self.place = place
+
+    def drop(self) -> None:
+        """Remove incompletely received data."""
+        if self._partial is not None:
+            shutil.rmtree(self._partial, ignore_errors=True)
 
 
 class HostAgent:
@@ -149,7 +349,7 @@ class HostAgent:
     def _dial(self, fields: dict[str, Any]) -> dict[str, Any]:
         measure = bool(fields.get("measure"))
         targets = field(fields, "targets", dict)
-        return {"lines": {name: dial(str(where), self.token, measure).plain() for name, where in targets.items()}}
+        return {"lines": {name: asdict(dial(str(where), self.token, measure)) for name, where in targets.items()}}
 
     def _find(self, fields: dict[str, Any]) -> dict[str, Any]:
         found = self.holding.find(field(fields, "path", str), field(fields, "fingerprint", str), fields.get("cache"))
@@ -182,7 +382,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os.close(0))  # as if the input had ended
-    shared_names.sweep()
+    shared_memory_names.sweep()
     agent = HostAgent(0, write_fd)
     try:
         agent.run()
@@ -190,7 +390,7 @@ def main() -> None:
         print(f"gbactl agent: {error}", file=sys.stderr, flush=True)
     finally:
         agent.end()
-        shared_names.sweep()
+        shared_memory_names.sweep()
     os._exit(0)
 
 

@@ -19,9 +19,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
-from gbactl.nodes.process import FORK_SERVER, READY
+from gbactl.nodes.child_process import FORK_SERVER, READY
 
 PR_SET_CHILD_SUBREAPER = 36
 FORK_SECONDS = 60.0  # time-out for an answer of the fork server
@@ -40,8 +40,35 @@ def thread_environment(threads: int) -> dict[str, str]:
     }
 
 
-class ForkedProcess:
-    """Child that the fork server has forked, with the interface of subprocess.Popen."""
+class ProcessHandle(Protocol):
+    """Process on this host (subprocess.Popen) or on another host."""
+
+    @property
+    def pid(self) -> int:
+        """Process id on the process's host."""
+
+    def poll(self) -> int | None:
+        """Return None while the process runs; else its exit code, or minus the signal that killed it."""
+
+    def send_signal(self, sig: int, /) -> None:
+        """Send a signal to the process if it still runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until the process has ended and return its exit code. Raises subprocess.TimeoutExpired."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the process."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL to the process."""
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkedProcess(ProcessHandle):
+    """Child that the fork server has forked."""
+
+    pid: int = 0
 
     def __init__(self, pid: int, stdin: BinaryIO) -> None:
         self.pid, self.stdin = pid, stdin
@@ -49,7 +76,6 @@ class ForkedProcess:
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        """Return None while the child runs; else its exit code, or minus the signal that killed it."""
         with self._lock:
             return self._poll()
 
@@ -60,21 +86,11 @@ class ForkedProcess:
         return self._code
 
     def send_signal(self, sig: int, /) -> None:
-        """Send a signal to the child if it still runs."""
         with self._lock:
             if self._poll() is None:
                 os.kill(self.pid, sig)
 
-    def terminate(self) -> None:
-        """Send SIGTERM to the child."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Send SIGKILL to the child."""
-        self.send_signal(signal.SIGKILL)
-
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until the child has ended and return its exit code. Raises subprocess.TimeoutExpired."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             if deadline is not None and time.monotonic() > deadline:
@@ -84,7 +100,7 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """Launcher's end of a process that forks nodes (see nodes/process.py).
+    """Launcher's end of a process that forks nodes (see nodes/child_process.py).
 
     A node is orphaned at once and adopted by this process, its nearest subreaper. It therefore ends with this process,
     is reaped like any child, and survives the end of the fork server."""
@@ -96,7 +112,7 @@ class ForkServer:
         self._line.settimeout(FORK_SECONDS)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gbactl.nodes.process", FORK_SERVER, str(self.owner)],
+                [sys.executable, "-m", "gbactl.nodes.child_process", FORK_SERVER, str(self.owner)],
                 stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
                 env={**os.environ, **thread_environment(1), **NO_THREAD},
             )  # fmt: skip
@@ -176,7 +192,7 @@ def start_node(environment: Mapping[str, str], log: Path, fds: Sequence[int]) ->
             close_fork_server()
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "gbactl.nodes.process", str(os.getpid()), log.stem],
+            [sys.executable, "-m", "gbactl.nodes.child_process", str(os.getpid()), log.stem],
             stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
             env=environment, pass_fds=fds,
         )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Facts about a host that a run depends on, collected by its agent and checked by the launcher.
+"""Facts about a host that a run depends on: versions, cores, memory, addresses. Imports nothing heavy.
 
-Imports nothing heavy.
+An agent collects them on its host, and the launcher checks them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import socket
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gbactl import shared_names
-from gbactl.collective.rendezvous import address_of_own_name
-from gbactl.engine.network_interface import client_of_ssh
+from gbactl import shared_memory_names
+from gbactl.collective.rendezvous import address_of_own_name, interface_of
+from gbactl.errors import ClusterError
 
 
 class CgroupFiles(NamedTuple):
@@ -48,7 +48,9 @@ def facts() -> dict[str, Any]:
         "horovod": version("horovod"),
         "cores": len(os.sched_getaffinity(0)),
         "memory": free_memory(),
-        "shared_memory": shutil.disk_usage(shared_names.DIRECTORY).free if shared_names.available() else 0,
+        "shared_memory": shutil.disk_usage(shared_memory_names.DIRECTORY).free
+        if shared_memory_names.available()
+        else 0,
         "client": client_of_ssh(),
         "name": socket.gethostname(),
         "own_name": address_of_own_name(),
@@ -100,3 +102,29 @@ def _lines(path: Path) -> list[str]:
         return path.read_text().splitlines()
     except OSError:
         return []
+
+
+ANY_PORT = 9  # nothing is sent
+
+
+def route_to(address: str) -> str:
+    """Return this machine's IPv4 address on its route to another. Raises ClusterError where there is no route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, ANY_PORT))
+        except OSError as error:
+            raise ClusterError(f"there is no route to {address} ({error.strerror})") from error
+        found: str = probe.getsockname()[0]
+    return found
+
+
+def interface_to(address: str) -> tuple[str, str]:
+    """Return (address, interface) of this machine on its route to another. Raises ClusterError."""
+    own = route_to(address)
+    return own, interface_of(own)
+
+
+def client_of_ssh() -> str | None:
+    """Return the address of this session's ssh client; None outside ssh."""
+    given = os.environ.get("SSH_CONNECTION", "").split()
+    return given[0] if len(given) == 4 and ":" not in given[0] else None

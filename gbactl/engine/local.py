@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gbactl.config.place import Place
+from gbactl.config.engine_capabilities import Place
 
 if TYPE_CHECKING:
     from gbactl.engine.base import LaunchContext
@@ -14,7 +14,6 @@ class LocalEngine(Place):
     """Engine that starts processes as children of the launcher."""
 
     def train(self, launch: LaunchContext) -> None:
-        """See Engine.train."""
         from gbactl.engine.base import RunProcesses
 
         launch.follow(RunProcesses(launch.cfg, launch.run_dir, launch.key, launch.dataset.path, launch.config))

@@ -1,4 +1,8 @@
-"""Preflight checks of a host before training: each fault is one sentence, with the host's name and what to do. Pure."""
+"""Preflight checks before any process starts: hosts and their network, all-reduce, memory, size of the batch.
+
+Each fault is one sentence: what is wrong, and what to do. The memory that a run needs is estimated from its rows and
+dense parameters, without the batches in flight.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gbactl.collective import check_here
+from gbactl.config import RunConfig
+from gbactl.config.shards import shard_spec
+from gbactl.data.dataset import Dataset
 from gbactl.engine.bandwidth_probe import LinkMeasurement
-from gbactl.engine.host_info import SAME
+from gbactl.engine.host_info import SAME, free_memory
+from gbactl.errors import ConfigError
+from gbactl.models import dense_size, row_width
+from gbactl.store.optimizers import MOMENTS, OptimizerSpec
 
 MEBI = 1 << 20
 # last message of a worker that has lost a server, or did not reach one
@@ -133,3 +144,120 @@ def cut(host: str, said: str, hosts: Mapping[str, str]) -> str:
 def unseen(host: str, what: str, path: str, instead: str) -> str:
     """Describe a host that does not see a path which it must share."""
     return f"Host {host} does not see {what} {path}; put it on a file system that all hosts share, or type {instead}."
+
+
+BESIDE = 1.03  # ratio of a server's memory to that of its rows and moments (docs/studies/performance.md)
+STEPS_BYTES = 4  # Adam's count of a row's steps
+FLOAT = 4
+OF_MODEL = 4  # vectors: its values, their initial values, the gradient as computed and as sent
+
+
+def shard_bytes(cfg: RunConfig, dataset: Dataset, shard: int) -> int:
+    """Return the bytes of a shard's rows with their optimizer state."""
+    return int(BESIDE * shard_spec(cfg, dataset, shard).local_rows * row_bytes(cfg))
+
+
+def row_bytes(cfg: RunConfig) -> int:
+    """Return the bytes of a row with its optimizer state."""
+    name = cfg.optim.name
+    moments = 0 if name == "rowwise_adagrad" else len(MOMENTS[name])
+    return row_width(cfg.model) * FLOAT * (1 + moments) + (STEPS_BYTES if name in ("adam", "rowwise_adagrad") else 0)
+
+
+def vector_bytes(cfg: RunConfig, dataset: Dataset) -> int:
+    """Return the bytes of one copy of the dense vector."""
+    return FLOAT * dense_size(cfg.model, dataset.schema.numeric, dataset.schema.fields)
+
+
+def served_vectors(cfg: RunConfig) -> int:
+    """Count the dense-sized vectors that the servers hold together: values and optimizer state."""
+    return 1 + len(MOMENTS[OptimizerSpec(cfg.optim.name).for_dense().name])
+
+
+def worker_vectors(cfg: RunConfig) -> int:
+    """Count the dense-sized vectors that a worker holds at least.
+
+    These are the model's, and the optimizer's where workers hold the dense parameters or are trainers with a replica
+    each."""
+    replica = served_vectors(cfg)
+    return OF_MODEL + (replica - 1) * ("workers" in cfg.homes) + replica * ("replicas" in cfg.homes)
+
+
+def vectors(cfg: RunConfig) -> int:
+    """Count the dense-sized vectors of all processes on this machine. A virtual cluster's workers share one model."""
+    served = served_vectors(cfg)
+    if cfg.place.real:
+        return served + cfg.processes * worker_vectors(cfg)
+    trainers = cfg.processes * ("replicas" in cfg.homes)
+    return OF_MODEL + served * (1 + trainers) + (served - 1) * ("workers" in cfg.homes)
+
+
+def bytes_on(cfg: RunConfig, dataset: Dataset, placed: Mapping[str, str]) -> dict[str, int]:
+    """Return host -> bytes of all its shards and workers."""
+    found: dict[str, int] = {}
+    for process, host in placed.items():
+        if process[0] in "SW":
+            found[host] = found.get(host, 0) + _process_bytes(cfg, dataset, process)
+    return found
+
+
+def _process_bytes(cfg: RunConfig, dataset: Dataset, process: str) -> int:
+    vector, index = vector_bytes(cfg, dataset), int(process[1:])
+    if process[0] == "W":
+        return vector * worker_vectors(cfg)
+    holders = cfg.cluster.dense_holders
+    dense = vector * served_vectors(cfg) // holders if index < holders else 0
+    return shard_bytes(cfg, dataset, index) + dense
+
+
+GIBI = 1 << 30
+
+
+def check_collective(cfg: RunConfig) -> None:
+    """Raise ConfigError where the run's all-reduce cannot work on this machine.
+
+    With several hosts, preflight checks them."""
+    if cfg.place.here and cfg.collects:
+        check_here(cfg.collective.name)
+
+
+def check_memory(cfg: RunConfig, dataset: Dataset) -> None:
+    """Raise ConfigError where servers and workers on this machine need more memory than is free.
+
+    With several hosts, preflight checks them."""
+    if cfg.place.one_host and (why := too_large(cfg, dataset, free_memory())):
+        raise ConfigError(why)
+
+
+def too_large(cfg: RunConfig, dataset: Dataset, free: int) -> str:
+    """Describe why rows and dense parameters exceed `free` bytes (0: unknown), and what to type; "" where they fit."""
+    rows = sum(shard_bytes(cfg, dataset, shard) for shard in range(cfg.cluster.servers))
+    vector = vector_bytes(cfg, dataset)
+    dense = vector * vectors(cfg)
+    if not free or rows + dense <= free:
+        return ""
+    there = f"{free / GIBI:,.1f} GiB of memory are free"
+    if rows > free:
+        return (
+            f"The table's {dataset.schema.rows:,} rows of {row_bytes(cfg)} bytes (values and {cfg.optim.name}'s state) "
+            f"need {rows / GIBI:,.1f} GiB, and {there}; use data with fewer ids, a smaller model.dim or "
+            "optim=rowwise_adagrad, or spread the servers over machines with cluster=hosts."
+        )
+    return (
+        f"The dense part's {vector // FLOAT:,} values of {FLOAT} bytes, {vectors(cfg)} times (values, gradients and "
+        f"{cfg.optim.name}'s state of {cfg.processes} workers and the servers), need at least {dense / GIBI:,.1f} GiB "
+        f"beside the table's {rows / GIBI:,.1f}, and {there}; use a smaller model.hidden or fewer cluster.workers, or "
+        "spread them over machines with cluster=hosts."
+    )
+
+
+def too_few(cfg: RunConfig, rows: Mapping[str, int]) -> str:
+    """Describe a global batch that is larger than a day or an epoch, with `rows` by its name; else ""."""
+    name, least = min(rows.items(), key=lambda item: item[1])
+    batch = cfg.train.global_batch
+    if batch <= least:
+        return ""
+    return (
+        f"train.global_batch={batch} is more than the {least} samples of {name}: a mode that waits for a whole batch "
+        f"takes one step there, of a smaller one; type train.global_batch={max(1, least // 10)} or so."
+    )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gbactl.checkpoint.folder import NAME, CheckpointFolder
+from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.errors import GbactlError, Stopped
 from gbactl.wire.messages import Event
 
@@ -146,11 +146,11 @@ class StopRequest:
         state = self.found.get("state")
         command = f"go on with 'gbactl train resume={run_dir}'"
         if state == "saved":
-            path, size = run_dir / NAME / self.found["name"], self.found["bytes"] / 1e6
+            path, size = run_dir / CHECKPOINTS / self.found["name"], self.found["bytes"] / 1e6
             return f"step {self.found['step']} is saved in {path} ({size:,.1f} MB); {command}"
         if state == "nothing" or not self.trains:
             return NOTHING
-        names = CheckpointFolder(run_dir / NAME).names()
+        names = CheckpointFolder(run_dir / CHECKPOINTS).names()
         older = f"; the newest checkpoint is {names[-1]}, {command}" if names else ""
         return f"where it stood is not saved ({self._why}){older}"
 

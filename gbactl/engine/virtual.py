@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from gbactl.config.engine_capabilities import Place
 from gbactl.config.groups import ClusterConfig
-from gbactl.config.place import Place
 
 if TYPE_CHECKING:
     from gbactl.engine.base import LaunchContext
@@ -17,11 +17,10 @@ class VirtualEngine(Place):
     real: ClassVar[bool] = False
 
     def threads(self, cluster: ClusterConfig, computing: int) -> int:
-        """See Place.threads: gradients are computed one after the other."""
+        """Return 1: gradients are computed one after the other."""
         return 1
 
     def train(self, launch: LaunchContext) -> None:
-        """See Engine.train."""
         from gbactl.engine.signals import patient
         from gbactl.simulation.cluster import run_virtual
 

@@ -11,7 +11,7 @@ import sys
 from typing import NamedTuple
 
 from gbactl.errors import ConfigError
-from gbactl.faults.plan import FaultPlan
+from gbactl.faults.fault_plan import FaultPlan
 from gbactl.processor import available_cores, sharing
 
 GRACE_SECONDS = 2.0
@@ -100,6 +100,9 @@ def _start(hog: HogPlacement) -> subprocess.Popen[bytes]:
     """Start a competing process in a session of its own, where the kernel gives it a full share beside each worker."""
     end = "" if hog.end is None else str(hog.end)
     return subprocess.Popen(
-        [sys.executable, "-m", "gbactl.nodes.cpu_hog", str(os.getpid()), str(hog.core), str(hog.begin), end],
+        [
+            sys.executable, "-m", "gbactl.nodes.child_process", "cpu-hog", str(os.getpid()),
+            str(hog.core), str(hog.begin), end,
+        ],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip

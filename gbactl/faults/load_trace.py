@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from gbactl.config_types import Bounds, Interval, Seconds, expect
 from gbactl.errors import ConfigError
 from gbactl.faults import random_streams
-from gbactl.faults.base import Fault, Shape, Sigma, Slower, drawn, kind, require
-from gbactl.typed import Bounds, Interval, Seconds, expect
+from gbactl.faults.fault_kinds import Fault, Shape, Sigma, Slower, drawn, kind, require
 
 COLUMNS = ("seconds", "factor", "worker")
 

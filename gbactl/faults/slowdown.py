@@ -14,16 +14,39 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from gbactl.faults.acted import FaultRecord
-from gbactl.faults.plan import FaultPlan
+from gbactl.faults.fault_plan import FaultPlan
 
 MOST_LATE = 0.1  # seconds of lateness that are corrected at most
 ADAPTING, SHORTEST = 0.1, 5e-5
 COUNTERS = ("served", "busy_us", "asked_us", "spent_us")
 SPAN = ("from_s", "until_s", "factor")  # suffixes of the counters acted_<index>_, in millionths
+
+
+class FaultRecord:
+    """Record of each fault plan's time span and largest factor on each process."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, str], tuple[float, float, float]] = {}
+
+    def note(self, place: int, process: str, begin: float, end: float, factor: float = 1.0) -> None:
+        """Record that the plan at index `place` acted on a process, in seconds since training began."""
+        first, last, largest = self._found.get((place, process), (begin, end, factor))
+        self._found[place, process] = min(first, begin), max(last, end), max(largest, factor)
+
+    def told(self) -> list[dict[str, Any]]:
+        """Encode the record as plain containers."""
+        return [
+            {"plan": place, "process": process, "from_s": begin, "until_s": end, "factor": factor}
+            for (place, process), (begin, end, factor) in sorted(self._found.items())
+        ]
+
+    def restore(self, told: Iterable[Mapping[str, Any]]) -> None:
+        """Add an encoded record of an earlier process to this one."""
+        for each in told:
+            self.note(each["plan"], each["process"], each["from_s"], each["until_s"], each["factor"])
 
 
 class TimedComputation(Protocol):

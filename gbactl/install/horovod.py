@@ -1,8 +1,9 @@
 """Builder of Horovod for this Python and torch: `python -m gbactl.install.horovod` builds it once and installs it.
 
 The wheel stays in ${XDG_CACHE_HOME:-~/.cache}/gbactl/wheels/<torch>-<python>-<arch>, so that a second
-environment takes seconds. The first build takes 3.5 minutes on two cores. Safe to start twice at once:
-the second waits for the first and takes its wheel, which is renamed into place only when complete.
+environment takes seconds. The first build takes 3.5 minutes on two cores, a C++ compiler that supports C++20 and cmake
+(3.13 or later). Safe to start twice at once: the second waits for the first and takes its wheel, which is renamed into
+place only when complete.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -21,8 +23,62 @@ from importlib import metadata
 from pathlib import Path
 
 from gbactl.errors import GbactlError, MissingDependencyError
-from gbactl.install.progress import InstallError, heartbeat, run, say
-from gbactl.install.toolchain import cxx20_wrapper, require_cmake, require_compiler
+from gbactl.install import InstallError, heartbeat, run, say
+
+OLDEST_CMAKE = (3, 13)
+WITHOUT = "or go without Horovod: type `make install HOROVOD=no` and use collective=gloo"
+
+
+def find_compiler() -> str | None:
+    """Path of the C++ compiler that $CXX names, or of g++ or c++."""
+    named = os.environ.get("CXX")
+    return shutil.which(named) if named else shutil.which("g++") or shutil.which("c++")
+
+
+def cmake_version(program: str) -> tuple[int, ...]:
+    """Version of cmake, such as (3, 25, 1), or () when the program does not answer."""
+    try:
+        text = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return ()
+    match = re.search(r"version (\d+(?:\.\d+)*)", text)
+    return tuple(int(part) for part in match[1].split(".")) if match else ()
+
+
+def require_compiler() -> str:
+    """Find the compiler's path. Raises MissingDependencyError with what to install."""
+    compiler = find_compiler()
+    if compiler is None:
+        raise MissingDependencyError(
+            f"Horovod is built from source and no C++ compiler was found; install g++ (for instance "
+            f"`apt-get install g++`), {WITHOUT}."
+        )
+    probe = [compiler, "-std=gnu++20", "-x", "c++", "-fsyntax-only", os.devnull]
+    if subprocess.run(probe, capture_output=True, check=False).returncode:
+        raise MissingDependencyError(
+            f"{compiler} does not know C++20, which torch's headers need; install g++ 10 or later, {WITHOUT}."
+        )
+    return compiler
+
+
+def require_cmake() -> str:
+    """Find the path of a usable cmake. Raises MissingDependencyError with what to install."""
+    program = os.environ.get("HOROVOD_CMAKE") or shutil.which("cmake")
+    if program is None or cmake_version(program) < OLDEST_CMAKE:
+        raise MissingDependencyError(
+            f"Horovod is built from source and no cmake 3.13 or later was found; install cmake (for instance "
+            f"`apt-get install cmake`), {WITHOUT}."
+        )
+    return program
+
+
+def cxx20_wrapper(folder: Path, compiler: str) -> Path:
+    """Write a compiler wrapper that appends the C++20 flag: Horovod sets C++14, which torch 2.13 does not support."""
+    wrapper = folder / "cxx20"
+    wrapper.write_text(f'#!/bin/sh\nexec "{compiler}" "$@" -std=gnu++20\n')
+    wrapper.chmod(0o755)
+    return wrapper
+
 
 HOROVOD = "0.28.1"
 BUILD_NEEDS = ("setuptools<81", "wheel", "packaging", "pyyaml", "psutil", "cloudpickle", "cffi")

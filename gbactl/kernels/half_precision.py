@@ -7,7 +7,7 @@ or in NumPy, with the same bits: a million values take .4 and .1 ms, or 3 and .5
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,50 +18,41 @@ LARGEST = np.float32(65504.0)
 _NAN_FP16, _NAN_BF16 = 0x7E00, 0x7FC0
 
 
-class Codec(Protocol):
+class Codec(ABC):
     """Codec between float32 and a two-byte float type."""
 
+    @abstractmethod
     def narrow(self, values: Floats, out: Halves) -> None:
         """Round float32[n] into uint16[n]."""
 
+    @abstractmethod
     def widen(self, halves: Halves, out: Floats) -> None:
         """Convert uint16[n] to float32[n], exactly."""
 
     def round(self, values: Floats) -> None:
         """Round float32[n] in place to the values that `narrow` and `widen` would return."""
-
-
-class _InNumpy:
-    narrow: Any
-    widen: Any
-
-    def round(self, values: Floats) -> None:
-        """See Codec.round."""
         halves = np.empty(values.size, np.uint16)
         self.narrow(values, halves)
         self.widen(halves, values)
 
 
-class Fp16(_InNumpy):
+class Fp16(Codec):
     """Codec for IEEE half precision."""
 
     def narrow(self, values: Floats, out: Halves) -> None:
-        """See Codec.narrow."""
         np.copyto(out.view(np.float16), np.clip(values, -LARGEST, LARGEST), casting="same_kind")
         strange = np.isnan(values)
         if strange.any():
             out[strange] = _NAN_FP16
 
     def widen(self, halves: Halves, out: Floats) -> None:
-        """See Codec.widen."""
         np.copyto(out, halves.view(np.float16))
 
 
-class Bf16(_InNumpy):
+class Bf16(Codec):
     """Codec for bfloat16, the upper half of a float32."""
 
     def narrow(self, values: Floats, out: Halves) -> None:
-        """See Codec.narrow."""
         bits = np.ascontiguousarray(values).view(np.uint32)
         odd = (bits >> np.uint32(16)) & np.uint32(1)
         odd += bits
@@ -73,7 +64,6 @@ class Bf16(_InNumpy):
             out[strange] = _NAN_BF16
 
     def widen(self, halves: Halves, out: Floats) -> None:
-        """See Codec.widen."""
         bits = out.view(np.uint32)
         np.copyto(bits, halves)
         bits <<= np.uint32(16)

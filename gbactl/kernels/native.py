@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from gbactl.errors import MissingDependencyError
 from gbactl.kernels.base import (
-    COUNT,
     FLOAT,
     INT,
     LONG,
@@ -36,11 +35,12 @@ from gbactl.kernels.base import (
     RowPart,
     RowSums,
     Workspace,
-    live_shares,
+    live_parts,
     require,
+    require_table,
 )
 from gbactl.kernels.build import find_library
-from gbactl.kernels.half_precision import CODECS, Halves
+from gbactl.kernels.half_precision import CODECS, Codec, Halves
 
 ABI = 5
 RULES = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3}
@@ -161,7 +161,6 @@ class NativeKernels:
         self._library = open_library(path)
 
     def dedupe(self, ids: Ints, offsets: Longs, shards: int) -> DistinctRows:
-        """See Kernels.dedupe."""
         require(ids, INT, (-1, len(offsets)), "ids")
         require(offsets, LONG, (-1,), "offsets")
         if shards < 1:
@@ -177,7 +176,6 @@ class NativeKernels:
         return DistinctRows(index[:used], counts, inverse)
 
     def gather(self, table: Floats, index: Ints, out: Floats) -> None:
-        """See Kernels.gather."""
         rows, width = table.shape
         n = len(index)
         require(table, FLOAT, (rows, width), "A table")
@@ -187,7 +185,6 @@ class NativeKernels:
         checked(gather(table.ctypes.data, rows, width, index.ctypes.data, n, out.ctypes.data))
 
     def segment_sum(self, grad: Floats, inverse: Ints, out: Floats) -> None:
-        """See Kernels.segment_sum."""
         n, width = grad.shape
         require(grad, FLOAT, (n, width), "A gradient")
         require(inverse, INT, (n,), "inverse")
@@ -198,16 +195,9 @@ class NativeKernels:
     def aggregate(
         self, parts: Sequence[RowPart], workspace: Workspace | None = None, shares: Sequence[float] = ()
     ) -> RowSums:
-        """See Kernels.aggregate."""
-        if not parts:
-            raise ValueError("Nothing to aggregate.")
-        width = parts[0][1].shape[1]
-        for index, grad, _ in parts:
-            require(index, INT, (-1,), "An index")
-            require(grad, FLOAT, (len(index), width), "A gradient")
-        live = [part for part in parts if part[2] != 0]
-        k = len(live)
-        counted = (c_float * k)(*live_shares(parts, shares)) if shares else None
+        live, counts = live_parts(parts, shares)
+        width, k = parts[0][1].shape[1], len(live)
+        counted = (c_float * k)(*counts) if shares else None
         sizes = (c_int64 * k)(*[len(index) for index, _, _ in live])
         weights = (c_float * k)(*[weight for _, _, weight in live])
         out = workspace or Workspace()
@@ -223,32 +213,26 @@ class NativeKernels:
         return RowSums(out.index[:used], total, out.contributors[:used])
 
     def check_index(self, index: Ints, rows: int) -> None:
-        """See Kernels.check_index."""
         require(index, INT, (-1,), "An index")
         checked(self._library.gb_check_unique(index.ctypes.data, len(index), rows))
 
     def init_rows(self, table: Floats, seed: int, first: int, stride: int, scale: float) -> None:
-        """See Kernels.init_rows."""
         require(table, FLOAT, (-1, -1), "A table")
         seed &= (1 << 64) - 1
         self._library.gb_init_rows(table.ctypes.data, *table.shape, seed, first, stride, scale)
 
     def average(self, running: Floats, parts: Sequence[DensePart], weight_sum: float, momentum: float) -> None:
-        """See Kernels.average."""
         require(running, FLOAT, (-1,), "Running statistics")
         n = len(running)
         self._library.gb_average(running.ctypes.data, n, *dense_arguments(parts, n), weight_sum, momentum)
 
     def codec(self, name: str) -> NativeCodec:
-        """See Kernels.codec."""
         return NativeCodec(self._library, name)
 
     def bind_rows(self, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any) -> NativeRowStep:
-        """See Kernels.bind_rows."""
         return NativeRowStep(self._library, rule, table, moments, counts)
 
     def bind_dense(self, rule: OptimizerRule, value: Floats, moments: Sequence[Floats]) -> NativeDenseStep:
-        """See Kernels.bind_dense."""
         return NativeDenseStep(self._library, rule, value, moments)
 
 
@@ -258,13 +242,8 @@ class NativeRowStep:
     def __init__(
         self, library: ctypes.CDLL, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any
     ):
+        require_table(rule, table, moments, counts)
         self._rows, self._width = table.shape
-        require(table, FLOAT, (-1, -1), "A table")
-        shape = (self._rows,) if rule.name == "rowwise_adagrad" else table.shape
-        for moment in moments:
-            require(moment, FLOAT, shape, "A moment")
-        if counts is not None:
-            require(counts, COUNT, (self._rows,), "Step counts")
         self._held = (rule, table, tuple(moments), counts)
         self._state = make_state(rule, table, moments, counts, self._width)
         self._address = ctypes.addressof(self._state)
@@ -275,7 +254,6 @@ class NativeRowStep:
         self, index: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
-        """See RowStep.listed."""
         n = len(index)
         require(index, INT, (n,), "An index")
         require(grad, FLOAT, (n, self._width), "A gradient")
@@ -290,7 +268,6 @@ class NativeRowStep:
         self, slot: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
-        """See RowStep.every."""
         require(slot, INT, (self._rows,), "A slot map")
         require(grad, FLOAT, (-1, self._width), "A gradient")
         if self._rows and int(slot.max()) >= len(grad):
@@ -325,28 +302,25 @@ def _plain(array: NDArray[Any], dtype: np.dtype[Any], size: int) -> bool:
     return array.dtype == dtype and array.shape == (size,) and flags.c_contiguous and flags.aligned
 
 
-class NativeCodec:
+class NativeCodec(Codec):
     """Compiled codec; falls back to NumPy for arrays that are not contiguous and aligned."""
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
         self._library, self._kind, self._otherwise = library, KINDS[name], CODECS[name]
 
     def narrow(self, values: Floats, out: Halves) -> None:
-        """See Codec.narrow."""
         if _plain(values, FLOAT, out.size) and _plain(out, HALF, out.size):
             self._library.gb_narrow(self._kind, values.ctypes.data, out.ctypes.data, out.size)
         else:
             self._otherwise.narrow(values, out)
 
     def widen(self, halves: Halves, out: Floats) -> None:
-        """See Codec.widen."""
         if _plain(halves, HALF, out.size) and _plain(out, FLOAT, out.size):
             self._library.gb_widen(self._kind, halves.ctypes.data, out.ctypes.data, out.size)
         else:
             self._otherwise.widen(halves, out)
 
     def round(self, values: Floats) -> None:
-        """See Codec.round."""
         if _plain(values, FLOAT, values.size):
             self._library.gb_round(self._kind, values.ctypes.data, values.size)
         else:

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gbactl.hashing import GOLDEN, mix, mix_int
 from gbactl.kernels.base import (
-    COUNT,
     FLOAT,
     INT,
     LONG,
@@ -29,13 +29,13 @@ from gbactl.kernels.base import (
     RowSums,
     Workspace,
     float32,
-    live_shares,
+    live_parts,
     require,
+    require_table,
 )  # fmt: skip
 from gbactl.kernels.half_precision import CODECS, Codec
 
 CHUNK = 1 << 15
-GOLDEN = 0x9E3779B97F4A7C15
 Scale = float | Tensor
 
 
@@ -60,14 +60,8 @@ def _add_rows(out: Floats, at: Longs, grad: Floats, weight: float) -> None:
     torch.from_numpy(out).index_add_(0, torch.from_numpy(at), scaled)
 
 
-def _mix64(x: Any) -> Any:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
 def _init_chunk(out: Floats, key: int, rows: Any, scale: float) -> None:
-    mixed = _mix64(np.uint64(key) + np.uint64(GOLDEN) * rows.astype(np.uint64))[:, None]
+    mixed = mix(np.uint64(key) + np.uint64(GOLDEN) * rows.astype(np.uint64))[:, None]
     low, high = mixed.astype(np.uint32), (mixed >> np.uint64(32)).astype(np.uint32)
     x = low + np.arange(out.shape[1], dtype=np.uint32) * np.uint32(0x9E3779B9)
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
@@ -82,7 +76,6 @@ class TorchKernels:
     name = "twin"
 
     def dedupe(self, ids: Ints, offsets: Longs, shards: int) -> DistinctRows:
-        """See Kernels.dedupe."""
         require(ids, INT, (-1, len(offsets)), "ids")
         require(offsets, LONG, (-1,), "offsets")
         if shards < 1:
@@ -99,7 +92,6 @@ class TorchKernels:
         return DistinctRows(index, np.bincount(owner, minlength=shards).astype(LONG), place[inverse])
 
     def gather(self, table: Floats, index: Ints, out: Floats) -> None:
-        """See Kernels.gather."""
         require(table, FLOAT, (-1, -1), "A table")
         require(index, INT, (-1,), "An index")
         require(out, FLOAT, (len(index), table.shape[1]), "The output")
@@ -107,7 +99,6 @@ class TorchKernels:
         torch.index_select(torch.from_numpy(table), 0, torch.from_numpy(index.copy()), out=torch.from_numpy(out))
 
     def segment_sum(self, grad: Floats, inverse: Ints, out: Floats) -> None:
-        """See Kernels.segment_sum."""
         require(grad, FLOAT, (-1, -1), "A gradient")
         require(inverse, INT, (len(grad),), "inverse")
         require(out, FLOAT, (-1, grad.shape[1]), "The output")
@@ -118,21 +109,14 @@ class TorchKernels:
     def aggregate(
         self, parts: Sequence[RowPart], workspace: Workspace | None = None, shares: Sequence[float] = ()
     ) -> RowSums:
-        """See Kernels.aggregate."""
-        if not parts:
-            raise ValueError("Nothing to aggregate.")
+        live, counted = live_parts(parts, shares)
         width = parts[0][1].shape[1]
-        for index, grad, _ in parts:
-            require(index, INT, (-1,), "An index")
-            require(grad, FLOAT, (len(index), width), "A gradient")
-        live = [part for part in parts if part[2] != 0]
-        counted = live_shares(parts, shares) if shares else [1.0] * len(live)
         rows = [index.astype(LONG) for index, _, _ in live] or [np.empty(0, LONG)]
         distinct, place = _first_seen(np.concatenate(rows))
         total = np.full((len(distinct), width), -0.0, FLOAT)  # -0.0 + x is x, including the sign of zero
         contributors = np.zeros(len(distinct), FLOAT)
         start = 0
-        for (index, grad, weight), share in zip(live, counted, strict=True):
+        for (index, grad, weight), share in zip(live, counted or [1.0] * len(live), strict=True):
             at = place[start : start + len(index)]
             _add_rows(total, at, grad, float(np.float32(weight)))
             contributors[np.unique(at)] += np.float32(share)
@@ -140,39 +124,33 @@ class TorchKernels:
         return RowSums(distinct.astype(INT), total, contributors)
 
     def check_index(self, index: Ints, rows: int) -> None:
-        """See Kernels.check_index."""
         require(index, INT, (-1,), "An index")
         _check_range(index, rows)
         if len(np.unique(index)) != len(index):
             raise ValueError("Refused: an index occurs twice.")
 
     def init_rows(self, table: Floats, seed: int, first: int, stride: int, scale: float) -> None:
-        """See Kernels.init_rows."""
         require(table, FLOAT, (-1, -1), "A table")
         with np.errstate(over="ignore"):
-            key = int(_mix64(np.uint64((seed + GOLDEN) & ((1 << 64) - 1))))
+            key = mix_int(seed + GOLDEN)
             for low in range(0, len(table), CHUNK):
                 chunk = table[low : low + CHUNK]
                 rows = first + stride * np.arange(low, low + len(chunk), dtype=LONG)
                 _init_chunk(chunk, key, rows, scale)
 
     def average(self, running: Floats, parts: Sequence[DensePart], weight_sum: float, momentum: float) -> None:
-        """See Kernels.average."""
         require(running, FLOAT, (-1,), "Running statistics")
         to = torch.from_numpy(running)
         mean = combine(parts, 0, len(running)) / float32(weight_sum)
         to += float32(momentum) * (mean - to)
 
     def codec(self, name: str) -> Codec:
-        """See Kernels.codec."""
         return CODECS[name]
 
     def bind_rows(self, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any) -> TorchRowStep:
-        """See Kernels.bind_rows."""
         return TorchRowStep(rule, table, moments, counts)
 
     def bind_dense(self, rule: OptimizerRule, value: Floats, moments: Sequence[Floats]) -> TorchDenseStep:
-        """See Kernels.bind_dense."""
         return TorchDenseStep(rule, value, moments)
 
 
@@ -223,12 +201,7 @@ class TorchRowStep:
     """Optimizer steps of one bound table, in torch."""
 
     def __init__(self, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any) -> None:
-        require(table, FLOAT, (-1, -1), "A table")
-        shape = table.shape[:1] if rule.name == "rowwise_adagrad" else table.shape
-        for moment in moments:
-            require(moment, FLOAT, shape, "A moment")
-        if counts is not None:
-            require(counts, COUNT, table.shape[:1], "Step counts")
+        require_table(rule, table, moments, counts)
         self._rule, self._counts = rule, counts
         self._table = torch.from_numpy(table)
         self._moments = [torch.from_numpy(moment) for moment in moments]
@@ -245,11 +218,9 @@ class TorchRowStep:
         self, index: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
-        """See RowStep.listed."""
         require(index, INT, (-1,), "An index")
         require(grad, FLOAT, (len(index), self._table.shape[1]), "A gradient")
-        if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(self._table)):
-            raise ValueError("Refused: an index lies outside the table.")
+        _check_range(index, len(self._table))
         at = torch.from_numpy(index.astype(np.int64))
         value = self._table.index_select(0, at)
         moments = [moment.index_select(0, at) for moment in self._moments]
@@ -263,7 +234,6 @@ class TorchRowStep:
         self, slot: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
-        """See RowStep.every."""
         require(slot, INT, (len(self._table),), "A slot map")
         if len(slot) and int(slot.max()) >= len(grad):
             raise ValueError("Refused: an index lies outside the table.")

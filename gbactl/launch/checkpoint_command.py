@@ -1,17 +1,27 @@
-"""Implementation of `gbactl checkpoint`: list, verify and export."""
+"""Implementation of `gbactl checkpoint`: list, verify and export.
+
+An export writes a checkpoint's model in formats of other programs: safetensors, a torch state dict, JSON. It needs the
+memory of all servers' rows and optimizer state, and writes the rows twice.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import CheckpointFolder
-from gbactl.checkpoint.manifest import Manifest
-from gbactl.errors import CheckpointError
+from gbactl.checkpoint.folder import CheckpointChain, CheckpointFolder, Manifest, read_manifest
+from gbactl.checkpoint.restore import arrays_of, dense_state, load_shard
+from gbactl.checkpoint.tensor_file import write_tensors
+from gbactl.config import RunConfig, from_dict
+from gbactl.config.shards import spec_of
+from gbactl.data.dataset import Schema
+from gbactl.errors import CheckpointError, UsageError
 from gbactl.launch import resume
+from gbactl.models import build
+from gbactl.store.shard import Shard
 
 
 def show_list(run: str, as_json: bool) -> None:
@@ -20,7 +30,7 @@ def show_list(run: str, as_json: bool) -> None:
     names = folder.names()
     for name in names:
         try:
-            told = row(manifests.read(folder.path / name))
+            told = row(read_manifest(folder.path / name))
         except CheckpointError as error:
             told = {"name": name, "error": str(error)}
         print(json.dumps(told) if as_json else line(told))
@@ -69,8 +79,75 @@ def verify_all(run: str) -> None:
 
 def export_newest(run: str, out: Path | None) -> None:
     """Export the newest valid checkpoint's model and print the file names. Raises CheckpointError, UsageError."""
-    from gbactl.launch.export import export
 
     chain = resume.find(run)
     for path in export(chain, out or resume.run_of(chain) / "export"):
         print(path)
+
+
+NAMES = ("model.safetensors", "model.pt", "model.json")
+
+
+def export(chain: CheckpointChain, out: Path) -> list[Path]:
+    """Write a checkpoint's model as three files into folder `out` and return their paths.
+
+    Raises CheckpointError, UsageError."""
+    import torch
+
+    last = chain.last
+    cfg = from_dict(last.config)
+    rows, dense = whole_rows(chain, cfg), dense_state(chain)
+    tensors = {**rows, **{f"dense.{name}": values for name, values in dense.items()}}
+    state = state_dict(cfg, schema_of(last.schema), rows["rows"], dense["value"], list(last.schema["fields"]))
+    paths = [out / name for name in NAMES]
+    told = {
+        "step": last.step, "identity": last.identity, "position": {**last.position, "curve": []}, "schema": last.schema,
+        "tensors": {name: list(values.shape) for name, values in tensors.items()},
+        "state_dict": {name: list(values.shape) for name, values in state.items()}, "config": last.config,
+    }  # fmt: skip
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_tensors(paths[0], tensors, {"format": "np", "step": str(last.step)})
+        partial = out / f".{NAMES[1]}.partial"
+        torch.save(state, partial)
+        partial.replace(paths[1])
+        paths[2].write_text(json.dumps(told, indent=2) + "\n")
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written ({error.strerror}); type another --out FOLDER.") from error
+    return paths
+
+
+def schema_of(values: dict[str, Any]) -> Schema:
+    """Read the data schema from a manifest's values."""
+    return Schema(int(values["numeric"]), tuple(values["cardinalities"]), bool(values["shared_ids"]))
+
+
+def whole_rows(chain: CheckpointChain, cfg: RunConfig) -> dict[str, Any]:
+    """Load all rows by global number, named as in files; rows that were never saved get their initial values."""
+    alone = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, servers=1, dense_servers=None))
+    spec = dataclasses.replace(spec_of(alone, chain.last.table_rows, 0), row_l2="touched")
+    shard = Shard(spec)
+    load_shard(shard, chain, with_dense=False)
+    return arrays_of(shard)
+
+
+def state_dict(cfg: RunConfig, schema: Schema, rows: Any, dense: Any, names: list[str]) -> dict[str, Any]:
+    """Build a state dict of the model's own tensors and of tables.<field> float32[cardinality, W].
+
+    A table's last column is its first-order weight."""
+    import torch
+
+    from gbactl.models.flat_parameters import FlatModel
+
+    model = build(cfg.model, schema.numeric, schema.fields, cfg.seed)
+    FlatModel(model).load(dense)
+    found: dict[str, Any] = model.state_dict()  # same object: it holds the versions of the layers
+    for name, tensor in list(found.items()):
+        found[name] = tensor.detach().clone()
+    if schema.shared_ids:
+        found["tables.shared"] = torch.from_numpy(rows)
+        return found
+    for field, (low, size) in enumerate(zip(schema.offsets, schema.cardinalities, strict=True)):
+        name = names[field] if field < len(names) else str(field)
+        found[f"tables.{name}"] = torch.from_numpy(rows[int(low) : int(low) + size].copy())
+    return found

@@ -25,13 +25,13 @@ from yaml import YAMLError
 
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
 from gbactl.config.cost import CostConfig
-from gbactl.config.place import place_of
+from gbactl.config.engine_capabilities import place_of
 from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.faults.load_trace import with_traces
 from gbactl.launch.resume import group_choices, resumed
 from gbactl.paths import conf_dir
-from gbactl.policies.base import names, policy_class
-from gbactl.switching.controller import GBA, SYNC
+from gbactl.policies.policy import names, policy_class
+from gbactl.switching.auto_controller import GBA, SYNC
 
 ROOT_CONFIG = "train"
 

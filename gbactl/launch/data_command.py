@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from gbactl.data.dataset import Dataset, open_dataset
+from gbactl.data.dataset import Progress as Callback
 from gbactl.data.describe import show, summarise
-from gbactl.data.files import Progress as Callback
 from gbactl.data.prepare import prepare
 from gbactl.launch.compose import compose
 

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from gbactl.engine.signals import leave_terminal
-from gbactl.faults import acted
+from gbactl.faults.observed_effects import fault_lines
 
 LINE_SECONDS = 5.0
 
@@ -26,7 +26,6 @@ class Terminal(Console):
     """Console that ignores write errors once its terminal is gone."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """See Console.print."""
         try:
             super().print(*objects, **options)
         except OSError:
@@ -141,7 +140,7 @@ def _summary(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("trained / decayed / lost", f"{samples['trained']:,} / {samples['decayed']:,} / {samples['lost']:,}"),
         ("staleness mean / p50 / p99", f"{stale['mean']:.2f} / {stale['p50']:.0f} / {stale['p99']:.0f}"),
         *_network(result),
-        *(("fault", line) for line in acted.lines(result)),
+        *(("fault", line) for line in fault_lines(result)),
         *(("warning", warning) for warning in result.get("warnings", ())),
         ("run directory", str(result["run_dir"])),
     ]

@@ -13,16 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gbactl.checkpoint import folder as folders
-from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import CheckpointChain, CheckpointFolder, number_of
-from gbactl.checkpoint.manifest import CUT
+from gbactl.checkpoint.folder import (
+    CHECKPOINTS,
+    CUT,
+    CheckpointChain,
+    CheckpointFolder,
+    identity,
+    number_of,
+    shared_values,
+)
 from gbactl.config import RunConfig, to_dict
 from gbactl.config.groups import ClusterConfig
 from gbactl.coordinator.state import JobPosition, config_at
 from gbactl.data.dataset import Dataset
 from gbactl.errors import CheckpointError, EventLogError, UsageError
-from gbactl.launch import rundir
+from gbactl.launch import run_dir as run_dirs
 
 KEY = "resume"
 NOT_BESIDE = ("experiment",)
@@ -63,7 +68,7 @@ def identity_of(run: Path) -> str:
         try:
             told = next(iter(event_log.read(path)))
             if isinstance(told, event_log.InfoRecord) and told.kind == event_log.HEADER:
-                return manifests.identity(told.fields["config"], told.fields["data"])
+                return identity(told.fields["config"], told.fields["data"])
         except (EventLogError, KeyError, TypeError, StopIteration):  # a session without a first step
             continue
     return ""
@@ -71,12 +76,10 @@ def identity_of(run: Path) -> str:
 
 def folder_of(name: str) -> Path:
     """Return the checkpoint folder of a run. Raises UsageError."""
-    from gbactl.launch import find_run as runs
-
     path = Path(name)
-    if path.name == folders.NAME and path.is_dir():
+    if path.name == CHECKPOINTS and path.is_dir():
         return path.resolve()
-    return runs.find(name, holding=rundir.CONFIG).resolve() / folders.NAME
+    return run_dirs.find(name, holding=run_dirs.CONFIG).resolve() / CHECKPOINTS
 
 
 def named(arguments: Iterable[str]) -> str | None:
@@ -154,9 +157,9 @@ def _take_over(stored: dict[str, Any], values: Mapping[str, Any], path: Sequence
 def check(chain: CheckpointChain, config: Mapping[str, Any], data: str, rounds: int) -> None:
     """Raise CheckpointError unless a run of `config` on `data` (its fingerprint), of `rounds` rounds, can resume."""
     name, last = chain.folder / chain.last.name, chain.last
-    now, then = manifests.shared(config, data), manifests.shared(last.config, data)
+    now, then = shared_values(config, data), shared_values(last.config, data)
     changed = [key for key in now if now[key] != then[key]]
-    if manifests.identity(config, data) != last.identity:
+    if identity(config, data) != last.identity:
         what = " and ".join(changed or ["set of data"])
         raise CheckpointError(f"{name} is that of another {what}; leave it as it was.")
     position = JobPosition.read(last.position)
@@ -184,11 +187,11 @@ class StartingPoint:
         check(chain, to_dict(cfg), dataset.fingerprint, rounds)
         own = run_of(chain)
         same = cfg.run_dir is None or Path(cfg.run_dir).resolve() == own
-        return cls(chain, same, (rundir.tracked_as(own) or "") if same else "")
+        return cls(chain, same, (run_dirs.tracked_as(own) or "") if same else "")
 
     def run_dir(self, cfg: RunConfig) -> Path:
         """Return the directory to work in: the run's own, or a new one if run_dir= names one."""
-        return run_of(self.chain) if self.chain is not None and self.same_run else rundir.create(cfg)
+        return run_of(self.chain) if self.chain is not None and self.same_run else run_dirs.create(cfg)
 
     def modes(self, cfg: RunConfig) -> str:
         """Return the modes of the run so far, including the one that it starts in now."""
@@ -199,7 +202,7 @@ class StartingPoint:
         """Take over the directory: rename the earlier files, and remove checkpoints newer than the resumed one."""
         if self.chain is None or not self.same_run:
             return
-        rundir.reopen(path, cfg)
+        run_dirs.reopen(path, cfg)
         folder = CheckpointFolder(self.chain.folder)
         folder.sweep()
         for name in folder.names():

@@ -12,39 +12,41 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gbactl import shared_names
-from gbactl.checkpoint.folder import NAME as CHECKPOINTS
-from gbactl.checkpoint.folder import CheckpointFolder
+from gbactl import shared_memory_names
+from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.collective.rendezvous import Rendezvous
 from gbactl.config import RunConfig, flatten, to_dict
-from gbactl.coordinator.auto_switch import NAME as AUTO
-from gbactl.coordinator.schedule import rounds
-from gbactl.coordinator.summary import METRICS, by_round
+from gbactl.coordinator.rounds import rounds
+from gbactl.coordinator.run_record import METRICS, by_round
+from gbactl.coordinator.switch_plan import AUTO_FILE
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.engine.base import RunProcesses, engine_of
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
+from gbactl.engine.preflight import check_collective, check_memory, too_few
 from gbactl.engine.signals import NOTHING, StopRequest, asked, look, patient, stoppable, whole
-from gbactl.errors import ClusterError, GbactlError, NoRoomError, Stopped
-from gbactl.faults import acted
+from gbactl.errors import ClusterError, GbactlError, NoRoomError, Stopped, UsageError
 from gbactl.faults.cpu_hogs import CpuHogs
-from gbactl.faults.observed import fault_metrics
-from gbactl.launch import rundir
+from gbactl.faults.observed_effects import fault_lines, fault_metrics, with_injected
+from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.control import ControlSocket
-from gbactl.launch.coordinator_link import CoordinatorConnection
-from gbactl.launch.failures import FaultInjection, Replacements, loss_known, switch_known, told
-from gbactl.launch.memory_check import check_collective, check_memory, too_few
-from gbactl.launch.orphans import end_orphans
 from gbactl.launch.progress import ProgressDisplay, unit_of
 from gbactl.launch.resume import EXPECTED, StartingPoint, saying
+from gbactl.launch.run_dir import end_orphans
+from gbactl.launch.supervision import (
+    CoordinatorConnection,
+    FaultInjection,
+    Replacements,
+    loss_known,
+    switch_known,
+    told,
+)
 from gbactl.paths import room_needed
 from gbactl.processor import SLOW_BF16, lacks_bf16
-from gbactl.switching.history import legend, listed, mode_id
-from gbactl.switching.messages import answer
-from gbactl.switching.schedule import located
-from gbactl.tracking.run import TrackedRun
-from gbactl.tracking.store import tracking_uri
+from gbactl.switching.mode_switches import answer, legend, listed, located, mode_id
+from gbactl.tracking.mlflow_store import tracking_uri
 from gbactl.tracking.summary import failed_in_short, failure_metrics, metrics_of, replica_metrics, tags_of, useless
+from gbactl.tracking.tracked_run import TrackedRun
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.messages import Event, unpack
@@ -65,6 +67,21 @@ def train(cfg: RunConfig) -> dict[str, Any]:
     except Stopped as stopped:
         stopped.told = stopped.told or NOTHING
         raise
+
+
+def train_switching(overrides: list[str]) -> None:
+    """Train like `gbactl train`, but require a switch schedule. Raises UsageError without one."""
+    from gbactl.launch.compose import run_hydra
+
+    def job(cfg: RunConfig) -> Any:
+        if not cfg.switch.schedule and not cfg.candidates:
+            raise UsageError(
+                "There is nothing to switch: type switch.schedule='[{at: {day: 1}, to: gba}]', switch=auto, or "
+                "--run RUN --to MODE for a run that goes on already."
+            )
+        return train(cfg)
+
+    run_hydra(overrides, job)
 
 
 def _train(cfg: RunConfig) -> dict[str, Any]:
@@ -88,7 +105,7 @@ def _train(cfg: RunConfig) -> dict[str, Any]:
         show.say(f"Warning: {warning}")
     if cfg.precision == "bf16" and cfg.place.one_host and lacks_bf16():
         show.say(f"  {SLOW_BF16}")
-    with rundir.lock(run_dir):
+    with run_dirs.lock(run_dir):
         job.begin(run_dir, cfg)
         result = LaunchedRun(cfg, dataset, run_dir, show, hogs, job).go()
     if sys.stdout.isatty():
@@ -130,20 +147,20 @@ class LaunchedRun:
         self.phases: list[dict[str, Any]] = []
         self.lost: list[dict[str, Any]] = []
         self.injected: list[dict[str, Any]] = []
-        self.injuries: FaultInjection | None = None
-        self.successors: Replacements | None = None
+        self.injection: FaultInjection | None = None
+        self.replacements: Replacements | None = None
         self.switches: list[dict[str, Any]] = []
         self.modes = self.job.modes(cfg)
         self.tracked: TrackedRun | None = None
         self.control: ControlSocket | None = None
-        self.coordinators: CoordinatorConnection | None = None
-        self.meeting: Rendezvous | None = None
+        self.coordinator: CoordinatorConnection | None = None
+        self.rendezvous: Rendezvous | None = None
         self.stop = StopRequest(cfg.cluster.stop_seconds, self._say_below)
 
     def go(self) -> dict[str, Any]:
         """Run the training; at any end, stop the child processes, finish tracking and keep what was logged."""
-        shared_names.sweep()
-        rundir.write_faults(self.run_dir, self.cfg)
+        shared_memory_names.sweep()
+        run_dirs.write_faults(self.run_dir, self.cfg)
         try:
             with whole():  # a signal could leave the run unended
                 self._begin_tracking()
@@ -175,7 +192,7 @@ class LaunchedRun:
         self.show.say(text)
 
     def look_at_signals(self, tell: Callable[[Event], None]) -> None:
-        """See Launch.look_at_signals: the first signal has the run saved; a run with its result goes on to its end."""
+        """Have the run saved at the first signal; a run with its result goes on to its end."""
         if self.result is None:
             self.stop.look(tell)
 
@@ -187,9 +204,8 @@ class LaunchedRun:
             CheckpointFolder(self.run_dir / CHECKPOINTS).sweep()
 
     def follow(self, children: RunProcesses) -> None:
-        """See Launch.follow."""
         try:
-            self.injuries, self.successors = FaultInjection(children), Replacements(children, self.show.say)
+            self.injection, self.replacements = FaultInjection(children), Replacements(children, self.show.say)
             children.prepare()
             with self._collective(children) as environments:
                 self.show.say(f"  starting {self.cfg.processes} workers, {self.cfg.cluster.servers} servers")
@@ -199,7 +215,7 @@ class LaunchedRun:
             self.show.clear()
             self.hogs.stop()
             children.stop()
-            shared_names.sweep()
+            shared_memory_names.sweep()
 
     @contextlib.contextmanager
     def _collective(self, children: RunProcesses) -> Iterator[list[dict[str, str]]]:
@@ -212,52 +228,52 @@ class LaunchedRun:
 
         bind, cycle, seats = children.bind, self.cfg.cycle_time_ms, children.seats
         survives = self.cfg.cluster.lost_worker != "end"
-        with open_rendezvous(c.name, workers, self.run_dir, bind, cycle, survives=survives, seats=seats) as meeting:
-            self.meeting = meeting
-            yield [meeting.environment(rank) for rank in range(workers)]
+        with open_rendezvous(c.name, workers, self.run_dir, bind, cycle, survives=survives, seats=seats) as rendezvous:
+            self.rendezvous = rendezvous
+            yield [rendezvous.environment(rank) for rank in range(workers)]
 
     def _talk_with(self, children: RunProcesses) -> None:
         """Listen to the coordinator until the result arrives; raise as soon as a child fails."""
         hub = SocketHub(self.key, Peer("launcher", 0), encrypt=self.cfg.transport.encrypt)
         try:
-            self.coordinators = CoordinatorConnection(children, hub, self.show.say)
-            self.coordinators.meet(self._check)
-            self.control = ControlSocket(self.run_dir, self.coordinators.tell)
+            self.coordinator = CoordinatorConnection(children, hub, self.show.say)
+            self.coordinator.meet(self._check)
+            self.control = ControlSocket(self.run_dir, self.coordinator.tell)
             with patient():
-                self._listen(hub, children, self.coordinators)
+                self._listen(hub, children, self.coordinator)
         finally:
             if self.control is not None:
                 self.control.close()
             hub.close()
 
-    def _listen(self, hub: SocketHub, children: RunProcesses, coordinators: CoordinatorConnection) -> None:
-        while not (self.result is not None and (children.ended() or coordinators.gone)):
+    def _listen(self, hub: SocketHub, children: RunProcesses, coordinator: CoordinatorConnection) -> None:
+        while not (self.result is not None and (children.ended() or coordinator.gone)):
             look()
-            self.look_at_signals(coordinators.tell)
+            self.look_at_signals(coordinator.tell)
             # checked before polling, so that the last messages of a child that ended are read before its failure counts
             failure, over = children.failure(), children.ended()
             self._hear(hub, LOOK_SECONDS if self.result is None else ENDED_SECONDS)
             self._check(children, failure, over)
             self._look()
-            if coordinators.missed():
+            if coordinator.missed():
                 self._hear(hub, 0.0)  # its last messages
-                self._replace(coordinators)
+                self._replace(coordinator)
 
     def _hear(self, hub: SocketHub, seconds: float) -> None:
         for _, frame in hub.poll(seconds):
             if frame.kind != 0:
                 self.on_event(unpack(frame.kind, frame.descriptor))
 
-    def _replace(self, coordinators: CoordinatorConnection) -> None:
+    def _replace(self, coordinator: CoordinatorConnection) -> None:
         """Replace a failed coordinator."""
         if self.result is None:
-            coordinators.replace(self._check)
+            coordinator.replace(self._check)
             self.stop.again()
             if self.control is not None:
                 self.control.interrupted()
 
     def _look(self) -> None:
-        for each in (self.injuries, self.successors):
+        for each in (self.injection, self.replacements):
             if each is not None:
                 each.look()
 
@@ -279,14 +295,13 @@ class LaunchedRun:
         return failure
 
     def on_event(self, event: Event) -> None:
-        """See Launch.on_event."""
         look()
         self.stop.heard(event)
         if switch_known(event, self.switches):
             return
         if self.control is not None:
             self.control.heard(event)
-        for each in (self.successors, self.coordinators):
+        for each in (self.replacements, self.coordinator):
             if each is not None:
                 each.heard(event)
         if event.name == "progress":
@@ -336,10 +351,10 @@ class LaunchedRun:
 
     def _injected(self, fields: dict[str, Any]) -> None:
         """Inject a due fault, and write it to faults.json at once."""
-        pid = None if self.injuries is None else self.injuries.inflict(fields)
-        done = self.injuries is None or pid is not None
+        pid = None if self.injection is None else self.injection.inflict(fields)
+        done = self.injection is None or pid is not None
         self.injected.append({**fields, "pid": pid, "done": done})
-        rundir.write_faults(self.run_dir, self.cfg, self.injected)
+        run_dirs.write_faults(self.run_dir, self.cfg, self.injected)
 
     def _switched(self, fields: dict[str, Any]) -> None:
         """Show and log a switch that was done or failed."""
@@ -408,8 +423,8 @@ class LaunchedRun:
         if "refused" in result:
             self._count_refused(result)
         if "faults" in result:
-            result["faults"] = acted.with_injected(result["faults"], self.injected)
-            for line in acted.lines(result):
+            result["faults"] = with_injected(result["faults"], self.injected)
+            for line in fault_lines(result):
                 self.show.say(f"  {line}")
         if self.lost:
             result["lost_workers"] = self.lost
@@ -418,9 +433,9 @@ class LaunchedRun:
             self.show.say(f"Warning: {warning}")
         if status != "FINISHED":
             result |= {"phases": self.phases, "rounds": by_round(self.phases)}
-        result = dict(rundir.plain(result))
+        result = dict(run_dirs.plain(result))
         try:
-            rundir.write_result(self.run_dir, result)
+            run_dirs.write_result(self.run_dir, result)
         except NoRoomError as error:
             if status == "FINISHED":
                 self._end("FAILED", {"error": str(error)})
@@ -431,14 +446,14 @@ class LaunchedRun:
             if result["run_id"] != self.tracked.run_id:  # the store answered only now
                 result["run_id"] = self.tracked.run_id
                 with contextlib.suppress(NoRoomError):
-                    rundir.write_result(self.run_dir, result)
+                    run_dirs.write_result(self.run_dir, result)
         return result
 
     def _count_refused(self, result: dict[str, Any]) -> None:
         """Add connections rejected by the launcher's own two sockets (control and rendezvous) to the result."""
         here = Counter({} if self.control is None else self.control.hub.refused)
-        if self.meeting is not None and self.meeting.turned_away():
-            here["A request to the all-reduce's rendezvous."] += self.meeting.turned_away()
+        if self.rendezvous is not None and self.rendezvous.turned_away():
+            here["A request to the all-reduce's rendezvous."] += self.rendezvous.turned_away()
         result["refused"] = dict(Counter(result["refused"]) + here)
         result["refused_frames"] += here.total()
 
@@ -453,8 +468,7 @@ class LaunchedRun:
         return {"clock": self.cfg.place.clock, "virtual_seconds": None}
 
     def _plots(self, result: dict[str, Any]) -> list[Path]:
-        from gbactl.report.curves import curves_of
-        from gbactl.report.plots import plot
+        from gbactl.report.plots import curves_of, plot
 
         curves = [curves_of(result["mode"], str(result["seed"]), result)]
         try:
@@ -473,8 +487,8 @@ class LaunchedRun:
             if result.get("warnings"):
                 self.tracked.tag(gbactl_warnings=" ".join(result["warnings"]))
         plots = self._plots(result) if status == "FINISHED" else []
-        more = [path for name in (rundir.FAULTS, AUTO) for path in self.run_dir.glob(name)]
-        own = [path for name in (rundir.RESULT, rundir.CONFIG) if (path := self.run_dir / name).exists()]
+        more = [path for name in (run_dirs.FAULTS, AUTO_FILE) for path in self.run_dir.glob(name)]
+        own = [path for name in (run_dirs.RESULT, run_dirs.CONFIG) if (path := self.run_dir / name).exists()]
         for artifact in (*own, *plots, *more):
             self.tracked.artifact(artifact)
         unsent = self.tracked.finish(status, FINISH_SECONDS if status == "FINISHED" else STOP_SECONDS)

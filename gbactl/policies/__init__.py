@@ -8,10 +8,10 @@ lists the modes.
 
 from __future__ import annotations
 
-from gbactl.policies.base import Policy, PolicyOptions, make, names
 from gbactl.policies.gba import GbaOptions
 from gbactl.policies.hop_bs import HopBsOptions
 from gbactl.policies.hop_bw import HopBwOptions
+from gbactl.policies.policy import Policy, PolicyOptions, make, names
 from gbactl.policies.records import Decision, Drop, Grant, Ledger, Member, Phase, Step
 
 __all__ = [

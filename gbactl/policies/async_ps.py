@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from gbactl.policies.base import register
 from gbactl.policies.buffered import BufferedPolicy
+from gbactl.policies.policy import register
 
 
 @register("async", 1)

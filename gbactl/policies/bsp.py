@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gbactl.policies.base import register
 from gbactl.policies.buffered import BufferedPolicy
+from gbactl.policies.policy import register
 
 
 @register("bsp", 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from gbactl.policies.base import Policy
+from gbactl.policies.policy import Policy
 from gbactl.policies.records import Decision, Grant, Member, Step
 
 

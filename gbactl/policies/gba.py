@@ -1,7 +1,7 @@
 """Policy of `gba`: global batch gradient aggregation, following the idea of GBA.
 
 Every M announced gradients make one optimizer step of the synchronous global batch size, each weighted
-by its token's staleness.
+by a decay f(staleness) of its token.
 """
 
 from __future__ import annotations
@@ -9,11 +9,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
+from gbactl.config_types import NumberOrInfinity, Share
 from gbactl.errors import ConfigError
-from gbactl.policies.base import PolicyOptions, register
 from gbactl.policies.buffered import BufferedPolicy
-from gbactl.policies.decay import DECAYS, weight
-from gbactl.typed import NumberOrInfinity, Share
+from gbactl.policies.policy import PolicyOptions, register
+
+
+def hard(excess: float, _rate: float) -> float:
+    """Decay to 0 past iota; 1 up to it."""
+    return 1.0 if excess <= 0 else 0.0
+
+
+def inverse(excess: float, _rate: float) -> float:
+    """Decay as 1 / (1 + excess)."""
+    return 1.0 / (1.0 + max(0.0, excess))
+
+
+def exponential(excess: float, rate: float) -> float:
+    """Decay as rate ** excess."""
+    return float(rate ** max(0.0, excess))
+
+
+DECAYS = {"hard": hard, "inverse": inverse, "exp": exponential}
+
+
+def weight(decay: str, staleness: int, iota: float, rate: float) -> float:
+    """Weight in [0, 1] of a gradient whose token is `staleness` steps old."""
+    return DECAYS[decay](staleness - iota, rate)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
+from gbactl.config_types import Natural
 from gbactl.errors import ConfigError
-from gbactl.policies.base import Policy, PolicyOptions, register
+from gbactl.policies.policy import Policy, PolicyOptions, register
 from gbactl.policies.records import Decision, Grant, Member, Step
-from gbactl.typed import Natural
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,136 @@
-"""Policy of `sync`: all workers step together; dense all-reduce on the workers, rows on the servers."""
+"""Policy of `sync`: all workers step together; dense all-reduce on the workers, rows on the servers.
+
+Dealer decides which worker computes which local batch of which step. Turn t has the `width` batches from t * width on.
+Without failures the worker at position j has batch j of every turn; a failed worker's batches are dealt to those left.
+O(1) a batch; a loss costs the batches left behind.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from heapq import heappop, heappush
+from typing import ClassVar, NamedTuple
 
-from gbactl.policies.base import Policy, register
-from gbactl.policies.dealing import Dealer
+from gbactl.policies.policy import Policy, register
 from gbactl.policies.records import Decision, Grant, Member, Step
+
+
+class DealtBatch(NamedTuple):
+    """Batch to compute in a turn; `fresh`: it was not handed out before."""
+
+    batch: int
+    turn: int
+    fresh: bool
+
+
+class DealRing(NamedTuple):
+    """Workers that share the batches of a turn and of all after it."""
+
+    turn: int
+    places: dict[int, int]
+
+
+class Dealer:
+    """Dealer of `batches` batches in turns of `width`; `joiners` also take part in every turn, but get no batches."""
+
+    def __init__(self, workers: tuple[int, ...], batches: int, joiners: tuple[int, ...] = ()) -> None:
+        self.width, self.batches = len(workers), batches
+        self.turns = -(-batches // self.width)
+        self.reached = 0  # turns that some worker has begun
+        self._turn = dict.fromkeys((*workers, *joiners), 0)
+        self._hands: dict[int, list[DealtBatch]] = {worker: [] for worker in self._turn}
+        self._orphans: list[DealtBatch] = []
+        self._held = 0
+        self._behind = len(self._turn) if self.turns else 0
+        self._rings = [DealRing(0, {worker: place for place, worker in enumerate(workers)})]
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything was dealt, and every live worker has a card of every turn."""
+        return self._behind == 0 and self._held == 0 and (bool(self._turn) or self.reached >= self.turns)
+
+    def next(self, worker: int) -> DealtBatch | None:
+        """Deal a worker its next card, earlier turns first.
+
+        Its batch lies past the end where the worker only joins in."""
+        turn, hand = self._turn.get(worker), self._hands.get(worker)
+        if turn is None or hand is None:
+            return None
+        if hand and hand[0].turn <= turn:
+            self._held -= 1
+            return heappop(hand)
+        if turn >= self.turns:
+            return None
+        self._begin(worker, turn)
+        share = self._share(worker, turn)
+        if not share:
+            place = self._ring(turn).places.get(worker, worker)
+            return DealtBatch(max(self.batches, turn * self.width + place), turn, True)
+        self._give(worker, share[1:])
+        return share[0]
+
+    def owes(self, worker: int) -> bool:
+        """Whether a worker has a card left of a turn that it has begun."""
+        hand = self._hands.get(worker)
+        return bool(hand and hand[0].turn < self._turn[worker])
+
+    def lose(self, worker: int, leased: list[int]) -> None:
+        """Deal a failed worker's cards again: leased, held, or not yet taken in turns that others have begun."""
+        turn = self._turn.pop(worker, None)
+        if turn is None:
+            return
+        hand = self._hands.pop(worker)
+        self._held -= len(hand)
+        self._behind -= turn < self.turns
+        owed = [DealtBatch(batch, batch // self.width, False) for batch in leased]
+        owed += hand + [card for t in range(turn, self.reached) for card in self._share(worker, t)]
+        self._deal(owed)
+
+    def join(self, worker: int) -> None:
+        """Let a worker share the turns that no worker has begun."""
+        if worker in self._turn:
+            return
+        self._turn[worker], self._hands[worker] = self.reached, []
+        self._behind += self.reached < self.turns
+        orphans, self._orphans = self._orphans, []
+        self._held -= len(orphans)
+        self._deal(orphans)
+
+    def end(self, turns: int, batches: int) -> None:
+        """Limit the deal to so many turns and batches, but not below the turns that some worker has begun."""
+        self.turns, self.batches = min(self.turns, max(turns, self.reached)), min(self.batches, batches)
+        self._behind = sum(turn < self.turns for turn in self._turn.values())
+
+    def _begin(self, worker: int, turn: int) -> None:
+        self._turn[worker] = turn + 1
+        self._behind -= turn + 1 == self.turns
+        self.reached = max(self.reached, turn + 1)
+
+    def _share(self, worker: int, turn: int) -> list[DealtBatch]:
+        """List a worker's own batches of a turn, except for those past the end."""
+        places = self._ring(turn).places
+        first, end = turn * self.width, min((turn + 1) * self.width, self.batches)
+        if worker not in places:
+            return []
+        return [DealtBatch(batch, turn, True) for batch in range(first + places[worker], end, len(places))]
+
+    def _ring(self, turn: int) -> DealRing:
+        return next(ring for ring in reversed(self._rings) if ring.turn <= turn)
+
+    def _deal(self, cards: list[DealtBatch]) -> None:
+        """Deal cards to the live workers, who also share the turns to come."""
+        left = sorted(self._turn)
+        if not left:
+            self._orphans += cards
+            self._held += len(cards)
+            return
+        self._rings.append(DealRing(self.reached, {worker: place for place, worker in enumerate(left)}))
+        for number, card in enumerate(sorted(cards)):
+            self._give(left[number % len(left)], [card])
+
+    def _give(self, worker: int, cards: list[DealtBatch]) -> None:
+        self._held += len(cards)
+        for card in cards:
+            heappush(self._hands[worker], card)
 
 
 @register("sync", 0)

@@ -30,12 +30,10 @@ class Bmuf(AveragingRule):
         self._step: Floats = np.empty(params, np.float32)
 
     def start(self, common: Floats) -> None:
-        """See AveragingRule.start."""
         self.model = common[: self.params].copy()
         self.velocity[:] = 0.0
 
     def exchange(self, replica: Floats, other: Floats) -> None:
-        """See AveragingRule.exchange."""
         if self.model is None:
             self.start(other)
         assert self.model is not None

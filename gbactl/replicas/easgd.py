@@ -22,6 +22,5 @@ class Easgd(AveragingRule):
     centralised: ClassVar[bool] = True
 
     def exchange(self, replica: Floats, other: Floats) -> None:
-        """See AveragingRule.exchange."""
         self.towards(replica, other)
         np.subtract(other, replica, out=other)

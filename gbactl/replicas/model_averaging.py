@@ -15,5 +15,4 @@ class ModelAveraging(AveragingRule):
     idle_alone: ClassVar[bool] = True
 
     def exchange(self, replica: Floats, other: Floats) -> None:
-        """See AveragingRule.exchange."""
         self.towards(replica, other)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gbactl.report.stats import Difference, Stat
+from gbactl.report.paired_statistics import Difference, Stat
 
 MISSING = "-"
 

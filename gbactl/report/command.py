@@ -16,13 +16,10 @@ from typing import Any
 
 from gbactl.errors import TrackingError
 from gbactl.report.compare import Report, compare
-from gbactl.report.curves import Curves, curves_of
-from gbactl.report.grid import sentences
-from gbactl.report.plots import plot
-from gbactl.report.render import beside, render
-from gbactl.tracking.runs import Run, read_runs
-from gbactl.tracking.send import send_backlog
-from gbactl.tracking.store import connect, sqlite_path, tracking_uri
+from gbactl.report.plots import Curves, curves_of, plot
+from gbactl.report.render import beside, render, sentences
+from gbactl.tracking.delivery import send_backlog
+from gbactl.tracking.mlflow_store import Run, connect, read_runs, sqlite_path, tracking_uri
 
 Say = Callable[[str], None]
 

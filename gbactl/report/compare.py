@@ -9,23 +9,25 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from gbactl.errors import UsageError
-from gbactl.policies.base import names
+from gbactl.policies.policy import names
 from gbactl.report.columns import AUC, CLOCKS, REPLICAS, STANDARD, Column, column_of
 from gbactl.report.configurations import TAGS, Configuration, configuration, differing, is_modelled, mixed, value_of
 from gbactl.report.failures import FailureLine, SlowdownLine, failures, slowdowns
-from gbactl.report.pairs import (
+from gbactl.report.paired_statistics import (
+    Difference,
     Key,
     Pairing,
     Pairs,
+    Stat,
     by_pairs,
     natural,
+    paired,
     pairing,
     pairs_of,
     stats_of,
     why_alone,
 )  # fmt: skip
-from gbactl.report.stats import Difference, Stat, paired
-from gbactl.tracking.runs import Run
+from gbactl.tracking.mlflow_store import Run
 
 DEFAULT_BASELINE = "sync"
 DIFFERS = "what differs"

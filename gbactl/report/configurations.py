@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gbactl.config import RunConfig, flatten, to_dict
-from gbactl.config.place import place_of
+from gbactl.config.engine_capabilities import place_of
 from gbactl.errors import ConfigError
-from gbactl.policies.base import names, policy_class
-from gbactl.switching.history import each_mode, from_listed
-from gbactl.tracking.runs import Run
+from gbactl.policies.policy import names, policy_class
+from gbactl.switching.mode_switches import each_mode, from_listed
+from gbactl.tracking.mlflow_store import Run
 
 TAGS = "tags."
 OF_THE_MODE = ("mode", "mode.", "switch.", "collective.")

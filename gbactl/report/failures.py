@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gbactl.report.columns import Column
-from gbactl.report.stats import Stat, stat
-from gbactl.tracking.runs import Run
+from gbactl.report.paired_statistics import Stat, stat
+from gbactl.tracking.mlflow_store import Run
 from gbactl.tracking.summary import FAILURE_KINDS
 
-COLUMNS = (
+FAILURE_COLUMNS = (
     Column("failures", ("count",), 0),
     Column("detected s", ("detected_s",), 2),
     Column("loaded s", ("loaded_s",), 2),

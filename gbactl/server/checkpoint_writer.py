@@ -1,34 +1,33 @@
 """Writer of a server's checkpoint files: rows are copied piece by piece between messages and written by a thread.
 
 A piece (1 MiB, about 0.2 ms) is copied after each message, and at once while there is none: a row that
-changes before it was copied costs more than its copy. Memory: 4 bytes per row, and `most_kept` bytes for pieces that
-wait for the disk and rows that changed before they were copied. Where those rows take more than half of it, the thread
-writes as fast as it can; where they take more than all of it, the server finishes copying before it serves again.
+changes before it was copied costs more than its copy, since it is copied first, once. Memory: 4 bytes per row, and
+`most_kept` bytes for pieces that wait for the disk and rows that changed before they were copied. Where those rows take
+more than half of it, the thread writes as fast as it can; where they take more than all of it, the server finishes
+copying before it serves again. A step costs a look at 4 bytes for each row that it touches.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.checkpoint import folder as folders
-from gbactl.checkpoint import priority
+from gbactl.checkpoint import row_priority
+from gbactl.checkpoint.folder import CHECKPOINTS, CUT
 from gbactl.checkpoint.ledger import RowUpdates
-from gbactl.checkpoint.manifest import CUT
 from gbactl.checkpoint.plan import rhythm_of
-from gbactl.checkpoint.priority import RowPriority
 from gbactl.checkpoint.restore import arrays_of
+from gbactl.checkpoint.row_priority import RowPriority
 from gbactl.checkpoint.tensor_file import FileWriter, Layout, halved, layout_of
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Schema
 from gbactl.errors import WireError
 from gbactl.kernels.base import RowPart
-from gbactl.server.snapshot import Snapshot
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import Save, Saved
 
@@ -68,12 +67,12 @@ class RowChooser:
         if kind == "whole":
             self.order.saved(self.table)
             return None
-        chosen = self.order.choose(round(self.share * priority.size(self.spans)), self.table)
+        chosen = self.order.choose(round(self.share * row_priority.size(self.spans)), self.table)
         return chosen if kind == "chosen" else np.union1d(chosen, self._small()).astype(np.int32)
 
     def part(self, kind: str) -> float:
         """Largest fraction of the rows that a save of a kind has."""
-        large = priority.size(self.spans)
+        large = row_priority.size(self.spans)
         if self.order is None or kind == "whole" or not len(self.table):
             return 1.0
         small = 0 if kind == "chosen" else len(self.table) - large
@@ -227,12 +226,12 @@ def saver_of(
     c = cfg.checkpoint
     chooser = RowChooser(shard, None, (), c.share)
     if rhythm_of(c, cfg.cluster.servers).parts > 1:
-        large = priority.largest_tables(tables(schema), c.large_tables)
-        spans = priority.local_spans(large, shard.spec.shard, shard.spec.shards)
+        large = row_priority.largest_tables(tables(schema), c.large_tables)
+        spans = row_priority.local_spans(large, shard.spec.shard, shard.spec.shards)
         name, seed = c.name.removeprefix("cpr_"), cfg.seed * 1009 + shard.spec.shard
-        order = priority.make(name, shard.rows.table, spans, c.share, seed)
+        order = row_priority.make(name, shard.rows.table, spans, c.share, seed)
         chooser = RowChooser(shard, order, spans, c.share)
-    return ShardSaver(shard, run_dir / folders.NAME, chooser, c.memory_mb << 20, tell, inline, c.dtype, spare)
+    return ShardSaver(shard, run_dir / CHECKPOINTS, chooser, c.memory_mb << 20, tell, inline, c.dtype, spare)
 
 
 def tables(schema: Schema) -> list[tuple[int, int]]:
@@ -241,3 +240,73 @@ def tables(schema: Schema) -> list[tuple[int, int]]:
         return [(0, schema.rows)]
     edges = [0, *itertools.accumulate(schema.cardinalities)]
     return list(itertools.pairwise(edges))
+
+
+Arrays = Mapping[str, NDArray[Any]]
+Ints = NDArray[np.int32]
+WANTED, DONE = -1, -2
+FIRST_ROOM = 4096
+
+
+class Snapshot:
+    """Snapshot of the rows `index` int32[n], ascending (None: all), of `arrays` [rows, ...], which are not copied."""
+
+    def __init__(self, arrays: Arrays, index: Ints | None = None) -> None:
+        self.arrays, self.index = arrays, index
+        rows = len(next(iter(arrays.values())))
+        self.rows = rows if index is None else len(index)
+        self._state = np.full(rows, WANTED if index is None else DONE, np.int32)
+        if index is not None:
+            self._state[index] = WANTED
+        self._given = self._count = 0
+        self._kept = {name: array[:0].copy() for name, array in arrays.items()}
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row in all arrays."""
+        return sum(array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64)) for array in self.arrays.values())
+
+    @property
+    def done(self) -> bool:
+        """Whether every piece was given out."""
+        return self._given >= self.rows
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of rows kept because they changed since."""
+        return self._count * self.row_bytes
+
+    def changing(self, index: Ints | None = None) -> None:
+        """Keep copies of the rows `index`, distinct (None: all), which are about to change."""
+        wanted = self._state == WANTED if index is None else self._state[index] == WANTED
+        rows = np.flatnonzero(wanted) if index is None else index[wanted]
+        if not len(rows):
+            return
+        end = self._count + len(rows)
+        for name, array in self.arrays.items():
+            np.take(array, rows, axis=0, out=self._room(name, end)[self._count : end], mode="clip")
+        self._state[rows] = np.arange(self._count, end, dtype=np.int32)
+        self._count = end
+
+    def _room(self, name: str, needed: int) -> NDArray[Any]:
+        kept = self._kept[name]
+        if len(kept) < needed:
+            room = np.empty((max(needed, 2 * len(kept), FIRST_ROOM), *kept.shape[1:]), kept.dtype)
+            room[: self._count] = kept[: self._count]
+            kept = self._kept[name] = room
+        return kept
+
+    def piece(self, rows: int) -> dict[str, NDArray[Any]]:
+        """Copy the next `rows` rows, or the remaining ones, as of the moment of the snapshot."""
+        low, self._given = self._given, min(self.rows, self._given + max(1, rows))
+        which: Any = slice(low, self._given) if self.index is None else self.index[low : self._given]
+        state = self._state[which]
+        kept = np.flatnonzero(state >= 0)
+        places = state[kept]
+        out = {}
+        for name, array in self.arrays.items():
+            values = array[which].copy() if self.index is None else array[which]
+            values[kept] = self._kept[name][places]
+            out[name] = values
+        self._state[which] = DONE
+        return out

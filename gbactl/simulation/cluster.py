@@ -15,27 +15,23 @@ import numpy as np
 from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_shard
 from gbactl.collective.base import ring_item
 from gbactl.config import RunConfig
-from gbactl.config.shards import dense_cuts, optimizer, shard_spec
-from gbactl.coordinator.schedule import samples_of, spare_bytes
+from gbactl.config.shards import optimizer, shard_spec
+from gbactl.coordinator.rounds import samples_of, spare_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import ServerSlowdown
-from gbactl.kernels import codec_of, load
+from gbactl.kernels import codec_of
 from gbactl.kernels.native import flushed
-from gbactl.models import build, row_width
-from gbactl.nodes.roles import header
+from gbactl.nodes.node_setup import header
 from gbactl.server.checkpoint_writer import ShardSaver, saver_of
-from gbactl.simulation.clock import EventQueue
-from gbactl.simulation.compute import SharedCompute
-from gbactl.simulation.coordinator import VirtualCoordinator
+from gbactl.simulation.all_reduce import TICK, RingRounds, SimulatedRing
+from gbactl.simulation.coordinator import VirtualCoordinator, VirtualHub
 from gbactl.simulation.cost_model import CostModel
-from gbactl.simulation.dense_params import ReplicatedDense, ServedDense
-from gbactl.simulation.failures import ClusterHandover, FailureInjection, RollbackAll
-from gbactl.simulation.message_faults import LossyNetwork
-from gbactl.simulation.network import Host, Network, VirtualHub
-from gbactl.simulation.replica_rounds import TICK, RingRounds
-from gbactl.simulation.ring import SimulatedRing
+from gbactl.simulation.dense_placements import Placements, ReplicatedDense, ServedDense, TrainerDense
+from gbactl.simulation.discrete_events import EventQueue
+from gbactl.simulation.network import Host, LossyNetwork, Network
+from gbactl.simulation.process_failures import ClusterHandover, FailureInjection, RollbackAll
 from gbactl.simulation.server import VirtualServer
-from gbactl.simulation.trainer_params import Placements, TrainerDense
+from gbactl.simulation.shared_compute import SharedCompute
 from gbactl.simulation.worker import ClusterShared, VirtualWorker
 from gbactl.store.aligned_memory import copied
 from gbactl.store.dense import DenseBlock
@@ -160,12 +156,7 @@ class VirtualCluster:
         worker.connect(self.network.connect(worker, self.hub), servers)
 
     def _compute(self) -> SharedCompute:
-        from gbactl.models.gradient_computer import GradientComputer
-
-        cfg, schema = self.cfg, self.dataset.schema
-        model = build(cfg.model, schema.numeric, schema.fields, cfg.seed)
-        computer = GradientComputer(model, precision=cfg.precision)
-        return SharedCompute(computer, load(), row_width(cfg.model), dense_cuts(cfg, computer.flat.size), cfg.seed)
+        return SharedCompute.of(self.cfg, self.dataset.schema)
 
     def _server(self, shard: int) -> VirtualServer:
         host, norms = self.hosts.servers[shard], self.cfg.train.norms_every
@@ -226,7 +217,7 @@ class VirtualCluster:
         return SimulatedRing(self.events, self.cost, self.hosts.workers, self.hub.traffic, agreed, item, least)
 
     def _replicas(self) -> Callable[[], DenseBlock]:
-        """Return a function that makes a trainer's replica: see Life._replica in nodes/worker.py."""
+        """Return a function that makes a trainer's replica: see WorkerProcess._replica in nodes/worker_process.py."""
         cfg, flat = self.cfg, self.compute.flat
         begins = cfg.resume is not None and cfg.home == "replicas"
         state = dense_state(chain_at(Path(cfg.resume))) if begins and cfg.resume is not None else None

@@ -1,20 +1,105 @@
-"""Coordinator of a virtual cluster: the real one, which reports progress by samples instead of seconds.
+"""Coordinator of a virtual cluster, and its hub: the real coordinator, whose `poll` advances virtual time.
 
-Virtual seconds may be too few or too many between reports, and real ones would differ from run to run.
+It reports progress by samples instead of seconds: virtual seconds may be too few or too many between reports, and real
+ones would differ from run to run.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from gbactl.coordinator.context import WaitCondition
-from gbactl.coordinator.handout import LivePhase
-from gbactl.coordinator.shell import Coordinator
-from gbactl.simulation.network import VirtualHub
-from gbactl.wire.channel import Channel
+from gbactl.coordinator.batch_dispatch import LivePhase
+from gbactl.coordinator.message_loop import Coordinator
+from gbactl.coordinator.run_context import WaitCondition
+from gbactl.errors import ClusterError, WireError
+from gbactl.simulation.discrete_events import EventQueue, SerialProcess
+from gbactl.simulation.network import Host, VirtualChannel
+from gbactl.wire.auth import Peer
+from gbactl.wire.channel import COORDINATOR, Channel
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import Event
+from gbactl.wire.traffic import TrafficCounter
+
+
+class VirtualHub:
+    """Hub of the coordinator: its `poll` advances virtual time."""
+
+    address = "C"
+
+    def __init__(self, events: EventQueue, host: Host, seconds: float) -> None:
+        """Make the hub. `seconds`: process time for every message."""
+        self.events, self.host, self.peer = events, host, COORDINATOR
+        self.process = SerialProcess(host.cores)
+        self.refused: Counter[str] = Counter()
+        self.traffic = TrafficCounter()  # of the whole cluster
+        self.counts: Counter[str] = Counter()  # message faults that the fault plan caused
+        self.waits = 0.0  # seconds without events to wait for, where a node may hang
+        self._waited = 0.0
+        self.away = 0.0  # seconds for which the coordinator was absent
+        self._left: float | None = None
+        self._seconds = seconds
+        self._inbox: deque[tuple[Channel, Frame]] = deque()
+
+    def receive(self, channel: VirtualChannel, frame: Frame) -> None:
+        """See Endpoint.receive."""
+        self.process.submit(self._cost, self._inbox.append, (channel, frame))
+
+    def _cost(self) -> float:
+        return self._seconds
+
+    def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
+        """See Hub.poll; one frame at a time. Raises ClusterError when no event is left."""
+        events = self.events
+        if self.absent:
+            while self.absent:
+                events.step()
+            return []
+        deadline = float("inf") if timeout is None else events.now + timeout
+        if timeout and deadline == events.now:  # shorter than the clock's resolution: the clock would never advance
+            deadline = math.nextafter(deadline, math.inf)
+        while not self._inbox:
+            if not len(events) and self._waited < self.waits and deadline < float("inf"):
+                self._waited += deadline - events.now
+                events.wait(deadline)
+                return []
+            if not len(events):
+                raise ClusterError("Nothing is left to happen in the virtual cluster; this is a bug, please report it.")
+            if events.next_time > deadline:
+                events.wait(deadline)
+                return []
+            events.step()
+        self._waited = 0.0
+        return [self._inbox.popleft()]
+
+    @property
+    def absent(self) -> bool:
+        """Whether the coordinator is absent."""
+        return self._left is not None
+
+    def leave(self) -> None:
+        """Make the coordinator absent: messages wait from now on."""
+        self._left = self.now()
+        self.process.hold()
+
+    def come_back(self) -> None:
+        """Make the coordinator present again."""
+        assert self._left is not None
+        self.away, self._left = self.away + self.now() - self._left, None
+        self.process.release()
+
+    def now(self) -> float:
+        """Virtual wall-clock time in seconds."""
+        return self.events.clock
+
+    def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR) -> Channel:
+        """Raise WireError: nodes connect to the coordinator, it does not connect."""
+        raise WireError(f"The virtual coordinator cannot connect to {address}.")
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class VirtualCoordinator(Coordinator):

@@ -2,29 +2,34 @@
 
 Nothing is serialized: a frame carries its message, and its payload is passed on, not copied; a sent payload must
 not be written to afterwards. A message costs one event, or four between hosts if it exceeds a packet: 5 or 20 us.
+
+Connections may lose, delay, duplicate and reorder messages, as a fault plan says, below wire/reliable.py: a lost
+transmission is repeated after RETRY_SECONDS; the receiver takes each message once, in order. Duplicates are sent twice.
+Not modelled: the acknowledgements, and repetitions of messages that are only delayed.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from gbactl.errors import ClusterError, WireError
+from gbactl.faults.fault_plan import FaultPlan
+from gbactl.faults.message_faults import MessageFaultStream
 from gbactl.kernels.base import Floats
 from gbactl.kernels.half_precision import Codec, rounded
-from gbactl.simulation.clock import EventQueue
 from gbactl.simulation.cost_model import MESSAGE_BYTES, CostModel
-from gbactl.simulation.resources import Fifo, InterfaceDirection, SerialProcess, SharedCores
+from gbactl.simulation.discrete_events import EventQueue, Fifo, InterfaceDirection, SerialProcess, SharedCores
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import COORDINATOR, NO_BYTES, Channel
+from gbactl.wire.channel import NO_BYTES
 from gbactl.wire.compression import VALUES, ids_of, narrowed_bytes
 from gbactl.wire.frames import CLOSED, Bytes, Frame
 from gbactl.wire.messages import kind_of
+from gbactl.wire.reliable import RETRY_SECONDS, message_faults_of
 from gbactl.wire.traffic import TrafficCounter
 
 PACKET_BYTES = 1500
@@ -160,9 +165,13 @@ class Network:
 
     def connect(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
         """Connect two nodes; returns the near end."""
-        here, there = VirtualChannel(self, near, far), VirtualChannel(self, far, near)
+        here, there = self.end(near, far), self.end(far, near)
         here.other, there.other = there, here
         return here
+
+    def end(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
+        """Make one end of a connection."""
+        return VirtualChannel(self, near, far)
 
     def wire(self, source: Host, target: Host) -> LinkDirection:
         """Make one direction of a new connection, which keeps the order of messages."""
@@ -211,79 +220,64 @@ class VirtualChannel:
             self.carry(Frame(CLOSED, b"", NO_BYTES), 0)
 
 
-class VirtualHub:
-    """Hub of the coordinator: its `poll` advances virtual time."""
+class LossyChannel(VirtualChannel):
+    """End of a lossy connection. `weather` decides its transmissions' faults; `on`: the active message faults."""
 
-    address = "C"
+    def __init__(
+        self, network: Network, near: Endpoint, far: Endpoint, weather: MessageFaultStream,
+        on: Callable[[], frozenset[int]],
+        counts: Counter[str],
+    ) -> None:  # fmt: skip
+        super().__init__(network, near, far)
+        self.weather, self.on, self.counts = weather, on, counts
+        self._next = self._expected = 0
+        self._early: dict[int, Frame] = {}
 
-    def __init__(self, events: EventQueue, host: Host, seconds: float) -> None:
-        """Make the hub. `seconds`: process time for every message."""
-        self.events, self.host, self.peer = events, host, COORDINATOR
-        self.process = SerialProcess(host.cores)
-        self.refused: Counter[str] = Counter()
-        self.traffic = TrafficCounter()  # of the whole cluster
-        self.counts: Counter[str] = Counter()  # message faults that the fault plan caused
-        self.waits = 0.0  # seconds without events to wait for, where a node may hang
-        self._waited = 0.0
-        self.away = 0.0  # seconds for which the coordinator was absent
-        self._left: float | None = None
-        self._seconds = seconds
-        self._inbox: deque[tuple[Channel, Frame]] = deque()
+    def carry(self, frame: Frame, nbytes: int) -> None:
+        """See VirtualChannel.carry; a closed connection is reported without faults."""
+        if frame.kind == CLOSED:
+            super().carry(frame, nbytes)
+            return
+        number, self._next = self._next, self._next + 1
+        self._transmit(number, frame, nbytes)
 
-    def receive(self, channel: VirtualChannel, frame: Frame) -> None:
-        """See Endpoint.receive."""
-        self.process.submit(self._cost, self._inbox.append, (channel, frame))
+    def _transmit(self, number: int, frame: Frame, nbytes: int) -> None:
+        if self.other is None:
+            return
+        fate = self.weather.draw(self.on())
+        self.counts.update(fate.names)
+        for delay in fate.delays:
+            self.network.events.after(delay, self._send_copy, number, frame, nbytes)
+        if not fate.delays:
+            self.counts["retried"] += 1
+            self.network.events.after(RETRY_SECONDS, self._transmit, number, frame, nbytes)
 
-    def _cost(self) -> float:
-        return self._seconds
+    def _send_copy(self, number: int, frame: Frame, nbytes: int) -> None:
+        nbytes = self.network.wire_bytes(frame, nbytes, self.near.host is self.far.host)
+        self.wire.carry(nbytes, lambda: self._come(number, frame))
 
-    def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
-        """See Hub.poll; one frame at a time. Raises ClusterError when no event is left."""
-        events = self.events
-        if self.absent:
-            while self.absent:
-                events.step()
-            return []
-        deadline = float("inf") if timeout is None else events.now + timeout
-        if timeout and deadline == events.now:  # shorter than the clock's resolution: the clock would never advance
-            deadline = math.nextafter(deadline, math.inf)
-        while not self._inbox:
-            if not len(events) and self._waited < self.waits and deadline < float("inf"):
-                self._waited += deadline - events.now
-                events.wait(deadline)
-                return []
-            if not len(events):
-                raise ClusterError("Nothing is left to happen in the virtual cluster; this is a bug, please report it.")
-            if events.next_time > deadline:
-                events.wait(deadline)
-                return []
-            events.step()
-        self._waited = 0.0
-        return [self._inbox.popleft()]
+    def _come(self, number: int, frame: Frame) -> None:
+        if number < self._expected or number in self._early:
+            return
+        self._early[number] = frame
+        while self._expected in self._early:
+            self._arrive(self._early.pop(self._expected))
+            self._expected += 1
 
-    @property
-    def absent(self) -> bool:
-        """Whether the coordinator is absent."""
-        return self._left is not None
 
-    def leave(self) -> None:
-        """Make the coordinator absent: messages wait from now on."""
-        self._left = self.now()
-        self.process.hold()
+@dataclass(frozen=True)
+class LossyNetwork(Network):
+    """Network whose connections have a fault plan's message faults.
 
-    def come_back(self) -> None:
-        """Make the coordinator present again."""
-        assert self._left is not None
-        self.away, self._left = self.away + self.now() - self._left, None
-        self.process.release()
+    `on`: the message faults that are active; `counts`: what happened to transmissions."""
 
-    def now(self) -> float:
-        """Virtual wall-clock time in seconds."""
-        return self.events.clock
+    plan: FaultPlan
+    on: Callable[[], frozenset[int]]
+    counts: Counter[str]
 
-    def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR) -> Channel:
-        """Raise WireError: nodes connect to the coordinator, it does not connect."""
-        raise WireError(f"The virtual coordinator cannot connect to {address}.")
-
-    def close(self) -> None:
-        """Do nothing."""
+    def end(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
+        """Make one end of a connection, lossy where the plan says so."""
+        weather = message_faults_of(self.plan, near.peer, far.peer)
+        if weather is None:
+            return VirtualChannel(self, near, far)
+        return LossyChannel(self, near, far, weather, self.on, self.counts)

@@ -17,9 +17,10 @@ from gbactl.checkpoint.restore import take_over
 from gbactl.faults.slowdown import ServerSlowdown
 from gbactl.kernels.base import Floats
 from gbactl.server.checkpoint_writer import ShardSaver
-from gbactl.server.core import Server
-from gbactl.simulation.network import Host, Network, VirtualChannel, VirtualHub
-from gbactl.simulation.resources import SerialProcess
+from gbactl.server.shard_server import Server
+from gbactl.simulation.coordinator import VirtualHub
+from gbactl.simulation.discrete_events import SerialProcess
+from gbactl.simulation.network import Host, Network, VirtualChannel
 from gbactl.store.shard import Shard
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import NO_BYTES

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.kernels.base import Floats
-from gbactl.simulation.replica_rounds import RingRounds
+from gbactl.simulation.all_reduce import RingRounds
 from gbactl.simulation.worker import VirtualWorker
 from gbactl.store.dense import Cut, DenseBlock
 from gbactl.trainer.core import TrainerCore
@@ -78,10 +78,12 @@ class VirtualTrainer:
         codec, ring, notes = self.worker.shared.codec, self.rounds.ring, self.core.notes
         self._pace, self._next = self.core.pace, self.core.pace.k
         if rule.centralised:
-            self._encounter = ReplicaExchange(self.replica, rule, notes, now, codec, ring.traffic.item)
+            self._encounter = ReplicaExchange(self.replica, rule, notes, now=now, codec=codec, item=ring.traffic.item)
         else:
             weight = float(self.core.trains)
-            self._encounter = AveragingRound(self.replica, rule, notes, weight, now, codec, ring.item)
+            self._encounter = AveragingRound(
+                self.replica, rule, notes, weight=weight, now=now, codec=codec, item=ring.item
+            )
         self._begun = True
         if self._pace.shadow:
             self._pause(self._pace.part)

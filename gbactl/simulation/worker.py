@@ -1,43 +1,45 @@
 """Worker as a chain of events around the worker's core: what worker/client.py and worker/loop.py do with threads.
 
 The core decides when it takes, prefetches, pulls and computes, as in a real worker. Computing is a job on the host's
-cores, and the fault plan's slowdown is a delay after it; DensePlacementState hides what is computed, and where dense
-gradients go. Costs about 0.1 ms a batch beside the gradient.
+cores, and the fault plan's slowdown is a delay after it; DensePlacement hides what is computed, and where dense
+gradients go. A worker can die or hang: its events are dropped, or deferred until it wakes up. Costs about 0.1 ms a
+batch beside the gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from gbactl.faults.plan import FaultPlan
+from gbactl.faults.fault_plan import FaultPlan
 from gbactl.kernels.base import Floats
 from gbactl.kernels.half_precision import Codec
-from gbactl.simulation.clock import EventQueue
-from gbactl.simulation.compute import SharedCompute
 from gbactl.simulation.cost_model import CostModel
-from gbactl.simulation.dense_transfer import DenseTransfers
+from gbactl.simulation.discrete_events import EventQueue
 from gbactl.simulation.network import Host, VirtualChannel
-from gbactl.simulation.process import VirtualProcess
+from gbactl.simulation.shared_compute import SharedCompute
 from gbactl.wire.auth import Peer
-from gbactl.wire.frames import CLOSED, Frame
+from gbactl.wire.frames import CLOSED, Bytes, Frame
 from gbactl.wire.messages import (
     Ack,
+    AddReplica,
     BeginPhase,
     CloseReplicas,
     DenseMoved,
     DenseSaved,
     DenseState,
     EasgdCentre,
+    GetDense,
     Granted,
     Inspect,
     Inspected,
     MoveDense,
     OpenReplicas,
     Predictions,
+    PutDense,
     Rows,
     SaveDense,
     SaveReplica,
@@ -49,13 +51,65 @@ from gbactl.worker.core import (
     BatchInProgress,
     Command,
     ComputeNext,
+    CoordinatorMessage,
+    DenseTransfer,
     PullRows,
     Question,
     ReleaseFrames,
     TellCoordinator,
-    Told,
     WorkerCore,
 )
+from gbactl.worker.dense_placement import NOT_HERE
+
+State = tuple[int, Floats]
+
+
+class DenseTransfers:
+    """Transfer of (optimizer steps, float32) of every shard that has a slice, in shard order.
+
+    `servers`: their channels."""
+
+    def __init__(self, servers: Mapping[int, VirtualChannel]) -> None:
+        self.servers = servers
+        self._transfer = DenseTransfer()
+        self._then: Callable[[], None] = lambda: None
+
+    def fetch(self, then: Callable[[list[State]], None]) -> None:
+        """Fetch the state of all shards; call `then` with it."""
+
+        def all_here() -> None:
+            found = self._transfer.taken().values()
+            then([(state.step, frame.payload.view(np.float32)) for state, frame in found])
+
+        self._begin({shard: (GetDense(), None) for shard in self.servers}, all_here)
+
+    def give(
+        self, states: list[State], then: Callable[[], None], how: Callable[[int], PutDense | AddReplica] = PutDense
+    ) -> None:
+        """Give each shard its state (or nothing, if empty); call `then` when all have it."""
+        each = zip(self.servers, states, strict=False)
+        self._begin({shard: (how(step), values.view(np.uint8)) for shard, (step, values) in each}, then)
+        if not states:
+            then()
+
+    def _begin(self, asked: dict[int, tuple[Any, Bytes | None]], then: Callable[[], None]) -> None:
+        self._then = then
+        self._transfer.begin(asked)
+        for shard, told in asked.items():
+            self.servers[shard].send(*told)
+
+    def came(self, shard: int, message: DenseState, frame: Frame) -> None:
+        """Take a server's state."""
+        self._answered(shard, (message, frame))
+
+    def acked(self, shard: int) -> None:
+        """Record that a server has what it was given."""
+        self._answered(shard, None)
+
+    def _answered(self, shard: int, state: tuple[DenseState, Frame] | None) -> None:
+        self._transfer.answered(shard, state)
+        if self._transfer.done:
+            self._then()
 
 
 @dataclass(frozen=True)
@@ -71,26 +125,33 @@ class ClusterShared:
     codec: Codec | None = None
 
 
-class DensePlacement(Protocol):
-    """Compute backend for one placement of the dense parameters (see dense_params.py)."""
+class DensePlacement:
+    """Compute backend for one placement of the dense parameters (see dense_placements.py)."""
+
+    def __init__(self, compute: SharedCompute) -> None:
+        self.compute, self.flat = compute, compute.flat
 
     def begin(self, worker: VirtualWorker, item: BatchInProgress) -> None:
         """Begin a worker's computation of a batch."""
 
     def finish(self, worker: VirtualWorker, item: BatchInProgress) -> None:
         """Push a computed gradient, and free the worker when it may go on."""
+        raise NotImplementedError
 
     def resume(self, worker: VirtualWorker) -> None:
         """Let a waiting worker go on if it has another batch of the same step."""
 
     def checksum(self) -> tuple[str, str]:
-        """Compute (checksum, model sum) of the parameters that a worker holds."""
+        """Compute (checksum, model sum) of the parameters that all workers hold; empty where they hold none."""
+        return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
         """See DensePlacementState.packed in worker/dense_placement.py."""
+        return NOT_HERE
 
     def leave(self) -> None:
         """Release the dense vector, which moves elsewhere."""
+        self.compute.come_home()
 
 
 class Placements(Protocol):
@@ -100,13 +161,13 @@ class Placements(Protocol):
     def now(self) -> DensePlacement:
         """Current placement."""
 
-    def move(self, home: str, index: int) -> list[tuple[int, Floats]]:
+    def move(self, home: str, index: int) -> list[State]:
         """Move worker `index` to another placement, while nothing is in flight.
 
         The first call returns what that worker has to give to the servers: (optimizer steps, float32) for every shard;
         nothing where they have it, or were given it."""
 
-    def take_over(self, states: list[tuple[int, Floats]]) -> None:
+    def take_over(self, states: list[State]) -> None:
         """Load (optimizer steps, float32) of every shard, fetched from the servers."""
 
     def trainer(self, worker: VirtualWorker) -> Trainer:
@@ -135,16 +196,15 @@ class Trainer(Protocol):
     def centre(self, shard: int, message: EasgdCentre, frame: Frame) -> None:
         """Take a server's slice of the centre."""
 
-    def take_over(self, states: list[tuple[int, Floats]]) -> None:
+    def take_over(self, states: list[State]) -> None:
         """Begin with what the servers hold."""
 
 
-class VirtualWorker(VirtualProcess):
-    """Virtual worker; a Node of the network."""
+class VirtualWorker:
+    """Virtual worker; an Endpoint of the network. `dead`: killed, or told to stop."""
 
     def __init__(self, index: int, host: Host, shared: ClusterShared, epoch: int = 0) -> None:
         self.index, self.peer, self.host, self.shared = index, Peer("worker", index, epoch), host, shared
-        super().__init__()
         self.core = WorkerCore(index, 0)
         self.coordinator: VirtualChannel
         self.servers: list[VirtualChannel] = []
@@ -152,13 +212,14 @@ class VirtualWorker(VirtualProcess):
         self._shard: dict[int, int] = {}
         self._batches = 0  # number of computed batches
         self._first: float | None = None
+        self.dead = self._frozen = False
+        self._held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def connect(self, coordinator: VirtualChannel, servers: list[VirtualChannel]) -> None:
         """Set the channels to the coordinator and, in shard order, to the servers."""
         self.coordinator, self.servers = coordinator, servers
         self.core = WorkerCore(self.index, len(servers))
         self.moves = DenseTransfers({shard: servers[shard] for shard in self.shared.compute.held})
-        self.connections = [*servers, coordinator]
         self._shard = {id(channel): shard for shard, channel in enumerate(servers)}
 
     def start(self, ahead: int) -> None:
@@ -174,6 +235,31 @@ class VirtualWorker(VirtualProcess):
         """Trainer of this worker."""
         return self.shared.placements.trainer(self)
 
+    # -- failures -----------------------------------------------------------------------------------
+
+    def die(self) -> None:
+        """Kill the worker: its pending events are dropped; what it has sent arrives."""
+        self.dead = True
+        for channel in (*self.servers, self.coordinator):
+            channel.close()
+
+    def freeze(self) -> None:
+        """Stop the worker: its events wait for `wake`."""
+        self._frozen = True
+
+    def wake(self) -> None:
+        """Resume the worker with its deferred events."""
+        self._frozen = False
+        held, self._held = self._held, []
+        for call, args in held:
+            call(*args)
+
+    def holds(self, call: Callable[..., None], *args: Any) -> bool:
+        """Whether a call must not be made now: the worker is dead, or makes it when it wakes up."""
+        if self._frozen:
+            self._held.append((call, args))
+        return self._frozen or self.dead
+
     # -- messages -----------------------------------------------------------------------------------
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
@@ -187,7 +273,7 @@ class VirtualWorker(VirtualProcess):
             self._granted(message)
         elif isinstance(message, Stop) or frame.kind == CLOSED:
             self.die()
-        elif isinstance(message, Told):
+        elif isinstance(message, CoordinatorMessage):
             self._told(message)
         elif isinstance(message, EasgdCentre):
             self.trainer.centre(self._shard[id(channel)], message, frame)
@@ -202,11 +288,11 @@ class VirtualWorker(VirtualProcess):
         data = self.core.data_of(grant) or self.shared.source.prepare(grant)
         self._carry_out(self.core.granted(grant, *data))
 
-    def _told(self, message: Told) -> None:
+    def _told(self, message: CoordinatorMessage) -> None:
         source = self.shared.source
         if isinstance(message, BeginPhase):
             source.begin(message)
-        self._carry_out(self.core.told(message))
+        self._carry_out(self.core.handle(message))
         early = self.core.to_prepare
         if early is not None:  # preparing takes no virtual time
             self.core.prepared(early, *source.prepare(early))
@@ -295,7 +381,7 @@ class VirtualWorker(VirtualProcess):
             self.coordinator.send(DenseMoved(self.index, question.turn))
             self.answered()
 
-        def taken(states: list[tuple[int, Floats]]) -> None:
+        def taken(states: list[State]) -> None:
             if question.home == "workers":
                 placements.take_over(states)
             else:

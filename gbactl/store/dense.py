@@ -64,19 +64,15 @@ class DenseBlock:
             raise ValueError(f"A slice [{lo}, {lo + len(value)}) is outside a vector of {spec.size}.")
         self.value, self.spec, self.lo = value, spec, lo
         self._kernels = kernels or load()
-        self._params = min(max(spec.params - lo, 0), len(value))
-        self._running = value[self._params :]
-        self._optimizer = DenseOptimizer(optimizer, value[: self._params], self._kernels)
+        #: number of parameters in the slice; batch-norm buffers follow them
+        self.params = min(max(spec.params - lo, 0), len(value))
+        self._running = value[self.params :]
+        self._optimizer = DenseOptimizer(optimizer, value[: self.params], self._kernels)
 
     @property
     def moments(self) -> dict[str, Floats]:
         """The optimizer's moments, f32[parameters in the slice] each."""
         return self._optimizer.moments
-
-    @property
-    def params(self) -> int:
-        """Number of parameters in the slice; batch-norm buffers follow them."""
-        return self._params
 
     @property
     def step(self) -> int:
@@ -100,7 +96,7 @@ class DenseBlock:
             require(gradient, FLOAT, self.value.shape, "A dense gradient")
         if not parts or not divisor > 0 or not weight_sum > 0:
             raise ValueError("A dense step needs gradients, a positive divisor and a positive weight sum.")
-        cut = self._params
+        cut = self.params
         if cut == len(self.value):
             self._optimizer.apply(parts, divisor, lr_scale)
             return
@@ -113,24 +109,24 @@ class DenseBlock:
 
         Added up over all slices (modulo 2^64) the same however the vector was cut (see `row_sum`).
         """
-        arrays = [
-            (0, self.lo, self.value),
-            *((i, self.lo, m) for i, m in enumerate(self.moments.values(), 1)),
-        ]
-        return sum(row_sum(array, lo, 1, 100 + salt) for salt, lo, array in arrays) % MODULUS
+        return sum(row_sum(array, self.lo, 1, 100 + salt) for salt, array in enumerate(self.arrays)) % MODULUS
 
-    def _arrays(self, low: int, high: int) -> list[Floats]:
+    @property
+    def arrays(self) -> list[Floats]:
+        """Value and moments of the slice."""
+        return [self.value, *self.moments.values()]
+
+    def _ranges(self, low: int, high: int) -> list[Floats]:
         """Value and moments of vector positions [low, high), as views."""
-        low, high = low - self.lo, high - self.lo
-        return [self.value[low:high], *(moment[low:high] for moment in self.moments.values())]
+        return [array[low - self.lo : high - self.lo] for array in self.arrays]
 
     def packed(self, low: int, high: int) -> Floats:
         """Value and moments of vector positions [low, high), concatenated as float32, to send to another holder."""
-        return np.concatenate(self._arrays(low, high))
+        return np.concatenate(self._ranges(low, high))
 
     def unpack(self, low: int, high: int, values: Floats, step: int) -> None:
         """Load what `packed` returned, after `step` optimizer steps. Raises ValueError when it does not fit."""
-        arrays = self._arrays(low, high)
+        arrays = self._ranges(low, high)
         require(values, FLOAT, (sum(len(array) for array in arrays),), "A packed dense state")
         start = 0
         for array in arrays:

@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from gbactl.config_types import Bounds, Share
 from gbactl.errors import ConfigError
 from gbactl.kernels.base import DensePart, Floats, Ints, Kernels, OptimizerRule, float32
 from gbactl.store.aligned_memory import full, zeros
-from gbactl.typed import Bounds, Share
 
 MOMENTS = {"sgd": (), "adagrad": ("sum",), "rowwise_adagrad": ("sum",), "adam": ("first", "second")}
 MOST_BIAS_STEPS = 1 << 22

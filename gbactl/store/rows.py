@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gbactl.kernels.base import COUNT, FLOAT, INT, Floats, Ints, Kernels, RowPart, Workspace
 from gbactl.store.aligned_memory import zeros
@@ -53,6 +54,11 @@ class RowBlock:
     def counts(self) -> Any:
         """Adam's step count of each row, uint32[rows]; None for other optimizers."""
         return self._optimizer.counts
+
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """Table, moments and counts."""
+        return [self.table, *self.moments.values(), *([] if self.counts is None else [self.counts])]
 
     @property
     def touches(self) -> Any:

@@ -7,7 +7,7 @@ for a batch not staged yet. A step from one gradient is one pass without copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -294,12 +294,7 @@ class Shard:
 
     def step_digest(self, touched: Ints) -> str:
         """BLAKE2b digest of the rows `touched`, their moments and counts, and the dense slice with its moments."""
-        arrays = [self.rows.table[touched], *(moment[touched] for moment in self.rows.moments.values())]
-        if self.rows.counts is not None:
-            arrays.append(self.rows.counts[touched])
-        if self.dense is not None:
-            arrays += [self.dense.value, *self.dense.moments.values()]
-        return digest(arrays)
+        return digest([*(array[touched] for array in self.rows.arrays), *self._dense_arrays])
 
     def begin_phase(self) -> None:
         """Forget which batch numbers were applied and pulled: the next phase counts from 0 again."""
@@ -334,45 +329,31 @@ class Shard:
         """Copies of the dense slice, its moments and step. Raises ValueError without a dense block."""
         return self.dense_block().state()
 
-    def load_dense(self, state: Mapping[str, Any]) -> None:
-        """Load a dense state of this slice. Raises ValueError when it does not fit."""
-        self.dense_block().load_state(state)
-
     def checksum(self) -> str:
         """BLAKE2b digest of all rows, their moments and counts, and the dense slice with its moments (1 GB/s)."""
-        arrays = [self.rows.table, *self.rows.moments.values()]
-        if self.rows.counts is not None:
-            arrays.append(self.rows.counts)
-        if self.dense is not None:
-            arrays += [self.dense.value, *self.dense.moments.values()]
-        return digest(arrays)
+        return digest([*self.rows.arrays, *self._dense_arrays])
+
+    @property
+    def _dense_arrays(self) -> list[Floats]:
+        return [] if self.dense is None else self.dense.arrays
 
     def model_sum(self, with_dense: bool = True) -> int | None:
         """Shard-independent checksum: added up over the shards (modulo 2^64) the same for any number of them.
 
         None above 512 MiB.
         """
-        rows, s, n = self.rows, self.spec.shard, self.spec.shards
-        arrays = [rows.table, *rows.moments.values(), *([] if rows.counts is None else [rows.counts])]
+        arrays = self.rows.arrays
         if sum(array.nbytes for array in arrays) > MOST_BYTES:
             return None
-        total = sum(row_sum(array, s, n, salt) for salt, array in enumerate(arrays))
+        total = sum(row_sum(array, self.spec.shard, self.spec.shards, salt) for salt, array in enumerate(arrays))
         return (total + (self.dense.model_sum() if with_dense and self.dense is not None else 0)) % MODULUS
-
-    @property
-    def _noted(self) -> int:
-        return 0 if self._notes is None else self._notes.nbytes
 
     @property
     def nbytes(self) -> dict[str, int]:
         """Bytes held, by kind: rows, moments, dense slice, staged slices."""
-        dense = self.dense
-        return {
-            **self.rows.nbytes,
-            "dense": 0 if dense is None else dense.value.nbytes,
-            "dense_moments": 0 if dense is None else sum(m.nbytes for m in dense.moments.values()),
-            "staged": sum(part.nbytes for part in self._staged.values()) + self._noted,
-        }
+        held = [part.nbytes for part in self._staged.values()] + ([] if self._notes is None else [self._notes.nbytes])
+        value, *moments = [array.nbytes for array in self._dense_arrays] or [0]
+        return {**self.rows.nbytes, "dense": value, "dense_moments": sum(moments), "staged": sum(held)}
 
 
 __all__ = ["GradientSlice", "Shard", "ShardSpec", "StepOrder"]

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -50,6 +51,7 @@ class ExchangeKind(Protocol):
         """Do one exchange; returns whether it was the last. Raises GbactlError when the others are gone."""
 
 
+@dataclass(eq=False)
 class ReplicaExchange:
     """Common part of both kinds of exchange: take a snapshot of the replica, and add the difference.
 
@@ -57,15 +59,16 @@ class ReplicaExchange:
     the values as they arrived there: otherwise every exchange would round the replica itself, and smaller steps
     would be lost."""
 
-    def __init__(
-        self, replica: Replica, rule: AveragingRule, notes: ExchangeStatistics, now: Now = time.perf_counter,
-        codec: Codec | None = None,
-        item: int = 4,
-    ) -> None:  # fmt: skip
-        self.replica, self.rule, self.notes, self._now = replica, rule, notes, now
-        self.codec, self.item = codec, item
-        self._began, self._first = now(), replica.iterations
-        self._sent: Floats = np.empty_like(replica.value)
+    replica: Replica
+    rule: AveragingRule
+    notes: ExchangeStatistics
+    now: Now = field(default=time.perf_counter, kw_only=True)
+    codec: Codec | None = field(default=None, kw_only=True)
+    item: int = field(default=4, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._began, self._first = self.now(), self.replica.iterations
+        self._sent: Floats = np.empty_like(self.replica.value)
 
     def send(self) -> Floats:
         """Copy the replica as it is now, rounded as on the wire: f32[n], the memory of this exchange."""
@@ -75,57 +78,49 @@ class ReplicaExchange:
 
     def receive(self, other: Floats, began: float, values: float) -> None:
         """Move the current replica by the answer to what `send` returned; `values` were sent each way."""
-        self.notes.distance(self._now() - self._began, self._sent, other)
+        self.notes.distance(self.now() - self._began, self._sent, other)
         self.rule.exchange(self._sent, other)
         if self.rule.alpha:
             self.replica.add(self._sent)
-        self.notes.met(self.replica.iterations - self._first, self._now() - began, 2.0 * self.item * values)
+        self.notes.met(self.replica.iterations - self._first, self.now() - began, 2.0 * self.item * values)
 
 
+@dataclass(eq=False)
 class CentreExchange(ReplicaExchange):
     """Exchange with the centre.
 
     `ask(replica, alpha)` has the servers do their half, and returns f32[n], the previous centre; None where no server
     answers, which counts as no exchange."""
 
-    def __init__(
-        self, replica: Replica, rule: AveragingRule, notes: ExchangeStatistics,
-        ask: Callable[[Floats, float], Floats | None],
-        now: Now = time.perf_counter, codec: Codec | None = None, item: int = 4,
-    ) -> None:  # fmt: skip
-        super().__init__(replica, rule, notes, now, codec, item)
-        self._ask = ask
+    ask: Callable[[Floats, float], Floats | None]
 
     def once(self, leaving: bool) -> bool:
-        """See ExchangeKind.once."""
         if leaving:
             return True
-        began = self._now()
+        began = self.now()
         sent = self.send()
-        centre = self._ask(sent, float(self.rule.alpha))
+        centre = self.ask(sent, float(self.rule.alpha))
         if centre is not None:
             self.receive(centre, began, len(sent))
         return False
 
 
+@dataclass(eq=False)
 class AveragingRound(ReplicaExchange):
     """Averaging round. `weight` 0: takes part only to answer the others.
 
     A round sums [replica | weight | leaving | there | computing]."""
 
-    def __init__(
-        self, replica: Replica, rule: AveragingRule, notes: ExchangeStatistics, weight: float = 1.0,
-        now: Now = time.perf_counter,
-        codec: Codec | None = None, item: int = 4,
-    ) -> None:  # fmt: skip
-        super().__init__(replica, rule, notes, now, codec, item)
-        self.weight = np.float32(weight)
+    weight: float = field(default=1.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._round: Floats = np.zeros(len(self._sent) + 4, np.float32)
 
     def offer(self, leaving: bool) -> Floats:
         """Fill the round's vector f32[n + 4], to be summed in place."""
         total = self._round
-        np.multiply(self.send(), self.weight, out=total[:-4])
+        np.multiply(self.send(), np.float32(self.weight), out=total[:-4])
         total[-4:] = self.weight, leaving, 1.0, self.weight > 0 and not (leaving or self.notes.idle)
         return total
 
@@ -142,22 +137,16 @@ class AveragingRound(ReplicaExchange):
         return False
 
 
+@dataclass(eq=False)
 class AveragingRounds(AveragingRound):
     """Averaging rounds over a collective, which nothing else uses meanwhile."""
 
-    NAME = "replicas"
+    NAME: ClassVar[str] = "replicas"
 
-    def __init__(
-        self, replica: Replica, rule: AveragingRule, notes: ExchangeStatistics, collective: Collective,
-        weight: float = 1.0,
-        now: Now = time.perf_counter, codec: Codec | None = None, item: int = 4,
-    ) -> None:  # fmt: skip
-        super().__init__(replica, rule, notes, weight, now, codec, item)
-        self.collective = collective
+    collective: Collective
 
     def once(self, leaving: bool) -> bool:
-        """See ExchangeKind.once."""
-        began = self._now()
+        began = self.now()
         all_reduce_sum(self.collective, self.NAME, self.offer(leaving))
         return self.accept(began)
 
@@ -211,8 +200,8 @@ class EasgdExchange:
     def __init__(self, exchange: WorkerClient, cuts: Mapping[int, Cut], size: int) -> None:
         self.exchange, self.cuts = exchange, cuts
         self._slices = CentreSlices(self.cuts, size)
-        self.exchange.more[EasgdCentre] = self._arrived
-        self.exchange.on_lost = self._lost
+        self.exchange.handlers[EasgdCentre] = self._arrived
+        self.exchange.on_server_lost = self._lost
 
     def __call__(self, replica: Floats, alpha: float) -> Floats | None:
         """Exchange f32[size] with the servers: returns the centre before it moved by `alpha` towards the replica.
@@ -220,7 +209,7 @@ class EasgdExchange:
         The result is valid until the next call. It has the replica's own values where a server does not answer, and is
         None where none does. Raises GbactlError when the run is over, or a server is gone for good."""
         self.exchange.until(self._anybody, AWAY_SECONDS)
-        with self.exchange.steady() as served:
+        with self.exchange.connected() as served:
             asked = [(served[shard], told, part) for shard, told, part in self._slices.ask(replica, alpha, served)]
         for channel, told, part in asked:
             out = channel.reserve(part.nbytes)
@@ -232,7 +221,7 @@ class EasgdExchange:
         return self._slices.centre if asked else None
 
     def _anybody(self) -> bool:
-        with self.exchange.steady() as there:
+        with self.exchange.connected() as there:
             return not self.cuts.keys().isdisjoint(there)
 
     def _arrived(self, shard: int, message: EasgdCentre, frame: Frame) -> None:

@@ -46,7 +46,6 @@ class ForegroundDriver:
         self._answers: ShadowDriver | None = None
 
     def stepped(self, iterations: int) -> None:
-        """See ExchangeDriver.stepped."""
         with self._lock:
             if self._answers is not None:
                 self._answers.stepped(iterations)
@@ -59,13 +58,12 @@ class ForegroundDriver:
             self.meeting.notes.foreground += time.perf_counter() - began
 
     def idle(self) -> None:
-        """See ExchangeDriver.idle; later exchanges do not count as sync gaps."""
+        """Answer the others in a thread; later exchanges do not count as sync gaps."""
         if self._answers is None and not math.isinf(self.k):
             self.meeting.notes.idle = True
             self._answers = ShadowDriver(self.meeting, IDLE_SECONDS)
 
     def close(self) -> None:
-        """See ExchangeDriver.close."""
         if self._answers is not None:
             self._answers.close()
             return
@@ -94,15 +92,13 @@ class ShadowDriver:
             self._error = error
 
     def stepped(self, iterations: int) -> None:
-        """See ExchangeDriver.stepped."""
         if self._error is not None:
             raise self._error
 
     def idle(self) -> None:
-        """See ExchangeDriver.idle: nothing changes."""
+        """Do nothing, as the thread goes on."""
 
     def close(self) -> None:
-        """See ExchangeDriver.close."""
         self._leaving.set()
         self._thread.join()
         self.stepped(0)

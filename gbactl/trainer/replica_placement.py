@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -33,36 +33,16 @@ from gbactl.trainer.replica import Replica
 from gbactl.wire.messages import AddReplica, ClosedReplicas, CloseReplicas, OpenReplicas, SaveReplica
 from gbactl.worker.client import WorkerClient
 from gbactl.worker.core import BatchInProgress, weigh
-from gbactl.worker.dense_placement import NOT_HERE, ServedDense, ShardSlices
+from gbactl.worker.dense_placement import DensePlacement, ServedDense, ShardSlices
 
 
-class Trainer(Protocol):
-    """Trainer as its compute threads see it."""
+class ComputeThread(DensePlacement):
+    """Compute thread number `thread`; a placement that its compute loop uses."""
 
-    exchange: WorkerClient
-    stands: bool
-
-    @property
-    def replica(self) -> Replica:
-        """Dense replica, with its optimizer state."""
-
-    def stepped(self) -> None:
-        """Record an iteration of a thread. Raises the error that ended the exchanges."""
-
-
-class ComputeThread:
-    """Compute thread number `thread`; a DensePlacementState."""
-
-    def __init__(self, flat: FlatModel, thread: int, trainer: Trainer | None = None) -> None:
-        self.flat, self.thread, self._trainer = flat, thread, trainer
+    def __init__(self, flat: FlatModel, thread: int, trainer: TrainerDense) -> None:
+        self.flat, self.thread, self.trainer = flat, thread, trainer
         self.computing = threading.Lock()
         self._gradient: Floats = np.empty(0, np.float32)
-
-    @property
-    def trainer(self) -> Trainer:
-        """Trainer that this thread belongs to."""
-        assert self._trainer is not None
-        return self._trainer
 
     def load(self, item: BatchInProgress) -> None:
         """Load the replica for a batch: in place, or as a copy with batch norm."""
@@ -86,23 +66,6 @@ class ComputeThread:
         if trainer.stands:
             self.computing.release()
         trainer.stepped()
-
-    def checksum(self) -> tuple[str, str]:
-        """Return empty checksums: replicas differ, and the servers' parameters are evaluated and checked."""
-        return "", ""
-
-    def packed(self, after: int) -> tuple[int, int, Any] | None:
-        """See DensePlacementState.packed: replicas take no common steps (see TrainerDense for their checkpoint)."""
-        return NOT_HERE
-
-    def leave(self) -> None:
-        """See DensePlacementState.leave."""
-
-    def take_over(self, turn: int) -> None:
-        """See DensePlacementState.take_over."""
-
-    def hand_over(self) -> None:
-        """See DensePlacementState.hand_over: the servers have the parameters."""
 
 
 def start(each: ComputeThread, work: Callable[[], None], exchange: WorkerClient) -> None:
@@ -140,14 +103,14 @@ class TrainerDense(ComputeThread):
         self._elastic: EasgdExchange | None = None
         self._drive: ExchangeDriver | None = None
         self._evaluating = False
-        self.exchange.on_save = self._save
+        self.exchange.notices[SaveReplica] = self._save
 
     @property
     def replica(self) -> Replica:
         """Dense replica of this trainer."""
         return self.core.replica
 
-    def hear(self, message: OpenReplicas | CloseReplicas) -> ClosedReplicas | None:
+    def handle(self, message: OpenReplicas | CloseReplicas) -> ClosedReplicas | None:
         """Open or close a phase. Raises GbactlError when those that it waits for are gone."""
         if isinstance(message, OpenReplicas):
             if message.turn != self.core.opened:  # a new coordinator repeats what it has no record of
@@ -195,12 +158,13 @@ class TrainerDense(ComputeThread):
         if self.collective is None:
             raise ClusterError("This worker is in no group that could average replicas; please report this.")
         if isinstance(self.collective, FaultTolerantCollective):
-            self.collective.without_the_dead()
+            self.collective.sum_live_ranks()
         weight = float(self.core.trains)
-        return AveragingRounds(replica, rule, notes, self.collective, weight, codec=self.codec, item=self.ring_item)
+        return AveragingRounds(
+            replica, rule, notes, self.collective, weight=weight, codec=self.codec, item=self.ring_item
+        )
 
     def stepped(self) -> None:
-        """See Trainer.stepped."""
         assert self._drive is not None
         self._drive.stepped(self.core.iterations)
 
@@ -242,12 +206,11 @@ class TrainerDense(ComputeThread):
     # -- moving -------------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """See DensePlacementState.leave."""
         self.served.leave()
         self._evaluating = False
 
     def take_over(self, turn: int) -> None:
-        """See DensePlacementState.take_over: every trainer begins with the servers' parameters."""
+        """Begin with the servers' parameters, as every trainer does."""
         if isinstance(self.collective, FaultTolerantCollective):
             self.collective.renew(turn)  # workers may have joined since it was formed, or parts been dealt
         self._fetch()

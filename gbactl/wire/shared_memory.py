@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from gbactl import shared_names
+from gbactl import shared_memory_names
 from gbactl.errors import ClusterError, WireError
-from gbactl.shared_names import DIRECTORY
+from gbactl.shared_memory_names import DIRECTORY
 from gbactl.wire.frames import Bytes
 
 SLOTS = (5, 3)  # connector -> listener, listener -> connector
@@ -26,9 +26,8 @@ def _round(nbytes: int) -> int:
     return -(-nbytes // PAGE) * PAGE
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentLayout:
-    """Layout of a segment: bytes of one slot in each direction."""
+class SegmentLayout(NamedTuple):
+    """Layout of a segment: bytes of one slot in each direction. Sent to the listener as it is."""
 
     name: str
     outgoing: int
@@ -49,13 +48,13 @@ class SegmentLayout:
 
 
 def create(outgoing: int, incoming: int) -> tuple[SegmentLayout, mmap.mmap]:
-    """Create a segment, held by its mapping with a descriptor of its own (see shared_names).
+    """Create a segment, held by its mapping with a descriptor of its own (see shared_memory_names).
 
     Raises ClusterError when the host's shared memory is full or cannot be written."""
-    layout = SegmentLayout(shared_names.new(), _round(outgoing), _round(incoming))
+    layout = SegmentLayout(shared_memory_names.new(), _round(outgoing), _round(incoming))
     path = DIRECTORY / layout.name
     try:
-        handle = shared_names.held(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
+        handle = shared_memory_names.held(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
         try:
             os.posix_fallocate(handle, 0, layout.total)
             return layout, mmap.mmap(handle, layout.total)
@@ -71,7 +70,7 @@ def create(outgoing: int, incoming: int) -> tuple[SegmentLayout, mmap.mmap]:
 
 def attach(layout: SegmentLayout) -> mmap.mmap | None:
     """Map a peer's segment; None if it is not on this host. Raises WireError for an invalid name or size."""
-    if not shared_names.NAME.fullmatch(layout.name) or layout.outgoing < 0 or layout.incoming < 0:
+    if not shared_memory_names.NAME.fullmatch(layout.name) or layout.outgoing < 0 or layout.incoming < 0:
         raise WireError("A peer offers shared memory under a name that is not allowed.")
     try:
         handle = os.open(DIRECTORY / layout.name, os.O_RDWR | os.O_NOFOLLOW)

@@ -1,7 +1,8 @@
 """Authenticated connection over a socket: control and small payloads on the wire, large ones in shared memory.
 
-Non-blocking throughout: a node never waits for a slow peer to read. A request and its answer cost about 100 us on one
-host, independent of the payload when it lies in shared memory.
+Non-blocking throughout: a node never waits for a slow peer to read. The send queues have limits, one for each peer, and
+one for all peers of a node together. A request and its answer cost about 100 us on one host, independent of the payload
+when it lies in shared memory.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import contextlib
 import mmap
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import msgpack
+import msgspec
 
 from gbactl.errors import WireError
 from gbactl.wire import frames, shared_memory
@@ -21,9 +24,68 @@ from gbactl.wire.auth import Peer
 from gbactl.wire.channel import NO_BYTES, BufferPool
 from gbactl.wire.frames import Bytes, Frame, Header
 from gbactl.wire.messages import kind_of, pack
-from gbactl.wire.send_queue import QueuedBytes, SendQueue
 from gbactl.wire.tls import TlsConnection
 from gbactl.wire.traffic import TrafficCounter
+
+MOST_QUEUED, MOST_IN_ALL = 1 << 30, 4 << 30
+BUFFERS_AT_ONCE = 8  # buffers handed to the kernel in one call
+
+
+class QueuedBytes:
+    """Bytes queued for all peers of a node, and their limits."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.most, self.most_in_all = MOST_QUEUED, MOST_IN_ALL
+
+
+class SendQueue:
+    """Send queue of one peer. `pool` gets buffers back once they are written."""
+
+    def __init__(self, sock: socket.socket, pool: BufferPool, of_all: QueuedBytes) -> None:
+        self._sock, self._pool, self._of_all = sock, pool, of_all
+        self._pieces: deque[tuple[memoryview, Bytes | None]] = deque()
+        self.bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    @property
+    def too_much(self) -> bool:
+        """Whether the queue is over a limit. A message of any size fits an empty queue."""
+        return self.bytes > 0 and (self.bytes > self._of_all.most or self._of_all.bytes > self._of_all.most_in_all)
+
+    def add(self, piece: memoryview, owner: Bytes | None = None) -> None:
+        """Append a buffer to the queue; `owner` is the pool's buffer that it lies in."""
+        self._pieces.append((piece, owner))
+        self._count(piece.nbytes)
+
+    def write(self) -> None:
+        """Write queued bytes to the socket. Raises BlockingIOError where it does not take all, and OSError."""
+        while self._pieces:
+            self._drop(self._sock.sendmsg([piece for piece, _ in list(self._pieces)[:BUFFERS_AT_ONCE]]))
+
+    def clear(self) -> None:
+        """Discard all queued bytes."""
+        self._pieces.clear()
+        self._count(-self.bytes)
+
+    def _count(self, nbytes: int) -> None:
+        self.bytes += nbytes
+        self._of_all.bytes += nbytes
+
+    def _drop(self, written: int) -> None:
+        self._count(-written)
+        while written > 0:
+            piece, owner = self._pieces[0]
+            if written < piece.nbytes:
+                self._pieces[0] = (piece[written:], owner)
+                return
+            written -= piece.nbytes
+            self._pieces.popleft()
+            if owner is not None:
+                self._pool.give(owner)
+
 
 ATTACH, ATTACHED = 254, 255  # kinds of the channel's own frames, which are no messages
 SMALL = 1 << 16  # payloads of at most this many bytes go over the wire and take no slot
@@ -263,7 +325,7 @@ class SocketChannel:
     def offer(self, outgoing: int, incoming: int) -> None:
         """Create a segment and offer it to the listener (connector only)."""
         self._layout, self._memory = shared_memory.create(outgoing, incoming)
-        self._send_raw(ATTACH, msgpack.packb(list(_fields(self._layout))), None)
+        self._send_raw(ATTACH, msgpack.packb(self._layout), None)
 
     def _answer_attach(self, descriptor: bytes) -> None:
         layout = _layout(descriptor)
@@ -318,13 +380,8 @@ def _settle(sock: socket.socket, silence: float) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _fields(layout: shared_memory.SegmentLayout) -> tuple[str, int, int]:
-    return layout.name, layout.outgoing, layout.incoming
-
-
 def _layout(descriptor: bytes) -> shared_memory.SegmentLayout:
     try:
-        name, outgoing, incoming = msgpack.unpackb(descriptor)
-        return shared_memory.SegmentLayout(str(name), int(outgoing), int(incoming))
-    except Exception as error:  # any malformed offer gives the same error
+        return msgspec.msgpack.decode(descriptor, type=shared_memory.SegmentLayout)
+    except msgspec.DecodeError as error:
         raise WireError("An offer of shared memory cannot be read.") from error

@@ -1,18 +1,68 @@
-"""Start-up exchange of a run: the servers' addresses and the initial dense values."""
+"""Start of a run's processes: the bootstrap document, the servers' addresses and the initial dense values.
+
+The launcher gives each child process its bootstrap document on standard input. The run's key is therefore on no command
+line and in no environment. The coordinator inherits its listening socket.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from gbactl.config import RunConfig, from_dict
 from gbactl.errors import PeerGoneError
 from gbactl.store.dense import Cut, DenseSpec
 from gbactl.store.shard import ShardSpec
 from gbactl.wire import frames
+from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel, Hub
 from gbactl.wire.messages import Ack, InstallDense, ShardAddresses, Stop, decode
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """Start-up parameters of a child process, encoded as one line of JSON."""
+
+    role: str
+    index: int
+    key: str
+    coordinator: str
+    run_dir: str
+    dataset: str
+    config: dict[str, Any]
+    listener: int = -1
+    place: tuple[int, int, int] | None = None  # see worker/core_sharing.py
+    incarnation: int = 0  # above 0: it replaces a failed process
+    host: str = ""  # the address of its host, where a run has several
+    missed: tuple[float, str, float] = (0.0, "", 0.0)  # coordinator: (time of failure, cause, last heard of)
+
+    def dumps(self) -> bytes:
+        """Encode the document as one line of JSON."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def loads(cls, line: bytes) -> Bootstrap:
+        """Decode a document that dumps() encoded."""
+        return cls(**json.loads(line))
+
+    @property
+    def peer(self) -> Peer:
+        """Identity of this child process."""
+        return Peer(self.role, self.index, self.incarnation)
+
+    @property
+    def log_name(self) -> str:
+        """Name of the child's log in logs/ without the suffix: W1, and W1-2 for its second successor."""
+        return f"{self.peer}-{self.incarnation}" if self.incarnation else str(self.peer)
+
+    @property
+    def cfg(self) -> RunConfig:
+        """Configuration of the run."""
+        return from_dict(self.config)
+
 
 INSTALLED = Ack(0, 0)
 

@@ -4,7 +4,7 @@ While the ring works, every rank keeps a copy of its part of a round and of the 
 step, and nothing is sent. Once it breaks, every rank sends the server both, so that a sum which reached some ranks
 reaches all. What a failed rank had contributed to a sum that reached no other rank is lost. From then on a round costs
 the vector to that server and back, over the existing connections. The server's successor is sent both again.
-gradient_sums.py has the server's side.
+server/allreduce_fallback.py has the server's side.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Handle:
 class ServerSums(RingFallback):
     """Sums on the first server for one rank of `size`.
 
-    Any thread may call `fall`, `leave_out` and `interrupt`; one thread all else."""
+    Any thread may call `fall_back`, `leave_out` and `interrupt`; one thread all else."""
 
     def __init__(self, exchange: WorkerClient, rank: int, size: int) -> None:
         self.exchange, self.rank, self.size = exchange, rank, size
@@ -60,32 +60,27 @@ class ServerSums(RingFallback):
         self._now: dict[str, _Round] = {}
         self._before: dict[str, _Round] = {}
         self._free: list[Vector] = []
-        exchange.more[Sum] = self._arrived
-        exchange.on_back = self._again
+        exchange.handlers[Sum] = self._arrived
+        exchange.on_server_back = self._again
 
     # -- methods of Surviving -----------------------------------------------------------------------
 
-    def without_the_dead(self) -> None:
-        """See Surviving.without_the_dead."""
+    def sum_live_ranks(self) -> None:
         self._dealt = None
 
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """See Surviving.deal."""
         self._dealt = (number, part, parts, after)
 
     def leave_out(self, rank: int) -> None:
-        """See Surviving.leave_out."""
         with self._lock:
             self._absent.add(rank)
             for name, each in self._now.items() if self._fallen else ():
                 self._ask(name, each)
 
     def interrupt(self) -> None:
-        """See Surviving.interrupt."""
-        self.exchange.look()
+        self.exchange.wake()
 
     def renew(self, generation: int) -> None:
-        """See Surviving.renew."""
         with self._lock:
             self._generation, self._dealt = generation, None
             self._absent.clear()
@@ -93,8 +88,7 @@ class ServerSums(RingFallback):
             self._before.clear()
             self._free.clear()
 
-    def fall(self) -> None:
-        """See RingFallback.fall."""
+    def fall_back(self) -> None:
         with self._lock:
             if not self._fallen:
                 self._fallen = True
@@ -103,7 +97,6 @@ class ServerSums(RingFallback):
     # -- sums ---------------------------------------------------------------------------------------
 
     def start(self, name: str, buffer: Any) -> _Handle:
-        """See Collective.start."""
         array = as_array(buffer)
         with self._lock:
             now = self._now.get(name)
@@ -117,8 +110,7 @@ class ServerSums(RingFallback):
         return _Handle(name, now, array)
 
     def wait(self, handle: _Handle) -> None:
-        """See Collective.wait."""
-        self.fall()
+        self.fall_back()
         each = handle.round
         self.exchange.until(lambda: each.total is not None or (self._dealt is not None and self.wanted()))
         if each.total is None:
@@ -128,14 +120,14 @@ class ServerSums(RingFallback):
         np.copyto(handle.buffer, each.total)
 
     def passed(self, handle: _Handle) -> bool:
-        """See RingFallback.passed. All ranks take a sum that was reported missing from the server."""
+        """Record the ring's sum, unless the server was told that it is missing: then all ranks take the server's."""
         with self._lock:
             if not self._fallen and handle.round.total is None:
                 handle.round.total = self._copied(handle.buffer)
             return not self._fallen
 
     def close(self) -> None:
-        """See Collective.close."""
+        """Do nothing, as the connections are the worker's."""
 
     def _next(self, name: str, new: _Round) -> _Round:
         """Begin a round, and free the arrays of the round before the last, which no rank needs any more."""

@@ -6,9 +6,10 @@ and `finish` after a gradient.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -25,7 +26,7 @@ from gbactl.wire.messages import AddReplica, GradientNorms, PutDense
 from gbactl.worker.client import WorkerClient
 from gbactl.worker.core import BatchInProgress, ReplicatedSteps, weigh
 
-NOT_HERE = (0, -1, np.empty(0, np.float32))  # see DensePlacementState.packed
+NOT_HERE = (0, -1, np.empty(0, np.float32))  # see DensePlacement.packed
 
 
 class Placements:
@@ -52,35 +53,41 @@ class Placements:
         self.now = self.placements[home]
 
 
-class DensePlacement(Protocol):
-    """Placement of the dense parameters: where a worker gets them, and where their gradient goes."""
+class DensePlacement(ABC):
+    """Placement of the dense parameters: where a worker gets them, and where their gradient goes.
 
+    The defaults are those of a placement whose parameters the servers hold."""
+
+    @abstractmethod
     def load(self, item: BatchInProgress) -> None:
         """Load the dense parameters for this batch into the model."""
 
     def checksum(self) -> tuple[str, str]:
         """Compute (checksum, model sum) of the dense parameters held here; empty where the servers hold them."""
+        return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
         """Pack the dense parameters held here for a checkpoint, when `after` steps (0: any number) are taken.
 
         Returns (optimizer steps, P, DenseBlock.packed); None before that step. P is -1 after it, or where nothing is
         held here."""
+        return NOT_HERE
 
+    @abstractmethod
     def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
         """Send the computed gradient on; `row_gradient` is None for a batch of no samples."""
 
-    def leave(self) -> None:
+    def leave(self) -> None:  # noqa: B027
         """Release borrowed memory: the parameters move elsewhere."""
 
-    def take_over(self, turn: int) -> None:
+    def take_over(self, turn: int) -> None:  # noqa: B027
         """Fetch parameters and optimizer state from the servers; `turn` counts moves, the same for all workers."""
 
-    def hand_over(self) -> None:
+    def hand_over(self) -> None:  # noqa: B027
         """Send parameters and optimizer state to the servers."""
 
 
-class ServedDense:
+class ServedDense(DensePlacement):
     """Placement on the servers: dense parameters are pulled with the rows, and pushed with their gradients."""
 
     def __init__(self, flat: FlatModel, slices: ShardSlices) -> None:
@@ -89,12 +96,10 @@ class ServedDense:
         self._held: Frame | None = None
 
     def size(self, shard: int) -> int:
-        """See DenseGradientSlices.size."""
         low, high = self.cuts[shard]
         return high - low
 
     def write(self, shard: int, out: Any) -> None:
-        """See DenseGradientSlices.write."""
         low, high = self.cuts[shard]
         if high - low == self.flat.size:
             self.flat.gradient_into(out)
@@ -120,25 +125,10 @@ class ServedDense:
         self._held = frame
 
     def leave(self) -> None:
-        """See DensePlacementState.leave."""
         self.flat.come_home()
         if self._held is not None:
             self._held.release()
             self._held = None
-
-    def take_over(self, turn: int) -> None:
-        """Do nothing: the servers have the parameters."""
-
-    def hand_over(self) -> None:
-        """Do nothing: the servers have the parameters."""
-
-    def checksum(self) -> tuple[str, str]:
-        """See DensePlacementState.checksum."""
-        return "", ""
-
-    def packed(self, after: int) -> tuple[int, int, Any] | None:
-        """See DensePlacementState.packed: nothing is held here."""
-        return NOT_HERE
 
     def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
         """Push rows and dense slices."""
@@ -148,17 +138,17 @@ class ServedDense:
             self.exchange.push(item, row_gradient, self)
 
 
-class ReplicatedDense:
+class ReplicatedDense(DensePlacement):
     """Replicated placement: gradients are summed by an all-reduce, and every worker applies the same step.
 
     The all-reduce of a bucket begins while the backward pass computes the next."""
 
     def __init__(
         self, flat: FlatModel, slices: ShardSlices, collective: Collective, block: DenseBlock, buckets: int,
-        steps: ReplicatedSteps, norms_every: int = 0, survival: SyncRecovery | None = None, codec: Codec | None = None,
+        steps: ReplicatedSteps, norms_every: int = 0, recovery: SyncRecovery | None = None, codec: Codec | None = None,
     ) -> None:  # fmt: skip
         self.steps = steps
-        self.survival, self.slices, self.exchange = survival, slices, slices.exchange
+        self.recovery, self.slices, self.exchange = recovery, slices, slices.exchange
         self.flat, self.collective, self.block = flat, collective, block
         self.norms_every = norms_every if self.exchange.index == 0 else 0  # all have the same sum: one reports it
         self.gradient = np.zeros(flat.size, np.float32)
@@ -169,25 +159,22 @@ class ReplicatedDense:
         self._begun = self._again = False
 
     def leave(self) -> None:
-        """See DensePlacementState.leave."""
         self.flat.listen(None)
 
     def take_over(self, turn: int) -> None:
-        """See DensePlacementState.take_over."""
-        if self.survival is not None:
-            self.survival.renew(turn)
+        if self.recovery is not None:
+            self.recovery.renew(turn)
         self.steps.taken = -1
         self.slices.fetch(self.block)
         self.restored()
 
     def hand_over(self) -> None:
-        """See DensePlacementState.hand_over."""
         self.slices.give(self.block)
 
     def load(self, item: BatchInProgress) -> None:
         """Prepare the all-reduce of the gradient during the backward pass; the model already holds the parameters."""
-        if self.survival is not None and item.phase.training:
-            self._again = not self.survival.begin(item)
+        if self.recovery is not None and item.phase.training:
+            self._again = not self.recovery.begin(item)
             if self._again:
                 self.flat.listen(None)
                 return
@@ -214,7 +201,6 @@ class ReplicatedDense:
         self._filling.filled(part)
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
-        """See DensePlacementState.packed."""
         there = self.steps.at(after)
         if not there:
             return None if there is None else NOT_HERE
@@ -227,7 +213,7 @@ class ReplicatedDense:
     def _summed(self) -> bool:
         """Wait for a step's sum. False where this worker has another batch of the step, or the run is over."""
         try:
-            if self.survival is not None and self.survival.more():
+            if self.recovery is not None and self.recovery.more():
                 self._filling.begin()
                 return False
             self._filling.wait()
@@ -236,16 +222,14 @@ class ReplicatedDense:
         return True
 
     def checksum(self) -> tuple[str, str]:
-        """See DensePlacementState.checksum."""
-        own = digest([self.block.value, *self.block.moments.values()])
-        return own, str(self.block.model_sum())
+        return digest(self.block.arrays), str(self.block.model_sum())
 
     def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
         """Push rows and pull the next batch's while the last buckets are summed; then take the step."""
         grant = item.grant
-        if self._again and self.survival is not None:
+        if self._again and self.recovery is not None:
             self.exchange.push(item, row_gradient, None)
-            self.survival.forward()
+            self.recovery.forward()
             return
         if row_gradient is None:
             self.gradient[:] = 0.0
@@ -260,8 +244,8 @@ class ReplicatedDense:
         if due(self.norms_every, grant.token):
             square = dense_square([(self.gradient, 1.0)], self.block.params, grant.divisor)
             self.exchange.coordinator.send(GradientNorms(grant.token, square, []))
-        if self.survival is not None:
-            self.survival.take()
+        if self.recovery is not None:
+            self.recovery.take()
         self.block.apply(self.gradient, grant.divisor, grant.divisor, grant.lr_scale)
         self.steps.taken = grant.token
         if self.block.value is not self.flat.vector:
@@ -286,7 +270,7 @@ class SyncRecovery:
         self._first: int | None = None  # first step of this generation
         self._token = -1  # current step
         collective.wanted = self._wanted
-        exchange.on_more = self._more_comes
+        exchange.on_next_batch = self._more_comes
 
     def begin(self, item: BatchInProgress) -> bool:
         """Announce the place that a batch fills.

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.errors import WireError
-from gbactl.server.core import Server
+from gbactl.server.shard_server import Server
 from gbactl.store.dense import DenseSpec
 from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.shard import Shard, ShardSpec
@@ -31,8 +31,7 @@ from gbactl.wire import auth, frames, socket_channel
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import BeginPhase, EasgdUpdate, Pull, Push, PutDense, decode, kind_of, pack
-from gbactl.wire.send_queue import QueuedBytes
-from gbactl.wire.socket_channel import SocketChannel
+from gbactl.wire.socket_channel import QueuedBytes, SocketChannel
 from gbactl.wire.traffic import TrafficCounter
 from tests.fuzz.coordinator import Spoken
 from tests.fuzz.mutations import mangled, message, odd_frame

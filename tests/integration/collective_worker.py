@@ -12,9 +12,8 @@ import numpy as np
 
 from gbactl.collective import connect
 from gbactl.collective.base import Collective
-from gbactl.collective.buckets import Buckets
+from gbactl.collective.buckets import Buckets, OverlappedGradient
 from gbactl.kernels import codec_of
-from gbactl.kernels.half_precision import round_here
 
 
 def main(rounds: int, length: int, buckets: int, die_at: int, item: int = 4) -> None:
@@ -23,17 +22,18 @@ def main(rounds: int, length: int, buckets: int, die_at: int, item: int = 4) -> 
 
 
 def work(collective: Collective, rounds: int, length: int, buckets: int, die_at: int, item: int) -> None:
-    plan, codec = Buckets.even("dense", length, buckets), codec_of("fp16" if item == 2 else "fp32")
+    sizes = [length // buckets] * (buckets - 1)
+    plan = Buckets.of_parameters("dense", [*sizes, length - sum(sizes)], buckets)
+    flat = np.empty(length, np.float32)
+    gradient = OverlappedGradient(collective, plan, flat, [], codec_of("fp16" if item == 2 else "fp32"))
     digest, sent = hashlib.sha256(), []
     collective.moved = lambda nbytes, shared: sent.append(nbytes)
     for step in range(rounds):
         if step == die_at and collective.rank == collective.size - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         rng = np.random.default_rng([step, collective.rank])
-        flat = (rng.standard_normal(length) * 10.0 ** rng.integers(-3, 4, length)).astype(np.float32)
-        round_here(codec, flat)
-        plan.all_reduce_sum(collective, flat)
-        round_here(codec, flat)
+        flat[:] = rng.standard_normal(length) * 10.0 ** rng.integers(-3, 4, length)
+        gradient.wait()
         digest.update(flat.tobytes())
     print(f"digest {digest.hexdigest()} sent={sum(sent)} grpc={'grpc' in sys.modules}", flush=True)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gbactl.checkpoint.folder import CheckpointFolder
-from gbactl.coordinator.schedule import END_BYTES
-from gbactl.tracking.store import connect
+from gbactl.coordinator.rounds import END_BYTES
+from gbactl.tracking.mlflow_store import connect
 from tests.support.processes import Launcher, wait_for
 
 NO_NAME = "hostname nosuchname && mount --bind {empty} /etc/hosts && mount --bind {empty} /etc/resolv.conf"

@@ -20,10 +20,10 @@ import pytest
 
 from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.coordinator import event_log
-from gbactl.launch import rundir
-from gbactl.launch.orphans import REACHED, end_orphans
-from gbactl.tracking.backlog import FILE_NAME, Backlog
-from gbactl.tracking.store import connect, experiment_id
+from gbactl.launch import run_dir as run_dirs
+from gbactl.launch.run_dir import REACHED, end_orphans
+from gbactl.tracking.delivery import FILE_NAME, Backlog
+from gbactl.tracking.mlflow_store import connect, experiment_id
 from tests.support.processes import (
     FORK_SERVER,
     SMALL,
@@ -44,7 +44,7 @@ LONG = ("data.rows_per_day=60000", "model.hidden=[512,512,512]", "train.global_b
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tracking store made once: making one takes seconds."""
-    from gbactl.tracking.store import ensure_store
+    from gbactl.tracking.mlflow_store import ensure_store
 
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     ensure_store(f"sqlite:///{path}")
@@ -240,7 +240,7 @@ def test_a_run_that_nobody_holds_is_ended_with_what_it_had_reached(store: Path, 
            "tags": {}, "uri": uri}  # fmt: skip
     backlog.append([run, {"kind": "metrics", "rows": [["samples", 2000.0, 5, 2000]]}])
     backlog.opened(resent)
-    with rundir.lock(tmp_path / "held"):
+    with run_dirs.lock(tmp_path / "held"):
         end_orphans(uri)
     status = {run_id: client.get_run(run_id).info.status for run_id in (killed, resent, finished, held, others)}
     assert status == {

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from gbactl.coordinator import event_log
-from gbactl.engine import network_report
+from gbactl.engine import host_agents
 from tests.support.netns import LAUNCHER, NAMESPACES, Hosts, hosts
+from tests.support.pages import commands
 from tests.support.processes import Launched, alive, collective, wait_for
-from tests.support.readme import commands
 from tests.support.site import LONG, NAMES, OBSTACLE, Site
 from tests.support.slow import slow
 
@@ -268,7 +268,7 @@ def test_the_doctor_measures_every_line_and_what_is_slow_is_slow(site_of: Callab
     assert all(pair["latency_us"] > 0 for pair in pairs.values())
     assert 0.02 < pairs["c", "a"]["bandwidth_gbit"] < 0.06  # 50 Mbit/s of frames, of which TCP's headers take some
     assert pairs["a", "b"]["bandwidth_gbit"] > pairs["c", "a"]["bandwidth_gbit"]
-    assert set(network_report.read(out)) == {"latency_us", "bandwidth_gbit"}
+    assert set(host_agents.read(out)) == {"latency_us", "bandwidth_gbit"}
 
 
 def test_a_delayed_host_is_as_far_as_asked_and_leaves_nothing(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def _round_trip(at: Hosts, source: str, target: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_commands_of_the_readme(site_of: Callable[..., Site]) -> None:
+def test_the_commands_of_the_tutorial(site_of: Callable[..., Site]) -> None:
     site = site_of()
     small = ["data.days=2", "data.rows_per_day=8000", "model.dim=4", "model.hidden=[8]", "train.max_eval_samples=1000"]
     extra = {
@@ -311,7 +311,7 @@ def test_the_commands_of_the_readme(site_of: Callable[..., Site]) -> None:
         "train": [f"cluster.ssh='{site.machines.ssh}'", "cluster.forward=[GBACTL_CACHE]", *small],
         "calibrate": ["--workers", "2,4", "--seconds", "2", f"collective={collective()}", *small[2:4]],
     }
-    lines = commands("text", "Several machines")
+    lines = commands("docs/tutorials/several-machines.md", "hosts")
     assert [line.split()[:2] for line in lines] == [["gbactl", name] for name in extra]
     for line in lines:
         words = shlex.split(line)[1:]

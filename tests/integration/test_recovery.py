@@ -14,7 +14,7 @@ import pytest
 
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import AnnounceRecord, EventLogError, JoinedRecord, LeftRecord, OrderRecord
-from gbactl.coordinator.worker_recovery import FATES
+from gbactl.coordinator.failure_recovery import FATES
 from tests.support.processes import FORK_SERVER, SHM, Launcher, alive, children_of, collective, wait_for
 from tests.support.slow import slow
 

@@ -18,9 +18,9 @@ from click.testing import CliRunner, Result
 import gbactl
 from gbactl.cli.report import command
 from gbactl.errors import GbactlError, TrackingError, UsageError
-from gbactl.tracking.run import TrackedRun
-from gbactl.tracking.store import tracking_uri
+from gbactl.tracking.mlflow_store import tracking_uri
 from gbactl.tracking.summary import metrics_of
+from gbactl.tracking.tracked_run import TrackedRun
 
 pytestmark = pytest.mark.beside
 
@@ -165,7 +165,7 @@ def children_on(port: int) -> bool:
 
 
 def test_a_taken_port_is_explained() -> None:
-    from gbactl.tracking.ui import serve
+    from gbactl.tracking.mlflow_ui import serve
 
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -175,7 +175,7 @@ def test_a_taken_port_is_explained() -> None:
 
 
 def test_a_server_has_a_ui_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    from gbactl.tracking.ui import serve
+    from gbactl.tracking.mlflow_ui import serve
 
     serve("http://there:5000", 5000, print)
     assert "open http://there:5000" in capsys.readouterr().out

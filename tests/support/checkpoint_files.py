@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import CheckpointFolder
-from gbactl.checkpoint.manifest import FileEntry, Manifest
+from gbactl.checkpoint.folder import CheckpointFolder, FileEntry, Manifest, write_manifest
 from gbactl.checkpoint.tensor_file import write_tensors
 from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.shard import DenseSpec, Shard, ShardSpec
@@ -50,7 +48,7 @@ def fill(shard: Shard, seed: int = 0) -> None:
     state["value"] = vector[low : low + len(state["value"])].copy()
     for name in (name for name in state if name.startswith("moment.")):
         state[name] = (vector * 3)[low : low + len(state[name])].copy()
-    shard.load_dense({**state, "step": np.array([4], np.int64)})
+    shard.dense_block().load_state({**state, "step": np.array([4], np.int64)})
 
 
 def tensors_of(shard: Shard, index: np.ndarray | None = None) -> dict[str, Any]:
@@ -84,7 +82,7 @@ def save(
         POSITION, {}, SCHEMA, "same", base or [],
     )  # fmt: skip
     made = dataclasses.replace(made, **more)
-    manifests.write(path, made)
+    write_manifest(path, made)
     return made
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from gbactl.coordinator import journal
-from gbactl.coordinator.handout import LivePhase
-from gbactl.server.core import Server
-from gbactl.wire.in_memory import MemoryChannel
+from gbactl.coordinator.batch_dispatch import LivePhase
+from gbactl.coordinator.state import JOURNAL_FILE
+from gbactl.server.shard_server import Server
 from gbactl.wire.messages import KIND
 from gbactl.worker.client import WorkerClient
+from tests.support.in_memory import MemoryChannel
 from tests.support.memory_cluster import Killed
 
 
@@ -58,10 +58,10 @@ class Orphaned:
         plain, seen, one = MemoryChannel.send, [-1], threading.Lock()
 
         def due(me: Any, message: Any) -> bool:
-            if me.role != "coordinator" or not me.epoch == self.deaths < len(later):
+            if me.role != "coordinator" or not me.incarnation == self.deaths < len(later):
                 return False
-            seen[0] += isinstance(message, kind) or seen[0] >= 0 or me.epoch > 0
-            if seen[0] != later[me.epoch]:
+            seen[0] += isinstance(message, kind) or seen[0] >= 0 or me.incarnation > 0
+            if seen[0] != later[me.incarnation]:
                 return False
             self.deaths, seen[0] = self.deaths + 1, -1
             return True
@@ -82,13 +82,13 @@ class Death:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, run_dir: Path, *turns: int, of: Any = object) -> None:
         self.turns, self.deaths = list(turns), 0
-        plain, seen, note = MemoryChannel.send, Counter[int](), run_dir / journal.NAME
+        plain, seen, note = MemoryChannel.send, Counter[int](), run_dir / JOURNAL_FILE
 
         def send(this: Any, message: Any, payload: Any = None) -> None:
             me = this._hub.me
-            if me.role == "coordinator" and me.epoch == self.deaths < len(self.turns):
-                seen[me.epoch] += isinstance(message, of) and note.exists()
-                if seen[me.epoch] == self.turns[me.epoch]:
+            if me.role == "coordinator" and me.incarnation == self.deaths < len(self.turns):
+                seen[me.incarnation] += isinstance(message, of) and note.exists()
+                if seen[me.incarnation] == self.turns[me.incarnation]:
                     self.deaths += 1
                     raise Killed
             plain(this, message, payload)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gbactl.config import FaultsConfig
-from gbactl.faults.plan import FaultPlan
+from gbactl.faults.fault_plan import FaultPlan
 
 EVERY_KIND: tuple[dict[str, Any], ...] = (
     {"kind": "constant", "factor": 4},

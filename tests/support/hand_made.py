@@ -18,14 +18,16 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog, OrderRecord
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
-from gbactl.nodes.roles import header
+from gbactl.nodes.node_setup import header
 from gbactl.policies import Drop, Grant, Phase, Policy, make
-from gbactl.policies.base import Decision
-from gbactl.replay.fold import store_order
-from gbactl.replay.worker import GradientRecomputer, PulledBatch
+from gbactl.policies.policy import Decision
+from gbactl.replay.gradient_recomputation import GradientRecomputer, index_of
+from gbactl.replay.replayer import store_order
+from gbactl.simulation.shared_compute import answer_of
 from gbactl.store.gradient_slice import StepOrder
 from gbactl.store.optimizers import factor
 from gbactl.wire.messages import BeginPhase
+from gbactl.worker.core import BatchInProgress
 
 
 @dataclass
@@ -34,7 +36,7 @@ class Lease:
 
     worker: int
     grant: Grant
-    pulled: PulledBatch
+    pulled: BatchInProgress
     rows: dict[int, int] = field(default_factory=dict)
     dense: dict[int, int] = field(default_factory=dict)
 
@@ -112,15 +114,15 @@ class HandMade:
             return
         lease = self.random.choice(waiting)
         if shard not in lease.rows:
-            index = lease.pulled.index(shard)
+            index = index_of(lease.pulled, shard)
             rows = np.empty((len(index), self.gradients.width), np.float32)
             state.pull_rows(index, rows)
             state.note_pull(lease.grant.batch, index)
-            lease.pulled.rows[shard], lease.rows[shard] = rows, state.version
+            answer_of(lease.pulled, shard).rows, lease.rows[shard] = rows, state.version
         else:
             values = np.empty_like(state.dense_state()["value"])
             state.pull_dense(values)
-            lease.pulled.dense[shard], lease.dense[shard] = values, state.version
+            answer_of(lease.pulled, shard).dense, lease.dense[shard] = values, state.version
 
     def _catch_up(self, _: Policy) -> None:
         """One shard applies its next order."""

@@ -13,8 +13,8 @@ from gbactl.wire import auth
 from gbactl.wire.auth import Peer
 from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.frames import Bytes, Frame
-from gbactl.wire.in_memory import MemoryHub
 from gbactl.wire.messages import TakeBatch, unpack
+from tests.support.in_memory import MemoryHub
 
 KEY = auth.new_key()
 SLOT = 1 << 18

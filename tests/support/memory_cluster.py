@@ -12,20 +12,20 @@ from typing import Any
 
 from gbactl.collective.base import ring_item
 from gbactl.config import RunConfig, to_dict
-from gbactl.coordinator.journal import JournalState
-from gbactl.coordinator.shell import Coordinator
+from gbactl.coordinator.message_loop import Coordinator
+from gbactl.coordinator.state import JournalState
 from gbactl.data.dataset import open_dataset
 from gbactl.errors import PeerGoneError, WireError
-from gbactl.nodes.roles import dressed, header, serve
-from gbactl.nodes.worker import work
-from gbactl.server.core import Server
+from gbactl.nodes.node_setup import dressed, header, serve
+from gbactl.nodes.worker_process import work
+from gbactl.server.shard_server import Server
 from gbactl.wire.auth import Peer
-from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.channel import Hub
 from gbactl.wire.frames import CLOSED
-from gbactl.wire.in_memory import MemoryHub
 from gbactl.wire.messages import Event, Hello, unpack
 from gbactl.wire.reliable import exposed
+from gbactl.wire.startup import Bootstrap
+from tests.support.in_memory import MemoryHub
 from tests.support.in_memory_collective import MemoryGroup
 
 LIMIT_SECONDS = 60.0
@@ -93,7 +93,7 @@ def run_in_memory(
     def server(index: int, epoch: int = 0) -> None:
         mine = joined(Peer("server", index, epoch))
         try:
-            serve(mine, mine.connect("C"), replace(boot("server", index), epoch=epoch), dataset, Server)
+            serve(mine, mine.connect("C"), replace(boot("server", index), incarnation=epoch), dataset, Server)
         except Killed:
             pass
         except (PeerGoneError, WireError):
@@ -103,7 +103,7 @@ def run_in_memory(
 
     def worker(index: int, epoch: int = 0) -> None:
         mine = joined(Peer("worker", index, epoch))
-        booted = replace(boot("worker", index), epoch=epoch)
+        booted = replace(boot("worker", index), incarnation=epoch)
         try:
             work(mine, mine.connect("C"), booted, cfg, dataset, group.member(index))
         except Killed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gbactl.policies.base import names
+from gbactl.policies.policy import names
 
 EVERY = names()
 SERVED = names(lambda mode: mode.home == "servers")

@@ -6,15 +6,15 @@ import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gbactl.server.core import Server
+from gbactl.server.shard_server import Server
 from gbactl.store.dense import DenseSpec
 from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire.auth import Peer
-from gbactl.wire.in_memory import MemoryHub
 from gbactl.wire.messages import ShardRelocated, Stop
 from gbactl.worker.all_reduce_on_server import ServerSums
 from gbactl.worker.client import BatchSource, WorkerClient
+from tests.support.in_memory import MemoryHub
 
 SGD = OptimizerSpec("sgd", 1.0)
 SPEC = ShardSpec(0, 1, 10, 3, row_optimizer=SGD, dense=DenseSpec(4), dense_optimizer=SGD)

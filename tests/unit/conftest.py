@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.server.core import Server
+from gbactl.server.shard_server import Server
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Names of modes and places stand where they are made: all else asks the registry, or the place (config/place.py)."""
+"""Names of modes and places stand where they are made: all else asks the registry, or the place."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import gbactl
-from gbactl.config.place import place_of
+from gbactl.config.engine_capabilities import place_of
 from gbactl.paths import conf_dir
-from gbactl.policies.base import names
+from gbactl.policies.policy import names
 
 PACKAGE = Path(gbactl.__file__).parent
 STUDIES = PACKAGE.parent / "experiments"
@@ -33,7 +33,7 @@ def test_no_list_of_modes_can_go_stale() -> None:
     modes = set(names())
     for where, node in nodes(PACKAGE, STUDIES):
         listed = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [])
-        assert len(texts(listed) & modes) <= FEW, f"{where} lists modes: take gbactl.policies.base.names"
+        assert len(texts(listed) & modes) <= FEW, f"{where} lists modes: take gbactl.policies.policy.names"
 
 
 def test_nothing_asks_for_the_name_of_a_place() -> None:

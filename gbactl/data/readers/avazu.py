@@ -14,12 +14,21 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from gbactl.data.dataset import Batch, Schema
-from gbactl.data.files import LineBlock, Progress, find, read_all
-from gbactl.data.text import BadLines, FastPathMismatch, is_integer, parse, table, to_ids
+from gbactl.config_types import Natural, TableRows
+from gbactl.data.dataset import Batch, Progress, Schema
+from gbactl.data.text_files import (
+    BadLines,
+    FastPathMismatch,
+    LineBlock,
+    find,
+    is_integer,
+    parse,
+    read_all,
+    table,
+    to_ids,
+)
 from gbactl.data.writer import WrittenArrays, write_all
 from gbactl.errors import DataError
-from gbactl.typed import Natural, TableRows
 
 NOT_FIELDS = ("id", "click", "hour")
 LAST_HOUR = 99123123

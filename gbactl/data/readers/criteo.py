@@ -14,12 +14,21 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from gbactl.data.dataset import Batch, Schema
-from gbactl.data.files import Progress, find, read_all
-from gbactl.data.text import BadLines, FastPathMismatch, is_integer, parse, table, to_ids, to_numbers
+from gbactl.config_types import Days, Natural, TableRows
+from gbactl.data.dataset import Batch, Progress, Schema
+from gbactl.data.text_files import (
+    BadLines,
+    FastPathMismatch,
+    find,
+    is_integer,
+    parse,
+    read_all,
+    table,
+    to_ids,
+    to_numbers,
+)
 from gbactl.data.writer import WrittenArrays, days_between, equal_days, write_all
 from gbactl.errors import DataError
-from gbactl.typed import Days, Natural, TableRows
 
 NUMERIC = [f"I{i}" for i in range(1, 14)]
 FIELDS = [f"C{i}" for i in range(1, 27)]

@@ -14,13 +14,11 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from gbactl.data.dataset import Batch, Schema
-from gbactl.data.files import LineBlock, Progress, find, read_all
-from gbactl.data.sources import require
-from gbactl.data.text import BadLines, FastPathMismatch, is_integer, parse, table
+from gbactl.config_types import Natural
+from gbactl.data.dataset import Batch, Progress, Schema
+from gbactl.data.text_files import BadLines, FastPathMismatch, LineBlock, find, is_integer, parse, read_all, table
 from gbactl.data.writer import WrittenArrays, write_all
-from gbactl.errors import DataError
-from gbactl.typed import Natural
+from gbactl.errors import DataError, require
 
 SPLITS = ("train", "validation", "test")
 LARGEST = 2**31 - 2

@@ -16,12 +16,11 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from gbactl.data.dataset import Batch, Schema
-from gbactl.data.files import LineBlock, Progress, find, read_all
-from gbactl.data.text import BadLines, FastPathMismatch, is_integer, parse, table
+from gbactl.config_types import Days, Natural
+from gbactl.data.dataset import Batch, Progress, Schema
+from gbactl.data.text_files import BadLines, FastPathMismatch, LineBlock, find, is_integer, parse, read_all, table
 from gbactl.data.writer import WrittenArrays, equal_days, reorder, write_all
 from gbactl.errors import DataError
-from gbactl.typed import Days, Natural
 
 FIELDS = ["user", "item", "hour", "weekday"]
 CLICK = 4.0

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gbactl.calibration.fit import GROUPS, Predict, averaged, fit, scaled
-from gbactl.calibration.observe import Observation, ProgressLog
-from gbactl.calibration.simulate import predict
+from gbactl.calibration.fit import GROUPS, Predict, averaged, fit, predict, scaled
+from gbactl.calibration.local_runs import Observation, ProgressLog
 from gbactl.config.cost import CostConfig
 from gbactl.data.dataset import Dataset
 from gbactl.simulation.cluster import run_virtual

@@ -16,10 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint import tensor_file
-from gbactl.checkpoint.folder import CheckpointFolder, check
-from gbactl.checkpoint.manifest import FileEntry
+from gbactl.checkpoint.folder import CheckpointFolder, FileEntry, _sum, check, write_manifest
 from gbactl.checkpoint.publishing import DENSE, Publication
 from gbactl.checkpoint.restore import load_newest, load_shard
 from gbactl.checkpoint.tensor_file import TensorFile, write_tensors
@@ -194,7 +192,7 @@ def test_a_base_and_what_came_after_it_are_merged(tmp_path: Path) -> None:
         fill(shard, 1)
         for name, values in tensors(both).items():
             values[[1, 3]] = tensors(shard)[name][[1, 3]]
-        both.load_dense(shard.dense_state())
+        both.dense_block().load_state(shard.dense_state())
     save(tmp_path, shards, 2, base=["cut-000001"], index=[np.array([1, 3], np.int32)] * 2)
     for shard in expected:
         loaded = Shard(spec(shard.spec.shard, 2))
@@ -295,7 +293,7 @@ def test_no_name_in_a_manifest_leads_out_of_its_folder(two: Path, name: str) -> 
         values.pop("sum")
         values["files"][0]["name"] = change.get("files", "S0.safetensors")
         values["base"] = change.get("base", [])
-        (two / "cut-000002" / "manifest.json").write_text(json.dumps({**values, "sum": manifests._sum(values)}))
+        (two / "cut-000002" / "manifest.json").write_text(json.dumps({**values, "sum": _sum(values)}))
         with pytest.raises(CheckpointError, match=r"manifest\.json is damaged \(it names"):
             CheckpointFolder(two).chain("cut-000002")
 
@@ -330,7 +328,7 @@ def test_a_recovering_server_takes_no_damaged_dense_part(two: Path) -> None:
     made, path = save(two, shards_of(2), 3), two / "cut-000003"
     written = write_tensors(path / DENSE, {"dense.step": TENSORS["step"]}, {})
     files = [*made.files, FileEntry(DENSE, -1, written.bytes, 0, written.sums)]
-    manifests.write(path, dataclasses.replace(made, home="workers", files=files))
+    write_manifest(path, dataclasses.replace(made, home="workers", files=files))
     (path / DENSE).write_bytes(bytes(written.bytes))
     told: list[str] = []
     found = load_newest(Shard(spec(0, 2)), CheckpointFolder(two), told.append)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -87,3 +88,26 @@ def test_parts_are_rounded_before_they_are_summed_and_sums_after() -> None:
 def test_a_parameter_across_an_edge_is_refused() -> None:
     with pytest.raises(ValueError, match="no single bucket"):
         OverlappedGradient(Doubling(), Buckets("d", (0, 5, 15)), np.zeros(15, np.float32), SPANS)
+
+
+@given(st.lists(st.integers(1, 900), min_size=1, max_size=12), st.integers(1, 8))
+def test_parameter_buckets_never_cut_a_parameter(sizes: list[int], count: int) -> None:
+    buckets = Buckets.of_parameters("d", sizes, count)
+    assert buckets.edges[0] == 0 and all(lo < hi for lo, hi in itertools.pairwise(buckets.edges))
+    ends = {0, *np.cumsum(sizes).tolist()}
+    assert set(buckets.edges) <= ends
+    assert buckets.edges[-1] == sum(sizes)
+    assert 1 <= len(buckets) <= count
+
+
+def test_buckets_of_an_mlp_are_balanced_between_layers() -> None:
+    sizes = [429 * 400, 400, 160_000, 400, 160_000, 400, 400, 1]
+    buckets = Buckets.of_parameters("d", sizes, 2)
+    assert buckets.edges == (0, 429 * 400 + 400, sum(sizes)) or buckets.edges[1] == sum(sizes[:3])
+    assert [buckets.label(i) for i in range(2)] == ["d.0", "d.1"]
+
+
+def test_a_piece_is_a_view() -> None:
+    flat = np.zeros(100, np.float32)
+    Buckets("d", (0, 30, 60, 100)).piece(flat, 1)[:] = 1
+    assert 0 < flat.sum() < 100

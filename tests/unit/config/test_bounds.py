@@ -13,13 +13,12 @@ import pytest
 from gbactl.checkpoint.plan import VARIANTS
 from gbactl.config import RunConfig, from_dict
 from gbactl.data.dataset import open_dataset
-from gbactl.data.prepare import prepare
-from gbactl.data.sources import SOURCES, make_source, options_class
+from gbactl.data.prepare import SOURCES, make_source, options_class, prepare
 from gbactl.errors import ConfigError, DivergedError
-from gbactl.faults.base import KINDS, typed
-from gbactl.policies.base import names, policy_class
+from gbactl.faults.fault_kinds import KINDS, typed
+from gbactl.policies.policy import names, policy_class
 from gbactl.simulation.cluster import run_virtual
-from gbactl.switching.schedule import UNITS
+from gbactl.switching.mode_switches import UNITS
 from tests.support import small_data
 
 EXTREMES = (0, -1, 1e-9, 1e20, 10**20, math.nan, math.inf, -math.inf)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gbactl.config import RunConfig, check, flatten, from_dict, to_dict
-from gbactl.config.rules import check_transport
+from gbactl.config.validation import check_transport
 from gbactl.errors import ConfigError
 
 

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import CheckpointFolder
+from gbactl.checkpoint.folder import CheckpointFolder, write_manifest
 from gbactl.checkpoint.publishing import ReplicaMean
 from gbactl.checkpoint.restore import dense_state
 from gbactl.config import CheckpointConfig, RunConfig, mode_values
 from gbactl.coordinator.checkpointing import Checkpointing
+from gbactl.coordinator.run_record import RunSummary
 from gbactl.coordinator.state import JobPosition, RunState
-from gbactl.coordinator.summary import RunSummary
 from gbactl.errors import CheckpointError, DivergedError
 from gbactl.wire.messages import DenseSaved, Save, Saved, SaveDense, SaveReplica
 from tests.support.checkpoint_files import save, shards_of
@@ -115,7 +114,7 @@ def test_everybody_goes_back_to_what_the_run_has_saved_itself(tmp_path: Path) ->
     cluster.phase.ordered(2)
     cluster.answer(1, 0, 1)
     own = cluster.cuts.folder.chain("cut-000001").last
-    manifests.write(cluster.cuts.folder.begin(2), dataclasses.replace(own, number=2, identity="of another seed"))
+    write_manifest(cluster.cuts.folder.begin(2), dataclasses.replace(own, number=2, identity="of another seed"))
     with pytest.raises(CheckpointError, match="cut-000002 is of another run"):
         cluster.cuts.folder.chain("cut-000002")
 

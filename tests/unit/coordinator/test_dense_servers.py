@@ -26,8 +26,8 @@ from gbactl.config import (
 )
 from gbactl.coordinator.event_log import InfoRecord, read
 from gbactl.coordinator.state import config_at
-from gbactl.policies import base as policies
-from gbactl.server.core import Server
+from gbactl.policies import policy as policies
+from gbactl.server.shard_server import Server
 from gbactl.wire.messages import KIND, AddReplica, EasgdUpdate, Event, GetDense, Inspect, OrderStep, Push, PutDense
 from tests.support.deaths import Victim
 from tests.support.lock_step import LockStepAsync, LockStepGba

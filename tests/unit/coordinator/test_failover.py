@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from gbactl.config import ClusterConfig, FaultsConfig, ModeConfig, RunConfig, SwitchConfig
-from gbactl.coordinator import event_log, journal
-from gbactl.coordinator.context import RunContext
+from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import InfoRecord
-from gbactl.coordinator.recovery_times import FailureRecords
-from gbactl.coordinator.state import OVER
-from gbactl.coordinator.worker_recovery import FATES
-from gbactl.replay.command import replay, sentence
+from gbactl.coordinator.failure_recovery import FATES
+from gbactl.coordinator.run_context import RunContext
+from gbactl.coordinator.state import OVER, FailureRecords, JournalState, kept
+from gbactl.replay.replay_run import replay, sentence
 from gbactl.wire.messages import Barrier, BeginPhase, DropSlice, Event, Fence, Granted, OrderStep
 from gbactl.worker.client import WorkerClient
 from tests.support.deaths import Death, DyingWorker
@@ -253,13 +252,13 @@ def test_the_journal_is_kept_where_another_can_go_on(data: dict[str, Any]) -> No
     virtual.cluster = ClusterConfig(name="virtual")
     sync, replicas = RunConfig(), config("gba", data)
     replicas.mode = ModeConfig("shadow_easgd")
-    assert [journal.kept(cfg) for cfg in (gba, sync, replicas, ended, virtual)] == [True, True, True, False, False]
+    assert [kept(cfg) for cfg in (gba, sync, replicas, ended, virtual)] == [True, True, True, False, False]
 
 
 def test_a_run_without_a_death_leaves_a_journal_that_is_over(data: dict[str, Any], tmp_path: Path) -> None:
     """And no note in its log, but small numbers."""
     go(config("gba", data), tmp_path)
-    found = journal.JournalState.of(tmp_path, 1, 0.0)
+    found = JournalState.of(tmp_path, 1, 0.0)
     assert (found.state.stood.stage, found.state.stood.round) == (OVER, 1)
     assert found.state.ongoing.lives.gone == [] and found.state.ongoing.failures == FailureRecords()
     infos = [record for record in event_log.read(tmp_path / "events.log") if isinstance(record, InfoRecord)]

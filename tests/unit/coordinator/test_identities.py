@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
-from gbactl.policies import base as policies
+from gbactl.policies import policy as policies
 from tests.support import small_data
 from tests.support.lock_step import LockStepAsync, LockStepGba
 from tests.support.memory_cluster import run_in_memory

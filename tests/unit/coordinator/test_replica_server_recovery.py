@@ -26,11 +26,11 @@ from gbactl.config import (
     from_dict,
 )
 from gbactl.coordinator.checkpointing import Checkpointing
-from gbactl.coordinator.shell import Coordinator
+from gbactl.coordinator.message_loop import Coordinator
 from gbactl.coordinator.state import config_at
-from gbactl.launch.export import export
-from gbactl.server.core import Server
-from gbactl.server.easgd_center import EasgdHandlers
+from gbactl.launch.checkpoint_command import export
+from gbactl.server.replica_averaging import EasgdHandlers
+from gbactl.server.shard_server import Server
 from gbactl.trainer.exchange import EasgdExchange
 from gbactl.trainer.replica_placement import ComputeThread, TrainerDense
 from gbactl.wire.messages import (

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import CheckpointFolder
+from gbactl.checkpoint.folder import CheckpointFolder, read_manifest, write_manifest
 from gbactl.config import (
     CheckpointConfig,
     ClusterConfig,
@@ -26,11 +25,11 @@ from gbactl.config import (
     check,
 )
 from gbactl.coordinator import event_log
-from gbactl.coordinator.worker_recovery import FATES
+from gbactl.coordinator.failure_recovery import FATES
 from gbactl.errors import ClusterError, EventLogError, PeerGoneError
-from gbactl.replay.recording import scan
-from gbactl.server import recovery
-from gbactl.server.core import Server
+from gbactl.replay.log_scan import scan
+from gbactl.server import shard_server
+from gbactl.server.shard_server import Server
 from gbactl.wire.messages import (
     KIND,
     AdoptVersion,
@@ -272,12 +271,12 @@ def test_a_damaged_or_foreign_checkpoint_costs_more(
         handle(this, channel, frame)
 
     monkeypatch.setattr(Server, "handle", handles)
-    plain = recovery.load_last
+    plain = shard_server.load_last
 
     def load_last(shard: Any, folder: CheckpointFolder, resumed: Path | None) -> int:
         newest = folder.path / folder.names()[-1]
         if foreign:
-            manifests.write(newest, dataclasses.replace(manifests.read(newest), identity="of another seed"))
+            write_manifest(newest, dataclasses.replace(read_manifest(newest), identity="of another seed"))
             return plain(shard, folder, resumed)
         (path,) = newest.glob("S0.*")
         content = bytearray(path.read_bytes())
@@ -285,7 +284,7 @@ def test_a_damaged_or_foreign_checkpoint_costs_more(
         path.write_bytes(content)
         return plain(shard, folder, resumed)
 
-    monkeypatch.setattr("gbactl.nodes.roles.load_last", load_last)
+    monkeypatch.setattr("gbactl.nodes.node_setup.load_last", load_last)
     told: list[Event] = []
     result = run_in_memory(config("async", every=8), data, tmp_path, told=told)
     adds_up(result)
@@ -407,13 +406,13 @@ def test_who_hangs_is_missed_and_ends_when_it_wakes_up(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hung: tuple[threading.Event, list[Any]]
 ) -> None:
     awake, who = hung
-    plain = recovery.RecoveryHandlers._adopt
+    plain = shard_server.RecoveryHandlers._adopt
 
     def adopt(this: Any, *args: Any) -> None:
         plain(this, *args)
         awake.set()
 
-    monkeypatch.setattr(recovery.RecoveryHandlers, "_adopt", adopt)
+    monkeypatch.setattr(shard_server.RecoveryHandlers, "_adopt", adopt)
     result = run_in_memory(config("gba", hang=0.4), data, tmp_path)
     adds_up(result)
     assert counted(result)["failure"] == "hang"

@@ -10,11 +10,13 @@ import pytest
 
 from gbactl.checkpoint.ledger import UnsavedWork
 from gbactl.coordinator.membership import Incarnations
-from gbactl.coordinator.recovery_times import FailureRecord, FailureRecords
-from gbactl.coordinator.schedule import EarlyStopping
+from gbactl.coordinator.rounds import EarlyStopping
+from gbactl.coordinator.run_record import RunSummary
 from gbactl.coordinator.state import (
     CheckpointState,
     DensePlacementState,
+    FailureRecord,
+    FailureRecords,
     JobPosition,
     LostGradientState,
     PhaseState,
@@ -24,7 +26,6 @@ from gbactl.coordinator.state import (
     encoded,
 )
 from gbactl.coordinator.statistics import StatisticsCounts, WorkerRate
-from gbactl.coordinator.summary import RunSummary
 from gbactl.errors import CheckpointError
 from gbactl.policies import Ledger
 

@@ -1,7 +1,8 @@
-"""What the coordinator counts: staleness in steps and samples, rates, losses."""
+"""Statistics of the coordinator: staleness in steps and samples, rates; the loss that ends a run, in every mode."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.coordinator.statistics import Statistics, check_notes, curve, notes_summary, quantiles, total_notes
+from gbactl.coordinator.replica_phases import check_notes, curve, notes_summary, total_notes
+from gbactl.coordinator.statistics import LossLimit, Statistics, quantiles
 from gbactl.errors import WireError
 from gbactl.policies import Member, Step
 from gbactl.trainer.replica import ExchangeStatistics
@@ -130,3 +132,34 @@ def test_what_are_no_notes(key: str, value: Any) -> None:
         check_notes({**noted().fields(), key: value})
     with pytest.raises(WireError):
         check_notes({name: own for name, own in noted().fields().items() if name != key})
+
+
+@pytest.mark.parametrize(
+    ("losses", "passed"),
+    [
+        ([0.7, 0.6, 700.0], False),
+        ([0.7, 0.6, 701.0], True),
+        ([1e-4, 690.0], False),  # a tiny first loss sets no limit below 1,000 times ln 2
+        ([1e-4, 694.0], True),
+        ([5.0, 4999.0], False),
+        ([5.0, 5001.0], True),
+        ([1e6], False),  # nothing to compare it with
+        ([math.nan], True),
+        ([0.7, math.inf], True),
+        ([0.7, -math.inf], True),
+    ],
+)
+def test_no_number_or_a_thousand_times_the_first(losses: list[float], passed: bool) -> None:
+    limit = LossLimit()
+    assert not any(limit.passed(loss) for loss in losses[:-1])
+    assert limit.passed(losses[-1]) == passed
+
+
+def test_the_sentence() -> None:
+    limit = LossLimit()
+    limit.passed(0.7)
+    told = limit.sentence(2, 17, math.nan, 1e6)
+    assert told == (
+        "The model diverged: the loss of W2 at step 17 is nan, 1,000 times the first one is 700, at a learning rate of "
+        "1e+06; type a smaller optim.lr, or train.on_divergence=continue to train on."
+    )

@@ -20,13 +20,13 @@ from gbactl.config import (
     TrainConfig,
     check,
 )
-from gbactl.coordinator.handout import LivePhase
-from gbactl.coordinator.phase import ApplyStep
-from gbactl.coordinator.worker_recovery import FATES
+from gbactl.coordinator.batch_dispatch import LivePhase
+from gbactl.coordinator.failure_recovery import FATES
+from gbactl.coordinator.training_phase import ApplyStep
 from gbactl.errors import ClusterError, PeerGoneError
 from gbactl.faults.message_faults import MessageFaultStream
-from gbactl.nodes import worker as node
-from gbactl.replay.command import replay, sentence
+from gbactl.nodes import worker_process as node
+from gbactl.replay.replay_run import replay, sentence
 from gbactl.wire.messages import Event
 from gbactl.wire.reliable import ReliableHub
 from gbactl.worker.client import WorkerClient

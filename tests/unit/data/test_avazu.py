@@ -9,11 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gbactl.data import files
+from gbactl.data import text_files
 from gbactl.data.dataset import Dataset
-from gbactl.data.files import LineBlock
 from gbactl.data.readers.avazu import AvazuLines
-from gbactl.data.text import BadLines, parse
+from gbactl.data.text_files import BadLines, LineBlock, parse
 from gbactl.errors import DataError
 
 Load = Callable[..., Dataset]
@@ -36,8 +35,8 @@ def write(path: Path, table: list[list[str]], header: str = HEADER) -> str:
 
 
 def test_days_labels_and_ids(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "BLOCK", 700)
-    monkeypatch.setattr(files, "PIECE", 100)
+    monkeypatch.setattr(text_files, "BLOCK", 700)
+    monkeypatch.setattr(text_files, "PIECE", 100)
     table = rows(200)
     data = load(name="avazu", path=write(tmp_path / "train.csv", table), buckets=1 << 20)
     days = sorted({row[2][:6] for row in table})

@@ -12,11 +12,10 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.data import files
+from gbactl.data import text_files
 from gbactl.data.dataset import Dataset
-from gbactl.data.files import LineBlock
 from gbactl.data.readers.criteo import CriteoLines
-from gbactl.data.text import BadLines, FastPathMismatch, parse
+from gbactl.data.text_files import BadLines, FastPathMismatch, LineBlock, parse
 from gbactl.errors import ConfigError, DataError
 
 Load = Callable[..., Dataset]
@@ -83,8 +82,8 @@ def test_each_file_is_a_day_whatever_its_compression(load: Load, criteo_lines: L
 def test_small_blocks_and_windows_line_ends_change_nothing(
     load: Load, criteo_lines: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "BLOCK", 2000)
-    monkeypatch.setattr(files, "PIECE", 333)
+    monkeypatch.setattr(text_files, "BLOCK", 2000)
+    monkeypatch.setattr(text_files, "PIECE", 333)
     lines = criteo_lines(50)
     (tmp_path / "f").write_bytes("\r\n".join(lines).encode() + b"\r\n")
     check_rows(load(name="criteo", path=str(tmp_path / "f"), days=2, buckets=9), lines, 9)
@@ -109,8 +108,8 @@ def test_a_bad_line_is_named_and_leaves_no_cache(
     kind: str, load: Load, criteo_lines: Lines, caches: Callable[[], list[str]], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(files, "BLOCK", 3000)
-    monkeypatch.setattr(files, "PIECE", 1000)
+    monkeypatch.setattr(text_files, "BLOCK", 3000)
+    monkeypatch.setattr(text_files, "PIECE", 1000)
     line, reason = BAD[kind]
     lines = criteo_lines(80)
     (tmp_path / "f.tsv").write_text("\n".join([*lines[:56], line, *lines[56:]]) + "\n")

@@ -73,7 +73,7 @@ def test_errors_reach_the_command_line_as_one_sentence(cache: Path) -> None:
 def test_every_config_file_holds_exactly_the_options_of_its_source(name: str) -> None:
     import dataclasses
 
-    from gbactl.data.sources import options_class
+    from gbactl.data.prepare import options_class
     from gbactl.launch.compose import compose
 
     composed = compose([f"data={name}"]).data

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.data import files
+from gbactl.data import text_files
 from gbactl.data.dataset import Dataset
-from gbactl.data.files import LineBlock
 from gbactl.data.readers.libfm import LibfmLines
-from gbactl.data.text import BadLines, parse
+from gbactl.data.text_files import BadLines, LineBlock, parse
 from gbactl.errors import ConfigError, DataError
 
 Load = Callable[..., Dataset]
@@ -37,8 +36,8 @@ def write(folder: Path, **splits: list[str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("negative", ["-1", "0"])
 def test_splits_share_one_id_space(negative: str, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "BLOCK", 200)
-    monkeypatch.setattr(files, "PIECE", 64)
+    monkeypatch.setattr(text_files, "BLOCK", 200)
+    monkeypatch.setattr(text_files, "PIECE", 64)
     splits = {name: make(n, negative, n) for name, n in (("train", 50), ("validation", 20), ("test", 9))}
     data = load(name="libfm", **write(tmp_path, **splits))
     largest = max(int(p.split(":")[0]) for lines in splits.values() for line in lines for p in line.split()[1:])

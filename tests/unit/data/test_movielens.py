@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.data import files
+from gbactl.data import text_files
 from gbactl.data.dataset import Dataset
-from gbactl.data.files import LineBlock
 from gbactl.data.readers.movielens import RatingLines
-from gbactl.data.text import BadLines, parse
+from gbactl.data.text_files import BadLines, LineBlock, parse
 from gbactl.errors import DataError
 
 Load = Callable[..., Dataset]
@@ -36,8 +35,8 @@ def ratings(count: int) -> list[Row]:
 def test_ratings_become_clicks_in_time_order(
     name: str, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "BLOCK", 300)
-    monkeypatch.setattr(files, "PIECE", 50)
+    monkeypatch.setattr(text_files, "BLOCK", 300)
+    monkeypatch.setattr(text_files, "PIECE", 50)
     rows, (separator, header) = ratings(101), FORMATS[name]
     (tmp_path / name).write_text(header + "".join(separator.join(map(str, row)) + "\n" for row in rows))
     data = load(name="movielens", path=str(tmp_path), days=3)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.data import integrity
-from gbactl.data.dataset import META, Batch, Schema, Split, open_dataset
+from gbactl.data import dataset
+from gbactl.data.dataset import META, Batch, Schema, Split, fingerprint, open_dataset
 from gbactl.data.prepare import cache_root, prepare
 from gbactl.data.readers.criteo import Criteo
 from gbactl.data.synthetic import Generator, Synthetic
@@ -87,8 +87,8 @@ def test_damaged_meta_is_rebuilt(content: str, options: dict[str, Any], builds: 
 def test_a_flipped_byte_between_samples_is_found_by_the_full_check(
     options: dict[str, Any], builds: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(integrity, "SAMPLE", 8)
-    monkeypatch.setattr(integrity, "SAMPLES", 3)
+    monkeypatch.setattr(dataset, "SAMPLE", 8)
+    monkeypatch.setattr(dataset, "SAMPLES", 3)
     place = prepare(options)
     path = place / "numeric.npy"
     content = bytearray(path.read_bytes())
@@ -181,15 +181,15 @@ def test_the_key_is_the_content_not_the_path(
 
 
 def test_a_large_file_is_known_by_size_time_and_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integrity, "SMALL", 10)
+    monkeypatch.setattr(dataset, "SMALL", 10)
     path = tmp_path / "f"
     path.write_bytes(b"x" * 100)
-    before = integrity.fingerprint(path)
+    before = fingerprint(path)
     os.utime(path, ns=(1, 1))
-    touched = integrity.fingerprint(path)
+    touched = fingerprint(path)
     path.write_bytes(b"x" * 99 + b"y")
     os.utime(path, ns=(1, 1))
-    assert len({before, touched, integrity.fingerprint(path)}) == 3
+    assert len({before, touched, fingerprint(path)}) == 3
 
 
 def test_where_caches_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gbactl.engine.memory_needs import bytes_on, shard_bytes, vector_bytes, vectors, worker_vectors
+from gbactl.engine.preflight import bytes_on, shard_bytes, vector_bytes, vectors, worker_vectors
 from gbactl.errors import ConfigError
 from gbactl.launch.compose import compose
 

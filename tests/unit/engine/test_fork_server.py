@@ -14,7 +14,7 @@ import pytest
 from gbactl.config import RunConfig, to_dict
 from gbactl.engine import fork_server
 from gbactl.engine.fork_server import ForkedProcess, ForkServer, Started, start_node, tell, thread_environment
-from gbactl.wire.bootstrap import Bootstrap
+from gbactl.wire.startup import Bootstrap
 from tests.support.processes import SECONDS, alive, wait_for
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes are forked on Linux only")
@@ -45,7 +45,7 @@ def shown(process: Started) -> list[str]:
 
 def settled(process: Started) -> bool:
     """Whether it is ready to be told what it is to be."""
-    return shown(process) == ["gbactl.nodes.process", str(os.getpid()), "C"]
+    return shown(process) == ["gbactl.nodes.child_process", str(os.getpid()), "C"]
 
 
 def links(process: Started) -> dict[int, str]:

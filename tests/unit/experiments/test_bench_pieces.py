@@ -40,12 +40,12 @@ def test_a_crowd_finds_the_doors_and_comes_again(bench: Modules) -> None:
     with closing(SocketHub(new_key(), Peer("server", 0), bind=strangers.BIND)) as hub:
         assert strangers.doors(strangers.BIND) == [int(hub.address.rpartition(":")[2])]
         assert strangers.doors("127.0.0.78") == []
-        assert hub.door is not None
-        hub.door.most = 10
+        assert hub.admission is not None
+        hub.admission.most = 10
         with strangers.Crowd(each=20) as crowd:
             while hub.refused.total() < 15:
                 hub.poll(0.1)
-            assert len(hub.door.strangers) <= 10
+            assert len(hub.admission.unauthenticated) <= 10
         assert crowd.came > 20
         assert 0 < crowd.cores < 1
 
@@ -53,8 +53,8 @@ def test_a_crowd_finds_the_doors_and_comes_again(bench: Modules) -> None:
 def test_a_crowd_that_is_sent_away_may_stay_away(bench: Modules) -> None:
     strangers = bench["unauthenticated_clients"]
     with closing(SocketHub(new_key(), Peer("server", 0), bind=strangers.BIND)) as hub:
-        assert hub.door is not None
-        hub.door.most = 10
+        assert hub.admission is not None
+        hub.admission.most = 10
         with strangers.Crowd(each=20, again=0) as crowd:
             until = time.monotonic() + 6 * strangers.TICK_SECONDS
             while hub.refused.total() < 10 or time.monotonic() < until:

@@ -67,7 +67,7 @@ def test_the_sweep_holds_every_variant_with_the_failures_of_its_seed(scripts: An
 
 @pytest.mark.parametrize("size", ["default", "full", "tiny"])
 def test_real_jobs_lose_a_server_a_worker_and_the_coordinator(scripts: Any, size: str) -> None:
-    from gbactl.faults.spec import parse
+    from gbactl.faults.fault_kinds import parse
     from gbactl.launch.compose import compose
 
     parts = {part.name: part for part in scripts["study"].read_study(FOLDER / "sweep.yaml", size)}

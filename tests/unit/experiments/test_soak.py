@@ -18,7 +18,7 @@ import pytest
 from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.config import CheckpointConfig
 from gbactl.launch.compose import compose
-from gbactl.policies.base import names, policy_class
+from gbactl.policies.policy import names, policy_class
 from tests.support import recorded
 
 FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "soak"

@@ -170,5 +170,5 @@ def test_steps_are_counted_in_a_log_that_is_being_written(scripts: Any, tmp_path
 def test_a_checkpoint_is_seen_from_its_beginning_on(scripts: Any, tmp_path: Path) -> None:
     pauses = scripts["pauses"]
     assert not pauses.begun(tmp_path)
-    pauses.folders.CheckpointFolder(tmp_path / pauses.folders.NAME).begin(1)
-    assert pauses.begun(tmp_path) and not pauses.folders.CheckpointFolder(tmp_path / pauses.folders.NAME).names()
+    pauses.CheckpointFolder(tmp_path / pauses.CHECKPOINTS).begin(1)
+    assert pauses.begun(tmp_path) and not pauses.CheckpointFolder(tmp_path / pauses.CHECKPOINTS).names()

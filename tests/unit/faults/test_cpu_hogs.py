@@ -97,9 +97,9 @@ def test_a_hog_ends_with_its_window() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's parent-death signal")
 def test_a_hog_dies_with_its_launcher() -> None:
     code = (
-        "import sys, time\nfrom gbactl.config import from_dict\nfrom gbactl.faults.cpu_hogs import Hogs\n"
+        "import sys, time\nfrom gbactl.config import from_dict\nfrom gbactl.faults.cpu_hogs import CpuHogs\n"
         f"c = from_dict({{'faults': {{'plans': [{{'kind': 'hog', 'cores': [{CORE}]}}]}}}})\n"
-        "h = Hogs(c.fault_plan(), c.pinned)\n"
+        "h = CpuHogs(c.fault_plan(), c.pinned)\n"
         "h.start()\nprint(h.running[0].pid, flush=True)\ntime.sleep(600)"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -11,7 +11,7 @@ import pytest
 import gbactl.install.__main__ as install
 
 ROOT = Path(__file__).resolve().parents[3]
-TARGETS = {"demo", "install", "test", "test-slow", "check", "bench", "curves", "ui", "clean", "help"} | {
+TARGETS = {"demo", "install", "test", "test-slow", "check", "docs", "bench", "curves", "ui", "clean", "help"} | {
     "frappe", "calibration", "gba-claims", "switching", "shadowsync", "cpr", "hosts", "precision",
     "soak", "fuzz", "audit",
 }  # fmt: skip

@@ -12,7 +12,7 @@ from gbactl.config import ModeConfig, RunConfig, flatten, to_dict
 from gbactl.errors import UsageError
 from gbactl.launch.compose import compose, known_keys, mode_file
 from gbactl.paths import conf_dir
-from gbactl.policies.base import names, policy_class
+from gbactl.policies.policy import names, policy_class
 
 FILES = sorted(path.relative_to(conf_dir()) for path in conf_dir().rglob("*.yaml"))
 NEEDED = {"cluster/hosts.yaml": ("cluster.hosts=[a:2,b:2]",)}  # what only a user can know

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from gbactl.errors import GbactlError, UsageError
-from gbactl.launch import rundir
-from gbactl.launch.control import FILE, ControlSocket
-from gbactl.launch.switch_command import ControlClient, ask, mode_with
+from gbactl.launch import run_dir as run_dirs
+from gbactl.launch.control import FILE, ControlClient, ControlSocket, ask, mode_with
 from gbactl.wire.auth import Peer
 from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.frames import CLOSED
@@ -104,10 +103,10 @@ def test_a_run_that_has_ended_or_was_killed_or_is_virtual_is_one_sentence(tmp_pa
     (tmp_path / FILE).write_text(left)
     with pytest.raises(UsageError, match="is not running"):
         ControlClient(tmp_path)
-    held = rundir.lock(tmp_path)
+    held = run_dirs.lock(tmp_path)
     with pytest.raises(UsageError, match="is about to start; ask again"):
         ControlClient(tmp_path)
-    (tmp_path / rundir.LOG).touch()
+    (tmp_path / run_dirs.LOG).touch()
     with pytest.raises(UsageError, match=r"has trained and writes its result; wait for .*result\.json\.$"):
         ControlClient(tmp_path)
     held.release()

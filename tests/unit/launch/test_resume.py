@@ -11,17 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import CheckpointFolder
+from gbactl.checkpoint.folder import CheckpointFolder, write_manifest
 from gbactl.config import CheckpointConfig, RunConfig, from_dict, to_dict
 from gbactl.coordinator.state import JobPosition, config_at
 from gbactl.data.prepare import prepare
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.launch import resume as resuming
-from gbactl.launch.checkpoint_command import verify_all
-from gbactl.launch.export import whole_rows
+from gbactl.launch.checkpoint_command import verify_all, whole_rows
 from gbactl.launch.resume import saying
-from gbactl.replay.recording import scan
+from gbactl.replay.log_scan import scan
 from gbactl.wire.messages import Event, Push
 from tests.support import recorded
 from tests.support.deaths import Victim
@@ -225,7 +223,7 @@ def test_one_of_another_run_is_not_gone_on_with(
     folder = CheckpointFolder(run_dir / "checkpoints")
     newest = folder.newest().last
     foreign = Path(shutil.copytree(folder.path / newest.name, folder.path / "cut-000999"))
-    manifests.write(foreign, dataclasses.replace(newest, number=999, identity="of another seed"))
+    write_manifest(foreign, dataclasses.replace(newest, number=999, identity="of another seed"))
     assert resuming.find(str(folder.path)).last == newest
     assert "cut-000999 is of another run" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match="are not good"):
@@ -254,7 +252,7 @@ def test_an_export_is_the_model_for_torch_and_others(
     import torch
     from safetensors.numpy import load_file
 
-    from gbactl.launch.export import export, schema_of
+    from gbactl.launch.checkpoint_command import export, schema_of
     from gbactl.models import build
 
     folder = CheckpointFolder((sync[0] if shared else request.getfixturevalue("by_field")) / "checkpoints")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gbactl.errors import ConfigError
 from gbactl.policies import Decision, GbaOptions, Policy, Step, make
-from gbactl.policies.decay import weight
+from gbactl.policies.gba import weight
 from tests.support.policy_driver import phase
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.config.build import build
+from gbactl.config_types import build
 from gbactl.errors import ConfigError
 from gbactl.policies import HopBsOptions, make
-from gbactl.policies.clocks import WorkerClocks
+from gbactl.policies.hop_bs import WorkerClocks
 from tests.support.policy_driver import Driver, phase
 
 seeds = st.integers(0, 1 << 30)

@@ -25,7 +25,7 @@ from gbactl.policies import (
     Step,
     make,
 )
-from gbactl.policies.base import policy_class
+from gbactl.policies.policy import policy_class
 from tests.support.modes import EVERY, REPLICAS, SERVED
 from tests.support.policy_driver import Driver, phase, run
 
@@ -206,7 +206,7 @@ def test_policies_know_no_torch_no_numpy_and_no_clock() -> None:
         "__future__", "abc", "collections", "collections.abc", "dataclasses", "heapq", "importlib", "pkgutil",
             "typing",
     }  # fmt: skip
-    known = ("gbactl.policies", "gbactl.errors", "gbactl.typed")
+    known = ("gbactl.policies", "gbactl.errors", "gbactl.config_types")
     assert all(name.startswith(known) for name in imported if "gbactl" in name)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.policies import GbaOptions, HopBwOptions, Phase, Policy, make
-from gbactl.policies.base import policy_class
+from gbactl.policies.policy import policy_class
 from tests.support.modes import SERVED, WITHOUT_REPLICAS
 from tests.support.policy_driver import Driver
 

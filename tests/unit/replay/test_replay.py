@@ -17,8 +17,8 @@ from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.errors import EventLogError, UsageError
 from gbactl.kernels.native import flushes
-from gbactl.replay import command
-from gbactl.replay.command import failed, replay, sentence
+from gbactl.replay import replay_run
+from gbactl.replay.replay_run import failed, replay, sentence
 from gbactl.simulation.cluster import run_virtual
 from gbactl.store.checksum import digest
 from tests.support.hand_made import HandMade
@@ -261,7 +261,7 @@ def test_numbers_that_are_denormal_are_flushed_alike_everywhere(tmp_path: Path, 
 
 def test_another_machine_is_told_from_this() -> None:
     header = {"machine": "x86_64", "cpu_flags": "avx2", "torch": "2.13.0", "kernels": "native"}
-    assert command.machine_differences(header, {**header, "kernels": "twin"}) == []
-    assert command.machine_differences(header, {**header, "torch": "2.14.0", "machine": "arm"}) == [
+    assert replay_run.machine_differences(header, {**header, "kernels": "twin"}) == []
+    assert replay_run.machine_differences(header, {**header, "torch": "2.14.0", "machine": "arm"}) == [
         "processor", "version of torch",
     ]  # fmt: skip

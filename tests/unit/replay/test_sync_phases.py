@@ -13,8 +13,8 @@ from gbactl.config import CollectiveConfig, RunConfig, SwitchConfig, check
 from gbactl.coordinator import event_log
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
-from gbactl.replay.command import replay, sentence
-from gbactl.replay.worker import ReplayedReplica
+from gbactl.replay.gradient_recomputation import ReplayedReplica
+from gbactl.replay.replay_run import replay, sentence
 from gbactl.simulation.cluster import run_virtual
 from tests.support.recorded import config, record
 

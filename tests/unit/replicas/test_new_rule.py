@@ -12,7 +12,7 @@ import gbactl.policies
 import gbactl.replicas
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
 from gbactl.data.dataset import open_dataset
-from gbactl.policies import base as policies
+from gbactl.policies import policy as policies
 from gbactl.replicas import base as rules
 from gbactl.replicas import bmuf, easgd, model_averaging  # noqa: F401  (known before the fixture forgets what came after it)
 from gbactl.simulation.cluster import run_virtual
@@ -31,8 +31,8 @@ class Nudge(AveragingRule):
         np.clip(replica, -self.alpha, self.alpha, out=replica)
 """
 MODE = """
-from gbactl.policies.base import register
-from gbactl.policies.replicas import ForegroundOptions, ReplicaPolicy
+from gbactl.policies.policy import register
+from gbactl.policies.replica_modes import ForegroundOptions, ReplicaPolicy
 
 
 @register("fr_nudge")

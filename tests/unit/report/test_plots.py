@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 
 from gbactl.errors import GbactlError
 from gbactl.report import plots
-from gbactl.report.curves import Curves, ModeSegment, curves_of, shares
-from gbactl.report.plots import plot
+from gbactl.report.plots import Curves, ModeSegment, curves_of, plot, shares
 
 RESULT = {
     "eps": 100.0,

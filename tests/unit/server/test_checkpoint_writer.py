@@ -1,4 +1,4 @@
-"""A server's saver: the moment it was told at, bounded memory, and what it says when it cannot."""
+"""A server's saver and its snapshot: the moment it was told at, bounded memory, and what it says when it cannot."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from gbactl.checkpoint.tensor_file import widened
 from gbactl.errors import WireError
-from gbactl.server.checkpoint_writer import PIECES_AHEAD, RowChooser, ShardSaver
+from gbactl.server.checkpoint_writer import PIECES_AHEAD, RowChooser, ShardSaver, Snapshot
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import Save, Saved
@@ -197,3 +199,46 @@ def test_a_server_looks_as_often_as_the_pace_asks_for(
         full.setattr("gbactl.server.checkpoint_writer.Saver.room", False)
         assert saver.patience == pytest.approx(seconds)
     ended(saver, told)
+
+
+FEW_ROWS = 30
+Action = tuple[str, list[int]]
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("piece"), st.lists(st.integers(1, 12), min_size=1, max_size=1)),
+        st.tuples(st.just("step"), st.lists(st.integers(0, FEW_ROWS - 1), max_size=10, unique=True)),
+        st.tuples(st.just("all"), st.just([])),
+    ),
+    max_size=30,
+)
+
+
+@given(actions, st.one_of(st.none(), st.lists(st.integers(0, FEW_ROWS - 1), unique=True).map(sorted)))
+def test_pieces_together_are_the_moment(todo: list[Action], rows: list[int] | None) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {"rows": rng.random((FEW_ROWS, 3), np.float32), "counts": np.arange(FEW_ROWS, dtype=np.uint32)}
+    before = {name: array.copy() for name, array in arrays.items()}
+    index = None if rows is None else np.array(rows, np.int32)
+    snapshot, found = Snapshot(arrays, index), []
+    for what, numbers in todo:
+        if what == "piece":
+            found.append(snapshot.piece(numbers[0]))
+            continue
+        changed = None if what == "all" else np.array(numbers, np.int32)
+        snapshot.changing(changed)
+        for array in arrays.values():
+            array[slice(None) if changed is None else changed] += 1
+    while not snapshot.done:
+        found.append(snapshot.piece(4))
+    for name, array in before.items():
+        parts = [piece[name] for piece in found]
+        saved = np.concatenate(parts) if parts else array[:0]
+        np.testing.assert_array_equal(saved, array if index is None else array[index])
+
+
+def test_only_rows_still_to_come_are_kept() -> None:
+    table = np.zeros((10, 4), np.float32)
+    snapshot = Snapshot({"rows": table}, np.array([1, 5, 7], np.int32))
+    snapshot.piece(1)
+    snapshot.changing(np.array([0, 1, 2, 5], np.int32))
+    assert snapshot.kept_bytes == snapshot.row_bytes == 16

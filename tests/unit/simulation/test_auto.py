@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gbactl.config import RunConfig, SwitchConfig, check
-from gbactl.coordinator.auto_switch import NAME
 from gbactl.coordinator.mode_switch import ModeSwitch
+from gbactl.coordinator.switch_plan import AUTO_FILE
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.simulation.cluster import run_virtual
@@ -40,7 +40,7 @@ WINDOW = [{"kind": "window", "workers": [1], "factor": 6.0, "from": 0.5, "until"
 
 
 def looks(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / NAME).read_text().splitlines()]
+    return [json.loads(line) for line in (folder / AUTO_FILE).read_text().splitlines()]
 
 
 def test_a_straggler_for_some_time_is_met_with_gba_for_that_time(two_days: Path, tmp_path: Path) -> None:

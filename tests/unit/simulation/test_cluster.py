@@ -130,7 +130,7 @@ def test_a_slowed_worker_does_as_much_less(long: Path, tmp_path: Path) -> None:
 
 
 def test_who_runs_where() -> None:
-    from gbactl.simulation.clock import EventQueue
+    from gbactl.simulation.discrete_events import EventQueue
 
     shared = place(config("gba", workers=8, servers=2, cost={"workers_per_host": 2}), EventQueue())
     assert len({id(h) for h in shared.workers}) == 4

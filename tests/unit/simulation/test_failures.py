@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gbactl.config import RunConfig, check
-from gbactl.coordinator.worker_recovery import FATES
+from gbactl.coordinator.failure_recovery import FATES
 from gbactl.errors import ClusterError, PeerGoneError
 from gbactl.faults.message_faults import AllActivePeriods, MessageFaultStream
 from tests.support.failures import logged

@@ -10,9 +10,10 @@ import pytest
 from gbactl.config.cost import CostConfig
 from gbactl.errors import ClusterError, WireError
 from gbactl.kernels.half_precision import CODECS
-from gbactl.simulation.clock import EventQueue
+from gbactl.simulation.coordinator import VirtualHub
 from gbactl.simulation.cost_model import MESSAGE_BYTES, CostModel
-from gbactl.simulation.network import Host, Network, VirtualHub
+from gbactl.simulation.discrete_events import EventQueue
+from gbactl.simulation.network import Host, Network
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import CLOSED, Frame
 from gbactl.wire.messages import EasgdUpdate, PutDense, TakeBatch, decode

@@ -10,8 +10,8 @@ import pytest
 
 from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.config import CheckpointConfig, RunConfig, check, from_dict
+from gbactl.coordinator.failure_recovery import FATES
 from gbactl.coordinator.state import config_at
-from gbactl.coordinator.worker_recovery import FATES
 from tests.support.modes import every_k
 from tests.support.simulated_runs import adds_up, config, run
 

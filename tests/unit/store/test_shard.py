@@ -258,7 +258,7 @@ def test_dense_state_moves_to_another_shard(kernels: Kernels) -> None:
         one.stage(step, part(1))
         one.apply(StepOrder(step, ((step, 1.0),), 1.0, 1.0))
     assert one.checksum() != other.checksum()
-    other.load_dense(one.dense_state())
+    other.dense_block().load_state(one.dense_state())
     other.table[:] = one.table
     assert one.checksum() == other.checksum()
 

@@ -126,7 +126,7 @@ def test_trainers_part_after_the_same_round_whenever_they_were_told() -> None:
     def trainer(rank: int) -> None:
         weight, busy = (0.0, 0) if rank == 3 else (1.0, 1 + 4 * rank)
         meeting = AveragingRounds(
-            replicas[rank], make("ma", SIZE, {}), ExchangeStatistics(), group.member(rank), weight
+            replicas[rank], make("ma", SIZE, {}), ExchangeStatistics(), group.member(rank), weight=weight
         )
         while not meeting.once(rounds[rank] >= busy):
             rounds[rank] += 1
@@ -143,7 +143,7 @@ def test_one_that_dies_is_dropped_from_the_mean_and_the_others_part() -> None:
 
     def trainer(rank: int) -> None:
         mine = group.member(rank)
-        mine.without_the_dead()
+        mine.sum_live_ranks()
         meeting = AveragingRounds(replicas[rank], make("ma", SIZE, {}), ExchangeStatistics(), mine)
         while not meeting.once(rounds[rank] >= busy[rank]):
             rounds[rank] += 1
@@ -161,7 +161,7 @@ def test_the_mean_is_over_those_who_are_there() -> None:
     group = MemoryGroup(3)
     members = [group.member(rank) for rank in range(3)]
     for each in members:
-        each.without_the_dead()
+        each.sum_live_ranks()
     group.leave(1)
     meetings = {
         rank: AveragingRounds(replica(4.0 * rank), make("ma", SIZE, {}), ExchangeStatistics(), members[rank])
@@ -179,7 +179,7 @@ def test_one_that_is_out_of_data_answers_and_may_still_be_given_a_batch() -> Non
 
     def drive(rank: int) -> ForegroundDriver:
         mine = group.member(rank)
-        mine.without_the_dead()
+        mine.sum_live_ranks()
         return ForegroundDriver(AveragingRounds(replicas[rank], make("ma", SIZE, {}), notes[rank], mine), 2)
 
     def busy() -> None:

@@ -12,12 +12,11 @@ import pytest
 from gbactl.config import CollectiveConfig, RunConfig, TransportConfig, check
 from gbactl.errors import ConfigError
 from gbactl.kernels.half_precision import CODECS, rounded
-from gbactl.nodes.roles import dressed
-from gbactl.replay.command import replay, sentence
+from gbactl.nodes.node_setup import dressed
+from gbactl.replay.replay_run import replay, sentence
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
 from gbactl.wire.compression import HalfPrecisionHub, narrowed
-from gbactl.wire.in_memory import MemoryHub
 from gbactl.wire.messages import (
     DenseState,
     EasgdCentre,
@@ -31,6 +30,7 @@ from gbactl.wire.messages import (
     unpack,
 )
 from gbactl.wire.reconnecting import ReconnectingHub
+from tests.support.in_memory import MemoryHub
 from tests.support.modes import SERVED
 from tests.support.recorded import config, record, splits
 
@@ -125,7 +125,7 @@ def test_a_lost_connection_is_told_of_the_same_channel() -> None:
     [(channel, _)] = wire.far.poll(1)
     wire.channel.close()
     [(gone, frame)] = wire.far.poll(1)
-    assert gone is channel and frame.kind == frames.CLOSED and not wire.far._channels
+    assert gone is channel and frame.kind == frames.CLOSED and not wire.far._wrappers
 
 
 def test_fp32_is_the_hub_itself() -> None:

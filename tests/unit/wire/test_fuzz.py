@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.coordinator.shell import Coordinator
+from gbactl.coordinator.message_loop import Coordinator
 from gbactl.errors import WireError
 from gbactl.wire import frames, messages
 from gbactl.wire.channel import Channel

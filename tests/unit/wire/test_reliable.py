@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from gbactl.config import FaultsConfig
-from gbactl.faults.plan import FaultPlan
+from gbactl.faults.fault_plan import FaultPlan
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel
 from gbactl.wire.frames import CLOSED
-from gbactl.wire.in_memory import MemoryHub
 from gbactl.wire.messages import Granted, Predictions, Rows, TakeBatch, decode
 from gbactl.wire.reliable import ReliableChannel, ReliableHub, exposed
+from tests.support.in_memory import MemoryHub
 
 STORM = {"kind": "messages", "drop": 0.2, "duplicate": 0.2, "reorder": 0.2, "delay": 0.2, "delay_seconds": 0.003}
 

@@ -23,11 +23,11 @@ from gbactl.config import (
     check,
 )
 from gbactl.coordinator.event_log import DENSE_LOST, MOVED, InfoRecord, OrderRecord, read
-from gbactl.coordinator.server_sums import LostDenseGradients
+from gbactl.coordinator.failure_recovery import LostDenseGradients
 from gbactl.errors import ClusterError, EventLogError
-from gbactl.nodes import worker as node
-from gbactl.replay.command import replay
-from gbactl.server.core import Server
+from gbactl.nodes import worker_process as node
+from gbactl.replay.replay_run import replay
+from gbactl.server.shard_server import Server
 from gbactl.wire.messages import KIND, Event, MoveDense, RingBroken, Sum, Summand, WorkerFailed
 from gbactl.worker.client import WorkerClient
 from gbactl.worker.dense_placement import ReplicatedDense
@@ -116,7 +116,7 @@ def rings(monkeypatch: pytest.MonkeyPatch) -> Rings:
             made.extend([] if ring is None else [ring])
             made_of = CollectiveWithFallback(ring, elsewhere(exchange.index, size))
             if exchange.index == deaf and not late:
-                monkeypatch.setattr(made_of, "fall", lambda: None)
+                monkeypatch.setattr(made_of, "fall_back", lambda: None)
             return made_of
 
         monkeypatch.setattr(memory_cluster, "MemoryGroup", NoGroup)

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from gbactl.wire.auth import Peer
-from gbactl.wire.in_memory import MemoryChannel, MemoryHub
 from gbactl.wire.messages import Abandon, BeginPhase, Granted, Inspect, Inspected, PrefetchHint, Stop, TakeBatch, decode
 from gbactl.worker.client import BatchSource, WorkerClient
 from gbactl.worker.core import BatchInProgress
+from tests.support.in_memory import MemoryChannel, MemoryHub
 
 
 class Nothing:

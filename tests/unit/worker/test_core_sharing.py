@@ -67,8 +67,8 @@ def test_one_at_a_time_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 HOLD = """
 import sys, time
-from gbactl.worker.core_sharing import Place, join
-with join(Place(int(sys.argv[1]), 0, 0)).mine():
+from gbactl.worker.core_sharing import CoreAssignment, join
+with join(CoreAssignment(int(sys.argv[1]), 0, 0)).mine():
     print(1, flush=True)
     time.sleep(600)
 """

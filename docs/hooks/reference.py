@@ -1,0 +1,315 @@
+"""Hook of MkDocs: fills the generated parts of the reference pages from the code, and loads Mermaid.
+
+A page names its generated parts by markers such as `<!-- generated: configuration -->`. Meanings of configuration keys
+are the comments of conf/, their bounds are the annotations of the schema (gbactl/config and the classes that it names).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import click
+import yaml
+from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
+
+from gbactl.cli import cli
+from gbactl.config import RunConfig, from_dict
+from gbactl.config.engine_capabilities import place_of
+from gbactl.config_types import default_of, shown
+from gbactl.coordinator import event_log
+from gbactl.data.prepare import options_class
+from gbactl.errors import ConfigError
+from gbactl.faults import fault_plan
+from gbactl.faults.fault_kinds import KINDS, Workers, typed
+from gbactl.policies.policy import names, policy_class
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+MERMAID = "javascripts/mermaid.tiny.js"  # of @mermaid-js/tiny 11.17.2 on npm, MIT licence
+MARKER = re.compile(r"<!-- generated: (\w+) -->")
+COMMENT = re.compile(r"\s#\s*(.*)$")
+UNLISTED = ("name", "plans")  # the files of a group differ in these; both are explained beside its table
+NAMED_PLANS = (
+    "the name of the plan in reports, and its list of faults. The factors of faults that hit one process multiply.\n\n"
+)
+GROUPS = {
+    "mode": "How gradients meet parameters. The rules are in [Modes](../concepts/modes.md).",
+    "train": "Batches, epochs and evaluation.",
+    "data": "The data set. Each source has keys of its own.",
+    "model": "The click model.",
+    "optim": "The optimizer of the dense parameters and of the embedding rows.",
+    "cluster": "Processes, their hosts, and what happens when one of them fails.",
+    "transport": "How messages travel.",
+    "collective": "The all-reduce behind `mode=sync` and behind the mean of replicas.",
+    "switch": "Changes of the mode within a run.",
+    "checkpoint": "What is saved, how often, and who reloads it after a server failure.",
+    "faults": "The fault plan: a list of faults, each with a `kind`.",
+    "cost": "Hardware and costs of work in a virtual cluster. Only `cluster=virtual` reads this group.",
+    "tracking": "MLflow.",
+}
+
+
+class Entry(NamedTuple):
+    """Key of a configuration file: its value there, as written, and the comment on its line."""
+
+    value: Any
+    comment: str
+
+
+def entries(path: Path) -> dict[str, Entry]:
+    """Read the keys of a configuration file by their dotted names, without those of Hydra itself."""
+    text = path.read_text()
+    lines, root = text.splitlines(), yaml.compose(text)
+    found: dict[str, Entry] = {}
+
+    def walk(node: yaml.Node, prefix: str) -> None:
+        for key, value in node.value:
+            name, line, end = prefix + key.value, key.start_mark.line, value.end_mark
+            if isinstance(value, yaml.MappingNode) and value.value:
+                walk(value, f"{name}.")
+                continue
+            comment = COMMENT.search(lines[line], end.column if end.line == line else 0)
+            found[name] = Entry(yaml.safe_load(yaml.serialize(value)), comment[1] if comment else "")
+
+    assert root is not None, path
+    walk(root, "")
+    return {name: entry for name, entry in found.items() if name != "defaults" and not name.startswith("hydra.")}
+
+
+def group_files(group: str) -> dict[str, dict[str, Entry]]:
+    """Read all files of a group: {file name: {key: entry}}. A file for the whole tree counts with its group's part."""
+    found = {path.stem: entries(path) for path in sorted((CONF / group).glob("*.yaml"))}
+    return {
+        name: {key.removeprefix(f"{group}."): entry for key, entry in keys.items() if "/" not in key}
+        for name, keys in found.items()
+    }
+
+
+def hints_of(group: str, source: str) -> dict[str, Any]:
+    """Annotations of a group's keys, by their names within the group; `source`: the data source, for the group data."""
+    found: dict[str, Any] = {}
+
+    def add(cls: type[Any], prefix: str = "") -> None:
+        hints = get_type_hints(cls, include_extras=True)
+        for each in dataclasses.fields(cls):
+            if dataclasses.is_dataclass(hints[each.name]):
+                add(hints[each.name], f"{prefix}{each.name}.")
+            elif each.name != "options":
+                found.setdefault(f"{prefix}{each.name}", hints[each.name])
+
+    if group == "data":
+        add(options_class(source))
+        return found
+    add(get_type_hints(RunConfig)[group])
+    if group == "mode":
+        for mode in names():
+            add(policy_class(mode).Options)
+    if group == "cluster":
+        for path in (CONF / "cluster").glob("*.yaml"):
+            add(place_of(path.stem).Options)
+    return found
+
+
+def by_value(found: dict[str, Any], show: Callable[[Any], str]) -> str:
+    """Show what files say of a key: once where all agree, else each value with the files that have it."""
+    groups: dict[str, list[str]] = {}
+    for name, value in found.items():
+        groups.setdefault(show(value), []).append(name)
+    if len(groups) <= 1:
+        return "".join(groups)
+    return "<br>".join(f"{value} ({', '.join(map(code, files))})" for value, files in groups.items() if value)
+
+
+def code(value: Any) -> str:
+    """Show a value as it is typed."""
+    return f"`{value if isinstance(value, str) and value else json.dumps(value)}`".replace("|", "\\|")
+
+
+def cell(text: str) -> str:
+    """Escape text for a cell of a table, and begin it with a capital letter unless it begins with a value."""
+    text = text if re.match(r"(null|true|false|inf)\b", text) else text[:1].upper() + text[1:]
+    return text.replace("|", "\\|").replace("<-", "&larr;").replace("<", "&lt;")
+
+
+def bounds(hint: Any, choices: str = "") -> str:
+    """Show the values that a key takes: its `choices`, or what its annotation says."""
+    if choices:
+        return ", ".join(f"`{each}`" for each in re.split(r", | or ", choices))
+    if hint is None:
+        return "text, or `null`"
+    if Workers in get_args(hint) or hint == Workers or hint == Workers | None:
+        return "indexes, `all`, `random`, a number, or a share"
+    text = re.sub(r"\d{5,}", lambda match: f"{int(match[0]):,}", shown(hint))
+    return text.replace(" or null", ", or `null`").replace("|", "\\|")
+
+
+def choices_of(group: str, name: str, key: str) -> str:
+    """List the texts that a key takes, as the error of an unknown one lists them; "" where any text will do."""
+    unknown: Any = "?"
+    for part in reversed(key.split(".")):
+        unknown = {part: unknown}
+    hosts = {"hosts": ["a:4"], "workers": 4} if name == "hosts" else {}
+    try:
+        from_dict({group: {"name": name, **hosts, **unknown}} if name else {group: unknown} if group else unknown)
+    except ConfigError as error:
+        found = re.search(r"is not known; type [\w.]+ ?=\s?(?:one of: )?(.*)\.$", str(error))
+        found = found or re.search(r"cannot be; type one of: (.*)\.$", str(error))
+        return found[1] if found else ""
+    return ""
+
+
+def table(header: str, rows: Iterator[str] | list[str]) -> str:
+    """Join rows to a table."""
+    return "\n".join([header, "|" + "---|" * header.count(" | ") + "---|", *rows, ""])
+
+
+def keys_of(group: str, files: dict[str, dict[str, Entry]], prefix: str = "") -> str:
+    """Table of a group's keys: those of its files in their order, and those of the schema that no file has."""
+    first, several = next(iter(files.values())), len(files) > 1
+    hints = hints_of(group, first["name"].value if "name" in first else "")
+    order = [*dict.fromkeys(key for keys in files.values() for key in keys if key not in UNLISTED)]
+    rows = []
+    for key in order:
+        there = {name: keys[key] for name, keys in files.items() if key in keys}
+        hint = hints.get(key)
+        choices = choices_of(group, next(iter(there)) if several else "", key) if hint is str else ""
+        meaning = by_value({name: entry.comment for name, entry in there.items()}, cell)
+        default = by_value({name: entry.value for name, entry in there.items()}, code)
+        where = "" if len(there) == len(files) or not several else f"<br>Only in {', '.join(map(code, there))}."
+        rows.append(f"| `{prefix}{key}` | {meaning}{where} | {default} | {bounds(hint, choices)} |")
+    return table("| Key | Meaning | Default | Values |", rows)
+
+
+def alternatives(group: str) -> str:
+    """Table of the files of a group: what is typed and the first comment of each file."""
+    paths = sorted((CONF / group).glob("*.yaml"))
+    rows = []
+    for path in paths:
+        lines = [line[1:].strip() for line in path.read_text().splitlines() if line.startswith("#")]
+        lines = [line for line in lines if not line.startswith(("@package", "gbactl ", "GBACTL_DATA"))]
+        rows.append(f"| `{group}={path.stem}` | {cell(lines[0]) if lines else ''} |")
+    return table("| Typed | What it is |", rows)
+
+
+def configuration() -> str:
+    """Tables of every configuration key, group by group."""
+    root = entries(CONF / "train.yaml")
+    parts = []
+    for group, text in GROUPS.items():
+        parts.append(f"## {group}\n\n{text}\n")
+        if (CONF / group).is_dir():
+            files = group_files(group)
+            if len(files) > 1:
+                parts.append(alternatives(group))
+            if group == "data":
+                parts += [f"### data={name}\n\n{keys_of(group, {name: keys}, 'data.')}" for name, keys in files.items()]
+            else:
+                parts.append(keys_of(group, files, f"{group}."))
+        else:
+            own = {key.removeprefix(f"{group}."): entry for key, entry in root.items() if key.startswith(f"{group}.")}
+            parts.append(keys_of(group, {group: own}, f"{group}."))
+        if group == "faults":
+            parts.append(
+                "`faults.name` and `faults.plans` are what the files differ in: " + NAMED_PLANS + fault_kinds()
+            )
+    hints = get_type_hints(RunConfig, include_extras=True)
+    single = {key: entry for key, entry in root.items() if "." not in key}
+    rows = [
+        f"| `{key}` | {cell(entry.comment)} | {code(entry.value)} | {bounds(hints[key], choices_of('', '', key))} |"
+        for key, entry in single.items()
+    ]
+    parts.append("## Single keys\n\n" + table("| Key | Meaning | Default | Values |", rows))
+    parts.append("## experiment\n\nNamed combinations of the groups above.\n\n" + alternatives("experiment"))
+    return "\n".join(parts)
+
+
+def fault_comments() -> dict[tuple[str, str], str]:
+    """Meanings of the keys of each kind of fault, from the comments of conf/faults/."""
+    found: dict[tuple[str, str], str] = {}
+    for path in sorted((CONF / "faults").glob("*.yaml")):
+        kind = ""
+        for line in path.read_text().splitlines():
+            if match := re.match(r"\s+(?:- |# )?(\w+): (.*?)\s+#\s*(.*)$", line):
+                found.setdefault((kind, match[1]), match[3])
+            elif match := re.match(r"\s+- kind: (\w+)", line):
+                kind = match[1]
+    return found
+
+
+def fault_kinds() -> str:
+    """Section for each kind of fault: what it does, its keys, their defaults and bounds."""
+    parts, told = [], fault_comments()
+    assert fault_plan  # importing it registers every kind
+    for name, kind in sorted(KINDS.items()):
+        hints = get_type_hints(kind, include_extras=True)
+        rows = []
+        for each in dataclasses.fields(kind):
+            key, needed = typed(each.name), default_of(each) is dataclasses.MISSING
+            default = "needed" if needed else code(default_of(each))
+            known = (told.get((name, key)), *(told.get((other, key)) for other in ("kill", *sorted(KINDS))))
+            meaning = next((text for text in known if text), "")
+            rows.append(f"| `{key}` | {cell(meaning)} | {default} | {bounds(hints[each.name])} |")
+        first = " ".join((kind.__doc__ or "").split())
+        head = table("| Key | Meaning | Default | Values |", rows)
+        parts.append(f"### kind: {name} {{ #fault-{name} }}\n\n{cell(first)}\n\n{head}")
+    return "\n".join(parts)
+
+
+def records() -> str:
+    """Table of the event log's records that have fixed fields."""
+    kinds = ("GRANT", "ANNOUNCE", "ORDER", "DROP", "LEFT", "JOINED", "STOP", "FORGO", "FINISH")
+    rows = []
+    for name in kinds:
+        record = getattr(event_log, f"{name.title()}Record")
+        hints = get_type_hints(record)
+        fields = ", ".join(f"`{field}`: {shown_type(hints[field])}" for field in record._fields) or "none"
+        text = " ".join(record.__doc__.split()).removeprefix("Record: ")
+        rows.append(f"| {getattr(event_log, name)} | {name} | {cell(text)} | {fields} |")
+    return table("| Number | Kind | What happened | Fields |", rows)
+
+
+def shown_type(hint: Any) -> str:
+    """Show the type of a record's field."""
+    text = str(hint).replace("<class '", "").replace("'>", "")
+    return text.replace("tuple[tuple[int, float], ...]", "list of (batch, weight)").replace(
+        "tuple[int, ...]", "list of int"
+    )
+
+
+PARTS: dict[str, Callable[[], str]] = {"configuration": configuration, "records": records}
+
+
+def with_examples(command: click.Command) -> None:
+    """Turn the preformatted paragraphs of a command's help, and of its verbs', into code blocks of Markdown."""
+    text = inspect.cleandoc(command.help or "")
+    command.help = re.sub(r"\x08\n((?:.+\n?)+)", lambda match: f"```text\n{textwrap.dedent(match[1])}\n```\n", text)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            verb = command.get_command(click.Context(command), name)
+            assert verb is not None
+            with_examples(verb)
+
+
+def on_pre_build(**_: Any) -> None:
+    """Prepare the help of all commands for the page that shows it."""
+    with_examples(cli)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replace the markers of a page. Raises KeyError for an unknown one."""
+    return MARKER.sub(lambda match: PARTS[match[1]](), markdown)
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> str:
+    """Load Mermaid from the site itself on pages with diagrams; the theme would load it from elsewhere."""
+    if 'class="mermaid"' not in output:
+        return output
+    script = get_relative_url(MERMAID, page.url)
+    return output.replace("</head>", f'<script src="{script}"></script></head>', 1)

@@ -1,0 +1,209 @@
+"""Short runs of the local backend: their rate, and each role's CPU seconds a sample.
+
+A run costs its seconds and 4 s to start the processes. CPU seconds are read from /proc (Linux; elsewhere unknown),
+50 us a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gbactl.config import RunConfig
+from gbactl.data.dataset import Dataset
+from gbactl.errors import ClusterError
+from gbactl.faults.cpu_hogs import CpuHogs
+from gbactl.launch import run_dir as run_dirs
+from gbactl.launch.progress import ProgressDisplay
+from gbactl.launch.run import LaunchedRun
+from gbactl.processor import available_cores
+from gbactl.wire.messages import Event
+
+NODE = re.compile(r"pid (\d+)")
+
+
+def node_pids(run_dir: Path) -> dict[str, int]:
+    """Process id of each node ("W3", "S0", "C"), read from the node's log."""
+    found = {}
+    for path in sorted((run_dir / "logs").glob("*.log")):
+        told = NODE.search(path.read_text(errors="replace"))
+        if told is not None:
+            found[path.stem] = int(told[1])
+    return found
+
+
+def process_cpu(pid: int) -> float | None:
+    """CPU seconds used by all threads of a process; None where that is unknown."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_by_role(run_dir: Path) -> dict[str, float]:
+    """CPU seconds by role ("W", "S", "C"), summed over the role's processes; empty where that is unknown."""
+    used: dict[str, float] = {}
+    for node, pid in node_pids(run_dir).items():
+        seconds = process_cpu(pid)
+        if seconds is not None:
+            used[node[0]] = used.get(node[0], 0.0) + seconds
+    return used
+
+
+def machine_cpu() -> float | None:
+    """CPU seconds used by the whole machine, including time stolen by a hypervisor; None where that is unknown."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    except OSError:
+        return None
+    user, nice, system, _idle, _iowait, irq, softirq, steal = (int(field) for field in fields[:8])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+FEWEST_NOTES = 5
+WARM_UP = 1.5  # seconds
+ATTEMPTS, QUIET = 3, 0.03  # a run is repeated while other processes use more than this share of the cores
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Observation of one run.
+
+    `eps`: samples a second. `cpu`: role -> CPU seconds a sample. `others`: cores used meanwhile by processes outside
+    the run. `phase_eps`: samples trained over first hand-out to last announced gradient, the `eps` of result.json; 0
+    for a run that was cut off.
+    """
+
+    mode: str
+    workers: int
+    eps: float
+    cpu: dict[str, float] = field(default_factory=dict)
+    others: float = 0.0
+    phase_eps: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Name of the run for messages: mode and number of workers."""
+        return f"{self.mode} x {self.workers}"
+
+
+class ProgressLog:
+    """Progress events of training phases, without each phase's warm-up.
+
+    The warm-up is the share `skip` of the samples, and then the first `seconds`, in which caches fill.
+    """
+
+    def __init__(self, skip: float = 0.0, seconds: float = 0.0) -> None:
+        self.skip, self.seconds = skip, seconds
+        self._first: dict[int, float] = {}
+        self.phases: dict[int, list[tuple[float, float]]] = {}
+
+    def add(self, fields: dict[str, Any]) -> bool:
+        """Record a progress event; False if it is not from the middle of a phase."""
+        if not self.skip * fields["round_samples"] <= fields["round_finished"] < fields["round_samples"]:
+            return False
+        if fields["seconds"] < self._first.setdefault(fields["round"], fields["seconds"]) + self.seconds:
+            return False
+        self.phases.setdefault(fields["round"], []).append((fields["seconds"], float(fields["samples"])))
+        return True
+
+    @property
+    def rate(self) -> float:
+        """Samples a second: the slope through the events. Raises ClusterError when there are too few."""
+        notes = [np.array(phase) for phase in self.phases.values() if len(phase) > 1]
+        if sum(len(phase) for phase in notes) < FEWEST_NOTES:
+            raise ClusterError("A run was over before its rate could be told; type a larger --seconds.")
+        centred = np.concatenate([phase - phase.mean(axis=0) for phase in notes])
+        return float((centred[:, 0] * centred[:, 1]).sum() / (centred[:, 0] ** 2).sum())
+
+
+class NoDisplay(ProgressDisplay):
+    """Progress display that shows nothing."""
+
+    def say(self, text: str) -> None:
+        """Show nothing."""
+
+    def _update(self, text: str, fraction: float, detail: str) -> None:
+        """Show nothing."""
+
+
+class LongEnough(Exception):
+    """Signal that a run has lasted long enough."""
+
+
+class ObservedRun(LaunchedRun):
+    """Run whose progress events are recorded; ends after `seconds` of them, if given, wherever it is then."""
+
+    def __init__(self, cfg: RunConfig, dataset: Dataset, run_dir: Path, seconds: float | None) -> None:
+        super().__init__(cfg, dataset, run_dir, NoDisplay(), CpuHogs(cfg.fault_plan(), cfg.pinned))
+        self.notes, self.seconds = ProgressLog(seconds=WARM_UP), seconds
+        self._marks: list[Measurement] = []
+
+    def on_event(self, event: Event) -> None:
+        super().on_event(event)
+        if event.name == "progress" and self.notes.add(event.fields):
+            used = cpu_by_role(self.run_dir)
+            self._marks.append(Measurement(float(event.fields["samples"]), used, time.monotonic(), _strangers(used)))
+            if self.seconds is not None and self._marks[-1].time - self._marks[0].time >= self.seconds:
+                raise LongEnough
+
+    @property
+    def cpu(self) -> dict[str, float]:
+        """CPU seconds a sample by role, between the first event and the last."""
+        first, last = self._marks[0], self._marks[-1]
+        samples = last.samples - first.samples
+        return {role: (last.used[role] - first.used[role]) / samples for role in last.used if role in first.used}
+
+    @property
+    def others(self) -> float:
+        """Number of cores used meanwhile by processes outside the run."""
+        first, last = self._marks[0], self._marks[-1]
+        return max(0.0, last.strangers - first.strangers) / (last.time - first.time)
+
+
+class Measurement(NamedTuple):
+    """Measurement at a progress event: samples, CPU seconds by role, time, CPU seconds of processes outside the run."""
+
+    samples: float
+    used: dict[str, float]
+    time: float
+    strangers: float
+
+
+def _strangers(used: dict[str, float]) -> float:
+    """CPU seconds used by processes other than the run's nodes and this one; 0 where that is unknown."""
+    whole = machine_cpu()
+    return 0.0 if whole is None else whole - sum(used.values()) - time.process_time()
+
+
+def observe(cfg: RunConfig, dataset: Dataset, scratch: Path, seconds: float | None = None) -> Observation:
+    """Run `cfg` on the local backend, at most for `seconds` and a warm-up. Raises GbactlError."""
+    name = f"{cfg.mode.name}-{cfg.cluster.workers}-{len(list(scratch.iterdir()))}"
+    cfg = replace(cfg, run_dir=str(scratch / name))
+    run, eps = ObservedRun(cfg, dataset, run_dirs.create(cfg), seconds), 0.0
+    with contextlib.suppress(LongEnough):
+        eps = float(run.go()["eps"])
+    return Observation(cfg.mode.name, cfg.cluster.workers, run.notes.rate, run.cpu, run.others, eps)
+
+
+def undisturbed(
+    cfg: RunConfig, dataset: Dataset, scratch: Path, say: Callable[[str], None], seconds: float | None = None
+) -> Observation:
+    """Run `cfg`, and again if other processes disturbed it; return the least disturbed run. Raises GbactlError."""
+    seen: list[Observation] = []
+    for left in reversed(range(ATTEMPTS)):
+        seen.append(observe(cfg, dataset, scratch, seconds))
+        if seen[-1].others <= QUIET * len(available_cores()):
+            break
+        what = "measured again" if left else "the least disturbed run counts"
+        say(f"{seen[-1].name} workers: other processes used {seen[-1].others:.2f} cores meanwhile; {what}")
+    return min(seen, key=lambda each: each.others)

@@ -1,0 +1,239 @@
+"""`gbactl calibrate`: measure a worker, a server and short runs of a local cluster; fit the cost model and write it.
+
+The file is what `gbactl train cluster=virtual cost=FILE` takes. Takes `seconds` for a worker and a server by themselves
+and for each of modes x workers, and about a minute to fit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gbactl.calibration.fit import FittedModel, fit, predict
+from gbactl.calibration.local_runs import WARM_UP, Observation, undisturbed
+from gbactl.calibration.microbenchmarks import measure_server, measure_worker
+from gbactl.config import RunConfig
+from gbactl.config.cost import CostConfig
+from gbactl.data.dataset import Dataset, open_dataset
+from gbactl.data.prepare import prepare
+from gbactl.engine.host_agents import read
+from gbactl.engine.signals import stoppable
+from gbactl.errors import ClusterError, UsageError
+from gbactl.launch.compose import compose
+from gbactl.paths import conf_dir
+from gbactl.processor import available_cores
+
+KEY = re.compile(r"(\w+):\s*[^#]*?(\s*#.*)?$")
+
+
+def check_target(path: Path) -> None:
+    """Raise UsageError where the file cannot be written, before anything is measured."""
+    if path.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"--out {path} does not end in .yaml, by which cost=FILE is known; type --out {path}.yaml.")
+    if not path.resolve().parent.is_dir():
+        raise UsageError(f"There is no folder {path.resolve().parent} to write {path.name} into; type another --out.")
+
+
+def cost_file_text(cost: CostConfig, header: Sequence[str]) -> str:
+    """Rewrite conf/cost/laptop.yaml with the model's values, keeping its comments; `header` names their source."""
+    values = dataclasses.asdict(cost)
+    lines = [f"# {line}" for line in header]
+    for line in (conf_dir() / "cost" / "laptop.yaml").read_text().splitlines():
+        found = KEY.match(line)
+        if found is not None and found[1] in values:
+            told = f"{found[1]}: {_yaml(values[found[1]])}"
+            lines.append(f"{told:<27} {(found[2] or '').strip()}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def _yaml(value: Any) -> str:
+    if value is None:
+        return "null"
+    return f"{value:.4g}" if isinstance(value, float) and value < 1e6 else str(value)
+
+
+def error_rows(found: FittedModel) -> list[tuple[str, ...]]:
+    """Rows (mode, workers, measured, predicted, error) of every run, formatted."""
+    return [
+        (o.mode, str(o.workers), f"{o.eps:,.0f}", f"{p.eps:,.0f}", f"{100 * error:+.1f} %")
+        for o, p, error in zip(found.observed, found.predicted, found.errors, strict=True)
+    ]
+
+
+HEAD = ("mode", "workers", "measured", "predicted", "error")
+
+
+def error_table(found: FittedModel) -> list[str]:
+    """Table of the rows as lines of aligned text, with a header."""
+    told = [HEAD, *error_rows(found)]
+    widths = [max(len(row[n]) for row in told) for n in range(len(HEAD))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in told]
+
+
+MODES = ("sync", "async", "gba")
+MESSAGES_US = 500.0  # least cost of a batch beside computing
+FEWEST_STEPS = 60  # least steps of a run, however short its --seconds
+WORST = 0.5  # a relative error above this makes the model worthless
+OWN = ("mode", "cluster", "cost", "cluster.workers", "train.global_batch", "mode.local_batch", "run_dir")
+START = CostConfig(
+    workers_per_host=None, servers_on="workers", allreduce_us=1000.0, allreduce_work_us=500.0,
+    allreduce_message_us=200.0, allreduce_float_ns=3.0, server_message_us=25.0, coordinator_message_us=20.0,
+)  # fmt: skip
+
+
+@dataclass
+class CalibrationPlan:
+    """Plan of a calibration's runs: the user's `overrides`, and the same local batch for every number of workers."""
+
+    overrides: list[str]
+    workers: tuple[int, ...]
+    repeat: int
+    seconds: float
+    rows: list[str] = field(default_factory=list)
+
+    def config(self, mode: str, workers: int) -> RunConfig:
+        """Make the configuration of one run. Raises UsageError."""
+        given = [
+            f"mode={mode}", f"cluster.workers={workers}", f"train.global_batch={self.local_batch * workers}",
+            "cluster.threads=1", "tracking.enabled=false", "train.max_eval_samples=4096", "train.epochs=1",
+            *self.rows, *_but(self.overrides, OWN),
+        ]  # fmt: skip
+        return compose(given)
+
+    @property
+    def local_batch(self) -> int:
+        """Local batch of the run that the overrides describe."""
+        if self._batch == 0:
+            self._batch = compose(self.overrides).local_batch
+        return self._batch
+
+    _batch: int = 0
+
+
+def _but(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """Filter out the overrides that set one of `keys`."""
+    return [each for each in overrides if each.split("=")[0].lstrip("+") not in keys]
+
+
+class Calibration:
+    """One calibration; `say` reports its progress."""
+
+    def __init__(self, plan: CalibrationPlan, say: Callable[[str], None]) -> None:
+        self.plan, self.say = plan, say
+
+    def run(self) -> FittedModel:
+        """Measure and fit. Raises GbactlError."""
+        dataset = self._dataset()
+        start = self._prices(dataset)
+        with tempfile.TemporaryDirectory(prefix="gbactl-calibrate-") as folder:
+            observed = self._observe(self._sized(dataset, start), Path(folder))
+            self.say("fitting")
+            found = self._fit(start, observed, Path(folder))
+        _check(found)
+        return found
+
+    def _dataset(self) -> Dataset:
+        return open_dataset(prepare(self.plan.config("async", self.plan.workers[0]).data))
+
+    def _prices(self, dataset: Dataset) -> CostConfig:
+        """Measure the costs of one worker and one server by themselves."""
+        cfg = self.plan.config("async", self.plan.workers[0])
+        self.say(f"a worker by itself, batches around {cfg.local_batch}")
+        prices = measure_worker(cfg, dataset, self.plan.seconds)
+        self.say("a server's kernels")
+        prices |= measure_server(cfg, dataset, self.plan.seconds / 2)
+        return replace(START, cores=len(available_cores()), **prices)  # type: ignore[arg-type]
+
+    def _sized(self, dataset: Dataset, start: CostConfig) -> Dataset:
+        """Generate data enough for a run of all cores; a run is cut off when its seconds are over."""
+        cfg = self.plan.config("async", self.plan.workers[0])
+        if cfg.data["name"] != "synthetic":
+            return dataset
+        sample = 1e-6 * (start.sample_us + (start.batch_us + MESSAGES_US) / cfg.local_batch)
+        rows = int((self.plan.seconds + 2 * WARM_UP) * min(start.cores, max(self.plan.workers)) / sample)
+        least = FEWEST_STEPS * max(self.plan.workers) * cfg.local_batch
+        self.plan.rows = ["data.days=2", f"data.rows_per_day={max(rows, least)}"]
+        self.plan.overrides = _but(self.plan.overrides, ("data.days", "data.rows_per_day"))
+        return self._dataset()
+
+    def _observe(self, dataset: Dataset, folder: Path) -> list[Observation]:
+        cells = [(mode, count) for _ in range(self.plan.repeat) for count in self.plan.workers for mode in MODES]
+        found = []
+        for number, (mode, count) in enumerate(cells, 1):
+            seen = undisturbed(self.plan.config(mode, count), dataset, folder, self.say, self.plan.seconds)
+            self.say(f"run {number} of {len(cells)}: {mode}, {count} workers: {seen.eps:,.0f} samples/s")
+            found.append(seen)
+        self._data = dataset
+        return found
+
+    def _fit(self, start: CostConfig, observed: list[Observation], folder: Path) -> FittedModel:
+        configs = {(o.mode, o.workers): self.plan.config(o.mode, o.workers) for o in observed}
+        return fit(start, observed, lambda mode, n, cost: predict(configs[mode, n], cost, self._data, folder))
+
+
+def _check(found: FittedModel) -> None:
+    """Raise ClusterError for a model with too large an error."""
+    worst, name = max((abs(error), seen.name) for error, seen in zip(found.errors, found.observed, strict=True))
+    if not worst <= WORST:
+        raise ClusterError(
+            f"Nothing sensible came out: {name} workers is predicted {100 * worst:.0f} % off. Was the machine busy "
+            "with something else? Try again when it is not, or with a larger --seconds."
+        )
+
+
+def calibrate(
+    out: Path, overrides: Sequence[str], workers: tuple[int, ...], seconds: float, repeat: int,
+    network: Path | None = None,
+) -> None:  # fmt: skip
+    """Measure this machine, write the cost model, show how it fits.
+
+    `network`: a file with measured links between hosts.
+
+    Raises GbactlError.
+    """
+    from rich.console import Console
+
+    check_target(out)
+    if len(workers) != len(set(workers)) or min(workers, default=0) < 2:  # one worker has no peer to all-reduce with
+        raise UsageError("--workers are different numbers of at least 2; type --workers 2,4.")
+    lines = {} if network is None else read(network)
+    console = Console(stderr=True, highlight=False)
+    plan = CalibrationPlan(list(overrides), workers, repeat, seconds)
+    plan.config("sync", workers[0])
+    with stoppable():
+        found = Calibration(plan, lambda text: console.print(f"  {text}", soft_wrap=True)).run()
+    found = replace(found, cost=replace(found.cost, name=out.stem, **lines))  # type: ignore[arg-type]
+    out.write_text(cost_file_text(found.cost, _header(plan, found)))
+    _show(out, found)
+
+
+def _header(plan: CalibrationPlan, found: FittedModel) -> list[str]:
+    from gbactl import __version__
+
+    told = " ".join(plan.overrides) or "no overrides"
+    return [
+        f"Measured by gbactl {__version__} calibrate on {time.strftime('%Y-%m-%d')}: {found.cost.cores} cores, local "
+        f"batch {plan.local_batch}, {told}.",
+        "Use: gbactl train cluster=virtual cost=THIS_FILE. Samples a second, as fitted:",
+        *(f"  {line}" for line in error_table(found)),
+    ]
+
+
+def _show(out: Path, found: FittedModel) -> None:
+    if sys.stdout.isatty():
+        print("\n".join([*error_table(found), f"Written: {out}. Use it: gbactl train cluster=virtual cost={out}"]))
+        return
+    told = [
+        {"mode": o.mode, "workers": o.workers, "measured": o.eps, "predicted": p.eps}
+        for o, p in zip(found.observed, found.predicted, strict=True)
+    ]
+    print("\n".join(error_table(found)), file=sys.stderr)
+    print(json.dumps({"file": str(out), "runs": told}), flush=True)

@@ -1,0 +1,192 @@
+"""Measurement of one worker and one server by themselves, in CPU seconds.
+
+The worker: cost of a gradient and of a prediction, by batch size. The server: cost of a row pulled and applied, of a
+dense float copied, summed and stepped, on one real shard with the rows of real batches. CPU time of this thread is
+counted, so a busy machine disturbs little. Each takes `seconds`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from typing import TypeVar
+
+import numpy as np
+
+from gbactl.config import RunConfig
+from gbactl.config.shards import shard_spec
+from gbactl.data.dataset import Dataset
+from gbactl.kernels.base import Ints
+from gbactl.kernels.native import flushed
+from gbactl.simulation.shared_compute import SharedCompute, set_answer
+from gbactl.store.gradient_slice import GradientSlice, StepOrder
+from gbactl.store.shard import Shard
+from gbactl.wire.messages import BeginPhase, Granted
+from gbactl.worker.core import BatchInProgress
+from gbactl.worker.loop import MappedBatchSource
+
+LEAST = 5  # measurements of each job
+Key = TypeVar("Key")
+PARTS = 4  # gradients of the larger dense step
+
+
+class SingleProcess:
+    """Worker without a cluster, on the first split of the data."""
+
+    def __init__(self, cfg: RunConfig, dataset: Dataset) -> None:
+        self.dataset, self.compute = dataset, SharedCompute.of(cfg, dataset.schema)
+        self.source = MappedBatchSource(dataset, self.compute.kernels, cfg.cluster.servers, cfg.seed, False)
+        self.phase = BeginPhase(1, True, cfg.mode.name, 0, 0, dataset.splits[0].rows, 1, 0, True, False)
+        self.source.begin(self.phase)
+        self._dense = np.empty(self.compute.flat.size, np.float32)
+        self._random = np.random.default_rng(cfg.seed)
+        self._scale = cfg.model.init_scale
+
+    def item(self, number: int, samples: int) -> BatchInProgress:
+        """Make a batch with its distinct rows looked up."""
+        start = number * samples % max(1, self.dataset.splits[0].rows - samples)
+        grant = Granted(1, number, 0, start, samples, 0, 0.0, 0.0)
+        item = BatchInProgress(grant, self.phase, *self.source.prepare(grant))
+        for shard, low, high in item.unique.shares():
+            rows = self._random.uniform(-self._scale, self._scale, (high - low, self.compute.width))
+            set_answer(item, shard, rows.astype(np.float32))
+        return item
+
+    def gradient(self, samples: int, number: int) -> float:
+        """Measure the CPU seconds of one batch: find distinct rows, forward, backward, copy gradients out."""
+        item = self.item(number, samples)
+        began = time.thread_time()
+        self.source.prepare(item.grant)
+        self.compute.gradient(item)
+        self.compute.flat.gradient_into(self._dense)
+        return time.thread_time() - began
+
+    def predict(self, samples: int, number: int) -> float:
+        """Measure the CPU seconds of one evaluation batch."""
+        item = self.item(number, samples)
+        began = time.thread_time()
+        self.source.prepare(item.grant)
+        self.compute.predict(item)
+        return time.thread_time() - began
+
+
+def sizes(cfg: RunConfig, dataset: Dataset) -> list[int]:
+    """Batch sizes to measure, around the configured one."""
+    wanted = {max(1, round(cfg.local_batch * share)) for share in (0.25, 0.5, 1.0, 2.0)}
+    return sorted(min(size, dataset.splits[0].rows) for size in wanted)
+
+
+def line(points: dict[int, float]) -> tuple[float, float]:
+    """Fit a line size -> seconds with least relative errors; return non-negative (base, per sample)."""
+    from scipy.optimize import nnls  # type: ignore[import-untyped]
+
+    counts, seconds = np.array(list(points), float), np.array(list(points.values()))
+    (base, each), _ = nnls(np.stack([1 / seconds, counts / seconds], axis=1), np.ones(len(counts)))
+    return float(base), float(each)
+
+
+def measure_worker(cfg: RunConfig, dataset: Dataset, seconds: float) -> dict[str, float]:
+    """Measure batch_us, sample_us and predict_us of the cost model."""
+    import torch
+
+    torch.set_num_threads(1)
+    alone = SingleProcess(cfg, dataset)
+    with flushed():
+        taken = _medians({size: partial(alone.gradient, size) for size in sizes(cfg, dataset)}, 0.8 * seconds)
+        evaluation = min(cfg.train.eval_batch, dataset.splits[0].rows)
+        judged = _medians({evaluation: partial(alone.predict, evaluation)}, 0.2 * seconds)
+    base, each = line(taken)
+    return {"batch_us": 1e6 * base, "sample_us": 1e6 * each, "predict_us": 1e6 * judged[evaluation] / evaluation}
+
+
+def _medians(jobs: Mapping[Key, Callable[[int], float]], seconds: float) -> dict[Key, float]:
+    """Measure the median seconds of each job in alternation until `seconds` are over; jobs get the round's number.
+
+    The first round warms up."""
+    found: dict[Key, list[float]] = {name: [] for name in jobs}
+    until, number = time.monotonic() + seconds, 0
+    while number <= LEAST or time.monotonic() < until:
+        for name, job in jobs.items():
+            found[name].append(job(number))
+        number += 1
+    return {name: median(times[1:]) for name, times in found.items()}
+
+
+class SingleShard:
+    """Shard 0 of a run, set up as with the dense vector on the servers."""
+
+    def __init__(self, alone: SingleProcess, cfg: RunConfig, dataset: Dataset) -> None:
+        flat, (low, high) = alone.compute.flat, alone.compute.cuts[0]
+        spec = replace(shard_spec(cfg, dataset, 0), row_staleness="token")
+        spec = replace(spec, dense=flat.dense_spec, dense_init=flat.initial()[low:high])
+        self.alone, self.shard, self.batch = alone, Shard(spec), cfg.local_batch
+        self.gradient = np.full(high - low, 1e-3, np.float32)
+        self.out = np.empty(high - low, np.float32)
+        self._number = 0
+
+    def index(self) -> Ints:
+        """Local rows int32[n] of this shard in another batch."""
+        self._number += 1
+        item = self.alone.item(self._number, min(self.batch, self.alone.dataset.splits[0].rows))
+        _, low, high = next(item.unique.shares())
+        return item.unique.index[low:high]
+
+    def pull(self) -> float:
+        """Measure the CPU seconds of pulling one row."""
+        index = self.index()
+        out = np.empty((len(index), self.shard.spec.width), np.float32)
+        return _timed(lambda: self.shard.pull_rows(index, out)) / max(1, len(index))
+
+    def dense_pull(self) -> float:
+        """Measure the CPU seconds of pulling one dense float."""
+        return _timed(lambda: self.shard.pull_dense(self.out)) / len(self.out)
+
+    def apply(self) -> float:
+        """Measure the CPU seconds a row of a step from one gradient without dense values."""
+        index = self.index()
+        gradient = np.full((len(index), self.shard.spec.width), 1e-3, np.float32)
+        return self._step([GradientSlice(index, gradient)]) / max(1, len(index))
+
+    def dense_step(self, parts: int) -> float:
+        """Measure the CPU seconds a float of a dense step from `parts` gradients."""
+        none = np.empty((0, self.shard.spec.width), np.float32)
+        return self._step([GradientSlice(np.empty(0, np.int32), none, self.gradient) for _ in range(parts)]) / len(
+            self.out
+        )
+
+    def _step(self, parts: list[GradientSlice]) -> float:
+        batches = [self._number * PARTS + n for n in range(len(parts))]
+        self.shard.begin_phase()
+
+        def run() -> None:
+            for batch, part in zip(batches, parts, strict=True):
+                self.shard.stage(batch, part)
+            members = tuple((batch, 1.0) for batch in batches)
+            self.shard.apply(StepOrder(self.shard.version, members, 1.0 * len(parts), 1.0 * len(parts)))
+
+        return _timed(run)
+
+
+def _timed(job: Callable[[], object]) -> float:
+    began = time.thread_time()
+    job()
+    return time.thread_time() - began
+
+
+def measure_server(cfg: RunConfig, dataset: Dataset, seconds: float) -> dict[str, float]:
+    """Measure the cost model's server keys, except the cost of a message."""
+    serving = SingleShard(SingleProcess(cfg, dataset), cfg, dataset)
+    jobs: dict[str, Callable[[int], float]] = {
+        "row_pull_ns": lambda _: serving.pull(), "row_apply_ns": lambda _: serving.apply(),
+        "dense_pull_ns": lambda _: serving.dense_pull(),
+        "one": lambda _: serving.dense_step(1), "many": lambda _: serving.dense_step(PARTS),
+    }  # fmt: skip
+    with flushed():
+        found = _medians(jobs, seconds)
+    each = max(0.0, found["many"] - found["one"]) / (PARTS - 1)
+    told = {key: found[key] for key in ("row_pull_ns", "row_apply_ns", "dense_pull_ns")}
+    times = {**told, "dense_apply_ns": each, "dense_step_ns": max(0.0, found["one"] - each)}
+    return {key: 1e9 * value for key, value in times.items()}

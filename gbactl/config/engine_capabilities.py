@@ -1,0 +1,85 @@
+"""Interface of a place, where the processes of a run are: local, on several hosts, or simulated.
+
+A place answers what is possible there, so that no code tests its name. It is the constant PLACE of
+gbactl/engine/NAME.py, beside conf/cluster/NAME.yaml. The module is loaded by its name, as the configuration is a layer
+below the engines; a new place changes no file here. Such a module imports its launching code only when it starts
+processes (see engine/base.py), so that every process can load it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from gbactl.config.groups import ClusterConfig
+from gbactl.config_types import build
+from gbactl.errors import ConfigError
+from gbactl.paths import conf_dir
+
+ENGINES = "gbactl.engine"
+
+
+@dataclass(frozen=True)
+class PlaceOptions:
+    """Keys of conf/cluster/NAME.yaml beside those that all places have; a place with such keys subclasses this."""
+
+
+class Place:
+    """Place of a run's processes: real processes on this host, unless a subclass says otherwise."""
+
+    #: its own keys
+    Options: ClassVar[type[PlaceOptions]] = PlaceOptions
+
+    #: whether its processes are real; else they and their time are simulated in this process
+    real: ClassVar[bool] = True
+    #: whether all processes share this host's memory
+    one_host: ClassVar[bool] = True
+
+    @property
+    def here(self) -> bool:
+        """Whether its processes run on this host and share its cores."""
+        return self.real and self.one_host
+
+    @property
+    def clock(self) -> str:
+        """Clock of a run's seconds: wall or virtual."""
+        return "wall" if self.real else "virtual"
+
+    def workers(self, cluster: Mapping[str, Any]) -> int | None:
+        """Return the number of workers where `cluster` does not give it; None where it must."""
+        return None
+
+    def options(self, cluster: ClusterConfig) -> PlaceOptions:
+        """Build the place's own keys. Raises ConfigError for an unknown key or a bad value."""
+        common = [f.name for f in dataclasses.fields(ClusterConfig) if f.name != "options"]
+
+        def unknown(strange: list[str], own: list[str]) -> str:
+            keys = ", ".join([*common, *own])
+            return f"cluster={cluster.name} has no key {', '.join(strange)}; keys are: {keys}."
+
+        return build(self.Options, cluster.options, "cluster.", unknown)
+
+    def check(self, cluster: ClusterConfig, workers: int) -> None:
+        """Raise ConfigError, with the key to type, on keys that cannot work with so many workers."""
+
+    def threads(self, cluster: ClusterConfig, computing: int) -> int:
+        """Return the OpenMP threads of one worker, where `computing` threads compute at a time."""
+        return cluster.threads or max(1, (os.cpu_count() or 1) // computing)
+
+
+@functools.cache
+def place_of(name: str) -> Place:
+    """Return the place of a cluster's name. Raises ConfigError that lists the places."""
+    module = f"{ENGINES}.{name}"
+    if name.isidentifier() and importlib.util.find_spec(module) is not None:
+        found = getattr(importlib.import_module(module), "PLACE", None)
+        if isinstance(found, Place):
+            return found
+    known = sorted(path.stem for path in (conf_dir() / "cluster").glob("*.yaml"))
+    raise ConfigError(f"cluster={name} is not known; type cluster= one of: {', '.join(known)}.")

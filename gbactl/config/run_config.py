@@ -1,0 +1,221 @@
+"""Configuration of a whole run, values derived from it, and its plain containers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gbactl.checkpoint.plan import CheckpointConfig
+from gbactl.config.cost import CostConfig
+from gbactl.config.engine_capabilities import Place, place_of
+from gbactl.config.groups import (
+    WITH_OPTIONS,
+    ClusterConfig,
+    CollectiveConfig,
+    ModeConfig,
+    OptimConfig,
+    SwitchConfig,
+    TrackingConfig,
+    TrainConfig,
+    TransportConfig,
+    own_keys,
+)
+from gbactl.config_types import Processes, Seed, build, expect
+from gbactl.errors import ConfigError
+from gbactl.faults.fault_plan import FaultPlan, FaultsConfig
+from gbactl.models.options import ModelConfig
+from gbactl.policies.policy import PolicyOptions, policy_class
+from gbactl.switching.auto_controller import GBA, MODES, SYNC
+from gbactl.switching.mode_switches import ScheduleEntry, entries, name
+
+CYCLE_MS, CYCLE_BATCH = 3.0, 1024
+
+
+@contextlib.contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Prefix configuration errors inside this context with `where`, such as an entry of the switch schedule."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+@dataclass
+class RunConfig:
+    """Configuration of a whole run. `data` is an open dictionary: each reader validates its own options."""
+
+    mode: ModeConfig = field(default_factory=ModeConfig)
+    data: dict[str, Any] = field(default_factory=dict)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    transport: TransportConfig = field(default_factory=TransportConfig)
+    collective: CollectiveConfig = field(default_factory=CollectiveConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    faults: FaultsConfig = field(default_factory=FaultsConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    switch: SwitchConfig = field(default_factory=SwitchConfig)
+    cost: CostConfig = field(default_factory=CostConfig)
+    seed: Seed = 0
+    precision: str = "fp32"
+    run_dir: str | None = None
+    resume: str | None = None
+
+    @property
+    def local_batch(self) -> int:
+        """Samples B_a in one worker's gradient (default G / workers)."""
+        if self.mode.local_batch is not None:
+            return self.mode.local_batch
+        return self.train.global_batch // max(1, self.cluster.workers)
+
+    @property
+    def cycle_time_ms(self) -> float:
+        """Interval at which Horovod's thread looks for work, by default longer for longer steps.
+
+        A look costs every worker about .9 ms of a core, whether there is work or not, and a sum waits for half a cycle:
+        3 ms are best for local batches of 512, 12 ms for those of 4,096 (experiments/performance)."""
+        if self.collective.cycle_time_ms is not None:
+            return self.collective.cycle_time_ms
+        return CYCLE_MS * max(1.0, min(phase.local_batch for phase in self.possible) / CYCLE_BATCH)
+
+    @property
+    def gradients_per_step(self) -> int:
+        """M = G / B_a: number of gradients in one global batch."""
+        return self.train.global_batch // self.local_batch
+
+    @functools.cached_property
+    def entries(self) -> list[ScheduleEntry]:
+        """Entries of the switch schedule. Raises ConfigError that names the wrong entry."""
+        return entries(self.switch.schedule)
+
+    @functools.cached_property
+    def phases(self) -> list[RunConfig]:
+        """Configurations of the scheduled phases: this one, then one in the mode of each switch schedule entry."""
+        files = self.switch.modes if self.entries and self.switch.modes else [{} for _ in self.entries]
+        given = [{**file, "name": entry.to, **entry.changes} for entry, file in zip(self.entries, files, strict=True)]
+        return [self, *(self._named(number, values) for number, values in enumerate(given))]
+
+    def _named(self, number: int, values: dict[str, Any]) -> RunConfig:
+        with naming(name(number)):
+            return self.in_mode(values)
+
+    @functools.cached_property
+    def candidates(self) -> dict[str, RunConfig]:
+        """Configurations that switch=auto chooses from, by mode: this one and the other mode's; {} without it."""
+        own = self.mode.name
+        if self.switch.name != "auto" or own not in MODES:
+            return {}
+        other = GBA if own == SYNC else SYNC
+        file = self.switch.modes[0] if self.switch.modes else {}
+        changes = {"sparse_divisor": self.mode.sparse_divisor, **(self.switch.changes or {})}
+        with naming("switch=auto"):
+            return {own: self, other: self.in_mode({**file, "name": other, **changes})}
+
+    @property
+    def possible(self) -> list[RunConfig]:
+        """Configurations of all phases that are known at the run's start."""
+        return [*self.phases, *(phase for phase in self.candidates.values() if phase is not self)]
+
+    def in_mode(self, values: dict[str, Any]) -> RunConfig:
+        """Return this configuration in another mode. Raises ConfigError for a key that the mode does not have.
+
+        `values`: the mode's keys and, under `workers`, its number of workers."""
+        workers = values.get("workers", self.cluster.workers)
+        expect("workers", workers, Processes)
+        own = {key: value for key, value in values.items() if key != "workers"}
+        mode = build(ModeConfig, own_keys(ModeConfig, own), "mode.")
+        cluster = dataclasses.replace(self.cluster, workers=workers)
+        return dataclasses.replace(self, mode=mode, cluster=cluster, switch=SwitchConfig())
+
+    @property
+    def processes(self) -> int:
+        """Number of workers to start: the largest of any phase."""
+        return max(phase.cluster.workers for phase in self.possible)
+
+    @property
+    def home(self) -> str:
+        """Placement of the dense parameters in this mode: "servers", "workers" or "replicas"."""
+        return policy_class(self.mode.name).home
+
+    @property
+    def collective_now(self) -> bool:
+        """Whether this mode needs an all-reduce among all workers, and so all of them."""
+        return policy_class(self.mode.name).collective
+
+    @property
+    def place(self) -> Place:
+        """Place (engine) that runs its processes. Raises ConfigError for an unknown cluster."""
+        return place_of(self.cluster.name)
+
+    @property
+    def server_returns(self) -> bool:
+        """Whether a failed server is replaced from its checkpoint: only real servers, in a run with checkpoints."""
+        return self.checkpoint.name != "none" and self.place.real
+
+    @property
+    def collects(self) -> bool:
+        """Whether the run is started with an all-reduce, as a mode that it may switch to needs one."""
+        return self.switch.prepare == "all" or any(phase.collective_now for phase in self.possible)
+
+    @property
+    def homes(self) -> set[str]:
+        """Possible placements of the dense parameters: "servers", always possible, and others."""
+        more = {"workers"} if self.switch.prepare == "all" else set()
+        return {"servers", *more, *(phase.home for phase in self.possible)}
+
+    def policy_options(self) -> PolicyOptions:
+        """Build the options of the mode's policy. Raises ConfigError for an unknown key or a bad value."""
+
+        def unknown(strange: list[str], known: list[str]) -> str:
+            own = f"its own keys are: {', '.join(known)}" if known else "it has none of its own"
+            return f"mode={self.mode.name} has no key {', '.join(strange)}; {own}."
+
+        options = build(policy_class(self.mode.name).Options, self.mode.options, "mode.", unknown)
+        options.check()
+        return options
+
+    def fault_plan(self) -> FaultPlan:
+        """Build the fault plan. Raises ConfigError for an invalid plan."""
+        return FaultPlan(self.faults, self.seed, self.processes, self.cluster.servers)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether each worker is pinned to one core of this host."""
+        return self.place.here and self.cluster.pin == "auto"
+
+    @property
+    def threads(self) -> int:
+        """OpenMP threads of one worker."""
+        return self.place.threads(self.cluster, self.processes * self.lanes)
+
+    @property
+    def lanes(self) -> int:
+        """Largest number of compute threads (Hogwild) that a worker has in any phase."""
+        return max(1, *(int(phase.mode.options.get("hogwild_threads", 1)) for phase in self.possible))
+
+
+def to_dict(cfg: RunConfig) -> dict[str, Any]:
+    """Convert to plain containers, for the resolved file and for MLflow's params."""
+    values = dataclasses.asdict(cfg)
+    for group in WITH_OPTIONS:
+        values[group].update(values[group].pop("options"))
+    return values
+
+
+def mode_values(cfg: RunConfig) -> dict[str, Any]:
+    """Return all keys of the mode as in conf/mode/, and its number of workers."""
+    return {**to_dict(cfg)["mode"], "workers": cfg.cluster.workers}
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten {'a': {'b': 1}} to {'a.b': 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        flat.update(flatten(value, f"{name}.") if isinstance(value, dict) and value else {name: value})
+    return flat

@@ -1,0 +1,217 @@
+"""Configuration built from plain containers and checked; requests to a running job are checked by the same rules.
+
+Each rule that holds between several fields has a sentence on what to type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gbactl.checkpoint.plan import SAVED_DTYPES, VARIANTS
+from gbactl.config.engine_capabilities import place_of
+from gbactl.config.groups import WITH_OPTIONS, own_keys
+from gbactl.config.run_config import RunConfig, naming
+from gbactl.config_types import build
+from gbactl.errors import ConfigError, require
+from gbactl.models import NAMES as MODEL_NAMES
+from gbactl.policies.policy import policy_class
+from gbactl.store.shard import ROW_L2_SCOPES
+from gbactl.switching.auto_controller import MODES
+from gbactl.switching.mode_switches import name
+
+LEAST_PATIENCE = 0.1  # seconds: four heartbeats fit into it (coordinator/membership.py)
+
+
+def choice(key: str, value: str, options: tuple[str, ...]) -> None:
+    require(value in options, f"{key}={value} is not known; type {key}= one of: {', '.join(options)}.")
+
+
+def _check_batches(cfg: RunConfig) -> None:
+    total, workers, local = cfg.train.global_batch, cfg.cluster.workers, cfg.mode.local_batch
+    if local is None:
+        require(
+            total % workers == 0,
+            f"train.global_batch={total} cannot be shared by cluster.workers={workers}; type "
+            f"train.global_batch={-(-total // workers) * workers} or set mode.local_batch.",
+        )
+        return
+    require(
+        total % local == 0,
+        f"train.global_batch={total} is not a multiple of mode.local_batch={local}; type "
+        f"train.global_batch={-(-total // local) * local}.",
+    )
+    if policy_class(cfg.mode.name).in_step:
+        require(
+            total == local * workers,
+            f"mode={cfg.mode.name} needs train.global_batch = mode.local_batch x cluster.workers = {local * workers}, "
+            f"not {total}; leave mode.local_batch out or type train.global_batch={local * workers}.",
+        )
+
+
+def _check_faults(cfg: RunConfig) -> None:
+    plan = cfg.fault_plan()
+    require(
+        not plan.hogs or cfg.place.here,
+        f"A fault of kind hog takes a real CPU, and cluster={cfg.cluster.name} has none; type cluster=local, or "
+        "faults.plans with another kind.",
+    )
+
+
+def check_switch(cfg: RunConfig, to: RunConfig) -> None:
+    """Raise ConfigError unless a run of `cfg` can switch to `to`."""
+    _check_mode(to)
+    require(
+        to.mode.sparse_divisor == cfg.mode.sparse_divisor,
+        f"A run has one mode.sparse_divisor; add sparse_divisor: {cfg.mode.sparse_divisor} to what is `set`.",
+    )
+
+
+def wished(cfg: RunConfig, now: RunConfig, mode: Any) -> RunConfig:
+    """Return the configuration of a run after a requested switch. Raises ConfigError where it is invalid.
+
+    `cfg`: the run's configuration; `now`: its current one; `mode`: the keys of the requested mode."""
+    if not isinstance(mode, dict):
+        raise ConfigError("A switch needs a mode; type --to MODE.")
+    to = now.in_mode({str(key): value for key, value in mode.items()})
+    check_switch(cfg, to)
+    return to
+
+
+def obstacle(cfg: RunConfig, to: RunConfig) -> str:
+    """Describe why a run that was started as `cfg` cannot switch to `to`; "" if it can."""
+    if (to.home == "workers" and to.home not in cfg.homes) or (to.collective_now and not cfg.collects):
+        return (
+            f"this run was not started for mode={to.mode.name}, whose workers need an all-reduce; type "
+            "switch.prepare=all when starting one"
+        )
+    if to.cluster.workers > cfg.processes:
+        return f"this run was started with {cfg.processes} workers; type --set workers={cfg.processes} or less"
+    rows = {getattr(phase.policy_options(), "row_staleness", "token") for phase in cfg.possible}
+    if getattr(to.policy_options(), "row_staleness", "token") == "row" and "row" not in rows:
+        return "this run was not started with mode.row_staleness=row, which has to be counted from the start"
+    return ""
+
+
+def _check_switches(cfg: RunConfig) -> None:
+    switch = cfg.switch
+    choice("switch.prepare", switch.prepare, ("servers", "all"))
+    choice("switch.checksum", switch.checksum, ("auto", "all"))
+    for number, phase in enumerate(cfg.phases[1:]):
+        with naming(name(number)):
+            check_switch(cfg, phase)
+    choice("switch", switch.name, ("none", "auto"))
+    if switch.name == "auto":
+        _check_auto(cfg)
+
+
+def _check_auto(cfg: RunConfig) -> None:
+    switch = cfg.switch
+    require(
+        cfg.mode.name in MODES,
+        f"switch=auto chooses between {' and '.join(MODES)}; type mode= one of these, not mode={cfg.mode.name}.",
+    )
+    require(not switch.schedule, "switch=auto follows no schedule; leave switch.schedule out, or type switch=none.")
+    require("workers" not in (switch.changes or {}), "switch=auto keeps the workers; no workers in switch.changes.")
+    candidates = cfg.candidates.values()
+    with naming("switch=auto"):
+        for candidate in candidates:
+            check_switch(cfg, candidate)
+
+
+def _check_checkpoint(cfg: RunConfig) -> None:
+    c = cfg.checkpoint
+    choice("checkpoint", c.name, VARIANTS)
+    choice("checkpoint.dtype", c.dtype, SAVED_DTYPES)
+    require(
+        c.interval_seconds is None or c.interval_steps is None,
+        "checkpoint.interval_seconds and checkpoint.interval_steps exclude each other; set one of them to null.",
+    )
+
+
+def _check_place(cfg: RunConfig) -> None:
+    cfg.place.options(cfg.cluster)
+    cfg.place.check(cfg.cluster, cfg.processes)
+    require(
+        cfg.place.one_host or cfg.collective.name == "horovod",
+        f"collective={cfg.collective.name} works within one host; with cluster={cfg.cluster.name} type "
+        "collective=horovod.",
+    )
+
+
+def _check_mode(cfg: RunConfig) -> None:
+    cfg.policy_options().check_workers(cfg.cluster.workers)
+    choice("mode.sparse_divisor", cfg.mode.sparse_divisor, ("global", "contributors"))
+    _check_batches(cfg)
+
+
+def check_transport(cfg: RunConfig) -> None:
+    """Raise ConfigError where encryption does not cover everything that a run sends."""
+    choice("transport.wire_dtype", cfg.transport.wire_dtype, ("fp32", "fp16", "bf16"))
+    ring = cfg.collects and cfg.collective.name in ("horovod", "gloo") and not cfg.place.one_host
+    require(
+        not (cfg.transport.encrypt and ring),
+        f"transport.encrypt=true does not reach the all-reduce of collective={cfg.collective.name} between hosts, "
+        "which nothing encrypts; type a mode without one (gba), or transport.encrypt=false on a network you trust.",
+    )
+
+
+def check(cfg: RunConfig) -> RunConfig:
+    """Apply the cross-field rules. Raises ConfigError with one sentence that says what to type."""
+    choice("cluster.transport", cfg.cluster.transport, ("shm", "tcp"))
+    choice("cluster.pin", cfg.cluster.pin, ("auto", "off"))
+    choice("cluster.lost_worker", cfg.cluster.lost_worker, ("end", "continue", "replace"))
+    choice("cluster.lost_coordinator", cfg.cluster.lost_coordinator, ("end", "replace"))
+    require(
+        cfg.cluster.hang_seconds >= LEAST_PATIENCE or not cfg.place.real,
+        f"cluster.hang_seconds={cfg.cluster.hang_seconds:g} is too short to tell a process that hangs from one that "
+        f"is busy; type cluster.hang_seconds={LEAST_PATIENCE} or more.",
+    )
+    choice("collective", cfg.collective.name, ("horovod", "gloo", "shm"))
+    choice("train.on_divergence", cfg.train.on_divergence, ("stop", "continue"))
+    choice("precision", cfg.precision, ("fp32", "bf16"))
+    choice("optim.name", cfg.optim.name, ("sgd", "adagrad", "rowwise_adagrad", "adam"))
+    choice("optim.row_l2", cfg.optim.row_l2, ROW_L2_SCOPES)
+    choice("optim.schedule.name", cfg.optim.schedule.name, ("constant", "linear", "inverse_sqrt", "cosine"))
+    choice("model.name", cfg.model.name, MODEL_NAMES)
+    require(
+        cfg.cluster.dense_holders <= cfg.cluster.servers,
+        f"cluster.dense_servers={cfg.cluster.dense_servers} cannot be among cluster.servers={cfg.cluster.servers}; "
+        f"type 1 to {cfg.cluster.servers}, or null for all.",
+    )
+    schedule = cfg.optim.schedule
+    require(
+        schedule.name != "cosine" or schedule.total > schedule.warmup,
+        "optim.schedule.name=cosine ends at optim.schedule.total global batches; type a total above the warm-up.",
+    )
+    _check_mode(cfg)
+    _check_place(cfg)
+    _check_switches(cfg)
+    _check_faults(cfg)
+    _check_checkpoint(cfg)
+    check_transport(cfg)
+    cfg.cost.check()
+    return cfg
+
+
+def from_dict(values: dict[str, Any]) -> RunConfig:
+    """Build and check a run's configuration from plain containers. Raises ConfigError."""
+    cfg = build(RunConfig, _with_workers(_with_options(values)), "")
+    return check(cfg)
+
+
+def _with_options(values: dict[str, Any]) -> dict[str, Any]:
+    """Gather the mode's own keys, and the place's, under `options`."""
+    found = {group: own_keys(kind, values[group]) for group, kind in WITH_OPTIONS.items() if _is_dict(values, group)}
+    return {**values, **found}
+
+
+def _is_dict(values: dict[str, Any], group: str) -> bool:
+    return isinstance(values.get(group), dict)
+
+
+def _with_workers(values: dict[str, Any]) -> dict[str, Any]:
+    """Fill in the place's number of workers where none is given."""
+    cluster = values.get("cluster")
+    if not isinstance(cluster, dict) or cluster.get("workers", 0) is not None:
+        return values
+    place = place_of(str(cluster.get("name")))
+    return {**values, "cluster": {**cluster, "workers": place.workers(cluster)}}

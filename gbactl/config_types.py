@@ -1,0 +1,146 @@
+"""Dataclasses built from plain values, each checked against the type and bounds of its field's annotation.
+
+Bounds are given in the annotation: Annotated[float, Bounds(at_least=0, below=1)], or one of the names below. None of
+them accepts NaN, and only at_most=math.inf accepts infinity.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from gbactl.errors import ConfigError, require
+
+T = TypeVar("T")
+Unknown = Callable[[list[str], list[str]], str]
+
+_INT32, _INT64 = 2**31 - 1, 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of a number; None means unbounded."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+    def holds(self, number: float) -> bool:
+        """Whether a number is within all bounds."""
+        return (
+            number == number
+            and (self.at_least is None or number >= self.at_least)
+            and (self.at_most is None or number <= self.at_most)
+            and (self.above is None or number > self.above)
+            and (self.below is None or number < self.below)
+        )
+
+    def __str__(self) -> str:
+        """Text of the bounds, such as "from 0 to 9", "above 0 and at most 1"."""
+        if self.at_least is not None and self.at_most is not None:
+            return f"from {_number(self.at_least)} to {_number(self.at_most)}"
+        bounds = zip(("of at least", "above", "at most", "below"), dataclasses.astuple(self), strict=True)
+        return " and ".join(f"{word} {_number(bound)}" for word, bound in bounds if bound is not None)
+
+
+Seed = Annotated[int, Bounds(at_least=0, at_most=_INT64)]  # range that NumPy and torch take
+Count = Annotated[int, Bounds(at_least=1, at_most=_INT32)]
+Natural = Annotated[int, Bounds(at_least=0, at_most=_INT32)]
+Processes = Annotated[int, Bounds(at_least=1, at_most=65_536)]
+TableRows = Annotated[int, Bounds(at_least=2, at_most=_INT32)]  # of the table of a field's hashed ids
+Days = Annotated[int, Bounds(at_least=2, at_most=100_000)]  # one day is trained on, the next one evaluated
+Seconds = Annotated[float, Bounds(at_least=0, at_most=1e9)]  # 31 years; the range that timers take
+Interval = Annotated[float, Bounds(at_least=1e-3, at_most=1e9)]  # seconds between repetitions
+NumberOrInfinity = Annotated[float, Bounds(at_least=0, at_most=math.inf)]
+Share = Annotated[float, Bounds(at_least=0, at_most=1)]
+SomeShare = Annotated[float, Bounds(above=0, at_most=1)]
+ShareBelowOne = Annotated[float, Bounds(at_least=0, below=1)]
+
+
+def build(cls: type[T], values: Mapping[str, Any], path: str, unknown: Unknown | None = None) -> T:
+    """Build a dataclass from a group's keys, checked by type and bounds; groups within it are built likewise.
+
+    `path`: prefix of the keys, such as "mode.". `unknown(strange, known)`: sentence on keys that the class does not
+    have. Raises ConfigError that names the key."""
+    known = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    strange = sorted(set(values) - set(known))
+    if strange:
+        raise ConfigError((unknown or _unknown_keys(path))(strange, list(known)))
+    hints, made = get_type_hints(cls, include_extras=True), dict[str, Any]()
+    for key, value in values.items():
+        if dataclasses.is_dataclass(hints[key]):
+            require(isinstance(value, dict), f"{path}{key} is a group of keys, not {value!r}.")
+            made[key] = build(hints[key], value, f"{path}{key}.")
+        else:
+            expect(f"{path}{key}", value, hints[key], default_of(known[key]))
+            made[key] = value
+    return cls(**made)
+
+
+def _unknown_keys(path: str) -> Unknown:
+    where = path.rstrip(".") or "The configuration"
+    return lambda strange, known: f"{where} has no key {', '.join(strange)}; keys are: {', '.join(known)}."
+
+
+def expect(key: str, value: Any, hint: Any, default: Any = dataclasses.MISSING) -> None:
+    """Raise ConfigError unless `value` fits a field's annotation; `default`: the field's, shown as an example."""
+    if not matches(value, hint):
+        example = "" if default is dataclasses.MISSING else f"; type for instance {key}={_typed(default)}"
+        raise ConfigError(f"{key}={value!r} is not {shown(hint)}{example}.")
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Default of a dataclass field, MISSING where it has none."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def matches(value: Any, hint: Any) -> bool:
+    """Whether a value fits an annotation; a whole number may stand for a float, a bool is never a number."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin is Annotated:
+        return matches(value, inside[0]) and inside[1].holds(value)
+    if origin is Literal:
+        return type(value) in (int, float) and value in inside
+    if origin in (Union, types.UnionType):
+        return any(matches(value, part) for part in inside)
+    if origin is list:
+        return isinstance(value, list) and all(matches(item, inside[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(matches(item, inside[1]) for item in value.values())
+    if hint is float:
+        return isinstance(value, float) or (type(value) is int and abs(value) <= _INT64)  # the range of messages
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def shown(hint: Any) -> str:
+    """Describe a type in a user's words."""
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return f"{shown(inside[0])} {inside[1]}"
+    if origin is Literal:
+        return " or ".join(str(each) for each in inside)
+    if origin in (Union, types.UnionType):
+        return " or ".join(shown(part) for part in inside)
+    if origin is list:
+        within = inside and get_origin(inside[0]) is Annotated
+        return f"a list, each {shown(inside[0])}" if within else "a list"
+    return "keys with values" if origin is dict else names.get(hint, str(hint))
+
+
+def _number(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
+
+
+def _typed(value: Any) -> str:
+    """Write a default as it is typed on the command line."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,345 @@
+"""Live shell of a training phase: hands out batches, takes announcements, orders and journals steps.
+
+The phase (training_phase.py) makes every decision. Here each event and each command is written into the event log,
+and then carried out on the channels to workers and servers. A gradient costs the coordinator about 60 us.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gbactl.checkpoint.sample_ranges import FinishedBatches, Ranges
+from gbactl.coordinator.event_log import AnnounceRecord, EventLog, FinishRecord, JoinedRecord, LeftRecord, StopRecord
+from gbactl.coordinator.membership import Membership
+from gbactl.coordinator.training_phase import (
+    ApplyStep,
+    Command,
+    DiscardGradient,
+    Forgo,
+    GiveUpBatch,
+    HandOut,
+    Take,
+    TrainingPhase,
+    order_record,
+)
+from gbactl.errors import WireError
+from gbactl.policies import Grant, Policy, Step
+from gbactl.store.optimizers import due
+from gbactl.wire.messages import DropSlice, Granted, OrderStep, PrefetchHint, Staged
+
+
+@dataclass
+class PhaseClock:
+    """Times of a phase's first and last hand-out and first and last announced gradient, in seconds by `now`."""
+
+    now: Callable[[], float]
+    first: float | None = None
+    last: float = 0.0
+    gradients: tuple[float, float] | None = None  # when the first and the last one was announced
+
+    def tick(self) -> None:
+        """Record a hand-out."""
+        self.last = self.now()
+        self.first = self.last if self.first is None else self.first
+
+    def announced(self) -> None:
+        """Record an announced gradient."""
+        now = self.now()
+        self.gradients = (now if self.gradients is None else self.gradients[0], now)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the first hand-out to the last announced gradient, which EPS counts."""
+        return 0.0 if self.first is None or self.gradients is None else self.gradients[1] - self.first
+
+
+class LivePhase:
+    """Training phase number `number` on live channels; `waiting`: workers that asked for a batch and got none."""
+
+    def __init__(
+        self, number: int, phase: TrainingPhase, members: Membership, log: EventLog, waiting: deque[int],
+        now: Callable[[], float] = time.monotonic, checksum_every: int = 0,
+    ) -> None:  # fmt: skip
+        self.number, self.phase, self.members, self.log, self.waiting = number, phase, members, log, waiting
+        self.clock, self.checksum_every = PhaseClock(now), checksum_every
+        self.ranges: Ranges = ((0, self.policy.phase.samples),)
+        self.granted: Callable[[int, int], None] = lambda worker, token: None
+        self.ordered: Callable[[int], None] = lambda steps: None
+        self.told_loss: Callable[[int, float], None] = lambda worker, loss: None  # called before the gradient is logged
+        self.stop_at: int | None = None  # the global step at which the phase ends
+        self.stopped: float | None = None  # when it was ordered to end
+        self.one_each = False  # whether a worker gets no second batch while it has one: without prefetch in this phase
+        self._flying: Counter[int] = Counter()  # per worker: batches in flight
+        self._openings = -1
+        self._staged: dict[int, dict[int, Staged]] = {}  # batch -> shard -> its staged gradient slice
+        self._leaving: set[int] = set()
+        self._untold: set[int] = set()  # workers to which the phase was not announced yet
+        self._unasked: set[int] = set()
+        self.shards = members.expected["server"]
+        self._reach_servers()
+        self.workers = members.of("worker")
+
+    @property
+    def policy(self) -> Policy:
+        """Policy of the phase."""
+        return self.phase.policy
+
+    @property
+    def finished(self) -> FinishedBatches:
+        """Batches of the phase that have a fate."""
+        return self.phase.finished
+
+    def _reach_servers(self) -> None:
+        """Refresh the list of connected servers.
+
+        A missing one's successor does not need the messages sent meanwhile."""
+        self.servers = [channel for _, channel in sorted(self.members.of("server").items())]
+
+    def server_gone(self, shard: int) -> None:
+        """Handle a server failure: no gradient is announced before the successor has its slice."""
+        self._reach_servers()
+        for told in self._staged.values():
+            told.pop(shard, None)
+        self.phase.server_lost(shard)
+
+    def server_back(self) -> list[int]:
+        """Handle a server's successor. Returns the announced, not yet applied batches of which it has no slice."""
+        self._reach_servers()
+        return [] if self.phase.slices is None else self.phase.slices.waiting
+
+    def owed(self, worker: int) -> list[int]:
+        """Batches that a worker has and has not announced."""
+        return [batch for batch, (owner, _) in self.policy.leases.items() if owner == worker]
+
+    def serve(self) -> None:
+        """Hand batches to waiting workers, as far as the policy allows."""
+        if self.policy.openings == self._openings:
+            return
+        self._openings = self.policy.openings
+        for _ in range(len(self.waiting)):
+            worker = self.waiting.popleft()
+            if not self.take(worker):
+                self.waiting.append(worker)
+
+    def take(self, worker: int, asked: bool = True) -> bool:
+        """Try to hand a worker its next batch."""
+        absent = worker not in self.workers or worker in self._untold  # or not brought up after a failover
+        if absent or (self.one_each and self._flying[worker]):
+            return False
+        commands = self.phase.apply(Take(worker))
+        for command in commands:
+            if not asked and isinstance(command, HandOut):
+                self._unasked.add(command.grant.batch)
+            self._carry_out(command)
+        return bool(commands)
+
+    def _tell_ahead(self) -> None:
+        """Tell workers the batches that they will get next, if the hand-out settled that."""
+        phase = self.policy.phase
+        for worker, batch in self.policy.ahead:
+            if worker in self.workers and worker not in self._leaving | self._untold:
+                message = PrefetchHint(self.number, batch, batch * phase.local_batch, phase.size(batch))
+                self.workers[worker].send(message)
+
+    def hand(self, worker: int, grant: Grant, lr_scale: float) -> None:
+        """Send a worker the grant of a batch."""
+        self.workers[worker].send(
+            Granted(
+                self.number,
+                grant.batch,
+                grant.token,
+                grant.start,
+                grant.samples,
+                grant.after,
+                grant.divisor,
+                lr_scale,
+                self.phase.statistics.usual(worker, grant.samples),
+            )
+        )
+
+    def take_up(self, due: Iterable[Command], untold: set[int]) -> None:
+        """Continue a phase that was driven to the end of a failed coordinator's log.
+
+        `due`: commands still to be carried out.
+
+        Workers in `untold` get nothing before `tell` is called."""
+        self._untold = untold
+        self._flying.update(owner for owner, _ in self.policy.leases.values())
+        if self.phase.stopped:
+            self.stop_at, self.stopped = None, self.clock.now()
+        for command in due:
+            self._carry_out(command)
+
+    def tell(self) -> None:
+        """Resume the hand-out once all workers know the phase."""
+        self._untold, self._openings = set(), -1
+        self.serve()
+        self._hand_out_unasked()
+
+    @property
+    def unread(self) -> Ranges:
+        """Sample ranges of the phase that have no fate yet."""
+        return self.finished.unread(self.ranges, self.policy.phase.local_batch)
+
+    def staged(self, message: Staged) -> bool:
+        """Record a shard's staged slice of a gradient. True when it was the last one: the gradient is announced."""
+        owner, grant = self.policy.leases.get(message.batch, (None, None))
+        if grant is None or message.worker in self._leaving or owner != message.worker or message.phase != self.number:
+            return False
+        staged = self._staged.setdefault(message.batch, {})
+        staged[message.shard] = message
+        if len(staged) < self.shards:
+            return False
+        del self._staged[message.batch]
+        self._announce([staged[shard] for shard in sorted(staged)], grant.samples)
+        return True
+
+    def leaving(self, worker: int) -> list[int]:
+        """Ignore a failed worker's messages from now on. Returns the batches that it has."""
+        self._leaving.add(worker)
+        mine = sorted(batch for batch, (owner, _) in self.policy.leases.items() if owner == worker)
+        for batch in mine:
+            self._staged.pop(batch, None)
+        self._flying.pop(worker, None)  # its successor has none
+        return mine
+
+    def left(self, worker: int) -> None:
+        """Let a failed worker's batches be handed out again, once every server refuses it."""
+        if worker not in self.policy.live:
+            return
+        self._leaving.add(worker)
+        self.log.left(worker)
+        self._do(LeftRecord(worker))
+        self.serve()
+        self._hand_out_unasked()
+
+    def _hand_out_unasked(self) -> None:
+        """Hand a failed worker's share of open steps to the workers that take part in them."""
+        for worker in sorted(self.policy.live):
+            while self.policy.owes(worker) and self.take(worker, asked=False):
+                pass
+
+    def asked(self, batch: int) -> bool:
+        """Whether a worker had asked for a batch: if so, it gets the next one when it announces this one."""
+        if batch not in self._unasked:
+            return True
+        self._unasked.discard(batch)
+        return False
+
+    def joined(self, worker: int) -> None:
+        """Let a successor take part in the phase, if the phase has a place for it."""
+        self._leaving.discard(worker)
+        self.workers[worker] = self.members.of("worker")[worker]
+        if worker not in (*self.policy.phase.workers, *self.policy.phase.joiners):
+            return
+        self.log.joined(worker)
+        self._do(JoinedRecord(worker))
+        self.serve()
+
+    def _announce(self, slices: list[Staged], samples: int) -> None:
+        """Log a gradient that every shard has staged, and carry out what the phase decides."""
+        one = slices[0]
+        rows, dense = tuple(each.row_version for each in slices), tuple(each.dense_version for each in slices)
+        self._check(rows, dense)
+        self.told_loss(one.worker, one.loss)
+        counted = () if self.phase.slices is None else tuple(each.rows for each in slices)
+        self.log.announce(one.worker, one.batch, rows, dense, counted if self.log.ahead else ())
+        self._flying[one.worker] -= 1
+        self.clock.announced()
+        commands = self.phase.apply(AnnounceRecord(one.worker, one.batch, rows, dense, counted))
+        self.phase.statistics.timed(one.worker, samples, one.loss, one.seconds, one.slowdown)
+        for command in commands:
+            self._carry_out(command)
+        if self.stop_at is not None and self.policy.step >= self.stop_at:
+            self.stop()
+        self.serve()
+
+    def _check(self, rows: tuple[int, ...], dense: tuple[int, ...]) -> None:
+        """Check the versions that a gradient was computed from. Raises WireError for impossible ones."""
+        if min(rows) < 0 or min(dense) < -1 or max(rows + dense) > self.policy.step:
+            raise WireError(f"versions {list(rows)} and {list(dense)} at step {self.policy.step}")
+
+    def stop(self, batch: int = 0) -> None:
+        """End the phase before a batch, or as soon as possible, for a switch (see Policy.stop)."""
+        self.log.stop(batch)
+        self._do(StopRecord(batch))
+        self.stop_at, self.stopped = None, self.clock.now()
+        self.serve()
+
+    def forgo(self) -> list[tuple[int, int, set[int]]]:
+        """Give up what is in flight. Returns (worker, batch, shards that have staged their slice) of each."""
+        commands = self.phase.apply(Forgo())
+        self.log.forgo(len(commands))
+        for command in commands:
+            self._carry_out(command)
+        staged = {
+            each.batch: set(self._staged.pop(each.batch, ())) for each in commands if isinstance(each, GiveUpBatch)
+        }
+        given_up = [each for each in commands if isinstance(each, GiveUpBatch) and each.worker >= 0]
+        return [(each.worker, each.batch, staged[each.batch]) for each in given_up]
+
+    def finish(self) -> None:
+        """Apply the rest of the buffer once nothing is in flight, and check the accounting."""
+        if not self.phase.closed:
+            self.log.finish()
+            self._do(FinishRecord())
+        self.policy.ledger.check()
+
+    def _do(self, event: LeftRecord | JoinedRecord | StopRecord | FinishRecord) -> None:
+        for command in self.phase.apply(event):
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        """Log a command, let it take effect, and send it to the nodes that it concerns."""
+        if isinstance(command, HandOut):
+            self._hand_out(command)
+        elif isinstance(command, ApplyStep):
+            self._order(command)
+        else:
+            self._drop(command)
+
+    def _hand_out(self, command: HandOut) -> None:
+        worker, grant = command.worker, command.grant
+        self.clock.tick()
+        self._flying[worker] += grant.samples > 0
+        self.log.grant(worker, grant.batch, grant.token)
+        self.phase.settle(command)
+        self.hand(worker, grant, command.lr_scale)
+        self._tell_ahead()
+        self.granted(worker, grant.token)
+
+    def _drop(self, command: DiscardGradient | GiveUpBatch) -> None:
+        batch = command.drop.batch if isinstance(command, DiscardGradient) else command.batch
+        if isinstance(command, DiscardGradient):
+            self.log.drop(command.worker, batch)
+        self.phase.settle(command)
+        for channel in self.servers:
+            channel.send(DropSlice(self.number, batch))
+
+    def _order(self, command: ApplyStep) -> None:
+        self.log.order(order_record(command))
+        order = self.told(command)
+        for channel in self.servers:
+            channel.send(order)
+        self.phase.settle(command)
+        self.ordered(command.step.step + 1)
+
+    def told(self, command: ApplyStep) -> OrderStep:
+        """Step as a message to the servers."""
+        step = command.step
+        batches, weights = [m.batch for m in step.members], [m.weight for m in step.members]
+        return OrderStep(
+            self.number, step.step, batches, weights, step.divisor, step.weight_sum, command.lr_scale,
+            *_row_weights(step), due(self.checksum_every, step.step), step.accepted,
+            list(step.shares(self.policy.phase.local_batch)),
+        )  # fmt: skip
+
+
+def _row_weights(step: Step) -> tuple[list[float], list[int]]:
+    """Weights by row staleness, concatenated over the members, and the number per member; empty without them."""
+    if not any(m.row_weights for m in step.members):
+        return [], []
+    return [w for m in step.members for w in m.row_weights], [len(m.row_weights) for m in step.members]

@@ -1,0 +1,239 @@
+"""Parts of the coordinator, and the order in which they handle each event.
+
+No part knows another one. An event that concerns several of them (a worker or server failure, its successor, a
+staged gradient slice) is a method of Core, which calls them one after the other.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from gbactl.checkpoint.publishing import ReplicaMean
+from gbactl.coordinator import event_log
+from gbactl.coordinator.checkpointing import Checkpointing
+from gbactl.coordinator.failure_recovery import LostDenseGradients, ServerRecovery, WorkerRecovery
+from gbactl.coordinator.mode_switch import ModeSwitch
+from gbactl.coordinator.node_requests import DenseMigration, Questions
+from gbactl.coordinator.replica_phases import ReplicaPhases
+from gbactl.coordinator.rounds import rounds
+from gbactl.coordinator.run_context import RunContext
+from gbactl.wire.auth import Peer
+from gbactl.wire.channel import Channel
+from gbactl.wire.messages import (
+    AdoptVersion,
+    CheckpointLoaded,
+    Event,
+    Fenced,
+    RingBroken,
+    Staged,
+    SummandsLost,
+    WorkerFailed,
+)
+
+log = logging.getLogger(__name__)
+
+
+class CoordinatorCore:
+    """Parts of one run's coordinator. `term`: number of coordinators before this one."""
+
+    def __init__(self, run: RunContext, term: int = 0) -> None:
+        self.run = run
+        self.rounds = rounds(run.dataset, run.cfg.train)
+        self.checkpoints = Checkpointing(run, self._gathering)
+        self.workers = WorkerRecovery(run)
+        self.servers = ServerRecovery(run, full=self.checkpoints.estimate.recovery == "full")
+        self.questions = Questions(run, self.servers.asking)
+        placement = run.state.ongoing.placement
+        placement.home = placement.home or run.cfg.home
+        self.migration = DenseMigration(run.members, run.fencing, placement, self._patience, run.note)
+        rows = [run.dataset.splits[each.split].rows for each in self.rounds]
+        self.switch = ModeSwitch(run, rows, self.questions, self.migration)
+        self.replicas = ReplicaPhases(run, term)
+        self.sums = LostDenseGradients(run)
+
+    def _patience(self) -> float:
+        return self.run.hub.now() + self.run.cfg.cluster.start_timeout
+
+    def _gathering(self) -> ReplicaMean | None:
+        return ReplicaMean(self.replicas.saved, self.replicas.centred) if self.replicas.saved else None
+
+    def look(self) -> None:
+        """Do what is due between two messages."""
+        run = self.run
+        self.checkpoints.look()
+        for worker in self.workers.look():
+            self._worker_silent(worker)
+        self.workers.look_for_successors()
+        for shard in self.servers.look():
+            self._server_silent(shard)
+        if run.training is not None:
+            self.switch.look()
+            self.replicas.look(run.training.policy)
+
+    def asked(self, event: Event) -> None:
+        """Handle a request of the launcher: switch the mode, or save a checkpoint and stop."""
+        if event.name == "stop":
+            self.checkpoints.stop(float(event.fields["seconds"]))
+        else:
+            self.switch.ask(event.fields)
+
+    def staged(self, message: Staged) -> None:
+        """Record a staged gradient slice; once all shards have theirs, hand the worker its next batch."""
+        training = self.run.training
+        self.servers.staged(message)
+        wants_next = False
+        if training is not None and training.staged(message):
+            self.run.failures.useful(f"W{message.worker}")
+            wants_next = training.asked(message.batch)
+        if wants_next or (self.switch.abandoned.staged(message) and message.worker not in self.run.fencing.gone):
+            self.run.take(message.worker)
+
+    # -- workers ------------------------------------------------------------------------------------
+
+    def worker_lost(self, peer: Peer, failure: str = "death") -> bool:
+        """Handle a worker failure; the worker is no member any more. Returns whether the run goes on without it."""
+        self.run.failures.detected(str(peer), failure)
+        self.workers.lost()
+        if not self._can_do_without(peer):
+            return False
+        self.give_up(peer)
+        return True
+
+    def _worker_silent(self, worker: int) -> None:
+        """Treat a worker that does not answer as failed; its later messages are refused."""
+        channel = self.run.members.of("worker")[worker]
+        log.warning("W%d has not answered for %.1f s", worker, self.run.cfg.cluster.hang_seconds)
+        self.run.members.forget(channel)
+        if not self.worker_lost(channel.peer, "hang"):
+            raise self.workers.hang_error(worker)
+
+    def _can_do_without(self, peer: Peer) -> bool:
+        """Whether the run can go on without a node: a worker, where the others or the servers hold all parameters."""
+        run = self.run
+        allowed = run.cfg.cluster.lost_worker != "end" and peer.role == "worker"
+        settled = run.members.settled and (self.workers.survivable or self.migration.moving)
+        others = bool(run.members.of("worker"))
+        return allowed and settled and (others or (self.workers.replaces and run.home == "servers"))
+
+    def give_up(self, peer: Peer) -> None:
+        """Go on without a worker: its batches are handed out again once every server refuses it."""
+        run, worker = self.run, peer.index
+        while worker in run.waiting:  # once per batch that it asked for
+            run.waiting.remove(worker)
+        self.replicas.left(worker)
+        batches = [] if run.training is None else run.training.leaving(worker)
+        if self.switch.auto is not None:
+            self.switch.auto.controller.gone(worker)
+        run.fencing.fence(worker, run.phase_number, batches, peer.incarnation)
+        run.state.ongoing.lives.workers[worker] = peer.incarnation
+        run.note()
+        run.members.tell("worker", WorkerFailed(worker))
+        self.checkpoints.worker_lost(worker)
+        if run.evaluation is not None:
+            run.evaluation.left(worker)
+            run.serve_evaluation()
+        self.tell_lost(peer, len(batches))
+
+    def tell_lost(self, peer: Peer, batches: int) -> None:
+        """Report a worker failure to the launcher, with the number of batches that it had."""
+        run = self.run
+        told = {"step": run.step_now, "batches": batches, "shared": run.current.collective_now}
+        run.tell("lost", {"process": str(peer), "replaced": self.workers.replaces, **told, "epoch": peer.incarnation})
+
+    def summed(self, message: SummandsLost | RingBroken) -> None:
+        """Handle a message of a server's all-reduce fallback: gradients are missing, or a ring is broken."""
+        if isinstance(message, SummandsLost):
+            self.sums.lost(message)
+        else:
+            self.run.members.tell("worker", message)
+
+    def fenced(self, message: Fenced) -> None:
+        """Record that a server refuses a failed worker; once all do, hand out its batches again."""
+        if self.run.fencing.fenced(message) and self.run.training is not None:
+            self.run.training.left(message.worker)
+
+    # -- servers ------------------------------------------------------------------------------------
+
+    def server_lost(self, shard: int, failure: str = "death") -> bool:
+        """Handle a server failure; the server is no member any more. Returns whether a successor takes its place."""
+        run = self.run
+        run.failures.detected(f"S{shard}", failure)
+        if not self.servers.replaces:
+            return False
+        self.servers.lost(shard)
+        if run.training is not None:
+            run.training.server_gone(shard)
+        self.checkpoints.server_gone(shard)
+        if not self.servers.full:
+            run.failures.cost(f"S{shard}", self.checkpoints.unsaved.lost(shard, run.finished))
+        if self.migration.moving:
+            self.workers.server_lost()
+        run.log.info(event_log.SERVER, {"shard": shard, "state": "lost", "step": run.step_now})
+        told = {"step": run.step_now, "batches": 0, "shared": False, "recovery": self.checkpoints.estimate.recovery}
+        run.tell("lost", {"process": f"S{shard}", "replaced": True, **told})
+        return True
+
+    def _server_silent(self, shard: int) -> None:
+        """Treat a server that does not answer as failed; its later messages are refused."""
+        channel = self.run.members.of("server")[shard]
+        log.warning("S%d has not answered for %.1f s", shard, self.run.cfg.cluster.hang_seconds)
+        self.run.members.forget(channel)
+        channel.close()
+        if not self.server_lost(shard, "hang"):
+            raise self.servers.hang_error(shard)
+
+    def server_loaded(self, channel: Channel, message: CheckpointLoaded) -> None:
+        """Handle a server that has loaded a checkpoint: a successor, or one that went back with all others.
+
+        Raises WireError for any other sender."""
+        run, shard = self.run, message.shard
+        if not run.members.comes(channel, shard):
+            run.members.authentic(channel, "server", shard)
+            self.questions.reloaded(shard)
+            return
+        run.members.admit_server(shard)
+        if run.stopped:  # the run is over and its log closed: the server is dismissed with the others
+            return
+        self._bring_up(channel, message.step)
+        if not self.servers.full:
+            run.failures.cost(f"S{shard}", self.checkpoints.unsaved.older(shard, message.step))
+        self.servers.back(shard)
+        run.note()
+        run.log.info(event_log.SERVER, {"shard": shard, "state": "back", "step": run.step_now, "loaded": message.step})
+        self.tell_workers_of(channel)
+        run.tell("joined", {"process": f"S{shard}", "step": run.step_now, "loaded": message.step})
+
+    def _bring_up(self, channel: Channel, loaded: int) -> None:
+        """Send a new server what the others know: the phase, failed workers, the number of steps, open questions."""
+        run = self.run
+        if self.servers.begun is not None:
+            channel.send(self.servers.begun)
+        run.fencing.tell(channel)
+        waiting = [] if run.training is None else run.training.server_back()
+        fresh = run.fresh_at is not None and loaded <= run.fresh_at
+        channel.send(AdoptVersion(run.step_now, waiting, fresh))
+        self.questions.repeat(channel)
+
+    def tell_workers_of(self, server: Channel) -> None:
+        """Tell the workers the new address of a shard."""
+        self.servers.tell_workers(server, self.switch.abandoned.by_worker())
+
+    # -- coordinators -------------------------------------------------------------------------------
+
+    def took_over(self, failure: str, missed: float, sign: float) -> None:
+        """Record a coordinator failover. `failure`: its kind; `missed`: when it was detected.
+
+        `sign`: the last sign of life."""
+        run = self.run
+        run.record.statistics.rates(run.record.seconds)  # rates are counted from here
+        run.failures.reborn("C", failure, missed, sign)
+        run.note()
+        run.tell("joined", {"process": "C", "step": run.step_now})
+
+    # -- result -------------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """Fields of result.json about replicas and switch=auto."""
+        auto = self.switch.auto
+        return {**self.replicas.result(), **({} if auto is None else {"auto": auto.summary()})}

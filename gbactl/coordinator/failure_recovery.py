@@ -1,0 +1,379 @@
+"""Recovery from failures of workers and servers by their successors; and the clock of the fault plan.
+
+Workers: tells the launcher which faults are due, detects workers that hang, and keeps successors waiting until every
+server refuses their predecessors; then they join the phase. Dense gradients that are lost with workers are counted
+once, as samples: the rows were trained with those batches, the dense parameters took their step without them.
+
+Servers: a successor loads the last checkpoint. Partial recovery: that server alone goes back; the others and the
+workers keep their state and wait for it. Full: once it is there and nothing is in flight, all nodes go back to the last
+complete checkpoint, and what was trained since is trained again. Between the failure and the successor no gradient can
+be announced, since every one has a slice on that shard.
+
+Costs a comparison a message, and heartbeats. event_routing.py has the order of what follows from a failure.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gbactl.collective.base import SHARED_MEMORY
+from gbactl.collective.shared_memory import available
+from gbactl.coordinator import event_log
+from gbactl.coordinator.membership import Heartbeat
+from gbactl.coordinator.run_context import RunContext
+from gbactl.errors import ClusterError, WireError
+from gbactl.faults.fault_kinds import Hang
+from gbactl.faults.fault_plan import FaultInjector, Injection
+from gbactl.policies import Phase
+from gbactl.wire.channel import Channel
+from gbactl.wire.messages import BeginPhase, Inspected, MoveDense, Pong, ShardRelocated, Staged, Stop, SummandsLost
+
+log = logging.getLogger(__name__)
+FATES = ("dropped", "duplicated", "reordered", "delayed", "retried")
+UNANSWERED = -1  # request number of a MoveDense whose answer is ignored
+
+
+class WorkerRecovery:
+    """Worker failures and successors. Faults that a failed coordinator's plan has injected are not injected again."""
+
+    def __init__(self, run: RunContext) -> None:
+        self.run = run
+        cfg, plan = run.cfg, run.cfg.fault_plan()
+        self.injector = FaultInjector(plan)
+        self.injector.due(*run.state.ongoing.failures.struck)
+        self.heartbeat = Heartbeat(cfg.cluster.hang_seconds, run.hub.now)
+        self.begun: BeginPhase | None = None  # last phase announced to workers
+        self._beats = cfg.place.real or any(isinstance(fault, Hang) for fault in plan.faults)
+        self._fails = plan.fails
+        self._storms = plan.storms() if plan.stormy else None
+        self._takes: dict[int, int] = {}  # batches that a successor asked for before it was admitted
+        self._ready: set[int] = set()
+
+    @property
+    def replaces(self) -> bool:
+        """Whether a failed worker gets a successor."""
+        return self.run.cfg.cluster.lost_worker == "replace"
+
+    @property
+    def so_far(self) -> tuple[int, float]:
+        """Global step and seconds of training so far; both below 0 before it begins."""
+        return (self.run.step_now, self.run.record.seconds) if self.run.members.settled else (-1, -1.0)
+
+    # -- while the coordinator waits ----------------------------------------------------------------
+
+    def left(self, seconds: float) -> float:
+        """Limit a wait of `seconds` to the time until a fault or heartbeat is due."""
+        if not self.run.members.settled or self.run.stopped:
+            return seconds
+        least = min(seconds, self.heartbeat.beat_seconds) if self._beats else seconds
+        return max(0.0, min(least, self.injector.next_seconds - self.run.record.seconds)) if self._fails else least
+
+    def look(self) -> list[int]:
+        """Order the faults that are due. Returns the workers that have been silent for too long."""
+        run = self.run
+        if not run.members.settled or run.stopped:
+            return []
+        at = self.so_far
+        if self._storms is not None and run.training is not None:
+            run.record.statistics.stormed(self._storms.on(*at))
+        for injection in self.injector.due(*at) if self._fails else ():
+            self._inject(injection, at)
+        if not (self._beats and self.heartbeat.due):
+            return []
+        return self.heartbeat.silent(run.members.of("worker"))
+
+    def _inject(self, injection: Injection, at: tuple[int, float]) -> None:
+        run = self.run
+        if self._lives(injection.process):
+            run.failures.injected(injection.process, injection.kind)
+        run.state.ongoing.failures.struck = at
+        run.note()
+        told = {"step": run.step_now, "at": run.record.seconds, "seconds": injection.seconds, "plan": injection.place}
+        run.tell("inject", {"kind": injection.kind, "process": injection.process, **told})
+
+    def look_for_successors(self) -> None:
+        """Admit successors, or end the phase so that they can be admitted."""
+        run = self.run
+        if not run.members.settled or run.stopped:
+            return
+        unequal = run.state.ongoing.unequal
+        if self._ready and run.home == "servers" and (run.training is not None or run.evaluation is not None):
+            self.admit(self.begun)
+        elif (self._ready or unequal) and run.training is not None and run.training.stopped is None:
+            run.training.stop()  # a successor gets the dense parameters between two steps: a new phase begins with it
+
+    def _lives(self, process: str) -> bool:
+        if process == "C":
+            return True
+        role = {"W": "worker", "S": "server"}.get(process[0])
+        return role is not None and (role, int(process[1:])) in self.run.members.channels
+
+    def answered(self, message: Pong) -> None:
+        """Record a worker's answer."""
+        self.heartbeat.answered(message)
+
+    def hang_error(self, worker: int) -> ClusterError:
+        """Error for a worker that does not answer and that the run cannot do without."""
+        patience = self.run.cfg.cluster.hang_seconds
+        return ClusterError(
+            f"W{worker} has not answered for {patience:g} s (is it stopped?); type cluster.hang_seconds="
+            f"{2 * patience:g} if it was only slow."
+        )
+
+    def server_lost(self) -> None:
+        """Mark the workers' dense parameters as unequal: a failed server may have lost a part of their move."""
+        self.run.state.ongoing.unequal |= self.run.cfg.collects
+
+    # -- successors ---------------------------------------------------------------------------------
+
+    def lost(self) -> None:
+        """Mark the workers' dense parameters as unequal where a failed worker took part in a ring all-reduce."""
+        cfg = self.run.cfg
+        ring = cfg.collective.name != SHARED_MEMORY and cfg.place.real
+        self.run.state.ongoing.unequal |= ring and self.run.home == "workers"
+
+    def early(self, channel: Channel, worker: int) -> bool:
+        """Whether a request for a batch comes from a successor not admitted yet, which gets one on admission."""
+        if self.run.members.joining.get(worker) is not channel:
+            return False
+        self._takes[worker] = self._takes.get(worker, 0) + 1
+        return True
+
+    def ready(self, channel: Channel, worker: int) -> bool:
+        """Whether a ready worker is a successor."""
+        if self.run.members.joining.get(worker) is not channel:
+            return False
+        self._ready.add(worker)
+        return True
+
+    def joiner_lost(self, channel: Channel) -> bool:
+        """Whether a lost connection belonged to a successor not admitted yet; the launcher starts the next one."""
+        joining = self.run.members.joining
+        for worker, known in list(joining.items()):
+            if known is channel:
+                del joining[worker]
+                self._ready.discard(worker)
+                self._takes.pop(worker, None)
+                return True
+        return False
+
+    @property
+    def survivable(self) -> bool:
+        """Whether the current mode survives the failure of a worker that is no member any more."""
+        now = self.run.current
+        trainers = [worker for worker in self.run.members.of("worker") if worker < now.cluster.workers]
+        if now.home == "workers" and now.place.real:
+            return not now.place.one_host or available()  # else they cannot sum once their ring is broken
+        return now.home != "replicas" or bool(trainers)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a successor can be admitted."""
+        return any(not self.run.fencing.fencing(worker) for worker in self._ready)
+
+    def admit(self, begun: BeginPhase | None, home: str | None = None) -> None:
+        """Admit ready successors.
+
+        `begun`: the current phase, which they do not know; `home`: the holder of the dense parameters."""
+        for worker in sorted(self._ready):
+            if not self.run.fencing.fencing(worker):
+                self._ready.discard(worker)
+                self._admit(worker, begun, home or self.run.home)
+
+    def _admit(self, worker: int, begun: BeginPhase | None, home: str) -> None:
+        run = self.run
+        channel = run.members.admit(worker)
+        run.fencing.returned(worker)
+        run.state.ongoing.lives.workers[worker] = channel.peer.incarnation
+        run.note()
+        channel.send(MoveDense(home, -1, UNANSWERED))
+        if begun is not None:
+            channel.send(begun)
+        if run.training is not None:
+            run.training.joined(worker)
+        run.failures.loaded(f"W{worker}")
+        run.note()
+        run.tell("joined", {"process": f"W{worker}", "step": run.step_now})
+        for _ in range(self._takes.pop(worker, 0)):
+            run.take(worker)
+
+    def summary(self, inspected: Mapping[str, Inspected]) -> dict[str, Any]:
+        """Fields of result.json about failures, and about messages where the fault plan disturbed them."""
+        counts: Counter[str] = Counter(getattr(self.run.hub, "counts", None))
+        for node in inspected.values():
+            counts.update(node.counters)
+        fates = {name: counts[name] for name in FATES if counts[name]}
+        messages = {"messages": fates} if fates else {}
+        return {"fenced_frames": counts["fenced"], "recovery": self.run.failures.told(), **messages}
+
+    def dismiss(self) -> None:
+        """Dismiss the successors not admitted yet, at the end of the run."""
+        for channel in self.run.members.joining.values():
+            channel.send(Stop("done"))
+
+
+class ServerRecovery:
+    """Server failures and successors. `full`: all nodes go back."""
+
+    def __init__(self, run: RunContext, full: bool) -> None:
+        self.run, self.full = run, full
+        self.begun: BeginPhase | None = None  # last phase announced to servers
+        self._unproven: set[int] = set()  # successors that have not done useful work yet
+        self._heartbeat = self._fresh_heartbeat(False)
+
+    def _fresh_heartbeat(self, reading: bool) -> Heartbeat:
+        c = self.run.cfg.cluster
+        return Heartbeat(max(c.hang_seconds, c.start_timeout) if reading else c.hang_seconds, self.run.hub.now)
+
+    def asking(self, reading: bool) -> None:
+        """Reset the heartbeat when servers are asked something or have answered.
+
+        `reading` all their data takes longest."""
+        self._heartbeat = self._fresh_heartbeat(reading)
+
+    # -- failures -----------------------------------------------------------------------------------
+
+    def look(self) -> list[int]:
+        """Stop a phase that is to be rolled back. Returns the shards whose servers have been silent for too long.
+
+        Raises ClusterError where a failed server gets no successor in time."""
+        run = self.run
+        if not run.members.settled or run.stopped or not run.cfg.place.real:
+            return []
+        silent = self._heartbeat.silent(run.members.of("server")) if self._heartbeat.due else []
+        self._check_returns()
+        if run.all_go_back and run.training is not None and run.training.stopped is None:
+            run.training.stop()
+        return silent
+
+    def _check_returns(self) -> None:
+        limit = self.run.cfg.cluster.start_timeout
+        for shard, since in self.run.servers_gone.items():
+            if self.run.hub.now() - since > limit:
+                raise ClusterError(
+                    f"S{shard} did not come back within {limit:.0f} s; look into its logs, or type "
+                    f"cluster.start_timeout={2 * limit:.0f}."
+                )
+
+    def answered(self, message: Pong) -> None:
+        """Record a server's answer."""
+        self._heartbeat.answered(message)
+
+    def hang_error(self, shard: int) -> ClusterError:
+        """Error for a server that does not answer and that nobody can replace."""
+        patience = self.run.cfg.cluster.hang_seconds
+        return ClusterError(
+            f"S{shard} has not answered for {patience:g} s (is it stopped?), and no other can take its place "
+            f"without checkpoints; type checkpoint=cpr, or cluster.hang_seconds={2 * patience:g} if it was only "
+            "slow."
+        )
+
+    @property
+    def replaces(self) -> bool:
+        """Whether a server that fails now gets a successor."""
+        return self.run.cfg.server_returns and self.run.members.settled
+
+    def lost(self, shard: int) -> None:
+        """Record a server failure whose successor is expected."""
+        self.run.server_losses += 1
+        self.run.servers_gone[shard] = self.run.hub.now()
+        self._unproven.discard(shard)
+
+    def restore(self, told: Sequence[Mapping[str, Any]]) -> None:
+        """Continue after a coordinator failover; `told`: the log's records about servers since nothing was in flight.
+
+        Raises ClusterError where a server had no successor yet, or a rollback was pending: the log has not what each
+        node has."""
+        back = {each["shard"] for each in told if each["state"] == "back"}
+        lost = {each["shard"] for each in told if each["state"] == "lost"}
+        if told and (self.full or lost - back or told[-1]["state"] == "lost"):
+            which = ", ".join(f"S{shard}" for shard in sorted(lost))
+            raise ClusterError(f"{which} was lost, and then the coordinator, before all was well again; type resume=.")
+        self.run.server_losses = sum(each["state"] == "lost" for each in told)
+
+    # -- successors ---------------------------------------------------------------------------------
+
+    def back(self, shard: int) -> None:
+        """Record that a successor has loaded a checkpoint."""
+        del self.run.servers_gone[shard]
+        if self.full:
+            self.run.all_go_back = True
+        else:
+            self.of_use(shard)
+
+    def of_use(self, shard: int) -> None:
+        """Expect useful work from a server that has loaded what it needs."""
+        self.run.failures.loaded(f"S{shard}")
+        self._unproven.add(shard)
+
+    def tell_workers(self, server: Channel, abandoned: Mapping[int, Sequence[tuple[int, int]]]) -> None:
+        """Tell workers the new address of a shard, and which gradients must have a slice there.
+
+        These are the batches that they have leased, and (phase, batch) of those that they have `abandoned`."""
+        run, shard = self.run, server.peer.index
+        address, incarnation = run.members.addresses[shard], server.peer.incarnation
+        for worker, channel in run.members.of("worker").items():
+            pairs = list(abandoned.get(worker, ()))
+            if run.training is not None:
+                pairs += [(run.training.number, batch) for batch in run.training.owed(worker)]
+            channel.send(ShardRelocated(shard, address, incarnation, [number for pair in pairs for number in pair]))
+        run.members.tell_joining(ShardRelocated(shard, address, incarnation, []))
+
+    def staged(self, message: Staged) -> None:
+        """Record a staged slice: the first one on a successor shows that it is useful."""
+        if message.rows >= 0 and message.shard in self._unproven:
+            self._unproven.discard(message.shard)
+            self.run.failures.useful(f"S{message.shard}")
+
+
+class LostDenseGradients:
+    """Account of lost dense gradients.
+
+    Keeps the last phase that trained and the one before, to which late ones may belong."""
+
+    def __init__(self, run: RunContext) -> None:
+        self.run, self.state = run, run.state.ongoing.sums
+
+    def begins(self, phase: Phase) -> None:
+        """Record the start of a phase; after a failover or rollback perhaps once more."""
+        before = [each for each in self.state.phases if each[3] < phase.first_step]
+        self.state.phases[:] = [*before[-1:], _outline(phase)]
+
+    def ends(self, phase: Phase) -> None:
+        """Update the phase at its end: a switch may have shortened it."""
+        self.state.phases[-1] = _outline(phase)
+
+    def lost(self, message: SummandsLost) -> None:
+        """Count the dense gradients of which a server has no slice. Raises WireError for those of no known phase."""
+        known = set(self.state.lost.get(message.step, ()))
+        new = set(message.parts) - known
+        self.state.lost[message.step] = sorted(known | new)
+        if new:
+            phase = self._phase(message.step)
+            batches = sorted(_batch(phase, message.step, part) for part in new)
+            self.run.log.info(event_log.DENSE_LOST, {"step": message.step, "batches": batches})
+            self.run.failures.dense_lost(sum(phase.size(batch) for batch in batches))
+            self.run.note()
+
+    def _phase(self, step: int) -> Phase:
+        """Phase that a step belongs to. Raises WireError where none is known."""
+        for samples, local, whole, first in reversed(self.state.phases):
+            if step >= first:
+                return Phase(samples, local, whole, first, ())
+        raise WireError(f"a part of step {step}, which is of no phase that is known")
+
+
+def _outline(phase: Phase) -> tuple[int, int, int, int]:
+    return (phase.samples, phase.local_batch, phase.global_batch, phase.first_step)
+
+
+def _batch(phase: Phase, step: int, part: int) -> int:
+    """Number of a step's gradient within its phase. Raises WireError for one that is not in this phase."""
+    width = phase.gradients_per_step
+    batch = (step - phase.first_step) * width + part
+    if not 0 <= part < width or not phase.size(batch):
+        raise WireError(f"part {part} of step {step}, which is none of its phase")
+    return batch

@@ -1,0 +1,275 @@
+"""Shell of the coordinator: one loop that reads channels and the clock. One thread, never blocked by a node.
+
+The launcher gets events; it alone logs and shows them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gbactl.config import RunConfig
+from gbactl.coordinator.batch_dispatch import LivePhase
+from gbactl.coordinator.event_log import CHECKSUM
+from gbactl.coordinator.event_routing import CoordinatorCore
+from gbactl.coordinator.failover import Failover
+from gbactl.coordinator.run_context import RunContext, WaitCondition
+from gbactl.coordinator.run_flow import RunFlow
+from gbactl.coordinator.state import JournalState
+from gbactl.coordinator.statistics import NORMS_FILE, NormLog
+from gbactl.data.dataset import Dataset
+from gbactl.errors import ClusterError, DivergedError, NoRoomError, PeerGoneError, WireError
+from gbactl.paths import room_needed
+from gbactl.wire import frames
+from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.frames import Frame
+from gbactl.wire.messages import (
+    CheckpointLoaded,
+    ClosedReplicas,
+    DenseMoved,
+    DenseSaved,
+    Event,
+    Fenced,
+    GradientNorms,
+    Hello,
+    Inspected,
+    Pong,
+    Predictions,
+    Reached,
+    Ready,
+    RingBroken,
+    Saved,
+    ServerState,
+    Staged,
+    StepChecksum,
+    SummandsLost,
+    TakeBatch,
+    WorkerState,
+    decode,
+)
+
+PROGRESS_SECONDS = 0.5
+log = logging.getLogger(__name__)
+
+
+class Coordinator:
+    """Coordinator of one run. `run()` returns when the run is over; the launcher then stops the processes."""
+
+    def __init__(
+        self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any],
+        found: JournalState | None = None,
+    ) -> None:  # fmt: skip
+        """Set up a coordinator. `found`: the state that a failed one left, if this one replaces it."""
+        self.hub = hub
+        self.context = RunContext(hub, cfg, dataset, run_dir, header, found)
+        self.core = CoordinatorCore(self.context, 0 if found is None else found.term)
+        self.failover = None if found is None else Failover(self.core, found)
+        self.flow = RunFlow(self.core, self.failover)
+        self.norms = NormLog(run_dir / NORMS_FILE)
+        self._next_progress = 0.0
+        self._handlers: dict[type[Any], Callable[[Channel, Any, Frame], None]] = {
+            Hello: self._on_hello, Ready: self._on_ready, TakeBatch: self._on_take, Staged: self._on_staged,
+            StepChecksum: self._on_checked, GradientNorms: self._on_norms, DenseMoved: self._on_moved,
+            Predictions: self._on_predictions, Reached: self._on_reached, Inspected: self._on_inspected,
+            Fenced: self._on_fenced, Event: self._on_event, Pong: self._on_pong, ClosedReplicas: self._on_closed,
+            Saved: self._on_saved, DenseSaved: self._on_dense_saved, CheckpointLoaded: self._on_loaded,
+            SummandsLost: self._on_sums, RingBroken: self._on_sums,
+        }  # fmt: skip
+        if self.failover is not None:
+            self._handlers |= {ServerState: self._on_standing, WorkerState: self._on_holding}
+
+    # -- the loop -----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Drive the run to its end.
+
+        Raises GbactlError; where the model diverged or the disk is full, it names the checkpoint to resume from."""
+        checkpoints = self.core.checkpoints
+        try:
+            with room_needed(self.context.run_dir):
+                self._loop()
+        except DivergedError as error:
+            self.context.tell_progress()
+            self.context.log.flush()
+            key = f"optim.lr={self.context.cfg.optim.lr / 10:g}"
+            raise DivergedError(f"{error} {checkpoints.way_back(key)}".rstrip()) from error
+        except NoRoomError as error:
+            raise NoRoomError(f"{error} {checkpoints.way_back()}".rstrip()) from error
+
+    def _loop(self) -> None:
+        flow = self.flow.run_all()
+        held: bool | None = None
+        while True:
+            try:
+                until = next(flow) if held is None else flow.send(held)
+            except StopIteration:
+                return
+            held = self._wait(until)
+
+    def _wait(self, until: WaitCondition) -> bool:
+        """Handle messages until a condition holds; False when the deadline passes first."""
+        condition, deadline = until
+        while not condition():
+            left = PROGRESS_SECONDS if deadline is None else min(PROGRESS_SECONDS, deadline - self.hub.now())
+            for channel, frame in self.hub.poll(self.core.workers.left(max(0.0, left))):
+                self._handle(channel, frame)
+            self.core.look()
+            if self.context.training is not None and self._progress_due(self.context.training):
+                self.context.tell_progress()
+            if deadline is not None and self.hub.now() >= deadline:
+                return condition()
+        return True
+
+    def _progress_due(self, training: LivePhase) -> bool:
+        """Whether it is time to report the progress of a phase: every PROGRESS_SECONDS."""
+        now = self.hub.now()
+        if now < self._next_progress:
+            return False
+        self._next_progress = now + PROGRESS_SECONDS
+        return True
+
+    def _handle(self, channel: Channel, frame: Frame) -> None:
+        if frame.kind == frames.CLOSED:
+            self._lost(channel)
+            return
+        self.context.failures.alive(str(channel.peer))
+        try:
+            message = decode(frame)
+            handler = self._handlers.get(type(message))
+            if handler is None:
+                raise WireError(f"{channel.peer} may not send {type(message).__name__} to the coordinator.")
+            if (failover := self._failover_under_way) is not None and failover.keeps(channel, message):
+                return
+            handler(channel, message, frame)
+        except WireError as error:
+            self._refuse(channel, error)
+        finally:
+            frame.release()
+
+    @property
+    def _failover_under_way(self) -> Failover | None:
+        """Failover that has not finished, if there is one."""
+        return self.failover if self.context.taking_over else None
+
+    def _refuse(self, channel: Channel, error: WireError) -> None:
+        """Close the channel of a node that sent an invalid message, and end the run: its batch would never arrive."""
+        self.hub.refused[type(error).__name__] += 1
+        log.warning("refused a frame from %s: %s", channel.peer, error)
+        channel.close()
+        if self.context.members.forget(channel) and not self.context.stopped:
+            raise ClusterError(f"{channel.peer} was turned away: {error}") from error
+
+    def _lost(self, channel: Channel) -> None:
+        """Handle a lost connection. Raises PeerGoneError where the run cannot go on without the node."""
+        run, core, peer = self.context, self.core, channel.peer
+        if channel is run.launcher:
+            raise PeerGoneError("The launcher is gone.")
+        if (failover := self._failover_under_way) is not None and failover.lost(channel):
+            return
+        joined_not = core.workers.joiner_lost(channel) or run.members.returner_lost(channel)
+        if joined_not or not run.members.forget(channel) or run.stopped:
+            return
+        goes_on = core.server_lost(peer.index) if peer.role == "server" else core.worker_lost(peer)
+        if not goes_on:
+            raise PeerGoneError(f"{peer} is gone.")
+
+    # -- messages -----------------------------------------------------------------------------------
+
+    def _on_hello(self, channel: Channel, hello: Hello, _: Frame) -> None:
+        if hello.role == "launcher":
+            self.context.launcher = channel
+        elif (failover := self._failover_under_way) is not None:
+            failover.hello(channel, hello)
+        else:
+            self.context.members.hello(channel, hello)
+
+    def _on_pong(self, channel: Channel, pong: Pong, _: Frame) -> None:
+        role = "server" if channel.peer.role == "server" else "worker"
+        self.context.members.authentic(channel, role, pong.worker)
+        (self.core.servers if role == "server" else self.core.workers).answered(pong)
+
+    def _on_loaded(self, channel: Channel, message: CheckpointLoaded, _: Frame) -> None:
+        self.core.server_loaded(channel, message)
+
+    def _on_ready(self, channel: Channel, ready: Ready, _: Frame) -> None:
+        if ready.role == "worker" and self.core.workers.ready(channel, ready.number):
+            return
+        self.context.members.authentic(channel, ready.role, ready.number)
+        self.context.members.ready.add((ready.role, ready.number))
+
+    def _on_take(self, channel: Channel, take: TakeBatch, _: Frame) -> None:
+        if self.core.workers.early(channel, take.worker):
+            return
+        self.context.members.authentic(channel, "worker", take.worker)
+        self.context.take(take.worker)
+
+    def _on_staged(self, channel: Channel, message: Staged, _: Frame) -> None:
+        self.context.members.authentic(channel, "server", message.shard)
+        self.core.staged(message)
+
+    def _on_fenced(self, channel: Channel, message: Fenced, _: Frame) -> None:
+        self.context.members.authentic(channel, "server", message.shard)
+        self.core.fenced(message)
+
+    def _on_sums(self, channel: Channel, message: SummandsLost | RingBroken, _: Frame) -> None:
+        if channel.peer.role != "server":
+            raise WireError(f"{channel.peer} sums nothing.")
+        self.core.summed(message)
+
+    def _on_checked(self, channel: Channel, message: StepChecksum, _: Frame) -> None:
+        self.context.members.authentic(channel, "server", message.shard)
+        self.context.log.info(CHECKSUM, message._asdict())
+
+    def _on_predictions(self, channel: Channel, message: Predictions, frame: Frame) -> None:
+        self.context.members.authentic(channel, "worker", message.worker)
+        if self.context.evaluation is not None and message.phase == self.context.phase_number:
+            self.context.evaluation.put(message, frame.payload)
+            self.context.failures.useful(str(channel.peer))
+
+    def _on_reached(self, channel: Channel, message: Reached, _: Frame) -> None:
+        self.context.members.authentic(channel, "server", message.shard)
+        self.core.questions.reached(message)
+
+    def _on_inspected(self, channel: Channel, message: Inspected, _: Frame) -> None:
+        self.context.members.member(channel)
+        self.core.questions.answered(channel, message)
+
+    def _on_saved(self, channel: Channel, message: Saved, _: Frame) -> None:
+        self.context.members.authentic(channel, "server", message.shard)
+        self.core.checkpoints.saved(message)
+
+    def _on_dense_saved(self, channel: Channel, message: DenseSaved, frame: Frame) -> None:
+        self.context.members.authentic(channel, "worker", channel.peer.index)
+        self.core.checkpoints.dense(message, frame.floats(), channel.peer.index)
+
+    def _on_norms(self, channel: Channel, message: GradientNorms, _: Frame) -> None:
+        self.context.members.member(channel)
+        if message.square < 0:
+            raise WireError(f"{channel.peer} tells {message.square} as the square of a norm.")
+        replicated = self.context.home == "workers"
+        self.norms.add(self.context.current.mode.name, message, self.context.cfg.cluster.servers + replicated)
+
+    def _on_moved(self, channel: Channel, message: DenseMoved, _: Frame) -> None:
+        self.context.members.authentic(channel, "worker", message.worker)
+        self.core.migration.moved(message)
+
+    def _on_closed(self, channel: Channel, message: ClosedReplicas, _: Frame) -> None:
+        self.context.members.authentic(channel, "worker", message.worker)
+        self.core.replicas.closed(message)
+
+    def _on_event(self, channel: Channel, event: Event, _: Frame) -> None:
+        if channel is not self.context.launcher or event.name not in ("switch", "stop"):
+            raise WireError(f"{channel.peer} may not send an event {event.name} to the coordinator.")
+        self.core.asked(event)
+
+    def _on_standing(self, channel: Channel, message: ServerState, _: Frame) -> None:
+        self.context.members.authentic(channel, "server", message.shard)
+        if self.failover is not None:
+            self.failover.standing(message)
+
+    def _on_holding(self, channel: Channel, message: WorkerState, _: Frame) -> None:
+        self.context.members.authentic(channel, "worker", message.worker)
+        if self.failover is not None:
+            self.failover.holding(message)

@@ -1,0 +1,173 @@
+"""Context that all parts of the coordinator share, and the generators by which they wait.
+
+The parts (dispatch, checkpoints, recoveries, mode switch, replicas) do not know each other: each has this context and
+its own branch of the state. Code that waits for nodes is a generator that yields a WaitCondition; one loop
+(message_loop.py) handles messages until the condition holds and then resumes it. So a run reads from top to bottom in
+run_flow.py, and no message is handled within a wait of another.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from gbactl.config import RunConfig, mode_values
+from gbactl.coordinator import event_log
+from gbactl.coordinator.batch_dispatch import LivePhase
+from gbactl.coordinator.event_log import EventLog
+from gbactl.coordinator.membership import Fencing, Membership
+from gbactl.coordinator.rounds import Evaluation
+from gbactl.coordinator.run_record import RecoveryTimes, RunSummary
+from gbactl.coordinator.state import FailureRecord, JobPosition, Journal, JournalState, RunState
+from gbactl.data.dataset import Dataset
+from gbactl.faults.observed_effects import ObservedBatches
+from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.messages import Event, Granted
+
+
+class WaitCondition(NamedTuple):
+    """Condition that a generator waits for, until `deadline` by the hub's clock at most.
+
+    The generator is sent whether the condition holds."""
+
+    condition: Callable[[], bool]
+    deadline: float | None = None
+
+
+T = TypeVar("T")
+Flow = Generator[WaitCondition, bool, T]
+
+
+class RunContext:
+    """State and services of one run that all parts of its coordinator share."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        cfg: RunConfig,
+        dataset: Dataset,
+        run_dir: Path,
+        header: dict[str, Any],
+        found: JournalState | None,
+    ) -> None:
+        """Set up a run. `found`: the state that a failed coordinator left, if this one replaces it."""
+        self.hub, self.cfg, self.dataset, self.run_dir = hub, cfg, dataset, run_dir
+        self.state = RunState() if found is None else found.state
+        self.members = Membership(cfg.processes, cfg.cluster.servers)
+        self.fencing = Fencing(self.members, self.state.ongoing.lives.gone)
+        self.current = cfg  # configuration in the current mode
+        self.record = RunSummary(hub.now, cfg.train.patience)
+        self.record.modes = cfg.mode.name
+        self.record.statistics.observed = ObservedBatches.of(cfg.fault_plan(), cfg.pinned, lambda: self.record.seconds)
+        self.journal = Journal(cfg, run_dir, self.state, first=found is None)
+        self.log = EventLog(run_dir / "events.log", header, None if found is None else found.end, self.journal.on)
+        self.failures = RecoveryTimes(hub.now, self._log_failure, self.state.ongoing.failures)
+        self.launcher: Channel | None = None
+        self.step = self.switches = self.phase_number = 0
+        self.training: LivePhase | None = None
+        self.evaluation: Evaluation | None = None
+        self.waiting: deque[int] = deque()  # workers that asked for a batch and got none yet
+        self.surplus: Counter[int] = Counter()  # per worker: requests for batches by threads of a phase that is over
+        self.started = self.stopped = False
+        self.taking_over = found is not None
+        self.server_losses = 0  # so far
+        self.servers_gone: dict[int, float] = {}  # shard -> time at which its failure was detected
+        self.all_go_back = False  # every node must go back to the last checkpoint, as soon as nothing is in flight
+        self.fresh_at: int | None = None  # the step at which the optimizer's state was reset
+        self.auto_look: dict[str, Any] | None = None  # last decision of switch=auto
+
+    # -- facts --------------------------------------------------------------------------------------
+
+    @property
+    def home(self) -> str:
+        """Holder of the dense parameters in the current mode."""
+        return self.current.home
+
+    @property
+    def step_now(self) -> int:
+        """Steps ordered so far, including the current phase."""
+        return self.step if self.training is None else self.training.policy.step
+
+    @property
+    def finished(self) -> int:
+        """Samples with a fate so far, including the current phase."""
+        return self.record.ledger.finished + (0 if self.training is None else self.training.policy.ledger.finished)
+
+    @property
+    def sound(self) -> bool:
+        """Whether the servers' state may be saved: every shard is served, and no rollback is pending."""
+        return not (self.servers_gone or self.all_go_back)
+
+    def position(self, step: int, training: LivePhase | None = None, ended: bool = False) -> JobPosition:
+        """Position of the job in its data and schedule, at a step."""
+        return self.record.position(training, step, mode_values(self.current), self.switches, ended)
+
+    # -- batches ------------------------------------------------------------------------------------
+
+    def take(self, worker: int) -> None:
+        """Hand a worker its next batch, or queue its request."""
+        if self.surplus[worker]:
+            self.surplus[worker] -= 1
+        elif self.evaluation is not None:
+            self._take_evaluation(worker)
+        elif self.training is None or not self.training.take(worker):
+            self.waiting.append(worker)
+
+    def serve_evaluation(self) -> None:
+        """Hand evaluation batches to all waiting workers."""
+        for _ in range(len(self.waiting)):
+            self._take_evaluation(self.waiting.popleft())
+
+    def _take_evaluation(self, worker: int) -> None:
+        evaluation = self.evaluation
+        got = None if evaluation is None else evaluation.take(worker)
+        if evaluation is None or got is None:
+            self.waiting.append(worker)
+            return
+        batch, start, samples = got
+        channel = self.members.of("worker")[worker]
+        channel.send(Granted(self.phase_number, batch, self.step, start, samples, evaluation.version, 0.0, 0.0))
+
+    # -- reports ------------------------------------------------------------------------------------
+
+    def tell(self, name: str, fields: dict[str, Any]) -> None:
+        """Send the launcher an event."""
+        if self.launcher is not None:
+            self.launcher.send(Event(name, fields))
+
+    def tell_progress(self) -> None:
+        """Report the progress of the run to the launcher."""
+        told = {"mode": self.current.mode.name, "live": len(self.members.of("worker")), "lost": self.fencing.gone}
+        if self.auto_look is not None:
+            told["auto"] = self.auto_look
+        self.tell("progress", {**self.record.progress(self.training, self.step), **told})
+
+    def note(self) -> None:
+        """Log what changed within a phase, for a coordinator failover."""
+        if self.journal.on and self.started:
+            self._update()
+            self.journal.note(self.log)
+
+    def stand(self, stage: str, number: int, rest: Any = (), inside: bool = False) -> None:
+        """Save the state while nothing is in flight: round `number` enters a stage, with `rest` still to train."""
+        if not self.journal.on:
+            return
+        self.log.flush()
+        self._update()
+        stood, now = self.state.stood, self.hub.now()
+        stood.stage, stood.round, stood.rest, stood.inside = stage, number, list(rest), inside
+        stood.offset, stood.phase, stood.at, stood.began = self.log.bytes, self.phase_number, now, self.record.began
+        stood.position = self.position(self.step)
+        self.journal.write()
+
+    def _update(self) -> None:
+        """Copy into the state what other objects keep."""
+        servers = self.members.of("server").items()
+        self.state.ongoing.lives.servers = {shard: channel.peer.incarnation for shard, channel in servers}
+        self.state.ongoing.acted = self.record.statistics.acted
+
+    def _log_failure(self, number: int, failed: FailureRecord) -> None:
+        since = failed.at - self.record.began
+        self.log.info(event_log.FAILURE, {"number": number, "at_s": since, **failed.timed()})

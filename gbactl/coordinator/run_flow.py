@@ -1,0 +1,354 @@
+"""Flow of a run from its first message to its last: rounds, phases, evaluations, rollbacks, the result.
+
+A generator, since a run is a sequence with loops and early ends: it reads in the order in which it happens, where
+a state machine would have twenty states and their transitions. It yields what it waits for (see run_context.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from gbactl.checkpoint.sample_ranges import Ranges, after, flat, total
+from gbactl.coordinator import event_log
+from gbactl.coordinator.batch_dispatch import LivePhase
+from gbactl.coordinator.event_routing import CoordinatorCore
+from gbactl.coordinator.failover import Failover
+from gbactl.coordinator.rounds import Evaluation, Round
+from gbactl.coordinator.run_context import Flow, WaitCondition
+from gbactl.coordinator.state import EVALUATE, OVER, TRAIN
+from gbactl.coordinator.training_phase import TrainingPhase
+from gbactl.errors import ClusterError, DivergedError
+from gbactl.policies import Phase, make
+from gbactl.policies.policy import policy_class
+from gbactl.store.optimizers import factor
+from gbactl.wire import traffic
+from gbactl.wire.messages import BeginPhase, Inspected, ShardRelocated, Stop
+
+GOODBYE_SECONDS = 5.0
+
+
+class RunFlow:
+    """Flow of one run, as generators that yield what they wait for.
+
+    `failover` brings the run to where a failed coordinator left it; `began`: when it did, if that was in another
+    cluster; `amend` adds to the result."""
+
+    def __init__(self, core: CoordinatorCore, failover: Failover | None = None) -> None:
+        self.core, self.run, self.failover = core, core.run, failover
+        self.began: float | None = None
+        self.amend: Callable[[dict[str, Any]], None] = lambda result: None
+        self._first_step: int | None = None
+
+    # -- the whole run ------------------------------------------------------------------------------
+
+    def run_all(self) -> Flow[None]:
+        """Gather the nodes, work through the rounds, report the result, dismiss all nodes. Raises GbactlError."""
+        run, core = self.run, self.core
+        yield from self._gather()
+        core.checkpoints.begin(sum(core.switch.rows))
+        over = False
+        if self.failover is not None:
+            over = yield from self.failover.restore()
+        while not (yield from self._work(over)):
+            yield from self._rewind()
+            over = False
+        core.switch.ended()
+        record = run.record
+        best = record.results[record.stopping.best_round if run.dataset.kind == "splits" else -1]
+        result = yield from self._result(best)
+        run.failures.end()
+        run.tell("result", result)
+        run.log.close(step=run.step)
+        yield from self._dismiss("done")
+
+    def _gather(self) -> Flow[None]:
+        """Wait until every node is ready. Raises ClusterError that names those that are not."""
+        run = self.run
+        if self.failover is not None:
+            yield from self.failover.gather()
+            return
+        limit = run.cfg.cluster.start_timeout
+        if not (yield WaitCondition(run.members.complete, run.hub.now() + limit)):
+            missing = ", ".join(run.members.missing())
+            raise ClusterError(
+                f"{missing} did not come up within {limit:.0f} s; look into their logs, or type "
+                f"cluster.start_timeout={2 * limit:.0f}."
+            )
+        run.members.settled = True
+        run.record.start()
+        if self.began is not None:
+            run.record.go_on(run.hub.now() - self.began)
+
+    def _work(self, over: bool) -> Flow[bool]:
+        """Work through the remaining rounds, then save the final checkpoint. False where a rollback must come first."""
+        run, core = self.run, self.core
+        rounds = [] if over or core.checkpoints.trained else list(enumerate(core.rounds))
+        for number, part in rounds[len(run.record.results) :]:
+            if not (yield from self._train(part, number)):
+                return False
+            run.stand(EVALUATE, number)
+            if run.home == "replicas":
+                yield from self._rejoin()
+            scores: dict[int, dict[str, float]] = {}
+            for split in part.evaluate:
+                scores[split] = yield from self._evaluate(split)
+            if self._must_go_back:
+                return False
+            run.record.results.append(self._close_round(part, scores))
+            if run.record.stopping.update(scores[part.judged_by]["auc"]):
+                break
+        run.stand(OVER, len(run.record.results) - 1)
+        return (yield from self._save_last())
+
+    def _save_last(self) -> Flow[bool]:
+        """Save the final model; repeat if a server fails meanwhile. False as in _work."""
+        run, checkpoints = self.run, self.core.checkpoints
+        while checkpoints.on:
+            losses = run.server_losses
+            yield WaitCondition(lambda: not run.servers_gone)
+            if self._must_go_back:
+                return False
+            yield from checkpoints.save_last()
+            if losses == run.server_losses:
+                break
+        return True
+
+    @property
+    def _must_go_back(self) -> bool:
+        """Whether all nodes have to go back to a checkpoint, given that nothing is in flight."""
+        return self.run.all_go_back or (bool(self.run.servers_gone) and self.core.servers.full)
+
+    # -- training -----------------------------------------------------------------------------------
+
+    def _train(self, part: Round, number: int) -> Flow[bool]:
+        """Train a round to its last applied gradient: one phase, and one more for every switch within it.
+
+        False where a rollback must come first."""
+        run, core = self.run, self.core
+        rows = run.dataset.splits[part.split].rows
+        run.record.round = (part, number, len(core.rounds), rows)
+        rest, inside, stood = core.checkpoints.unread(number, rows), False, False
+        if self.failover is not None:
+            rest, inside, stood = self.failover.stood(number) or (rest, inside, stood)
+        while rest:
+            if not stood:
+                yield from core.switch.go_on(number, rest[0][0], inside, core.replicas.kept)
+                run.stand(TRAIN, number, rest, inside)
+            trained = yield from self._phase(part, rest)
+            rest, inside, stood = after(rest, trained), True, False
+            if self._must_go_back:
+                return False
+        core.switch.log_checksums((yield from core.questions.inspect("server")))
+        return True
+
+    def _phase(self, part: Round, rest: Ranges) -> Flow[int]:
+        """Train in one mode on the `rest` of a day; returns the number of samples of the phase."""
+        run, core = self.run, self.core
+        if not run.taking_over:  # else the phase has begun, and all nodes know it
+            yield from self._rejoin()
+        training = yield from self._open(part, rest)
+        policy = training.policy
+        training.serve()
+        yield from core.switch.drain(training)
+        yield from core.replicas.close()
+        training.finish()
+        run.step = policy.step
+        core.sums.ends(policy.phase)
+        yield from core.questions.barrier(run.step)
+        run.training = None
+        run.record.close_phase(part, run.current.mode.name, training, rest[0][0])
+        run.record.phases[-1].update(core.replicas.phase())
+        run.tell("phase", {"phases": list(run.record.phases)})
+        run.tell_progress()
+        if run.home != "replicas":  # the log must not show successors in a phase that a failover may continue
+            yield from self._rejoin()
+        return policy.phase.samples
+
+    def _open(self, part: Round, rest: Ranges) -> Flow[LivePhase]:
+        """Announce a phase on the `rest` of a day, or bring one to where a failed coordinator's log ends."""
+        run, core, cfg = self.run, self.core, self.run.current
+        workers, joiners = range(cfg.cluster.workers), range(cfg.cluster.workers, run.cfg.processes)
+        phase = Phase(
+            total(rest), cfg.local_batch, cfg.train.global_batch, run.step, tuple(workers), tuple(joiners),
+            ahead=cfg.mode.prefetch > 0,
+        )  # fmt: skip
+        policy = make(cfg.mode.name, phase, cfg.policy_options())
+        core.sums.begins(phase)
+        stop_at = core.switch.begin(policy)
+        failover = self.failover if run.taking_over else None
+        if failover is None:
+            yield from self._begin(True, part.split, part.epoch, policy.phase.samples, cfg.local_batch, rest)
+        core.replicas.open(None if failover is None else failover.phase_began)
+        run.record.statistics.pulled.clear()
+        done = run.record.ledger.finished
+        fold = TrainingPhase(policy, lambda finished: self._lr_scale(done + finished), run.record.statistics)
+        training = LivePhase(
+            run.phase_number, fold, run.members, run.log, run.waiting, run.hub.now, cfg.train.checksum_every
+        )
+        training.stop_at, training.ranges, run.training = stop_at, rest, training
+        training.told_loss = self._on_loss
+        core.checkpoints.watch(training)
+        training.one_each = cfg.home == "servers" and cfg.mode.prefetch == 0
+        if failover is not None:
+            yield from failover.go_on(training)
+        for worker in run.fencing.gone:
+            if not training.leaving(worker):
+                training.left(worker)
+        return training
+
+    def _begin(
+        self, training: bool, split: int, epoch: int, samples: int, batch: int, rest: Ranges = ((0, 0),)
+    ) -> Flow[None]:
+        """Announce a phase to the servers, and then to the workers."""
+        run, core = self.run, self.core
+        run.phase_number += 1
+        run.started = True
+        run.hub.traffic.training = training
+        self._first_step = run.step if self._first_step is None else self._first_step
+        mode, home = policy_class(run.current.mode.name), run.home
+        message = BeginPhase(
+            run.phase_number,
+            training,
+            run.current.mode.name,
+            split,
+            epoch,
+            samples,
+            batch,
+            run.step,
+            home == "servers" or (home == "replicas" and not training),
+            mode.prefetch_rows and run.current.mode.prefetch > 0,
+            rest[0][0],
+            flat(rest),
+        )
+        run.log.info(event_log.PHASE, message._asdict())
+        core.servers.begun = message._replace(served_dense=home != "workers")
+        run.members.tell("server", core.servers.begun)
+        yield from core.questions.barrier(run.step)
+        if training:
+            yield from core.switch.resumed()
+        if run.home == "servers":
+            core.workers.admit(None)
+        run.members.tell("worker", message)
+        core.workers.begun = message
+
+    def _lr_scale(self, finished: int) -> float:
+        cfg = self.run.cfg
+        return factor(cfg.optim.schedule, finished / cfg.train.global_batch)
+
+    def _on_loss(self, worker: int, loss: float) -> None:
+        """Check the loss of an announced gradient. Raises DivergedError where it ends the run."""
+        run = self.run
+        limit, training = run.record.statistics.limit, run.training
+        if limit.passed(loss) and run.cfg.train.on_divergence == "stop" and training is not None:
+            rate = run.cfg.optim.lr * training.phase.lr_scale(training.policy.ledger.finished)
+            raise DivergedError(limit.sentence(worker, training.policy.step, loss, rate))
+
+    # -- between two phases -------------------------------------------------------------------------
+
+    def _rejoin(self) -> Flow[None]:
+        """Let successors in where workers hold the dense parameters.
+
+        One worker sends them to the servers, and all workers with the successors fetch them from there. So all hold the
+        same values again after a ring broke in the middle of a sum. Trainers also begin with what the servers hold
+        then."""
+        run, core, home = self.run, self.core, self.run.home
+        ongoing = run.state.ongoing
+        ongoing.unequal &= home != "servers"  # the servers hold the only copy that counts
+        if home == "servers" or not (core.workers.waiting or ongoing.unequal):
+            return
+        ongoing.unequal = False
+        if home == "workers":  # for a replay; replica modes have none
+            if run.started:
+                core.switch.log_checksums((yield from core.questions.inspect("server", what=core.switch.what)))
+            run.log.info(event_log.MOVED, {"step": run.step})
+        yield from core.migration.move("servers", home)
+        core.workers.admit(None, "servers")
+        while not (yield from core.migration.move(home, "servers")):  # a worker failed meanwhile: again, without it
+            pass
+        run.fencing.tell_workers()
+
+    def _rewind(self) -> Flow[None]:
+        """Restore all nodes, and the job with them, to the last complete checkpoint."""
+        run, core = self.run, self.core
+        yield WaitCondition(lambda: not run.servers_gone)
+        core.checkpoints.settle("everybody goes back")
+        path, position = core.checkpoints.newest()
+        before, finished = run.step, run.record.ledger.finished
+        yield from core.questions.reload(path)
+        run.all_go_back = False
+        run.members.tell("worker", ShardRelocated(-1, "", 0, []))
+        core.checkpoints.go_back(position)
+        if run.home != "servers":
+            yield from core.migration.fetch_again(run.home)
+            run.fencing.tell_workers()
+        again = rolled_back = finished - run.record.ledger.finished
+        for failed in run.failures.all:
+            if failed.process.startswith("S") and failed.loaded is None:
+                failed.samples_rolled_back, again = again, 0
+                core.servers.of_use(int(failed.process[1:]))
+        run.log.info(event_log.SERVER, {"shard": -1, "state": "rewound", "step": before, "loaded": run.step})
+        run.tell("rewound", {"step": before, "to": run.step, "samples": rolled_back})
+
+    # -- evaluation ---------------------------------------------------------------------------------
+
+    def _evaluate(self, split: int) -> Flow[dict[str, float]]:
+        """Compute the metrics of the current parameters on a split."""
+        run = self.run
+        samples, most = run.dataset.splits[split].rows, run.cfg.train.max_eval_samples
+        samples = samples if most is None else min(samples, most)
+        batch = run.cfg.train.eval_batch
+        yield from self._begin(False, split, 0, samples, batch)
+        run.evaluation = evaluation = Evaluation(samples, batch, run.step)
+        run.serve_evaluation()
+        yield WaitCondition(lambda: evaluation.missing == 0)
+        run.evaluation = None
+        return evaluation.metrics(run.dataset.splits[split].slice(0, samples).labels)
+
+    def _close_round(self, part: Round, scores: dict[int, dict[str, float]]) -> dict[str, Any]:
+        run = self.run
+        names = {split: run.dataset.splits[split].name for split in part.evaluate}
+        whole = run.record.close_round({names[split]: scores[split] for split in names}, names[part.judged_by])
+        told = {"phases": list(run.record.phases), "samples_finished": run.record.ledger.finished}
+        run.tell("round", {**whole, **told})
+        return whole
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    def _result(self, best: dict[str, Any]) -> Flow[dict[str, Any]]:
+        """Fields of result.json, except for those that only the launcher knows."""
+        run, core = self.run, self.core
+        inspected = yield from core.questions.inspect("server", "worker")
+        refused = sum((Counter(node.refused) for node in inspected.values()), Counter(run.hub.refused))
+        found = run.record.result(best, inspected)
+        rolled_back = sum(failed.samples_rolled_back for failed in run.failures.all)
+        result = {
+            **found,
+            "samples": {**found["samples"], "rolled_back": rolled_back},
+            "mode": run.record.modes,
+            **core.summary(),
+            "best_possible_auc": run.dataset.best_auc.get(best["evaluated_on"]),
+            "global_step": run.step,
+            "refused_frames": sum(refused.values()),
+            "refused": dict(refused.most_common()),
+            "wire": self._wire(inspected),
+            "event_log_bytes": run.log.bytes,
+            **core.checkpoints.summary(),
+            **core.workers.summary(inspected),
+        }
+        self.amend(result)
+        return result
+
+    def _wire(self, inspected: dict[str, Inspected]) -> dict[str, Any]:
+        nodes = [self.run.hub.traffic.counters(), *(node.counters for node in inspected.values())]
+        return traffic.summary(nodes, self.run.step - (self._first_step or 0))
+
+    def _dismiss(self, reason: str) -> Flow[None]:
+        """Dismiss the workers, and the servers once those are gone."""
+        run = self.run
+        run.stopped = True
+        run.members.tell("worker", Stop(reason))
+        self.core.workers.dismiss()
+        yield WaitCondition(lambda: not run.members.of("worker"), run.hub.now() + GOODBYE_SECONDS)
+        run.members.tell("server", Stop(reason))

@@ -1,0 +1,362 @@
+"""Record of a run: its ledger, phases, curve, failures, and the result made of them. No I/O.
+
+Two kinds of samples are undone by a failure. A server that goes back alone, or a worker that loses a gradient slice of
+the dense parameters, lacks their updates for good: `samples_undone` of this process, while the others keep them, and in
+`row_updates_undone` the row updates among them. Their fate stays "trained"; their share of the job is `pls`.
+Where all nodes go back, `samples_rolled_back` lose their fate and are read again. They are counted for the first
+of several servers that fail at once, so that the sum over `recovery` is `samples.rolled_back`, beside
+read = trained + decayed + lost. A failure's record costs a microsecond.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from gbactl.checkpoint.ledger import ServerFailureLoss
+from gbactl.coordinator.batch_dispatch import LivePhase
+from gbactl.coordinator.rounds import EarlyStopping, Round
+from gbactl.coordinator.state import FailureRecord, FailureRecords, JobPosition
+from gbactl.coordinator.statistics import Statistics, quantiles
+from gbactl.errors import ClusterError
+from gbactl.policies import Ledger
+from gbactl.store.checksum import MODULUS
+from gbactl.wire.messages import Inspected
+
+METRICS = ("auc", "logloss", "ne", "calibration")
+FATES = ("read", "trained", "decayed", "lost", "effective")
+SUMMED = ("steps", "samples", "decayed", "lost", "seconds", "closing_seconds")
+MOST_POINTS = 1000  # of the curve in a checkpoint
+OF_A_PHASE = ("mode", "first_sample", "first_step", "pause_ms", "fresh_optimizer")
+
+
+def eps(trained: int, seconds: float) -> float:
+    """Samples trained per second; 0 where no time was counted."""
+    return trained / seconds if seconds > 0 else 0.0
+
+
+def _sum_of(parts: Sequence[Ledger]) -> Ledger:
+    """Sum ledgers, with `read` set to the samples that have a fate."""
+    whole = Ledger()
+    for part in parts:
+        whole.add(part)
+    whole.read = whole.finished
+    return whole
+
+
+def _thinned(curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Thin a curve to about MOST_POINTS points, including its last one."""
+    every = -(-len(curve) // MOST_POINTS)
+    return list(curve) if every <= 1 else [*curve[::every], curve[-1]]
+
+
+def by_round(phases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sum phases up to rounds (days or epochs), with the scores of each round's evaluation."""
+    return [_added_up(list(parts)) for _, parts in groupby(phases, key=lambda phase: phase["day"])]
+
+
+def _added_up(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    told = {key: value for phase in parts for key, value in phase.items() if key not in OF_A_PHASE}
+    sums = {key: sum(phase.get(key, 0) for phase in parts) for key in SUMMED}
+    modes = [mode for mode, _ in groupby(phase["mode"] for phase in parts)]
+    return {**told, "modes": modes, **sums, "eps": eps(sums["samples"], sums["seconds"])}
+
+
+class RunSummary:
+    """Record that the coordinator fills during the run. Times are seconds since `start`."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic, patience: int = 0) -> None:
+        self.now = now
+        self.stopping = EarlyStopping(patience)
+        self.results: list[dict[str, Any]] = []  # of each finished round
+        self.ledger = Ledger()
+        self.statistics = Statistics()
+        self.phases: list[dict[str, Any]] = []
+        self.curve: list[dict[str, Any]] = []
+        self.modes = ""  # modes so far: sync>gba@day2
+        self.round: tuple[Round, int, int, int] | None = None  # round, its number, number of rounds, its samples
+        self.last_gradient: float | None = None  # of the last phase, by `now`
+        self._pause: float | None = None
+        self._fresh = False
+        self.start()
+
+    def start(self) -> None:
+        """Start the run's clock, when every node is ready."""
+        self._began = self.now()
+
+    def go_on(self, seconds: float) -> None:
+        """Set the run's start to `seconds` ago or earlier, in a run that continues another."""
+        self._began = min(self._began, self.now() - seconds)
+
+    @property
+    def began(self) -> float:
+        """Time by `now` when every node was ready."""
+        return self._began
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since every node was ready."""
+        return self.now() - self._began
+
+    @property
+    def label(self) -> str:
+        """Label of the current round: day 3, epoch 0."""
+        return "" if self.round is None else self.round[0].label
+
+    def pause(self, milliseconds: float | None) -> None:
+        """Record the pause from the last gradient before a switch to the first one after it."""
+        self._pause = milliseconds
+
+    def afresh(self) -> None:
+        """Record that the optimizer's state is reset with the next phase."""
+        self._fresh = True
+
+    def close_phase(self, part: Round, mode: str, training: LivePhase, first_sample: int) -> None:
+        """Record a phase whose last gradient is applied.
+
+        EPS covers first hand-out to last announced gradient; the time from there to the last applied step is
+        `closing_seconds`."""
+        policy, clock = training.policy, training.clock
+        self.ledger.add(policy.ledger)
+        self.last_gradient = None if clock.gradients is None else clock.gradients[1]
+        end = clock.first if self.last_gradient is None else self.last_gradient
+        pause, self._pause = self._pause, None
+        fresh, self._fresh = self._fresh, False
+        self.phases.append(
+            {
+                "day": part.label,
+                "mode": mode,
+                "first_sample": first_sample,
+                "first_step": policy.phase.first_step,
+                "pause_ms": pause,
+                **({"fresh_optimizer": True} if fresh else {}),
+                "steps": policy.step - policy.phase.first_step,
+                "samples": policy.ledger.trained,
+                "decayed": policy.ledger.decayed,
+                "lost": policy.ledger.lost,
+                "seconds": clock.seconds,
+                "eps": eps(policy.ledger.trained, clock.seconds),
+                "closing_seconds": 0.0 if end is None else self.now() - end,
+            }
+        )
+
+    def close_round(self, evaluated: dict[str, dict[str, float]], judged_on: str) -> dict[str, Any]:
+        """Add evaluations by split to the last phase, and return its round.
+
+        The last of the evaluations is the round's score; early stopping uses the one on `judged_on`."""
+        *_, last = evaluated
+        judged = {f"judged_{key}": evaluated[judged_on][key] for key in ("auc", "logloss")}
+        self.phases[-1].update(evaluated[last], evaluated_on=last, judged_on=judged_on, **judged)
+        return by_round(self.phases)[-1]
+
+    def progress(self, training: LivePhase | None, step: int) -> dict[str, Any]:
+        """Progress of the run; adds a point to the curve if there is a new loss."""
+        ledger = training.policy.ledger if training else Ledger()
+        loss, now = self.statistics.take_loss(), self.seconds
+        finished = self.ledger.finished + ledger.finished
+        last = self.curve[-1] if self.curve else {"samples": 0, "seconds": 0.0}
+        first = training.clock.first if training else None  # time between two phases is not training
+        since = last["seconds"] if first is None else max(last["seconds"], first - self._began)
+        rate = (finished - last["samples"]) / max(1e-9, now - since)
+        point = {"samples": finished, "seconds": now, "loss": loss, "eps": rate}
+        if loss is not None:
+            self.curve.append(point)
+        assert self.round is not None
+        part, number, of, samples = self.round
+        return {
+            **point,
+            **self._of_round(part.label, training),
+            "step": training.policy.step if training else step,
+            "workers": self.statistics.rates(now),
+            "staleness": quantiles(self.statistics.staleness),
+            "label": part.label,
+            "round": number,
+            "rounds": of,
+            "round_samples": samples,
+        }
+
+    def _of_round(self, label: str, training: LivePhase | None) -> dict[str, Any]:
+        """Samples of a round that have a fate, and its EPS so far."""
+        parts = [phase for phase in self.phases if phase["day"] == label]
+        ledger = training.policy.ledger if training else Ledger()
+        trained = sum(phase["samples"] for phase in parts) + ledger.trained
+        seconds = sum(phase["seconds"] for phase in parts) + (training.clock.seconds if training else 0.0)
+        others = sum(phase.get(fate, 0) for phase in parts for fate in ("decayed", "lost"))
+        finished = trained + others + ledger.decayed + ledger.lost
+        return {"round_finished": finished, "round_eps": eps(trained, seconds)}
+
+    def position(
+        self, training: LivePhase | None, step: int, mode: dict[str, Any], switches: int, ended: bool = False
+    ) -> JobPosition:
+        """Position of the job in its data and schedule.
+
+        `training`: the current phase, whose steps below `step` are ordered; `mode`: its keys; `switches`: entries of
+        the schedule that were taken."""
+        parts = [self.ledger] if training is None else [self.ledger, training.finished.ledger]
+        return JobPosition(
+            step=step, round=len(self.results), label=self.label, seconds=self.seconds, ended=ended,
+            unread=None if training is None else list(training.unread), ledger=_sum_of(parts), mode=mode,
+            switches=switches, stopping=replace(self.stopping) if self.results else None,
+            results=[dict(each) for each in self.results], modes=self.modes,
+            phases=[*(dict(each) for each in self.phases), *self._open_phase(training, step, mode)],
+            curve=_thinned(self.curve), statistics=self.statistics.counts,
+        )  # fmt: skip
+
+    def _open_phase(self, training: LivePhase | None, step: int, mode: dict[str, Any]) -> list[dict[str, Any]]:
+        """Finished part of the current phase, as a phase of its own."""
+        if training is None or step == training.policy.phase.first_step:
+            return []
+        done, seconds = training.finished.ledger, training.clock.seconds
+        return [
+            {
+                "day": self.label, "mode": mode["name"], "first_sample": training.ranges[0][0],
+                "first_step": training.policy.phase.first_step, "pause_ms": None,
+                "steps": step - training.policy.phase.first_step, "samples": done.trained, "decayed": done.decayed,
+                "lost": done.lost, "seconds": seconds, "eps": eps(done.trained, seconds), "closing_seconds": 0.0,
+            }
+        ]  # fmt: skip
+
+    def restore(self, position: JobPosition) -> None:
+        """Continue from a position, replacing what was recorded so far."""
+        patience, stopping = self.stopping.patience, position.stopping
+        self.stopping = EarlyStopping(patience) if stopping is None else replace(stopping, patience=patience)
+        self.results = list(position.results)
+        self.ledger, self.modes = replace(position.ledger), position.modes
+        self.phases, self.curve = list(position.phases), list(position.curve)
+        self.statistics.restore(copy.deepcopy(position.statistics), position.step, position.ledger.finished)
+
+    def result(self, best: dict[str, Any], inspected: dict[str, Inspected]) -> dict[str, Any]:
+        """Fields of result.json about the training. Raises ClusterError if replicas differ."""
+        seconds = sum(phase["seconds"] for phase in self.phases)
+        return {
+            **{key: best[key] for key in METRICS},
+            "best_round": best["day"],
+            **{key: best.get(key) for key in ("evaluated_on", "judged_on", "judged_auc")},
+            "eps": eps(self.ledger.trained, seconds),
+            "samples": {fate: getattr(self.ledger, fate) for fate in FATES},
+            "phases": self.phases,
+            "rounds": by_round(self.phases),
+            "curve": self.curve,
+            **self.statistics.summary({name: v.counters for name, v in inspected.items()}),
+            "checksums": checksums(inspected),
+            "memory": {name: v.bytes for name, v in sorted(inspected.items()) if v.bytes},
+        }
+
+
+def checksums(inspected: dict[str, Inspected]) -> dict[str, str | None]:
+    """Checksums per node, and `model`: the same for any number of servers; None where tables are too large for it.
+
+    Raises ClusterError if the workers' replicas differ."""
+    own = {name: v.checksum for name, v in sorted(inspected.items()) if v.checksum}
+    if len({checksum for name, checksum in own.items() if name.startswith("W")}) > 1:
+        raise ClusterError("The workers' dense parameters differ after synchronous training; please report this.")
+    servers = [v.model_sum for name, v in inspected.items() if name.startswith("S")]
+    replicas = {v.model_sum for name, v in inspected.items() if name.startswith("W") and v.model_sum}
+    parts = [*servers, *replicas]
+    model = f"{sum(int(part) for part in parts) % MODULUS:016x}" if all(parts) else None
+    return {**own, "model": model}
+
+
+class RecoveryTimes:
+    """Times of all failures. `now` in seconds. A process may fail more than once.
+
+    `log` gets each failure with its number, once: when its process is useful again, or at the end."""
+
+    def __init__(
+        self, now: Callable[[], float], log: Callable[[int, FailureRecord], None] = lambda *_: None,
+        state: FailureRecords | None = None,
+    ) -> None:  # fmt: skip
+        self.now, self._log = now, log
+        self.state = FailureRecords() if state is None else state
+        self._reborn: FailureRecord | None = None  # failure of this coordinator's own predecessor
+        self._logged: set[int] = set()
+        self._began = now()
+        self._signs: dict[str, float] = {}  # last sign of life of each process
+
+    @property
+    def all(self) -> list[FailureRecord]:
+        """Failures so far."""
+        return self.state.failed
+
+    def alive(self, process: str) -> None:
+        """Record a message of a process as a sign of life."""
+        self._signs[process] = self.now()
+
+    def injected(self, process: str, kind: str) -> None:
+        """Record that the fault plan injects a fault into a process now."""
+        self.state.injured[process] = (kind, self.now())
+
+    def detected(self, process: str, failure: str) -> None:
+        """Record that a failure was detected; `failure` is its kind where no fault plan caused it."""
+        sign = self._signs.pop(process, self._began)  # a process never heard of was silent from the start
+        kind, at = self.state.injured.pop(process, (failure, sign))
+        self.all.append(FailureRecord(process, kind, at, self.now()))
+
+    def reborn(self, process: str, failure: str, detected: float, sign: float) -> None:
+        """Record a failover of this process: when its predecessor's failure was detected, and its last sign of life."""
+        kind, at = self.state.injured.pop(process, (failure, sign))
+        self._reborn = FailureRecord(process, kind, min(at, detected), detected, self.now())
+        self.all.append(self._reborn)
+
+    def loaded(self, process: str) -> None:
+        """Record that a process's successor is ready."""
+        failed = self.last(process)
+        if failed is not None and failed.loaded is None:
+            failed.loaded = self.now()
+
+    def useful(self, process: str) -> None:
+        """Record that a process has done useful work."""
+        if self._reborn is not None:
+            reborn, self._reborn = self._reborn, None
+            self._of_use(reborn)
+        failed = self.last(process)
+        if failed is not None and failed.loaded is not None and failed.useful is None:
+            self._of_use(failed)
+
+    def _of_use(self, failed: FailureRecord) -> None:
+        failed.useful = self.now()
+        self._tell(failed)
+
+    def _tell(self, failed: FailureRecord) -> None:
+        number = next(number for number, each in enumerate(self.all) if each is failed)
+        if number not in self._logged:
+            self._logged.add(number)
+            self._log(number, failed)
+
+    def end(self) -> None:
+        """Log the failures whose processes are not useful again by the end of the run."""
+        for failed in self.all:
+            if failed.useful is None:
+                self._tell(failed)
+
+    def heard(self, logged: Iterable[Mapping[str, Any]]) -> None:
+        """Restore the times that a failed coordinator logged; it may have failed before it saved them in its state."""
+        for each in logged:
+            self._logged.add(each["number"])
+            failed = self.all[each["number"]]
+            if failed.useful is None and each["useful_s"] is not None:
+                failed.useful = failed.at + each["useful_s"]
+
+    def dense_lost(self, samples: int) -> None:
+        """Count samples whose dense gradients were lost with a worker; the last failed one, as far as is known."""
+        failed = next((failed for failed in reversed(self.all) if failed.process.startswith("W")), None)
+        if failed is not None:
+            failed.samples_undone += samples
+
+    def cost(self, process: str, loss: ServerFailureLoss) -> None:
+        """Add to the cost of a process's last failure."""
+        failed = self.last(process)
+        if failed is not None:
+            failed.add(loss)
+
+    def last(self, process: str) -> FailureRecord | None:
+        """Last failure of a process; None if there was none."""
+        return next((failed for failed in reversed(self.all) if failed.process == process), None)
+
+    def told(self) -> list[dict[str, Any]]:
+        """Entries of result.json's `recovery`."""
+        return [failed.told() for failed in self.all]

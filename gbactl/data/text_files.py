@@ -1,0 +1,289 @@
+"""Text source files: found, read in blocks of whole lines whatever their compression, and parsed into arrays.
+
+Plain, gzip, zstd and xz files are recognised by their first bytes. Memory is one block (16 MiB of text) and one read
+of 256 KiB. A truncated or damaged file is an error that names the line reached.
+
+Polars parses a whole block at once. A block it refuses is scanned in Python (about 100 k lines/s) to name the
+bad line, or, where bad lines are tolerated, to drop and count them. Text columns become ids: hexadecimal numbers
+directly (about 15 ns a value), other texts through a stable hash (a distinct one costs 1 us a block).
+"""
+
+from __future__ import annotations
+
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, TypeVar
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from gbactl.data.dataset import Progress
+from gbactl.errors import ConfigError, DataError
+from gbactl.hashing import bucket, text_value
+
+BLOCK = 16 << 20
+PIECE = 1 << 18
+LONGEST_LINE = 1 << 20
+
+
+@dataclass(frozen=True)
+class LineBlock:
+    """Block of whole lines of one file, each ended by a newline; `first_line` counts from 1."""
+
+    path: Path
+    first_line: int
+    data: bytes
+
+    @property
+    def lines(self) -> int:
+        """Number of lines in the block."""
+        return self.data.count(b"\n")
+
+
+def _natural(path: Path) -> list[tuple[int, int | str]]:
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", path.name)]
+
+
+def find(path: str | list[str] | None, patterns: list[str], key: str = "data.path") -> list[Path]:
+    """Find the files of a path, a glob, a directory (files that match `patterns`) or a list of these.
+
+    Day_2 before day_10.
+
+    Raises ConfigError without a path and DataError where nothing is found.
+    """
+    if not path:
+        raise ConfigError(f"{key} is not set; type {key}=FILE (or a directory, or a glob).")
+    if isinstance(path, list):
+        return [found for item in path for found in find(item, patterns, key)]
+    target = Path(path).expanduser()
+    if target.is_dir():
+        matches = {f for pattern in patterns for f in target.glob(pattern) if f.is_file()}
+        if not matches:
+            raise DataError(f"{target} has no file that matches {' '.join(patterns)}; set {key} to the file itself.")
+    elif target.exists():
+        return [target]
+    else:
+        matches = {f for f in target.parent.glob(target.name) if f.is_file()}
+        if not matches:
+            raise DataError(f"{target} does not exist; set {key} to a file, a directory or a glob.")
+    return sorted(matches, key=_natural)
+
+
+def _decompressor(head: bytes) -> tuple[str, Callable[[], Any]] | None:
+    import zstandard
+
+    if head.startswith(b"\x1f\x8b"):
+        return "gzip", lambda: zlib.decompressobj(wbits=31)
+    if head.startswith(b"\x28\xb5\x2f\xfd"):
+        return "zstd", lambda: zstandard.ZstdDecompressor().decompressobj()
+    if head.startswith(b"\xfd7zXZ\x00"):
+        return "xz", lzma.LZMADecompressor
+    return None
+
+
+class _Damaged(Exception):
+    pass
+
+
+def _inflate(raw: BinaryIO, kind: str, make: Callable[[], Any]) -> Iterator[bytes]:
+    import zstandard
+
+    stream = make()
+    try:
+        while piece := raw.read(PIECE):
+            while piece:
+                if stream.eof:
+                    piece = piece.lstrip(b"\0")
+                    if not piece:
+                        break
+                    stream = make()
+                yield stream.decompress(piece)
+                piece = stream.unused_data if stream.eof else b""
+    except (zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
+        raise _Damaged(f"the {kind} data is damaged ({error})") from None
+    if not stream.eof:
+        raise _Damaged(f"the {kind} data ends too early, the file is truncated")
+
+
+def _pieces(raw: BinaryIO) -> Iterator[bytes]:
+    head = raw.read(6)
+    raw.seek(0)
+    found = _decompressor(head)
+    if found:
+        yield from _inflate(raw, *found)
+    else:
+        while piece := raw.read(PIECE):
+            yield piece
+
+
+def _cut(path: Path, raw: BinaryIO) -> Iterator[LineBlock]:
+    line, parts, size = 1, list[bytes](), 0
+    try:
+        for piece in _pieces(raw):
+            parts.append(piece)
+            size += len(piece)
+            if size < BLOCK:
+                continue
+            whole, newline, rest = b"".join(parts).rpartition(b"\n")
+            if len(rest) > LONGEST_LINE:
+                number = line + whole.count(b"\n") + (1 if newline else 0)
+                raise DataError(f"{path}, line {number}: longer than {LONGEST_LINE >> 20} MiB; is this text?")
+            block = LineBlock(path, line, whole + newline)
+            parts, size, line = [rest], len(rest), line + block.lines
+            yield block
+    except _Damaged as error:
+        reached = line + sum(part.count(b"\n") for part in parts)
+        raise DataError(f"{path}, line {reached}: {error}; fetch the file again.") from None
+    last = b"".join(parts)
+    if last:
+        yield LineBlock(path, line, last if last.endswith(b"\n") else last + b"\n")
+    elif line == 1:
+        raise DataError(f"{path}, line 1: the file is empty.")
+
+
+def read_blocks(path: Path) -> Iterator[tuple[int, LineBlock]]:
+    """Iterate over (bytes of the file read so far, block of whole lines). Raises DataError."""
+    try:
+        with path.open("rb") as raw:
+            for block in _cut(path, raw):
+                yield raw.tell(), block
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}).") from None
+
+
+def read_all(paths: list[Path], progress: Progress) -> Iterator[tuple[int, LineBlock]]:
+    """Iterate over (number of the file, block) of all files in order; progress is one fraction over all of them."""
+    sizes = [path.stat().st_size for path in paths]
+    total = max(1, sum(sizes))
+    for i, path in enumerate(paths):
+        before = sum(sizes[:i])
+        for done, block in read_blocks(path):
+            progress(f"reading {path.name}", (before + done) / total)
+            yield i, block
+
+
+C_co = TypeVar("C_co", covariant=True)
+C = TypeVar("C")
+
+
+class FastPathMismatch(Exception):
+    """Signal that a block holds text that the fast path does not read."""
+
+
+class LineFormat(Protocol[C_co]):
+    """Text format, with a fast parse of a block and an explanation of one bad line."""
+
+    def fast(self, data: bytes, lines: int) -> C_co:
+        """Parse `lines` whole lines into arrays. Raises Mismatch or a polars error."""
+
+    def explain(self, line: str) -> str | None:
+        """Reason why this line cannot be read, in words; None if it can be."""
+
+
+class BadLines:
+    """Count of unreadable lines, limited by `data.max_bad_lines`."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.count = 0
+
+    def add(self, block: LineBlock, offset: int, reason: str) -> None:
+        """Count one unreadable line. Raises DataError past the limit."""
+        self.count += 1
+        if self.count > self.limit:
+            hint = f"fix it or type data.max_bad_lines={max(100, 10 * self.limit)} to skip such lines."
+            line = block.first_line + offset
+            raise DataError(f"{block.path}, line {line}: {reason}; {hint}")
+
+
+def _explain(form: LineFormat[C], line: bytes) -> str | None:
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError:
+        return "not UTF-8 text"
+    if "\0" in text or "\r" in text:
+        return "it holds a control character"
+    return form.explain(text)
+
+
+def _scan(form: LineFormat[C], block: LineBlock, bad: BadLines) -> C | None:
+    good = []
+    for offset, line in enumerate(block.data.split(b"\n")[:-1]):
+        line = line.removesuffix(b"\r")
+        reason = _explain(form, line)
+        if reason:
+            bad.add(block, offset, reason)
+        else:
+            good.append(line)
+    if not good:
+        return None
+    try:
+        return form.fast(b"\n".join([*good, b""]), len(good))
+    except (FastPathMismatch, pl.exceptions.PolarsError) as error:
+        last = block.first_line + block.lines - 1
+        raise DataError(f"{block.path}, lines {block.first_line} to {last} cannot be read: {error}.") from None
+
+
+def parse(form: LineFormat[C], block: LineBlock, bad: BadLines) -> C | None:
+    """Parse the readable lines of a block into arrays; None if there are none.
+
+    Raises DataError past the bad-line limit.
+    """
+    data = block.data.replace(b"\r\n", b"\n") if b"\r" in block.data else block.data
+    try:
+        if b"\0" in data or b"\r" in data:
+            raise FastPathMismatch("control characters")
+        return form.fast(data, block.lines)
+    except (FastPathMismatch, pl.exceptions.PolarsError):
+        return _scan(form, block, bad)
+
+
+def table(data: bytes, lines: int, separator: str, schema: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
+    """Read delimited text with exactly these columns. Raises Mismatch unless every line has all of them."""
+    if data.count(separator.encode()) != lines * (len(schema) - 1):
+        raise FastPathMismatch("a line with another number of columns")
+    frame = pl.read_csv(
+        data,
+        has_header=False,
+        separator=separator,
+        quote_char=None,
+        schema=schema,
+        truncate_ragged_lines=False,
+    )
+    if frame.height != lines:
+        raise FastPathMismatch("a line that is not a row")
+    return frame
+
+
+def is_integer(text: str) -> bool:
+    """Whether polars reads the text as a 64-bit integer."""
+    digits = text.removeprefix("-")
+    return digits.isascii() and digits.isdigit() and -(2**63) <= int(text) < 2**63
+
+
+def _texts(column: pl.Series, number: pl.Series) -> pl.Series:
+    """Map texts that are not hexadecimal numbers to hashed values, null elsewhere."""
+    other = column.filter(number.is_null() & column.is_not_null()).unique()
+    values = pl.Series([text_value(text) for text in other], dtype=pl.Int64)
+    return column.replace_strict(other, values, default=None, return_dtype=pl.Int64)
+
+
+def to_numbers(column: pl.Series) -> pl.Series:
+    """Parse a text column as hexadecimal Int64; null where empty or not hexadecimal."""
+    return column.str.to_integer(base=16, strict=False)
+
+
+def to_ids(column: pl.Series, field: int, buckets: int, number: pl.Series | None = None) -> NDArray[np.int32]:
+    """Map a text column to one field's ids int32[n]: 0 where the text is empty, otherwise in [1, buckets)."""
+    value = to_numbers(column) if number is None else number
+    if value.null_count() > column.null_count():
+        value = value.fill_null(_texts(column, value))
+    missing = value.is_null().to_numpy()
+    ids = bucket(np.ascontiguousarray(value.fill_null(0).to_numpy()), field, buckets)
+    ids[missing] = 0
+    return ids

@@ -1,0 +1,313 @@
+"""Launcher's connection to one host's agent: the protocol, the command that starts the agent, requests and reports.
+
+A message is a length and a msgpack pair (name, fields), on a pipe that ssh carries. Nothing is unpickled, and no
+message above `LONGEST` bytes is read. A remote shell may print a greeting before the agent starts: everything before
+`MAGIC` is skipped. A host whose agent is silent for too long is taken as failed. Costs two threads a host: one reads,
+one sends heartbeats.
+
+The command is built as Horovod's launcher builds it. Taken from Horovod: which hosts are this machine (`network`), the
+command over ssh or Kubeflow's shell (`remote.get_remote_command`), and the placement of ranks
+(`hosts.get_host_assignments`). Not taken: `launch_gloo` and `safe_shell_exec.execute`. According to its source, the
+first opens a rendezvous without a key on every interface, puts the environment on the ssh command line and ends the job
+with the first process that ends. The second starts commands through multiprocessing, which gives them an empty standard
+input, the only safe way to pass a secret key, and decodes their output as text. Horovod's ssh also accepts any host key
+(StrictHostKeyChecking=no); gbactl keeps ssh's own rule unless `cluster.ssh` says otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import shlex
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import msgpack
+import msgspec
+
+from gbactl.collective.horovod import missing
+from gbactl.errors import ClusterError, WireError
+
+MAGIC = b"\0gbactl-agent-1\n"
+LONGEST = 1 << 23
+MOST_GREETING = 1 << 16
+PIECE = 1 << 20  # bytes of a file in one message
+_LENGTH = struct.Struct("<I")
+Message = tuple[str, dict[str, Any]]
+_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+AGENT = "gbactl.engine.agent"
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
+LOOK_SECONDS = 0.25
+END_SECONDS = 4.0
+LAST_WORDS_SECONDS = 1.0  # wait for ssh's error message when it ends
+READ_BYTES = 1 << 18
+Told = Callable[[str, dict[str, Any]], None]
+
+
+def pack(name: str, fields: dict[str, Any]) -> bytes:
+    """Encode one message to or from an agent. Raises WireError if it is too long."""
+    body: bytes = msgpack.packb((name, fields))
+    if len(body) > LONGEST:
+        raise WireError(f"A message {name} of {len(body)} bytes is too long for a host's pipe.")
+    return _LENGTH.pack(len(body)) + body
+
+
+class MessageDecoder:
+    """Decoder of a byte stream into messages. `greeted`: whether MAGIC has been seen, or is not expected."""
+
+    def __init__(self, greeted: bool = True) -> None:
+        self._buffer = bytearray()
+        self._greeted = greeted
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Return the messages that are complete now. Raises WireError for malformed data."""
+        self._buffer += data
+        if not self._greeted and not self._past_greeting():
+            return []
+        found = []
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > LONGEST:
+                raise WireError(f"A host's pipe announces a message of {length} bytes.")
+            if len(self._buffer) < _LENGTH.size + length:
+                break
+            found.append(_message(bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])))
+            del self._buffer[: _LENGTH.size + length]
+        return found
+
+    def _past_greeting(self) -> bool:
+        at = self._buffer.find(MAGIC)
+        if at < 0:
+            if len(self._buffer) > MOST_GREETING:
+                raise WireError("What answers is no gbactl agent.")
+            return False
+        del self._buffer[: at + len(MAGIC)]
+        self._greeted = True
+        return True
+
+
+def _message(body: bytes) -> Message:
+    try:
+        return _DECODER.decode(body)
+    except msgspec.ValidationError as error:
+        raise WireError("A message on a host's pipe is not a name with fields.") from error
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise WireError("A message on a host's pipe cannot be read.") from error
+
+
+def field(fields: dict[str, Any], key: str, kind: Any) -> Any:
+    """Return a message's field after checking its type. Raises WireError."""
+    value = fields.get(key)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise WireError(f"A message on a host's pipe lacks {key}.")
+    return value
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all bytes to a pipe. Raises OSError when the other end is gone."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+@dataclass(frozen=True)
+class HostAccess:
+    """Access to hosts: the `ssh` command with its options, and the `python` there (None: the same path as here)."""
+
+    ssh: str = SSH
+    python: str | None = None
+
+
+def horovod_launcher() -> tuple[Any, Any, Any]:
+    """Import the modules of Horovod's launcher: (network, remote, hosts). Raises MissingDependencyError."""
+    try:
+        from horovod.runner.common.util import hosts
+        from horovod.runner.util import network, remote
+    except ImportError as error:
+        raise missing(error) from error
+    return network, remote, hosts
+
+
+def address_of_host(host: str) -> str | None:
+    """Resolve a host's name to its IPv4 address; None where only ssh knows it. Raises MissingDependencyError."""
+    found: str | None = horovod_launcher()[0].resolve_host_address(host)
+    return found
+
+
+def is_here(host: str) -> bool:
+    """Return whether a host is this machine, and needs no ssh. Raises MissingDependencyError."""
+    network = horovod_launcher()[0]
+    address = network.resolve_host_address(host)
+    return address in network.get_local_host_addresses() or bool(address and address.startswith("127."))
+
+
+def command(host: str, reach: HostAccess) -> str:
+    """Build the local command that starts an agent on a host, quoted as for a shell, without secrets and environment.
+
+    Raises MissingDependencyError."""
+    start = f"{quote(reach.python or sys.executable)} -m {AGENT}"
+    if is_here(host):
+        return start
+    remote = horovod_launcher()[1]
+    there = quote(f"cd {quote(os.getcwd())} > /dev/null 2>&1 ; exec {start}")
+    made: str = remote.get_remote_command(there, host=host)
+    return made.replace(remote.SSH_COMMAND_PREFIX, reach.ssh, 1)
+
+
+class AgentConnection:
+    """Connection to a host's agent, started by `command`, which is split as a shell would.
+
+    Error output goes to the file `errors`. `patience`: seconds of silence after which the host is taken as failed."""
+
+    def __init__(self, host: str, command: str, errors: Path, patience: float) -> None:
+        self.host, self.errors, self.patience = host, errors, patience
+        self.gone: str | None = None  # why
+        self.told: Told = lambda name, fields: None
+        self.on_lost: Callable[[str], None] = lambda why: None
+        with errors.open("ab") as output:
+            self._process = subprocess.Popen(
+                shlex.split(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
+                start_new_session=True,
+            )  # fmt: skip
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._heard = time.monotonic()
+        self._writing, self._state = threading.Lock(), threading.Lock()
+        self._answers: dict[int, queue.SimpleQueue[dict[str, Any] | None]] = {}
+        self._asked, self._ending = 0, False
+        loops = (self._read, self._pulse)
+        self._threads = [threading.Thread(target=loop, name=f"host {host}", daemon=True) for loop in loops]
+        for thread in self._threads:
+            thread.start()
+
+    # -- to the agent -------------------------------------------------------------------------------
+
+    def tell(self, name: str, /, **fields: Any) -> None:
+        """Send a message to the agent without waiting for an answer; does nothing where the host is gone."""
+        data = pack(name, fields)
+        try:
+            with self._writing:
+                write_all(self._in, data)
+        except OSError:
+            self.lose("its agent is gone")
+
+    def ask(self, name: str, seconds: float, /, **fields: Any) -> dict[str, Any]:
+        """Send a request to the agent and wait for its answer. Raises ClusterError, which names the host."""
+        answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        with self._state:
+            self._asked += 1
+            number = self._asked
+            self._answers[number] = answers
+            if self.gone is not None:
+                answers.put(None)
+        try:
+            self.tell(name, ask=number, **fields)
+            found = answers.get(timeout=seconds)
+        except queue.Empty:
+            raise ClusterError(f"Host {self.host} did not answer within {seconds:.0f} s; is it overloaded?") from None
+        finally:
+            with self._state:
+                del self._answers[number]
+        if found is None:
+            raise ClusterError(f"Host {self.host} is gone: {self.gone}.")
+        if "error" in found:
+            raise ClusterError(f"Host {self.host}: {str(found['error']).rstrip('.')}.")
+        return found
+
+    def _pulse(self) -> None:
+        while self.gone is None and not self._ending:
+            self.tell("pulse")
+            time.sleep(min(1.0, self.patience / 8))
+
+    # -- from the agent -----------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        reader, poll = MessageDecoder(greeted=False), select.poll()
+        poll.register(self._out, select.POLLIN)
+        try:
+            while self.gone is None:
+                if not poll.poll(1000 * LOOK_SECONDS):
+                    if time.monotonic() - self._heard > self.patience:
+                        self.lose(f"it has said nothing for {self.patience:g} s")
+                    continue
+                data = os.read(self._out, READ_BYTES)
+                if not data:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._process.wait(LAST_WORDS_SECONDS)
+                    self.lose("its agent has ended")
+                    return
+                self._heard = time.monotonic()
+                for name, fields in reader.feed(data):
+                    self._take(name, fields)
+        except (OSError, WireError) as error:
+            self.lose(str(error).rstrip("."))
+
+    def _take(self, name: str, fields: dict[str, Any]) -> None:
+        if name == "answer":
+            with self._state:
+                waiting = self._answers.get(field(fields, "ask", int))
+            if waiting is not None:
+                waiting.put(fields)
+        elif name != "pulse":
+            self.told(name, fields)
+
+    def lose(self, why: str) -> None:
+        """Take the host as failed and end the connection, which ends its processes. Only the first call counts."""
+        with self._state:
+            if self.gone is not None:
+                return
+            self.gone = why
+            waiting = list(self._answers.values())
+        for answers in waiting:
+            answers.put(None)
+        self._kill()
+        if not self._ending:
+            self.on_lost(why)
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    def said(self) -> str:
+        """Return the last line of the error output of ssh or the agent."""
+        try:
+            lines = self.errors.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            lines = []
+        return lines[-1].strip() if lines else ""
+
+    def end(self) -> None:
+        """Tell the agent to end with all processes it has started; `close` waits for that."""
+        self._ending = True
+        if self.gone is None:
+            threading.Thread(target=lambda: self.tell("end"), daemon=True).start()  # a full pipe must not block
+
+    def close(self) -> None:
+        """Wait until the agent has ended, a few seconds at most."""
+        self.end()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_SECONDS)
+        self.lose("the run has ended")
+        self._kill()
+        self._process.wait()
+        for thread in self._threads:
+            thread.join(2 * LOOK_SECONDS + 1.0)
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                assert pipe is not None
+                pipe.close()
+
+    def _kill(self) -> None:
+        """Kill ssh, which closes the agent's standard input, or the local agent."""
+        with contextlib.suppress(OSError):
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)

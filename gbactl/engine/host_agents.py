@@ -1,0 +1,328 @@
+"""Agents of all hosts, for a run or for `gbactl doctor --hosts`: start, checks, transfer of the data, report.
+
+`gbactl doctor --hosts` measures pairs of hosts one after the other, about a second each way; nothing else should use
+the network meanwhile.
+"""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from gbactl.config.placement import hosts_of
+from gbactl.engine import preflight
+from gbactl.engine.agent import FILES
+from gbactl.engine.agent_connection import PIECE, AgentConnection, HostAccess, address_of_host, command, is_here
+from gbactl.engine.bandwidth_probe import LinkMeasurement, ReachabilityProbe, dial
+from gbactl.engine.host_info import facts, route_to
+from gbactl.engine.preflight import HEADINGS, HostReport, faults_of, ring
+from gbactl.errors import ClusterError, GbactlError, UsageError
+
+ANSWER_SECONDS, MEASURE_SECONDS, LOOK_SECONDS = 20.0, 120.0, 0.1
+LAUNCHER = "the launcher"
+LOOPBACK = "127.0.0.1"
+BIND = "type cluster.bind=ADDRESS, one of its own that all hosts reach"
+
+
+class HostAgents:
+    """Agents of all hosts. `patience`: seconds for a host's first answer; `folder` keeps ssh's error output."""
+
+    def __init__(self, hosts: Sequence[str], reach: HostAccess, folder: Path, patience: float) -> None:
+        self.hosts, self.reach, self.folder, self.patience = tuple(hosts), reach, folder, patience
+        self.links: dict[str, AgentConnection] = {}
+        self.found = {host: HostReport(host) for host in hosts}
+        self.token = secrets.token_bytes(32)
+        self.bind = ""
+        self._probe: ReachabilityProbe | None = None
+
+    def connect(self) -> None:
+        """Start all agents and collect their hosts' facts; a host that does not answer gets a fault."""
+        for host in self.hosts:
+            log = self.folder / f"host-{host}.log"
+            self.links[host] = AgentConnection(host, command(host, self.reach), log, self.patience)
+        self.each(self._hear)
+
+    def _hear(self, link: AgentConnection) -> None:
+        found = self.found[link.host]
+        try:
+            found.facts = link.ask("facts", self.patience)
+        except ClusterError as error:
+            found.faults.append(preflight.unreachable(link.host, link.said(), link.gone or str(error)))
+            return
+        found.faults += preflight.versions(link.host, found.facts, facts())
+
+    def settle(self, bind: str, hang_seconds: float, run_dir: Path | None = None, paths: Sequence[str] = (),
+               environment: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:  # fmt: skip
+        """Agree on addresses; returns host -> its agent's answer. `bind`: the launcher's address, or "auto".
+
+        Raises ClusterError where hosts see the launcher at addresses that are not one of its own."""
+        self.bind = self._own_address() if bind == "auto" else bind
+        answers: dict[str, dict[str, Any]] = {}
+
+        def ask(link: AgentConnection) -> None:
+            answers[link.host] = answer = link.ask(
+                "settle", ANSWER_SECONDS, hang_seconds=float(hang_seconds), token=self.token.hex(), launcher=self.bind,
+                run_dir=None if run_dir is None else str(run_dir), paths=list(paths),
+                environment=dict(environment or {}),
+            )  # fmt: skip
+            found = self.found[link.host]
+            found.address, found.interface = str(answer["address"]), str(answer["interface"])
+            link.patience = hang_seconds
+
+        self.each(ask)
+        return answers
+
+    def _own_address(self) -> str:
+        """Return the one address at which all hosts see the launcher."""
+        remote = [host for host in self.hosts if self.found[host].facts and not is_here(host)]
+        seen: dict[str, str] = {}
+        for host in remote:
+            there = self.found[host].facts.get("client")
+            address = address_of_host(host)
+            if isinstance(there, str) and there:
+                seen[host] = there
+            elif address is not None:
+                seen[host] = route_to(address)
+        if len(set(seen.values())) > 1:
+            told = ", ".join(f"{host} at {address}" for host, address in seen.items())
+            raise ClusterError(f"The hosts see this machine at different addresses ({told}); {BIND}.")
+        return next(iter(seen.values()), LOOPBACK)
+
+    def lines(self, measure: bool = False) -> None:
+        """Test the connections between all hosts and from the launcher.
+
+        `measure`: measure the speed too, one connection after the other. Raises ClusterError where the launcher cannot
+        listen."""
+        targets: dict[str, str] = {}
+        self.each(lambda link: targets.update({link.host: str(link.ask("listen", ANSWER_SECONDS)["address"])}))
+        self._probe = self._listen()
+        targets[LAUNCHER] = self._probe.address
+        one_by_one = threading.Lock()
+
+        def ask(link: AgentConnection) -> None:
+            others = {name: where for name, where in targets.items() if name != link.host}
+            if measure:
+                others.pop(LAUNCHER)
+                with one_by_one:
+                    answer = link.ask("dial", MEASURE_SECONDS * len(others), targets=others, measure=True)
+            else:
+                answer = link.ask("dial", ANSWER_SECONDS * len(others), targets=others, measure=False)
+            found = self.found[link.host]
+            found.lines = {name: LinkMeasurement(**line) for name, line in answer["lines"].items()}
+            found.faults += preflight.lines(link.host, targets, found.lines)
+
+        self.each(ask)
+        for host, where in targets.items():
+            if host != LAUNCHER:
+                self.found[host].faults += preflight.unreached(host, where, dial(where, self.token, False))
+        self._probe.close()
+        self.each(lambda link: link.ask("unlisten", ANSWER_SECONDS))
+
+    def _listen(self) -> ReachabilityProbe:
+        try:
+            return ReachabilityProbe(self.bind, self.token)
+        except OSError as error:
+            raise ClusterError(f"This machine cannot listen at {self.bind} ({error.strerror}); {BIND}.") from error
+
+    def give_data(
+        self, path: Path, fingerprint: str, cache: str | None, progress: Callable[[str, float], None]
+    ) -> None:
+        """Send the data to every host that does not have them."""
+
+        def give(link: AgentConnection) -> None:
+            found = self.found[link.host]
+            asked = link.ask("find", ANSWER_SECONDS * 5, path=str(path), fingerprint=fingerprint, cache=cache)
+            found.data = "the same"
+            if not asked["found"]:
+                self._send(link, path, progress)
+                found.data = "sent"
+
+        self.each(give)
+
+    def _send(self, link: AgentConnection, path: Path, progress: Callable[[str, float], None]) -> None:
+        sizes = {name: (path / name).stat().st_size for name in FILES}
+        total, done = max(1, sum(sizes.values())), 0
+        for name in FILES:
+            with (path / name).open("rb") as file:
+                first = True
+                while (data := file.read(PIECE)) or first:
+                    link.tell("piece", name=name, data=data, first=first)
+                    first, done = False, done + len(data)
+                    progress(f"data to {link.host}", done / total)
+                    if link.gone is not None:
+                        raise ClusterError(f"Host {link.host} is gone: {link.gone}.")
+        link.ask("whole", ANSWER_SECONDS + total / 20e6)
+
+    def each(self, work: Callable[[AgentConnection], object]) -> None:
+        """Call `work` for every host without a fault, in parallel; an error becomes that host's fault."""
+        links = [link for host, link in self.links.items() if self.found[host].ok]
+
+        def guarded(link: AgentConnection) -> None:
+            try:
+                work(link)
+            except (GbactlError, OSError) as error:
+                self.found[link.host].faults.append(_sentence(link.host, error))
+
+        if links:
+            with ThreadPoolExecutor(len(links)) as pool:
+                asked = [pool.submit(guarded, link) for link in links]
+                try:
+                    while wait(asked, LOOK_SECONDS).not_done:
+                        pass  # short waits: Python handles signals between them
+                    for each in asked:
+                        each.result()
+                except BaseException:  # Ctrl-C: else the pool would wait for its threads, and those for hosts
+                    for link in links:
+                        link.lose("the launcher was stopped")
+                    raise
+
+    @property
+    def faults(self) -> list[str]:
+        """Faults of all hosts, in the hosts' order."""
+        return preflight.faults_of(self.found)
+
+    def close(self) -> None:
+        """End every agent with all processes it has started, in parallel."""
+        for link in self.links.values():
+            link.end()
+        if self.links:
+            with ThreadPoolExecutor(len(self.links)) as pool:
+                list(pool.map(AgentConnection.close, self.links.values()))
+        if self._probe is not None:
+            self._probe.close()
+
+
+def _sentence(host: str, error: Exception) -> str:
+    text = str(error).rstrip(".")
+    return f"{text}." if host in text else f"Host {host}: {text}."
+
+
+REACH_SECONDS, SILENT_SECONDS = 60.0, 60.0
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+LINE_HEADINGS = ("from", "to", "one way, us", "Gbit/s")
+
+
+@dataclass(frozen=True)
+class NetworkParameters:
+    """Network parameters of a virtual cluster: keys of `cost`."""
+
+    latency_us: Positive
+    bandwidth_gbit: Positive
+
+
+@dataclass(frozen=True)
+class HostFindings:
+    """Findings on every host, in the order in which they were typed."""
+
+    found: dict[str, HostReport]
+
+    @property
+    def faults(self) -> list[str]:
+        """Faults of all hosts, a sentence each."""
+        return faults_of(self.found)
+
+    @property
+    def advice(self) -> list[str]:
+        """Faults that only affect modes with an all-reduce, a sentence each."""
+        found = self.found.values()
+        told = [sentence for each in found for sentence in ring(each.host, each.facts, each.address)]
+        return [f"For an all-reduce: {sentence}" for sentence in told]
+
+    @property
+    def pairs(self) -> list[tuple[str, str, float, float]]:
+        """Measurements of every connection: (from, to, microseconds one way, Gbit/s)."""
+        lines = [(host, name, line) for host, found in self.found.items() for name, line in found.lines.items()]
+        return [(host, name, line.latency_us, line.gbit) for host, name, line in lines if not line.error]
+
+    @property
+    def network(self) -> NetworkParameters | None:
+        """Median latency and bandwidth over the measured pairs; None without any."""
+        if not self.pairs:
+            return None
+        return NetworkParameters(
+            statistics.median(pair[2] for pair in self.pairs), statistics.median(pair[3] for pair in self.pairs)
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """Encode the findings for JSON."""
+        told = self.found.items()
+        hosts = {host: {"address": found.address, "faults": found.faults, **found.facts} for host, found in told}
+        names = ("from", "to", "latency_us", "bandwidth_gbit")
+        pairs = [dict(zip(names, pair, strict=True)) for pair in self.pairs]
+        return {"ok": not self.faults, "hosts": hosts, "pairs": pairs, "advice": self.advice}
+
+
+def examine(hosts: Sequence[str], reach: HostAccess, bind: str = "auto") -> HostFindings:
+    """Check hosts and measure their connections. Raises GbactlError."""
+    names = [host.name for host in hosts_of([host if ":" in host else f"{host}:1" for host in hosts])]
+    with tempfile.TemporaryDirectory(prefix="gbactl-doctor-") as folder:
+        agents = HostAgents(names, reach, Path(folder), REACH_SECONDS)
+        try:
+            agents.connect()
+            agents.settle(bind, SILENT_SECONDS)
+            agents.lines(measure=True)
+        finally:
+            agents.close()
+    return HostFindings(agents.found)
+
+
+def text(examined: HostFindings) -> str:
+    """Build the text of the file that `gbactl calibrate --network` reads. Raises UsageError without measurements."""
+    from gbactl import __version__
+
+    network = examined.network
+    if network is None:
+        raise UsageError("No line between two hosts was measured; name two hosts or more that reach each other.")
+    lines = [
+        f"# Measured by gbactl {__version__} doctor --hosts on {time.strftime('%Y-%m-%d')}; medians over the pairs.",
+        "# Use: gbactl calibrate --network THIS_FILE",
+        f"latency_us: {network.latency_us:.4g}        # between hosts, one way",
+        f"bandwidth_gbit: {network.bandwidth_gbit:.4g}    # of a host's network interface, each way",
+        *(f"# {a} -> {b}: {latency:.1f} us, {gbit:.3g} Gbit/s" for a, b, latency, gbit in examined.pairs),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def read(path: Path) -> dict[str, float]:
+    """Read latency and bandwidth, keys of `cost`, from the file of `text`. Raises UsageError."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"--network {path} cannot be read: {' '.join(str(error).split())}") from error
+    try:
+        return asdict(msgspec.convert(values, NetworkParameters))
+    except msgspec.ValidationError as error:
+        names = " and ".join(NetworkParameters.__annotations__)
+        raise UsageError(f"--network {path} needs positive numbers {names}; write it with gbactl doctor.") from error
+
+
+def print_tables(examined: HostFindings) -> None:
+    """Print the findings as tables."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    table = Table(*HEADINGS, box=None, pad_edge=False, header_style="bold")
+    for found in examined.found.values():
+        table.add_row(*found.cells())
+    console.print(table)
+    if examined.pairs:
+        lines = Table(*LINE_HEADINGS, box=None, pad_edge=False, header_style="bold")
+        for a, b, latency, gbit in examined.pairs:
+            lines.add_row(a, b, f"{latency:.1f}", f"{gbit:.3g}")
+        console.print(lines)
+    for sentence in [*examined.faults, *examined.advice]:
+        console.print(sentence, markup=False, soft_wrap=True)

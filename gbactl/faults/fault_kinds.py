@@ -1,0 +1,322 @@
+"""Kinds of faults in a fault plan's configuration: typed fields, their check in one sentence, slow-down factors. Pure.
+
+A kind either slows batches by the factor that `at` returns, or slows nothing (`slows` is False): `kill` (SIGKILL) and
+`hang` (SIGSTOP) end or stop a process, which fault_plan.FaultInjector chooses. A fault that is not permanent occurs at
+a global step, at a time, or repeatedly by a distribution with a mean time between failures. Random values depend on a
+key alone. Costs a comparison a query. To add a kind: a dataclass with @kind("name"), here or in a file that
+fault_plan.py imports.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
+
+from gbactl.config_types import Bounds, Count, Interval, Natural, Processes, Seconds, SomeShare, expect, matches
+from gbactl.errors import ConfigError
+from gbactl.faults import random_streams
+
+Workers = list[int] | int | float | str
+Slower = Annotated[float, Bounds(at_least=1, at_most=1e6)]  # 4: four times slower
+Sigma = Annotated[float, Bounds(above=0, at_most=10)]
+Shape = Annotated[float, Bounds(above=1, at_most=1000)]  # of a Pareto distribution that has a mean
+KINDS: dict[str, type[Fault]] = {}
+SHAPED = ("weibull", "gamma")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Fault plan, one of the list. `workers`: indexes, "all", how many, or a share like 1/8; `servers` likewise.
+
+    A plan that names servers and no workers is for servers alone."""
+
+    kind: ClassVar[str] = ""
+    slows: ClassVar[bool] = True
+    workers: Workers | None = "all"
+    servers: Workers | None = None
+
+    def check(self, where: str) -> None:
+        """Raise ConfigError for invalid values; `where` is for instance faults.plans[0]."""
+
+    def at(self, key: int, turn: int, seconds: float) -> float:
+        """Return the factor, at least 1, of a worker's batch `turn`, begun `seconds` into training.
+
+        `key` is the worker's own in this plan; random values depend on (key, turn) alone."""
+        return 1.0
+
+    def of(self, worker: int) -> Fault:
+        """Return the part of the fault that concerns one worker."""
+        return self
+
+    def told(self) -> dict[str, Any]:
+        """Encode the fault as a user types it, with the defaults filled in."""
+        values = {typed(name): value for name, value in dataclasses.asdict(self).items() if value is not None}
+        return {"kind": self.kind, **values}
+
+
+F = TypeVar("F", bound=type[Fault])
+
+
+def kind(name: str) -> Callable[[F], F]:
+    """Class decorator that registers a fault as `kind: name`."""
+
+    def register(cls: F) -> F:
+        cls.kind = name
+        KINDS[name] = cls
+        return cls
+
+    return register
+
+
+def require(ok: bool, message: str) -> None:
+    if not ok:
+        raise ConfigError(message)
+
+
+def window(where: str, begin: float, end: float | None) -> None:
+    require(end is None or end > begin, f"{where}.until={end} must be later than from={begin}, or null: to the end.")
+
+
+def typed(field: str) -> str:
+    """Return a field's name as typed: `from` for `from_`."""
+    return field.rstrip("_")
+
+
+def drawn(where: str, distribution: str, sigma: float | None, shape: float | None) -> None:
+    """Raise ConfigError for an unknown distribution, or for another one's parameter."""
+    names = tuple(random_streams.DISTRIBUTIONS)
+    require(
+        distribution in names,
+        f"{where}.distribution={distribution} is not known; type one of: {', '.join(names)}.",
+    )
+    for name, value, owner in (("sigma", sigma, "lognormal"), ("shape", shape, "pareto")):
+        require(value is None or distribution == owner, f"{where}.{name} belongs to distribution: {owner}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedFault(Fault):
+    """Base of faults that occur at a `step`, at a `time` (seconds since training began) or repeatedly (`mtbf`).
+
+    `mtbf`: mean seconds between occurrences, of which there are at most `times`."""
+
+    step: Annotated[int, Bounds(at_least=0, at_most=2**53)] | None = None
+    time: Seconds | None = None
+    mtbf: Interval | None = None
+    distribution: str = "exponential"
+    shape: Annotated[float, Bounds(at_least=0.1, at_most=1000)] | None = None
+    times: Count | None = None
+
+    @property
+    def given(self) -> list[float]:
+        """Values given for step, time and mtbf."""
+        return [value for value in (self.step, self.time, self.mtbf) if value is not None]
+
+    def check(self, where: str) -> None:
+        """See Fault.check."""
+        require(len(self.given) <= 1, f"{where} (kind {self.kind}) needs one of step, time and mtbf.")
+        names = tuple(random_streams.INTERVALS)
+        require(
+            self.distribution in names,
+            f"{where}.distribution={self.distribution} is not known; type one of: {', '.join(names)}.",
+        )
+        shaped = self.distribution in SHAPED
+        require(self.shape is None or shaped, f"{where}.shape belongs to distribution: {' or '.join(SHAPED)}.")
+        require(self.times is None or self.mtbf is not None, f"{where}.times belongs to mtbf.")
+
+    def interval(self, u: float) -> float:
+        """Convert a random number in (0, 1) to the seconds until the next occurrence."""
+        assert self.mtbf is not None
+        return self.mtbf * random_streams.INTERVALS[self.distribution](u, self.shape)
+
+
+class NextOccurrence:
+    """Next occurrence of a fault: at a `step`, or at a time in `seconds`; infinity where there is none.
+
+    `turn`: occurrences so far."""
+
+    def __init__(self, fault: TimedFault, key: int) -> None:
+        self.fault, self.key, self.turn = fault, key, 0
+        self.step = math.inf if fault.step is None else float(fault.step)
+        self.seconds = math.inf if fault.time is None else fault.time
+        self._left = 1 if fault.mtbf is None else math.inf if fault.times is None else fault.times
+        if fault.mtbf is not None:
+            self.seconds = fault.interval(random_streams.uniform(key, 0))
+
+    def there(self, step: int, seconds: float) -> bool:
+        """Return whether the fault is due at a global step and a time since training began."""
+        return self._left > 0 and (step >= self.step or seconds >= self.seconds)
+
+    def next(self) -> None:
+        """Advance to the fault's next occurrence."""
+        self._left -= 1
+        self.turn += 1
+        if self.fault.mtbf is not None:
+            self.seconds += self.fault.interval(random_streams.uniform(self.key, 2 * self.turn))
+        if not self._left:
+            self.step = self.seconds = math.inf
+
+
+@kind("constant")
+@dataclass(frozen=True, kw_only=True)
+class ConstantSlowdown(Fault):
+    """Fault that always slows by `factor`."""
+
+    factor: Slower
+
+    def at(self, key: int, turn: int, seconds: float) -> float:
+        """See Fault.at."""
+        return self.factor
+
+
+@kind("periodic")
+@dataclass(frozen=True, kw_only=True)
+class PeriodicSlowdown(Fault):
+    """Fault that slows in the first `duty` share of every period, counted in the worker's batches or in seconds."""
+
+    factor: Slower
+    period_batches: Count | None = None
+    period_seconds: Interval | None = None
+    duty: SomeShare = 0.5
+
+    def check(self, where: str) -> None:
+        """See Fault.check."""
+        given = [p for p in (self.period_batches, self.period_seconds) if p is not None]
+        require(len(given) == 1, f"{where} needs one of period_batches and period_seconds.")
+
+    def at(self, key: int, turn: int, seconds: float) -> float:
+        """See Fault.at."""
+        if self.period_batches is not None:
+            slow = turn % self.period_batches < self.duty * self.period_batches
+        else:
+            assert self.period_seconds is not None
+            slow = seconds % self.period_seconds < self.duty * self.period_seconds
+        return self.factor if slow else 1.0
+
+
+@kind("random")
+@dataclass(frozen=True, kw_only=True)
+class RandomSlowdown(Fault):
+    """Fault with a random factor for every batch: 1 + (mean - 1) X, X >= 0 of mean 1.
+
+    X is exponential, lognormal(sigma) or Pareto(shape)."""
+
+    distribution: str
+    mean: Slower
+    sigma: Sigma | None = None
+    shape: Shape | None = None
+
+    def check(self, where: str) -> None:
+        """See Fault.check."""
+        drawn(where, self.distribution, self.sigma, self.shape)
+
+    def at(self, key: int, turn: int, seconds: float) -> float:
+        """See Fault.at."""
+        draw = random_streams.DISTRIBUTIONS[self.distribution]
+        return 1.0 + (self.mean - 1.0) * draw(random_streams.uniform(key, turn), self.sigma or self.shape)
+
+
+@kind("window")
+@dataclass(frozen=True, kw_only=True)
+class WindowSlowdown(Fault):
+    """Fault that slows from `from` until `until` seconds after training began (until: null is to the end)."""
+
+    factor: Slower
+    from_: Seconds = 0.0
+    until: Seconds | None = None
+
+    def check(self, where: str) -> None:
+        """See Fault.check."""
+        window(where, self.from_, self.until)
+
+    def at(self, key: int, turn: int, seconds: float) -> float:
+        """See Fault.at."""
+        return self.factor if self.from_ <= seconds < (math.inf if self.until is None else self.until) else 1.0
+
+
+@kind("hog")
+@dataclass(frozen=True, kw_only=True)
+class CpuHog(Fault):
+    """Competing processes that take the CPU, on cores by number or on those of some workers."""
+
+    slows: ClassVar[bool] = False
+    workers: Workers | None = None
+    cores: list[Natural] | None = None
+    processes: Processes = 1
+    from_: Seconds = 0.0
+    until: Seconds | None = None
+
+    def check(self, where: str) -> None:
+        """See Fault.check."""
+        require(self.servers is None, f"{where}: a hog is for the cores of workers, or for cores; servers have none.")
+        require((self.workers is None) != (self.cores is None), f"{where} needs one of workers and cores.")
+        require(self.cores is None or bool(self.cores), f"{where}.cores is a list of at least one core.")
+        window(where, self.from_, self.until)
+
+
+def _hints(cls: type[Fault]) -> dict[str, Any]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {typed(field.name): hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def parse(plans: Sequence[Mapping[str, Any]]) -> list[Fault]:
+    """Build and check a list of faults from plain containers. Raises ConfigError."""
+    return [_one(values, f"faults.plans[{place}]") for place, values in enumerate(plans)]
+
+
+def _one(values: Mapping[str, Any], where: str) -> Fault:
+    cls = KINDS.get(str(values.get("kind")))
+    if cls is None:
+        raise ConfigError(f"{where} has kind {values.get('kind')!r}; type kind: one of: {', '.join(sorted(KINDS))}.")
+    hints, given = _hints(cls), {name: value for name, value in values.items() if name != "kind"}
+    strange = sorted(set(given) - set(hints))
+    require(not strange, f"{where} (kind {cls.kind}) has no key {', '.join(strange)}; keys are: {', '.join(hints)}.")
+    for name, value in given.items():
+        if name in ("workers", "servers"):
+            sort = 'indices, a number, a share like 1/8, or "all"'
+            require(matches(value, hints[name]), f"{where}.{name}={value!r} is not {sort}.")
+        else:
+            expect(f"{where}.{name}", value, hints[name])
+    missing = [
+        typed(field.name)
+        for field in dataclasses.fields(cls)
+        if field.default is dataclasses.MISSING and typed(field.name) not in given
+    ]
+    require(not missing, f"{where} (kind {cls.kind}) needs {', '.join(missing)}.")
+    if "servers" in given:
+        given = {"workers": None, **given}
+    made = cls(**{f"{name}_" if name == "from" else name: value for name, value in given.items()})
+    made.check(where)
+    return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessFailure(TimedFault):
+    """Failure of every named or chosen process; with `mtbf`, of one of them, drawn each time."""
+
+    slows: ClassVar[bool] = False
+    workers: Workers | None = None
+    coordinator: bool = False
+
+    def check(self, where: str) -> None:
+        """See Fault.check."""
+        named = self.workers is not None or self.servers is not None or self.coordinator
+        require(named, f"{where} (kind {self.kind}) needs workers, servers, or coordinator: true.")
+        require(bool(self.given), f"{where} (kind {self.kind}) needs one of step, time and mtbf.")
+        super().check(where)
+
+
+@kind("kill")
+@dataclass(frozen=True, kw_only=True)
+class Kill(ProcessFailure):
+    """Failure by SIGKILL; in virtual time the process disappears."""
+
+
+@kind("hang")
+@dataclass(frozen=True, kw_only=True)
+class Hang(ProcessFailure):
+    """Stop by SIGSTOP; SIGCONT follows `seconds` later (null: never)."""
+
+    seconds: Interval | None = None

@@ -1,0 +1,250 @@
+"""Fault plan: the factor by which a batch or a message is slowed, and the schedule of kills and hangs. Pure, seeded.
+
+Several faults of one process multiply. The plan has no clock and no state: local and virtual runs of one seed slow the
+same batches by the same factors. The seed also chooses the workers (or servers) of a fault: indexes, all, so many, or a
+share. Given the progress of a run, the schedule returns the kills and hangs that are due now, and executes none. A
+factor costs 3 us, a query of the schedule a comparison.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from gbactl.config_types import Seed
+from gbactl.errors import ConfigError
+from gbactl.faults.fault_kinds import CpuHog, Fault, Hang, NextOccurrence, ProcessFailure, parse
+from gbactl.faults.load_trace import LoadTrace  # noqa: F401 - registers its kind
+from gbactl.faults.message_faults import ActivePeriods, AllActivePeriods, MessageFaults
+from gbactl.faults.random_streams import key_of, uniform
+
+_SERVERS, _STORMS = 2, 5  # separate the random numbers of servers and storms from the workers'
+_CHOICE = 1  # separates the random numbers of the choice from those of batches
+
+
+@dataclass
+class FaultsConfig:
+    """Configuration of fault injection: a list of plans (see fault_kinds.py), random with `seed` (null: the run's).
+
+    `name` is for users; plans that are typed beside `none` have none."""
+
+    seed: Seed | None = None
+    plans: list[dict[str, Any]] = field(default_factory=list)
+    name: str = "none"
+
+
+class FaultPlan:
+    """Faults of a run with `workers` workers and `servers` servers. Raises ConfigError.
+
+    `seed` is the run's, unless the plan has its own."""
+
+    def __init__(self, cfg: FaultsConfig, seed: int, workers: int, servers: int = 0) -> None:
+        self.seed, self.worker_count = seed if cfg.seed is None else cfg.seed, workers
+        self.faults = parse(cfg.plans)
+        places = [(fault, f"faults.plans[{place}]", place) for place, fault in enumerate(self.faults)]
+        self.chosen = tuple(choose(fault.workers, workers, at, self.seed, place) for fault, at, place in places)
+        self.servers = tuple(
+            choose(fault.servers, servers, at, self.seed, place, kind="server") for fault, at, place in places
+        )
+        self._of: dict[str, list[tuple[int, Fault, int]]] = {}  # (index in the plan, fault, the process's key)
+        for place, fault in enumerate(self.faults):
+            for worker in self.chosen[place] if fault.slows else ():
+                key = key_of(self.seed, place, worker)
+                self._of.setdefault(f"W{worker}", []).append((place, fault.of(worker), key))
+            for server in self.servers[place] if fault.slows else ():
+                key = key_of(self.seed, place, _SERVERS, server)
+                self._of.setdefault(f"S{server}", []).append((place, fault, key))
+
+    def factor(self, worker: int, turn: int, seconds: float) -> float:
+        """Return the slow-down factor, at least 1, of a worker's batch `turn` that begins `seconds` into training.
+
+        `turn` counts the worker's own batches with samples from 0 through the whole run; evaluation is not slowed."""
+        return self.factor_of(f"W{worker}", turn, seconds)
+
+    def factor_of(self, process: str, turn: int, seconds: float) -> float:
+        """Return the slow-down factor of any process, W1 or S0.
+
+        A server's `turn` counts the pulls, pushes and orders that it handles."""
+        product = 1.0
+        for _, fault, key in self._of.get(process, ()):
+            product *= fault.at(key, turn, seconds)
+        return product
+
+    def acting(self, process: str, turn: int, seconds: float) -> list[tuple[int, float]]:
+        """Return (index, factor) of the plans that slow a process now."""
+        found = [(place, fault.at(key, turn, seconds)) for place, fault, key in self._of.get(process, ())]
+        return [(place, factor) for place, factor in found if factor > 1.0]
+
+    def places(self, process: str) -> list[int]:
+        """Return the indexes of the plans that slow a process."""
+        return [place for place, _, _ in self._of.get(process, ())]
+
+    def slows(self, worker: int) -> bool:
+        """Return whether a worker's factor can be other than 1."""
+        return f"W{worker}" in self._of
+
+    @property
+    def slowed(self) -> frozenset[int]:
+        """Workers that some plan slows."""
+        return frozenset(int(process[1:]) for process in self._of if process[0] == "W")
+
+    @property
+    def slowed_servers(self) -> frozenset[int]:
+        """Servers that some plan slows."""
+        return frozenset(int(process[1:]) for process in self._of if process[0] == "S")
+
+    @property
+    def hogs(self) -> list[tuple[CpuHog, tuple[int, ...]]]:
+        """Plans of competing processes, each with its workers (none where it names cores)."""
+        pairs = zip(self.faults, self.chosen, strict=True)
+        return [(fault, chosen) for fault, chosen in pairs if isinstance(fault, CpuHog)]
+
+    def messages(self, worker: int) -> list[tuple[int, MessageFaults, int]]:
+        """Return the message faults of a worker: (index, plan, the worker's key)."""
+        return [
+            (place, fault, key_of(self.seed, place, worker))
+            for place, fault in enumerate(self.faults)
+            if isinstance(fault, MessageFaults) and worker in self.chosen[place]
+        ]
+
+    def storms(self) -> AllActivePeriods:
+        """Create the active periods of message faults, the same for all workers, as a stateful object of one caller."""
+        return AllActivePeriods(
+            {
+                place: ActivePeriods(fault, key_of(self.seed, place, _STORMS))
+                for place, fault in enumerate(self.faults)
+                if isinstance(fault, MessageFaults)
+            }
+        )
+
+    @property
+    def stormy(self) -> bool:
+        """Whether messages are lost, delayed, duplicated or reordered."""
+        return any(isinstance(fault, MessageFaults) for fault in self.faults)
+
+    @property
+    def fails(self) -> bool:
+        """Whether the plan kills or stops a process."""
+        return any(isinstance(fault, ProcessFailure) for fault in self.faults)
+
+    def told(self) -> list[dict[str, Any]]:
+        """Encode the plans with their defaults and the chosen workers and servers."""
+        return [
+            {
+                **fault.told(),
+                **({} if fault.workers is None else {"workers": list(workers)}),
+                **({} if fault.servers is None else {"servers": list(servers)}),
+            }
+            for fault, workers, servers in zip(self.faults, self.chosen, self.servers, strict=True)
+        ]
+
+
+def choose(wanted: Any, total: int, where: str, *seeds: int, kind: str = "worker") -> tuple[int, ...]:
+    """Choose sorted indexes of workers or servers below `total`. Raises ConfigError.
+
+    A share is rounded, to at least one."""
+    if wanted is None:
+        return ()
+    if wanted == "all":
+        return tuple(range(total))
+    wanted = 1 if wanted == "random" else wanted
+    if isinstance(wanted, list):
+        return _named(wanted, total, where, kind)
+    count = wanted if isinstance(wanted, int) else _share(wanted, total, f"{where}.{kind}s")
+    if not 1 <= count <= total:
+        raise ConfigError(f"{where}.{kind}s={wanted} cannot be chosen; type 1 to {total}, or all.")
+    order = sorted(range(total), key=lambda index: key_of(_CHOICE, *seeds, index))
+    return tuple(sorted(order[:count]))
+
+
+def _named(wanted: list[int], total: int, where: str, kind: str) -> tuple[int, ...]:
+    strange = sorted({index for index in wanted if not 0 <= index < total})
+    if strange or len(set(wanted)) < len(wanted):
+        what = f"no {kind} {', '.join(map(str, strange))}" if strange else f"a {kind} twice"
+        raise ConfigError(f"{where}.{kind}s has {what}; {kind}s are numbered 0 to {total - 1}.")
+    return tuple(sorted(wanted))
+
+
+def _share(wanted: str | float, total: int, where: str) -> int:
+    try:
+        share = Fraction(wanted)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        share = Fraction(-1)
+    if not 0 < share <= 1:
+        raise ConfigError(
+            f'{where}={wanted!r} is not understood; type indices ([0, 3]), "all", "random", how many, or a share (1/8).'
+        )
+    return max(1, int(share * total + Fraction(1, 2)))
+
+
+_FAILURES = 3  # separates these random numbers from the plan's others
+
+
+@dataclass(frozen=True)
+class Injection:
+    """Kill or hang of a process (W1, S0, C) that is due now.
+
+    `seconds`: duration of a hang (None: for ever); `place`: index in the plan."""
+
+    kind: str
+    process: str
+    seconds: float | None = None
+    place: int = field(default=0, compare=False)
+
+
+class _Strike(NextOccurrence):
+    """Next failure from one plan, and the `processes` that it may hit."""
+
+    def __init__(self, fault: ProcessFailure, processes: tuple[str, ...], key: int, place: int) -> None:
+        super().__init__(fault, key)
+        self.processes, self.place = processes, place
+
+    def take(self, step: int, seconds: float) -> list[Injection]:
+        found: list[Injection] = []
+        while self.there(step, seconds):
+            found += [self._injection(process) for process in self._victims()]
+            self.next()
+        return found
+
+    def _victims(self) -> tuple[str, ...]:
+        if self.fault.mtbf is None:
+            return self.processes
+        return (self.processes[int(uniform(self.key, 2 * self.turn + 1) * len(self.processes))],)
+
+    def _injection(self, process: str) -> Injection:
+        seconds = self.fault.seconds if isinstance(self.fault, Hang) else None
+        return Injection(self.fault.kind, process, seconds, self.place)
+
+
+class FaultInjector:
+    """Schedule of all kills and hangs of a plan."""
+
+    def __init__(self, plan: FaultPlan) -> None:
+        self._due = [
+            _Strike(fault, _processes(plan, place), key_of(plan.seed, place, _FAILURES), place)
+            for place, fault in enumerate(plan.faults)
+            if isinstance(fault, ProcessFailure) and _processes(plan, place)
+        ]
+
+    def due(self, step: int, seconds: float) -> list[Injection]:
+        """Return the injections due at a global step and a time since training began, each once.
+
+        The coordinator's comes last: it must have all others done, as its successor takes them as done."""
+        if not self._due:
+            return []
+        found = [injection for each in self._due for injection in each.take(step, seconds)]
+        return sorted(found, key=lambda injection: injection.process == "C")
+
+    @property
+    def next_seconds(self) -> float:
+        """Time of the next injection that is due by time; infinity if there is none."""
+        return min((each.seconds for each in self._due), default=math.inf)
+
+
+def _processes(plan: FaultPlan, place: int) -> tuple[str, ...]:
+    fault = plan.faults[place]
+    workers, servers = plan.chosen[place], plan.servers[place]
+    coordinator = ("C",) if isinstance(fault, ProcessFailure) and fault.coordinator else ()
+    return (*(f"W{index}" for index in workers), *(f"S{index}" for index in servers), *coordinator)

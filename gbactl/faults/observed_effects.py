@@ -1,0 +1,247 @@
+"""Observed effects of a fault plan: injected and measured slow-downs, and which faults acted when. Pure.
+
+`injected`: the worker's stretched seconds over what they would be without the plan's factors. `observed`: its seconds
+per sample over those of the median worker without a fault, whatever the plan says. Workers that are pinned to the same
+core are preferred for the median, since they share its load. Where every worker has a fault, their batches that were
+hardly slowed, if at all, are used instead; without such batches `observed` is unknown. `acted`: which plan acted on
+which process, and when. Costs 2 us a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gbactl.faults.cpu_hogs import hogged, worker_cores
+from gbactl.faults.fault_kinds import CpuHog
+from gbactl.faults.fault_plan import FaultPlan
+from gbactl.faults.slowdown import FaultRecord, add_acted, server_slowdowns
+
+MOST_LINES, MOST_NAMES = 5, 4
+FAILED = {"kill": "killed", "hang": "stopped"}
+MOMENTS = {"from": "from {:g} s", "time": "at {:g} s", "step": "at step {:g}", "mtbf": "every {:g} s on average"}
+
+
+def with_injected(faults: Mapping[str, Any], injected: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Add the kills and hangs that were done, and the indexes of plans that never acted, to result.json's `faults`."""
+    more = [
+        {"plan": each["plan"], "process": each["process"], "at_s": each["at"], "seconds": each["seconds"]}
+        for each in injected if each["done"]
+    ]  # fmt: skip
+    acted = [*faults["acted"], *more]
+    there = {each["plan"] for each in acted}
+    return {**faults, "acted": acted, "never": [place for place in range(len(faults["plans"])) if place not in there]}
+
+
+def fault_lines(result: Mapping[str, Any]) -> list[str]:
+    """Describe the faults that acted and, in the last line, those that never did; [] for a run without faults."""
+    faults = result.get("faults") or {}
+    if "never" not in faults:
+        return []
+    counts = result.get("messages") or {}
+    found = [line for place, plan in enumerate(faults["plans"]) for line in _of_plan(place, plan, faults, counts)]
+    never = [_named(place, faults["plans"][place]) for place in faults["never"]]
+    return [*_cut(found, MOST_LINES, "and {} more (result.json)"), *([f"never acted: {_and(never)}"] if never else [])]
+
+
+def _of_plan(place: int, plan: Mapping[str, Any], faults: Mapping[str, Any], counts: Mapping[str, int]) -> list[str]:
+    own = [each for each in faults["acted"] if each["plan"] == place]
+    kind = plan["kind"]
+    if not own:
+        return []
+    if kind in FAILED:
+        return [f"{each['process']} {FAILED[kind]} at {_seconds(each['at_s'])} s{_for(kind, each)}" for each in own]
+    who, last = _and([each["process"] for each in own]), max(each["until_s"] for each in own)
+    when = f"{_seconds(min(each['from_s'] for each in own), last)}-{_seconds(last)} s"
+    if kind == "messages":
+        alone = sum(each["kind"] == kind for each in faults["plans"]) == 1
+        hit = ", ".join(f"{count:,} {fate}" for fate, count in counts.items()) or "none was hit"
+        return [f"messages of {who} {when}{f': {hit}' if alone else ''}"]
+    if kind == "hog":
+        return [f"a hog beside {who} {when}"]
+    factors = [each["factor"] for each in own]
+    return [f"{who} {'up to ' if plan.get('factor') != max(factors) else ''}{max(factors):.3g}x slower {when}"]
+
+
+def _for(kind: str, each: Mapping[str, Any]) -> str:
+    if kind != "hang":
+        return ""
+    return " for good" if each["seconds"] is None else f" for {each['seconds']:g} s"
+
+
+def _named(place: int, plan: Mapping[str, Any]) -> str:
+    moment = next((form.format(plan[key]) for key, form in MOMENTS.items() if plan.get(key) is not None), "")
+    return f"faults.plans[{place}] ({plan['kind']}{f' {moment}' if moment else ''})"
+
+
+def _seconds(value: float, largest: float | None = None) -> str:
+    """Format seconds; short runs in virtual time get more digits."""
+    return f"{value:.{1 if (value if largest is None else largest) >= 0.1 else 4}f}"
+
+
+def _and(names: Sequence[str]) -> str:
+    return ", ".join(_cut(names, MOST_NAMES, "and {} more"))
+
+
+def _cut(texts: Sequence[str], most: int, rest: str) -> list[str]:
+    return [*texts] if len(texts) <= most else [*texts[:most], rest.format(len(texts) - most)]
+
+
+WARM_UP = 3  # a worker's first batches touch memory for the first time and are ignored
+CLOCK_SECONDS = 1e-9  # shorter times are below a clock's resolution and ignored
+CALM, CALM_BATCHES = 1.25, 10
+LATE = (0.0, 0.02, -0.02, 0.1, -0.1, 0.5, -0.5)  # possible delays in seconds until a batch is reported
+RECENT = 16  # batches in the current rate: a machine's rate drifts by a fifth within seconds
+
+
+@dataclass
+class _Sums:
+    """Sums over a worker's batches: count, seconds as measured and without the factors, samples."""
+
+    batches: int = 0
+    seconds: float = 0.0
+    unslowed: float = 0.0
+    samples: int = 0
+    recent: float = 0.0  # seconds per sample without the factors, with most weight on the last batches
+
+    def add(self, seconds: float, slowdown: float, samples: int) -> None:
+        self.batches += 1
+        self.seconds += seconds
+        self.unslowed += seconds / slowdown
+        self.samples += samples
+        self.recent += (seconds / slowdown / samples - self.recent) / min(self.batches, RECENT)
+
+
+class ObservedBatches:
+    """Statistics of the workers' batches under a fault plan.
+
+    `hogged`: workers whose CPU a competing process takes; `cores`: each worker's, if pinned; `clock`: seconds since
+    training began."""
+
+    def __init__(
+        self, plan: FaultPlan, hogged: Collection[int] = (), cores: Sequence[int] = (),
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:  # fmt: skip
+        self.plan, self.hogged, self.cores, self.clock = plan, frozenset(hogged), cores, clock
+        self.acted = FaultRecord()
+        self._last = 0.0  # time of the last gradient
+        self._began: dict[int, float] = {}  # start of each worker's first batch
+        self.faulty = plan.slowed | self.hogged
+        self._full = 1  # a short batch takes longer per sample, and is ignored too
+        self._seen: dict[int, int] = {}
+        self._workers: dict[int, _Sums] = {}
+        self._calm: dict[int, _Sums] = {}
+
+    @classmethod
+    def of(cls, plan: FaultPlan, pinned: bool, clock: Callable[[], float] = lambda: 0.0) -> ObservedBatches | None:
+        """Create the statistics of a run; None where it has no faults.
+
+        `pinned`: whether its workers are pinned to cores of this host."""
+        if not plan.faults:
+            return None
+        return cls(plan, hogged(plan, pinned), worker_cores(plan, pinned), clock)
+
+    def add(self, worker: int, seconds: float, slowdown: float, samples: int) -> None:
+        """Record a gradient of `samples` that took `seconds` in all, with the injected factor `slowdown`."""
+        seen = self._seen[worker] = self._seen.get(worker, 0) + 1
+        self._note(worker, seen - 1, seconds, slowdown)
+        self._full = max(self._full, samples)
+        if seen <= WARM_UP or samples < self._full or seconds < CLOCK_SECONDS:
+            return
+        self._workers.setdefault(worker, _Sums()).add(seconds, slowdown, samples)
+        if slowdown <= CALM and worker not in self.hogged:
+            self._calm.setdefault(worker, _Sums()).add(seconds, slowdown, samples)
+
+    def _note(self, worker: int, turn: int, seconds: float, slowdown: float) -> None:
+        """Record which plans slowed a worker's batch, and when."""
+        end = self._last = self.clock()
+        began = self._began.setdefault(worker, end - seconds)
+        if slowdown <= 1.0:
+            return
+        process = f"W{worker}"
+        for place, factor in self._acting(process, turn, end - seconds - began, slowdown):
+            self.acted.note(place, process, max(0.0, end - seconds), end, factor)
+
+    def _acting(self, process: str, turn: int, seconds: float, slowdown: float) -> list[tuple[int, float]]:
+        """Return (index, factor) of the plans that slowed a batch.
+
+        Where a process has several plans, these are the ones whose product is the factor at about the batch's start."""
+        places = self.plan.places(process)
+        if len(places) == 1:
+            return [(places[0], slowdown)]
+        for late in LATE:
+            found = self.plan.acting(process, turn, max(0.0, seconds + late))
+            if math.isclose(math.prod(factor for _, factor in found), slowdown, rel_tol=1e-6):
+                return found
+        return []
+
+    def stormed(self, places: Collection[int]) -> None:
+        """Record the message faults that are active now."""
+        now = self.clock()
+        for place in places:
+            for worker in self.plan.chosen[place]:
+                self.acted.note(place, f"W{worker}", now, now)
+
+    def reference(self, worker: int) -> float | None:
+        """Return the seconds per sample of an undisturbed worker in this one's place; None where unknown."""
+        return self._undisturbed(worker, {w: sums.unslowed / sums.samples for w, sums in self._calm.items()})
+
+    def _undisturbed(self, worker: int, rates: Mapping[int, float]) -> float | None:
+        calm = {w: rate for w, rate in rates.items() if self._calm[w].batches >= CALM_BATCHES}
+        beside = {w: value for w, value in calm.items() if self.cores and self.cores[w] == self.cores[worker]}
+        for found in (beside, calm):
+            sound = [value for w, value in found.items() if w not in self.faulty]
+            if found:
+                return statistics.median(sound or found.values())
+        return None
+
+    def usual(self, worker: int) -> float:
+        """Return the current seconds per sample of workers without a fault, for a worker to be slowed; 0 if unknown.
+
+        Not those of the whole run: where the machine gets slower or faster, a slowed worker follows."""
+        if worker not in self.plan.slowed or not any(w not in self.faulty for w in self._calm):
+            return 0.0
+        return self._undisturbed(worker, {w: sums.recent for w, sums in self._calm.items()}) or 0.0
+
+    def summary(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
+        """Build result.json's `faults`: the plans, and injected and observed slow-downs of every process that has one.
+
+        `counters`: those of the servers."""
+        workers = {f"W{worker}": self._worker(worker) for worker in sorted(self.faulty)}
+        servers = server_slowdowns(self.plan, counters or {})
+        self._add_hogs()
+        add_acted(self.acted, counters or {})
+        acted = {"acted": self.acted.told()}
+        return {"plans": self.plan.told(), "workers": workers, **({"servers": servers} if servers else {}), **acted}
+
+    def _add_hogs(self) -> None:
+        """Record competing processes as active in their window, whatever their effect on workers."""
+        for place, fault in enumerate(self.plan.faults):
+            if isinstance(fault, CpuHog) and fault.from_ < self._last:
+                end = self._last if fault.until is None else min(fault.until, self._last)
+                beside = [f"W{worker}" for worker in self.plan.chosen[place]]
+                for name in beside or [f"core {core}" for core in fault.cores or ()]:
+                    self.acted.note(place, name, fault.from_, end)
+
+    def _worker(self, worker: int) -> dict[str, float | None]:
+        sums, reference = self._workers.get(worker), self.reference(worker)
+        known = sums is not None and worker not in self.hogged
+        injected = sums.seconds / sums.unslowed if sums is not None and known else None
+        observed = sums.seconds / sums.samples / reference if sums is not None and reference is not None else None
+        error = observed / injected - 1.0 if injected is not None and observed is not None else None
+        return {"injected": injected, "observed": observed, "error": error}
+
+
+def fault_metrics(result: Mapping[str, Any]) -> dict[str, float]:
+    """Extract metrics for MLflow: fault_injected/W1 and fault_observed/W1 (or S0), as far as they are known."""
+    faults = result.get("faults") or {}
+    processes = {**(faults.get("workers") or {}), **(faults.get("servers") or {})}
+    return {
+        f"fault_{name}/{process}": values[name]
+        for process, values in processes.items()
+        for name in ("injected", "observed")
+        if values.get(name) is not None
+    }

@@ -1,0 +1,232 @@
+"""Run directories, one per run and never shared: configuration, logs, event log, result; search for one; cleanup.
+
+A run holds its directory's lock from before it is tracked to its end. A launcher that was killed leaves a tracked run
+that MLflow shows as RUNNING, until a command finds its directory unlocked and ends it. That costs a query, and nothing
+more where no run of this machine is RUNNING.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from gbactl.config import RunConfig, to_dict
+from gbactl.errors import TrackingError, UsageError
+from gbactl.paths import room_needed, take_room
+from gbactl.tracking.delivery import Backlog, send_backlog, status_of
+from gbactl.tracking.mlflow_store import connect, tracking_uri
+
+if TYPE_CHECKING:
+    from gbactl.tracking.mlflow_store import MlflowClient
+
+RESULT = "result.json"
+CONFIG = "config.yaml"
+FAULTS = "faults.json"
+LOG = "events.log"
+LOCK = ".run.lock"
+ROOM = ".room"
+ROOM_BYTES = 1 << 17  # reserved for the result in case the disk fills up
+
+
+def create(cfg: RunConfig) -> Path:
+    """Create a run's directory. Raises UsageError when run_dir= names one that already holds a run."""
+    if cfg.run_dir is not None:
+        path = Path(cfg.run_dir)
+        if (path / CONFIG).exists():
+            raise UsageError(f"{path} already holds a run; type another run_dir= or remove it.")
+    else:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        path = Path("runs") / f"{stamp}-{cfg.mode.name}-s{cfg.seed}-{secrets.token_hex(3)}"
+    try:
+        (path / "logs").mkdir(parents=True, exist_ok=True)
+        keep_room(path)
+        write_config(path, cfg)
+    except OSError as error:
+        reason = error.strerror
+        raise UsageError(f"The run directory {path} cannot be made ({reason}); type another run_dir=.") from error
+    return path.resolve()
+
+
+def reopen(path: Path, cfg: RunConfig) -> Path:
+    """Reopen a run's directory to resume it; earlier files are kept under numbered names."""
+    part = 1 + max((int(old.suffix[1:]) for old in path.glob("logs.*") if old.suffix[1:].isdigit()), default=0)
+    for name in ("logs", CONFIG, RESULT, LOG):
+        stem, dot, suffix = name.partition(".")
+        if (path / name).exists():
+            (path / name).replace(path / f"{stem}.{part}{dot}{suffix}")
+    with room_needed(path):
+        (path / "logs").mkdir()
+        keep_room(path)
+        write_config(path, cfg)
+    return path.resolve()
+
+
+def keep_room(path: Path) -> None:
+    """Reserve disk space for the result until it is written. Raises OSError."""
+    with (path / ROOM).open("wb") as file:
+        take_room(file.fileno(), ROOM_BYTES)
+
+
+def lock(path: Path) -> FileLock:
+    """Lock a run's directory while the run works in it. Raises UsageError if another run has locked it."""
+    held = FileLock(path / LOCK, thread_local=False)
+    try:
+        held.acquire(timeout=0)
+    except Timeout as error:
+        raise UsageError(f"The run in {path} is still going on; wait for its end, or end it.") from error
+    return held
+
+
+def tracked_as(path: Path) -> str | None:
+    """Return the MLflow id of the run in a directory, from its result, or None."""
+    try:
+        found = json.loads((path / RESULT).read_text()).get("run_id")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def write_config(path: Path, cfg: RunConfig) -> None:
+    """Write the resolved configuration, as YAML that `gbactl train` understands."""
+    import yaml
+
+    (path / CONFIG).write_text(yaml.safe_dump(to_dict(cfg), sort_keys=False))
+
+
+def write_faults(path: Path, cfg: RunConfig, injected: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Write faults.json: the plans with defaults and chosen processes; no file where there are no faults.
+
+    `injected`: the kills and hangs so far."""
+    plan = cfg.fault_plan()
+    if plan.faults:
+        more = {"injected": list(injected)} if injected else {}
+        (path / FAULTS).write_text(json.dumps({"seed": plan.seed, "plans": plan.told(), **more}, indent=2) + "\n")
+
+
+def plain(value: Any) -> Any:
+    """Replace numbers that are not finite by None, as JSON has no form for them."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_result(path: Path, result: dict[str, Any]) -> Path:
+    """Write result.json, atomically and in the space reserved for it. Raises NoRoomError."""
+    target, partial = path / RESULT, path / f".{RESULT}.partial"
+    (path / ROOM).unlink(missing_ok=True)
+    with room_needed(target):
+        try:
+            partial.write_text(json.dumps(result, indent=2) + "\n")
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+    return target
+
+
+_MOST = 5
+
+
+def find(run: str, uri: str | None = None, runs: Path = Path("runs"), holding: str = LOG) -> Path:
+    """Return the directory of a run that has the file `holding`, by default its event log.
+
+    Raises UsageError if there is none or more than one."""
+    path = Path(run)
+    if path.name == LOG and path.is_file():
+        return path.parent
+    if path.is_dir():
+        return _with(holding, path)
+    found = {entry.resolve() for entry in _named(run, runs, holding)} | _tracked(run, uri)
+    if len(found) > 1:
+        some = ", ".join(sorted(entry.name for entry in found)[:_MOST])
+        raise UsageError(f"{run} is the beginning of {len(found)} runs ({some}, ...); type more of it.")
+    if not found:
+        raise UsageError(f"There is no run {run}; type a run directory (runs/...) or an MLflow run id.")
+    return _with(holding, found.pop())
+
+
+def _with(file: str, path: Path) -> Path:
+    if not (path / file).is_file():
+        raise UsageError(f"{path} holds no {file}; type the directory of a run, as result.json's run_dir names it.")
+    return path
+
+
+def _named(run: str, runs: Path, file: str) -> list[Path]:
+    if "/" in run or not runs.is_dir():
+        return []
+    return [entry for entry in runs.iterdir() if entry.name.startswith(run) and (entry / file).is_file()]
+
+
+def _tracked(run: str, uri: str | None) -> set[Path]:
+    """Return the directories of MLflow runs whose id starts so; none where there is no store."""
+    if not run.isalnum():
+        return set()
+    try:
+        client = connect(tracking_uri(uri=uri))
+    except TrackingError:
+        if uri is not None:
+            raise
+        return set()
+    end_orphans(tracking_uri(uri=uri))
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    where = f"attributes.run_id LIKE '{run}%'"
+    found = client.search_runs(experiments, where, max_results=_MOST + 1) if experiments else []
+    return {Path(each.data.tags["gbactl.run_dir"]) for each in found if "gbactl.run_dir" in each.data.tags}
+
+
+REACHED = "gbactl.reached"
+TOLD = ("loss", "auc")  # metrics of a killed run that are reported beside its samples
+
+
+def end_orphans(uri: str) -> None:
+    """Mark every unlocked RUNNING run of a store as KILLED, with the progress that it had reached.
+
+    Raises nothing: the caller has opened the store for another purpose."""
+    with suppress(Exception):
+        client = connect(uri)
+        experiments = [each.experiment_id for each in client.search_experiments()]
+        for run in client.search_runs(experiments, "attributes.status = 'RUNNING'"):
+            run_dir = Path(run.data.tags.get("gbactl.run_dir", ""))
+            if run_dir.is_absolute() and run_dir.is_dir():
+                with suppress(Exception), FileLock(run_dir / LOCK, timeout=0):
+                    _end(client, uri, run.info.run_id, run_dir)
+
+
+def _end(client: MlflowClient, uri: str, run_id: str, run_dir: Path) -> None:
+    """End one orphaned run, whose lock is held. Skip a directory of another run, as on another machine."""
+    backlog = Backlog(run_dir)
+    waiting = backlog.read().run_id if backlog.path.exists() else None
+    if {waiting, tracked_as(run_dir)} - {None, run_id} or client.get_run(run_id).info.status != "RUNNING":
+        return
+    if waiting is not None:
+        send_backlog(run_dir, uri)
+    run = client.get_run(run_id)
+    reached = {name: value for name, value in run.data.metrics.items() if name in ("samples", *TOLD)}
+    if run.info.status == "RUNNING":
+        client.set_terminated(run_id, status_of(run_dir))
+    client.set_tag(run_id, REACHED, _sentence(reached))
+    if not (run_dir / RESULT).exists():
+        write_result(run_dir, _result(run, run_dir, reached))
+
+
+def _sentence(reached: dict[str, float]) -> str:
+    told = [f"{reached.get('samples', 0):,.0f} samples"]
+    return ", ".join([*told, *(f"{name} {reached[name]:.5g}" for name in TOLD if name in reached)])
+
+
+def _result(run: Any, run_dir: Path, reached: dict[str, float]) -> dict[str, Any]:
+    """Build a result from what is known of a run that could not write its own."""
+    seed = run.data.params.get("seed", "")
+    return {
+        "mode": run.data.tags.get("gbactl.mode"), "seed": int(seed) if seed.isdecimal() else None, "status": "KILLED",
+        "error": "the launcher was killed", "reached": reached, "run_dir": str(run_dir), "run_id": run.info.run_id,
+    }  # fmt: skip

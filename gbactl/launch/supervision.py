@@ -1,0 +1,218 @@
+"""Supervision of a run's processes by the launcher: connection to the coordinator, replacements, injected faults.
+
+The fault plan is executed on real processes: SIGKILL, SIGSTOP and, when due, SIGCONT. The coordinator reports which
+faults are due; only the launcher knows the pids. A failed process is replaced as soon as the coordinator asks for it,
+and again if the replacement fails: each is checked four times a second. A killed coordinator is replaced too, and its
+replacement may repeat events of the failed one.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gbactl.coordinator.state import kept
+from gbactl.engine.base import ChildProcess, RunProcesses
+from gbactl.errors import ClusterError, WireError
+from gbactl.wire.event_loop import SocketHub
+from gbactl.wire.messages import Event, Hello
+from gbactl.wire.socket_channel import SocketChannel
+
+LOOK_SECONDS, AWAY_SECONDS = 0.1, 2.0
+Check = Callable[[RunProcesses, tuple[str, bool] | None, bool], None]
+
+
+class CoordinatorConnection:
+    """Launcher's connection to the current coordinator. `say` shows a sentence.
+
+    A `Check` raises where a child's end ends the run."""
+
+    def __init__(self, children: RunProcesses, hub: SocketHub, say: Callable[[str], None]) -> None:
+        self.children, self.hub, self.say = children, hub, say
+        self._channel: SocketChannel | None = None
+        self._heard = self._looked = time.monotonic()
+        self._failure = "death"
+        self._error: WireError | None = None
+
+    def meet(self, check: Check) -> None:
+        """Connect to the coordinator; where that fails, raise the error of the failed process if there is one.
+
+        The dial runs in a thread: a pending connection to a failed coordinator stays open, as its replacement may
+        accept it."""
+        self.hub.patience, self._error = self.children.cfg.cluster.start_timeout, None
+        dialling = threading.Thread(target=self._dial, name="dial", daemon=True)
+        dialling.start()
+        while dialling.is_alive():
+            dialling.join(LOOK_SECONDS)
+            if self.children.coordinator_replaceable:
+                self.children.replace_coordinator("death", self._heard)
+            check(self.children, self.children.failure(), self.children.ended())
+        if self._error is not None:
+            self.children.wait(1.0)
+            check(self.children, self.children.failure(), self.children.ended())
+            raise self._error
+        self._heard = self._looked = time.monotonic()
+
+    def _dial(self) -> None:
+        try:
+            self._channel = self.hub.connect(self.children.coordinator)
+            self._channel.send(Hello("launcher", 0, "", 0))
+        except WireError as error:
+            self._error = error
+
+    def tell(self, event: Event) -> None:
+        """Send an event to the coordinator."""
+        if self._channel is not None:
+            self._channel.send(event)
+
+    @property
+    def gone(self) -> bool:
+        """Whether the coordinator was killed by a signal."""
+        code = self.children.running[0].process.poll()
+        return code is not None and code < 0
+
+    def missed(self) -> bool:
+        """Return whether the coordinator has failed and can be replaced; kills one that hangs."""
+        self._failure = "hang" if self._silent() else "death"
+        return self.children.coordinator_replaceable
+
+    def replace(self, check: Check) -> None:
+        """Start a replacement coordinator and wait until it listens."""
+        self.say("  C is gone; another one goes on from its journal.")
+        self.children.replace_coordinator(self._failure, self._heard)
+        self.meet(check)
+
+    def _silent(self) -> bool:
+        """Kill a coordinator that was silent for too long while this process was running; returns whether it did."""
+        now, child = time.monotonic(), self.children.running[0]
+        if now - self._looked > AWAY_SECONDS:
+            self._heard += now - self._looked
+        self._looked = now
+        cluster = self.children.cfg.cluster
+        hangs = kept(self.children.cfg) and self.children.all_ready and now - self._heard > cluster.hang_seconds
+        if hangs and child.process.poll() is None:
+            child.process.kill()
+            child.process.wait()
+            return True
+        return False
+
+    def heard(self, event: Event) -> None:
+        """Note that the coordinator is alive, and its success as a replacement."""
+        self._heard = time.monotonic()
+        if event.name == "joined" and event.fields.get("process") == "C":
+            self.children.coordinator_continues()
+
+
+MOST_TRIES = 3
+
+
+class Replacements:
+    """Replacements of failed processes, started on the coordinator's events; `say` shows a sentence."""
+
+    def __init__(self, children: RunProcesses, say: Callable[[str], None]) -> None:
+        self.children, self.say = children, say
+        self._tries: dict[str, int] = {}
+
+    def heard(self, event: Event) -> None:
+        """Handle an event about a lost or joined process, or the result."""
+        self.children.all_ready |= event.name != "beat"
+        name = event.fields.get("process")
+        if event.name == "lost" and isinstance(name, str):
+            if event.fields.get("epoch", self.children.incarnation(name)) < self.children.incarnation(name):
+                return  # repeated by a replacement coordinator
+            self.children.abandon(name, kill=bool(event.fields.get("shared")))
+            if event.fields.get("replaced"):
+                self._tries[name] = 1
+                self.children.replace(name)
+        elif event.name == "joined" and isinstance(name, str):
+            self._tries.pop(name, None)
+        elif event.name == "result":
+            for late in self._tries:
+                self.children.abandon(late, kill=True)
+            self._tries.clear()
+
+    def look(self) -> None:
+        """Start another replacement where one ended before it had joined.
+
+        Raises ClusterError for a server whose MOST_TRIES replacements all failed."""
+        for name, tries in list(self._tries.items()):
+            child = next((child for child in self.children.running if child.name == name), None)
+            if child is None or child.process.poll() is None:
+                continue
+            self.children.abandon(name)
+            if tries == MOST_TRIES and name[0] == "S":
+                raise ClusterError(f"{name} could not be replaced in {tries} tries; look into {child.log}.")
+            if tries == MOST_TRIES:
+                self.say(f"  {name} could not be replaced in {tries} tries; look into {child.log}.")
+                del self._tries[name]
+            else:
+                self._tries[name] = tries + 1
+                self.children.replace(name, again=True)
+
+
+def told(event: Event) -> str:
+    """Describe a process failure, a return or a full recovery in one line."""
+    fields = event.fields
+    if event.name == "rewound":
+        again = f"{fields['samples']:,} samples are trained again"
+        return f"step {fields['step']}: everybody goes back to the checkpoint of step {fields['to']}; {again}."
+    name = fields["process"]
+    if event.name == "lost" and name[0] == "S":
+        others = "everybody goes back to it" if fields["recovery"] == "full" else "the others keep what they have"
+        return f"{name} is gone; another one takes its place with the last checkpoint, and {others}."
+    if event.name == "lost":
+        more = ", and another one takes its place" if fields["replaced"] else ""
+        return f"{name} is gone; the others go on, its batches are handed out again{more}."
+    has = fields.get("loaded")
+    return f"step {fields['step']}: {name} is back{'' if has is None else _having(has)}."
+
+
+def _having(step: int) -> str:
+    return " as it was at the beginning" if step < 0 else f" as it was at step {step}"
+
+
+class FaultInjection:
+    """Injection of a fault plan's kills and hangs into real processes."""
+
+    def __init__(self, children: RunProcesses) -> None:
+        self.children = children
+        self._wake: list[tuple[float, ChildProcess]] = []
+
+    def inflict(self, fields: dict[str, Any]) -> int | None:
+        """Kill or stop a process as an event `inject` says; returns its pid, or None where it does not run."""
+        child = next((child for child in self.children.running if child.name == fields["process"]), None)
+        if child is None or child.process.poll() is not None:
+            return None
+        hang = fields["kind"] == "hang"
+        child.process.send_signal(signal.SIGSTOP if hang else signal.SIGKILL)
+        if hang and fields["seconds"] is not None:
+            self._wake.append((time.monotonic() + fields["seconds"], child))
+        return child.process.pid
+
+    def look(self) -> None:
+        """Resume stopped processes (SIGCONT) whose hang is over."""
+        now = time.monotonic()
+        for due, child in list(self._wake):
+            if now >= due:
+                self._wake.remove((due, child))
+                child.process.send_signal(signal.SIGCONT)
+
+
+def loss_known(event: Event, losses: Sequence[dict[str, Any]]) -> bool:
+    """Return whether an event repeats a known loss of the same process and incarnation."""
+    return event.name == "lost" and _among(event.fields, losses, "process", "epoch")
+
+
+def switch_known(event: Event, switches: Sequence[dict[str, Any]]) -> bool:
+    """Return whether an event repeats a known completed switch.
+
+    Its pause is ignored, as only the first of the two events may have it."""
+    done = event.name == "switch" and event.fields["state"] == "done"
+    return done and _among(event.fields, switches, "step", "from", "to")
+
+
+def _among(fields: dict[str, Any], told: Sequence[dict[str, Any]], *keys: str) -> bool:
+    return any(all(fields.get(key) == old.get(key) for key in keys) for old in told)

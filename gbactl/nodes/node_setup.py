@@ -1,0 +1,168 @@
+"""Roles of a child process in a run: coordinator, server, worker. Each gets its bootstrap document."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from pathlib import Path
+from typing import Any
+
+from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, identity
+from gbactl.checkpoint.restore import chain_at, keep_initial, load_initial, load_shard
+from gbactl.config import RunConfig, to_dict
+from gbactl.config.shards import shard_spec
+from gbactl.coordinator.membership import BEAT_SECONDS, beat
+from gbactl.coordinator.rounds import samples_of, spare_bytes
+from gbactl.coordinator.state import JournalState, kept
+from gbactl.data.dataset import Dataset, open_dataset
+from gbactl.faults.slowdown import ServerSlowdown
+from gbactl.kernels.native import flush
+from gbactl.processor import vectors
+from gbactl.server.checkpoint_writer import saver_of
+from gbactl.server.shard_server import load_last
+from gbactl.store.shard import Shard
+from gbactl.wire.auth import Peer
+from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.compression import narrowed
+from gbactl.wire.listener import local
+from gbactl.wire.messages import CheckpointLoaded, Hello, Ready
+from gbactl.wire.reconnecting import ReconnectingHub
+from gbactl.wire.reliable import exposed
+from gbactl.wire.startup import Bootstrap, await_dense
+
+
+def header(cfg: RunConfig, dataset: Dataset) -> dict[str, Any]:
+    """First record of the event log: what a replay needs to know whether it can reproduce the same bits."""
+    from gbactl import __version__
+    from gbactl.kernels import load
+
+    return {
+        "gbactl": __version__,
+        "config": to_dict(cfg),
+        "data": dataset.fingerprint,
+        "machine": platform.machine(),
+        "cpu_flags": vectors(),
+        "torch": _version("torch"),
+        "threads": cfg.threads,
+        "kernels": load().name,
+    }
+
+
+def _version(package: str) -> str:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def run_coordinator(boot: Bootstrap) -> None:
+    """Run the coordinator."""
+    from gbactl.coordinator.message_loop import Coordinator
+    from gbactl.wire.event_loop import SocketHub
+
+    listener = socket.socket(fileno=boot.listener)
+    hub: Hub = SocketHub(bytes.fromhex(boot.key), boot.peer, listener=listener, **of_hub(boot.cfg))
+    hub = exposed(hub, boot.peer, boot.cfg.fault_plan())
+    dataset = open_dataset(Path(boot.dataset))
+    import sklearn.metrics  # noqa: F401  (takes a second: now, while the workers import torch)
+
+    run_dir = Path(boot.run_dir)
+    found = JournalState.of(run_dir, boot.incarnation, *boot.missed) if boot.incarnation else None
+    coordinator = Coordinator(hub, boot.cfg, dataset, run_dir, header(boot.cfg, dataset), found)
+    if coordinator.context.journal.on:
+        beat(lambda: coordinator.context.tell("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4))
+    coordinator.run()
+    hub.close()
+
+
+def of_hub(cfg: RunConfig) -> dict[str, Any]:
+    """Arguments of a SocketHub from the configuration."""
+    return {"encrypt": cfg.transport.encrypt, "silence": cfg.cluster.hang_seconds}
+
+
+def lasting(hub: Hub, cfg: RunConfig, epoch: int = 0) -> Hub:
+    """Wrap a node's hub so that it reconnects after a coordinator failover, where one is possible."""
+    return ReconnectingHub(hub, first=epoch == 0) if kept(cfg) else hub
+
+
+def dressed(hub: Hub, cfg: RunConfig, me: Peer) -> Hub:
+    """Wrap a server's or worker's hub with all that its configuration does to messages."""
+    return lasting(narrowed(exposed(hub, me, cfg.fault_plan()), cfg.transport.wire_dtype), cfg, me.incarnation)
+
+
+def run_server(boot: Bootstrap) -> None:
+    """Run a server: say hello, get the dense slice if this mode keeps it here, build the shard, serve."""
+    from gbactl.server.shard_server import Server
+    from gbactl.wire.event_loop import SocketHub
+
+    cfg = boot.cfg
+    where = local(boot.host or cfg.cluster.bind, cfg.cluster.transport)
+    hub = SocketHub(bytes.fromhex(boot.key), boot.peer, bind=where, **of_hub(cfg))
+    hub.patience = cfg.cluster.start_timeout
+    open_hub = dressed(hub, cfg, boot.peer)
+    coordinator = open_hub.connect(boot.coordinator)
+    serve(open_hub, coordinator, boot, open_dataset(Path(boot.dataset)), Server)
+    hub.close()
+
+
+def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, server_class: Any) -> None:
+    """Run a server on any kind of hub."""
+    cfg = boot.cfg
+    flush()
+    coordinator.send(Hello("server", boot.index, hub.address, os.getpid()))
+    found = _first_shard(hub, coordinator, boot, dataset) if boot.incarnation == 0 else _shard_again(boot, dataset)
+    if found is None:
+        return
+    shard, ready = found
+    spare = spare_bytes(cfg, samples_of(dataset, cfg.train))
+    saver = saver_of(cfg, dataset.schema, Path(boot.run_dir), shard, coordinator.send, spare)
+    coordinator.send(ready)
+    server = server_class(hub, coordinator, shard, cfg.train.norms_every, saver)
+    server.served_dense = cfg.home != "workers"  # a resumed run may switch before its first phase
+    server.slowness = ServerSlowdown.of(cfg.fault_plan(), boot.index)
+    server.run()
+
+
+def _first_shard(
+    hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset
+) -> tuple[Shard, Ready | CheckpointLoaded] | None:
+    """Shard at the start of a run, or as a checkpoint to resume from has it. None when the run ends before."""
+    cfg = boot.cfg
+    momentum = cfg.model.batch_norm_momentum
+    spec = await_dense(hub, coordinator, shard_spec(cfg, dataset, boot.index), momentum)
+    if spec is None:
+        return None
+    if cfg.server_returns:
+        keep_initial(Path(boot.run_dir), spec)
+    shard = Shard(spec)
+    if cfg.resume is not None:
+        load_shard(shard, chain_at(Path(cfg.resume)), cfg.home != "workers")
+    return shard, Ready("server", boot.index)
+
+
+def _shard_again(boot: Bootstrap, dataset: Dataset) -> tuple[Shard, Ready | CheckpointLoaded]:
+    """Shard of a failed server's successor, loaded from its newest checkpoint."""
+    cfg, run_dir = boot.cfg, Path(boot.run_dir)
+    spec = shard_spec(cfg, dataset, boot.index)
+    shard = Shard(load_initial(run_dir, spec, cfg.model.batch_norm_momentum))
+    resumed = None if cfg.resume is None else Path(cfg.resume)
+    own = CheckpointFolder(run_dir / CHECKPOINTS, identity(to_dict(cfg), dataset.fingerprint))
+    return shard, CheckpointLoaded(boot.index, load_last(shard, own, resumed))
+
+
+def run_worker(boot: Bootstrap) -> None:
+    """Run a worker on sockets."""
+    from gbactl.wire.event_loop import SocketHub
+
+    cfg = boot.cfg
+    hub = SocketHub(bytes.fromhex(boot.key), boot.peer, **of_hub(cfg))
+    hub.patience = cfg.cluster.start_timeout
+    open_hub = dressed(hub, cfg, boot.peer)
+    coordinator = open_hub.connect(boot.coordinator)
+    from gbactl.nodes.worker_process import work  # it imports torch, which takes a second
+
+    work(open_hub, coordinator, boot, cfg, open_dataset(Path(boot.dataset)))
+    hub.close()

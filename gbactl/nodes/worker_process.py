@@ -1,0 +1,194 @@
+"""Worker process on any kind of hub: build the model, connect to the servers, train until stopped."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from gbactl.checkpoint.restore import chain_at, dense_state, load_dense
+from gbactl.collective import connect
+from gbactl.collective.base import FaultTolerantCollective, ring_item
+from gbactl.collective.fault_tolerant_ring import CollectiveWithFallback
+from gbactl.config import RunConfig
+from gbactl.config.shards import dense_cuts, optimizer, segment_bytes
+from gbactl.data.dataset import Dataset
+from gbactl.faults.slowdown import WorkerSlowdown
+from gbactl.kernels import codec_of, load
+from gbactl.kernels.native import flush
+from gbactl.models import build, row_width
+from gbactl.models.flat_parameters import FlatModel
+from gbactl.models.gradient_computer import GradientComputer
+from gbactl.store.aligned_memory import copied
+from gbactl.store.dense import DenseBlock
+from gbactl.trainer.replica_placement import ComputeThread, TrainerDense, start
+from gbactl.wire.auth import Peer
+from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.listener import near
+from gbactl.wire.messages import Hello, Ready, RingBroken, WorkerFailed
+from gbactl.wire.startup import await_setup, install_dense
+from gbactl.worker.all_reduce_on_server import ServerSums
+from gbactl.worker.client import WorkerClient
+from gbactl.worker.core import ReplicatedSteps
+from gbactl.worker.core_sharing import CoreAssignment, join
+from gbactl.worker.dense_placement import (
+    DensePlacement,
+    Placements,
+    ReplicatedDense,
+    ServedDense,
+    ShardSlices,
+    SyncRecovery,
+)
+from gbactl.worker.loop import MappedBatchSource, WorkerLoop
+
+if TYPE_CHECKING:
+    from gbactl.wire.startup import Bootstrap
+
+
+def work(
+    hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset, collective: Any = None
+) -> None:
+    """Run a worker from hello to stop. `collective` replaces the one that the environment names."""
+    _settle(cfg)
+    coordinator.send(Hello("worker", boot.index, "", os.getpid()))
+    life = WorkerProcess(hub, coordinator, boot, cfg, dataset)
+    if cfg.collects:
+        sums = functools.partial(ServerSums, life.exchange)
+        collective = collective or connect(boot.incarnation > 0, sums, life.ring_item)
+    placements, trainer = life.placements(collective)
+    if boot.incarnation > 0:
+        warm_up(life.computer, dataset, cfg)
+    coordinator.send(Ready("worker", boot.index))
+    life.share_core()
+    trainer.more_threads = lambda thread: life.compute_thread(thread, trainer)
+    worker = life.worker(life.computer, Placements(placements, cfg.home))
+    try:
+        worker.run(max(phase.mode.prefetch for phase in cfg.possible))
+    finally:
+        if collective is not None:
+            collective.close()
+
+
+def warm_up(computer: GradientComputer, dataset: Dataset, cfg: RunConfig) -> None:
+    """Compute a gradient of zeros in a successor before it takes batches: the first one takes far longer."""
+    schema, count = dataset.schema, cfg.local_batch
+    numeric = np.zeros((count, schema.numeric), np.float32)
+    rows = np.zeros((count, schema.fields, row_width(cfg.model)), np.float32)
+    computer.gradient(numeric, np.zeros(count, np.float32), rows, 0)
+
+
+def _settle(cfg: RunConfig) -> None:
+    """Prepare a compute thread."""
+    torch.set_num_threads(cfg.threads)
+    flush()
+
+
+class WorkerProcess:
+    """Parts of a worker process, built once it has said hello. Raises PeerGoneError when the run ends before."""
+
+    def __init__(self, hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset) -> None:
+        self.boot, self.cfg, self.dataset, self.kernels = boot, cfg, dataset, load()
+        self.core_slots, self.codec = join(None), codec_of(cfg.transport.wire_dtype)
+        self.ring_item = ring_item(cfg.collective.name, cfg.transport.wire_dtype)
+        self.computer = self._computer()
+        flat, served = self.computer.flat, "servers" in cfg.homes
+        cuts = dense_cuts(cfg, flat.size)
+        sizes = [segment_bytes(cfg, dataset, high - low if served else 0) for low, high in cuts]
+        addresses = await_setup(hub, coordinator).servers
+
+        def dial(address: str, peer: Peer) -> Channel:
+            return hub.connect(address, sizes[peer.index] if near(address, boot.host) else (0, 0), peer)
+
+        servers = [dial(each, Peer("server", shard)) for shard, each in enumerate(addresses)]
+        if served and boot.index == 0 and boot.incarnation == 0:
+            install_dense(hub, servers, cuts, flat.params, flat.buffers, flat.initial())
+        source = MappedBatchSource(dataset, self.kernels, len(servers), cfg.seed, cfg.train.shuffle)
+        self.exchange = WorkerClient(hub, coordinator, servers, boot.index, source)
+        self.slices = ShardSlices(self.exchange, cuts)
+        if cfg.server_returns:
+            self.exchange.dial = dial
+            self.exchange.patience = 2 * cfg.cluster.start_timeout  # the coordinator gives up a missing server before
+
+    def _computer(self) -> GradientComputer:
+        schema, cfg = self.dataset.schema, self.cfg
+        return GradientComputer(build(cfg.model, schema.numeric, schema.fields, cfg.seed), precision=cfg.precision)
+
+    @property
+    def flat(self) -> FlatModel:
+        """Dense parameters of the model."""
+        return self.computer.flat
+
+    def _block(self, value: Any) -> DenseBlock:
+        cfg = self.cfg
+        return DenseBlock(value, self.flat.dense_spec, optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay))
+
+    def placements(self, collective: Any) -> tuple[dict[str, DensePlacement], TrainerDense]:
+        """Make the dense placements of all modes of this run, by the mode's home; and the trainer's."""
+        flat = self.flat
+        if collective is not None:
+            collective.moved = self.exchange.hub.traffic.summed
+        if isinstance(collective, FaultTolerantCollective):
+            self.exchange.notices[WorkerFailed] = lambda message: collective.leave_out(message.worker)
+        if isinstance(collective, CollectiveWithFallback):
+            self.exchange.notices[RingBroken] = lambda _: collective.fall_back()
+        served = ServedDense(flat, self.slices)
+        trainer = TrainerDense(
+            flat, self.slices, served, self._replica, collective, codec=self.codec, ring_item=self.ring_item
+        )
+        placements: dict[str, DensePlacement] = {"servers": served, "replicas": trainer}
+        if "workers" in self.cfg.homes:
+            assert collective is not None
+            placements["workers"] = self._replicated(collective)
+        return placements, trainer
+
+    def _replica(self) -> DenseBlock:
+        """Make a trainer's replica: initial values, or those of the checkpoint that a run of trainers resumes from."""
+        cfg, block = self.cfg, self._block(copied(self.flat.initial()))
+        if cfg.resume is not None and cfg.home == "replicas" and self.boot.incarnation == 0:
+            load_dense(block, dense_state(chain_at(Path(cfg.resume))))
+        return block
+
+    def _replicated(self, collective: Any) -> ReplicatedDense:
+        """Make the replicated placement, with the parameters of the checkpoint that the run resumes from."""
+        cfg, flat, exchange = self.cfg, self.flat, self.exchange
+        block = self._block(flat.initial() if flat.buffers else flat.vector)
+        survives = cfg.cluster.lost_worker != "end" and isinstance(collective, FaultTolerantCollective)
+        steps, norms_every = ReplicatedSteps(cfg.train.global_batch), cfg.train.norms_every
+        recovery = SyncRecovery(collective, exchange, flat, block.value, steps) if survives else None
+        placement = ReplicatedDense(
+            flat, self.slices, collective, block, cfg.collective.buckets, steps, norms_every, recovery, self.codec
+        )
+        if cfg.resume is not None and self.boot.incarnation == 0:
+            load_dense(block, dense_state(chain_at(Path(cfg.resume))))
+            placement.restored()
+        return placement
+
+    def share_core(self) -> None:
+        """Share the core with other workers by time slots, unless a thread could wait for another within its slot."""
+        place = self.boot.place
+        self.core_slots = join(None if place is None or self.cfg.lanes > 1 else CoreAssignment(*place))
+
+    def worker(self, computer: GradientComputer, dense: Placements) -> WorkerLoop:
+        """Make a compute loop on `computer`."""
+        cfg = self.cfg
+        delay = WorkerSlowdown(cfg.fault_plan(), self.boot.index)
+        return WorkerLoop(
+            self.exchange, computer, dense, self.kernels, row_width(cfg.model), cfg.seed, self.core_slots, delay
+        )
+
+    def compute_thread(self, thread: int, trainer: TrainerDense) -> ComputeThread:
+        """Start another compute thread on the trainer's replica."""
+        computer = self._computer()
+        made = ComputeThread(computer.flat, thread, trainer)
+        worker = self.worker(computer, Placements({"replicas": made}, "replicas"))
+
+        def assist() -> None:
+            _settle(self.cfg)
+            worker.assist(thread)
+
+        start(made, assist, self.exchange)
+        return made

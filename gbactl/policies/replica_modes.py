@@ -1,0 +1,145 @@
+"""Policies of the replica modes: workers are trainers with a dense replica each, following the idea of ShadowSync.
+
+Batches go to any worker at once, and embedding gradients are applied one by one as in `async`; the dense step is the
+trainer's own. The rule that averages the replicas (gbactl/replicas/) is only named here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+from gbactl.config_types import Bounds, Count, NumberOrInfinity, Processes, Share, ShareBelowOne
+from gbactl.policies.async_ps import AsyncPolicy
+from gbactl.policies.policy import PolicyOptions, register
+from gbactl.policies.records import Grant
+
+
+@dataclass(frozen=True)
+class ReplicaOptions(PolicyOptions):
+    """Options of all replica modes. `hogwild_threads`: compute threads on one replica."""
+
+    hogwild_threads: Processes = 1
+
+
+@dataclass(frozen=True)
+class LocalSgdOptions(ReplicaOptions):
+    """Options of `local_sgd`. `k`: local iterations, of all a trainer's threads, between two averagings."""
+
+    k: Count = 30
+
+
+@dataclass(frozen=True)
+class AlphaOptions(ReplicaOptions):
+    """Options with `alpha`: a replica's step towards the centre or mean at an exchange; 0: none, 1: all the way."""
+
+    alpha: Share = 0.5
+
+
+@dataclass(frozen=True)
+class ForegroundOptions(AlphaOptions):
+    """Options of foreground modes. `k`: local iterations between two exchanges, as in LocalSgdOptions."""
+
+    k: Count = 30
+
+
+@dataclass(frozen=True)
+class ShadowOptions(AlphaOptions):
+    """Options of shadow modes. `shadow_interval`: seconds between two exchanges; 0: without pause, inf: no exchange.
+
+    With a centre, trainers are staggered over the interval."""
+
+    shadow_interval: NumberOrInfinity = 0.0
+
+
+@dataclass(frozen=True)
+class BlockOptions(PolicyOptions):
+    """Options of BMUF: `block_momentum` mu, `block_lr` eta, `nesterov` (replicas follow the model one step ahead)."""
+
+    block_momentum: ShareBelowOne = 0.5
+    block_lr: Annotated[float, Bounds(above=0, at_most=1000)] = 1.0
+    nesterov: bool = False
+
+
+@dataclass(frozen=True)
+class ForegroundBlockOptions(BlockOptions, ForegroundOptions):
+    """Options of `fr_bmuf`."""
+
+
+@dataclass(frozen=True)
+class ShadowBlockOptions(BlockOptions, ShadowOptions):
+    """Options of `shadow_bmuf`."""
+
+
+class ReplicaPolicy(AsyncPolicy):
+    """Policy of replica modes. `rule` averages the replicas (see gbactl.replicas), in the background if `shadow`."""
+
+    home: ClassVar[str] = "replicas"
+    replayable: ClassVar[bool] = False  # exchanges happen at no fixed steps
+    rule: ClassVar[str] = ""
+    shadow: ClassVar[bool] = False
+
+    def take(self, worker: int) -> Grant | None:
+        """Grant the next batch; its rows include every step ordered so far, and thus the worker's own last one."""
+        grant = super().take(worker)
+        if grant is None:
+            return None
+        share = grant.samples / self.phase.local_batch
+        full = replace(grant, after=self.step, divisor=share, progress=self.ledger.finished)
+        return self._lease(worker, full)  # complete, for a new coordinator that sends it again
+
+
+@register("shadow_easgd", 6)
+class ShadowEasgd(ReplicaPolicy):
+    """Policy of `shadow_easgd`: elastic averaging with a centre on the servers, in the background."""
+
+    Options: ClassVar[type[PolicyOptions]] = ShadowOptions
+    rule, shadow = "easgd", True
+
+
+@register("fr_easgd", 9)
+class ForegroundEasgd(ReplicaPolicy):
+    """Policy of `fr_easgd`: elastic averaging every k iterations, while the trainer's threads stop."""
+
+    Options: ClassVar[type[PolicyOptions]] = ForegroundOptions
+    rule = "easgd"
+
+
+@register("shadow_ma", 7)
+class ShadowMa(ReplicaPolicy):
+    """Policy of `shadow_ma`: model averaging in the background."""
+
+    Options: ClassVar[type[PolicyOptions]] = ShadowOptions
+    rule, shadow, collective = "ma", True, True
+
+
+@register("fr_ma", 10)
+class ForegroundMa(ReplicaPolicy):
+    """Policy of `fr_ma`: model averaging every k iterations."""
+
+    Options: ClassVar[type[PolicyOptions]] = ForegroundOptions
+    rule, collective = "ma", True
+
+
+@register("local_sgd", 12)
+class LocalSgd(ReplicaPolicy):
+    """Policy of `local_sgd`: model averaging every k iterations, all the way to the mean."""
+
+    Options: ClassVar[type[PolicyOptions]] = LocalSgdOptions
+    rule, collective = "ma", True
+
+
+@register("shadow_bmuf", 8)
+class ShadowBmuf(ReplicaPolicy):
+    """Policy of `shadow_bmuf`: blockwise model update filtering in the background."""
+
+    Options: ClassVar[type[PolicyOptions]] = ShadowBlockOptions
+    rule, shadow, collective = "bmuf", True, True
+
+
+@register("fr_bmuf", 11)
+class ForegroundBmuf(ReplicaPolicy):
+    """Policy of `fr_bmuf`: blockwise model update filtering every k iterations."""
+
+    Options: ClassVar[type[PolicyOptions]] = ForegroundBlockOptions
+    rule, collective = "bmuf", True

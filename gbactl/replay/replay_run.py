@@ -1,0 +1,219 @@
+"""`gbactl replay`: replay a run found by name, print the verdict, and write the model to a file where that is asked.
+
+The verdict is a sentence on a terminal, JSON on a pipe. Besides the log, the bits depend on the processor, torch and
+its number of threads. The model file is one .npz of numpy arrays, no pickle: `rows` f32[rows, width] and `row_<moment>`
+by global row id, `row_counts` (Adam), `dense` f32[P + Q], `dense_<moment>` f32[P], `dense_steps`, `step` (optimizer
+steps taken), `config` (JSON); it needs the model's memory a second time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gbactl.config import RunConfig, to_dict
+from gbactl.coordinator.training_phase import Divergence, DivergenceError
+from gbactl.data.dataset import Dataset, open_dataset
+from gbactl.data.prepare import prepare
+from gbactl.errors import DataError, EventLogError, UsageError
+from gbactl.kernels.native import flushed
+from gbactl.launch.progress import ProgressDisplay
+from gbactl.launch.run_dir import LOG, find
+from gbactl.nodes.node_setup import header
+from gbactl.replay.log_scan import Recording, scan
+from gbactl.replay.replayer import Replayer
+from gbactl.store.shard import Shard
+
+
+def model_arrays(shards: Sequence[Shard]) -> dict[str, NDArray[Any]]:
+    """Collect the model of all shards as named arrays."""
+    found = {"rows": _rows([shard.rows.table for shard in shards])}
+    for name in shards[0].rows.moments:
+        found[f"row_{name}"] = _rows([shard.rows.moments[name] for shard in shards])
+    if shards[0].rows.counts is not None:
+        found["row_counts"] = _rows([shard.rows.counts for shard in shards])
+    states = [shard.dense_state() for shard in shards]
+    for key in states[0]:
+        if key != "step":
+            name = "dense" if key == "value" else key.replace("moment.", "dense_")
+            found[name] = np.concatenate([state[key] for state in states])
+    found["dense_steps"] = states[0]["step"]
+    return found
+
+
+def _rows(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """Interleave the shards' rows: row r of the whole table is row r // shards of shard r % shards."""
+    whole = np.empty((sum(len(part) for part in parts), *parts[0].shape[1:]), parts[0].dtype)
+    for shard, part in enumerate(parts):
+        whole[shard :: len(parts)] = part
+    return whole
+
+
+def write_model(path: Path, cfg: RunConfig, shards: Sequence[Shard]) -> None:
+    """Write the model file atomically. Raises UsageError where it cannot be written."""
+    partial = path.with_name(f".{path.name}.partial")
+    more = {"step": np.array(shards[0].version), "config": np.array(json.dumps(to_dict(cfg)))}
+    try:
+        with partial.open("wb") as file:
+            np.savez(file, **model_arrays(shards), **more)  # type: ignore[arg-type]
+        partial.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written ({error.strerror}); type another --keep PATH.") from error
+
+
+Progress = Callable[[str, float], None]
+SAME = {"machine": "processor", "cpu_flags": "processor's vector instructions", "torch": "version of torch"}
+
+
+def replay(
+    run_dir: Path, until: int | None = None, path: Path | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Replay a run's log to its end or to step `until`; return the verdict as plain containers, a divergence included.
+
+    `identical` is None where no checksum stands in the replayed part of the log; `cut_at` is the byte at which the log
+    of a stopped run ends. The model is written to `path`, by default in the run directory where `until` is given.
+    Raises GbactlError where log, data or arguments make a replay impossible, and after the replay where a torn record
+    may be damage.
+    """
+    began = time.monotonic()
+    recording = scan(run_dir / LOG)
+    last = _last_step(recording, until)
+    dataset = _dataset(recording, progress)
+    differences = machine_differences(recording.header, header(recording.cfg, dataset))
+    with torch_threads(recording.header["threads"]):
+        replayer = _replayer(recording, dataset, last, bool(differences), progress)
+        found = _run(replayer)
+        kept = _keep(replayer, run_dir, path, until is not None) if found is None else None
+    if found is None and until is None and recording.torn:
+        before = _size(replayer.step, replayer.computed)
+        raise EventLogError(f"{recording.torn} What stands before is as logged: {before}.")
+    return {
+        "run_dir": str(run_dir), "mode": recording.cfg.mode.name,
+        "identical": found is None if found or replayer.checks.compared else None,
+        "steps": replayer.step, "of_steps": recording.steps, "gradients": replayer.computed,
+        "dropped": replayer.dropped, "shards": recording.shards,
+        "cut_at": None if recording.ended or until is not None else recording.path.stat().st_size,
+        "checksums": replayer.checks.compared,
+        "divergence": None if found is None else found.to_json(), "machine_differs": differences,
+        "model": None if kept is None else str(kept), "seconds": time.monotonic() - began,
+    }  # fmt: skip
+
+
+def _last_step(recording: Recording, until: int | None) -> int:
+    if until is None:
+        return recording.steps
+    if not 0 <= until <= recording.steps:
+        raise UsageError(f"The run took {recording.steps} steps; type --until 0 to {recording.steps}.")
+    return until
+
+
+def _dataset(recording: Recording, progress: Progress | None) -> Dataset:
+    dataset = open_dataset(prepare(recording.cfg.data, progress))
+    if dataset.fingerprint != recording.header["data"]:
+        raise DataError(
+            f"The data are not what {recording.path} was made with (fingerprint {dataset.fingerprint[:12]} instead "
+            f"of {recording.header['data'][:12]}); put the original files back where data.path says."
+        )
+    return dataset
+
+
+def _replayer(recording: Recording, dataset: Dataset, last: int, lenient: bool, progress: Progress | None) -> Replayer:
+    def show(step: int, of: int) -> None:
+        if progress is not None:
+            progress("replay", step / of)
+
+    return Replayer(recording, dataset, last, lenient=lenient, progress=show)
+
+
+def _run(replayer: Replayer) -> Divergence | None:
+    try:
+        replayer.run()
+    except DivergenceError as error:
+        return error.found
+    return replayer.checks.first
+
+
+def _keep(replayer: Replayer, run_dir: Path, path: Path | None, wanted: bool) -> Path | None:
+    if path is None and not wanted:
+        return None
+    replayer.replica.move("servers")
+    target = path or run_dir / f"replay-{replayer.step}.npz"
+    write_model(target, replayer.cfg, replayer.shards)
+    return target
+
+
+def sentence(verdict: dict[str, Any]) -> str:
+    """Sentence of the verdict, for a terminal."""
+    found, differs = verdict["divergence"], verdict["machine_differs"]
+    size = f"{_size(verdict['steps'], verdict['gradients'])}, {verdict['shards']} shards"
+    other = " and another ".join(differs)
+    note = f" This machine has another {other} than the run's: bits may differ." if differs else ""
+    if found is not None:
+        return f"{found['text']}{note}"
+    kept = f" The model is in {verdict['model']}." if verdict["model"] else ""
+    if verdict["cut_at"] is not None:
+        kept += f" The log is cut off at byte {verdict['cut_at']} (the run was stopped); this is a replay to there."
+    if verdict["checksums"] == 0:
+        return f"Replayed {size}; the log has no checksum to compare with yet.{kept}{note}"
+    return f"bit-identical: {size}.{kept}{note}"
+
+
+def _size(steps: int, gradients: int) -> str:
+    return f"{steps} steps, {gradients} gradients"
+
+
+def failed(verdict: dict[str, Any]) -> bool:
+    """Whether the run was not reproduced though it should be.
+
+    On another machine bits may differ, but decisions may not.
+    """
+    found = verdict["divergence"]
+    return found is not None and not (verdict["machine_differs"] and found["kind"] == "bits")
+
+
+def machine_differences(logged: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """Names of the machine properties that differ from the log's header; [] where the same bits are expected."""
+    return [name for key, name in SAME.items() if logged[key] != here[key]]
+
+
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Context with `count` torch threads and denormal numbers flushed, as on every node of a run."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        with flushed():
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def run_and_show(run: str, until: int | None, keep: Path | None, uri: str | None) -> None:
+    """Find a run, replay it and print the verdict.
+
+    Raises DivergenceError, after printing, where it is not reproduced.
+    """
+    show = ProgressDisplay()
+    try:
+        verdict = replay(find(run, uri), until, keep, show.step)
+    finally:
+        show.clear()
+    if not sys.stdout.isatty():
+        print(json.dumps(verdict), flush=True)
+    if failed(verdict):
+        found = verdict["divergence"]
+        raise DivergenceError(Divergence(found["kind"], found["step"], sentence(verdict)))
+    if sys.stdout.isatty():
+        print(sentence(verdict))
+    else:
+        show.say(sentence(verdict))

@@ -1,0 +1,178 @@
+"""Statistics over seeds (mean, deviation, paired t interval), and the pairing of runs that are compared. Pure.
+
+A pair has the same seed, and differs only in the keys that make the groups. Grouped by a parameter, a pair may differ
+in that parameter; grouped by `mode`, in all of mode.*. Grouped by a tag, which says nothing of the configuration, it
+may differ in mode.*, switch.*, collective.* and every parameter that has one value in each group. Runs of one seed in
+several configurations depend on each other: they are averaged per seed first.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from gbactl.report.configurations import OF_THE_MODE, TAGS, Configuration, configuration
+from gbactl.tracking.mlflow_store import Run
+
+
+@dataclass(frozen=True)
+class Stat:
+    """Mean over n runs; sd is the sample standard deviation, None for one run."""
+
+    mean: float
+    sd: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of n paired differences; `half` is half the 95 % interval's width, None for one pair."""
+
+    mean: float
+    half: float | None
+    n: int
+
+
+def stat(values: Sequence[float]) -> Stat | None:
+    """Compute mean and sample deviation; None for no values."""
+    if not values:
+        return None
+    return Stat(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+
+
+def paired(pairs: Sequence[tuple[float, float]], confidence: float = 0.95) -> Difference | None:
+    """Compute the mean of second minus first with a Student's t interval over the pairs; None for no pairs."""
+    if not pairs:
+        return None
+    differences = [second - first for first, second in pairs]
+    mean, n = statistics.fmean(differences), len(differences)
+    if n == 1:
+        return Difference(mean, None, 1)
+    from scipy.stats import t  # type: ignore[import-untyped]
+
+    quantile = float(t.ppf(0.5 + confidence / 2, n - 1))
+    return Difference(mean, quantile * statistics.stdev(differences) / math.sqrt(n), n)
+
+
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Rule by which runs are compared: the metric, and the keys in which a pair may differ.
+
+    `free`: parameters, and prefixes that end with a dot. `varied`: the free ones that a reader has to be told of.
+    """
+
+    on: str
+    free: tuple[str, ...]
+    varied: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Runs of two groups that have a partner in the other group, and those of the first that have none."""
+
+    ours: list[Run]
+    theirs: list[Run]
+    alone: list[Run]
+
+
+def values(runs: Iterable[Run], without: Iterable[str] = ()) -> dict[str, set[str]]:
+    """Values of every parameter over some runs."""
+    found: dict[str, set[str]] = defaultdict(set)
+    skipped = tuple(without)
+    for run in runs:
+        for name, value in configuration(run, skipped):
+            found[name].add(value)
+    return found
+
+
+def pairing(on: str, keys: Key, members: Mapping[Key, Sequence[Run]]) -> Pairing:
+    """Make the pairing rule for runs grouped by `keys`."""
+    names = [key.removesuffix(".name") for key in keys]
+    free = [*(f"{name}." for name in names), *keys, *names]
+    if "mode" in names:
+        free += OF_THE_MODE
+    if not any(key.startswith(TAGS) for key in keys):
+        return Pairing(on, tuple(free))
+    also = _one_value_each(members, (*free, *OF_THE_MODE, "seed"))
+    told = [f"{name}*" for name in OF_THE_MODE if name.endswith(".")]
+    return Pairing(on, (*free, *OF_THE_MODE, *also), (*told, *also))
+
+
+def _one_value_each(members: Mapping[Key, Sequence[Run]], without: Iterable[str]) -> list[str]:
+    """Parameters that have one value in every group, but not the same in all groups."""
+    groups = [values(runs, without) for runs in members.values()]
+    names = {name for group in groups for name in group}
+    single = [name for name in names if all(len(group.get(name, ())) <= 1 for group in groups)]
+    return sorted(name for name in single if len({frozenset(group.get(name, ())) for group in groups}) > 1)
+
+
+def pairs_of(runs: Sequence[Run], reference: Sequence[Run], rule: Pairing) -> Pairs:
+    """Pair the runs by seed and by every key that `rule` does not leave free."""
+    ours, theirs = _by_pair(runs, rule), _by_pair(reference, rule)
+    return Pairs(
+        [run for pair in ours if pair in theirs for run in ours[pair]],
+        [run for pair in theirs if pair in ours for run in theirs[pair]],
+        [run for pair in ours if pair not in theirs for run in ours[pair]],
+    )
+
+
+def by_pairs(pairs: Pairs, rule: Pairing) -> list[tuple[float, float]]:
+    """Compared values (theirs, ours), one pair for each of our seeds, as means over the seed's configurations."""
+    ours, theirs = _by_pair(pairs.ours, rule), _by_pair(pairs.theirs, rule)
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for pair, runs in ours.items():
+        both = (fmean(run.metrics[rule.on] for run in side) for side in (theirs[pair], runs))
+        found[runs[0].seed].append((next(both), next(both)))
+    return [(fmean(each[0] for each in means), fmean(each[1] for each in means)) for means in found.values()]
+
+
+def stats_of(runs: Sequence[Run], metrics: Iterable[str], rule: Pairing) -> dict[str, Stat | None]:
+    """Mean and deviation of each metric over seeds, each seed's value being the mean over its configurations."""
+    alike = list(_by_pair(runs, rule).values())
+    return {metric: _stat(alike, metric) for metric in metrics}
+
+
+def _stat(alike: Sequence[Sequence[Run]], metric: str) -> Stat | None:
+    found: dict[str, list[float]] = defaultdict(list)
+    for runs in alike:
+        known = [run.metrics[metric] for run in runs if metric in run.metrics]
+        if known:
+            found[runs[0].seed].append(fmean(known))
+    return stat([fmean(means) for means in found.values()])
+
+
+def _by_pair(runs: Sequence[Run], rule: Pairing) -> dict[Configuration, list[Run]]:
+    grouped: dict[Configuration, list[Run]] = defaultdict(list)
+    for run in runs:
+        grouped[configuration(run, rule.free)].append(run)
+    return grouped
+
+
+def why_alone(alone: Sequence[Run], reference: Sequence[Run], rule: Pairing) -> str:
+    """Reason why runs have no partner in `reference`: seeds or parameters that differ."""
+    seeds = {run.seed for run in reference}
+    lonely = sorted({run.seed for run in alone if run.seed not in seeds}, key=lambda seed: natural((seed,)))
+    if lonely:
+        return f"seed {', '.join(lonely)}"
+    twin = next(run for run in reference if run.seed == alone[0].seed)
+    ours, theirs = (dict(configuration(run, rule.free)) for run in (alone[0], twin))
+    differing = {key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]} or ours.keys() ^ theirs.keys()
+    return f"they differ in {', '.join(sorted(differing))}"
+
+
+def natural(key: Key) -> list[tuple[int, float, str]]:
+    """Sort key: numbers before words, in numeric order."""
+    order = []
+    for part in key:
+        try:
+            order.append((0, float(part), part))
+        except ValueError:
+            order.append((1, 0.0, part))
+    return order

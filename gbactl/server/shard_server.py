@@ -1,0 +1,371 @@
+"""Parameter server: one shard behind a hub. Single-threaded; the shard's kernels do the work.
+
+Pulls wait here until the shard has reached the version they ask for, so nobody polls. Gradient slices
+stay in the sender's shared memory until they are applied, or are copied out when the sender runs short.
+Costs about 0.1 ms of Python per push and pull beside the kernels. A failed server's successor loads its shard's
+checkpoint, or the server goes back with all others: that costs what reading the shard's files costs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gbactl.checkpoint.folder import CheckpointFolder
+from gbactl.checkpoint.restore import BEGINNING, chain_at, load_newest, load_shard
+from gbactl.errors import WireError
+from gbactl.faults.slowdown import ServerSlowdown
+from gbactl.processor import settle_garbage
+from gbactl.server.allreduce_fallback import SumHandlers
+from gbactl.server.checkpoint_writer import ShardSaver
+from gbactl.server.replica_averaging import EasgdHandlers
+from gbactl.store.gradient_slice import GradientSlice, StepOrder
+from gbactl.store.optimizers import due
+from gbactl.store.shard import Shard
+from gbactl.wire import frames
+from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.frames import Frame
+from gbactl.wire.messages import (
+    KIND,
+    Ack,
+    AdoptVersion,
+    Barrier,
+    BeginPhase,
+    CheckpointLoaded,
+    DenseState,
+    DropSlice,
+    Fence,
+    Fenced,
+    GetDense,
+    GradientNorms,
+    Inspect,
+    Inspected,
+    OrderStep,
+    Ping,
+    Pong,
+    Pull,
+    Push,
+    PutDense,
+    Reached,
+    ReloadCheckpoint,
+    ResetOptimizer,
+    Rows,
+    Save,
+    ServerState,
+    Staged,
+    StepChecksum,
+    Stop,
+    Takeover,
+    decode,
+)
+from gbactl.wire.reconnecting import StagedGradients
+
+HELD_SLOTS = 2  # slices of one worker left in its shared memory before the oldest is copied out
+FROM_WORKERS = (Pull, Push, GetDense, PutDense)
+SLOWED = frozenset(KIND[message] for message in (Pull, Push, OrderStep))  # messages that a fault plan slows down
+log = logging.getLogger(__name__)
+
+
+class Server:
+    """Server of one shard, until the coordinator stops it or is gone."""
+
+    def __init__(
+        self, hub: Hub, coordinator: Channel, shard: Shard, norms_every: int = 0, saver: ShardSaver | None = None
+    ) -> None:
+        self.norms_every, self.saver = norms_every, saver
+        self.hub, self.coordinator, self.shard = hub, coordinator, shard
+        self.index = shard.spec.shard
+        low, high = shard.dense_range
+        self.dense_size = high - low
+        self.phase, self.served_dense = -1, True
+        self.refused: Counter[str] = Counter()
+        self.stopped = False
+        self.fenced_frames = 0
+        self.slowness: ServerSlowdown | None = None
+        self._waiting: list[tuple[Channel, Pull, Frame]] = []
+        self._barriers: list[int] = []
+        self._held: dict[int, deque[GradientSlice]] = {}
+        self._parts = StagedGradients()
+        self._fenced: dict[int, int] = {}  # worker -> its last incarnation that has ended
+        centre, self._sums = EasgdHandlers(shard), SumHandlers(shard, coordinator)
+        recovery = RecoveryHandlers(shard, self.stepped, self._give_up_saving)
+        self._from_workers = (*FROM_WORKERS, *centre.from_workers, *self._sums.from_workers)
+        self._handlers: dict[type[Any], Any] = {
+            **centre.handlers, **self._sums.from_workers, **recovery.handlers,
+            Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
+            DropSlice: self._drop, GetDense: self._get_dense, PutDense: self._put_dense, ResetOptimizer: self._afresh,
+            BeginPhase: self._begin_phase, Inspect: self._inspect, Stop: self._stop, Fence: self._fence,
+            Save: self._save, Takeover: self._revive,
+        }  # fmt: skip
+
+    def run(self) -> None:
+        """Serve until stopped."""
+        settle_garbage()
+        while not self.stopped:
+            for channel, frame in self.hub.poll(None if self.saver is None else self.saver.patience):
+                if self.slowness is not None and frame.kind in SLOWED:
+                    self.slowness.handle(frame.kind, self.handle, channel, frame)
+                else:
+                    self.handle(channel, frame)
+                self._save_on()
+            self._save_on()
+
+    def _save_on(self) -> None:
+        if self.saver is not None:
+            self.saver.advance()
+
+    def handle(self, channel: Channel, frame: Frame) -> None:
+        """Handle one frame; a malformed one is refused, counted and logged."""
+        if frame.kind == frames.CLOSED:
+            self.stopped |= channel is self.coordinator
+            return
+        if channel.peer.role == "worker" and channel.peer.incarnation <= self._fenced.get(channel.peer.index, -1):
+            frame.release()
+            self.fenced_frames += 1
+            channel.close()  # a live one learns that it is excluded
+            return
+        try:
+            message = decode(frame)
+            handler = self._handlers.get(type(message))
+            if handler is None or (channel is not self.coordinator and type(message) not in self._from_workers):
+                raise WireError(f"{channel.peer} may not send {type(message).__name__}.")
+            handler(channel, message, frame)
+        except (WireError, ValueError) as error:
+            frame.release()
+            self.refused[type(error).__name__] += 1
+            log.warning("refused a frame from %s: %s", channel.peer, error)
+            channel.close() if channel is not self.coordinator else self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        raise WireError(f"S{self.index} cannot follow the coordinator: {error}") from error
+
+    def _pull(self, channel: Channel, pull: Pull, frame: Frame) -> None:
+        if frame.payload.size != 4 * pull.rows or pull.rows < 0:
+            raise WireError(f"a pull of {pull.rows} rows with {frame.payload.size} bytes")
+        if pull.after > self.shard.version:
+            # it is served while an order is handled, so an error must be found now
+            index = frame.payload.view(np.int32)
+            if len(index) and not 0 <= int(index.min()) <= int(index.max()) < self.shard.spec.local_rows:
+                raise WireError("a pull of a row that is not there")
+            self._waiting.append((channel, pull, frame))
+        else:
+            self._serve(channel, pull, frame)
+
+    def _serve(self, channel: Channel, pull: Pull, frame: Frame) -> None:
+        shard, width = self.shard, self.shard.spec.width
+        dense = self.dense_size if pull.dense and pull.have_dense != shard.version else 0
+        out = channel.reserve(4 * (pull.rows * width + dense))
+        values = out.view(np.float32)
+        index = frame.payload.view(np.int32)
+        shard.note_pull(pull.batch, index)
+        shard.pull_rows(index, values[dense:].reshape(pull.rows, width))
+        if dense:
+            shard.pull_dense(values[:dense])
+        frame.release()
+        channel.send(Rows(pull.ticket, shard.version, pull.rows, dense), out)
+
+    def _push(self, channel: Channel, push: Push, frame: Frame) -> None:
+        width, n = self.shard.spec.width, max(0, push.rows)
+        if push.dense < 0 or frame.payload.size != 4 * (n + n * width + push.dense):
+            raise WireError(f"a push of {n} rows with {frame.payload.size} bytes")
+        if push.dense not in (0, self.dense_size):
+            raise WireError(f"a push of {push.dense} dense values to a shard of {self.dense_size}")
+        if push.phase != self.phase:
+            frame.release()
+            if push.phase > self.phase:
+                return
+        else:
+            self._stage(channel, push, frame)
+        # one of an earlier phase was given up at a switch: it is reported nevertheless, since its worker wants a batch
+        staged = Staged(self.index, channel.peer.index, push.phase, push.batch, *push[4:], push.rows)
+        if push.phase == self.phase:
+            self._parts.sent(staged, self.shard)
+        self.coordinator.send(staged)
+
+    def _stage(self, channel: Channel, push: Push, frame: Frame) -> None:
+        if push.rows < 0:
+            frame.release()
+            self.shard.stage(push.batch, GradientSlice.missing(self.shard.spec.width))
+            return
+        values, n = frame.payload.view(np.float32), push.rows
+        cut = n + n * self.shard.spec.width
+        part = GradientSlice(
+            frame.payload[: 4 * n].view(np.int32),
+            values[n:cut].reshape(n, self.shard.spec.width),
+            values[cut:] if push.dense else None,
+            frame.release,
+        )
+        if not self.shard.stage(push.batch, part):
+            frame.release()
+            return
+        held = self._held.setdefault(channel.peer.index, deque())
+        held.append(part)
+        if len(held) > HELD_SLOTS:
+            held.popleft().detach()
+
+    def _order(self, _: Channel, message: OrderStep, frame: Frame) -> None:
+        members = tuple(zip(message.batches, message.weights, strict=True))
+        order = StepOrder(
+            message.step, members, message.divisor, message.weight_sum, message.lr_scale, _row_weights(message),
+            message.accepted, tuple(message.shares),
+        )  # fmt: skip
+        if due(self.norms_every, order.step):
+            self.coordinator.send(GradientNorms(order.step, *self.shard.gradient_norms(order)))
+        if message.checksum:
+            touched = self.shard.touched(order)
+            self.shard.apply(order)
+            self.coordinator.send(StepChecksum(self.index, order.step, self.shard.step_digest(touched)))
+        else:
+            self.shard.apply(order)
+        self.stepped()
+
+    def stepped(self) -> None:
+        """Serve the pulls and sums that waited for the shard's new version."""
+        self._sums.stepped()
+        self._wake()
+
+    def _get_dense(self, channel: Channel, _: GetDense, frame: Frame) -> None:
+        block = self.shard.dense_block()
+        channel.send(DenseState(block.step), block.packed(*self.shard.dense_range).view(np.uint8))
+
+    def _put_dense(self, channel: Channel, put: PutDense, frame: Frame) -> None:
+        self.shard.dense_block().unpack(*self.shard.dense_range, frame.payload.view(np.float32), put.step)
+        frame.release()
+        channel.send(Ack(0, 0))
+
+    def _afresh(self, _: Channel, __: ResetOptimizer, frame: Frame) -> None:
+        self.shard.reset_optimizer()
+
+    def _drop(self, _: Channel, drop: DropSlice, frame: Frame) -> None:
+        if drop.phase == self.phase:
+            self.shard.drop(drop.batch)
+
+    def _fence(self, _: Channel, fence: Fence, frame: Frame) -> None:
+        """Refuse a worker that the coordinator has given up: its messages on the way are too late."""
+        self._fenced[fence.worker] = fence.incarnation
+        self._waiting = [entry for entry in self._waiting if entry[0].peer.index != fence.worker]
+        if fence.phase == self.phase:
+            for batch in fence.batches:
+                self.shard.drop(batch)
+        self.coordinator.send(Fenced(self.index, fence.worker))
+
+    def _wake(self) -> None:
+        version = self.shard.version
+        if self._waiting:
+            due = [entry for entry in self._waiting if entry[1].after <= version]
+            self._waiting = [entry for entry in self._waiting if entry[1].after > version]
+            for entry in due:
+                self._serve(*entry)
+        while self._barriers and self._barriers[0] <= version:
+            self.coordinator.send(Reached(self.index, self._barriers.pop(0)))
+
+    def _barrier(self, _: Channel, barrier: Barrier, frame: Frame) -> None:
+        self._barriers = sorted([*self._barriers, barrier.version])
+        self._wake()
+
+    def _begin_phase(self, _: Channel, phase: BeginPhase, frame: Frame) -> None:
+        self.phase, self.served_dense = phase.number, phase.served_dense
+        self.hub.traffic.training = phase.training
+        for batch in self.shard.staged:  # given up at a switch
+            self.shard.drop(batch)
+        self._parts.clear()
+        self.shard.begin_phase()
+
+    def _inspect(self, _: Channel, inspect: Inspect, frame: Frame) -> None:
+        counters = {"fenced": self.fenced_frames} if self.fenced_frames else {}
+        counters |= getattr(self.hub, "counts", {})
+        counters |= self._sent()
+        counters |= {} if self.slowness is None else self.slowness.counters
+        if inspect.what == "dense":
+            block = self.shard.dense if self.served_dense else None
+            checksum, told = "", str(0 if block is None else block.model_sum())
+        else:
+            total = self.shard.model_sum(self.served_dense)
+            checksum, told = self.shard.checksum(), "" if total is None else str(total)
+        refused = dict(self.refused + self.hub.refused)
+        self.coordinator.send(Inspected(f"S{self.index}", checksum, told, self.shard.nbytes, counters, refused))
+
+    def _sent(self) -> dict[str, int]:
+        """Traffic of this node, for its counters."""
+        return self.hub.traffic.counters()
+
+    def _save(self, _: Channel, save: Save, frame: Frame) -> None:
+        if self.saver is None:
+            raise WireError("a checkpoint in a run that has none")
+        self.saver.begin(save, save.dense)
+
+    def _give_up_saving(self) -> None:
+        if self.saver is not None:
+            self.saver.give_up()
+
+    def _revive(self, _: Channel, revive: Takeover, frame: Frame) -> None:
+        """Answer a new coordinator with the server's state; questions of its predecessor are dropped."""
+        self._barriers.clear()
+        self.coordinator.send(ServerState(self.index, revive.term, self.shard.version, self.phase))
+        self._sums.revive()
+        for part in self._parts.waiting(self.shard):
+            self.coordinator.send(part)
+
+    def _stop(self, _: Channel, stop: Stop, frame: Frame) -> None:
+        self.stopped = True
+
+
+def _row_weights(message: OrderStep) -> tuple[tuple[float, ...], ...]:
+    """Split an order's weights by row staleness per member. Raises WireError where counts and weights do not match."""
+    counts, weights = message.row_counts, iter(message.row_weights)
+    if sum(counts) != len(message.row_weights) or min(counts, default=0) < 0:
+        raise WireError("an order whose row weights do not fit its members")
+    return tuple(tuple(itertools.islice(weights, count)) for count in counts)
+
+
+log = logging.getLogger(__name__)
+
+
+def load_last(shard: Shard, folder: CheckpointFolder, resumed: Path | None) -> int:
+    """Load a new shard's newest checkpoint; without one, the checkpoint from which its run `resumed`, if any.
+
+    Returns the step loaded, or BEGINNING."""
+    found = load_newest(shard, folder, lambda why: log.warning("%s", why))
+    if found is not None:
+        return found.step
+    if resumed is None:
+        return BEGINNING
+    load_shard(shard, chain_at(resumed), shard.dense is not None)
+    return shard.version
+
+
+class RecoveryHandlers:
+    """Handlers of a server's recovery messages.
+
+    `stepped` is called after a change of the shard's version; `give_up` ends a save in progress."""
+
+    def __init__(self, shard: Shard, stepped: Callable[[], None], give_up: Callable[[], None]) -> None:
+        self.shard, self.stepped, self.give_up = shard, stepped, give_up
+        self.handlers: dict[type[Any], Any] = {
+            AdoptVersion: self._adopt,
+            ReloadCheckpoint: self._reload,
+            Ping: self._ping,
+        }
+
+    def _adopt(self, _: Channel, message: AdoptVersion, frame: Frame) -> None:
+        if message.fresh:
+            self.shard.reset_optimizer()
+        self.shard.adopt(message.version, message.lost)
+        self.stepped()  # workers may have asked before
+
+    def _reload(self, channel: Channel, message: ReloadCheckpoint, frame: Frame) -> None:
+        shard = self.shard
+        self.give_up()
+        shard.restart()
+        if message.path:
+            load_shard(shard, chain_at(Path(message.path)), shard.dense is not None)
+        channel.send(CheckpointLoaded(shard.spec.shard, shard.version if message.path else BEGINNING))
+
+    def _ping(self, channel: Channel, ping: Ping, frame: Frame) -> None:
+        channel.send(Pong(self.shard.spec.shard, ping.beat))

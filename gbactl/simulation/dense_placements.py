@@ -1,0 +1,345 @@
+"""Compute backends by placement of the dense parameters: on the servers, on all workers, or a replica per trainer.
+
+Where the servers hold the dense vector, a gradient is computed when it is pushed, from what was pulled: until then only
+the pulled rows are held, and dense slices that all pulls of a version share. Where the workers hold it, replicas are
+equal by definition, so there is one. Gradients are added in batch order as they arrive, and only those out of
+order are held. A trainer's gradients are computed at a batch's start and applied to its replica at the end.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gbactl.kernels.base import Floats
+from gbactl.kernels.half_precision import Codec, round_here
+from gbactl.simulation.all_reduce import RingRounds, SimulatedRing
+from gbactl.simulation.shared_compute import SharedCompute
+from gbactl.simulation.trainer import VirtualTrainer
+from gbactl.simulation.worker import DensePlacement, VirtualWorker
+from gbactl.store.checksum import digest
+from gbactl.store.dense import DenseBlock, dense_square
+from gbactl.store.optimizers import due
+from gbactl.wire.messages import GradientNorms
+from gbactl.worker.core import BatchInProgress, ReplicatedSteps, push_views, weigh
+from gbactl.worker.dense_placement import NOT_HERE
+
+Payloads = list[tuple[int, Any, int, int]]
+
+
+def _room(item: BatchInProgress, low: int, high: int, width: int, dense: int) -> tuple[Any, Floats]:
+    """Allocate a push's payload uint8[n] with its index written, and a view of its rows float32[high - low, width]."""
+    out = np.empty(4 * ((high - low) * (1 + width) + dense), np.uint8)
+    return out, push_views(out, item.unique.index[low:high], width)[0]
+
+
+def computed(compute: SharedCompute, item: BatchInProgress, dense: Sequence[int] = ()) -> Payloads:
+    """Compute an item's gradient: (shard, payload, rows, dense values) of every shard; `dense`: values of its slice."""
+    sizes = dense or [0] * compute.servers
+    shares = list(item.unique.shares())
+    rooms = [_room(item, low, high, compute.width, sizes[shard]) for shard, low, high in shares]
+    if len(rooms) == 1:
+        compute.gradient(item, rooms[0][1])
+    else:
+        sums = compute.gradient(item)
+        for (_, low, high), (_, rows) in zip(shares, rooms, strict=True):
+            rows[:] = sums[low:high]
+    return [(shard, out, high - low, sizes[shard]) for (shard, low, high), (out, _) in zip(shares, rooms, strict=True)]
+
+
+def computed_apart(compute: SharedCompute, item: BatchInProgress, gradient: Floats) -> Payloads:
+    """Compute an item's gradient: payloads of the rows alone, and the weighted dense one in `gradient`."""
+    payloads = computed(compute, item)
+    compute.flat.gradient_into(gradient)
+    weigh(gradient, item.weight)
+    return payloads
+
+
+def push(worker: VirtualWorker, item: BatchInProgress, payloads: Payloads) -> None:
+    """Push every shard its gradient slice."""
+    worker.core.pushed(item)
+    for shard, out, rows, dense in payloads:
+        worker.servers[shard].send(item.push(shard, rows, dense), out)
+
+
+class ServedDense(DensePlacement):
+    """Placement on the servers: dense parameters are pulled with the rows, and pushed with their gradients."""
+
+    def __init__(self, compute: SharedCompute) -> None:
+        super().__init__(compute)
+        self.sizes = [high - low for low, high in compute.cuts]
+        self._whole = np.empty(self.flat.size if len(compute.held) > 1 else 0, np.float32)
+
+    def finish(self, worker: VirtualWorker, item: BatchInProgress) -> None:
+        """Compute the gradient from what was pulled, and push it."""
+        if item.grant.samples == 0:
+            worker.take(item)
+        else:
+            self.compute.load(item)
+            payloads = computed(self.compute, item, self.sizes)
+            self._write(payloads)
+            push(worker, item, payloads)
+        worker.free()
+
+    def _write(self, payloads: Payloads) -> None:
+        """Write the dense gradient behind each shard's rows."""
+        parts = [out.view(np.float32)[len(out) // 4 - dense :] for _, out, _, dense in payloads]
+        if len(self.compute.held) == 1:
+            self.flat.gradient_into(parts[next(iter(self.compute.held))])
+            return
+        self.flat.gradient_into(self._whole)
+        for part, (low, high) in zip(parts, self.compute.cuts, strict=True):
+            part[:] = self._whole[low:high]
+
+
+class OrderedSum:
+    """Sum of vectors in the order of their ranks, whatever the order of arrival: ((v0 + v1) + v2) + ..."""
+
+    def __init__(self, size: int) -> None:
+        self.total = np.zeros(size, np.float32)
+        self._next = 0
+        self._held: dict[int, Floats] = {}
+
+    def add(self, rank: int, vector: Floats) -> None:
+        """Add a rank's vector, once; it is copied if it has to wait for an earlier rank."""
+        if rank < self._next or rank in self._held:
+            return
+        if rank != self._next:
+            self._held[rank] = vector.copy()
+            return
+        self._take(vector)
+        while self._next in self._held:
+            self._take(self._held.pop(self._next))
+
+    def _take(self, vector: Floats) -> None:
+        if self._next == 0:
+            np.copyto(self.total, vector)
+        else:
+            np.add(self.total, vector, out=self.total)
+        self._next += 1
+
+    def complete(self, ranks: int) -> bool:
+        """Whether `ranks` ranks were added."""
+        return self._next == ranks
+
+    def take(self) -> Floats:
+        """Take the sum, valid until the next `add`."""
+        self._next = 0
+        return self.total
+
+
+class ReplicatedDense(DensePlacement):
+    """Replicated placement: gradients are summed by an all-reduce, and all workers apply the same step.
+
+    Failed workers are not waited for: others are dealt their batches, as by SyncRecovery (worker/dense_placement.py).
+    `members`: workers that take part."""
+
+    def __init__(
+        self, compute: SharedCompute, block: DenseBlock, ring: SimulatedRing, global_batch: int, norms_every: int = 0,
+        codec: Codec | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(compute)
+        self.block = block
+        self.ring, self.norms_every, self.codec = ring, norms_every, codec
+        self._sum, self.steps = OrderedSum(self.flat.size), ReplicatedSteps(global_batch)
+        self.members = set(range(len(ring.hosts)))
+        self._before = block.value.copy()  # parameters before the last step
+        self._parts, self._stepping = 0, False
+        self._again: set[int] = set()
+        self._gradient = np.zeros(self.flat.size, np.float32)
+        self._payloads: dict[int, Payloads] = {}
+        self._there: dict[int, tuple[VirtualWorker, BatchInProgress]] = {}
+        self._checksum: tuple[int, tuple[str, str]] = (-1, ("", ""))
+
+    def begin(self, worker: VirtualWorker, item: BatchInProgress) -> None:
+        """Compute now: the vector is this step's until all workers have finished."""
+        place, gradient = self.steps.place(item), self._gradient
+        if place is None:
+            self._compute_again(worker, item)
+            return
+        self._parts = place.parts
+        if place.part is None:
+            return
+        self._payloads[worker.index] = computed_apart(self.compute, item, gradient)
+        round_here(self.codec, gradient)
+        self._sum.add(place.part, gradient)
+
+    def _compute_again(self, worker: VirtualWorker, item: BatchInProgress) -> None:
+        """Compute a failed worker's batch of a step that is already taken, for its rows."""
+        now = self.block.value.copy()
+        self.flat.load(self._before)
+        self._payloads[worker.index] = computed(self.compute, item)
+        self.flat.load(now)
+        self._again.add(worker.index)
+
+    def finish(self, worker: VirtualWorker, item: BatchInProgress) -> None:
+        """Push the rows; the last worker to arrive starts the all-reduce."""
+        if item.grant.samples == 0:
+            worker.take(item)
+        else:
+            push(worker, item, self._payloads.pop(worker.index))
+        worker.pull_ahead()
+        if worker.index in self._again or worker.core.has_batch_of(item.grant.token):
+            self._again.discard(worker.index)
+            worker.free()
+            return
+        self._there[worker.index] = (worker, item)
+        self._look()
+
+    def _look(self) -> None:
+        """Begin the all-reduce when all live workers and all parts have arrived."""
+        if self._stepping or not self._there or not self.members <= set(self._there):
+            return
+        if self._sum.complete(self._parts):
+            _, item = next(reversed(self._there.values()))
+            self._stepping = True
+            self.ring.sum(self.flat.size, sorted(self._there), item.seconds, functools.partial(self._step, item))
+
+    def resume(self, worker: VirtualWorker) -> None:
+        """Let a worker go on that waits for a step of which it has another batch now."""
+        _, item = self._there.get(worker.index, (worker, None))
+        if item is not None and not self._stepping and worker.core.has_batch_of(item.grant.token):
+            del self._there[worker.index]
+            worker.free()
+
+    def left(self, index: int) -> None:
+        """Stop waiting for a failed worker."""
+        self.members.discard(index)
+        self._there.pop(index, None)
+        self._look()
+
+    def _step(self, item: BatchInProgress) -> None:
+        grant = item.grant
+        self._stepping, self.steps.taken = False, grant.token
+        np.copyto(self._before, self.block.value)
+        total = self._sum.take()
+        round_here(self.codec, total)
+        if due(self.norms_every, grant.token):
+            square = dense_square([(total, 1.0)], self.block.params, grant.divisor)
+            min(self._there.values(), key=lambda pair: pair[0].index)[0].coordinator.send(
+                GradientNorms(grant.token, square, [])
+            )
+        self.block.apply(total, grant.divisor, grant.divisor, grant.lr_scale)
+        if self.block.value is not self.flat.vector:
+            self.flat.load(self.block.value)
+        there, self._there = self._there, {}
+        cost, floats = self.ring.cost, self.flat.size
+        seconds = cost.ring_work(floats, len(self.ring.hosts)) + cost.replica_step(floats)
+        for worker, _ in there.values():
+            worker.host.cores.run(seconds, worker.free)
+
+    def packed(self, after: int) -> tuple[int, int, Floats] | None:
+        """Dense state after a step, if it is that of now."""
+        there = self.steps.at(after)
+        if not there:
+            return None if there is None else NOT_HERE
+        return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
+
+    def checksum(self) -> tuple[str, str]:
+        """Compute the checksum and model sum of the one replica, once per step for all."""
+        if self._checksum[0] != self.block.step:
+            own = digest(self.block.arrays)
+            self._checksum = (self.block.step, (own, str(self.block.model_sum())))
+        return self._checksum[1]
+
+    def leave(self) -> None:
+        """Keep the vector: the model computes with the replica itself."""
+
+
+class TrainerDense(DensePlacement):
+    """Placement with a replica per worker: gradients are computed at a batch's start and applied at its end."""
+
+    def __init__(self, compute: SharedCompute, make_block: Callable[[], DenseBlock], rounds: RingRounds) -> None:
+        super().__init__(compute)
+        self._make_block, self._rounds = make_block, rounds
+        self._trainers: dict[int, VirtualTrainer] = {}
+        self._computed: dict[tuple[int, int], tuple[Payloads, Floats]] = {}
+
+    def trainer(self, worker: VirtualWorker) -> VirtualTrainer:
+        """See Placements.trainer."""
+        known = self._trainers.get(worker.index)
+        if known is None or known.worker is not worker:  # a successor has a replica of its own
+            made = VirtualTrainer(worker, self._make_block(), self.compute.held, self._rounds)
+            self._trainers[worker.index] = made
+        return self._trainers[worker.index]
+
+    def left(self, index: int) -> None:
+        """Exclude a failed worker from further means."""
+        self._rounds.left(index)
+
+    def begin(self, worker: VirtualWorker, item: BatchInProgress) -> None:
+        """Compute with the worker's replica as it is now."""
+        value = self.trainer(worker).replica.value
+        if self.flat.buffers:
+            self.flat.load(value)
+        else:
+            self.flat.use(value)
+        gradient = np.empty(self.flat.size, np.float32)
+        self._computed[worker.index, item.grant.batch] = (computed_apart(self.compute, item, gradient), gradient)
+
+    def finish(self, worker: VirtualWorker, item: BatchInProgress) -> None:
+        """Push the rows; then take the local step, which takes its time."""
+        grant = item.grant
+        payloads, gradient = self._computed.pop((worker.index, grant.batch))
+        push(worker, item, payloads)
+        seconds = worker.shared.cost.replica_step(self.flat.size)
+        worker.host.cores.run(seconds, self.trainer(worker).step, gradient, grant.divisor, grant.lr_scale)
+
+
+class Placements:
+    """Dense placements that a run uses, by home, and the current one."""
+
+    def __init__(
+        self, served: ServedDense, replicated: ReplicatedDense | None, trainers: TrainerDense, first: str
+    ) -> None:
+        self._replicated, self._trainers, self._home = replicated, trainers, first
+        self._placements: dict[str, DensePlacement | None]
+        self._placements = {"servers": served, "workers": replicated, "replicas": trainers}
+        self._due = False
+
+    @property
+    def now(self) -> DensePlacement:
+        """Current placement."""
+        placement = self._placements[self._home]
+        assert placement is not None
+        return placement
+
+    def trainer(self, worker: VirtualWorker) -> VirtualTrainer:
+        """See Placements.trainer."""
+        return self._trainers.trainer(worker)
+
+    def left(self, index: int) -> None:
+        """Remove a failed worker from all placements."""
+        self._trainers.left(index)
+        if self._replicated is not None:
+            self._replicated.left(index)
+
+    def move(self, home: str, index: int) -> list[tuple[int, Floats]]:
+        """See Placements.move."""
+        replicas = self._replicated
+        if home == self._home:
+            if replicas is not None and home == "workers":
+                replicas.members.add(index)
+            return []
+        self.now.leave()
+        before, self._home, self._due = self._home, home, home == "workers"
+        if replicas is not None:
+            replicas.members = {index}
+        if (before, home) != ("workers", "servers"):
+            return []
+        assert replicas is not None
+        return [(replicas.block.step, replicas.block.packed(*cut)) for cut in replicas.compute.held.values()]
+
+    def take_over(self, states: list[tuple[int, Floats]]) -> None:
+        """See Placements.take_over; all workers get the same state, of which there is one copy."""
+        replicas = self._replicated
+        assert replicas is not None
+        if not self._due:
+            return
+        self._due = False
+        for (step, values), cut in zip(states, replicas.compute.held.values(), strict=True):
+            replicas.block.unpack(*cut, values, step)
+        replicas.flat.load(replicas.block.value.copy())

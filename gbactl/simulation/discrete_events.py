@@ -1,0 +1,239 @@
+"""Discrete-event core of a simulation: the event queue with its virtual clock, and resources that processes queue for.
+
+Events happen in order of (time, sequence), and cost about a microsecond. Resources: a FIFO pipe, shared cores, a
+process on such cores, a network interface's direction; an arrival or a departure costs O(log n), about 3 us.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+
+class EventQueue:
+    """Event queue. `now`: virtual seconds of work since the start; it moves only in `step` and `wait`.
+
+    `clock` also counts the seconds for which the whole cluster stood still, `stalled` in all."""
+
+    def __init__(self, now: float = 0.0, stalled: float = 0.0) -> None:
+        self.now, self.stalled = now, stalled
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._sequence = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def at(self, time: float, call: Callable[..., None], *args: Any) -> None:
+        """Schedule a call at a time. Raises ValueError for a past or infinite time, or NaN."""
+        if not self.now <= time < math.inf:
+            raise ValueError(f"an event at {time} was planned at {self.now}")
+        self._sequence += 1
+        heappush(self._heap, (time, self._sequence, call, args))
+
+    def after(self, delay: float, call: Callable[..., None], *args: Any) -> None:
+        """Schedule a call `delay` seconds from now."""
+        self.at(self.now + delay, call, *args)
+
+    @property
+    def clock(self) -> float:
+        """Virtual wall-clock time in seconds."""
+        return self.now + self.stalled
+
+    def stall(self, seconds: float) -> None:
+        """Stop the whole cluster for `seconds`: all events are delayed by as much. Raises ValueError below 0."""
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"nobody stands still for {seconds} seconds")
+        self.stalled += seconds
+
+    @property
+    def next_time(self) -> float:
+        """Time of the next event; infinity if there is none."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def step(self) -> bool:
+        """Run the next event; False if there is none."""
+        if not self._heap:
+            return False
+        self.now, _, call, args = heappop(self._heap)
+        call(*args)
+        return True
+
+    def wait(self, until: float) -> None:
+        """Advance the clock to `until`, with no event before it. Raises ValueError if there is one."""
+        if until < self.now or until > self.next_time:
+            raise ValueError(f"the clock cannot be moved from {self.now} to {until}")
+        self.now = until
+
+
+Done = Callable[..., None]
+
+
+class Fifo:
+    """Pipe, served first come first served: a connection within a host."""
+
+    def __init__(self, events: EventQueue) -> None:
+        self.events = events
+        self.free = 0.0
+        self.busy_seconds = 0.0
+
+    def reserve(self, seconds: float) -> float:
+        """Queue a job of `seconds`; returns when it will begin."""
+        begins = max(self.events.now, self.free)
+        self.free = begins + seconds
+        self.busy_seconds += seconds
+        return begins
+
+
+class SharedCores:
+    """Shared cores: each of n runnable jobs runs at rate min(1, cores / n).
+
+    All jobs run at one rate, so a job ends when the service that each has attained since the cores were last
+    idle reaches a mark that is known on its arrival."""
+
+    def __init__(self, events: EventQueue, cores: int) -> None:
+        self.events, self.cores = events, cores
+        self._jobs: list[tuple[float, int, Done, tuple[Any, ...]]] = []
+        self._attained = self._since = 0.0
+        self._sequence = self._generation = 0
+        self._planned: tuple[int, float] = (-1, 0.0)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def rate(self) -> float:
+        """Current speed of every job; 1 is a core of its own."""
+        return min(1.0, self.cores / max(1, len(self._jobs)))
+
+    def run(self, seconds: float, done: Done, *args: Any) -> None:
+        """Run a job of `seconds` of core time, then call `done`."""
+        if not seconds >= 0:
+            raise ValueError(f"a job of {seconds} seconds")
+        self._advance()
+        self._sequence += 1
+        heappush(self._jobs, (self._attained + seconds, self._sequence, done, args))
+        self._plan()
+
+    def _advance(self) -> None:
+        """Bring the attained service up to now; it restarts from 0 whenever the cores are idle."""
+        now = self.events.now
+        self._attained = self._attained + (now - self._since) * self.rate if self._jobs else 0.0
+        self._since = now
+
+    def _plan(self) -> None:
+        """Schedule the end of the first job; an entry that is still right stays."""
+        if not self._jobs:
+            self._planned = (-1, 0.0)
+            return
+        mark, number = self._jobs[0][:2]
+        rate = self.rate
+        if self._planned == (number, rate):
+            return
+        self._planned = (number, rate)
+        self._generation += 1
+        self.events.after(max(0.0, mark - self._attained) / rate, self._end, self._generation)
+
+    def _end(self, generation: int) -> None:
+        if generation != self._generation:
+            return
+        self._attained, self._since = self._jobs[0][0], self.events.now
+        ended = []
+        while self._jobs and self._jobs[0][0] <= self._attained:
+            ended.append(heappop(self._jobs))
+        self._plan()
+        for _, _, done, args in ended:
+            done(*args)
+
+
+class InterfaceDirection(SharedCores):
+    """Direction of a network interface: n connections that send at once get an n-th of it each, as TCP roughly does.
+
+    A job's seconds are those that it takes alone."""
+
+    def __init__(self, events: EventQueue) -> None:
+        super().__init__(events, 1)
+        self._taken = self._owed = 0.0
+        self._packets = Fifo(events)
+
+    def run(self, seconds: float, done: Done, *args: Any) -> None:
+        """See SharedCores.run."""
+        self._taken += seconds
+        owed, self._owed = self._owed, 0.0
+        super().run(seconds + owed, done, *args)
+
+    def slip_in(self, seconds: float) -> float:
+        """Send a packet, which waits only for other packets.
+
+        While a large message is in transit, a packet's time is charged to the next one. Returns when it is through."""
+        self._packets.reserve(seconds)
+        self._taken += seconds
+        if len(self):
+            self._owed += seconds
+        return self._packets.free
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds of use so far."""
+        self._advance()
+        waiting = sum(mark - self._attained for mark, *_ in self._jobs) + self._owed
+        return self._taken - waiting - max(0.0, self._packets.free - self.events.now)
+
+
+class SerialProcess:
+    """Process that does one job after the other, each on shared cores: a server, the coordinator, or a connection."""
+
+    def __init__(self, cores: SharedCores) -> None:
+        self.cores = cores
+        self._queue: deque[tuple[Callable[[], float], Done, tuple[Any, ...]]] = deque()
+        self._urgent: deque[tuple[Callable[[], float], Done, tuple[Any, ...]]] = deque()
+        self._busy = self._held = False
+        self._begun = 0.0
+        self.busy_seconds = 0.0
+        self.stretch: Callable[[float], float] | None = None  # seconds a job took -> seconds to wait after it
+
+    def submit(self, cost: Callable[[], float], done: Done, *args: Any) -> None:
+        """Queue a job; `cost()` is called when it begins."""
+        self._queue.append((cost, done, args))
+        self._next()
+
+    def first(self, cost: Callable[[], float], done: Done, *args: Any) -> None:
+        """Queue a job that belongs to the last one before all waiting jobs; several of these keep their order."""
+        self._urgent.append((cost, done, args))
+        self._next()
+
+    def hold(self) -> None:
+        """Begin no job before `release`, since the process is absent."""
+        self._held = True
+
+    def release(self) -> None:
+        """Continue with the waiting jobs."""
+        self._held = False
+        self._next()
+
+    def _next(self) -> None:
+        if self._busy or self._held:
+            return
+        line = self._urgent or self._queue
+        if line:
+            self._busy = True
+            cost, done, args = line.popleft()
+            seconds = cost()
+            self.busy_seconds += seconds
+            self._begun = self.cores.events.now
+            self.cores.run(seconds, self._done, done, args)
+
+    def _done(self, done: Done, args: tuple[Any, ...]) -> None:
+        events = self.cores.events
+        wait = 0.0 if self.stretch is None else self.stretch(events.now - self._begun)
+        if wait > 0.0:
+            events.after(wait, self._finished, done, args)
+        else:
+            self._finished(done, args)
+
+    def _finished(self, done: Done, args: tuple[Any, ...]) -> None:
+        done(*args)
+        self._busy = False
+        self._next()

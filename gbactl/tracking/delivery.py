@@ -1,0 +1,382 @@
+"""Delivery of a run's records to its MLflow store, from a backlog file, during the run or afterwards.
+
+Every call of a sender may be repeated without harm. Records are on disk before they are sent; the backlog has one JSON
+object a line. Kinds: run (first), metrics, tags, artifact, reopen, finish; between them `opened` (the store's run id)
+and `sent` (how many records the store has accepted). The file is removed when all records were accepted;
+`gbactl report --send RUN_DIR` sends what is left, and may be repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from filelock import FileLock, Timeout
+
+from gbactl.errors import TrackingError
+from gbactl.tracking.mlflow_store import absolute, connect, ensure_store, experiment_id, sqlite_path
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+LOCK_NAME = ".tracking.lock"
+LOCAL_ID_TAG = "gbactl.local_id"
+MetricRow = tuple[str, float, int, int]  # name, value, milliseconds since the epoch, step
+BATCH = 1000  # rows of metrics that a store takes at once
+
+
+class Sender(Protocol):
+    """Interface of a run to a tracking store. Any exception means: not accepted, try again later."""
+
+    def open(self, run: Record, run_id: str | None) -> str:
+        """Find the run (by id, else by its local id) or create it; return the store's id for it."""
+
+    def metrics(self, rows: Sequence[MetricRow]) -> None:
+        """Log at most 1,000 rows of metrics."""
+
+    def artifact(self, path: Path) -> None:
+        """Upload a file; one that does not exist is skipped."""
+
+    def tag(self, tags: Mapping[str, str]) -> None:
+        """Set tags, replacing old ones of the same names."""
+
+    def reopen(self) -> None:
+        """Mark a finished or interrupted run as running again."""
+
+    def finish(self, status: str, end_ms: int) -> None:
+        """End the run as FINISHED, FAILED or KILLED."""
+
+
+def batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """Cut into lists of at most `size` items."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+class MlflowSender:
+    """Sender over MlflowClient. A SQLite file that was removed or replaced meanwhile counts as unreachable."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self._client: MlflowClient | None = None
+        self._run_id = ""
+        self._file: tuple[int, int] | None = None
+
+    def open(self, run: Record, run_id: str | None) -> str:
+        """See Sender.open. Creates the store and the experiment if need be."""
+        if self._client is None:
+            ensure_store(self.uri)
+            self._file = self._identity()
+            self._client = connect(self.uri)
+        self._check()
+        experiment = experiment_id(self._client, run["experiment"], self.uri)
+        self._run_id = self._found(experiment, run["local_id"], run_id) or self._created(experiment, run)
+        self._describe(run)
+        return self._run_id
+
+    def metrics(self, rows: Sequence[MetricRow]) -> None:
+        """See Sender.metrics."""
+        from mlflow.entities import Metric
+
+        entities = [Metric(name, value, time, step) for name, value, time, step in rows]
+        self._live().log_batch(self._run_id, metrics=entities)
+
+    def artifact(self, path: Path) -> None:
+        """See Sender.artifact."""
+        client = self._live()
+        if path.is_file():
+            client.log_artifact(self._run_id, str(path))
+
+    def tag(self, tags: Mapping[str, str]) -> None:
+        """See Sender.tag."""
+        from mlflow.entities import RunTag
+
+        self._live().log_batch(self._run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+
+    def reopen(self) -> None:
+        """See Sender.reopen."""
+        self._live().update_run(self._run_id, status="RUNNING")
+
+    def finish(self, status: str, end_ms: int) -> None:
+        """See Sender.finish."""
+        self._live().set_terminated(self._run_id, status=status, end_time=end_ms)
+
+    def _identity(self) -> tuple[int, int] | None:
+        path = sqlite_path(self.uri)
+        if path is None:
+            return None
+        state = os.stat(path)
+        return state.st_dev, state.st_ino
+
+    def _check(self) -> None:
+        try:
+            same = self._identity() == self._file
+        except OSError:
+            same = False
+        if not same:
+            raise TrackingError(f"The tracking store {self.uri} was removed or replaced.")
+
+    def _live(self) -> MlflowClient:
+        assert self._client is not None, "open() comes first"
+        self._check()
+        return self._client
+
+    def _found(self, experiment: str, local_id: str, run_id: str | None) -> str | None:
+        from mlflow.exceptions import MlflowException
+
+        client = self._live()
+        if run_id is not None:
+            try:
+                return str(client.get_run(run_id).info.run_id)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+        runs = client.search_runs([experiment], f"tags.`{LOCAL_ID_TAG}` = '{local_id}'", max_results=1)
+        return str(runs[0].info.run_id) if runs else None
+
+    def _created(self, experiment: str, run: Record) -> str:
+        made = self._live().create_run(
+            experiment,
+            start_time=run["start_ms"],
+            tags={LOCAL_ID_TAG: run["local_id"]},
+            run_name=run["run_name"],
+        )
+        return str(made.info.run_id)
+
+    def _describe(self, run: Record) -> None:
+        from mlflow.entities import Param, RunTag
+
+        client = self._live()
+        for pairs in batches(run["params"].items(), 100):
+            client.log_batch(self._run_id, params=[Param(key, value) for key, value in pairs])
+        for pairs in batches(run["tags"].items(), 100):
+            client.log_batch(self._run_id, tags=[RunTag(key, value) for key, value in pairs])
+
+
+class Delivery:
+    """Queue of records for a sender, persisted in the backlog.
+
+    `push` sends all, an exception leaves the rest queued.
+    """
+
+    def __init__(self, sender: Sender, backlog: Backlog, records: Sequence[Record] = ()) -> None:
+        """Start with `records` that are on disk already, the first being the run itself."""
+        self._sender = sender
+        self._backlog = backlog
+        self._waiting = deque(records)
+        self._known: str | None = None
+        self._open = False
+        self._sent = 0
+        self.done = False
+
+    @property
+    def run_id(self) -> str | None:
+        """Store's id of the run; None until the store has answered."""
+        return self._known
+
+    def resume(self, run_id: str | None, sent: int) -> None:
+        """Continue where an earlier delivery stopped, if the store still knows that run."""
+        self._known, self._sent = run_id, sent
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Queue records and write them to the backlog; if writing fails they are still sent."""
+        self._waiting.extend(records)
+        self._backlog.append(list(records))
+
+    def push(self) -> None:
+        """Send all queued records. Raises what the sender raises."""
+        if not self._open:
+            self._begin()
+        while self._waiting:
+            head = self._waiting[0]
+            count = self._send_metrics() if head["kind"] == "metrics" else self._send_one(head)
+            for _ in range(count):
+                self._waiting.popleft()
+            self._sent += count
+            self._backlog.sent(self._sent)
+        if self.done:
+            self._backlog.remove()
+
+    def _begin(self) -> None:
+        run_id = self._sender.open(self._waiting[0], self._known)
+        if run_id != self._known:
+            self._backlog.opened(run_id)
+            self._sent = 0
+        for _ in range(min(self._sent, len(self._waiting))):
+            taken = self._waiting.popleft()
+            self.done |= taken["kind"] == "finish"
+            if taken["kind"] == "tags":  # opening has set the first tags again
+                self._sender.tag(taken["tags"])
+        self._known, self._open = run_id, True
+
+    def _send_one(self, record: Record) -> int:
+        if record["kind"] == "artifact":
+            self._sender.artifact(Path(record["path"]))
+        elif record["kind"] == "tags":
+            self._sender.tag(record["tags"])
+        elif record["kind"] == "reopen":
+            self._sender.reopen()
+            self.done = False
+        elif record["kind"] == "finish":
+            self._sender.finish(record["status"], record["end_ms"])
+            self.done = True
+        return 1
+
+    def _send_metrics(self) -> int:
+        """Send one batch of as many consecutive metrics records as fit; a larger record in several batches."""
+        rows: list[MetricRow] = []
+        count = 0
+        for record in takewhile(lambda waiting: waiting["kind"] == "metrics", self._waiting):
+            if count and len(rows) + len(record["rows"]) > BATCH:
+                break
+            rows += [(name, value, time, step) for name, value, time, step in record["rows"]]
+            count += 1
+        for part in _parts(rows):
+            self._sender.metrics(part)
+        return count
+
+
+def _parts(rows: list[MetricRow]) -> Iterator[list[MetricRow]]:
+    for low in range(0, len(rows), BATCH):
+        yield rows[low : low + BATCH]
+
+
+FILE_NAME = "tracking_backlog.jsonl"
+Record = dict[str, Any]
+
+
+@dataclass
+class BacklogContents:
+    """Contents of a backlog file: all records, the store's run id if known, the number of records accepted."""
+
+    records: list[Record] = field(default_factory=list)
+    run_id: str | None = None
+    sent: int = 0
+
+
+class Backlog:
+    """Append-only backlog file of a run directory.
+
+    It survives the process, not a power cut (no fsync). Write errors (a full disk) are ignored.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir / FILE_NAME
+
+    def _write(self, records: list[Record]) -> None:
+        with suppress(OSError), self.path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(record) + "\n" for record in records))
+
+    def append(self, records: list[Record]) -> None:
+        """Append records that are to be sent."""
+        if records:
+            self._write(records)
+
+    def opened(self, run_id: str) -> None:
+        """Record the store's id of the run; records accepted under another id no longer count as sent."""
+        self._write([{"kind": "opened", "run_id": run_id}])
+
+    def sent(self, count: int) -> None:
+        """Record that the store has accepted the first `count` records."""
+        self._write([{"kind": "sent", "count": count}])
+
+    def remove(self) -> None:
+        """Remove the file, after everything was accepted."""
+        self.path.unlink(missing_ok=True)
+
+    def read(self) -> BacklogContents:
+        """Read the whole file. A truncated last line is ignored; any other damage raises TrackingError."""
+        contents = BacklogContents()
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        for number, line in enumerate(lines, 1):
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                if number == len(lines):
+                    break
+                raise TrackingError(f"{self.path}, line {number}, is damaged; remove that line.") from error
+            _take(contents, record)
+        return contents
+
+
+def _take(contents: BacklogContents, record: Record) -> None:
+    if record["kind"] == "opened":
+        if contents.run_id not in (None, record["run_id"]):
+            contents.sent = 0
+        contents.run_id = record["run_id"]
+    elif record["kind"] == "sent":
+        contents.sent = record["count"]
+    else:
+        contents.records.append(record)
+
+
+@dataclass(frozen=True)
+class SendResult:
+    """Result of sending a backlog: store, run id, number of records."""
+
+    uri: str
+    run_id: str
+    records: int
+
+
+def send_backlog(run_dir: Path, uri: str | None = None, sender: Sender | None = None) -> SendResult | None:
+    """Send a run's backlog to the store it was meant for, or to `uri`; None if nothing is left.
+
+    Raises TrackingError if there is no such run, it is still running, or the store does not answer.
+    """
+    if not run_dir.is_dir():
+        raise TrackingError(f"There is no run directory {run_dir}.")
+    backlog = Backlog(run_dir)
+    if not backlog.path.exists():
+        return None
+    try:
+        with FileLock(run_dir / LOCK_NAME, timeout=0):
+            return _send(backlog, run_dir, uri, sender)
+    except Timeout as error:
+        raise TrackingError(f"The run in {run_dir} still goes on; send its backlog when it has ended.") from error
+
+
+def _send(backlog: Backlog, run_dir: Path, uri: str | None, sender: Sender | None) -> SendResult:
+    contents = backlog.read()
+    if not contents.records or contents.records[0]["kind"] != "run":
+        raise TrackingError(f"{backlog.path} does not begin with a run; it cannot be sent.")
+    _complete(backlog, contents, run_dir)
+    where = absolute(uri or contents.records[0]["uri"])
+    delivery = Delivery(sender or MlflowSender(where), backlog, contents.records)
+    delivery.resume(contents.run_id, contents.sent)
+    try:
+        delivery.push()
+    except Exception as error:
+        raise TrackingError(f"{where} did not take the run ({error}); it is kept, type the same again.") from error
+    return SendResult(where, str(delivery.run_id), len(contents.records) - contents.sent)
+
+
+def _complete(backlog: Backlog, contents: BacklogContents, run_dir: Path) -> None:
+    """Add the `finish` record that a killed launcher could not write."""
+    if contents.records[-1]["kind"] == "finish":
+        return
+    last: Record = {"kind": "finish", "status": status_of(run_dir), "end_ms": _last_ms(contents)}
+    backlog.append([last])
+    contents.records.append(last)
+
+
+def status_of(run_dir: Path) -> str:
+    """Status of a run according to its result.json; KILLED where there is none."""
+    try:
+        status = json.loads((run_dir / "result.json").read_text(encoding="utf-8")).get("status")
+    except (OSError, ValueError):
+        return "KILLED"
+    return status if status in ("FINISHED", "FAILED", "KILLED") else "KILLED"
+
+
+def _last_ms(contents: BacklogContents) -> int:
+    times: list[int] = [row[2] for record in contents.records if record["kind"] == "metrics" for row in record["rows"]]
+    return max([int(contents.records[0]["start_ms"]), *times])

@@ -1,0 +1,180 @@
+"""One training as one MLflow run, sent by a background thread, so that no call here waits for the store.
+
+Everything is written to the run directory first, so that an unreachable store loses nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from gbactl.tracking.delivery import LOCK_NAME, Backlog, BacklogContents, Delivery, MlflowSender, Record, Sender
+
+_FLUSH_SECONDS = 1.0
+_LONGEST_PAUSE = 30.0
+_NOT_ALLOWED = re.compile(r"[^\w\-. /]")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _name(key: str) -> str:
+    return _NOT_ALLOWED.sub("_", key)
+
+
+def _run_record(
+    local_id: str, experiment: str, run_name: str | None, params: Mapping[str, Any], tags: Mapping[str, str]
+) -> Record:
+    known = {_name(key): str(value)[:6000] for key, value in params.items()}
+    if "mode.name" in known:
+        known.setdefault("mode", known["mode.name"])  # so that a filter needs no quotes
+    return {
+        "kind": "run",
+        "local_id": local_id,
+        "experiment": experiment,
+        "run_name": run_name,
+        "start_ms": _now_ms(),
+        "params": known,
+        "tags": {_name(key): str(value)[:5000] for key, value in tags.items()},
+    }
+
+
+class TrackedRun:
+    """MLflow run of one training; sends to the store from the start. Call `finish` in every case."""
+
+    def __init__(
+        self,
+        uri: str,
+        experiment: str,
+        run_name: str | None,
+        params: Mapping[str, Any],
+        tags: Mapping[str, str],
+        run_dir: Path,
+        sender: Sender | None = None,
+        warn: Callable[[str], None] | None = None,
+        resumed: str | None = None,
+        beside: Callable[[str], None] | None = None,
+    ) -> None:
+        """Open the run's backlog and start the sending thread.
+
+        `params`: the flattened configuration. `warn` gets a sentence when the store becomes unreachable. `resumed`:
+        continue the run of this id, or with "" the run of the directory's backlog. `beside` is called once with the
+        store's URI, in the thread, when the store has answered.
+        """
+        self._uri, self._run_dir = uri, Path(run_dir)
+        self._local_id = uuid.uuid4().hex
+        self._beside = beside
+        self._warn = warn or logging.getLogger("gbactl.tracking").warning
+        self._lock = FileLock(self._run_dir / LOCK_NAME, thread_local=False)
+        self._lock.acquire(timeout=5)
+        backlog = Backlog(self._run_dir)
+        old = backlog.read() if resumed is not None and backlog.path.exists() else BacklogContents()
+        known = None if resumed is None else resumed or old.run_id
+        self._delivery = Delivery(sender or MlflowSender(uri), backlog, old.records)
+        first = _run_record(self._local_id, experiment, run_name, {} if known else params, tags)
+        self._start_ms: int = first["start_ms"]
+        if not old.records:
+            self._delivery.add([first | {"uri": uri}])
+        if known:
+            self._delivery.resume(known, old.sent)
+            self._delivery.add([{"kind": "reopen"}, {"kind": "tags", "tags": first["tags"]}])
+        self._queue: queue.SimpleQueue[Record] = queue.SimpleQueue()
+        self._tried, self._ending = threading.Event(), threading.Event()
+        self._warned, self._pause, self._next_try = False, 1.0, 0.0
+        self._thread = threading.Thread(target=self._loop, name="tracking", daemon=True)
+        self._thread.start()
+
+    @property
+    def run_id(self) -> str:
+        """Store's id of the run; the local id while the store has not answered (waits up to 5 s)."""
+        self._tried.wait(5)
+        return self._delivery.run_id or self._local_id
+
+    def log(self, metrics: Mapping[str, float | None], step: int, seconds: float) -> None:
+        """Log metrics at `step`, `seconds` after the run's start; None values are left out. Returns at once."""
+        at = self._start_ms + int(seconds * 1000)
+        rows = [[_name(key), float(value), at, step] for key, value in metrics.items() if value is not None]
+        if rows:
+            self._queue.put({"kind": "metrics", "rows": rows})
+
+    def tag(self, **tags: str) -> None:
+        """Set tags; the first `_` in a name becomes the `.` of a gbactl tag. Returns at once."""
+        named = {_name(key.replace("_", ".", 1)): value[:5000] for key, value in tags.items()}
+        self._queue.put({"kind": "tags", "tags": named})
+
+    def artifact(self, path: Path) -> None:
+        """Send a file, which must stay in place until it was sent. Returns at once."""
+        self._queue.put({"kind": "artifact", "path": str(Path(path).resolve())})
+
+    def finish(self, status: str, wait: float = 20.0) -> str | None:
+        """End the run as FINISHED, FAILED or KILLED; None, or a sentence if something was not sent.
+
+        Waits for the store `wait` seconds at most; unsent records stay in the run directory. A second call only waits
+        again.
+        """
+        if not self._ending.is_set():
+            self._queue.put({"kind": "finish", "status": status, "end_ms": _now_ms()})
+            self._ending.set()
+            self._queue.put({})  # wakes the thread
+        self._thread.join(wait)
+        if not self._thread.is_alive():
+            self._lock.release()
+        return None if self._delivery.done else self._sentence()
+
+    def _sentence(self) -> str:
+        return (
+            f"The tracking store {self._uri} did not take everything; the rest is kept, send it later with: "
+            f"gbactl report --send {self._run_dir}"
+        )
+
+    def _loop(self) -> None:
+        while True:
+            ending = self._ending.is_set()
+            self._delivery.add(self._collected())
+            if ending or time.monotonic() >= self._next_try:
+                self._try()
+            self._tried.set()
+            if self._beside is not None and self._delivery.run_id is not None:
+                self._beside(self._uri)
+                self._beside = None
+            if ending:
+                return
+
+    def _collected(self) -> list[Record]:
+        """Collect the records that arrive within the flush interval, or those queued when the run ends."""
+        records: list[Record] = []
+        until = time.monotonic() + (_FLUSH_SECONDS if self._tried.is_set() else 0.0)
+        while True:
+            left = 0.0 if self._ending.is_set() else until - time.monotonic()
+            try:
+                record = self._queue.get(timeout=left) if left > 0 else self._queue.get_nowait()
+            except queue.Empty:
+                return records
+            if record:
+                records.append(record)
+
+    def _try(self) -> None:
+        try:
+            self._delivery.push()
+        except Exception as error:  # whatever the error, the run goes on without its store
+            self._next_try = time.monotonic() + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            if not self._warned:
+                self._warned = True
+                self._warn(f"{self._sentence()} ({type(error).__name__}: {_first_line(error)})")
+            return
+        self._pause, self._next_try = 1.0, 0.0
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

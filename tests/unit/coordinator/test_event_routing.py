@@ -1,0 +1,174 @@
+"""What the coordinator does when a node is lost and another one comes, as a list of what is sent, logged and told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gbactl.checkpoint.ledger import UnsavedWork
+from gbactl.config import CheckpointConfig, RunConfig
+from gbactl.coordinator.batch_dispatch import LivePhase
+from gbactl.coordinator.event_routing import CoordinatorCore
+from gbactl.coordinator.node_requests import Questions
+from gbactl.coordinator.run_context import RunContext
+from gbactl.coordinator.training_phase import TrainingPhase
+from gbactl.policies import Phase, make
+from gbactl.wire.auth import Peer
+from gbactl.wire.messages import (
+    AdoptVersion,
+    Barrier,
+    BeginPhase,
+    CheckpointLoaded,
+    Fence,
+    Fenced,
+    ShardRelocated,
+    Staged,
+    WorkerFailed,
+)
+
+BEGUN = BeginPhase(1, True, "gba", 0, 0, 64, 8, 0, True, False, 0, [0, 64])
+
+
+class Channel:
+    """A connection that keeps what is sent."""
+
+    def __init__(self, peer: Peer, out: list[Any]) -> None:
+        self.peer, self._out = peer, out
+
+    def send(self, message: Any, payload: Any = None) -> None:
+        self._out.append((str(self.peer), message))
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class Cluster:
+    """Two servers and two workers of a run that has begun. `out`: what is sent, logged and told, in its order."""
+
+    def __init__(self, run_dir: Path, mode: str = "gba", checkpoint: str = "cpr") -> None:
+        cfg = RunConfig(checkpoint=CheckpointConfig(checkpoint))
+        cfg.mode.name, cfg.cluster.workers, cfg.cluster.servers, cfg.train.global_batch = mode, 2, 2, 16
+        cfg.cluster.lost_worker = "continue"
+        dataset = SimpleNamespace(kind="splits", splits=[SimpleNamespace(rows=64)] * 3)
+        self.out: list[Any] = []
+        self.run = RunContext(cast(Any, SimpleNamespace(now=lambda: 5.0)), cfg, cast(Any, dataset), run_dir, {}, None)
+        self.core = CoordinatorCore(self.run)
+        self.core.checkpoints.state.unsaved = UnsavedWork.begin(64, 2)
+        for role in ("server", "worker"):
+            for index in (0, 1):
+                self.run.members.channels[role, index] = cast(Any, Channel(Peer(role, index), self.out))
+        self.run.members.settled = True
+        self.run.phase_number = 1
+        self.run.log.info = self._logged  # type: ignore[method-assign]
+        self.run.tell = self._told  # type: ignore[method-assign]
+
+    def _logged(self, kind: int, fields: dict[str, Any]) -> None:
+        self.out.append(("log", {key: fields[key] for key in ("shard", "state") if key in fields}))
+
+    def _told(self, name: str, fields: dict[str, Any]) -> None:
+        self.out.append(("launcher", name, fields["process"]))
+
+    def train(self, mode: str = "gba") -> LivePhase:
+        """Both workers have a batch of eight samples."""
+        policy = make(mode, Phase(64, 8, 16, 0, (0, 1)), self.run.cfg.policy_options())
+        phase = TrainingPhase(policy, lambda finished: 1.0, self.run.record.statistics)
+        self.run.training = LivePhase(1, phase, self.run.members, self.run.log, self.run.waiting, self.run.hub.now)
+        self.core.checkpoints.watch(self.run.training)
+        for worker in (0, 1):
+            self.run.take(worker)
+        self.out.clear()
+        return self.run.training
+
+    def lose(self, role: str, index: int) -> Peer:
+        """The connection to a node is lost."""
+        channel = self.run.members.channels[role, index]
+        self.run.members.forget(channel)
+        return channel.peer
+
+
+def test_a_lost_server_is_told_of_and_the_next_one_brought_up_before_the_workers_turn_to_it(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    training = cluster.train()
+    run, core = cluster.run, cluster.core
+    core.servers.begun = BEGUN
+    core.staged(Staged(1, 0, 1, 0, 0.7, 0.1, 1.0, 0, -1, 3))
+    cluster.lose("server", 1)
+    assert core.server_lost(1) and not run.sound
+    assert cluster.out == [("log", {"shard": 1, "state": "lost"}), ("launcher", "lost", "S1")]
+    assert training.owed(0) == [0], "its slice has to come to the next server, too"
+    cluster.out.clear()
+    channel = cast(Any, Channel(Peer("server", 1, 1), cluster.out))
+    run.members._returning[1] = (channel, "over there")
+    core.server_loaded(channel, CheckpointLoaded(1, -1))
+    assert cluster.out == [
+        ("S1", BEGUN),
+        ("S1", AdoptVersion(0, [], False)),
+        ("log", {"shard": 1, "state": "back"}),
+        ("W0", ShardRelocated(1, "over there", 1, [1, 0])),
+        ("W1", ShardRelocated(1, "over there", 1, [1, 1])),
+        ("launcher", "joined", "S1"),
+    ]
+    assert run.sound and run.server_losses == 1
+
+
+def test_where_everybody_goes_back_nothing_is_saved_until_that_is_done(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, checkpoint="full")
+    cluster.lose("server", 0)
+    assert cluster.core.server_lost(0)
+    channel = cast(Any, Channel(Peer("server", 0, 1), cluster.out))
+    cluster.run.members._returning[0] = (channel, "over there")
+    cluster.core.server_loaded(channel, CheckpointLoaded(0, -1))
+    assert cluster.run.all_go_back and not cluster.run.sound and not cluster.run.servers_gone
+
+
+def test_without_checkpoints_nobody_takes_a_servers_place(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, checkpoint="none")
+    cluster.lose("server", 1)
+    assert not cluster.core.server_lost(1)
+    assert cluster.out == [] and cluster.run.failures.last("S1") is not None
+
+
+def test_a_lost_workers_batches_are_handed_out_again_once_every_server_refuses_it(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.train()
+    assert cluster.core.worker_lost(cluster.lose("worker", 1))
+    assert cluster.out == [
+        ("S0", Fence(1, 1, [1], 0)), ("S1", Fence(1, 1, [1], 0)), ("W0", WorkerFailed(1)), ("launcher", "lost", "W1"),
+    ]  # fmt: skip
+    cluster.out.clear()
+    cluster.core.fenced(Fenced(0, 1))
+    cluster.run.take(0)
+    assert [message.batch for _, message in cluster.out] == [2], "the other server may still take what W1 says"
+    cluster.out.clear()
+    cluster.core.fenced(Fenced(1, 1))
+    cluster.run.take(0)
+    assert [(to, message.batch) for to, message in cluster.out] == [("W0", 1)]
+
+
+def test_the_last_worker_is_not_done_without(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    assert cluster.core.worker_lost(cluster.lose("worker", 0))
+    assert not cluster.core.worker_lost(cluster.lose("worker", 1))
+
+
+def test_who_takes_a_servers_place_is_asked_what_that_has_not_answered(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    asked: list[bool] = []
+    questions = Questions(cluster.run, asked.append)
+    waiting = questions.barrier(3)
+    until = next(waiting)
+    assert cluster.out == [("S0", Barrier(3)), ("S1", Barrier(3))] and not until.condition()
+    cluster.out.clear()
+    questions.reached(SimpleNamespace(shard=0))  # type: ignore[arg-type]
+    for shard in (0, 1):
+        questions.repeat(cluster.run.members.channels["server", shard])
+    assert cluster.out == [("S1", Barrier(3))]
+    questions.reached(SimpleNamespace(shard=1))  # type: ignore[arg-type]
+    assert until.condition()
+    with pytest.raises(StopIteration):
+        waiting.send(True)
+    questions.repeat(cluster.run.members.channels["server", 0])
+    assert len(cluster.out) == 1 and asked == [False, False]

@@ -1,0 +1,145 @@
+"""Moving the dense parameters while workers die: finished by another, or taken back; never in between, never a hang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from gbactl.coordinator.membership import Fencing, Membership
+from gbactl.coordinator.node_requests import DenseMigration
+from gbactl.coordinator.state import DensePlacementState
+from gbactl.errors import ClusterError
+from gbactl.wire.messages import DenseMoved, MoveDense
+
+
+class Workers:
+    """Three workers, seen by a migration; `script[i]` is what happens when it waits for the i-th time."""
+
+    def __init__(self, *script: Callable[[Workers], None]) -> None:
+        self.script = list(script)
+        self.live = {0, 1, 2}
+        self.gone: list[int] = []
+        self.asked: list[MoveDense] = []
+        self.migration = DenseMigration(cast(Membership, self), cast(Fencing, self), DensePlacementState(), lambda: 0.0)
+
+    def of(self, role: str) -> dict[int, None]:
+        assert role == "worker"
+        return dict.fromkeys(sorted(self.live))
+
+    def tell(self, role: str, message: Any) -> None:
+        assert self.migration.moving, "losses are borne meanwhile"
+        self.asked.append(message)
+
+    def move(self, *way: str) -> bool:
+        """Drive the move as the coordinator's loop does."""
+        flow, held = self.migration.move(*way), None
+        while True:
+            try:
+                until = next(flow) if held is None else flow.send(held)
+            except StopIteration as end:
+                return bool(end.value)
+            if not until.condition() and self.script:
+                self.script.pop(0)(self)
+            held = until.condition()
+
+    def die(self, worker: int) -> None:
+        self.live.discard(worker)
+        self.gone.append(worker)
+
+    def answer(self, *workers: int, turn: int | None = None) -> None:
+        for worker in workers:
+            self.migration.moved(DenseMoved(worker, self.asked[-1].turn if turn is None else turn))
+
+
+def test_everybody_takes_them_over() -> None:
+    workers = Workers(lambda w: w.answer(0, 1, 2))
+    assert workers.move("workers")
+    assert workers.asked == [MoveDense("workers", -1, 1)] and not workers.migration.moving
+
+
+def test_one_gives_them_to_the_servers() -> None:
+    workers = Workers(lambda w: w.answer(0, 1, 2))
+    assert workers.move("servers")
+    assert workers.asked == [MoveDense("servers", 0, 1)]
+
+
+def test_a_worker_dies_on_the_way_to_the_workers() -> None:
+    def first(w: Workers) -> None:
+        w.answer(0)
+        w.die(1)
+
+    def second(w: Workers) -> None:
+        w.answer(2, turn=1)  # of the move that was taken back
+        assert w.asked[-1] == MoveDense("servers", -1, 2), "the servers have them still: nobody gives"
+        w.die(0)
+        w.answer(2)
+
+    workers = Workers(first, second)
+    assert not workers.move("workers")
+    assert not workers.script
+
+
+def test_the_giver_dies_and_the_next_one_gives() -> None:
+    def first(w: Workers) -> None:
+        w.answer(1)
+        w.die(0)
+
+    workers = Workers(first, lambda w: w.die(1), lambda w: w.answer(2))
+    assert workers.move("servers")
+    assert [message.giver for message in workers.asked] == [0, 1, 2]
+
+
+def test_a_giver_that_dies_after_it_gave_needs_nobody() -> None:
+    def first(w: Workers) -> None:
+        w.answer(0)
+        w.die(0)
+        w.answer(1, 2)
+
+    workers = Workers(first)
+    assert workers.move("servers")
+    assert len(workers.asked) == 1
+
+
+def test_another_than_the_giver_dies() -> None:
+    def first(w: Workers) -> None:
+        w.die(2)
+        w.answer(0, 1)
+
+    workers = Workers(first)
+    assert workers.move("servers") and len(workers.asked) == 1
+
+
+@pytest.mark.parametrize("home", ["servers", "workers"])
+def test_who_does_not_answer_is_named(home: str) -> None:
+    workers = Workers(lambda w: w.answer(0, 2))
+    with pytest.raises(ClusterError, match=rf"^W1 did not answer when .* to the {home}"):
+        workers.move(home)
+    assert not workers.migration.moving
+
+
+def test_replicas_are_given_up_without_a_giver_since_the_servers_hold_what_they_came_to() -> None:
+    workers = Workers(lambda w: w.answer(0, 1, 2))
+    assert workers.move("servers", "replicas")
+    assert workers.asked == [MoveDense("servers", -1, 1)]
+
+
+def test_from_the_workers_to_replicas_by_way_of_the_servers() -> None:
+    workers = Workers(lambda w: w.answer(0, 1, 2), lambda w: w.answer(0, 1, 2))
+    assert workers.move("replicas", "workers")
+    assert workers.asked == [MoveDense("servers", 0, 1), MoveDense("replicas", -1, 2)]
+
+
+@pytest.mark.parametrize("of", ["servers", "replicas"])
+def test_who_dies_on_the_way_leaves_them_where_they_were(of: str) -> None:
+    workers = Workers(lambda w: w.die(1), lambda w: w.answer(0, 2))
+    to = "replicas" if of == "servers" else "workers"
+    assert not workers.move(to, of)
+    assert [message.home for message in workers.asked] == [to, of]
+
+
+def test_between_workers_and_replicas_there_is_no_way_back() -> None:
+    workers = Workers(lambda w: w.answer(0, 1, 2), lambda w: w.die(1))
+    with pytest.raises(ClusterError, match=r"^A worker died while the dense parameters were on their way"):
+        workers.move("replicas", "workers")

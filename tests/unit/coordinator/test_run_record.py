@@ -1,0 +1,93 @@
+"""What a failure cost, on a clock that a test turns; and its line in a report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gbactl.coordinator.run_record import RecoveryTimes
+from gbactl.report.compare import compare
+from gbactl.report.render import FORMATS, render
+from gbactl.tracking.mlflow_store import Run
+from gbactl.tracking.summary import failed_in_short, failure_metrics
+
+
+class Clock:
+    now = 10.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_times_count_from_the_injection() -> None:
+    clock = Clock()
+    times = RecoveryTimes(clock)
+    times.injected("W1", "hang")
+    clock.now = 12.5
+    times.detected("W1", "death")
+    times.useful("W1")  # said of whom it follows
+    clock.now = 14.0
+    times.loaded("W1")
+    clock.now = 14.25
+    times.useful("W1")
+    clock.now = 99.0
+    times.useful("W1")
+    undone = {"samples_undone": 0, "pls": 0.0, "row_updates_undone": 0, "samples_rolled_back": 0}
+    times_of = {"detected_s": 2.5, "loaded_s": 4.0, "useful_s": 4.25}
+    assert times.told() == [{"process": "W1", "failure": "hang", **times_of, **undone}]
+
+
+def test_what_nobody_injected_counts_from_the_last_sign_of_life() -> None:
+    clock = Clock()
+    times = RecoveryTimes(clock)
+    for process, at in (("W0", 11.0), ("W1", 12.0), ("W0", 13.0)):
+        clock.now = at
+        times.alive(process)
+    clock.now = 17.0
+    times.detected("W0", "hang")
+    clock.now = 18.0
+    times.alive("W0")  # another one in its place
+    clock.now = 20.0
+    times.detected("W0", "death")
+    times.loaded("W0")
+    times.detected("S0", "death")  # never heard of
+    times.reborn("C", "hang", 19.0, 16.0)
+    first, second, silent, coordinator = times.told()
+    assert (first["detected_s"], first["loaded_s"]) == (4.0, None)
+    assert (second["detected_s"], second["loaded_s"], second["useful_s"]) == (2.0, 2.0, None)
+    assert silent["detected_s"] == 10.0 and (coordinator["detected_s"], coordinator["loaded_s"]) == (3.0, 4.0)
+
+
+RESULT: dict[str, Any] = {
+    "recovery": [
+        {"process": "W1", "failure": "kill", "detected_s": 1.0, "loaded_s": 3.0, "useful_s": None, "pls": 0.0},
+        {"process": "W1", "failure": "kill", "detected_s": 2.0, "loaded_s": 5.0, "useful_s": 6.0, "pls": 0.5},
+        {"process": "S0", "failure": "hang", "detected_s": 0.5, "loaded_s": None, "useful_s": None, "pls": 0.0},
+    ]
+}
+
+
+def test_metrics_are_means_over_a_run() -> None:
+    metrics = failure_metrics(RESULT)
+    assert metrics["recovery_count/W1.kill"] == 2.0 and metrics["recovery_loaded_s/W1.kill"] == 4.0
+    assert metrics["recovery_useful_s/W1.kill"] == 6.0 and metrics["recovery_pls/W1.kill"] == 0.25
+    assert "recovery_loaded_s/S0.hang" not in metrics and failure_metrics({}) == {}
+    assert failed_in_short(RESULT) == "W1 kill, W1 kill, S0 hang"
+
+
+def test_the_report_has_a_table_of_them() -> None:
+    plain = Run("a", "a", "FINISHED", 1, {"mode": "sync", "seed": "1"}, {"auc": 0.8})
+    metrics = {"auc": 0.7, **failure_metrics(RESULT)}
+    run = replace(plain, run_id="b", params={"mode": "gba", "seed": "1"}, metrics=metrics)
+    report = compare([plain, run])
+    assert [(line.key, line.process, line.failure, line.n) for line in report.failures] == [
+        (("gba",), "S0", "hang", 1), (("gba",), "W1", "kill", 1),
+    ]  # fmt: skip
+    for form in FORMATS:
+        assert "kill" in render(report, form)
+    table = json.loads(render(report, "json"))["failures"]
+    assert table[1]["stats"]["detected_s"]["mean"] == pytest.approx(1.5)
+    assert "failed" not in render(compare([plain]), "table")

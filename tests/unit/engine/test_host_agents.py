@@ -1,0 +1,62 @@
+"""What doctor writes of lines between hosts, calibrate reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gbactl.engine import host_agents
+from gbactl.engine.bandwidth_probe import LinkMeasurement
+from gbactl.engine.host_agents import HostFindings, NetworkParameters
+from gbactl.engine.preflight import HostReport
+from gbactl.errors import UsageError
+
+
+def examined() -> HostFindings:
+    lines = {
+        "a": {"b": LinkMeasurement(50.0, 9.0), "c": LinkMeasurement(70.0, 1.0)},
+        "b": {"a": LinkMeasurement(60.0, 8.0), "c": LinkMeasurement(error="no route")},
+    }
+    return HostFindings({host: HostReport(host, lines=found) for host, found in lines.items()})
+
+
+def test_medians_over_the_pairs_that_answer() -> None:
+    assert examined().pairs == [("a", "b", 50.0, 9.0), ("a", "c", 70.0, 1.0), ("b", "a", 60.0, 8.0)]
+    assert examined().network == NetworkParameters(60.0, 8.0)
+    assert HostFindings({"a": HostReport("a")}).network is None
+
+
+def test_a_host_that_takes_its_name_for_loopback_is_advised_and_no_fault() -> None:
+    """Only modes with an all-reduce need it; `gbactl train` refuses those."""
+    facts = {"name": "alpha", "own_name": "127.0.1.1"}
+    found = HostFindings(
+        {"a": HostReport("a", facts, "10.0.0.7"), "b": HostReport("b", {**facts, "own_name": "10.0.0.8"}, "10.0.0.8")}
+    )
+    assert found.faults == [] and found.plain()["ok"]
+    (told,) = found.advice
+    assert told.startswith("For an all-reduce: Host a takes its own name alpha for 127.0.1.1")
+    assert "`10.0.0.7 alpha`" in told and found.plain()["advice"] == [told]
+    assert HostFindings({"gone": HostReport("gone", faults=["no answer"])}).advice == []
+
+
+def test_a_written_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "network.yaml"
+    path.write_text(host_agents.text(examined()))
+    assert host_agents.read(path) == {"latency_us": 60.0, "bandwidth_gbit": 8.0}
+    assert "# a -> c: 70.0 us, 1 Gbit/s" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "latency_us: 5", "latency_us: 5\nbandwidth_gbit: -1", "- 1", "latency_us: [", "a: b: c"]
+)
+def test_a_file_that_is_none_is_told(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "network.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="--network"):
+        host_agents.read(path)
+
+
+def test_nothing_measured_nothing_written() -> None:
+    with pytest.raises(UsageError, match="No line between two hosts was measured"):
+        host_agents.text(HostFindings({"a": HostReport("a")}))

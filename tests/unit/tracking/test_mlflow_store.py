@@ -1,0 +1,63 @@
+"""Which store, and where its artifacts lie."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gbactl
+from gbactl.errors import TrackingError
+from gbactl.tracking.mlflow_store import artifact_root, connect, sqlite_path, tracking_uri
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+def test_the_default_is_a_file_in_the_working_directory(tmp_path: Path) -> None:
+    assert tracking_uri() == f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def test_the_environment_is_honoured_and_a_typed_uri_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://there:5000")
+    assert tracking_uri() == tracking_uri(None) == "http://there:5000"
+    assert tracking_uri("http://typed") == "http://typed"
+
+
+def test_relative_sqlite_files_become_absolute(tmp_path: Path) -> None:
+    assert tracking_uri(uri="sqlite:///a/b.db?timeout=3") == f"sqlite:///{tmp_path}/a/b.db?timeout=3"
+    assert tracking_uri(uri="sqlite:////x/b.db") == "sqlite:////x/b.db"
+    assert sqlite_path("http://there") is None
+
+
+def test_artifacts_lie_beside_a_sqlite_store(tmp_path: Path) -> None:
+    assert artifact_root(tracking_uri()) == f"file://{tmp_path}/mlartifacts"
+    assert artifact_root("http://there") is None
+
+
+@pytest.mark.parametrize("uri", ["./mlruns", "mlruns", "file:///tmp/mlruns"])
+def test_a_file_store_is_refused_with_what_to_type(uri: str) -> None:
+    with pytest.raises(TrackingError, match=r"sqlite:///mlflow\.db") as caught:
+        tracking_uri(uri=uri)
+    assert uri in str(caught.value)
+
+
+def test_connecting_does_not_create_a_store(tmp_path: Path) -> None:
+    with pytest.raises(TrackingError, match="does not exist"):
+        connect(tracking_uri())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_package_imports_neither_mlflow_nor_torch() -> None:
+    code = (
+        "import sys, gbactl.tracking.tracked_run, gbactl.tracking.delivery, gbactl.tracking.summary, gbactl.report\n"
+        "sys.exit(bool({'mlflow', 'torch', 'pandas', 'scipy', 'matplotlib'} & set(sys.modules)))"
+    )
+    root = Path(gbactl.__file__).parents[1]  # the test's own working directory is another
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False, env={"PYTHONPATH": str(root)})
+    assert done.returncode == 0

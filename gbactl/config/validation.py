@@ -85,8 +85,7 @@ def obstacle(cfg: RunConfig, to: RunConfig) -> str:
         )
     if to.cluster.workers > cfg.processes:
         return f"this run was started with {cfg.processes} workers; type --set workers={cfg.processes} or less"
-    rows = {getattr(phase.policy_options(), "row_staleness", "token") for phase in cfg.possible}
-    if getattr(to.policy_options(), "row_staleness", "token") == "row" and "row" not in rows:
+    if to.row_staleness == "row" and cfg.row_staleness != "row":
         return "this run was not started with mode.row_staleness=row, which has to be counted from the start"
     return ""
 

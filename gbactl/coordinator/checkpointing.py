@@ -253,7 +253,7 @@ class Checkpointing:
             number = self._plan()
         else:
             return
-        kind = "whole" if self._base is None or self._stop else self.rhythm.tick(self.state.tick).kind
+        kind = "whole" if self._base is None or self._stop else self.rhythm.kind(self.state.tick)
         self._begin(step, number, kind, self.run.training)
 
     # -- saving ------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lines import Line
-from sides import Bench
+from bench_lines import Line
+from ratio_sides import Bench
 
 
 def replay(records: list[Any], target: Path) -> float:

@@ -56,6 +56,7 @@ def check_torch() -> Check:
 def check_horovod() -> Check:
     """Check that Horovod can be imported and was built with Gloo."""
     from gbactl.collective.horovod import import_horovod
+    from gbactl.engine.host_info import version
 
     try:
         hvd = import_horovod()
@@ -63,7 +64,7 @@ def check_horovod() -> Check:
         advice = "type make install or python -m gbactl.install.horovod; or use collective=gloo"
         return Check("Horovod", _reason(error.__cause__ or error), False, False, advice)
     parts = {"Gloo": hvd.gloo_built(), "MPI": hvd.mpi_built(), "NCCL": bool(hvd.nccl_built())}
-    found = f"{_version('horovod')}, built with {', '.join(k for k, v in parts.items() if v) or 'nothing'}"
+    found = f"{version('horovod')}, built with {', '.join(k for k, v in parts.items() if v) or 'nothing'}"
     advice = "build it again: python -m gbactl.install.horovod"
     return Check("Horovod", found, parts["Gloo"], False, advice)
 
@@ -205,12 +206,6 @@ def _guarded(check: Callable[[], Check]) -> Check:
 
 def _reason(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _version(package: str) -> str:
-    from importlib import metadata
-
-    return metadata.version(package)
 
 
 def _existing(path: Path) -> Path:

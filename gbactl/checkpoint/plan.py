@@ -103,14 +103,6 @@ def estimate(
 
 
 @dataclass(frozen=True)
-class DueSave:
-    """Save that is due: `whole` (all rows), `rest` (chosen rows and all small tables) or `chosen` (rows alone)."""
-
-    number: int
-    kind: str
-
-
-@dataclass(frozen=True)
 class SaveSchedule:
     """Schedule of a job's checkpoint saves.
 
@@ -122,13 +114,13 @@ class SaveSchedule:
     every_steps: int | None
     base_every: int
 
-    def tick(self, number: int) -> DueSave:
-        """Return the kind of save `number`, counted from 1."""
-        if self.parts == 1:
-            return DueSave(number, "whole")
-        if self.base_every and number % (self.parts * self.base_every) == 0:
-            return DueSave(number, "whole")
-        return DueSave(number, "rest" if number % self.parts == 0 else "chosen")
+    def kind(self, number: int) -> str:
+        """Return the kind of save `number`, counted from 1: whole, rest or chosen.
+
+        Whole: all rows; rest: chosen rows and all small tables; chosen: chosen rows alone."""
+        if self.parts == 1 or (self.base_every and number % (self.parts * self.base_every) == 0):
+            return "whole"
+        return "rest" if number % self.parts == 0 else "chosen"
 
     @property
     def step_gap(self) -> int | None:

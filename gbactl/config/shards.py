@@ -29,15 +29,9 @@ def spec_of(cfg: RunConfig, rows: int, shard: int) -> ShardSpec:
         optimizer(cfg, row_lr, 0.0), cfg.optim.row_l2, cfg.optim.row_weight_decay,
         dense_optimizer=optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay),
         sparse_divisor=cfg.mode.sparse_divisor,
-        row_staleness=row_staleness(cfg),
+        row_staleness=cfg.row_staleness,
         dense_shards=cfg.cluster.dense_holders,
     )  # fmt: skip
-
-
-def row_staleness(cfg: RunConfig) -> str:
-    """Return "row" if any phase of the run weights rows by their own staleness, else "token"."""
-    chosen = {getattr(phase.policy_options(), "row_staleness", "token") for phase in cfg.possible}
-    return "row" if "row" in chosen else "token"
 
 
 def dense_cuts(cfg: RunConfig, size: int) -> list[Cut]:

@@ -92,9 +92,9 @@ class Failover:
     def hello(self, channel: Channel, hello: Hello) -> None:
         """Let a node reconnect. Raises WireError for one that the journal does not know."""
         incarnation = self.incarnations.get(hello.number, 0)
-        if hello.role == "worker" and (hello.number not in self.known or channel.peer.epoch != incarnation):
+        if hello.role == "worker" and (hello.number not in self.known or channel.peer.incarnation != incarnation):
             raise WireError(f"{channel.peer} is not who was there before.")
-        if hello.role == "server" and channel.peer.epoch != self.servers.get(hello.number, 0):
+        if hello.role == "server" and channel.peer.incarnation != self.servers.get(hello.number, 0):
             raise WireError(f"{channel.peer} is not who served there before.")
         self.run.members.hello(channel, hello)
         self.run.members.ready.add((hello.role, hello.number))
@@ -128,14 +128,14 @@ class Failover:
         """Start of the current phase, in seconds of the run."""
         return self.state.stood.at - self.state.stood.began
 
-    def standing(self, message: ServerState) -> None:
+    def server_state(self, message: ServerState) -> None:
         """Record a server's state; ignore answers to an earlier coordinator."""
-        if message.epoch == self.found.term:
+        if message.term == self.found.term:
             self._standing[message.shard] = message
 
-    def holding(self, message: WorkerState) -> None:
+    def worker_state(self, message: WorkerState) -> None:
         """Record a worker's state; ignore answers to an earlier coordinator."""
-        if message.epoch == self.found.term:
+        if message.term == self.found.term:
             self._holding[message.worker] = message
 
     # -- restoring the run --------------------------------------------------------------------------
@@ -238,9 +238,9 @@ class Failover:
             for channel, staged in self._staged:
                 if run.members.channels.get(("server", staged.shard)) is channel:
                     core.staged(staged)
-            yield from core.questions.barrier(training.policy.step)
+            yield from core.requests.barrier(training.policy.step)
         for channel in run.members.of("server").values():
-            if channel.peer.epoch:
+            if channel.peer.incarnation:
                 core.tell_workers_of(channel)
         for worker, holding in sorted(self._holding.items()):
             if worker in run.members.of("worker"):

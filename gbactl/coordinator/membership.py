@@ -57,7 +57,7 @@ class Membership:
         """Register a worker's successor, which is no member before it is admitted."""
         vacant = 0 <= number < self.expected["worker"] and ("worker", number) not in self.channels
         before = self.joining.get(number)
-        later = channel.peer.epoch > (0 if before is None else before.peer.epoch)
+        later = channel.peer.incarnation > (0 if before is None else before.peer.incarnation)
         if not vacant or not later or (channel.peer.role, channel.peer.index) != ("worker", number):
             raise WireError(f"{channel.peer} does not belong to this run as worker {number}.")
         self.joining[number] = channel
@@ -68,7 +68,7 @@ class Membership:
         """Register a server's successor, which is no member before it has loaded a checkpoint."""
         number, peer = hello.number, channel.peer
         vacant = 0 <= number < self.expected["server"] and ("server", number) not in self.channels
-        if not vacant or not peer.epoch or (peer.role, peer.index) != ("server", number):
+        if not vacant or not peer.incarnation or (peer.role, peer.index) != ("server", number):
             raise WireError(f"{peer} does not belong to this run as server {number}.")
         self._returning[number] = (channel, hello.address)
 

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,7 +38,12 @@ from gbactl.worker.core_sharing import open_board, places
 
 NODE = re.compile(r"[SW][0-9]{1,6}(-[0-9]{1,6})?")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
+FILES = (*(f"{name}.npy" for name in ARRAYS), META)  # of prepared data
 GRACE_SECONDS = 2.0
+LOOK_SECONDS, PULSE_SECONDS = 0.05, 0.5
+FIRST_PATIENCE = 60.0  # until the launcher has set the limit
+READ_BYTES = 1 << 18
+Handler = Callable[[dict[str, Any]], dict[str, Any]]
 Tell = Callable[[str, dict[str, Any]], None]
 
 
@@ -164,9 +169,6 @@ def mark(token: str) -> str:
     return f".seen-{token[:16]}"
 
 
-FILES = (*(f"{name}.npy" for name in ARRAYS), META)
-
-
 class HostData:
     """Prepared data of one host."""
 
@@ -227,12 +229,6 @@ class HostData:
         """Remove incompletely received data."""
         if self._partial is not None:
             shutil.rmtree(self._partial, ignore_errors=True)
-
-
-LOOK_SECONDS, PULSE_SECONDS = 0.05, 0.5
-FIRST_PATIENCE = 60.0  # until the launcher has set the limit
-READ_BYTES = 1 << 18
-Handler = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class HostAgent:
@@ -353,7 +349,7 @@ class HostAgent:
     def _dial(self, fields: dict[str, Any]) -> dict[str, Any]:
         measure = bool(fields.get("measure"))
         targets = field(fields, "targets", dict)
-        return {"lines": {name: dial(str(where), self.token, measure).plain() for name, where in targets.items()}}
+        return {"lines": {name: asdict(dial(str(where), self.token, measure)) for name, where in targets.items()}}
 
     def _find(self, fields: dict[str, Any]) -> dict[str, Any]:
         found = self.holding.find(field(fields, "path", str), field(fields, "fingerprint", str), fields.get("cache"))

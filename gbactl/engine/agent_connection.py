@@ -34,6 +34,7 @@ from shlex import quote
 from typing import Any
 
 import msgpack
+import msgspec
 
 from gbactl.collective.horovod import missing
 from gbactl.errors import ClusterError, WireError
@@ -44,6 +45,7 @@ MOST_GREETING = 1 << 16
 PIECE = 1 << 20  # bytes of a file in one message
 _LENGTH = struct.Struct("<I")
 Message = tuple[str, dict[str, Any]]
+_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 AGENT = "gbactl.engine.agent"
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 LOOK_SECONDS = 0.25
@@ -97,12 +99,11 @@ class MessageDecoder:
 
 def _message(body: bytes) -> Message:
     try:
-        name, fields = msgpack.unpackb(body)
-    except Exception as error:  # any malformed message gives the same error
+        return _DECODER.decode(body)
+    except msgspec.ValidationError as error:
+        raise WireError("A message on a host's pipe is not a name with fields.") from error
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise WireError("A message on a host's pipe cannot be read.") from error
-    if not isinstance(name, str) or not isinstance(fields, dict) or not all(isinstance(key, str) for key in fields):
-        raise WireError("A message on a host's pipe is not a name with fields.")
-    return name, fields
 
 
 def field(fields: dict[str, Any], key: str, kind: Any) -> Any:

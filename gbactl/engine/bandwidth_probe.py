@@ -13,8 +13,9 @@ import statistics
 import struct
 import threading
 import time
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+from gbactl.wire.listener import receive_exactly
 
 TOKEN_BYTES = 32
 PING, BULK = b"p", b"b"
@@ -33,10 +34,6 @@ class LinkMeasurement:
     latency_us: float = 0.0
     gbit: float = 0.0
     error: str = ""
-
-    def plain(self) -> dict[str, Any]:
-        """Encode the measurement as fields of a message."""
-        return asdict(self)
 
 
 class ReachabilityProbe:
@@ -66,7 +63,7 @@ class ReachabilityProbe:
             with contextlib.suppress(OSError), sock:
                 sock.settimeout(SECONDS)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if not hmac.compare_digest(_exactly(sock, TOKEN_BYTES), self.token):
+                if not hmac.compare_digest(receive_exactly(sock, TOKEN_BYTES), self.token):
                     return
                 sock.sendall(b"+")
                 while True:
@@ -82,11 +79,11 @@ class ReachabilityProbe:
 
 
 def _answer(sock: socket.socket) -> None:
-    kind = _exactly(sock, 1)
+    kind = receive_exactly(sock, 1)
     if kind == PING:
-        sock.sendall(_exactly(sock, PING_BYTES))
+        sock.sendall(receive_exactly(sock, PING_BYTES))
         return
-    (left,) = _COUNT.unpack(_exactly(sock, _COUNT.size))
+    (left,) = _COUNT.unpack(receive_exactly(sock, _COUNT.size))
     if kind != BULK or left > MOST_BYTES:
         raise ConnectionAbortedError
     buffer = bytearray(1 << 18)
@@ -106,7 +103,7 @@ def dial(address: str, token: bytes, measure: bool, seconds: float = SECONDS) ->
             sock.settimeout(seconds)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.sendall(token)
-            _exactly(sock, 1)
+            receive_exactly(sock, 1)
             if not measure:
                 return LinkMeasurement()
             sock.settimeout(None)
@@ -121,7 +118,7 @@ def _latency(sock: socket.socket) -> float:
     for _ in range(PINGS):
         began = time.perf_counter()
         sock.sendall(message)
-        _exactly(sock, PING_BYTES)
+        receive_exactly(sock, PING_BYTES)
         taken.append(time.perf_counter() - began)
     return 1e6 * statistics.median(taken) / 2
 
@@ -143,15 +140,5 @@ def _send(sock: socket.socket, count: int) -> float:
         part = min(left, len(block))
         sock.sendall(memoryview(block)[:part])
         left -= part
-    _exactly(sock, 1)
+    receive_exactly(sock, 1)
     return time.perf_counter() - began
-
-
-def _exactly(sock: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = sock.recv(count - len(data))
-        if not part:
-            raise ConnectionResetError("the connection was closed")
-        data += part
-    return data

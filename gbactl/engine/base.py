@@ -19,7 +19,7 @@ from gbactl.collective.rendezvous import RankSlot
 from gbactl.config import RunConfig
 from gbactl.coordinator.state import JOURNAL_FILE, kept
 from gbactl.data.dataset import Dataset
-from gbactl.engine.fork_server import await_fork_server, start_node, tell, thread_environment
+from gbactl.engine.fork_server import ProcessHandle, await_fork_server, start_node, tell, thread_environment
 from gbactl.engine.signals import whole
 from gbactl.nodes.child_process import FAILED_LINE, NOTICED_LINE
 from gbactl.processor import available_cores
@@ -29,7 +29,7 @@ from gbactl.wire.startup import Bootstrap
 from gbactl.worker.core_sharing import open_board, places
 
 GRACE_SECONDS = 3.0
-MOST_LIVES = 3  # replacement coordinators in a row that may be killed before they continue the run
+MOST_COORDINATOR_TRIES = 3  # replacement coordinators in a row that may be killed before they continue the run
 
 
 class LaunchContext(Protocol):
@@ -64,29 +64,6 @@ class Engine(Protocol):
 def engine_of(cfg: RunConfig) -> Engine:
     """Return the engine of a configuration."""
     return cast(Engine, cfg.place)
-
-
-class ProcessHandle(Protocol):
-    """Process on this host (subprocess.Popen) or on another host."""
-
-    @property
-    def pid(self) -> int:
-        """Process id on the process's host."""
-
-    def poll(self) -> int | None:
-        """Return None while the process runs; else its exit code, or minus the signal that killed it."""
-
-    def send_signal(self, sig: int, /) -> None:
-        """Send a signal to the process if it still runs."""
-
-    def terminate(self) -> None:
-        """Send SIGTERM to the process."""
-
-    def kill(self) -> None:
-        """Send SIGKILL to the process."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait until the process has ended and return its exit code."""
 
 
 @dataclass
@@ -136,15 +113,15 @@ class RunProcesses:
     def __init__(self, cfg: RunConfig, run_dir: Path, key: bytes, dataset: Path, config: Mapping[str, object]) -> None:
         self.cfg, self.run_dir, self.key, self.dataset, self.config = cfg, run_dir, key, dataset, config
         self.running: list[ChildProcess] = []
-        self.buried: list[ChildProcess] = []  # failed or taken as failed; not awaited any more
-        self.settled = False  # all are ready: from now on the coordinator decides which failures the run survives
+        self.abandoned: list[ChildProcess] = []  # failed or taken as failed; not awaited any more
+        self.all_ready = False  # all are ready: from now on the coordinator decides which failures the run survives
         self.coordinator = ""
         self._environments: list[dict[str, str]] = []
         self._places: list[tuple[int, int, int]] = []
         self._board: BinaryIO | None = None
-        self._epochs: Counter[str] = Counter()
+        self._incarnations: Counter[str] = Counter()
         self._listener: socket.socket | None = None  # the coordinator's
-        self._left, self._coordinators = MOST_LIVES, 0
+        self._coordinator_tries, self._coordinators = MOST_COORDINATOR_TRIES, 0
 
     @property
     def bind(self) -> str:
@@ -180,65 +157,65 @@ class RunProcesses:
             self._start_worker(index)
 
     def _start_worker(self, index: int) -> None:
-        place, epoch = self._places[index] if self._places else None, self._epochs[f"W{index}"]
-        self._spawn("worker", index, self.cfg.threads, self._environments[index], place=place, epoch=epoch)
+        place, incarnation = self._places[index] if self._places else None, self._incarnations[f"W{index}"]
+        self._spawn("worker", index, self.cfg.threads, self._environments[index], place=place, incarnation=incarnation)
 
     def _start_server(self, index: int) -> None:
-        self._spawn("server", index, 1, {}, epoch=self._epochs[f"S{index}"])
+        self._spawn("server", index, 1, {}, incarnation=self._incarnations[f"S{index}"])
 
-    def bury(self, name: str, kill: bool = False) -> None:
+    def abandon(self, name: str, kill: bool = False) -> None:
         """Stop watching a failed process, so that its end is no failure of the run.
 
         It may still run and hang: `kill` it where it could write into memory that others share."""
         found = [child for child in self.running if child.name == name]
         for child in found if kill else ():
             child.process.kill()
-        self.buried += found
+        self.abandoned += found
         self.running = [child for child in self.running if child.name != name]
 
     @property
-    def revivable(self) -> bool:
+    def coordinator_replaceable(self) -> bool:
         """Whether the coordinator was killed and can be replaced."""
         code = self.running[0].process.poll() if self.running else None
-        killed = code is not None and code < 0
-        return killed and self.settled and self._left > 0 and kept(self.cfg) and (self.run_dir / JOURNAL_FILE).exists()
+        killed = code is not None and code < 0 and self.all_ready
+        return killed and self._coordinator_tries > 0 and kept(self.cfg) and (self.run_dir / JOURNAL_FILE).exists()
 
-    def revive(self, failure: str, sign: float) -> None:
+    def replace_coordinator(self, failure: str, sign: float) -> None:
         """Start a replacement coordinator on the same listening socket, where nodes may already have dialled again.
 
         `sign`: when the failed one was last heard of, by the machine's clock."""
-        self.buried.append(self.running.pop(0))
-        self._left -= 1
+        self.abandoned.append(self.running.pop(0))
+        self._coordinator_tries -= 1
         self._coordinators += 1
         missed = (time.monotonic(), failure, sign)
-        self._spawn("coordinator", 0, 1, {}, self._listener, epoch=self._coordinators, missed=missed)
+        self._spawn("coordinator", 0, 1, {}, self._listener, incarnation=self._coordinators, missed=missed)
         self.running.insert(0, self.running.pop())
 
-    def revived(self) -> None:
+    def coordinator_continues(self) -> None:
         """Note that the replacement coordinator continues the run."""
-        self._left = MOST_LIVES
+        self._coordinator_tries = MOST_COORDINATOR_TRIES
 
-    def epoch(self, name: str) -> int:
+    def incarnation(self, name: str) -> int:
         """Return the current incarnation of a worker or server."""
-        return self._epochs[name]
+        return self._incarnations[name]
 
-    def succeed(self, name: str, again: bool = False) -> None:
+    def replace(self, name: str, again: bool = False) -> None:
         """Start a replacement for a failed worker or server.
 
         `again`: the failed one was a replacement itself, and never became ready."""
-        self._epochs[name] += 1
+        self._incarnations[name] += 1
         start = self._start_server if name[0] == "S" else self._start_worker
         start(int(name[1:]))
 
     def _spawn(
         self, role: str, index: int, threads: int, environment: dict[str, str],
-        listener: socket.socket | None = None, place: tuple[int, int, int] | None = None, epoch: int = 0,
+        listener: socket.socket | None = None, place: tuple[int, int, int] | None = None, incarnation: int = 0,
         missed: tuple[float, str, float] = (0.0, "", 0.0),
     ) -> None:  # fmt: skip
         fd = -1 if listener is None else listener.fileno()
         boot = Bootstrap(
             role, index, self.key.hex(), self.coordinator, str(self.run_dir), str(self.dataset),
-            dict(self.config), fd, place, epoch, missed=missed,
+            dict(self.config), fd, place, incarnation, missed=missed,
         )  # fmt: skip
         log = self.run_dir / "logs" / f"{boot.log_name}.log"
         self._begin(boot, {**thread_environment(threads), **environment}, log)
@@ -257,11 +234,11 @@ class RunProcesses:
         Badly: killed, failed or having noticed a failure. None also while only processes failed that the coordinator
         can do without or replaces."""
         ended = [(child, sentence) for child in self.running if (sentence := child.exit_sentence())]
-        goes_on = self.revivable  # asked last, so that a coordinator that was killed just now counts as replaceable
+        goes_on = self.coordinator_replaceable  # asked last: a coordinator that was killed just now counts too
         if goes_on:
             ended = [(child, sentence) for child, sentence in ended if child is not self.running[0]]
         spared = "W" * (self.cfg.cluster.lost_worker != "end") + "S" * self.cfg.server_returns
-        if self.settled and spared and not self.ended():
+        if self.all_ready and spared and not self.ended():
             coordinator_lives = goes_on or self.running[0].process.poll() is None
             if coordinator_lives and all(child.name[0] in spared for child, _ in ended):
                 return None
@@ -281,7 +258,7 @@ class RunProcesses:
 
     def stop(self) -> None:
         """Terminate, then kill, all running processes, and reap all."""
-        for child in self.buried:
+        for child in self.abandoned:
             child.process.kill()
         for child in self.running:
             if child.process.poll() is None:
@@ -290,7 +267,7 @@ class RunProcesses:
             for child in self.running:
                 if child.process.poll() is None:
                     child.process.kill()
-        for child in (*self.running, *self.buried):
+        for child in (*self.running, *self.abandoned):
             child.process.wait()
         if self._board is not None:
             self._board.close()

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from gbactl.nodes.child_process import FORK_SERVER, READY
 
@@ -40,8 +40,35 @@ def thread_environment(threads: int) -> dict[str, str]:
     }
 
 
-class ForkedProcess:
-    """Child that the fork server has forked, with the interface of subprocess.Popen."""
+class ProcessHandle(Protocol):
+    """Process on this host (subprocess.Popen) or on another host."""
+
+    @property
+    def pid(self) -> int:
+        """Process id on the process's host."""
+
+    def poll(self) -> int | None:
+        """Return None while the process runs; else its exit code, or minus the signal that killed it."""
+
+    def send_signal(self, sig: int, /) -> None:
+        """Send a signal to the process if it still runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until the process has ended and return its exit code. Raises subprocess.TimeoutExpired."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the process."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL to the process."""
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkedProcess(ProcessHandle):
+    """Child that the fork server has forked."""
+
+    pid: int = 0
 
     def __init__(self, pid: int, stdin: BinaryIO) -> None:
         self.pid, self.stdin = pid, stdin
@@ -49,7 +76,6 @@ class ForkedProcess:
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        """Return None while the child runs; else its exit code, or minus the signal that killed it."""
         with self._lock:
             return self._poll()
 
@@ -60,21 +86,11 @@ class ForkedProcess:
         return self._code
 
     def send_signal(self, sig: int, /) -> None:
-        """Send a signal to the child if it still runs."""
         with self._lock:
             if self._poll() is None:
                 os.kill(self.pid, sig)
 
-    def terminate(self) -> None:
-        """Send SIGTERM to the child."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Send SIGKILL to the child."""
-        self.send_signal(signal.SIGKILL)
-
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until the child has ended and return its exit code. Raises subprocess.TimeoutExpired."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             if deadline is not None and time.monotonic() > deadline:

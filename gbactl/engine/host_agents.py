@@ -14,9 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from gbactl.config.placement import hosts_of
 from gbactl.engine import preflight
@@ -207,6 +209,7 @@ def _sentence(host: str, error: Exception) -> str:
 
 
 REACH_SECONDS, SILENT_SECONDS = 60.0, 60.0
+Positive = Annotated[float, msgspec.Meta(gt=0)]
 LINE_HEADINGS = ("from", "to", "one way, us", "Gbit/s")
 
 
@@ -214,8 +217,8 @@ LINE_HEADINGS = ("from", "to", "one way, us", "Gbit/s")
 class NetworkParameters:
     """Network parameters of a virtual cluster: keys of `cost`."""
 
-    latency_us: float
-    bandwidth_gbit: float
+    latency_us: Positive
+    bandwidth_gbit: Positive
 
 
 @dataclass(frozen=True)
@@ -264,14 +267,14 @@ def examine(hosts: Sequence[str], reach: HostAccess, bind: str = "auto") -> Host
     """Check hosts and measure their connections. Raises GbactlError."""
     names = [host.name for host in hosts_of([host if ":" in host else f"{host}:1" for host in hosts])]
     with tempfile.TemporaryDirectory(prefix="gbactl-doctor-") as folder:
-        fleet = HostAgents(names, reach, Path(folder), REACH_SECONDS)
+        agents = HostAgents(names, reach, Path(folder), REACH_SECONDS)
         try:
-            fleet.connect()
-            fleet.settle(bind, SILENT_SECONDS)
-            fleet.lines(measure=True)
+            agents.connect()
+            agents.settle(bind, SILENT_SECONDS)
+            agents.lines(measure=True)
         finally:
-            fleet.close()
-    return HostFindings(fleet.found)
+            agents.close()
+    return HostFindings(agents.found)
 
 
 def text(examined: HostFindings) -> str:
@@ -299,17 +302,11 @@ def read(path: Path) -> dict[str, float]:
         values = yaml.safe_load(path.read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UsageError(f"--network {path} cannot be read: {' '.join(str(error).split())}") from error
-    names = [field.name for field in fields(NetworkParameters)]
-    if not _complete(values, names):
-        raise UsageError(f"--network {path} needs positive numbers {' and '.join(names)}; write it with gbactl doctor.")
-    return {name: float(values[name]) for name in names}
-
-
-def _complete(values: Any, names: Sequence[str]) -> bool:
-    return isinstance(values, Mapping) and all(
-        isinstance(values.get(name), int | float) and not isinstance(values.get(name), bool) and values[name] > 0
-        for name in names
-    )
+    try:
+        return asdict(msgspec.convert(values, NetworkParameters))
+    except msgspec.ValidationError as error:
+        names = " and ".join(NetworkParameters.__annotations__)
+        raise UsageError(f"--network {path} needs positive numbers {names}; write it with gbactl doctor.") from error
 
 
 def print_tables(examined: HostFindings) -> None:

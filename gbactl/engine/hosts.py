@@ -20,22 +20,20 @@ class HostsEngine(Place):
     one_host: ClassVar[bool] = False
 
     def workers(self, cluster: Mapping[str, Any]) -> int:
-        """See Place.workers: as many as the hosts have slots."""
+        """Return the number of workers: as many as the hosts have slots."""
         given = cluster.get("hosts")
         require(isinstance(given, list) and all(isinstance(host, str) for host in given), "cluster.hosts is a list.")
         return slots(hosts_of(given or []))
 
     def check(self, cluster: ClusterConfig, workers: int) -> None:
-        """See Place.check."""
         place(hosts_of(cluster.hosts), workers, cluster.servers, cluster.placement)
         require(bool(cluster.ssh.strip()), "cluster.ssh is the command that reaches a host; type cluster.ssh=ssh.")
 
     def threads(self, cluster: ClusterConfig, computing: int) -> int:
-        """See Place.threads: the launcher decides when the hosts have reported their cores."""
+        """Return the typed number of threads, or 1 until the hosts have reported their cores."""
         return cluster.threads or 1
 
     def train(self, launch: LaunchContext) -> None:
-        """See Engine.train."""
         from gbactl.engine.ssh import RemoteRunProcesses
 
         children = RemoteRunProcesses(

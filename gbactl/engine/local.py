@@ -14,7 +14,6 @@ class LocalEngine(Place):
     """Engine that starts processes as children of the launcher."""
 
     def train(self, launch: LaunchContext) -> None:
-        """See Engine.train."""
         from gbactl.engine.base import RunProcesses
 
         launch.follow(RunProcesses(launch.cfg, launch.run_dir, launch.key, launch.dataset.path, launch.config))

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gbactl.collective.rendezvous import RankSlot
 from gbactl.config import RunConfig, to_dict
@@ -20,6 +20,7 @@ from gbactl.engine import preflight
 from gbactl.engine.agent import NODE, mark
 from gbactl.engine.agent_connection import AgentConnection, HostAccess, horovod_launcher
 from gbactl.engine.base import ChildProcess, RunProcesses
+from gbactl.engine.fork_server import ProcessHandle
 from gbactl.engine.host_agents import HostAgents
 from gbactl.errors import ClusterError
 from gbactl.wire.startup import Bootstrap
@@ -28,12 +29,14 @@ START_SECONDS, WAIT_SECONDS = 20.0, 2.0
 FAILED = 1  # exit code of a process that could not be started
 
 
-class RemoteProcess:
+class RemoteProcess(ProcessHandle):
     """Process on another host. `name`: that of its log (W3, W3-1), by which its agent knows it."""
+
+    pid: int = 0
 
     def __init__(self, link: AgentConnection, name: str, **asked: Any) -> None:
         """Start the process through its agent; one that cannot be started counts as failed."""
-        self.link, self.name, self.pid = link, name, 0
+        self.link, self.name = link, name
         self.why = ""  # why it could not be started
         self._code: int | None = None
         self._over = threading.Event()
@@ -50,26 +53,17 @@ class RemoteProcess:
             self._over.set()
 
     def poll(self) -> int | None:
-        """See Process.poll. A process whose host is lost counts as killed."""
+        """Return None while the process runs, else its exit code; a process whose host is lost counts as killed."""
         if self._code is None and self.link.gone is not None:
             self.ended(-signal.SIGKILL)
         return self._code
 
     def send_signal(self, sig: int, /) -> None:
-        """See Process.send_signal."""
         if self.poll() is None:
             self.link.tell("signal", name=self.name, number=int(sig))
 
-    def terminate(self) -> None:
-        """See Process.terminate."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """See Process.kill."""
-        self.send_signal(signal.SIGKILL)
-
     def wait(self, timeout: float | None = None) -> int:
-        """See Process.wait. Without a `timeout`, a host that does not answer for some seconds counts as lost."""
+        """Wait for the exit code. Without a `timeout`, a host that does not answer for some seconds counts as lost."""
         if self.poll() is None and not self._over.wait(WAIT_SECONDS if timeout is None else timeout):
             if timeout is not None:
                 raise subprocess.TimeoutExpired(self.name, timeout)
@@ -86,7 +80,7 @@ class StartedRemoteProcess(ChildProcess):
     process: RemoteProcess
 
     def exit_sentence(self) -> str | None:
-        """See ChildProcess.exit_sentence: the loss of its host is named as the cause."""
+        """Describe why the process ended; the loss of its host is named as the cause."""
         process = self.process
         if process.why:
             return f"{self.name} could not be started: {process.why}"
@@ -100,24 +94,10 @@ class StartedRemoteProcess(ChildProcess):
 CHECKPOINTS = "checkpoint=none"
 
 
-class PreparationDisplay(Protocol):
-    """Display of the hosts' preparation; implemented by launch/progress.py."""
-
-    def say(self, text: str) -> None:
-        """Print one line of text."""
-
-    def step(self, text: str, fraction: float) -> None:
-        """Show the progress of a long step, 0 to 1."""
-
-    def hosts(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Show a table of the findings on every host."""
-
-    def clear(self) -> None:
-        """Remove the progress display."""
-
-
 class RemoteRunProcesses(RunProcesses):
-    """Processes of one run on several hosts, started by agents; see base.Children."""
+    """Processes of one run on several hosts, started by agents.
+
+    `show`: the display (launch/progress.py) of the hosts' preparation."""
 
     def __init__(
         self,
@@ -126,7 +106,7 @@ class RemoteRunProcesses(RunProcesses):
         key: bytes,
         dataset: Dataset,
         config: Mapping[str, object],
-        show: PreparationDisplay,
+        show: Any,
     ) -> None:
         super().__init__(cfg, run_dir, key, dataset.path, config)
         cluster = cfg.cluster
@@ -134,7 +114,7 @@ class RemoteRunProcesses(RunProcesses):
         self.hosts = hosts_of(cluster.hosts)
         self.placed = place(self.hosts, cfg.processes, cluster.servers, cluster.placement)
         reach = HostAccess(cluster.ssh, cluster.python)
-        self.fleet = HostAgents([host.name for host in self.hosts], reach, run_dir / "logs", cluster.start_timeout)
+        self.agents = HostAgents([host.name for host in self.hosts], reach, run_dir / "logs", cluster.start_timeout)
         self._logs = threading.Lock()
         self._remote: dict[str, RemoteProcess] = {}
         self._early: dict[str, int] = {}
@@ -142,40 +122,38 @@ class RemoteRunProcesses(RunProcesses):
 
     @property
     def bind(self) -> str:
-        """See RunProcesses.bind."""
-        return self.fleet.bind
+        return self.agents.bind
 
     @property
     def seats(self) -> list[RankSlot] | None:
-        """See RunProcesses.seats."""
         return self._seats
 
     # -- before anything trains ---------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Start the agents, check every host, give it the data. Raises ClusterError with a sentence for each fault."""
-        fleet, cluster = self.fleet, self.cfg.cluster
-        fleet.connect()
-        seen = self.run_dir / mark(fleet.token.hex())
+        agents, cluster = self.agents, self.cfg.cluster
+        agents.connect()
+        seen = self.run_dir / mark(agents.token.hex())
         seen.touch()
         try:
             self._settle()
         finally:
             seen.unlink()
-        fleet.lines()
+        agents.lines()
         self._check_memory()
         if self.cfg.collects and len(self.hosts) > 1:
-            for host, found in fleet.found.items():
+            for host, found in agents.found.items():
                 found.faults += preflight.ring(host, found.facts, found.address)
-        fleet.give_data(self.data.path, self.data.fingerprint, self.cfg.data.get("cache"), self.show.step)
+        agents.give_data(self.data.path, self.data.fingerprint, self.cfg.data.get("cache"), self.show.step)
         self.show.clear()
-        self.show.hosts(preflight.HEADINGS, [found.cells() for found in fleet.found.values()])
-        if fleet.faults:
-            raise ClusterError(" ".join(fleet.faults))
-        for host, link in fleet.links.items():
+        self.show.hosts(preflight.HEADINGS, [found.cells() for found in agents.found.values()])
+        if agents.faults:
+            raise ClusterError(" ".join(agents.faults))
+        for host, link in agents.links.items():
             link.told = self._told
             link.on_lost = lambda why, host=host: self.show.say(f"  Host {host} is gone: {why}.")  # type: ignore[misc]
-        interfaces = {host: found.interface for host, found in fleet.found.items()}
+        interfaces = {host: found.interface for host, found in agents.found.items()}
         self._seats = seats(self.hosts, self.cfg.processes, interfaces)
         self._decide(cluster.threads or self._threads())
 
@@ -183,9 +161,9 @@ class RemoteRunProcesses(RunProcesses):
         cfg = self.cfg
         environment = {name: os.environ[name] for name in cfg.cluster.forward if name in os.environ}
         paths = [] if cfg.resume is None else [cfg.resume]
-        answers = self.fleet.settle(cfg.cluster.bind, cfg.cluster.hang_seconds, self.run_dir, paths, environment)
+        answers = self.agents.settle(cfg.cluster.bind, cfg.cluster.hang_seconds, self.run_dir, paths, environment)
         for host, answer in answers.items():
-            faults = self.fleet.found[host].faults
+            faults = self.agents.found[host].faults
             if cfg.checkpoint.name != "none" and not answer["shared"]:
                 faults.append(preflight.unseen(host, "the run directory", str(self.run_dir), CHECKPOINTS))
             missing = [path for path, there in answer["sees"].items() if not there]
@@ -193,7 +171,7 @@ class RemoteRunProcesses(RunProcesses):
 
     def _check_memory(self) -> None:
         for host, count in preflight.bytes_on(self.cfg, self.data, self.placed).items():
-            found = self.fleet.found[host]
+            found = self.agents.found[host]
             found.needs = count
             if found.facts:
                 found.faults += preflight.memory(host, int(found.facts["memory"]), count)
@@ -201,7 +179,7 @@ class RemoteRunProcesses(RunProcesses):
     def _threads(self) -> int:
         """Return the number of threads a worker, the same for all, from the host with the fewest cores a worker."""
         workers = [host for process, host in self.placed.items() if process[0] == "W"]
-        cores = {host: int(found.facts["cores"]) for host, found in self.fleet.found.items()}
+        cores = {host: int(found.facts["cores"]) for host, found in self.agents.found.items()}
         return max(1, min(cores[host] // (workers.count(host) * self.cfg.lanes) for host in set(workers)))
 
     def _decide(self, threads: int) -> None:
@@ -218,22 +196,22 @@ class RemoteRunProcesses(RunProcesses):
         for index in range(len(environments)):
             self._start_worker(index)
 
-    def succeed(self, name: str, again: bool = False) -> None:
-        """See RunProcesses.succeed. On another host if its own is lost or, with `again`, may not reach all."""
-        live = [host for host, link in self.fleet.links.items() if link.gone is None]
+    def replace(self, name: str, again: bool = False) -> None:
+        """Start a replacement, on another host if its own is lost or, with `again`, may not reach all."""
+        live = [host for host, link in self.agents.links.items() if link.gone is None]
         elsewhere = [host for host in live if host != self.placed[name]]
         where = successor(name, self.placed, self.hosts, (again and elsewhere) or live)
         if where is None:
             raise ClusterError("Every host is gone.")
         if again:
-            before = next(child for child in reversed(self.buried) if child.name == name)
+            before = next(child for child in reversed(self.abandoned) if child.name == name)
             told = (before.exit_sentence(), self._cut(before), f"{name} is started again on host {where}.")
             self.show.say(f"  {' '.join(filter(None, told))}")
         self.placed[name] = where
-        super().succeed(name)
+        super().replace(name)
 
     def failure(self) -> tuple[str, bool] | None:
-        """See RunProcesses.failure. A worker that lost the connection to a live server shows a network failure."""
+        """Return the failure that ends the run; a worker that lost a live server shows that the network failed."""
         found = super().failure()
         if found is None or found[1]:
             return found
@@ -246,7 +224,7 @@ class RemoteRunProcesses(RunProcesses):
 
     def _cut(self, child: ChildProcess, ended: Collection[str] = ()) -> str:
         """Return a sentence on the host that an ended process did not reach; "" where its message names none."""
-        addresses = {found.address: host for host, found in self.fleet.found.items()}
+        addresses = {found.address: host for host, found in self.agents.found.items()}
         places = {name: host for name, host in self.placed.items() if name not in ended}
         return preflight.cut(self.placed.get(child.name, ""), child.exit_sentence() or "", {**addresses, **places})
 
@@ -257,7 +235,7 @@ class RemoteRunProcesses(RunProcesses):
         name = str(boot.peer)
         log.touch()
         process = RemoteProcess(
-            self.fleet.links[self.placed[name]], boot.log_name, boot=dataclasses.asdict(boot), environment=environment,
+            self.agents.links[self.placed[name]], boot.log_name, boot=dataclasses.asdict(boot), environment=environment,
             seat=self._seat(name),
         )  # fmt: skip
         with self._logs:
@@ -292,11 +270,11 @@ class RemoteRunProcesses(RunProcesses):
                 process.ended(code)
 
     def stop(self) -> None:
-        """See RunProcesses.stop; also ends the agents."""
+        """Stop all processes, then the agents."""
         try:
             super().stop()
         finally:
-            self.fleet.close()
+            self.agents.close()
 
 
 def seats(hosts: Sequence[Host], workers: int, interfaces: Mapping[str, str]) -> list[RankSlot]:

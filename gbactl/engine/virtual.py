@@ -17,11 +17,10 @@ class VirtualEngine(Place):
     real: ClassVar[bool] = False
 
     def threads(self, cluster: ClusterConfig, computing: int) -> int:
-        """See Place.threads: gradients are computed one after the other."""
+        """Return 1: gradients are computed one after the other."""
         return 1
 
     def train(self, launch: LaunchContext) -> None:
-        """See Engine.train."""
         from gbactl.engine.signals import patient
         from gbactl.simulation.cluster import run_virtual
 

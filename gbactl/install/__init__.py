@@ -1,1 +1,62 @@
-"""Installation of a checkout: the virtual environment, the libraries, Horovod. Standard library only."""
+"""Installation of a checkout: the virtual environment, the libraries, Horovod; progress of its long commands.
+
+Standard library only. Costs one thread per command. The command's own output goes to a log file, whose end is shown
+when the command fails.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from gbactl.errors import GbactlError
+
+HEARTBEAT_SECONDS = 15.0
+TAIL_LINES = 25
+
+
+class InstallError(GbactlError):
+    """Failed step of the installation; the sentence names it and its log."""
+
+
+def say(text: str) -> None:
+    """Print one progress line at once on standard error."""
+    print(f"[install] {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def heartbeat(what: str, about: str = "", every: float = HEARTBEAT_SECONDS) -> Iterator[None]:
+    """Announce `what`, repeat every 15 s that it is still running, and print how long it took."""
+    hint = f" (about {about})" if about else ""
+    say(f"{what}{hint} ...")
+    started, done = time.monotonic(), threading.Event()
+
+    def beat() -> None:
+        while not done.wait(every):
+            say(f"{what}: {time.monotonic() - started:.0f} s{hint} ...")
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    say(f"{what}: done in {time.monotonic() - started:.1f} s")
+
+
+def run(what: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None, about: str = "") -> None:
+    """Run `command` with its output in `log`. Raises InstallError with the log's last lines."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with heartbeat(what, about), log.open("wb") as out:
+        code = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=env, check=False).returncode
+        if code == 0:
+            return
+    tail = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+    print("\n".join(f"    {line}" for line in tail), file=sys.stderr)
+    raise InstallError(f"{what} failed with exit code {code}; the whole output is in {log}.")

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from gbactl.errors import GbactlError
+from gbactl.install import InstallError, run, say
 from gbactl.install.horovod import locked
-from gbactl.install.steps import InstallError, run, say
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"

@@ -23,7 +23,7 @@ from importlib import metadata
 from pathlib import Path
 
 from gbactl.errors import GbactlError, MissingDependencyError
-from gbactl.install.steps import InstallError, heartbeat, run, say
+from gbactl.install import InstallError, heartbeat, run, say
 
 OLDEST_CMAKE = (3, 13)
 WITHOUT = "or go without Horovod: type `make install HOROVOD=no` and use collective=gloo"

@@ -26,7 +26,6 @@ class Terminal(Console):
     """Console that ignores write errors once its terminal is gone."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """See Console.print."""
         try:
             super().print(*objects, **options)
         except OSError:

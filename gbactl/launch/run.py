@@ -147,14 +147,14 @@ class LaunchedRun:
         self.phases: list[dict[str, Any]] = []
         self.lost: list[dict[str, Any]] = []
         self.injected: list[dict[str, Any]] = []
-        self.injuries: FaultInjection | None = None
-        self.successors: Replacements | None = None
+        self.injection: FaultInjection | None = None
+        self.replacements: Replacements | None = None
         self.switches: list[dict[str, Any]] = []
         self.modes = self.job.modes(cfg)
         self.tracked: TrackedRun | None = None
         self.control: ControlSocket | None = None
-        self.coordinators: CoordinatorConnection | None = None
-        self.meeting: Rendezvous | None = None
+        self.coordinator: CoordinatorConnection | None = None
+        self.rendezvous: Rendezvous | None = None
         self.stop = StopRequest(cfg.cluster.stop_seconds, self._say_below)
 
     def go(self) -> dict[str, Any]:
@@ -192,7 +192,7 @@ class LaunchedRun:
         self.show.say(text)
 
     def look_at_signals(self, tell: Callable[[Event], None]) -> None:
-        """See Launch.look_at_signals: the first signal has the run saved; a run with its result goes on to its end."""
+        """Have the run saved at the first signal; a run with its result goes on to its end."""
         if self.result is None:
             self.stop.look(tell)
 
@@ -204,9 +204,8 @@ class LaunchedRun:
             CheckpointFolder(self.run_dir / CHECKPOINTS).sweep()
 
     def follow(self, children: RunProcesses) -> None:
-        """See Launch.follow."""
         try:
-            self.injuries, self.successors = FaultInjection(children), Replacements(children, self.show.say)
+            self.injection, self.replacements = FaultInjection(children), Replacements(children, self.show.say)
             children.prepare()
             with self._collective(children) as environments:
                 self.show.say(f"  starting {self.cfg.processes} workers, {self.cfg.cluster.servers} servers")
@@ -229,52 +228,52 @@ class LaunchedRun:
 
         bind, cycle, seats = children.bind, self.cfg.cycle_time_ms, children.seats
         survives = self.cfg.cluster.lost_worker != "end"
-        with open_rendezvous(c.name, workers, self.run_dir, bind, cycle, survives=survives, seats=seats) as meeting:
-            self.meeting = meeting
-            yield [meeting.environment(rank) for rank in range(workers)]
+        with open_rendezvous(c.name, workers, self.run_dir, bind, cycle, survives=survives, seats=seats) as rendezvous:
+            self.rendezvous = rendezvous
+            yield [rendezvous.environment(rank) for rank in range(workers)]
 
     def _talk_with(self, children: RunProcesses) -> None:
         """Listen to the coordinator until the result arrives; raise as soon as a child fails."""
         hub = SocketHub(self.key, Peer("launcher", 0), encrypt=self.cfg.transport.encrypt)
         try:
-            self.coordinators = CoordinatorConnection(children, hub, self.show.say)
-            self.coordinators.meet(self._check)
-            self.control = ControlSocket(self.run_dir, self.coordinators.tell)
+            self.coordinator = CoordinatorConnection(children, hub, self.show.say)
+            self.coordinator.meet(self._check)
+            self.control = ControlSocket(self.run_dir, self.coordinator.tell)
             with patient():
-                self._listen(hub, children, self.coordinators)
+                self._listen(hub, children, self.coordinator)
         finally:
             if self.control is not None:
                 self.control.close()
             hub.close()
 
-    def _listen(self, hub: SocketHub, children: RunProcesses, coordinators: CoordinatorConnection) -> None:
-        while not (self.result is not None and (children.ended() or coordinators.gone)):
+    def _listen(self, hub: SocketHub, children: RunProcesses, coordinator: CoordinatorConnection) -> None:
+        while not (self.result is not None and (children.ended() or coordinator.gone)):
             look()
-            self.look_at_signals(coordinators.tell)
+            self.look_at_signals(coordinator.tell)
             # checked before polling, so that the last messages of a child that ended are read before its failure counts
             failure, over = children.failure(), children.ended()
             self._hear(hub, LOOK_SECONDS if self.result is None else ENDED_SECONDS)
             self._check(children, failure, over)
             self._look()
-            if coordinators.missed():
+            if coordinator.missed():
                 self._hear(hub, 0.0)  # its last messages
-                self._replace(coordinators)
+                self._replace(coordinator)
 
     def _hear(self, hub: SocketHub, seconds: float) -> None:
         for _, frame in hub.poll(seconds):
             if frame.kind != 0:
                 self.on_event(unpack(frame.kind, frame.descriptor))
 
-    def _replace(self, coordinators: CoordinatorConnection) -> None:
+    def _replace(self, coordinator: CoordinatorConnection) -> None:
         """Replace a failed coordinator."""
         if self.result is None:
-            coordinators.replace(self._check)
+            coordinator.replace(self._check)
             self.stop.again()
             if self.control is not None:
                 self.control.interrupted()
 
     def _look(self) -> None:
-        for each in (self.injuries, self.successors):
+        for each in (self.injection, self.replacements):
             if each is not None:
                 each.look()
 
@@ -296,14 +295,13 @@ class LaunchedRun:
         return failure
 
     def on_event(self, event: Event) -> None:
-        """See Launch.on_event."""
         look()
         self.stop.heard(event)
         if switch_known(event, self.switches):
             return
         if self.control is not None:
             self.control.heard(event)
-        for each in (self.successors, self.coordinators):
+        for each in (self.replacements, self.coordinator):
             if each is not None:
                 each.heard(event)
         if event.name == "progress":
@@ -353,8 +351,8 @@ class LaunchedRun:
 
     def _injected(self, fields: dict[str, Any]) -> None:
         """Inject a due fault, and write it to faults.json at once."""
-        pid = None if self.injuries is None else self.injuries.inflict(fields)
-        done = self.injuries is None or pid is not None
+        pid = None if self.injection is None else self.injection.inflict(fields)
+        done = self.injection is None or pid is not None
         self.injected.append({**fields, "pid": pid, "done": done})
         run_dirs.write_faults(self.run_dir, self.cfg, self.injected)
 
@@ -454,8 +452,8 @@ class LaunchedRun:
     def _count_refused(self, result: dict[str, Any]) -> None:
         """Add connections rejected by the launcher's own two sockets (control and rendezvous) to the result."""
         here = Counter({} if self.control is None else self.control.hub.refused)
-        if self.meeting is not None and self.meeting.turned_away():
-            here["A request to the all-reduce's rendezvous."] += self.meeting.turned_away()
+        if self.rendezvous is not None and self.rendezvous.turned_away():
+            here["A request to the all-reduce's rendezvous."] += self.rendezvous.turned_away()
         result["refused"] = dict(Counter(result["refused"]) + here)
         result["refused_frames"] += here.total()
 

@@ -47,8 +47,8 @@ class CoordinatorConnection:
         dialling.start()
         while dialling.is_alive():
             dialling.join(LOOK_SECONDS)
-            if self.children.revivable:
-                self.children.revive("death", self._heard)
+            if self.children.coordinator_replaceable:
+                self.children.replace_coordinator("death", self._heard)
             check(self.children, self.children.failure(), self.children.ended())
         if self._error is not None:
             self.children.wait(1.0)
@@ -77,12 +77,12 @@ class CoordinatorConnection:
     def missed(self) -> bool:
         """Return whether the coordinator has failed and can be replaced; kills one that hangs."""
         self._failure = "hang" if self._silent() else "death"
-        return self.children.revivable
+        return self.children.coordinator_replaceable
 
     def replace(self, check: Check) -> None:
         """Start a replacement coordinator and wait until it listens."""
         self.say("  C is gone; another one goes on from its journal.")
-        self.children.revive(self._failure, self._heard)
+        self.children.replace_coordinator(self._failure, self._heard)
         self.meet(check)
 
     def _silent(self) -> bool:
@@ -92,7 +92,7 @@ class CoordinatorConnection:
             self._heard += now - self._looked
         self._looked = now
         cluster = self.children.cfg.cluster
-        hangs = kept(self.children.cfg) and self.children.settled and now - self._heard > cluster.hang_seconds
+        hangs = kept(self.children.cfg) and self.children.all_ready and now - self._heard > cluster.hang_seconds
         if hangs and child.process.poll() is None:
             child.process.kill()
             child.process.wait()
@@ -103,7 +103,7 @@ class CoordinatorConnection:
         """Note that the coordinator is alive, and its success as a replacement."""
         self._heard = time.monotonic()
         if event.name == "joined" and event.fields.get("process") == "C":
-            self.children.revived()
+            self.children.coordinator_continues()
 
 
 MOST_TRIES = 3
@@ -118,20 +118,20 @@ class Replacements:
 
     def heard(self, event: Event) -> None:
         """Handle an event about a lost or joined process, or the result."""
-        self.children.settled |= event.name != "beat"
+        self.children.all_ready |= event.name != "beat"
         name = event.fields.get("process")
         if event.name == "lost" and isinstance(name, str):
-            if event.fields.get("epoch", self.children.epoch(name)) < self.children.epoch(name):
+            if event.fields.get("epoch", self.children.incarnation(name)) < self.children.incarnation(name):
                 return  # repeated by a replacement coordinator
-            self.children.bury(name, kill=bool(event.fields.get("shared")))
+            self.children.abandon(name, kill=bool(event.fields.get("shared")))
             if event.fields.get("replaced"):
                 self._tries[name] = 1
-                self.children.succeed(name)
+                self.children.replace(name)
         elif event.name == "joined" and isinstance(name, str):
             self._tries.pop(name, None)
         elif event.name == "result":
             for late in self._tries:
-                self.children.bury(late, kill=True)
+                self.children.abandon(late, kill=True)
             self._tries.clear()
 
     def look(self) -> None:
@@ -142,7 +142,7 @@ class Replacements:
             child = next((child for child in self.children.running if child.name == name), None)
             if child is None or child.process.poll() is None:
                 continue
-            self.children.bury(name)
+            self.children.abandon(name)
             if tries == MOST_TRIES and name[0] == "S":
                 raise ClusterError(f"{name} could not be replaced in {tries} tries; look into {child.log}.")
             if tries == MOST_TRIES:
@@ -150,7 +150,7 @@ class Replacements:
                 del self._tries[name]
             else:
                 self._tries[name] = tries + 1
-                self.children.succeed(name, again=True)
+                self.children.replace(name, again=True)
 
 
 def told(event: Event) -> str:

@@ -70,7 +70,7 @@ def run_coordinator(boot: Bootstrap) -> None:
     import sklearn.metrics  # noqa: F401  (takes a second: now, while the workers import torch)
 
     run_dir = Path(boot.run_dir)
-    found = JournalState.of(run_dir, boot.epoch, *boot.missed) if boot.epoch else None
+    found = JournalState.of(run_dir, boot.incarnation, *boot.missed) if boot.incarnation else None
     coordinator = Coordinator(hub, boot.cfg, dataset, run_dir, header(boot.cfg, dataset), found)
     if coordinator.context.journal.on:
         beat(lambda: coordinator.context.tell("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4))
@@ -90,7 +90,7 @@ def lasting(hub: Hub, cfg: RunConfig, epoch: int = 0) -> Hub:
 
 def dressed(hub: Hub, cfg: RunConfig, me: Peer) -> Hub:
     """Wrap a server's or worker's hub with all that its configuration does to messages."""
-    return lasting(narrowed(exposed(hub, me, cfg.fault_plan()), cfg.transport.wire_dtype), cfg, me.epoch)
+    return lasting(narrowed(exposed(hub, me, cfg.fault_plan()), cfg.transport.wire_dtype), cfg, me.incarnation)
 
 
 def run_server(boot: Bootstrap) -> None:
@@ -113,7 +113,7 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
     cfg = boot.cfg
     flush()
     coordinator.send(Hello("server", boot.index, hub.address, os.getpid()))
-    found = _first_shard(hub, coordinator, boot, dataset) if boot.epoch == 0 else _shard_again(boot, dataset)
+    found = _first_shard(hub, coordinator, boot, dataset) if boot.incarnation == 0 else _shard_again(boot, dataset)
     if found is None:
         return
     shard, ready = found

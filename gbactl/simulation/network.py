@@ -29,7 +29,7 @@ from gbactl.wire.channel import NO_BYTES
 from gbactl.wire.compression import VALUES, ids_of, narrowed_bytes
 from gbactl.wire.frames import CLOSED, Bytes, Frame
 from gbactl.wire.messages import kind_of
-from gbactl.wire.reliable import RETRY_SECONDS, weather_of
+from gbactl.wire.reliable import RETRY_SECONDS, message_faults_of
 from gbactl.wire.traffic import TrafficCounter
 
 PACKET_BYTES = 1500
@@ -277,7 +277,7 @@ class LossyNetwork(Network):
 
     def end(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
         """Make one end of a connection, lossy where the plan says so."""
-        weather = weather_of(self.plan, near.peer, far.peer)
+        weather = message_faults_of(self.plan, near.peer, far.peer)
         if weather is None:
             return VirtualChannel(self, near, far)
         return LossyChannel(self, near, far, weather, self.on, self.counts)

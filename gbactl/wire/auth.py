@@ -1,7 +1,7 @@
 """Mutual authentication of a connection with the run's key, before any frame.
 
     listener -> connector   MAGIC, nonce L
-    connector -> listener   role, index, epoch, nonce C, HMAC(key, "connector" | L | C | role | index | epoch)
+    connector -> listener   identity (role, index, incarnation), nonce C, HMAC(key, "connector" | L | C | identity)
     listener -> connector   HMAC(key, "listener" | L | C | its own role and index)
 
 Both ends then derive one session key a direction from both nonces, so that a recorded frame is invalid in another
@@ -31,11 +31,11 @@ _LETTER = {"launcher": "L", "coordinator": "C", "server": "S", "worker": "W", "c
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Identity of a node. `epoch` is its incarnation: it grows with every process that replaces an earlier one."""
+    """Identity of a node. `incarnation` grows with every process that replaces an earlier one."""
 
     role: str
     index: int
-    epoch: int = 0
+    incarnation: int = 0
 
     def __str__(self) -> str:
         letter = _LETTER[self.role]
@@ -75,23 +75,23 @@ def answer(key: bytes, greeting_bytes: bytes, me: Peer, connector_nonce: bytes) 
     if magic != MAGIC:
         raise WireError("The other end is not a gbactl process of this version.")
     role = ROLES.index(me.role)
-    identity = _IDENTITY.pack(role, me.index, me.epoch)
+    identity = _IDENTITY.pack(role, me.index, me.incarnation)
     proof = _proof(key, b"connector", listener_nonce, connector_nonce, identity)
-    return ANSWER.pack(role, me.index, me.epoch, connector_nonce, proof)
+    return ANSWER.pack(role, me.index, me.incarnation, connector_nonce, proof)
 
 
 def accept(key: bytes, listener_nonce: bytes, answer_bytes: bytes, me: Peer) -> tuple[Peer, bytes, SessionKeys]:
     """Verify the connector's handshake message: (peer, the proof of the listener `me`, keys). Raises WireError."""
-    role, index, epoch, connector_nonce, proof = ANSWER.unpack(answer_bytes)
+    role, index, incarnation, connector_nonce, proof = ANSWER.unpack(answer_bytes)
     expected = _proof(key, b"connector", listener_nonce, connector_nonce, answer_bytes[: _IDENTITY.size])
     if not hmac.compare_digest(proof, expected) or role >= len(ROLES):
         raise WireError("A connection does not know this run's key.")
     mine = _listener_proof(key, listener_nonce, connector_nonce, me)
-    return Peer(ROLES[role], index, epoch), mine, _session(key, listener_nonce, connector_nonce)
+    return Peer(ROLES[role], index, incarnation), mine, _session(key, listener_nonce, connector_nonce)
 
 
 def confirm(key: bytes, greeting_bytes: bytes, connector_nonce: bytes, proof: bytes, peer: Peer) -> SessionKeys:
-    """Verify that the listener knows the key and is `peer`, of any epoch. Raises WireError."""
+    """Verify that the listener knows the key and is `peer`, of any incarnation. Raises WireError."""
     _, listener_nonce = GREETING.unpack(greeting_bytes)
     if not hmac.compare_digest(proof, _listener_proof(key, listener_nonce, connector_nonce, peer)):
         raise WireError(f"The listener does not know this run's key, or is not {peer}.")

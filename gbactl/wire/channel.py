@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -84,8 +84,27 @@ class BufferPool:
             self.free.append(buffer)
 
 
-class HubWrapper:
-    """Base of hubs that wrap another hub and change some of its methods.
+class ChannelWrapper:
+    """Base of channels that change what the channel `inner` carries."""
+
+    def __init__(self, inner: Channel) -> None:
+        self.inner, self.peer = inner, inner.peer
+
+    def reserve(self, nbytes: int) -> Bytes:
+        return self.inner.reserve(nbytes)
+
+    def send(self, message: Any, payload: Bytes | None = None) -> None:
+        self.inner.send(message, payload)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+W = TypeVar("W", bound=ChannelWrapper)
+
+
+class HubWrapper(Generic[W]):
+    """Base of hubs that wrap another hub, and those of its channels for which `wrap` returns a wrapper.
 
     `counts`: messages that the wrapped hub changed on their way, by name of the change."""
 
@@ -93,11 +112,29 @@ class HubWrapper:
         self.hub = hub
         self.address, self.refused, self.traffic = hub.address, hub.refused, hub.traffic
         self.counts: Mapping[str, int] = getattr(hub, "counts", {})
+        self._wrappers: dict[int, W] = {}
+
+    def wrap(self, inner: Channel) -> W | None:
+        """Return a new wrapper of a channel; None for a channel that stays as it is."""
+        return None
+
+    def wrapper_of(self, inner: Channel) -> W | None:
+        """Return the wrapper of a channel, made when the channel is first seen."""
+        known = self._wrappers.get(id(inner))
+        if known is None and (known := self.wrap(inner)) is not None:
+            self._wrappers[id(inner)] = known
+        return known
+
+    def forget(self, inner: Channel) -> None:
+        """Forget the wrapper of a closed channel."""
+        del self._wrappers[id(inner)]
+
+    def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR) -> Channel:
+        inner = self.hub.connect(address, segment_bytes, peer)
+        return self.wrapper_of(inner) or inner
 
     def now(self) -> float:
-        """See Hub.now."""
         return self.hub.now()
 
     def close(self) -> None:
-        """See Hub.close."""
         self.hub.close()

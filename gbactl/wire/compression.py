@@ -18,7 +18,7 @@ from gbactl.errors import WireError
 from gbactl.kernels import codec_of
 from gbactl.kernels.half_precision import Codec
 from gbactl.wire import frames
-from gbactl.wire.channel import COORDINATOR, BufferPool, Channel, Hub, HubWrapper
+from gbactl.wire.channel import BufferPool, Channel, ChannelWrapper, Hub, HubWrapper
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import KIND, EasgdCentre, EasgdUpdate, Push, Rows, decode
 
@@ -37,11 +37,12 @@ def narrowed_bytes(message: Any, nbytes: int) -> int:
     return ids + (nbytes - ids) // 2 if isinstance(message, VALUES) else nbytes
 
 
-class HalfPrecisionChannel:
+class HalfPrecisionChannel(ChannelWrapper):
     """Channel between a worker and a server that sends values in two bytes each over the connection `inner`."""
 
     def __init__(self, inner: Channel, codec: Codec) -> None:
-        self.inner, self.codec, self.peer = inner, codec, inner.peer
+        super().__init__(inner)
+        self.codec = codec
         self._pool, self._arriving, self._lock = BufferPool(), BufferPool(), threading.Lock()
         self._lent: dict[int, Bytes] = {}
 
@@ -53,7 +54,6 @@ class HalfPrecisionChannel:
         return buffer[:nbytes]
 
     def send(self, message: Any, payload: Bytes | None = None) -> None:
-        """See Channel.send."""
         if payload is None or not isinstance(message, VALUES):
             if payload is not None:  # sent unchanged: the connection owns the memory until it is written
                 with self._lock:
@@ -69,10 +69,6 @@ class HalfPrecisionChannel:
             if buffer is not None:
                 self._pool.give(buffer)
         self.inner.send(message, out)
-
-    def close(self) -> None:
-        """See Channel.close."""
-        self.inner.close()
 
     def widened(self, frame: Frame) -> Frame:
         """Return a frame with its values widened to float32.
@@ -95,36 +91,25 @@ class HalfPrecisionChannel:
         return Frame(frame.kind, frame.descriptor, out[: ids + 2 * values], lambda: pool.give(out), message)
 
 
-class HalfPrecisionHub(HubWrapper):
+class HalfPrecisionHub(HubWrapper[HalfPrecisionChannel]):
     """Hub whose channels between workers and servers send values in two bytes each."""
 
     def __init__(self, hub: Hub, codec: Codec) -> None:
         super().__init__(hub)
         self.codec, self.traffic.item = codec, 2
-        self._channels: dict[int, HalfPrecisionChannel] = {}
 
-    def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Any = COORDINATOR) -> Channel:
-        """See Hub.connect."""
-        return self._of(self.hub.connect(address, segment_bytes, peer))
-
-    def _of(self, inner: Channel) -> Channel:
-        if inner.peer.role not in ("worker", "server"):
-            return inner
-        known = self._channels.get(id(inner))
-        if known is None:
-            known = self._channels[id(inner)] = HalfPrecisionChannel(inner, self.codec)
-        return known
+    def wrap(self, inner: Channel) -> HalfPrecisionChannel | None:
+        return HalfPrecisionChannel(inner, self.codec) if inner.peer.role in ("worker", "server") else None
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
-        """See Hub.poll."""
         return [self._received(inner, frame) for inner, frame in self.hub.poll(timeout)]
 
     def _received(self, inner: Channel, frame: Frame) -> tuple[Channel, Frame]:
-        channel = self._of(inner)
-        if not isinstance(channel, HalfPrecisionChannel):
-            return channel, frame
+        channel = self.wrapper_of(inner)
+        if channel is None:
+            return inner, frame
         if frame.kind == frames.CLOSED:
-            del self._channels[id(inner)]
+            self.forget(inner)
         elif frame.kind in _KINDS:
             frame = channel.widened(frame)
         return channel, frame

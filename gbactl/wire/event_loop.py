@@ -26,6 +26,7 @@ from gbactl.wire.listener import (
     address_of,
     dial,
     listen,
+    receive_exactly,
 )
 from gbactl.wire.socket_channel import SILENCE_SECONDS, QueuedBytes, SocketChannel
 from gbactl.wire.tls import TlsContexts
@@ -59,44 +60,44 @@ class SocketHub:
         self._ready: deque[tuple[Channel, Frame]] = deque()
         self._channels: set[SocketChannel] = set()
         self._unread: list[SocketChannel] = []
-        self.door: Admission | None = None
+        self.admission: Admission | None = None
         if listener is None and bind is not None:
             listener = listen(bind)
         if listener is not None:
             self.address = address_of(listener)
-            self.door = Admission(listener, self._selector, self._tls, self._refuse)
+            self.admission = Admission(listener, self._selector, self._tls, self._refuse)
 
     def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR) -> SocketChannel:
         """Connect, authenticate and agree on shared memory; blocks up to `patience` seconds."""
-        sock, keys = self._let_in(address, peer)
+        sock, keys = self._connect_with_retries(address, peer)
         channel = self._add(sock, peer, (keys.from_connector, keys.from_listener))
         if segment_bytes != (0, 0) and shared_memory_names.available():
             self._agree_on_segment(channel, segment_bytes)
         return channel
 
-    def _let_in(self, address: str, peer: Peer) -> tuple[socket.socket, SessionKeys]:
-        """Connect as `_introduced`, again where the listener hangs up to admit newer connections (listener.py)."""
+    def _connect_with_retries(self, address: str, peer: Peer) -> tuple[socket.socket, SessionKeys]:
+        """Connect as `_connect_once`, again where the listener hangs up to admit newer connections (listener.py)."""
         for pause in AGAIN_SECONDS:
             time.sleep(pause)
             try:
-                return self._introduced(address, peer)
+                return self._connect_once(address, peer)
             except (ConnectionResetError, BrokenPipeError):
                 continue
             except OSError as error:
                 raise WireError(f"No gbactl process answers at {address} ({error}).") from error
         raise WireError(f"No gbactl process answers at {address} (it hangs up; is it of the same run?).")
 
-    def _introduced(self, address: str, peer: Peer) -> tuple[socket.socket, SessionKeys]:
+    def _connect_once(self, address: str, peer: Peer) -> tuple[socket.socket, SessionKeys]:
         """Connect and complete the handshake, in which both ends prove the key. Raises OSError or WireError."""
         deadline = time.monotonic() + self.patience
         sock = dial(address, self.patience)
         try:
             if self._tls is not None and sock.family != socket.AF_UNIX:
                 sock = self._tls.dial(sock)
-            hello = _exactly(sock, auth.GREETING.size, deadline)
+            hello = receive_exactly(sock, auth.GREETING.size, deadline)
             mine = auth.nonce()
             sock.sendall(auth.answer(self.key, hello, self.me, mine))
-            proof = _exactly(sock, auth.PROOF_BYTES, deadline)
+            proof = receive_exactly(sock, auth.PROOF_BYTES, deadline)
             return sock, auth.confirm(self.key, hello, mine, proof, peer)
         except BaseException:
             sock.close()
@@ -112,7 +113,6 @@ class SocketHub:
             self._ready.extend(arrived)
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
-        """See Hub.poll."""
         if self._ready:
             found = list(self._ready)
             self._ready.clear()
@@ -123,8 +123,8 @@ class SocketHub:
         found: list[tuple[Channel, Frame]] = []
         if self._unread:
             timeout = 0.0
-        elif self.door is not None:
-            timeout = self.door.patience(timeout)
+        elif self.admission is not None:
+            timeout = self.admission.shorten(timeout)
         events = self._selector.select(timeout)
         with self._lock:
             unread, self._unread = self._unread, []
@@ -132,22 +132,22 @@ class SocketHub:
                 if isinstance(entry.data, SocketChannel):
                     self._serve(entry.data, mask, found)
                 elif isinstance(entry.data, UnauthenticatedConnection):
-                    self._hear(entry.data)
-                elif self.door is not None:
-                    self.door.knock()
+                    self._continue_handshake(entry.data)
+                elif self.admission is not None:
+                    self.admission.accept()
             for channel in unread:
                 if all(entry.data is not channel for entry, _ in events):
                     self._serve(channel, selectors.EVENT_READ, found)
-            if self.door is not None:
-                self.door.tend()
+            if self.admission is not None:
+                self.admission.close_expired()
         return found
 
-    def _hear(self, stranger: UnauthenticatedConnection) -> None:
-        assert self.door is not None
-        guest = self.door.hear(stranger, self.key, self.me)
-        if guest is not None:
-            keys = guest.keys.from_listener, guest.keys.from_connector
-            self._add(guest.sock, guest.peer, keys)
+    def _continue_handshake(self, connection: UnauthenticatedConnection) -> None:
+        assert self.admission is not None
+        authenticated = self.admission.continue_handshake(connection, self.key, self.me)
+        if authenticated is not None:
+            keys = authenticated.keys.from_listener, authenticated.keys.from_connector
+            self._add(authenticated.sock, authenticated.peer, keys)
 
     def _serve(self, channel: SocketChannel, mask: int, found: list[tuple[Channel, Frame]]) -> None:
         if channel.closed:
@@ -196,7 +196,6 @@ class SocketHub:
         self.on_refused(reason)
 
     def now(self) -> float:
-        """See Hub.now."""
         return time.monotonic()
 
     def drain(self, seconds: float = 1.0) -> None:
@@ -210,18 +209,6 @@ class SocketHub:
         self.drain()
         for channel in list(self._channels):
             channel.close()
-        if self.door is not None:
-            self.door.close()
+        if self.admission is not None:
+            self.admission.close()
         self._selector.close()
-
-
-def _exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
-    """Read exactly `count` bytes. Raises OSError, also TimeoutError at the deadline."""
-    data = b""
-    while len(data) < count:
-        sock.settimeout(max(1e-3, deadline - time.monotonic()))
-        part = sock.recv(count - len(data))
-        if not part:
-            raise ConnectionResetError
-        data += part
-    return data

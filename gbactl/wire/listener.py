@@ -4,8 +4,8 @@ An address is `HOST:PORT`, or `unix:NAME` for an abstract Unix socket (Linux, on
 TCP a message and leaves no file behind.
 
 Anybody who reaches the port can open a connection. It costs a socket and some hundred bytes (50 KB with encryption). At
-most MOST_STRANGERS wait at a time, each for at most HANDSHAKE_SECONDS in all. When one more arrives, the oldest is
-closed. A node that knows the key needs a millisecond and therefore always gets in.
+most MOST_UNAUTHENTICATED wait at a time, each for at most HANDSHAKE_SECONDS in all. When one more arrives, the oldest
+is closed. A node that knows the key needs a millisecond and therefore always gets in.
 
 Rejections are counted by reason and logged ever more rarely, so that nobody can fill memory or disk.
 """
@@ -78,9 +78,22 @@ def dial(address: str, timeout: float) -> socket.socket:
     return sock
 
 
+def receive_exactly(sock: socket.socket, count: int, deadline: float | None = None) -> bytes:
+    """Read exactly `count` bytes. Raises OSError, also TimeoutError at the deadline, a time of time.monotonic()."""
+    data = b""
+    while len(data) < count:
+        if deadline is not None:
+            sock.settimeout(max(1e-3, deadline - time.monotonic()))
+        part = sock.recv(count - len(data))
+        if not part:
+            raise ConnectionResetError("the connection was closed")
+        data += part
+    return data
+
+
 HANDSHAKE_SECONDS = 10.0
-MOST_STRANGERS = 128
-SHUT_SECONDS = 1.0  # pause in accepting connections when the process has no file descriptor left
+MOST_UNAUTHENTICATED = 128
+PAUSE_SECONDS = 1.0  # pause in accepting connections when the process has no file descriptor left
 FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _CREDENTIALS = struct.Struct("3i")
 MOST_REASONS = 64  # further reasons are counted together under OTHER
@@ -107,7 +120,7 @@ class UnauthenticatedConnection:
         self._encrypted = None if tls is None or sock.family == socket.AF_UNIX else tls.accept(sock)
         self.sock = self._encrypted or sock
 
-    def hear(self, key: bytes, me: Peer) -> AuthenticatedConnection | None:
+    def continue_handshake(self, key: bytes, me: Peer) -> AuthenticatedConnection | None:
         """Continue the handshake; None while more is to come. Raises OSError or WireError where it fails."""
         try:
             self.greet()
@@ -120,7 +133,7 @@ class UnauthenticatedConnection:
         return AuthenticatedConnection(self.sock, peer, keys)
 
     def greet(self) -> None:
-        """Send the listener's first handshake message, inside TLS if used. Raises as `hear`, and BlockingIOError."""
+        """Send the first handshake message, inside TLS if used. Raises BlockingIOError, OSError or WireError."""
         if self._greeted:
             return
         if self._encrypted is not None:
@@ -137,13 +150,13 @@ class Admission:
         refuse: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.listener, self._selector, self._tls, self._refuse = listener, selector, tls, refuse
-        self.most, self.seconds = MOST_STRANGERS, HANDSHAKE_SECONDS
-        self.strangers: dict[UnauthenticatedConnection, None] = {}  # in order of arrival
-        self._shut_until: float | None = None
+        self.most, self.seconds = MOST_UNAUTHENTICATED, HANDSHAKE_SECONDS
+        self.unauthenticated: dict[UnauthenticatedConnection, None] = {}  # in order of arrival
+        self._paused_until: float | None = None
         listener.setblocking(False)
         selector.register(listener, selectors.EVENT_READ, None)
 
-    def knock(self) -> None:
+    def accept(self) -> None:
         """Accept a pending connection and begin its handshake."""
         try:
             sock, _ = self.listener.accept()
@@ -155,78 +168,80 @@ class Admission:
             sock.close()
             self._refuse("A connection of another user of this host.")
             return
-        if len(self.strangers) >= self.most:
-            self._dismiss(next(iter(self.strangers)), "A connection gave way to others before it proved itself.")
+        if len(self.unauthenticated) >= self.most:
+            self._dismiss(next(iter(self.unauthenticated)), "A connection gave way to others before it proved itself.")
         try:
-            stranger = UnauthenticatedConnection(sock, time.monotonic() + self.seconds, self._tls)
-            self._selector.register(stranger.sock, selectors.EVENT_READ, stranger)
+            connection = UnauthenticatedConnection(sock, time.monotonic() + self.seconds, self._tls)
+            self._selector.register(connection.sock, selectors.EVENT_READ, connection)
         except OSError:
             sock.close()
             return
-        self.strangers[stranger] = None
+        self.unauthenticated[connection] = None
         try:
-            stranger.greet()
+            connection.greet()
         except BlockingIOError:
             pass
         except (OSError, WireError) as error:
-            self._dismiss(stranger, str(error))
+            self._dismiss(connection, str(error))
 
-    def hear(self, stranger: UnauthenticatedConnection, key: bytes, me: Peer) -> AuthenticatedConnection | None:
-        """Continue a connection's handshake; returns its Guest once it is authenticated, else None."""
-        if stranger not in self.strangers:
+    def continue_handshake(
+        self, connection: UnauthenticatedConnection, key: bytes, me: Peer
+    ) -> AuthenticatedConnection | None:
+        """Continue a connection's handshake; returns the connection once it is authenticated, else None."""
+        if connection not in self.unauthenticated:
             return None
         try:
-            guest = stranger.hear(key, me)
+            authenticated = connection.continue_handshake(key, me)
         except (OSError, WireError) as error:
-            self._dismiss(stranger, str(error))
+            self._dismiss(connection, str(error))
             return None
-        if guest is not None:
-            self._forget(stranger)
-        return guest
+        if authenticated is not None:
+            self._forget(connection)
+        return authenticated
 
-    def patience(self, timeout: float | None) -> float | None:
+    def shorten(self, timeout: float | None) -> float | None:
         """Shorten a poll's `timeout` seconds (None: for ever) to the next handshake deadline."""
-        if not self.strangers and self._shut_until is None:
+        if not self.unauthenticated and self._paused_until is None:
             return timeout
-        due = [next(iter(self.strangers)).deadline] if self.strangers else []
-        due += [] if self._shut_until is None else [self._shut_until]
+        due = [next(iter(self.unauthenticated)).deadline] if self.unauthenticated else []
+        due += [] if self._paused_until is None else [self._paused_until]
         left = max(0.0, min(due) - time.monotonic())
         return left if timeout is None else min(left, timeout)
 
-    def tend(self) -> None:
+    def close_expired(self) -> None:
         """Close unauthenticated connections whose deadline has passed, and resume accepting after a pause."""
-        if not self.strangers and self._shut_until is None:
+        if not self.unauthenticated and self._paused_until is None:
             return
         now = time.monotonic()
-        while self.strangers and (oldest := next(iter(self.strangers))).deadline <= now:
+        while self.unauthenticated and (oldest := next(iter(self.unauthenticated))).deadline <= now:
             self._dismiss(oldest, "A connection did not prove in time that it knows this run's key.")
-        if self._shut_until is not None and self._shut_until <= now:
-            self._shut_until = None
+        if self._paused_until is not None and self._paused_until <= now:
+            self._paused_until = None
             self._selector.register(self.listener, selectors.EVENT_READ, None)
 
     def _full(self) -> None:
         """Handle a lack of file descriptors: close the oldest unauthenticated connection, or pause accepting."""
-        if self.strangers:
-            self._dismiss(next(iter(self.strangers)), "A connection gave way to others before it proved itself.")
+        if self.unauthenticated:
+            self._dismiss(next(iter(self.unauthenticated)), "A connection gave way to others before it proved itself.")
             return
         self._refuse("A connection came when this process had no file descriptor left.")
-        self._shut_until = time.monotonic() + SHUT_SECONDS
+        self._paused_until = time.monotonic() + PAUSE_SECONDS
         self._selector.unregister(self.listener)
 
-    def _dismiss(self, stranger: UnauthenticatedConnection, reason: str) -> None:
-        self._forget(stranger)
-        stranger.sock.close()
+    def _dismiss(self, connection: UnauthenticatedConnection, reason: str) -> None:
+        self._forget(connection)
+        connection.sock.close()
         self._refuse(reason)
 
-    def _forget(self, stranger: UnauthenticatedConnection) -> None:
-        del self.strangers[stranger]
-        self._selector.unregister(stranger.sock)
+    def _forget(self, connection: UnauthenticatedConnection) -> None:
+        del self.unauthenticated[connection]
+        self._selector.unregister(connection.sock)
 
     def close(self) -> None:
         """Close the listener and every unauthenticated connection."""
-        for stranger in list(self.strangers):
-            self._forget(stranger)
-            stranger.sock.close()
+        for connection in list(self.unauthenticated):
+            self._forget(connection)
+            connection.sock.close()
         self.listener.close()
 
 

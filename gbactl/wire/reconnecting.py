@@ -17,7 +17,7 @@ from gbactl.errors import WireError
 from gbactl.store.shard import Shard
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import COORDINATOR, Channel, Hub, HubWrapper
+from gbactl.wire.channel import COORDINATOR, Channel, ChannelWrapper, Hub, HubWrapper
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import (
     KIND,
@@ -38,28 +38,20 @@ MOST_TRIES = 5  # connections in a row that may break before a frame arrives
 log = logging.getLogger(__name__)
 
 
-class ReconnectingChannel:
+class ReconnectingChannel(ChannelWrapper):
     """Channel to the coordinator that survives a failover. `inner` is the current connection."""
 
     def __init__(self, inner: Channel) -> None:
-        self.inner, self.peer = inner, inner.peer
+        super().__init__(inner)
         self.ready = False
         self._hello: Hello | None = None
 
-    def reserve(self, nbytes: int) -> Bytes:
-        """See Channel.reserve."""
-        return self.inner.reserve(nbytes)
-
     def send(self, message: Any, payload: Bytes | None = None) -> None:
-        """See Channel.send; messages over a lost connection are dropped."""
+        """Send a message; one over a lost connection is dropped."""
         if isinstance(message, Hello):
             self._hello = message
         self.ready |= isinstance(message, Ready)
         self.inner.send(message, payload)
-
-    def close(self) -> None:
-        """See Channel.close."""
-        self.inner.close()
 
     def renew(self, inner: Channel) -> None:
         """Continue over another connection, and repeat the Hello."""
@@ -68,7 +60,7 @@ class ReconnectingChannel:
             inner.send(self._hello)
 
 
-class ReconnectingHub(HubWrapper):
+class ReconnectingHub(HubWrapper[ReconnectingChannel]):
     """Hub that reconnects to the coordinator.
 
     A `first` incarnation has its place in the run as soon as it is ready, a successor once the coordinator gives it
@@ -77,62 +69,61 @@ class ReconnectingHub(HubWrapper):
     def __init__(self, hub: Hub, first: bool = True) -> None:
         super().__init__(hub)
         self._first = first
-        self._lasting: ReconnectingChannel | None = None
-        self._where = ""
-        self._told = self._over = False
-        self._tries = self._epoch = 0
+        self._coordinator: ReconnectingChannel | None = None
+        self._address = ""
+        self._given_work = self._stopped = False
+        self._tries = self._term = 0
 
     def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR) -> Channel:
-        """See Hub.connect."""
         inner = self.hub.connect(address, segment_bytes, peer)
         if peer != COORDINATOR:
             return inner
-        self._where, self._lasting = address, ReconnectingChannel(inner)
-        return self._lasting
+        self._address, self._coordinator = address, ReconnectingChannel(inner)
+        return self._coordinator
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
-        """See Hub.poll. A lost connection to the coordinator is reported only where reconnecting fails."""
+        """Return the frames that have arrived; report a lost coordinator only where reconnecting fails."""
         found: list[tuple[Channel, Frame]] = []
-        lasting = self._lasting
+        coordinator = self._coordinator
         for channel, frame in self.hub.poll(timeout):
-            if lasting is None or channel is not lasting.inner:
+            if coordinator is None or channel is not coordinator.inner:
                 found.append((channel, frame))
             elif frame.kind != frames.CLOSED and self._valid(frame):
                 self._heard(frame.kind)
-                found.append((lasting, frame))
-            elif not self._again(lasting):
-                found.append((lasting, frame))
+                found.append((coordinator, frame))
+            elif not self._again(coordinator):
+                found.append((coordinator, frame))
         return found
 
     def _valid(self, frame: Frame) -> bool:
-        """Return whether a frame may be handled: not a Revive of an outdated coordinator that hung and was given up."""
+        """Return whether a frame may be handled: not a Takeover by an outdated coordinator that hung."""
         if frame.kind != KIND[Takeover]:
             return True
-        epoch = decode(frame).epoch
-        if epoch <= self._epoch:
+        term = decode(frame).term
+        if term <= self._term:
             return False
-        self._epoch = epoch
+        self._term = term
         return True
 
     def _heard(self, kind: int) -> None:
         self._tries = 0
-        self._told |= kind != KIND[ShardAddresses]
-        self._over |= kind == KIND[Stop]
+        self._given_work |= kind != KIND[ShardAddresses]
+        self._stopped |= kind == KIND[Stop]
 
-    def _again(self, lasting: ReconnectingChannel) -> bool:
+    def _again(self, coordinator: ReconnectingChannel) -> bool:
         """Dial until a coordinator answers; returns whether one did."""
-        lasting.close()
-        belongs = (self._told or (self._first and lasting.ready)) and not self._over
+        coordinator.close()
+        belongs = (self._given_work or (self._first and coordinator.ready)) and not self._stopped
         deadline = self.hub.now() + REDIAL_SECONDS
         while belongs and self._tries < MOST_TRIES and self.hub.now() < deadline:
             try:
-                inner = self.hub.connect(self._where)
+                inner = self.hub.connect(self._address)
             except WireError:
                 time.sleep(PAUSE_SECONDS)
                 continue
             self._tries += 1
             log.warning("the coordinator was gone; another one is there")
-            lasting.renew(inner)
+            coordinator.renew(inner)
             return True
         return False
 
@@ -158,29 +149,29 @@ class GrantedBatches:
         """Mark a batch as pushed or given back, just before that happens."""
         self._held.pop((grant.phase, grant.batch), None)
 
-    def told(self, worker: int, epoch: int, phase: BeginPhase | None) -> WorkerState:
-        """Build the Holding message that answers a coordinator of incarnation `epoch`."""
+    def worker_state(self, worker: int, term: int, phase: BeginPhase | None) -> WorkerState:
+        """Build the message that answers the coordinator of a term."""
         granted = [number for pair in self._granted for number in pair]
         held = [number for pair, training in list(self._held.items()) for number in (*pair, int(training))]
-        return WorkerState(worker, epoch, 0 if phase is None else phase.number, granted, held)
+        return WorkerState(worker, term, 0 if phase is None else phase.number, granted, held)
 
 
 class StagedGradients:
     """A server's record of the Staged messages that it sent for gradient slices not yet applied."""
 
     def __init__(self) -> None:
-        self._told: dict[int, Staged] = {}
+        self._sent: dict[int, Staged] = {}
 
-    def told(self, message: Staged, shard: Shard) -> None:
+    def sent(self, message: Staged, shard: Shard) -> None:
         """Record a Staged message, sent for a gradient slice."""
-        self._told[message.batch] = message
-        if len(self._told) > MOST:
-            self._told = {each.batch: each for each in self.waiting(shard)}
+        self._sent[message.batch] = message
+        if len(self._sent) > MOST:
+            self._sent = {each.batch: each for each in self.waiting(shard)}
 
     def waiting(self, shard: Shard) -> list[Staged]:
         """Return the Staged messages of slices that are still staged in the shard."""
-        return [self._told[batch] for batch in shard.staged if batch in self._told]
+        return [self._sent[batch] for batch in shard.staged if batch in self._sent]
 
     def clear(self) -> None:
         """Forget all records at the start of a phase, in which batch numbers begin at 0 again."""
-        self._told.clear()
+        self._sent.clear()

@@ -23,7 +23,7 @@ from gbactl.faults.fault_plan import FaultPlan
 from gbactl.faults.message_faults import MessageFaultStream
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import COORDINATOR, Channel, Hub, HubWrapper
+from gbactl.wire.channel import Channel, ChannelWrapper, Hub, HubWrapper
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import KIND, Acknowledged, Granted, NumberedMessage, Rows, Staged, decode, kind_of, pack
 
@@ -76,15 +76,15 @@ class _Sent:
     due: float
 
 
-class ReliableChannel:
-    """Channel with exactly-once delivery over `inner`. `weather` draws the faults of each outgoing transmission."""
+class ReliableChannel(ChannelWrapper):
+    """Channel with exactly-once delivery over `inner`. `message_faults`: drawn for each outgoing transmission."""
 
     def __init__(
-        self, inner: Channel, weather: MessageFaultStream, progress: TrainingProgress, counts: Counter[str]
+        self, inner: Channel, message_faults: MessageFaultStream, progress: TrainingProgress, counts: Counter[str]
     ) -> None:
-        self.inner, self.weather, self.progress, self.counts = inner, weather, progress, counts
+        super().__init__(inner)
+        self.message_faults, self.progress, self.counts = message_faults, progress, counts
         self.now = progress.now
-        self.peer = inner.peer
         self._lock = threading.RLock()
         self._next = self._expected = 0
         self._sent: dict[int, _Sent] = {}
@@ -96,7 +96,6 @@ class ReliableChannel:
         return np.empty(nbytes, np.uint8)
 
     def send(self, message: Any, payload: Bytes | None = None) -> None:
-        """See Channel.send."""
         self.progress.told(message)
         with self._lock:
             numbered = NumberedMessage(self._next, kind_of(message), pack(message))
@@ -105,7 +104,6 @@ class ReliableChannel:
             self._transmit(sent)
 
     def close(self) -> None:
-        """See Channel.close."""
         with self._lock:
             self._sent.clear()
             self._late.clear()
@@ -129,9 +127,9 @@ class ReliableChannel:
 
     def _expose(self, message: Any, payload: Bytes | None) -> None:
         """Transmit once, with the loss, delay or duplication that the fault plan draws."""
-        fate = self.weather.draw(self.progress.storms)
-        self.counts.update(fate.names)
-        for delay in fate.delays:
+        drawn = self.message_faults.draw(self.progress.storms)
+        self.counts.update(drawn.names)
+        for delay in drawn.delays:
             if delay:
                 self._late.append((self.now() + delay, message, payload))
             else:
@@ -163,7 +161,7 @@ class ReliableChannel:
         return ready
 
 
-class ReliableHub(HubWrapper):
+class ReliableHub(HubWrapper[ReliableChannel]):
     """Hub with a fault plan's message faults, and exactly-once delivery in spite of them.
 
     Both are on connections with workers (of a worker: with all nodes)."""
@@ -173,42 +171,28 @@ class ReliableHub(HubWrapper):
         self.me, self.plan = me, plan
         self.counts: Counter[str] = Counter()
         self.progress = TrainingProgress(plan, hub.now)
-        self._channels: dict[int, ReliableChannel] = {}
 
-    def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR) -> Channel:
-        """See Hub.connect."""
-        return self._of(self.hub.connect(address, segment_bytes, peer))
-
-    def _of(self, inner: Channel) -> Channel:
-        """Return the reliable channel around a connection, or the connection where the plan leaves it alone."""
-        known = self._channels.get(id(inner))
-        if known is not None:
-            return known
-        weather = weather_of(self.plan, self.me, inner.peer)
-        if weather is None:
-            return inner
-        made = ReliableChannel(inner, weather, self.progress, self.counts)
-        self._channels[id(inner)] = made
-        return made
+    def wrap(self, inner: Channel) -> ReliableChannel | None:
+        drawn = message_faults_of(self.plan, self.me, inner.peer)
+        return None if drawn is None else ReliableChannel(inner, drawn, self.progress, self.counts)
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
-        """See Hub.poll."""
         deadline = None if timeout is None else self.hub.now() + timeout
         while True:
             left = TICK_SECONDS if deadline is None else min(TICK_SECONDS, max(0.0, deadline - self.hub.now()))
             found = [each for inner, frame in self.hub.poll(left) for each in self._received(inner, frame)]
-            for channel in list(self._channels.values()):
+            for channel in list(self._wrappers.values()):
                 channel.tick()
             if found or (deadline is not None and self.hub.now() >= deadline):
                 return found
 
     def _received(self, inner: Channel, frame: Frame) -> list[tuple[Channel, Frame]]:
-        channel = self._of(inner)
-        if not isinstance(channel, ReliableChannel):
-            return [(channel, self.progress.heard(frame))]
+        channel = self.wrapper_of(inner)
+        if channel is None:
+            return [(inner, self.progress.heard(frame))]
         if frame.kind == frames.CLOSED:
             channel.close()
-            del self._channels[id(inner)]
+            self.forget(inner)
             return [(channel, frame)]
         try:
             return [(channel, self.progress.heard(ready)) for ready in channel.received(frame)]
@@ -219,7 +203,7 @@ class ReliableHub(HubWrapper):
             return []
 
 
-def weather_of(plan: FaultPlan, me: Peer, peer: Peer) -> MessageFaultStream | None:
+def message_faults_of(plan: FaultPlan, me: Peer, peer: Peer) -> MessageFaultStream | None:
     """Build the fault draws for messages from `me` to `peer`; None where the plan leaves them alone."""
     roles = {me.role, peer.role}
     if "worker" not in roles or not roles & {"server", "coordinator"}:

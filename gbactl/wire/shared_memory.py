@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,9 +26,8 @@ def _round(nbytes: int) -> int:
     return -(-nbytes // PAGE) * PAGE
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentLayout:
-    """Layout of a segment: bytes of one slot in each direction."""
+class SegmentLayout(NamedTuple):
+    """Layout of a segment: bytes of one slot in each direction. Sent to the listener as it is."""
 
     name: str
     outgoing: int

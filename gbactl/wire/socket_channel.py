@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgpack
+import msgspec
 
 from gbactl.errors import WireError
 from gbactl.wire import frames, shared_memory
@@ -324,7 +325,7 @@ class SocketChannel:
     def offer(self, outgoing: int, incoming: int) -> None:
         """Create a segment and offer it to the listener (connector only)."""
         self._layout, self._memory = shared_memory.create(outgoing, incoming)
-        self._send_raw(ATTACH, msgpack.packb(list(_fields(self._layout))), None)
+        self._send_raw(ATTACH, msgpack.packb(self._layout), None)
 
     def _answer_attach(self, descriptor: bytes) -> None:
         layout = _layout(descriptor)
@@ -379,13 +380,8 @@ def _settle(sock: socket.socket, silence: float) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _fields(layout: shared_memory.SegmentLayout) -> tuple[str, int, int]:
-    return layout.name, layout.outgoing, layout.incoming
-
-
 def _layout(descriptor: bytes) -> shared_memory.SegmentLayout:
     try:
-        name, outgoing, incoming = msgpack.unpackb(descriptor)
-        return shared_memory.SegmentLayout(str(name), int(outgoing), int(incoming))
-    except Exception as error:  # any malformed offer gives the same error
+        return msgspec.msgpack.decode(descriptor, type=shared_memory.SegmentLayout)
+    except msgspec.DecodeError as error:
         raise WireError("An offer of shared memory cannot be read.") from error

@@ -35,7 +35,7 @@ class Bootstrap:
     config: dict[str, Any]
     listener: int = -1
     place: tuple[int, int, int] | None = None  # see worker/core_sharing.py
-    epoch: int = 0  # its incarnation; above 0: it replaces a failed process
+    incarnation: int = 0  # above 0: it replaces a failed process
     host: str = ""  # the address of its host, where a run has several
     missed: tuple[float, str, float] = (0.0, "", 0.0)  # coordinator: (time of failure, cause, last heard of)
 
@@ -51,12 +51,12 @@ class Bootstrap:
     @property
     def peer(self) -> Peer:
         """Identity of this child process."""
-        return Peer(self.role, self.index, self.epoch)
+        return Peer(self.role, self.index, self.incarnation)
 
     @property
     def log_name(self) -> str:
         """Name of the child's log in logs/ without the suffix: W1, and W1-2 for its second successor."""
-        return f"{self.peer}-{self.epoch}" if self.epoch else str(self.peer)
+        return f"{self.peer}-{self.incarnation}" if self.incarnation else str(self.peer)
 
     @property
     def cfg(self) -> RunConfig:

@@ -3,7 +3,7 @@
 Both ends show the run's certificate and accept no other. It is derived from the run's key (Ed25519, the private key is
 an HMAC of it), so that every process with the key derives the same one: no certificate is sent, no clock is read,
 nothing is written to a disk. The keyed handshake of auth.py runs inside. Making the contexts takes 20 ms once a
-process; the cost of encryption in training is in the README.
+process; the cost of encryption in training is in docs/studies/performance.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ class TlsConnection(ssl.SSLSocket):
     Raises WireError for another certificate and for changed bytes."""
 
     def do_handshake(self, block: bool = False) -> None:
-        """See SSLSocket.do_handshake."""
         try:
             super().do_handshake(block)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -39,21 +38,20 @@ class TlsConnection(ssl.SSLSocket):
             raise WireError(STRANGE) from error
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        """See socket.recv."""
         try:
             return super().recv(buflen, flags)
         except ssl.SSLError as error:
             raise _meant(error) from error
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
-        """See socket.recv_into. Costs a call for every 16 KiB, the size of a TLS record."""
+        """Receive into a buffer. Costs a call for every 16 KiB, the size of a TLS record."""
         try:
             return super().recv_into(buffer, nbytes, flags)
         except ssl.SSLError as error:
             raise _meant(error) from error
 
     def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:  # type: ignore[override]
-        """See socket.sendmsg. Unsent bytes must be passed again, unchanged, at the beginning of the next call."""
+        """Send buffers. Unsent bytes must be passed again, unchanged, at the beginning of the next call."""
         written = 0
         for buffer in buffers:
             view = memoryview(buffer).cast("B")

@@ -42,7 +42,7 @@ from gbactl.wire.messages import (
 from gbactl.wire.reconnecting import GrantedBatches
 
 Question = Inspect | MoveDense | SaveDense | OpenReplicas | CloseReplicas
-Told = Question | BeginPhase | Abandon | PrefetchHint | Ping | Takeover | Stop
+CoordinatorMessage = Question | BeginPhase | Abandon | PrefetchHint | Ping | Takeover | Stop
 
 
 @dataclass(slots=True, eq=False)
@@ -164,7 +164,7 @@ class WorkerCore:
         """Ask for `ahead` batches beyond the one to compute."""
         return [TellCoordinator(TakeBatch(self.index)) for _ in range(1 + ahead)]
 
-    def told(self, message: Told) -> list[Command]:
+    def handle(self, message: CoordinatorMessage) -> list[Command]:
         """Handle a message of the coordinator that needs no data."""
         if isinstance(message, Question):
             self.questions.append((message, self._granted))
@@ -194,7 +194,7 @@ class WorkerCore:
 
         OpenReplicas is kept: batches that came after the start of their phase wait for it."""
         self.questions = deque(each for each in self.questions if isinstance(each[0], OpenReplicas))
-        return [TellCoordinator(self._holdings.told(self.index, message.epoch, self.phase))]
+        return [TellCoordinator(self._holdings.worker_state(self.index, message.term, self.phase))]
 
     def _abandon(self, phase: int) -> list[Command]:
         """Give up the batches of a phase that are not begun, and ask for others.

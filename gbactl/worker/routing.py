@@ -44,7 +44,7 @@ class ParkedConnection:
                 self._then.send(message, payload)
 
     def close(self) -> None:
-        """See Channel.close."""
+        """Do nothing, as there is no connection."""
 
     def hand_on(self, channel: Channel) -> None:
         """Forward the kept pushes, and those still to be sent here, to another connection."""
@@ -72,7 +72,7 @@ class Routes:
     def serves(self, shard: int, epoch: int) -> bool:
         """Whether the connection to a shard already leads to that incarnation of its server."""
         channel = self.servers[shard]
-        return not isinstance(channel, ParkedConnection) and channel.peer.epoch == epoch
+        return not isinstance(channel, ParkedConnection) and channel.peer.incarnation == epoch
 
     def pushing(self, shard: int, push: Push) -> Channel:
         """Channel for a slice that is pushed now; the push is remembered."""
@@ -90,7 +90,7 @@ class Routes:
         shard, numbers = message.shard, message.batches
         wanted = set(zip(numbers[::2], numbers[1::2], strict=True))
         try:
-            channel = dial(message.address, Peer("server", shard, message.epoch))
+            channel = dial(message.address, Peer("server", shard, message.incarnation))
         except WireError:
             if not isinstance(self.servers[shard], ParkedConnection):
                 self.lose(shard)

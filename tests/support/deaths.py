@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +21,12 @@ from tests.support.memory_cluster import Killed
 
 
 class Victim:
-    """A server dies at the `turn`-th message of a kind: before it is handled, or `after`; `lives` times."""
+    """A server dies at the `turn`-th message of a kind: before it is handled, or `after`; `lives` times. Not before
+    `saved` exists, until which every further message waits for a moment."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, kind: type[Any], turn: int, index: int = 0, after: bool = False,
-        lives: int = 1,
+        lives: int = 1, saved: Path | None = None,
     ) -> None:  # fmt: skip
         self.deaths = 0
         seen, plain = [0], Server.handle
@@ -33,7 +35,10 @@ class Victim:
             due = this.index == index and frame.kind == KIND[kind] and self.deaths < lives
             if due:  # else another server's thread would undo what this one counts
                 seen[0] += 1
-            if not due or seen[0] < turn:
+            early = due and seen[0] >= turn and not (saved is None or saved.exists())
+            if early:
+                time.sleep(0.1)
+            if not due or seen[0] < turn or early:
                 plain(this, channel, frame)
                 return
             self.deaths, seen[0] = self.deaths + 1, 0
@@ -53,10 +58,10 @@ class Orphaned:
         plain, seen, one = MemoryChannel.send, [-1], threading.Lock()
 
         def due(me: Any, message: Any) -> bool:
-            if me.role != "coordinator" or not me.epoch == self.deaths < len(later):
+            if me.role != "coordinator" or not me.incarnation == self.deaths < len(later):
                 return False
-            seen[0] += isinstance(message, kind) or seen[0] >= 0 or me.epoch > 0
-            if seen[0] != later[me.epoch]:
+            seen[0] += isinstance(message, kind) or seen[0] >= 0 or me.incarnation > 0
+            if seen[0] != later[me.incarnation]:
                 return False
             self.deaths, seen[0] = self.deaths + 1, -1
             return True
@@ -81,9 +86,9 @@ class Death:
 
         def send(this: Any, message: Any, payload: Any = None) -> None:
             me = this._hub.me
-            if me.role == "coordinator" and me.epoch == self.deaths < len(self.turns):
-                seen[me.epoch] += isinstance(message, of) and note.exists()
-                if seen[me.epoch] == self.turns[me.epoch]:
+            if me.role == "coordinator" and me.incarnation == self.deaths < len(self.turns):
+                seen[me.incarnation] += isinstance(message, of) and note.exists()
+                if seen[me.incarnation] == self.turns[me.incarnation]:
                     self.deaths += 1
                     raise Killed
             plain(this, message, payload)

@@ -93,7 +93,7 @@ def run_in_memory(
     def server(index: int, epoch: int = 0) -> None:
         mine = joined(Peer("server", index, epoch))
         try:
-            serve(mine, mine.connect("C"), replace(boot("server", index), epoch=epoch), dataset, Server)
+            serve(mine, mine.connect("C"), replace(boot("server", index), incarnation=epoch), dataset, Server)
         except Killed:
             pass
         except (PeerGoneError, WireError):
@@ -103,7 +103,7 @@ def run_in_memory(
 
     def worker(index: int, epoch: int = 0) -> None:
         mine = joined(Peer("worker", index, epoch))
-        booted = replace(boot("worker", index), epoch=epoch)
+        booted = replace(boot("worker", index), incarnation=epoch)
         try:
             work(mine, mine.connect("C"), booted, cfg, dataset, group.member(index))
         except Killed:

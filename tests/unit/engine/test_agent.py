@@ -99,7 +99,7 @@ def started(link: AgentConnection, tmp_path: Path) -> int:
     assert asked["found"]
     boot = {
         "role": "server", "index": 0, "key": "00" * 32, "coordinator": "203.0.113.1:9", "run_dir": "", "dataset": "",
-        "config": {"cluster": {"name": "local"}}, "listener": -1, "place": None, "epoch": 0, "host": "",
+        "config": {"cluster": {"name": "local"}}, "listener": -1, "place": None, "incarnation": 0, "host": "",
         "missed": [0.0, ""],
     }  # fmt: skip
     return int(link.ask("start", 20.0, name="S0", boot=boot, environment={}, seat=None)["pid"])
@@ -155,45 +155,45 @@ def test_nonsense_ends_the_agent(link: AgentConnection, name: str) -> None:
 
 def test_a_host_that_ssh_cannot_reach(tmp_path: Path) -> None:
     dead = HostAccess("sh -c 'echo the line is dead >&2; exit 255'")
-    fleet = HostAgents(["there-is-no-such-host.invalid"], dead, tmp_path, 20.0)
+    agents = HostAgents(["there-is-no-such-host.invalid"], dead, tmp_path, 20.0)
     try:
-        fleet.connect()
-        (sentence,) = fleet.faults
+        agents.connect()
+        (sentence,) = agents.faults
         assert sentence.startswith("Host there-is-no-such-host.invalid cannot be reached (the line is dead); see that")
     finally:
-        fleet.close()
+        agents.close()
 
 
 def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
     path = prepare({**DATA, "cache": str(tmp_path / "own")})
-    fleet = HostAgents(["localhost"], HostAccess(), tmp_path, 30.0)
+    agents = HostAgents(["localhost"], HostAccess(), tmp_path, 30.0)
     try:
-        fleet.connect()
-        fleet.settle("127.0.0.1", 30.0)
+        agents.connect()
+        agents.settle("127.0.0.1", 30.0)
         other = tmp_path / "elsewhere" / path.name  # as a launcher would have it whose disk nobody shares
-        there, link = tmp_path / "there", fleet.links["localhost"]
+        there, link = tmp_path / "there", agents.links["localhost"]
         asked = link.ask("find", 20.0, path=str(other), fingerprint=fingerprint(path), cache=str(there))
         assert not asked["found"]
-        fleet._send(link, path, lambda text, share: None)
+        agents._send(link, path, lambda text, share: None)
         assert fingerprint(there / path.name) == fingerprint(path)
         assert not list(there.glob("*.partial*"))
-        fleet.give_data(other, fingerprint(path), str(there), lambda text, share: None)
-        assert fleet.found["localhost"].data == "the same" and not fleet.faults
+        agents.give_data(other, fingerprint(path), str(there), lambda text, share: None)
+        assert agents.found["localhost"].data == "the same" and not agents.faults
     finally:
-        fleet.close()
+        agents.close()
 
 
 def test_no_host_listens_for_others_after_the_check(tmp_path: Path) -> None:
-    fleet = HostAgents(["localhost"], HostAccess(), tmp_path, 30.0)
+    agents = HostAgents(["localhost"], HostAccess(), tmp_path, 30.0)
     try:
-        fleet.connect()
-        fleet.settle("127.0.0.1", 30.0)
-        where = str(fleet.links["localhost"].ask("listen", 20.0)["address"])
-        assert dial(where, fleet.token, False).error == ""
-        fleet.lines()
-        assert not fleet.faults and dial(where, fleet.token, False).error != ""
+        agents.connect()
+        agents.settle("127.0.0.1", 30.0)
+        where = str(agents.links["localhost"].ask("listen", 20.0)["address"])
+        assert dial(where, agents.token, False).error == ""
+        agents.lines()
+        assert not agents.faults and dial(where, agents.token, False).error != ""
     finally:
-        fleet.close()
+        agents.close()
 
 
 def test_damaged_data_are_refused(link: AgentConnection, tmp_path: Path) -> None:

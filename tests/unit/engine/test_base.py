@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gbactl.config import ModeConfig, RunConfig
-from gbactl.engine.base import MOST_LIVES, ChildProcess, RunProcesses
+from gbactl.engine.base import MOST_COORDINATOR_TRIES, ChildProcess, RunProcesses
 from gbactl.engine.fork_server import thread_environment
 
 
@@ -113,7 +113,7 @@ def reviving(tmp_path: Path) -> Iterator[Spawning]:
     children = Spawning(RunConfig(mode=ModeConfig("gba")), tmp_path, b"", tmp_path, {})
     child(children, "C", "import time; time.sleep(60)")
     child(children, "W0", "import time; time.sleep(60)")
-    children.settled = True
+    children.all_ready = True
     (tmp_path / "coordinator.json").touch()
     yield children
     children.stop()
@@ -125,12 +125,13 @@ def kill(family: RunProcesses) -> None:
 
 
 def test_a_killed_coordinator_is_no_failure_where_another_one_can_go_on(reviving: Spawning) -> None:
-    assert not reviving.revivable
+    assert not reviving.coordinator_replaceable
     kill(reviving)
-    assert reviving.revivable and reviving.failure() is None
-    reviving.revive("hang", 12.5)
-    assert [one.name for one in reviving.running] == ["C", "W0"] and len(reviving.buried) == 1
-    assert not reviving.revivable and reviving.told[1:] == ("hang", 12.5) and 0 < reviving.told[0] <= time.monotonic()
+    assert reviving.coordinator_replaceable and reviving.failure() is None
+    reviving.replace_coordinator("hang", 12.5)
+    assert [one.name for one in reviving.running] == ["C", "W0"] and len(reviving.abandoned) == 1
+    assert not reviving.coordinator_replaceable
+    assert reviving.told[1:] == ("hang", 12.5) and 0 < reviving.told[0] <= time.monotonic()
 
 
 def test_a_coordinator_that_is_killed_at_that_moment_is_no_failure_either(
@@ -145,23 +146,23 @@ def test_a_coordinator_that_is_killed_at_that_moment_is_no_failure_either(
 
     monkeypatch.setattr(ChildProcess, "exit_sentence", sentence)
     assert reviving.running[0].process.poll() is None and reviving.failure() is None
-    assert reviving.revivable
+    assert reviving.coordinator_replaceable
 
 
 def test_one_that_dies_before_it_goes_on_is_replaced_a_few_times(reviving: Spawning) -> None:
-    for _ in range(MOST_LIVES):
+    for _ in range(MOST_COORDINATOR_TRIES):
         kill(reviving)
-        reviving.revive("death", 0.0)
+        reviving.replace_coordinator("death", 0.0)
     kill(reviving)
-    assert not reviving.revivable and "C (pid " in (reviving.failure() or ("",))[0]
-    reviving.revived()
-    assert reviving.revivable
+    assert not reviving.coordinator_replaceable and "C (pid " in (reviving.failure() or ("",))[0]
+    reviving.coordinator_continues()
+    assert reviving.coordinator_replaceable
 
 
 @pytest.mark.parametrize("obstacle", ["unsettled", "no journal", "failed", "not wanted"])
 def test_where_no_other_coordinator_can_go_on_it_is_a_failure(reviving: Spawning, obstacle: str) -> None:
     if obstacle == "unsettled":
-        reviving.settled = False
+        reviving.all_ready = False
     elif obstacle == "no journal":
         (reviving.run_dir / "coordinator.json").unlink()
     elif obstacle == "failed":
@@ -172,7 +173,7 @@ def test_where_no_other_coordinator_can_go_on_it_is_a_failure(reviving: Spawning
         reviving.cfg.cluster.lost_coordinator = "end"
     if obstacle != "failed":
         kill(reviving)
-    assert not reviving.revivable and "C (pid " in (reviving.failure() or ("",))[0]
+    assert not reviving.coordinator_replaceable and "C (pid " in (reviving.failure() or ("",))[0]
 
 
 def test_threads_are_fixed_and_wait_passively() -> None:

@@ -1,4 +1,4 @@
-"""The launcher's part in failures: who is buried, succeeded, hurt and woken, with harmless children."""
+"""The launcher's part in failures: who is abandoned, succeeded, hurt and woken, with harmless children."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Family(RunProcesses):
     code = SLEEPER
     tried_again = 0
 
-    def succeed(self, name: str, again: bool = False) -> None:
+    def replace(self, name: str, again: bool = False) -> None:
         self.tried_again += again
-        super().succeed(name, again)
+        super().replace(name, again)
 
     def start_one(self, name: str, code: str = SLEEPER) -> ChildProcess:
         log = self.run_dir / f"{name}.log"
@@ -54,7 +54,7 @@ def family(tmp_path: Path) -> Iterator[Family]:
     made.start_one("W0")
     yield made
     made.stop()
-    assert all(child.process.poll() is not None for child in (*made.running, *made.buried))
+    assert all(child.process.poll() is not None for child in (*made.running, *made.abandoned))
 
 
 def lost(name: str, replaced: bool = True, shared: bool = False, epoch: int = 0) -> Event:
@@ -86,15 +86,15 @@ def test_a_dead_worker_is_buried_and_succeeded(family: Family) -> None:
     successors.heard(Event("progress", {}))
     assert family.failure() is None
     successors.heard(lost("W0"))
-    assert (names(family.running), names(family.buried)) == (["C", "W0"], ["W0"])
-    assert family._epochs["W0"] == 1 and not family.ended()
+    assert (names(family.running), names(family.abandoned)) == (["C", "W0"], ["W0"])
+    assert family._incarnations["W0"] == 1 and not family.ended()
 
 
 def test_a_loss_that_another_coordinator_tells_again_is_known(family: Family) -> None:
     successors = Replacements(family, lambda _: None)
     successors.heard(lost("W0"))
     successors.heard(lost("W0"))
-    assert (names(family.running), names(family.buried)) == (["C", "W0"], ["W0"]) and family.epoch("W0") == 1
+    assert (names(family.running), names(family.abandoned)) == (["C", "W0"], ["W0"]) and family.incarnation("W0") == 1
 
 
 def test_another_failure_is_not_taken_for_that_of_the_buried(family: Family) -> None:
@@ -119,14 +119,14 @@ def test_one_that_hangs_is_killed_where_it_shares_memory(family: Family) -> None
 
 def test_a_dead_server_is_spared_where_there_are_checkpoints(family: Family) -> None:
     server = family.start_one("S0")
-    family.settled = True
+    family.all_ready = True
     server.process.kill()
     server.process.wait()
     assert family.failure() is not None
     family.cfg.checkpoint.name = "cpr"
     assert family.failure() is None
     Replacements(family, lambda _: None).heard(lost("S0"))
-    assert names(family.running) == ["C", "W0", "S0"] and family._epochs["S0"] == 1
+    assert names(family.running) == ["C", "W0", "S0"] and family._incarnations["S0"] == 1
 
 
 def test_a_server_that_never_comes_ends_the_run(family: Family) -> None:
@@ -165,7 +165,7 @@ def test_a_successor_that_does_not_come_is_started_again_a_few_times(family: Fam
         started = family.running[-1]
         started.process.wait(20)
         successors.look()
-    assert names(family.running) == ["C"] and family._epochs["W0"] == MOST_TRIES
+    assert names(family.running) == ["C"] and family._incarnations["W0"] == MOST_TRIES
     assert family.tried_again == MOST_TRIES - 1
     assert len(said) == 1 and "W0 could not be replaced" in said[0]
     successors.look()

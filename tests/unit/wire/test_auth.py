@@ -66,7 +66,7 @@ def test_a_listeners_proof_opens_no_door() -> None:
     listener, connector = auth.nonce(), auth.nonce()
     words = auth.answer(KEY, auth.greeting(listener), ME, connector)
     _, proof, _ = auth.accept(KEY, listener, words, SERVER)
-    mirrored = auth.ANSWER.pack(auth.ROLES.index(ME.role), ME.index, ME.epoch, listener, proof)
+    mirrored = auth.ANSWER.pack(auth.ROLES.index(ME.role), ME.index, ME.incarnation, listener, proof)
     with pytest.raises(WireError):
         auth.accept(KEY, connector, mirrored, SERVER)
 

@@ -125,7 +125,7 @@ def test_a_lost_connection_is_told_of_the_same_channel() -> None:
     [(channel, _)] = wire.far.poll(1)
     wire.channel.close()
     [(gone, frame)] = wire.far.poll(1)
-    assert gone is channel and frame.kind == frames.CLOSED and not wire.far._channels
+    assert gone is channel and frame.kind == frames.CLOSED and not wire.far._wrappers
 
 
 def test_fp32_is_the_hub_itself() -> None:

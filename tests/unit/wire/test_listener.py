@@ -33,8 +33,8 @@ def hub(request: pytest.FixtureRequest) -> Iterator[SocketHub]:
 
 
 def door_of(hub: SocketHub) -> Admission:
-    assert hub.door is not None
-    return hub.door
+    assert hub.admission is not None
+    return hub.admission
 
 
 def dial(hub: SocketHub) -> socket.socket:
@@ -67,12 +67,12 @@ def many_files() -> Iterator[None]:
 def test_a_thousand_idle_strangers(hub: SocketHub) -> None:
     with ExitStack() as stack:
         while_polling(hub, lambda: [stack.enter_context(dial(hub)) for _ in range(1000)])
-        while hub.refused[GAVE_WAY] < 1000 - listener.MOST_STRANGERS:
+        while hub.refused[GAVE_WAY] < 1000 - listener.MOST_UNAUTHENTICATED:
             hub.poll(SECONDS)
-        assert len(door_of(hub).strangers) == listener.MOST_STRANGERS
-        assert len(hub._selector.get_map()) == listener.MOST_STRANGERS + 1
+        assert len(door_of(hub).unauthenticated) == listener.MOST_UNAUTHENTICATED
+        assert len(hub._selector.get_map()) == listener.MOST_UNAUTHENTICATED + 1
         gets_in(hub)
-    assert sum(hub.refused.values()) >= 1000 - listener.MOST_STRANGERS
+    assert sum(hub.refused.values()) >= 1000 - listener.MOST_UNAUTHENTICATED
 
 
 def somaxconn() -> int:
@@ -102,7 +102,7 @@ def test_whoever_stood_longest_goes(hub: SocketHub) -> None:
         while hub.refused[GAVE_WAY] < 2:
             hub.poll(SECONDS)
         ports = [guest.getsockname()[1] for guest in guests]
-        assert [each.sock.getpeername()[1] for each in door_of(hub).strangers] == ports[2:]
+        assert [each.sock.getpeername()[1] for each in door_of(hub).unauthenticated] == ports[2:]
 
 
 def test_time_is_up_for_who_says_nothing(hub: SocketHub) -> None:
@@ -111,7 +111,7 @@ def test_time_is_up_for_who_says_nothing(hub: SocketHub) -> None:
     with dial(hub):
         while not hub.refused:
             hub.poll(None)
-    assert hub.refused == {TOO_LATE: 1} and not door_of(hub).strangers
+    assert hub.refused == {TOO_LATE: 1} and not door_of(hub).unauthenticated
 
 
 def test_time_is_up_for_who_writes_slowly() -> None:
@@ -119,11 +119,11 @@ def test_time_is_up_for_who_writes_slowly() -> None:
     with closing(SocketHub(KEY, SERVER, bind="127.0.0.1")) as hub, dial(hub) as slow:
         hello = while_polling(hub, lambda: slow.recv(auth.GREETING.size, socket.MSG_WAITALL))[0]
         words = auth.answer(KEY, hello, WORKER, auth.nonce())
-        [stranger] = door_of(hub).strangers
+        [stranger] = door_of(hub).unauthenticated
         for byte in words[:-1]:
             slow.sendall(bytes([byte]))
             hub.poll(SECONDS)
-        assert list(door_of(hub).strangers) == [stranger] and not hub.refused
+        assert list(door_of(hub).unauthenticated) == [stranger] and not hub.refused
         stranger.deadline = 0.0
         hub.poll(0)
         assert hub.refused == {TOO_LATE: 1}
@@ -131,14 +131,14 @@ def test_time_is_up_for_who_writes_slowly() -> None:
 
 
 def test_who_has_the_key_and_had_to_give_way_comes_again(hub: SocketHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    hear, times = UnauthenticatedConnection.hear, iter(range(99))
+    hear, times = UnauthenticatedConnection.continue_handshake, iter(range(99))
 
     def twice_in_vain(stranger: UnauthenticatedConnection, key: bytes, me: Peer) -> AuthenticatedConnection | None:
         if next(times) < 2:
             raise ConnectionResetError(GAVE_WAY)
         return hear(stranger, key, me)
 
-    monkeypatch.setattr(UnauthenticatedConnection, "hear", twice_in_vain)
+    monkeypatch.setattr(UnauthenticatedConnection, "continue_handshake", twice_in_vain)
     gets_in(hub)
     assert hub.refused == {GAVE_WAY: 2}
 
@@ -147,9 +147,9 @@ def test_half_open_connections_are_gone_in_time() -> None:
     """The connection is there, its other end is not any more, and nothing says so."""
     with closing(SocketHub(KEY, SERVER, bind="127.0.0.1")) as hub:
         gone = [dial(hub) for _ in range(20)]
-        while len(door_of(hub).strangers) < 20:
+        while len(door_of(hub).unauthenticated) < 20:
             hub.poll(SECONDS)
-        for each in door_of(hub).strangers:
+        for each in door_of(hub).unauthenticated:
             each.deadline = 0.0
         hub.poll(0)
         assert hub.refused == {TOO_LATE: 20} and len(hub._selector.get_map()) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.install.steps import InstallError, heartbeat, run
+from gbactl.install import InstallError, heartbeat, run
 
 
 def test_a_heartbeat_line_comes_while_the_work_goes_on(capsys: pytest.CaptureFixture[str]) -> None:

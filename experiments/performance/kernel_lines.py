@@ -5,8 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from crew import one_thread_each
-from lines import Line
+from bench_lines import Line
+from process_group import one_thread_each
 
 CASES = ("pull (gather)", "aggregate + adagrad", "aggregate + adam")
 WIDTH = 17

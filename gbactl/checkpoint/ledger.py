@@ -314,7 +314,7 @@ class Emulation:
 
     def _save(self) -> None:
         self.saves += 1
-        kind = self.rhythm.tick(self.saves).kind
+        kind = self.rhythm.kind(self.saves)
         self._due = self.clock + self.rhythm.gap
         self.clock += self.spent.save(self.costs, 1.0 if kind == "whole" else 1.0 / self.rhythm.parts)
         self.saved_at = self.trained

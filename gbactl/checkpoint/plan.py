@@ -89,7 +89,7 @@ def estimate(
     """Choose between full and partial recovery, each at its own interval, or both at `interval`.
 
     Partial where the variant asks for it and it is cheaper, else full. `parts` and `base_every`: of partial recovery's
-    Rhythm; the cost of its whole saves is added to the equations' and changes no interval."""
+    SaveSchedule; the cost of its whole saves is added to the equations' and changes no interval."""
     whole = interval or best_full_interval(costs)
     part = interval or interval_for(costs, target_pls)
     saved = partial(costs, part) + bases(costs, part, parts, base_every)
@@ -100,14 +100,6 @@ def estimate(
         "partial" if pays else "full", chosen, whole, overheads[0], part, overheads[1],
         expected_pls(costs, part) if pays else 0.0,
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class DueSave:
-    """Save that is due: `whole` (all rows), `rest` (chosen rows and all small tables) or `chosen` (rows alone)."""
-
-    number: int
-    kind: str
 
 
 @dataclass(frozen=True)
@@ -122,13 +114,13 @@ class SaveSchedule:
     every_steps: int | None
     base_every: int
 
-    def tick(self, number: int) -> DueSave:
-        """Return the kind of save `number`, counted from 1."""
-        if self.parts == 1:
-            return DueSave(number, "whole")
-        if self.base_every and number % (self.parts * self.base_every) == 0:
-            return DueSave(number, "whole")
-        return DueSave(number, "rest" if number % self.parts == 0 else "chosen")
+    def kind(self, number: int) -> str:
+        """Return the kind of save `number`, counted from 1: whole, rest or chosen.
+
+        Whole: all rows; rest: chosen rows and all small tables; chosen: chosen rows alone."""
+        if self.parts == 1 or (self.base_every and number % (self.parts * self.base_every) == 0):
+            return "whole"
+        return "rest" if number % self.parts == 0 else "chosen"
 
     @property
     def step_gap(self) -> int | None:
@@ -224,7 +216,7 @@ def bases(costs: JobCosts, interval: float, parts: int, every: int) -> float:
     """Additional cost of whole saves in partial recovery, gbactl's own term: (1 - 1/parts) O_s floor(T / (every T_s)).
 
     Each of the `parts` saves in an interval has a part of the rows; the last one in `every` intervals has all of them
-    (0: never); see Rhythm."""
+    (0: never); see SaveSchedule."""
     return costs.save * (1 - 1 / parts) * (costs.job // (every * interval)) if every else 0.0
 
 

@@ -75,7 +75,7 @@ def _split(chosen: NDArray[np.intp], spans: Spans) -> list[NDArray[np.intp]]:
     return [chosen[a:b] - first for a, b, first in zip(cuts, cuts[1:], edges, strict=False)]
 
 
-class Scar:
+class Scar(RowPriority):
     """Rows whose values changed most since they were saved, by L2 distance."""
 
     def __init__(self, table: Floats, spans: Spans) -> None:
@@ -83,10 +83,9 @@ class Scar:
         self._saved = [table[low:high].copy() for low, high in spans]
 
     def touched(self, index: Ints) -> None:
-        """See RowPriority.touched: nothing to record, as the values are compared."""
+        pass  # nothing to record, as the values are compared
 
     def choose(self, count: int, table: Floats) -> Ints:
-        """See RowPriority.choose."""
         if not self._spans:
             return np.empty(0, np.int32)
         parts = zip(self._spans, self._saved, strict=True)
@@ -99,13 +98,11 @@ class Scar:
         return np.concatenate(rows).astype(np.int32)
 
     def saved(self, table: Floats) -> None:
-        """See RowPriority.saved."""
         for (low, high), saved in zip(self._spans, self._saved, strict=True):
             np.copyto(saved, table[low:high])
 
     @property
     def nbytes(self) -> int:
-        """See RowPriority.nbytes."""
         return sum(saved.nbytes for saved in self._saved)
 
 
@@ -118,7 +115,7 @@ def _distances(now: Floats, before: Floats) -> Floats:
     return out
 
 
-class Mfu:
+class Mfu(RowPriority):
     """Rows that most gradients carried since they were saved: a 4-byte counter a row, cleared when it is saved."""
 
     def __init__(self, rows: int, spans: Spans) -> None:
@@ -126,11 +123,9 @@ class Mfu:
         self.counts = np.zeros(rows, np.uint32)
 
     def touched(self, index: Ints) -> None:
-        """See RowPriority.touched."""
         self.counts[index] += np.uint32(1)
 
     def choose(self, count: int, table: Floats) -> Ints:
-        """See RowPriority.choose."""
         if not self._spans:
             return np.empty(0, np.int32)
         counts = np.concatenate([self.counts[low:high] for low, high in self._spans])
@@ -141,16 +136,14 @@ class Mfu:
         return chosen
 
     def saved(self, table: Floats) -> None:
-        """See RowPriority.saved."""
         self.counts[:] = 0
 
     @property
     def nbytes(self) -> int:
-        """See RowPriority.nbytes."""
         return self.counts.nbytes
 
 
-class Ssu:
+class Ssu(RowPriority):
     """Sample of the recently used rows, saved and emptied at each choice.
 
     Every second row that a gradient carries enters a set of `room` rows; in a full set it replaces a random row."""
@@ -167,7 +160,6 @@ class Ssu:
         return self._count
 
     def touched(self, index: Ints) -> None:
-        """See RowPriority.touched."""
         second = index[self._skip :: 2]
         self._skip = (self._skip + len(index)) % 2
         new = second[self._within[second] == 1]
@@ -187,14 +179,12 @@ class Ssu:
         self._within[self._members[places]] = 2
 
     def choose(self, count: int, table: Floats) -> Ints:
-        """See RowPriority.choose."""
         members = self._members[: self._count]
         kept = members if len(members) <= count else self._random.permutation(members)[:count]
         self._clear()
         return np.sort(kept).astype(np.int32)
 
     def saved(self, table: Floats) -> None:
-        """See RowPriority.saved."""
         self._clear()
 
     def _clear(self) -> None:
@@ -203,7 +193,6 @@ class Ssu:
 
     @property
     def nbytes(self) -> int:
-        """See RowPriority.nbytes."""
         return self._within.nbytes + self._members.nbytes
 
 

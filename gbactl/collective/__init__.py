@@ -87,16 +87,16 @@ def connect(
     Raises ClusterError when the ring does not form."""
     name, folder = os.environ.get("GBACTL_COLLECTIVE", ""), os.environ.get("GBACTL_SUM_FOLDER")
     rank, size = int(os.environ.get("GBACTL_RANK", "0")), int(os.environ.get("GBACTL_SIZE", "1"))
-    under: RingFallback | None = None
+    fallback: RingFallback | None = None
     if folder is not None:
-        under = SharedMemoryCollective(Path(folder), rank, size)
+        fallback = SharedMemoryCollective(Path(folder), rank, size)
     elif elsewhere is not None and "GBACTL_SUM_ELSEWHERE" in os.environ:
-        under = elsewhere(rank, size)
-    if name == "shm" and under is not None:
-        return under
-    if under is None:
+        fallback = elsewhere(rank, size)
+    if name == "shm" and fallback is not None:
+        return fallback
+    if fallback is None:
         return SingleRankCollective() if late else _ring(name, item)
-    return CollectiveWithFallback(None if late else _ring(name, item), under)
+    return CollectiveWithFallback(None if late else _ring(name, item), fallback)
 
 
 def _ring(name: str, item: int) -> InterruptibleRing:

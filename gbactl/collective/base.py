@@ -170,7 +170,7 @@ class FaultTolerantCollective(ABC):
         sums them in order."""
 
     @abstractmethod
-    def without_the_dead(self) -> None:
+    def sum_live_ranks(self) -> None:
         """Let every rank give its own summand in every round until the next `deal` or `renew`.
 
         A sum is over the live ranks. The summand of a rank that fails counts for all ranks or for none: whether it had
@@ -201,11 +201,11 @@ class RingFallback(FaultTolerantCollective):
 
     @abstractmethod
     def start(self, name: str, buffer: Any) -> Any:
-        """See Collective.start; called before the ring changes the buffer."""
+        """Begin a sum as a Collective does, before the ring changes the buffer."""
 
     @abstractmethod
     def wait(self, handle: Any) -> None:
-        """See Collective.wait; called where the ring is broken."""
+        """Wait for a sum as a Collective does, where the ring is broken."""
 
     @abstractmethod
     def passed(self, handle: Any) -> bool:
@@ -214,9 +214,9 @@ class RingFallback(FaultTolerantCollective):
         It does not where other ranks were told before that this rank lacks it: then all take another sum."""
 
     @abstractmethod
-    def fall(self) -> None:
+    def fall_back(self) -> None:
         """Take over from a ring that is broken, or that this rank never had. Callable from any thread."""
 
     @abstractmethod
     def close(self) -> None:
-        """See Collective.close."""
+        """Release what the sums hold. Idempotent."""

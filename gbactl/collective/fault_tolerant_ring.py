@@ -33,76 +33,76 @@ class InterruptibleRing(Collective, Protocol):
 class _Handle:
     ring: InterruptibleRing | None
     of_ring: Any
-    laid: Any
+    in_fallback: Any
 
 
 class CollectiveWithFallback(FaultTolerantCollective):
     """Ring all-reduce with a fallback. `ring` is None for a rank that joins when the others have left the ring."""
 
-    def __init__(self, ring: InterruptibleRing | None, under: RingFallback) -> None:
-        self.ring, self.under = ring, under
-        self.rank, self.size = under.rank, under.size
+    def __init__(self, ring: InterruptibleRing | None, fallback: RingFallback) -> None:
+        self.ring, self.fallback = ring, fallback
+        self.rank, self.size = fallback.rank, fallback.size
         self._room = True
         if ring is None:
-            under.fall()
+            fallback.fall_back()
 
     @property
     def wanted(self) -> Callable[[], bool]:
-        return self.under.wanted
+        return self.fallback.wanted
 
     @wanted.setter
     def wanted(self, wanted: Callable[[], bool]) -> None:
-        self.under.wanted = wanted
+        self.fallback.wanted = wanted
 
     @property
     def moved(self) -> Moved:
-        """See Collective.moved: bytes that the ring sends, and those of the fallback."""
-        return self.under.moved
+        """Counter of the bytes that the ring sends, and of those of the fallback."""
+        return self.fallback.moved
 
     @moved.setter
     def moved(self, moved: Moved) -> None:
-        self.under.moved = moved
+        self.fallback.moved = moved
         if self.ring is not None:
             self.ring.moved = moved
 
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        self.under.deal(number, part, parts, after)
+        self.fallback.deal(number, part, parts, after)
 
-    def without_the_dead(self) -> None:
-        self.under.without_the_dead()
+    def sum_live_ranks(self) -> None:
+        self.fallback.sum_live_ranks()
 
     def leave_out(self, rank: int) -> None:
         self._break(f"rank {rank} is gone")
-        self.under.leave_out(rank)
+        self.fallback.leave_out(rank)
 
-    def fall(self) -> None:
+    def fall_back(self) -> None:
         """Leave the ring because another rank's is broken, which this rank may not notice; from any thread."""
         self._break("another rank's ring is broken")
 
     def interrupt(self) -> None:
-        self.under.interrupt()
+        self.fallback.interrupt()
 
     def renew(self, generation: int) -> None:
-        self.under.renew(generation)
+        self.fallback.renew(generation)
 
     def start(self, name: str, buffer: Any) -> _Handle:
-        laid, ring, of_ring = self._laid(name, buffer), self.ring, None
+        in_fallback, ring, of_ring = self._give(name, buffer), self.ring, None
         if ring is not None:
             try:
                 of_ring = ring.start(name, buffer)
             except ClusterError as error:
                 ring = None
                 self._break(str(error))
-        return _Handle(ring, of_ring, laid)
+        return _Handle(ring, of_ring, in_fallback)
 
-    def _laid(self, name: str, buffer: Any) -> Any:
+    def _give(self, name: str, buffer: Any) -> Any:
         """Give the summand to the fallback; None where it has no memory for it.
 
         A failed rank then ends the run."""
         if not self._room:
             return None
         try:
-            return self.under.start(name, buffer)
+            return self.fallback.start(name, buffer)
         except ClusterError as error:
             if self.ring is None:
                 raise
@@ -111,48 +111,46 @@ class CollectiveWithFallback(FaultTolerantCollective):
             return None
 
     def wait(self, handle: _Handle) -> None:
-        """See Collective.wait. A sum that began in the ring is awaited there for a short time.
-
-        The ring may still write into the buffer."""
+        """Wait for the sum: for a short time in the ring, if it began there and may still write into the buffer."""
         if handle.ring is not None:
             try:
                 handle.ring.wait(handle.of_ring)
-                if handle.laid is None or self.under.passed(handle.laid):
+                if handle.in_fallback is None or self.fallback.passed(handle.in_fallback):
                     return
             except ClusterError as error:
-                if handle.laid is None:
+                if handle.in_fallback is None:
                     raise
                 self._break(str(error))
-        if handle.laid is None:
+        if handle.in_fallback is None:
             raise ClusterError(f"rank {self.rank} cannot go on: its ring is broken, and there is no room beside it.")
-        self.under.wait(handle.laid)
+        self.fallback.wait(handle.in_fallback)
 
     def _break(self, why: str) -> None:
         ring, self.ring = self.ring, None
         if ring is not None:
             log.warning("%s: from now on this run sums without its ring", why)
             ring.abandon()
-            self.under.fall()
+            self.fallback.fall_back()
 
     def close(self) -> None:
-        """See Collective.close. A broken ring is not closed, as that could wait for failed ranks."""
+        """Close both, except a broken ring, whose end could wait for failed ranks."""
         if self.ring is not None:
             self.ring.close()
-        self.under.close()
+        self.fallback.close()
 
 
 class RendezvousWithFallback(Rendezvous):
     """Rendezvous of a ring and of its fallback."""
 
-    def __init__(self, ring: Rendezvous, under: Rendezvous) -> None:
-        self.ring, self.under = ring, under
+    def __init__(self, ring: Rendezvous, fallback: Rendezvous) -> None:
+        self.ring, self.fallback = ring, fallback
 
     def turned_away(self) -> int:
         return self.ring.turned_away()
 
     def environment(self, rank: int) -> dict[str, str]:
-        return {**self.under.environment(rank), **self.ring.environment(rank)}
+        return {**self.fallback.environment(rank), **self.ring.environment(rank)}
 
     def close(self) -> None:
         self.ring.close()
-        self.under.close()
+        self.fallback.close()

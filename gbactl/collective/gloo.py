@@ -121,7 +121,7 @@ class GlooCollective:
         self.moved(ring_share(handle.tensor.numel(), self.size, self.rank, self._handed.item), False)
 
     def close(self) -> None:
-        """See Collective.close. Needed after a failure too: torch aborts a process that exits without it."""
+        """Leave the group, after a failure too: torch aborts a process that exits without it."""
         if self._open:
             self._open = False
             self._dist.destroy_process_group()

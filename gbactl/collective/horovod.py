@@ -99,7 +99,7 @@ class HorovodCollective:
         return _Handle(name, number, tensor, buffer)
 
     def wait(self, handle: _Handle) -> None:
-        """See Collective.wait. Sleeps for most of the usual time, then polls.
+        """Sleep for most of the usual time, then poll.
 
         Horovod's own wait sleeps a whole millisecond at a time, and continuous polling takes the core from the ranks
         that sum."""
@@ -248,7 +248,7 @@ class HorovodRendezvous(Rendezvous):
             self.refused += 1
 
     def environment(self, rank: int) -> dict[str, str]:
-        """See Rendezvous.environment. The ring is deterministic: no fusion, no autotuning, no hierarchy."""
+        """Return the environment of a rank. The ring is deterministic: no fusion, no autotuning, no hierarchy."""
         seat = self.seats[rank]
         values = {
             "GBACTL_COLLECTIVE": "horovod",

@@ -120,7 +120,7 @@ class SharedMemoryCollective(RingFallback):
         self._spares = False
         self._held: int | None = None
 
-    def without_the_dead(self) -> None:
+    def sum_live_ranks(self) -> None:
         self._dealt, self._spares = None, True
 
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
@@ -142,7 +142,7 @@ class SharedMemoryCollective(RingFallback):
         self.folder = self._root / str(generation)
 
     def start(self, name: str, buffer: Any) -> _Handle:
-        """See Collective.start. Raises ClusterError when the host has too little shared memory."""
+        """Write the summand. Raises ClusterError when the host has too little shared memory."""
         array = as_array(buffer)
         bucket = self._buckets.get(name) or self._open(name, len(array))
         if len(array) != bucket.length:
@@ -176,11 +176,11 @@ class SharedMemoryCollective(RingFallback):
             np.add(handle.buffer, part, out=handle.buffer)
         self.passed(handle)
 
-    def fall(self) -> None:
-        """See RingFallback.fall: nothing to do, as the summands are already in shared memory."""
+    def fall_back(self) -> None:
+        """Do nothing, as the summands are already in shared memory."""
 
     def passed(self, handle: _Handle) -> bool:
-        """See RingFallback.passed: this rank has the round's sum, and will not read its slots again."""
+        """Record that this rank has the round's sum, and will not read its slots again."""
         handle.bucket.lines[self.rank].done = handle.round
         if handle.bucket.named:
             self._forget_name(handle.bucket)
@@ -260,7 +260,7 @@ class SharedMemoryCollective(RingFallback):
             os.close(held)
 
     def close(self) -> None:
-        """See Collective.close. The memory is freed with the last view of it."""
+        """Leave the group; the memory is freed with the last view of it."""
         self._buckets.clear()
         held, self._held = self._held, None
         if held is not None:

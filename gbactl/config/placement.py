@@ -63,12 +63,6 @@ def place(hosts: Sequence[Host], workers: int, servers: int, placement: str = SP
     return found
 
 
-def most_workers(placed: Mapping[str, str]) -> int:
-    """Return the largest number of workers on one host."""
-    on = [host for process, host in placed.items() if process[0] == "W"]
-    return max((on.count(host) for host in set(on)), default=0)
-
-
 def successor(process: str, placed: Mapping[str, str], hosts: Sequence[Host], live: Collection[str]) -> str | None:
     """Choose the host of a failed process's successor: its own host if live, else the least loaded live one, or None.
 

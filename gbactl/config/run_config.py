@@ -184,6 +184,12 @@ class RunConfig:
         return FaultPlan(self.faults, self.seed, self.processes, self.cluster.servers)
 
     @property
+    def row_staleness(self) -> str:
+        """Staleness by which rows are weighted: "row" (their own) in any phase of the run, else "token"."""
+        chosen = {getattr(phase.policy_options(), "row_staleness", "token") for phase in self.possible}
+        return "row" if "row" in chosen else "token"
+
+    @property
     def pinned(self) -> bool:
         """Whether each worker is pinned to one core of this host."""
         return self.place.here and self.cluster.pin == "auto"

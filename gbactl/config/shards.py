@@ -16,28 +16,17 @@ def optimizer(cfg: RunConfig, lr: float, weight_decay: float) -> OptimizerSpec:
     return OptimizerSpec(o.name, lr, (o.beta1, o.beta2), o.eps, weight_decay, o.initial_accumulator)
 
 
-def shard_spec(cfg: RunConfig, dataset: Dataset, shard: int) -> ShardSpec:
-    """Return a server's shard specification, without its dense slice."""
-    return spec_of(cfg, dataset.schema.rows, shard)
-
-
-def spec_of(cfg: RunConfig, rows: int, shard: int) -> ShardSpec:
-    """Return a server's shard specification for a table of `rows` rows."""
+def shard_spec(cfg: RunConfig, rows: int, shard: int) -> ShardSpec:
+    """Return a server's shard specification for a table of `rows` rows, without its dense slice."""
     row_lr = cfg.optim.lr if cfg.optim.row_lr is None else cfg.optim.row_lr
     return ShardSpec(
         shard, cfg.cluster.servers, rows, row_width(cfg.model), cfg.seed, cfg.model.init_scale,
         optimizer(cfg, row_lr, 0.0), cfg.optim.row_l2, cfg.optim.row_weight_decay,
         dense_optimizer=optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay),
         sparse_divisor=cfg.mode.sparse_divisor,
-        row_staleness=row_staleness(cfg),
+        row_staleness=cfg.row_staleness,
         dense_shards=cfg.cluster.dense_holders,
     )  # fmt: skip
-
-
-def row_staleness(cfg: RunConfig) -> str:
-    """Return "row" if any phase of the run weights rows by their own staleness, else "token"."""
-    chosen = {getattr(phase.policy_options(), "row_staleness", "token") for phase in cfg.possible}
-    return "row" if "row" in chosen else "token"
 
 
 def dense_cuts(cfg: RunConfig, size: int) -> list[Cut]:

@@ -12,6 +12,7 @@ from gbactl.config.groups import WITH_OPTIONS, own_keys
 from gbactl.config.run_config import RunConfig, naming
 from gbactl.config_types import build
 from gbactl.errors import ConfigError, require
+from gbactl.models import NAMES as MODEL_NAMES
 from gbactl.policies.policy import policy_class
 from gbactl.store.shard import ROW_L2_SCOPES
 from gbactl.switching.auto_controller import MODES
@@ -84,8 +85,7 @@ def obstacle(cfg: RunConfig, to: RunConfig) -> str:
         )
     if to.cluster.workers > cfg.processes:
         return f"this run was started with {cfg.processes} workers; type --set workers={cfg.processes} or less"
-    rows = {getattr(phase.policy_options(), "row_staleness", "token") for phase in cfg.possible}
-    if getattr(to.policy_options(), "row_staleness", "token") == "row" and "row" not in rows:
+    if to.row_staleness == "row" and cfg.row_staleness != "row":
         return "this run was not started with mode.row_staleness=row, which has to be counted from the start"
     return ""
 
@@ -170,7 +170,7 @@ def check(cfg: RunConfig) -> RunConfig:
     choice("optim.name", cfg.optim.name, ("sgd", "adagrad", "rowwise_adagrad", "adam"))
     choice("optim.row_l2", cfg.optim.row_l2, ROW_L2_SCOPES)
     choice("optim.schedule.name", cfg.optim.schedule.name, ("constant", "linear", "inverse_sqrt", "cosine"))
-    choice("model.name", cfg.model.name, ("deepfm", "wide_deep"))
+    choice("model.name", cfg.model.name, MODEL_NAMES)
     require(
         cfg.cluster.dense_holders <= cfg.cluster.servers,
         f"cluster.dense_servers={cfg.cluster.dense_servers} cannot be among cluster.servers={cfg.cluster.servers}; "

@@ -59,7 +59,6 @@ class Synthetic:
         return tuple(int(c) for c in np.geomspace(SMALLEST, self.max_cardinality, self.fields).round())
 
     def build(self, folder: Path, progress: Progress) -> WrittenArrays:
-        """See Source.build."""
         maps = allocate(folder, self.rows_per_day * self.days, self.numeric, self.fields)
         seen = Generator(self).fill(maps, progress)
         names = [f"day{d}" for d in range(self.days)]

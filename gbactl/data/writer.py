@@ -9,9 +9,9 @@ import math
 import os
 import shutil
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -46,49 +46,29 @@ def _shape(name: str, rows: int, numeric: int, fields: int) -> tuple[int, ...]:
     return {"labels": (rows,), "numeric": (rows, numeric), "ids": (rows, fields)}[name]
 
 
-class ArrayWriter:
-    """Writer that appends chunks to labels.npy, numeric.npy and ids.npy in a folder."""
-
-    def __init__(self, folder: Path, numeric: int, fields: int) -> None:
-        self.rows = 0
-        self._width = (numeric, fields)
-        self._files: dict[str, BinaryIO] = {name: (folder / f"{name}.npy").open("wb") for name in ARRAYS}
-        self._headers()
-
-    def _headers(self) -> None:
-        for name, file in self._files.items():
-            file.seek(0)
-            shape = _shape(name, self.rows, *self._width)
-            header: dict[str, Any] = {"descr": DTYPES[name].str, "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, header)
-            assert file.tell() == HEADER
-
-    def append(self, chunk: Batch) -> None:
-        """Write one chunk of rows."""
-        for name, file in self._files.items():
-            array = np.ascontiguousarray(getattr(chunk, name), DTYPES[name])
-            assert array.shape == _shape(name, len(chunk), *self._width)
-            file.write(array.tobytes())
-        self.rows += len(chunk)
-
-    def __enter__(self) -> ArrayWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self._headers()
-        for file in self._files.values():
-            file.close()
+def _write_headers(files: dict[str, BinaryIO], rows: int, numeric: int, fields: int) -> None:
+    for name, file in files.items():
+        file.seek(0)
+        shape = _shape(name, rows, numeric, fields)
+        header: dict[str, Any] = {"descr": DTYPES[name].str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        assert file.tell() == HEADER
 
 
 def write_all(folder: Path, numeric: int, fields: int, chunks: Iterable[Batch]) -> int:
-    """Append every chunk and return the number of rows."""
-    with ArrayWriter(folder, numeric, fields) as writer:
+    """Append every chunk to labels.npy, numeric.npy and ids.npy in a folder; return the number of rows."""
+    rows = 0
+    with ExitStack() as stack:
+        files: dict[str, BinaryIO] = {name: stack.enter_context((folder / f"{name}.npy").open("wb")) for name in ARRAYS}
+        _write_headers(files, 0, numeric, fields)
         for chunk in chunks:
-            writer.append(chunk)
-    return writer.rows
+            for name, file in files.items():
+                array = np.ascontiguousarray(getattr(chunk, name), DTYPES[name])
+                assert array.shape == _shape(name, len(chunk), numeric, fields)
+                file.write(array.tobytes())
+            rows += len(chunk)
+        _write_headers(files, rows, numeric, fields)
+    return rows
 
 
 def allocate(folder: Path, rows: int, numeric: int, fields: int) -> Batch:
@@ -113,10 +93,9 @@ def allocate(folder: Path, rows: int, numeric: int, fields: int) -> Batch:
 def reorder(source: Path, folder: Path, order: NDArray[np.int64], chunk: int = 1 << 18) -> None:
     """Write the arrays of `source` into `folder` in the given order of rows, a chunk at a time."""
     arrays = {name: np.load(source / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
-    with ArrayWriter(folder, arrays["numeric"].shape[1], arrays["ids"].shape[1]) as writer:
-        for lo in range(0, len(order), chunk):
-            index = order[lo : lo + chunk]
-            writer.append(Batch(*(arrays[name][index] for name in ARRAYS)))
+    parts = (order[lo : lo + chunk] for lo in range(0, len(order), chunk))
+    batches = (Batch(*(arrays[name][index] for name in ARRAYS)) for index in parts)
+    write_all(folder, arrays["numeric"].shape[1], arrays["ids"].shape[1], batches)
 
 
 def sync_folder(folder: Path) -> None:

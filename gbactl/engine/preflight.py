@@ -146,7 +146,7 @@ def unseen(host: str, what: str, path: str, instead: str) -> str:
     return f"Host {host} does not see {what} {path}; put it on a file system that all hosts share, or type {instead}."
 
 
-BESIDE = 1.03  # ratio of a server's memory to that of its rows and moments (README, Speed)
+BESIDE = 1.03  # ratio of a server's memory to that of its rows and moments (docs/studies/performance.md)
 STEPS_BYTES = 4  # Adam's count of a row's steps
 FLOAT = 4
 OF_MODEL = 4  # vectors: its values, their initial values, the gradient as computed and as sent
@@ -154,7 +154,7 @@ OF_MODEL = 4  # vectors: its values, their initial values, the gradient as compu
 
 def shard_bytes(cfg: RunConfig, dataset: Dataset, shard: int) -> int:
     """Return the bytes of a shard's rows with their optimizer state."""
-    return int(BESIDE * shard_spec(cfg, dataset, shard).local_rows * row_bytes(cfg))
+    return int(BESIDE * shard_spec(cfg, dataset.schema.rows, shard).local_rows * row_bytes(cfg))
 
 
 def row_bytes(cfg: RunConfig) -> int:

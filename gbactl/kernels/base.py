@@ -181,11 +181,27 @@ def require(array: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], w
         raise ValueError(f"{what} has shape {got}, expected {shape} (-1: any).")
 
 
-def live_shares(parts: Sequence[RowPart], shares: Sequence[float]) -> list[float]:
-    """Shares of the parts of weight > 0. Raises ValueError unless every part has one."""
-    if len(shares) != len(parts):
+def live_parts(parts: Sequence[RowPart], shares: Sequence[float]) -> tuple[list[RowPart], list[float]]:
+    """Check the parts to aggregate, and leave out those of weight 0; their shares likewise. Raises ValueError."""
+    if not parts:
+        raise ValueError("Nothing to aggregate.")
+    for index, grad, _ in parts:
+        require(index, INT, (-1,), "An index")
+        require(grad, FLOAT, (len(index), parts[0][1].shape[1]), "A gradient")
+    if shares and len(shares) != len(parts):
         raise ValueError(f"{len(parts)} parts have {len(shares)} shares.")
-    return [share for part, share in zip(parts, shares, strict=True) if part[2] != 0]
+    counted = [share for part, share in zip(parts, shares, strict=False) if part[2] != 0]
+    return [part for part in parts if part[2] != 0], counted
+
+
+def require_table(rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any) -> None:
+    """Check the arrays of a table that is bound to an optimizer. Raises ValueError."""
+    require(table, FLOAT, (-1, -1), "A table")
+    shape = table.shape[:1] if rule.name == "rowwise_adagrad" else table.shape
+    for moment in moments:
+        require(moment, FLOAT, shape, "A moment")
+    if counts is not None:
+        require(counts, COUNT, table.shape[:1], "Step counts")
 
 
 def float32(value: float) -> float:

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from gbactl.errors import MissingDependencyError
 from gbactl.kernels.base import (
-    COUNT,
     FLOAT,
     INT,
     LONG,
@@ -36,8 +35,9 @@ from gbactl.kernels.base import (
     RowPart,
     RowSums,
     Workspace,
-    live_shares,
+    live_parts,
     require,
+    require_table,
 )
 from gbactl.kernels.build import find_library
 from gbactl.kernels.half_precision import CODECS, Codec, Halves
@@ -195,15 +195,9 @@ class NativeKernels:
     def aggregate(
         self, parts: Sequence[RowPart], workspace: Workspace | None = None, shares: Sequence[float] = ()
     ) -> RowSums:
-        if not parts:
-            raise ValueError("Nothing to aggregate.")
-        width = parts[0][1].shape[1]
-        for index, grad, _ in parts:
-            require(index, INT, (-1,), "An index")
-            require(grad, FLOAT, (len(index), width), "A gradient")
-        live = [part for part in parts if part[2] != 0]
-        k = len(live)
-        counted = (c_float * k)(*live_shares(parts, shares)) if shares else None
+        live, counts = live_parts(parts, shares)
+        width, k = parts[0][1].shape[1], len(live)
+        counted = (c_float * k)(*counts) if shares else None
         sizes = (c_int64 * k)(*[len(index) for index, _, _ in live])
         weights = (c_float * k)(*[weight for _, _, weight in live])
         out = workspace or Workspace()
@@ -248,13 +242,8 @@ class NativeRowStep:
     def __init__(
         self, library: ctypes.CDLL, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any
     ):
+        require_table(rule, table, moments, counts)
         self._rows, self._width = table.shape
-        require(table, FLOAT, (-1, -1), "A table")
-        shape = (self._rows,) if rule.name == "rowwise_adagrad" else table.shape
-        for moment in moments:
-            require(moment, FLOAT, shape, "A moment")
-        if counts is not None:
-            require(counts, COUNT, (self._rows,), "Step counts")
         self._held = (rule, table, tuple(moments), counts)
         self._state = make_state(rule, table, moments, counts, self._width)
         self._address = ctypes.addressof(self._state)

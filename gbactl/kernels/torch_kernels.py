@@ -16,7 +16,6 @@ from torch import Tensor
 
 from gbactl.hashing import GOLDEN, mix, mix_int
 from gbactl.kernels.base import (
-    COUNT,
     FLOAT,
     INT,
     LONG,
@@ -30,8 +29,9 @@ from gbactl.kernels.base import (
     RowSums,
     Workspace,
     float32,
-    live_shares,
+    live_parts,
     require,
+    require_table,
 )  # fmt: skip
 from gbactl.kernels.half_precision import CODECS, Codec
 
@@ -109,20 +109,14 @@ class TorchKernels:
     def aggregate(
         self, parts: Sequence[RowPart], workspace: Workspace | None = None, shares: Sequence[float] = ()
     ) -> RowSums:
-        if not parts:
-            raise ValueError("Nothing to aggregate.")
+        live, counted = live_parts(parts, shares)
         width = parts[0][1].shape[1]
-        for index, grad, _ in parts:
-            require(index, INT, (-1,), "An index")
-            require(grad, FLOAT, (len(index), width), "A gradient")
-        live = [part for part in parts if part[2] != 0]
-        counted = live_shares(parts, shares) if shares else [1.0] * len(live)
         rows = [index.astype(LONG) for index, _, _ in live] or [np.empty(0, LONG)]
         distinct, place = _first_seen(np.concatenate(rows))
         total = np.full((len(distinct), width), -0.0, FLOAT)  # -0.0 + x is x, including the sign of zero
         contributors = np.zeros(len(distinct), FLOAT)
         start = 0
-        for (index, grad, weight), share in zip(live, counted, strict=True):
+        for (index, grad, weight), share in zip(live, counted or [1.0] * len(live), strict=True):
             at = place[start : start + len(index)]
             _add_rows(total, at, grad, float(np.float32(weight)))
             contributors[np.unique(at)] += np.float32(share)
@@ -207,12 +201,7 @@ class TorchRowStep:
     """Optimizer steps of one bound table, in torch."""
 
     def __init__(self, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any) -> None:
-        require(table, FLOAT, (-1, -1), "A table")
-        shape = table.shape[:1] if rule.name == "rowwise_adagrad" else table.shape
-        for moment in moments:
-            require(moment, FLOAT, shape, "A moment")
-        if counts is not None:
-            require(counts, COUNT, table.shape[:1], "Step counts")
+        require_table(rule, table, moments, counts)
         self._rule, self._counts = rule, counts
         self._table = torch.from_numpy(table)
         self._moments = [torch.from_numpy(moment) for moment in moments]
@@ -231,8 +220,7 @@ class TorchRowStep:
     ) -> None:  # fmt: skip
         require(index, INT, (-1,), "An index")
         require(grad, FLOAT, (len(index), self._table.shape[1]), "A gradient")
-        if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(self._table)):
-            raise ValueError("Refused: an index lies outside the table.")
+        _check_range(index, len(self._table))
         at = torch.from_numpy(index.astype(np.int64))
         value = self._table.index_select(0, at)
         moments = [moment.index_select(0, at) for moment in self._moments]

@@ -29,7 +29,7 @@ from gbactl.trainer.replica_placement import ComputeThread, TrainerDense, start
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel, Hub
 from gbactl.wire.listener import near
-from gbactl.wire.messages import Hello, Ready
+from gbactl.wire.messages import Hello, Ready, RingBroken, WorkerFailed
 from gbactl.wire.startup import await_setup, install_dense
 from gbactl.worker.all_reduce_on_server import ServerSums
 from gbactl.worker.client import WorkerClient
@@ -63,7 +63,7 @@ def work(
     if boot.incarnation > 0:
         warm_up(life.computer, dataset, cfg)
     coordinator.send(Ready("worker", boot.index))
-    life.share_turns()
+    life.share_core()
     trainer.more_threads = lambda thread: life.compute_thread(thread, trainer)
     worker = life.worker(life.computer, Placements(placements, cfg.home))
     try:
@@ -92,7 +92,7 @@ class WorkerProcess:
 
     def __init__(self, hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset) -> None:
         self.boot, self.cfg, self.dataset, self.kernels = boot, cfg, dataset, load()
-        self.turns, self.codec = join(None), codec_of(cfg.transport.wire_dtype)
+        self.core_slots, self.codec = join(None), codec_of(cfg.transport.wire_dtype)
         self.ring_item = ring_item(cfg.collective.name, cfg.transport.wire_dtype)
         self.computer = self._computer()
         flat, served = self.computer.flat, "servers" in cfg.homes
@@ -132,9 +132,9 @@ class WorkerProcess:
         if collective is not None:
             collective.moved = self.exchange.hub.traffic.summed
         if isinstance(collective, FaultTolerantCollective):
-            self.exchange.on_absent = collective.leave_out
+            self.exchange.notices[WorkerFailed] = lambda message: collective.leave_out(message.worker)
         if isinstance(collective, CollectiveWithFallback):
-            self.exchange.on_ring_broken = collective.fall
+            self.exchange.notices[RingBroken] = lambda _: collective.fall_back()
         served = ServedDense(flat, self.slices)
         trainer = TrainerDense(
             flat, self.slices, served, self._replica, collective, codec=self.codec, ring_item=self.ring_item
@@ -158,26 +158,26 @@ class WorkerProcess:
         block = self._block(flat.initial() if flat.buffers else flat.vector)
         survives = cfg.cluster.lost_worker != "end" and isinstance(collective, FaultTolerantCollective)
         steps, norms_every = ReplicatedSteps(cfg.train.global_batch), cfg.train.norms_every
-        survival = SyncRecovery(collective, exchange, flat, block.value, steps) if survives else None
+        recovery = SyncRecovery(collective, exchange, flat, block.value, steps) if survives else None
         placement = ReplicatedDense(
-            flat, self.slices, collective, block, cfg.collective.buckets, steps, norms_every, survival, self.codec
+            flat, self.slices, collective, block, cfg.collective.buckets, steps, norms_every, recovery, self.codec
         )
         if cfg.resume is not None and self.boot.incarnation == 0:
             load_dense(block, dense_state(chain_at(Path(cfg.resume))))
             placement.restored()
         return placement
 
-    def share_turns(self) -> None:
+    def share_core(self) -> None:
         """Share the core with other workers by time slots, unless a thread could wait for another within its slot."""
         place = self.boot.place
-        self.turns = join(None if place is None or self.cfg.lanes > 1 else CoreAssignment(*place))
+        self.core_slots = join(None if place is None or self.cfg.lanes > 1 else CoreAssignment(*place))
 
     def worker(self, computer: GradientComputer, dense: Placements) -> WorkerLoop:
         """Make a compute loop on `computer`."""
         cfg = self.cfg
         delay = WorkerSlowdown(cfg.fault_plan(), self.boot.index)
         return WorkerLoop(
-            self.exchange, computer, dense, self.kernels, row_width(cfg.model), cfg.seed, self.turns, delay
+            self.exchange, computer, dense, self.kernels, row_width(cfg.model), cfg.seed, self.core_slots, delay
         )
 
     def compute_thread(self, thread: int, trainer: TrainerDense) -> ComputeThread:

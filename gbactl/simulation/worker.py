@@ -51,12 +51,12 @@ from gbactl.worker.core import (
     BatchInProgress,
     Command,
     ComputeNext,
+    CoordinatorMessage,
     DenseTransfer,
     PullRows,
     Question,
     ReleaseFrames,
     TellCoordinator,
-    Told,
     WorkerCore,
 )
 from gbactl.worker.dense_placement import NOT_HERE
@@ -273,7 +273,7 @@ class VirtualWorker:
             self._granted(message)
         elif isinstance(message, Stop) or frame.kind == CLOSED:
             self.die()
-        elif isinstance(message, Told):
+        elif isinstance(message, CoordinatorMessage):
             self._told(message)
         elif isinstance(message, EasgdCentre):
             self.trainer.centre(self._shard[id(channel)], message, frame)
@@ -288,11 +288,11 @@ class VirtualWorker:
         data = self.core.data_of(grant) or self.shared.source.prepare(grant)
         self._carry_out(self.core.granted(grant, *data))
 
-    def _told(self, message: Told) -> None:
+    def _told(self, message: CoordinatorMessage) -> None:
         source = self.shared.source
         if isinstance(message, BeginPhase):
             source.begin(message)
-        self._carry_out(self.core.told(message))
+        self._carry_out(self.core.handle(message))
         early = self.core.to_prepare
         if early is not None:  # preparing takes no virtual time
             self.core.prepared(early, *source.prepare(early))

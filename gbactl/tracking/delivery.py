@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
@@ -32,28 +32,6 @@ MetricRow = tuple[str, float, int, int]  # name, value, milliseconds since the e
 BATCH = 1000  # rows of metrics that a store takes at once
 
 
-class Sender(Protocol):
-    """Interface of a run to a tracking store. Any exception means: not accepted, try again later."""
-
-    def open(self, run: Record, run_id: str | None) -> str:
-        """Find the run (by id, else by its local id) or create it; return the store's id for it."""
-
-    def metrics(self, rows: Sequence[MetricRow]) -> None:
-        """Log at most 1,000 rows of metrics."""
-
-    def artifact(self, path: Path) -> None:
-        """Upload a file; one that does not exist is skipped."""
-
-    def tag(self, tags: Mapping[str, str]) -> None:
-        """Set tags, replacing old ones of the same names."""
-
-    def reopen(self) -> None:
-        """Mark a finished or interrupted run as running again."""
-
-    def finish(self, status: str, end_ms: int) -> None:
-        """End the run as FINISHED, FAILED or KILLED."""
-
-
 def batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     """Cut into lists of at most `size` items."""
     iterator = iter(items)
@@ -62,7 +40,9 @@ def batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
 
 
 class MlflowSender:
-    """Sender over MlflowClient. A SQLite file that was removed or replaced meanwhile counts as unreachable."""
+    """Sender of one run to an MLflow store. Any exception means: not accepted, try again later.
+
+    A SQLite file that was removed or replaced meanwhile counts as unreachable."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -71,7 +51,9 @@ class MlflowSender:
         self._file: tuple[int, int] | None = None
 
     def open(self, run: Record, run_id: str | None) -> str:
-        """See Sender.open. Creates the store and the experiment if need be."""
+        """Find the run (by id, else by its local id) or create it; return the store's id for it.
+
+        Creates the store and the experiment if need be."""
         if self._client is None:
             ensure_store(self.uri)
             self._file = self._identity()
@@ -83,30 +65,30 @@ class MlflowSender:
         return self._run_id
 
     def metrics(self, rows: Sequence[MetricRow]) -> None:
-        """See Sender.metrics."""
+        """Log at most 1,000 rows of metrics."""
         from mlflow.entities import Metric
 
         entities = [Metric(name, value, time, step) for name, value, time, step in rows]
         self._live().log_batch(self._run_id, metrics=entities)
 
     def artifact(self, path: Path) -> None:
-        """See Sender.artifact."""
+        """Upload a file; one that does not exist is skipped."""
         client = self._live()
         if path.is_file():
             client.log_artifact(self._run_id, str(path))
 
     def tag(self, tags: Mapping[str, str]) -> None:
-        """See Sender.tag."""
+        """Set tags, replacing old ones of the same names."""
         from mlflow.entities import RunTag
 
         self._live().log_batch(self._run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
     def reopen(self) -> None:
-        """See Sender.reopen."""
+        """Mark a finished or interrupted run as running again."""
         self._live().update_run(self._run_id, status="RUNNING")
 
     def finish(self, status: str, end_ms: int) -> None:
-        """See Sender.finish."""
+        """End the run as FINISHED, FAILED or KILLED."""
         self._live().set_terminated(self._run_id, status=status, end_time=end_ms)
 
     def _identity(self) -> tuple[int, int] | None:
@@ -167,7 +149,7 @@ class Delivery:
     `push` sends all, an exception leaves the rest queued.
     """
 
-    def __init__(self, sender: Sender, backlog: Backlog, records: Sequence[Record] = ()) -> None:
+    def __init__(self, sender: MlflowSender, backlog: Backlog, records: Sequence[Record] = ()) -> None:
         """Start with `records` that are on disk already, the first being the run itself."""
         self._sender = sender
         self._backlog = backlog
@@ -239,14 +221,9 @@ class Delivery:
                 break
             rows += [(name, value, time, step) for name, value, time, step in record["rows"]]
             count += 1
-        for part in _parts(rows):
+        for part in batches(rows, BATCH):
             self._sender.metrics(part)
         return count
-
-
-def _parts(rows: list[MetricRow]) -> Iterator[list[MetricRow]]:
-    for low in range(0, len(rows), BATCH):
-        yield rows[low : low + BATCH]
 
 
 FILE_NAME = "tracking_backlog.jsonl"
@@ -327,7 +304,7 @@ class SendResult:
     records: int
 
 
-def send_backlog(run_dir: Path, uri: str | None = None, sender: Sender | None = None) -> SendResult | None:
+def send_backlog(run_dir: Path, uri: str | None = None, sender: MlflowSender | None = None) -> SendResult | None:
     """Send a run's backlog to the store it was meant for, or to `uri`; None if nothing is left.
 
     Raises TrackingError if there is no such run, it is still running, or the store does not answer.
@@ -344,7 +321,7 @@ def send_backlog(run_dir: Path, uri: str | None = None, sender: Sender | None = 
         raise TrackingError(f"The run in {run_dir} still goes on; send its backlog when it has ended.") from error
 
 
-def _send(backlog: Backlog, run_dir: Path, uri: str | None, sender: Sender | None) -> SendResult:
+def _send(backlog: Backlog, run_dir: Path, uri: str | None, sender: MlflowSender | None) -> SendResult:
     contents = backlog.read()
     if not contents.records or contents.records[0]["kind"] != "run":
         raise TrackingError(f"{backlog.path} does not begin with a run; it cannot be sent.")

@@ -94,8 +94,13 @@ def connect(uri: str) -> MlflowClient:
         raise TrackingError(_explained(uri, error)) from error
 
 
+def first_line(error: Exception) -> str:
+    """First line of an error's text; "" where it has none."""
+    return (str(error).strip().splitlines() or [""])[0]
+
+
 def _explained(uri: str, error: Exception) -> str:
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    first = first_line(error) or type(error).__name__
     if "schema" in first:
         return f"{uri} was written by another MLflow version; type: mlflow db upgrade {uri.partition('?')[0]}"
     return f"The tracking store {uri} cannot be opened: {first}"
@@ -221,17 +226,13 @@ def _search(client: MlflowClient, ids: list[str], condition: str) -> Iterable[An
             page = client.search_runs(ids, condition, max_results=1000, page_token=token)
         except MlflowException as error:
             raise UsageError(
-                f"--where {condition!r} is no filter ({_first_line(error)}); type for instance: "
+                f"--where {condition!r} is no filter ({first_line(error).rstrip('.')}); type for instance: "
                 """--where "params.mode = 'gba'" """.strip()
             ) from error
         yield from page
         token = page.token
         if not token:
             return
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")
 
 
 def _run(entity: Any) -> Run:

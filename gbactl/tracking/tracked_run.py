@@ -17,7 +17,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from gbactl.tracking.delivery import LOCK_NAME, Backlog, BacklogContents, Delivery, MlflowSender, Record, Sender
+from gbactl.tracking.delivery import LOCK_NAME, Backlog, BacklogContents, Delivery, MlflowSender, Record
+from gbactl.tracking.mlflow_store import first_line
 
 _FLUSH_SECONDS = 1.0
 _LONGEST_PAUSE = 30.0
@@ -60,7 +61,7 @@ class TrackedRun:
         params: Mapping[str, Any],
         tags: Mapping[str, str],
         run_dir: Path,
-        sender: Sender | None = None,
+        sender: MlflowSender | None = None,
         warn: Callable[[str], None] | None = None,
         resumed: str | None = None,
         beside: Callable[[str], None] | None = None,
@@ -171,10 +172,6 @@ class TrackedRun:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
             if not self._warned:
                 self._warned = True
-                self._warn(f"{self._sentence()} ({type(error).__name__}: {_first_line(error)})")
+                self._warn(f"{self._sentence()} ({type(error).__name__}: {first_line(error)})")
             return
         self._pause, self._next_try = 1.0, 0.0
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0]

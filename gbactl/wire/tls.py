@@ -3,7 +3,7 @@
 Both ends show the run's certificate and accept no other. It is derived from the run's key (Ed25519, the private key is
 an HMAC of it), so that every process with the key derives the same one: no certificate is sent, no clock is read,
 nothing is written to a disk. The keyed handshake of auth.py runs inside. Making the contexts takes 20 ms once a
-process; the cost of encryption in training is in the README.
+process; the cost of encryption in training is in docs/studies/performance.md.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class _Handle:
 class ServerSums(RingFallback):
     """Sums on the first server for one rank of `size`.
 
-    Any thread may call `fall`, `leave_out` and `interrupt`; one thread all else."""
+    Any thread may call `fall_back`, `leave_out` and `interrupt`; one thread all else."""
 
     def __init__(self, exchange: WorkerClient, rank: int, size: int) -> None:
         self.exchange, self.rank, self.size = exchange, rank, size
@@ -60,12 +60,12 @@ class ServerSums(RingFallback):
         self._now: dict[str, _Round] = {}
         self._before: dict[str, _Round] = {}
         self._free: list[Vector] = []
-        exchange.more[Sum] = self._arrived
-        exchange.on_back = self._again
+        exchange.handlers[Sum] = self._arrived
+        exchange.on_server_back = self._again
 
     # -- methods of Surviving -----------------------------------------------------------------------
 
-    def without_the_dead(self) -> None:
+    def sum_live_ranks(self) -> None:
         self._dealt = None
 
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
@@ -78,7 +78,7 @@ class ServerSums(RingFallback):
                 self._ask(name, each)
 
     def interrupt(self) -> None:
-        self.exchange.look()
+        self.exchange.wake()
 
     def renew(self, generation: int) -> None:
         with self._lock:
@@ -88,7 +88,7 @@ class ServerSums(RingFallback):
             self._before.clear()
             self._free.clear()
 
-    def fall(self) -> None:
+    def fall_back(self) -> None:
         with self._lock:
             if not self._fallen:
                 self._fallen = True
@@ -110,7 +110,7 @@ class ServerSums(RingFallback):
         return _Handle(name, now, array)
 
     def wait(self, handle: _Handle) -> None:
-        self.fall()
+        self.fall_back()
         each = handle.round
         self.exchange.until(lambda: each.total is not None or (self._dealt is not None and self.wanted()))
         if each.total is None:
@@ -120,14 +120,14 @@ class ServerSums(RingFallback):
         np.copyto(handle.buffer, each.total)
 
     def passed(self, handle: _Handle) -> bool:
-        """See RingFallback.passed. All ranks take a sum that was reported missing from the server."""
+        """Record the ring's sum, unless the server was told that it is missing: then all ranks take the server's."""
         with self._lock:
             if not self._fallen and handle.round.total is None:
                 handle.round.total = self._copied(handle.buffer)
             return not self._fallen
 
     def close(self) -> None:
-        """See Collective.close."""
+        """Do nothing, as the connections are the worker's."""
 
     def _next(self, name: str, new: _Round) -> _Round:
         """Begin a round, and free the arrays of the round before the last, which no rank needs any more."""

@@ -31,23 +31,20 @@ from gbactl.wire.messages import (
     Predictions,
     PrefetchHint,
     PutDense,
-    RingBroken,
     Rows,
-    SaveReplica,
     ShardRelocated,
-    WorkerFailed,
     decode,
 )
 from gbactl.worker.core import (
     BatchInProgress,
     Command,
     ComputeNext,
+    CoordinatorMessage,
     DenseTransfer,
     PullRows,
     Question,
     ReleaseFrames,
     TellCoordinator,
-    Told,
     WorkerCore,
     push_views,
 )
@@ -92,18 +89,16 @@ class WorkerClient:
         self.core = WorkerCore(index, len(servers))
         self._busy: set[int] = set()  # compute threads that have a batch
         #: handlers of other messages of servers: message -> (its shard, message, frame), called by the reading thread
-        self.more: dict[type[Any], Callable[[int, Any, Frame], None]] = {}
+        self.handlers: dict[type[Any], Callable[[int, Any, Frame], None]] = {}
         self._dense = DenseTransfer()
-        #: called by the reading thread: a batch of this step is next; another worker failed
-        self.on_more: Callable[[int], None] = lambda _: None
-        self.on_absent: Callable[[int], None] = lambda _: None
-        #: called by the reading thread: another worker's ring is broken
-        self.on_ring_broken: Callable[[], None] = lambda: None
-        #: called by the reading thread: a server failed; requests are repeated, except those answered by `more`
-        self.on_lost: Callable[[int], None] = lambda _: None
+        #: handlers of other messages of the coordinator, called by the reading thread
+        self.notices: dict[type[Any], Callable[[Any], None]] = {}
+        #: called by the reading thread: a batch of this step is next
+        self.on_next_batch: Callable[[int], None] = lambda _: None
+        #: called by the reading thread: a server failed; requests are repeated, except those answered by `handlers`
+        self.on_server_lost: Callable[[int], None] = lambda _: None
         #: called by the reading thread: a server's successor is connected
-        self.on_back: Callable[[int], None] = lambda _: None
-        self.on_save: Callable[[SaveReplica], None] = lambda _: None
+        self.on_server_back: Callable[[int], None] = lambda _: None
         self._thread = threading.Thread(target=self._read, name="exchange", daemon=True)
 
     # -- the compute thread -------------------------------------------------------------------------
@@ -166,7 +161,7 @@ class WorkerClient:
             elif type(command) is TellCoordinator:
                 self.coordinator.send(command.message)
             elif type(command) is ComputeNext:
-                self.on_more(command.item.grant.token)
+                self.on_next_batch(command.item.grant.token)
             elif type(command) is ReleaseFrames:
                 command.item.release()
             else:
@@ -218,7 +213,7 @@ class WorkerClient:
         self.until(lambda: self._dense.done)
 
     @contextmanager
-    def steady(self) -> Iterator[dict[int, Channel]]:
+    def connected(self) -> Iterator[dict[int, Channel]]:
         """Channels of the connected servers by shard; no connection is lost or replaced within the context."""
         with self._cv:
             yield {shard: each for shard, each in enumerate(self.servers) if not isinstance(each, ParkedConnection)}
@@ -230,7 +225,7 @@ class WorkerClient:
             if self.error is not None:
                 raise self.error
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """Wake all waiting threads to check their conditions again."""
         with self._cv:
             self._cv.notify_all()
@@ -288,17 +283,13 @@ class WorkerClient:
         elif isinstance(message, Granted):
             data = self.core.data_of(message) or self.source.prepare(message)
             self._carry_out(self.core.granted(message, *data))
-        elif isinstance(message, Told):
+        elif isinstance(message, CoordinatorMessage):
             if isinstance(message, BeginPhase):
                 self.hub.traffic.training = message.training
                 self.source.begin(message)
-            self._carry_out(self.core.told(message))
-        elif isinstance(message, WorkerFailed):
-            self.on_absent(message.worker)
-        elif isinstance(message, RingBroken):
-            self.on_ring_broken()
-        elif isinstance(message, SaveReplica):
-            self.on_save(message)
+            self._carry_out(self.core.handle(message))
+        elif type(message) in self.notices:
+            self.notices[type(message)](message)
         elif isinstance(message, DenseState):
             self._dense.answered(self._of(shard), (message, frame))
             self._cv.notify_all()
@@ -307,8 +298,8 @@ class WorkerClient:
             self._cv.notify_all()
         elif isinstance(message, ShardRelocated):
             self._relocated(message)
-        elif type(message) in self.more:
-            self.more[type(message)](self._of(shard), message, frame)
+        elif type(message) in self.handlers:
+            self.handlers[type(message)](self._of(shard), message, frame)
             self._cv.notify_all()
 
     def _of(self, shard: int | None) -> int:
@@ -330,7 +321,7 @@ class WorkerClient:
         timer.start()
 
     def _forsaken(self, shard: int) -> None:
-        self.on_lost(shard)
+        self.on_server_lost(shard)
         self._cv.notify_all()
 
     def _relocated(self, message: ShardRelocated) -> None:
@@ -351,5 +342,5 @@ class WorkerClient:
         asked = self._dense.again(shard)
         if asked is not None:
             self.servers[shard].send(*asked)
-        self.on_back(shard)
+        self.on_server_back(shard)
         self._cv.notify_all()

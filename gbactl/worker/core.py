@@ -42,7 +42,7 @@ from gbactl.wire.messages import (
 from gbactl.wire.reconnecting import GrantedBatches
 
 Question = Inspect | MoveDense | SaveDense | OpenReplicas | CloseReplicas
-Told = Question | BeginPhase | Abandon | PrefetchHint | Ping | Takeover | Stop
+CoordinatorMessage = Question | BeginPhase | Abandon | PrefetchHint | Ping | Takeover | Stop
 
 
 @dataclass(slots=True, eq=False)
@@ -164,7 +164,7 @@ class WorkerCore:
         """Ask for `ahead` batches beyond the one to compute."""
         return [TellCoordinator(TakeBatch(self.index)) for _ in range(1 + ahead)]
 
-    def told(self, message: Told) -> list[Command]:
+    def handle(self, message: CoordinatorMessage) -> list[Command]:
         """Handle a message of the coordinator that needs no data."""
         if isinstance(message, Question):
             self.questions.append((message, self._granted))

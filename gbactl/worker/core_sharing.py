@@ -31,7 +31,7 @@ def open_board(cores: int) -> BinaryIO:
 
 
 def places(workers: int, cores: list[int], board: BinaryIO) -> list[tuple[int, int, int]]:
-    """Fields of each worker's Place; empty where cores need not be shared, or could not be shared equally."""
+    """Fields of each worker's CoreAssignment; empty where cores need not be shared, or could not be shared equally."""
     return [(board.fileno(), cores.index(core), core) for core in sharing(workers, cores)]
 
 
@@ -45,7 +45,7 @@ class CoreAssignment:
 
 
 class CoreSlots:
-    """Compute slots of a worker on a shared core: `with turns.mine(): compute`."""
+    """Compute slots of a worker on a shared core: `with core_slots.mine(): compute`."""
 
     def __init__(self, place: CoreAssignment, library: Any) -> None:
         self.place, self._library = place, library
@@ -67,7 +67,7 @@ class CoreSlots:
 
 
 class UnsharedCore:
-    """Stand-in for Turns where a worker has its core to itself."""
+    """Stand-in for CoreSlots where a worker has its core to itself."""
 
     def settle(self) -> None:
         """Do nothing."""
@@ -78,7 +78,7 @@ class UnsharedCore:
 
 
 def join(place: CoreAssignment | None) -> CoreSlots | UnsharedCore:
-    """Make the Turns of a place, or UnsharedCore without a place or without the compiled library."""
+    """Make the slots of a place, or UnsharedCore without a place or without the compiled library."""
     from gbactl.kernels.build import find_library
     from gbactl.kernels.native import open_library
 

@@ -145,10 +145,10 @@ class ReplicatedDense(DensePlacement):
 
     def __init__(
         self, flat: FlatModel, slices: ShardSlices, collective: Collective, block: DenseBlock, buckets: int,
-        steps: ReplicatedSteps, norms_every: int = 0, survival: SyncRecovery | None = None, codec: Codec | None = None,
+        steps: ReplicatedSteps, norms_every: int = 0, recovery: SyncRecovery | None = None, codec: Codec | None = None,
     ) -> None:  # fmt: skip
         self.steps = steps
-        self.survival, self.slices, self.exchange = survival, slices, slices.exchange
+        self.recovery, self.slices, self.exchange = recovery, slices, slices.exchange
         self.flat, self.collective, self.block = flat, collective, block
         self.norms_every = norms_every if self.exchange.index == 0 else 0  # all have the same sum: one reports it
         self.gradient = np.zeros(flat.size, np.float32)
@@ -162,8 +162,8 @@ class ReplicatedDense(DensePlacement):
         self.flat.listen(None)
 
     def take_over(self, turn: int) -> None:
-        if self.survival is not None:
-            self.survival.renew(turn)
+        if self.recovery is not None:
+            self.recovery.renew(turn)
         self.steps.taken = -1
         self.slices.fetch(self.block)
         self.restored()
@@ -173,8 +173,8 @@ class ReplicatedDense(DensePlacement):
 
     def load(self, item: BatchInProgress) -> None:
         """Prepare the all-reduce of the gradient during the backward pass; the model already holds the parameters."""
-        if self.survival is not None and item.phase.training:
-            self._again = not self.survival.begin(item)
+        if self.recovery is not None and item.phase.training:
+            self._again = not self.recovery.begin(item)
             if self._again:
                 self.flat.listen(None)
                 return
@@ -213,7 +213,7 @@ class ReplicatedDense(DensePlacement):
     def _summed(self) -> bool:
         """Wait for a step's sum. False where this worker has another batch of the step, or the run is over."""
         try:
-            if self.survival is not None and self.survival.more():
+            if self.recovery is not None and self.recovery.more():
                 self._filling.begin()
                 return False
             self._filling.wait()
@@ -227,9 +227,9 @@ class ReplicatedDense(DensePlacement):
     def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
         """Push rows and pull the next batch's while the last buckets are summed; then take the step."""
         grant = item.grant
-        if self._again and self.survival is not None:
+        if self._again and self.recovery is not None:
             self.exchange.push(item, row_gradient, None)
-            self.survival.forward()
+            self.recovery.forward()
             return
         if row_gradient is None:
             self.gradient[:] = 0.0
@@ -244,8 +244,8 @@ class ReplicatedDense(DensePlacement):
         if due(self.norms_every, grant.token):
             square = dense_square([(self.gradient, 1.0)], self.block.params, grant.divisor)
             self.exchange.coordinator.send(GradientNorms(grant.token, square, []))
-        if self.survival is not None:
-            self.survival.take()
+        if self.recovery is not None:
+            self.recovery.take()
         self.block.apply(self.gradient, grant.divisor, grant.divisor, grant.lr_scale)
         self.steps.taken = grant.token
         if self.block.value is not self.flat.vector:
@@ -270,7 +270,7 @@ class SyncRecovery:
         self._first: int | None = None  # first step of this generation
         self._token = -1  # current step
         collective.wanted = self._wanted
-        exchange.on_more = self._more_comes
+        exchange.on_next_batch = self._more_comes
 
     def begin(self, item: BatchInProgress) -> bool:
         """Announce the place that a batch fills.

@@ -87,9 +87,9 @@ class WorkerLoop:
 
     def __init__(
         self, exchange: WorkerClient, computer: GradientComputer, placements: Placements, kernels: Kernels, width: int,
-        seed: int, turns: CoreSlots | UnsharedCore | None = None, delay: WorkerSlowdown | None = None,
+        seed: int, core_slots: CoreSlots | UnsharedCore | None = None, delay: WorkerSlowdown | None = None,
     ) -> None:  # fmt: skip
-        self.turns, self.delay = turns or UnsharedCore(), delay
+        self.core_slots, self.delay = core_slots or UnsharedCore(), delay
         self.exchange, self.computer, self.placements = exchange, computer, placements
         self.kernels, self.width, self.seed = kernels, width, seed
         self._rows = np.empty((0, width), np.float32)
@@ -101,7 +101,7 @@ class WorkerLoop:
         settle_garbage()
         self.exchange.start(ahead)
         ask_for_long_slices(SLICE_MS)  # only this thread: those that wake it must not wait for it
-        self.turns.settle()
+        self.core_slots.settle()
         while (item := self.exchange.next(self._answer)) is not None:
             if item.phase.training:
                 self._train(item)
@@ -110,7 +110,7 @@ class WorkerLoop:
 
     def assist(self, thread: int) -> None:
         """Compute training batches in a further thread, beside the worker's own loop, until the run is over."""
-        self.turns.settle()
+        self.core_slots.settle()
         while (item := self.exchange.next(self._answer, thread)) is not None:
             self._train(item)
 
@@ -127,7 +127,7 @@ class WorkerLoop:
         if isinstance(question, MoveDense):
             self.placements.move(question.home, question.giver == self.exchange.index, question.turn)
             return DenseMoved(self.exchange.index, question.turn)
-        return self._inspect() if isinstance(question, Inspect) else self.placements.trainer.hear(question)
+        return self._inspect() if isinstance(question, Inspect) else self.placements.trainer.handle(question)
 
     def _inspect(self) -> Inspected:
         memory = {"peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
@@ -142,7 +142,7 @@ class WorkerLoop:
             item.release()
             self.dense.finish(item, None)
             return
-        with self.turns.mine():
+        with self.core_slots.mine():
             self.dense.load(item)
             sums = self._compute(item)
         if self.delay is not None:

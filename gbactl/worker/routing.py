@@ -44,7 +44,7 @@ class ParkedConnection:
                 self._then.send(message, payload)
 
     def close(self) -> None:
-        """See Channel.close."""
+        """Do nothing, as there is no connection."""
 
     def hand_on(self, channel: Channel) -> None:
         """Forward the kept pushes, and those still to be sent here, to another connection."""

@@ -1,44 +1,27 @@
-"""A mode and an engine, each added by two files and removed again: every command knows them, and forgets them."""
+"""A mode, a model and a data set added as the tutorials show, and an engine: every command knows them.
+
+Mode and engine are removed again, and every command forgets them.
+"""
 
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import gbactl
-from tests.support.processes import SMALL, Launcher
+from tests.support.pages import apply_changes, commands, files
+from tests.support.processes import Launcher
 
-POLICY = '''"""`pairs`: every `size` gradients that arrived make one step."""
+pytestmark = [pytest.mark.beside, pytest.mark.timeout(900)]
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-
-from gbactl.policies.policy import PolicyOptions, register
-from gbactl.policies.buffered import BufferedPolicy
-
-
-@dataclass(frozen=True)
-class PairsOptions(PolicyOptions):
-    size: int = 2
-
-
-@register("pairs")
-class PairsPolicy(BufferedPolicy):
-    Options = PairsOptions
-
-    def buffer_size(self) -> int:
-        return self.options.size
-
-    def factor(self, token_staleness: int) -> float:
-        return 1.0
-'''
-MODE = {"gbactl/policies/pairs.py": POLICY, "conf/mode/pairs.yaml": "name: pairs\nlocal_batch: null\nsize: 2\n"}
+MODE = files("docs/tutorials/add-a-mode.md")
 NOTED = '''"""`cluster=noted`: processes of this host that are written down as they are started."""
 
 from __future__ import annotations
@@ -57,17 +40,17 @@ class Noted(Place):
     Options = NotedOptions
 
     def train(self, launch):
-        from gbactl.engine.base import Children
+        from gbactl.engine.base import RunProcesses
 
         name = self.options(launch.cfg.cluster).file
 
-        class NotedChildren(Children):
+        class NotedProcesses(RunProcesses):
             def _begin(self, boot, environment, log):
                 with (self.run_dir / name).open("a") as file:
                     print(boot.peer, file=file)
                 super()._begin(boot, environment, log)
 
-        launch.follow(NotedChildren(launch.cfg, launch.run_dir, launch.key, launch.dataset.path, launch.config))
+        launch.follow(NotedProcesses(launch.cfg, launch.run_dir, launch.key, launch.dataset.path, launch.config))
 
 
 PLACE = Noted()
@@ -89,14 +72,14 @@ def checkout(launcher: Launcher, tmp_path: Path) -> Path:
     return made
 
 
-def add(checkout: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
+def add(checkout: Path, added: dict[str, str]) -> None:
+    for name, text in added.items():
         assert not (checkout / name).exists()
         (checkout / name).write_text(text)
 
 
-def remove(checkout: Path, files: dict[str, str]) -> None:
-    for name in files:
+def remove(checkout: Path, added: dict[str, str]) -> None:
+    for name in added:
         (checkout / name).unlink()
 
 
@@ -104,24 +87,34 @@ def said(launcher: Launcher, *arguments: str, code: int = 0) -> str:
     """Of a command: what it printed, or the sentence on what was wrong."""
     done = subprocess.run(
         [sys.executable, "-m", "gbactl", *arguments], cwd=launcher.cwd, env=launcher.environment, text=True,
-        capture_output=True, timeout=120, check=False,
+        capture_output=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
     return done.stderr if code else done.stdout
 
 
+def result_of(line: str, launcher: Launcher) -> dict[str, Any]:
+    """Last line of what a command prints."""
+    found: dict[str, Any] = json.loads(said(launcher, *shlex.split(line)[1:]).splitlines()[-1])
+    return found
+
+
 def test_two_files_make_a_mode_and_no_other_is_touched(launcher: Launcher, checkout: Path) -> None:
+    page = "docs/tutorials/add-a-mode.md"
     add(checkout, MODE)
+    train, replay, switch = commands(page, "additions")
+    trained, replayed = result_of(train, launcher), result_of(replay, launcher)
+    assert trained["mode"] == "pairs" and trained["samples"]["trained"] == 40000 and replayed["identical"]
+    (launcher.cwd / "mlflow.db").unlink()
+
     real = launcher.train(*SHORT, "mode=pairs", "mode.size=3", tracking=True)
     assert (real["mode"], real["samples"]["trained"]) == ("pairs", 2000) and real["global_step"] == 6
     assert launcher.replayed(launcher.started[0].run_dir)["identical"]
-    schedule = "switch.schedule=[{at: {samples: 1000}, to: pairs, set: {local_batch: 128}}]"
-    modelled = (*(text for text in SMALL if "threads" not in text), *SHORT, "cluster=virtual")
-    there = launcher.train(*modelled, "mode=sync", schedule, small=False, tracking=True)
-    assert [phase["mode"] for phase in there["phases"]] == ["sync", "pairs"]
+    modelled = result_of(switch, launcher)
+    assert [phase["mode"] for phase in modelled["phases"]] == ["sync", "pairs", "pairs"]
 
     shown = json.loads(said(launcher, "report", "--format", "json"))
-    assert [group["key"][0] for group in shown["groups"]] == ["pairs", "sync>pairs@samples1000"]
+    assert [group["key"][0] for group in shown["groups"]] == ["pairs", "sync>pairs@samples10000"]
     assert "pairs" in said(launcher, "switch", "--run", str(real["run_dir"]), "--to", "none", code=2)
     assert "sync" in (known := said(launcher, "train", "mode=none", code=2)) and "pairs" in known
     assert "mode.size does not belong" in said(launcher, "train", "mode=gba", "mode.size=3", code=2)
@@ -149,3 +142,32 @@ def test_two_files_make_an_engine_and_no_other_is_touched(launcher: Launcher, ch
     why = "cluster=noted is not known; type cluster= one of: hosts, local, virtual."
     assert why in said(launcher, "replay", str(run_dir), code=1)
     assert json.loads(said(launcher, "report", "--format", "json"))["groups"][0]["key"] == ["bsp"]
+
+
+def test_a_model_is_added_as_the_tutorial_shows(launcher: Launcher, checkout: Path) -> None:
+    page = "docs/tutorials/add-a-model.md"
+    assert "mf_deep" not in said(launcher, "train", "model.name=none", code=2)
+    add(checkout, files(page))
+    apply_changes(page, checkout)
+    (train,) = commands(page, "additions")
+    trained = result_of(train, launcher)
+    assert trained["samples"]["trained"] == 40000
+    assert "mf_deep" in said(launcher, "train", "model.name=none", code=2)
+
+
+def test_a_data_set_is_added_as_the_tutorial_shows(launcher: Launcher, checkout: Path) -> None:
+    page = "docs/tutorials/add-a-data-set.md"
+    added = files(page)
+    (launcher.cwd / "make_clicks.py").write_text(added.pop("make_clicks.py"))
+    add(checkout, added)
+    apply_changes(page, checkout)
+    described, train = commands(page, "additions")
+    make, _, describe = described.partition(" && ")
+    subprocess.run([sys.executable, *shlex.split(make)[1:]], cwd=launcher.cwd, check=True)
+    assert "clicks: 20,000 rows, 0 numeric features, 2 fields" in said(launcher, *shlex.split(describe)[1:])
+    trained = result_of(train, launcher)
+    assert trained["samples"]["read"] == 20000 * 6 // 7 and trained["auc"] > 0.6
+
+    (launcher.cwd / "clicks.csv").write_text("1,2,3\n1,two,3\n")
+    assert "clicks.csv, from line 1 on" in said(launcher, *shlex.split(train)[1:], code=1)
+    assert "data.users" in said(launcher, *shlex.split(train)[1:], "+data.users=3", code=2)

@@ -1,4 +1,4 @@
-"""Every command of the README runs. Blocks marked `sh` run here as they stand; the rest is named below."""
+"""Every command of README.md and of the pages under docs/ runs. How each is tested: tests/support/pages.py."""
 
 from __future__ import annotations
 
@@ -7,22 +7,18 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.support.readme import README, commands
+from tests.support.pages import ROOT, commands, pages, scripts
+from tests.support.samples import write_samples
 
-pytestmark = pytest.mark.beside
-
-ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 120
-
-
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One directory for all commands, in order: later ones read what earlier ones wrote."""
-    return tmp_path_factory.mktemp("readme")
+SECONDS = 240
+LONG_SECONDS = 1200
+START = [Path("docs/start") / name for name in ("install.md", "first-run.md", "reading-the-table.md")]
+SEQUENCES = [START, *([page] for page in pages() if page not in START)]  # the pages of a sequence share a directory
 
 
 def environment(workplace: Path) -> dict[str, str]:
@@ -31,43 +27,74 @@ def environment(workplace: Path) -> dict[str, str]:
     return {**kept, "PATH": f"{tools}:{os.environ['PATH']}", "GBACTL_CACHE": str(workplace / "cache")}
 
 
-@pytest.mark.parametrize("command", commands("sh"))
-def test_command(workplace: Path, command: str) -> None:
-    """Exit code 0 and something to read."""
+def run(script: str, folder: Path, workplace: Path, seconds: float = SECONDS) -> None:
+    """Exit code 0, and something to read."""
     done = subprocess.run(
-        shlex.split(command), cwd=workplace, env=environment(workplace), capture_output=True, text=True,
-        timeout=SECONDS,
+        ["bash", "-euo", "pipefail", "-c", script], cwd=folder, env=environment(workplace), capture_output=True,
+        text=True, timeout=seconds,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    assert done.returncode == 0, f"{script}\n{done.stderr}"
+    assert done.stdout.strip(), script
+
+
+def sequences(mark: str) -> list[object]:
+    """Sequences of pages with a block of that mark."""
+    found = [pages for pages in SEQUENCES if any(scripts(page, mark) for page in pages)]
+    return [pytest.param(pages, id=str(pages[0])) for pages in found]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of the data cache that all commands share."""
+    return tmp_path_factory.mktemp("pages")
+
+
+@pytest.mark.beside
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("sequence", sequences(""))
+def test_commands(sequence: Sequence[Path], workplace: Path, tmp_path: Path) -> None:
+    """In order, in one directory: later commands read what earlier ones wrote."""
+    for page in sequence:
+        for script in scripts(page, ""):
+            run(script, tmp_path, workplace)
 
 
 @pytest.mark.slow
-def test_own_data_commands(workplace: Path) -> None:
-    """They take the formats they name. (Those of "Several machines" run in test_hosts.py.)"""
-    from tests.support.samples import write_samples
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("sequence", sequences("slow"))
+def test_long_commands(sequence: Sequence[Path], workplace: Path, tmp_path: Path) -> None:
+    """The whole page, as its long commands read what its short ones wrote."""
+    for page in sequence:
+        for script in scripts(page, "", "slow"):
+            run(script, tmp_path, workplace, LONG_SECONDS)
 
+
+@pytest.mark.slow
+@pytest.mark.beside
+def test_own_data_commands(workplace: Path) -> None:
+    """They take the formats they name."""
     folder = workplace / "own"
     write_samples(folder)
     small = ["model.hidden=[8]", "model.dim=4", "train.global_batch=64", "cluster.workers=2", "cluster.servers=1"]
-    for command in commands("text", "Your data"):
-        if not command.startswith("gbactl "):
-            continue
-        words = shlex.split(command)
+    lines = [line for page in pages() for line in commands(page, "own data")]
+    assert {word for line in lines for word in line.split() if word.startswith("data=")} >= {
+        f"data={name}" for name in ("criteo", "avazu", "libfm", "movielens")
+    }
+    for line in lines:
+        words = shlex.split(line)
         extra = [w for w in small if not any(given.split("=")[0] == w.split("=")[0] for given in words)]
-        extra = [] if words[1] == "data" else extra
-        done = subprocess.run(
-            [*words, *extra], cwd=folder, env=environment(workplace), capture_output=True, text=True, timeout=SECONDS
-        )
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        run(line if words[1] == "data" else shlex.join([*words, *extra]), folder, workplace)
 
 
+@pytest.mark.beside
 def test_make_targets_are_there() -> None:
-    """Every `make` target that the README names is in `make help`."""
+    """Every `make` target that a page names is in `make help`."""
     command = ["make", "-s", "--no-print-directory", "-C", str(ROOT), "help"]
     help_text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    listed = README.split("make install |")[1].split("\n")[0]
-    named = set(re.findall(r"make ([a-z-]+)", README)) | set(re.findall(r"([a-z-]+)", listed))
+    lines = [line for page in pages() for line in commands(page, "make")]
+    assert all(line.startswith("make ") for line in lines), lines
+    named = {words.split()[1] for words in lines}
+    named |= {target for page in pages() for target in re.findall(r"`make ([a-z-]+)", (ROOT / page).read_text())}
     assert {"demo", "test"} <= named
     for target in named:
         assert f"make {target} " in help_text

@@ -147,8 +147,8 @@ class MemoryCollective(FaultTolerantCollective):
         self._absent: set[int] = set()
         self._spares = False
 
-    def without_the_dead(self) -> None:
-        """See FaultTolerantCollective.without_the_dead."""
+    def sum_live_ranks(self) -> None:
+        """See FaultTolerantCollective.sum_live_ranks."""
         self._dealt, self._spares = None, True
 
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from crew import rates  # noqa: E402  (a script of the parent folder, not a package)
+from process_group import rates  # noqa: E402  (a script of the parent folder, not a package)
 
 
 def one(
@@ -30,8 +30,8 @@ def one(
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch
     import torch.distributed as dist
-    from alone import Feed
-    from plain import FieldTables, Plain, stepping, timed
+    from plain_loop import Feed
+    from torch_model import FieldTables, Plain, stepping, timed
 
     from gbactl.data.dataset import open_dataset
     from gbactl.launch.compose import compose
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
-    from alone import prepared
+    from plain_loop import prepared
 
     path, size = prepared(options.overrides), options.processes
     with tempfile.TemporaryDirectory(prefix="gbactl-ddp-") as folder:

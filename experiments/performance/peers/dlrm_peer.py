@@ -17,14 +17,14 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from crew import rates  # noqa: E402  (a script of the parent folder, not a package)
+from process_group import rates  # noqa: E402  (a script of the parent folder, not a package)
 
 
 def one(path: str, overrides: list[str], rank: int, size: int, seconds: float, barrier: Any, out: Any) -> None:
     """Train independently and put the samples per second into `out`."""
     import torch
-    from alone import Feed
-    from plain import FieldBags, Plain, stepping, timed
+    from plain_loop import Feed
+    from torch_model import FieldBags, Plain, stepping, timed
 
     from gbactl.data.dataset import open_dataset
     from gbactl.launch.compose import compose
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
-    from alone import prepared
+    from plain_loop import prepared
 
     path, size = prepared(options.overrides), options.processes
     given = [(path, options.overrides, rank, size, options.seconds) for rank in range(size)]

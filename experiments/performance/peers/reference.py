@@ -17,12 +17,12 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from crew import rates  # noqa: E402  (a script of the parent folder, not a package)
+from process_group import rates  # noqa: E402  (a script of the parent folder, not a package)
 
 
 def one(path: str, overrides: list[str], rank: int, processes: int, seconds: float, barrier: Any, out: Any) -> None:
     """Train independently until the time is up, and put the samples per second into `out`."""
-    from alone import WARM_UP, PlainLoop, Trainee
+    from plain_loop import WARM_UP, PlainLoop, Trainee
 
     me = Trainee(path, overrides, rank, processes)
     step = PlainLoop(me).step
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args()
-    from alone import prepared
+    from plain_loop import prepared
 
     path = prepared(args.overrides)
     print(f"{measure(path, args.overrides, args.processes, args.seconds):.0f}")

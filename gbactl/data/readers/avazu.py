@@ -55,7 +55,6 @@ class AvazuLines:
         return [name for name in self.columns if name not in NOT_FIELDS]
 
     def fast(self, data: bytes, lines: int) -> DatedRows:
-        """See LineFormat.fast."""
         skipped = b" " in data or b"+" in data  # polars would skip these before a number
         number = pl.String if skipped else pl.Int64
         schema = {name: number if name in ("click", "hour") else pl.String for name in self.columns}
@@ -71,7 +70,6 @@ class AvazuLines:
         return DatedRows(Batch(labels, np.empty((lines, 0), np.float32), ids), (hour // 100).to_numpy())
 
     def explain(self, line: str) -> str | None:
-        """See LineFormat.explain."""
         cells = line.split(",")
         if len(cells) != len(self.columns):
             return f"{len(cells)} columns where the header has {len(self.columns)}"
@@ -85,7 +83,7 @@ class AvazuLines:
 
 
 def _integers(column: pl.Series) -> pl.Series:
-    """Convert plain digits to Int64. Raises Mismatch on anything else."""
+    """Convert plain digits to Int64. Raises FastPathMismatch on anything else."""
     if not column.str.contains(r"^-?[0-9]+$").fill_null(False).all():
         raise FastPathMismatch("characters that polars would skip")
     return column.cast(pl.Int64)
@@ -155,7 +153,6 @@ class Avazu:
             yield form, block.path, parse(form, block, bad) if block.data else None
 
     def build(self, folder: Path, progress: Progress) -> WrittenArrays:
-        """See Source.build."""
         bad, days = BadLines(self.max_bad_lines), DayBoundaries()
         parsed = self._parsed(progress, bad)
         form, path, first = next(parsed)

@@ -48,7 +48,6 @@ class CriteoLines:
     buckets: int
 
     def fast(self, data: bytes, lines: int) -> Batch:
-        """See LineFormat.fast."""
         if b" " in data or b"+" in data:
             raise FastPathMismatch("characters that Criteo does not use")
         schema = {"label": pl.Int64, **dict.fromkeys(NUMERIC, pl.Int64), **dict.fromkeys(FIELDS, pl.String)}
@@ -66,7 +65,6 @@ class CriteoLines:
         return Batch(labels.to_numpy().astype(np.uint8), signed_log(numbers), ids)
 
     def explain(self, line: str) -> str | None:
-        """See LineFormat.explain."""
         cells = line.split("\t")
         if len(cells) != 40:
             return f"{len(cells)} columns where Criteo has 40 (label, 13 integers, 26 ids, tab-separated)"
@@ -96,7 +94,6 @@ class Criteo:
         return find(self.path, self.patterns)
 
     def build(self, folder: Path, progress: Progress) -> WrittenArrays:
-        """See Source.build."""
         paths, bad, ends = self.sources(), BadLines(self.max_bad_lines), list[int]()
 
         def chunks() -> Iterator[Batch]:

@@ -31,7 +31,6 @@ class LibfmLines:
     fields: int
 
     def fast(self, data: bytes, lines: int) -> Batch:
-        """See LineFormat.fast."""
         data = data.replace(b" \n", b"\n")
         pairs = data.count(b":")
         if pairs != lines * self.fields or data.count(b":1 ") + data.count(b":1\n") != pairs or b"+" in data:
@@ -49,7 +48,6 @@ class LibfmLines:
         return Batch(labels, np.empty((lines, 0), np.float32), np.ascontiguousarray(wide, np.int32))
 
     def explain(self, line: str) -> str | None:
-        """See LineFormat.explain."""
         label, *pairs = line.removesuffix(" ").split(" ")
         if not is_integer(label) or int(label) not in (-1, 0, 1):
             return f"the label is {label!r}, not 1, 0 or -1"
@@ -83,7 +81,6 @@ class Libfm:
         return [found[0] for found in paths]
 
     def build(self, folder: Path, progress: Progress) -> WrittenArrays:
-        """See Source.build."""
         paths, bad = self.sources(), BadLines(self.max_bad_lines)
         rows, largest = np.zeros(len(paths), np.int64), 0
         blocks = read_all(paths, progress)

@@ -43,7 +43,6 @@ class RatingLines:
     separator: str
 
     def fast(self, data: bytes, lines: int) -> Ratings:
-        """See LineFormat.fast."""
         if b" " in data or b"+" in data:
             raise FastPathMismatch("characters that polars would skip")
         if data.count(self.separator.encode()) != 3 * lines:
@@ -61,7 +60,6 @@ class RatingLines:
         return Ratings(Batch(labels, np.empty((lines, 0), np.float32), ids), time)
 
     def explain(self, line: str) -> str | None:
-        """See LineFormat.explain."""
         cells = line.split(self.separator)
         if len(cells) != 4:
             return f"{len(cells)} columns where there are 4 (user, item, rating, time)"
@@ -114,7 +112,7 @@ class Movielens:
                 yield rows
 
     def build(self, folder: Path, progress: Progress) -> WrittenArrays:
-        """See Source.build. Rows are sorted by time."""
+        """Write the cache arrays, with rows sorted by time."""
         bad, times = BadLines(self.max_bad_lines), list[NDArray[np.int64]]()
         largest = np.zeros(2, np.int64)
 

@@ -121,14 +121,14 @@ def test_costs_that_cannot_be(wrong: dict[str, float]) -> None:
 
 
 def test_a_rhythm_of_chosen_rows() -> None:
-    kinds = [SaveSchedule(4, 100.0, None, 2).tick(number).kind for number in range(1, 10)]
+    kinds = [SaveSchedule(4, 100.0, None, 2).kind(number) for number in range(1, 10)]
     assert kinds == ["chosen", "chosen", "chosen", "rest", "chosen", "chosen", "chosen", "whole", "chosen"]
     assert SaveSchedule(4, 100.0, 40, 2).step_gap == 10
     assert SaveSchedule(4, 100.0, None, 2).gap == 25.0
 
 
 def test_without_priorities_every_save_is_whole() -> None:
-    assert {rhythm_of(CheckpointConfig(name="cpr"), 8).tick(number).kind for number in range(1, 20)} == {"whole"}
+    assert {rhythm_of(CheckpointConfig(name="cpr"), 8).kind(number) for number in range(1, 20)} == {"whole"}
     strict = CheckpointConfig(name="cpr_mfu", target_pls=1e-4)
     assert rhythm_of(strict, 8).parts == 1
     assert rhythm_of(CheckpointConfig(name="cpr_mfu"), 8).parts == 8

@@ -17,7 +17,7 @@ MADE: list[tuple[int, int]] = []
 
 
 def elsewhere(rank: int, size: int) -> Any:
-    return SimpleNamespace(rank=rank, size=size, fall=lambda: MADE.append((rank, size)))
+    return SimpleNamespace(rank=rank, size=size, fall_back=lambda: MADE.append((rank, size)))
 
 
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **options: Any) -> None:
@@ -43,7 +43,7 @@ def test_without_memory_in_common_a_worker_brings_what_is_under_its_ring(
 def test_shared_memory_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment(monkeypatch, tmp_path, survives=True)
     late = collective.connect(True, elsewhere)
-    assert isinstance(late, CollectiveWithFallback) and isinstance(late.under, SharedMemoryCollective)
+    assert isinstance(late, CollectiveWithFallback) and isinstance(late.fallback, SharedMemoryCollective)
 
 
 def test_where_a_death_ends_the_run_nothing_is_under_the_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

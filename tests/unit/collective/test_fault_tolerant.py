@@ -46,7 +46,7 @@ def group(kind: str, size: int, folder: Path) -> list[Any]:
 
 def served(rank: int, epoch: int = 0) -> Any:
     made = SERVING[-1].member(rank, epoch)
-    made.fall()
+    made.fall_back()
     return made
 
 
@@ -153,7 +153,7 @@ from pathlib import Path
 import numpy as np
 from gbactl.collective.shared_memory import SharedMemoryCollective
 rank = SharedMemoryCollective(Path(sys.argv[1]), 2, 3)
-rank.without_the_dead()
+rank.sum_live_ranks()
 for number in (1, 2):
     rank.start("d", np.full(100, 100.0 * number, np.float32))
 """
@@ -175,7 +175,7 @@ def test_a_dead_process_counts_in_what_it_had_put_in_and_then_no_more(tmp_path: 
     assert child.returncode == 0
     ranks = group("shm", 3, tmp_path)[:2]
     for rank in ranks:
-        rank.without_the_dead()
+        rank.sum_live_ranks()
     assert [both(ranks) for _ in range(4)] == [[103.0] * 2, [203.0] * 2, [3.0] * 2, [3.0] * 2]
 
 
@@ -183,7 +183,7 @@ def test_a_dead_process_counts_in_what_it_had_put_in_and_then_no_more(tmp_path: 
 def test_one_that_never_came_is_missing_once_it_is_given_up(kind: str, tmp_path: Path) -> None:
     ranks = group(kind, 3, tmp_path)[:2]
     for rank in ranks:
-        rank.without_the_dead()
+        rank.sum_live_ranks()
     handles = [rank.start("d", np.ones(N, np.float32)) for rank in ranks]
     late = threading.Thread(target=ranks[0].wait, args=(handles[0],))
     late.start()
@@ -201,13 +201,13 @@ def test_one_that_never_came_is_missing_once_it_is_given_up(kind: str, tmp_path:
 def test_another_one_in_its_place_takes_part_in_the_next_generation(kind: str, tmp_path: Path) -> None:
     ranks = group(kind, 2, tmp_path)
     for rank in ranks:
-        rank.without_the_dead()
+        rank.sum_live_ranks()
     assert both(ranks) == [3.0, 3.0]
     ranks[0].leave_out(1)
     successor = another(kind, ranks, tmp_path)
     for rank in (ranks[0], successor):
         rank.renew(7)
-        rank.without_the_dead()
+        rank.sum_live_ranks()
     assert both([ranks[0], successor]) == [3.0, 3.0]
 
 
@@ -260,7 +260,7 @@ def test_a_ring_that_breaks_leaves_the_sum_to_what_is_under_it(kind: str, tmp_pa
 def test_where_a_ring_breaks_the_replicas_of_those_who_live_are_averaged(kind: str, tmp_path: Path) -> None:
     ring, slots = Brittle(), under(kind, tmp_path)
     one = CollectiveWithFallback(ring, slots[0])
-    one.without_the_dead()
+    one.sum_live_ranks()
     buffer = part(1, 0)
     one.wait(one.start("d", buffer))
     assert buffer.tobytes() == np.full(N, 42.0, np.float32).tobytes()

@@ -139,7 +139,7 @@ def test_an_answer_of_a_wrong_size_ends_the_trainer() -> None:
     from gbactl.trainer.exchange import EasgdExchange
     from gbactl.wire.frames import Frame
 
-    exchange: Any = SimpleNamespace(servers=[None], more={})
+    exchange: Any = SimpleNamespace(servers=[None], handlers={})
     EasgdExchange(exchange, {0: (0, SIZE)}, SIZE)
     with pytest.raises(WireError, match="answered an exchange with 4 bytes"):
-        exchange.more[EasgdCentre](0, EasgdCentre(0), Frame(0, b"", np.zeros(4, np.uint8)))
+        exchange.handlers[EasgdCentre](0, EasgdCentre(0), Frame(0, b"", np.zeros(4, np.uint8)))

@@ -88,7 +88,7 @@ def test_a_step_too_small_for_two_bytes_is_not_lost_in_an_exchange(name: str) ->
     theirs = AveragingRounds(replica(1.0), make("ma", SIZE, {}), ExchangeStatistics(), others.member(1), codec=codec)
     all_of([lambda: meeting.once(False), lambda: theirs.once(False)])
     assert mine.value.tolist() == before and theirs.replica.value.tolist() == [1.0] * SIZE
-    assert meeting.notes.sent == 2 * 2.0 * (SIZE + 4) / 2
+    assert meeting.statistics.sent == 2 * 2.0 * (SIZE + 4) / 2
     heard: list[Any] = []
 
     def ask(sent: Any, alpha: float) -> Any:
@@ -143,7 +143,7 @@ def test_one_that_dies_is_dropped_from_the_mean_and_the_others_part() -> None:
 
     def trainer(rank: int) -> None:
         mine = group.member(rank)
-        mine.without_the_dead()
+        mine.sum_live_ranks()
         meeting = AveragingRounds(replicas[rank], make("ma", SIZE, {}), ExchangeStatistics(), mine)
         while not meeting.once(rounds[rank] >= busy[rank]):
             rounds[rank] += 1
@@ -161,7 +161,7 @@ def test_the_mean_is_over_those_who_are_there() -> None:
     group = MemoryGroup(3)
     members = [group.member(rank) for rank in range(3)]
     for each in members:
-        each.without_the_dead()
+        each.sum_live_ranks()
     group.leave(1)
     meetings = {
         rank: AveragingRounds(replica(4.0 * rank), make("ma", SIZE, {}), ExchangeStatistics(), members[rank])
@@ -169,7 +169,7 @@ def test_the_mean_is_over_those_who_are_there() -> None:
     }
     all_of([lambda each=each: each.once(False) for each in meetings.values()])
     assert [each.replica.value[0] for each in meetings.values()] == [4.0, 4.0]
-    assert all(each.notes.sent == 8.0 * (SIZE + 4) / 2 for each in meetings.values())
+    assert all(each.statistics.sent == 8.0 * (SIZE + 4) / 2 for each in meetings.values())
 
 
 def test_one_that_is_out_of_data_answers_and_may_still_be_given_a_batch() -> None:
@@ -179,7 +179,7 @@ def test_one_that_is_out_of_data_answers_and_may_still_be_given_a_batch() -> Non
 
     def drive(rank: int) -> ForegroundDriver:
         mine = group.member(rank)
-        mine.without_the_dead()
+        mine.sum_live_ranks()
         return ForegroundDriver(AveragingRounds(replicas[rank], make("ma", SIZE, {}), notes[rank], mine), 2)
 
     def busy() -> None:

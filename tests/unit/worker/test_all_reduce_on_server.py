@@ -40,7 +40,7 @@ def by_ring(rank: ServerSums, value: float, total: float | None) -> Any:
 
 def test_nothing_is_sent_while_the_ring_holds(serving: Serving) -> None:
     rank = serving.member(0)
-    rank.without_the_dead()
+    rank.sum_live_ranks()
     sent: list[Any] = []
     rank.exchange.servers[0].send = lambda *told: sent.append(told[0])  # type: ignore[method-assign]
     for _ in range(5):
@@ -52,13 +52,13 @@ def test_a_sum_that_reached_one_reaches_all(serving: Serving) -> None:
     """Rank 2 dies in round 3, whose sum rank 0 alone has of the ring."""
     ranks = [serving.member(rank) for rank in range(2)]
     for rank in ranks:
-        rank.without_the_dead()
+        rank.sum_live_ranks()
         for _ in range(2):
             by_ring(rank, 1.0, 6.0)
     by_ring(ranks[0], 1.0, 7.0)
     missed = by_ring(ranks[1], 2.0, None)
     for rank in ranks:
-        rank.fall()
+        rank.fall_back()
         rank.leave_out(2)
     ranks[1].wait(missed)
     assert missed.buffer.tolist() == [7.0] * N
@@ -72,10 +72,10 @@ def test_what_comes_of_the_ring_after_it_was_given_up_does_not_count(serving: Se
     """The server was told that this rank has no sum: others may have another one already."""
     ranks = [serving.member(rank) for rank in range(2)]
     for rank in ranks:
-        rank.without_the_dead()
+        rank.sum_live_ranks()
     handles = [by_ring(rank, 1.0 + rank.rank, None) for rank in ranks]
     for rank in ranks:
-        rank.fall()
+        rank.fall_back()
         rank.leave_out(2)
     handles[0].buffer[:] = 42.0
     assert not ranks[0].passed(handles[0])
@@ -88,8 +88,8 @@ def test_another_server_is_told_all_that_the_one_before_knew(serving: Serving) -
     """It dies when it has some parts, and again when some may have had the sum."""
     ranks = [serving.member(rank) for rank in range(3)]
     for rank in ranks:
-        rank.without_the_dead()
-        rank.fall()
+        rank.sum_live_ranks()
+        rank.fall_back()
     handles = [by_ring(rank, 1.0, None) for rank in ranks[:2]]
     serving.lose_server()
     serving.replace_server()
@@ -112,8 +112,8 @@ def test_many_rounds_with_a_slow_rank_and_several_names(serving: Serving) -> Non
     found: dict[int, list[float]] = {}
 
     def work(rank: ServerSums) -> None:
-        rank.without_the_dead()
-        rank.fall()
+        rank.sum_live_ranks()
+        rank.fall_back()
         rng = np.random.default_rng(rank.rank)
         for number in range(50):
             handles = []
@@ -137,8 +137,8 @@ def test_many_rounds_with_a_slow_rank_and_several_names(serving: Serving) -> Non
 
 def test_a_wait_ends_with_the_run(serving: Serving) -> None:
     rank = serving.member(0)
-    rank.without_the_dead()
-    rank.fall()
+    rank.sum_live_ranks()
+    rank.fall_back()
     handle = by_ring(rank, 1.0, None)
     serving.told[0].send(Stop("done"))
     with pytest.raises(PeerGoneError):

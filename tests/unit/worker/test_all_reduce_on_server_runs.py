@@ -116,7 +116,7 @@ def rings(monkeypatch: pytest.MonkeyPatch) -> Rings:
             made.extend([] if ring is None else [ring])
             made_of = CollectiveWithFallback(ring, elsewhere(exchange.index, size))
             if exchange.index == deaf and not late:
-                monkeypatch.setattr(made_of, "fall", lambda: None)
+                monkeypatch.setattr(made_of, "fall_back", lambda: None)
             return made_of
 
         monkeypatch.setattr(memory_cluster, "MemoryGroup", NoGroup)

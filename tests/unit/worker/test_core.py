@@ -91,7 +91,7 @@ class Setting:
 
 def setting(servers: int = 2, begun: BeginPhase | None = None) -> Setting:
     core = WorkerCore(5, servers)
-    core.told(phase() if begun is None else begun)
+    core.handle(phase() if begun is None else begun)
     return Setting(core)
 
 
@@ -242,7 +242,7 @@ def test_a_question_waits_for_the_batches_before_it_and_holds_up_those_after_it(
     at = setting(1, phase(rows=True))
     at.grant(grant(0))
     at.grant(grant(1))
-    assert at.core.told(QUESTION) == [CheckForWork()]
+    assert at.core.handle(QUESTION) == [CheckForWork()]
     at.grant(grant(2))
     for request in (1, 2, 3):
         at.complete(request)
@@ -262,7 +262,7 @@ def test_no_thread_begins_a_batch_past_a_question() -> None:
     at = setting(1)
     at.core.threads = 2
     at.grant(grant(0))
-    at.core.told(QUESTION)
+    at.core.handle(QUESTION)
     at.grant(grant(1))
     at.complete(1)
     at.complete(2)
@@ -274,7 +274,7 @@ def test_no_thread_begins_a_batch_past_a_question() -> None:
 
 def test_a_question_for_later_is_asked_once_more_after_the_next_batch() -> None:
     at = setting(1)
-    at.core.told(SaveDense(1, 4))
+    at.core.handle(SaveDense(1, 4))
     at.core.question()
     at.core.answered(later=True)
     assert not at.core.asked()
@@ -287,7 +287,7 @@ def test_a_question_for_later_is_asked_once_more_after_the_next_batch() -> None:
 
 def test_what_is_granted_while_a_question_is_answered_is_pulled_after_it() -> None:
     at = setting(1)
-    at.core.told(QUESTION)
+    at.core.handle(QUESTION)
     at.core.question()
     assert pulled(at.grant(grant(0))) == []
     assert pulled(at.core.answered()) == [(1, 0)]
@@ -304,7 +304,7 @@ def test_what_nobody_waits_for_any_more_is_forgotten_and_asked_for_anew(of: int)
         at.grant(grant(batch))
     at.complete(1)
     at.core.begin()
-    commands = at.core.told(Abandon(of))
+    commands = at.core.handle(Abandon(of))
     if of == 1:
         assert names(commands) == [
             "ReleaseFrames",
@@ -322,7 +322,7 @@ def test_an_abandoned_batch_is_dropped_when_its_last_shard_has_answered() -> Non
     at = setting(2)
     at.grant(grant(0))
     at.rows(1, 0)
-    assert names(at.core.told(Abandon(1))) == ["TellCoordinator", "CheckForWork"]
+    assert names(at.core.handle(Abandon(1))) == ["TellCoordinator", "CheckForWork"]
     assert names(at.rows(1, 1)) == ["ReleaseFrames"]
     assert at.core.have_dense == [-1, -1] and not at.core.pulls
 
@@ -331,9 +331,9 @@ def test_a_phase_with_another_dense_placement_begins_without_slices() -> None:
     at = setting(1)
     at.grant(grant(0))
     at.complete(1)
-    at.core.told(phase(2))
+    at.core.handle(phase(2))
     assert at.core.have_dense == [7]
-    at.core.told(phase(3, served=False))
+    at.core.handle(phase(3, served=False))
     assert at.core.have_dense == [-1]
 
 
@@ -360,30 +360,32 @@ def test_another_coordinator_is_told_what_is_here_and_its_questions_alone_count(
     at.complete(1)
     at.core.pushed(at.core.begin())
     opening = OpenReplicas(1, "easgd", False, 2, {})
-    at.core.told(QUESTION)
-    at.core.told(opening)
-    assert at.core.told(Takeover(2)) == [TellCoordinator(WorkerState(5, 2, 4, [4, 0, 4, 1, 4, 2], [4, 1, 1, 4, 2, 1]))]
+    at.core.handle(QUESTION)
+    at.core.handle(opening)
+    assert at.core.handle(Takeover(2)) == [
+        TellCoordinator(WorkerState(5, 2, 4, [4, 0, 4, 1, 4, 2], [4, 1, 1, 4, 2, 1]))
+    ]
     assert [each for each, _ in at.core.questions] == [opening]
 
 
 def test_small_talk() -> None:
     at = setting()
-    assert at.core.told(Ping(9)) == [TellCoordinator(Pong(5, 9))]
+    assert at.core.handle(Ping(9)) == [TellCoordinator(Pong(5, 9))]
     assert not at.core.stopped
-    assert at.core.told(Stop("done")) == [CheckForWork()] and at.core.stopped
+    assert at.core.handle(Stop("done")) == [CheckForWork()] and at.core.stopped
 
 
 def test_data_that_is_ready_early_is_used_once_and_for_its_batch_alone() -> None:
     at = setting(1)
     early, ready = PrefetchHint(1, 4, 0, 10), data(1)
-    at.core.told(early)
+    at.core.handle(early)
     assert at.core.to_prepare is early
     at.core.prepared(early, *ready)
     assert at.core.to_prepare is None
     assert at.core.data_of(grant(5)) is None
     assert at.core.data_of(grant(4)) == ready
     assert at.core.data_of(grant(4)) is None
-    at.core.told(early)
+    at.core.handle(early)
     at.grant(grant(4))
     assert at.core.to_prepare is None, "what is granted is not prepared any more"
 
@@ -469,7 +471,7 @@ class AnyOrder(RuleBasedStateMachine):
     def next_phase(self) -> None:
         self.number += 1
         served, rows = self.kind
-        self.carry_out(self.core.told(phase(self.number, served=served, rows=rows)))
+        self.carry_out(self.core.handle(phase(self.number, served=served, rows=rows)))
 
     def carry_out(self, commands: list[Command]) -> None:
         for command in commands:
@@ -511,7 +513,7 @@ class AnyOrder(RuleBasedStateMachine):
     def asks(self) -> None:
         number = len(self.waiting) + len(self.answered)
         self.waiting.append((number, len(self.granted)))
-        self.carry_out(self.core.told(Inspect(str(number))))
+        self.carry_out(self.core.handle(Inspect(str(number))))
 
     @precondition(lambda self: self.core.asked())
     @rule(later=st.booleans())
@@ -554,7 +556,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(back=st.integers(0, 1))
     def gives_up(self, back: int) -> None:
-        self.carry_out(self.core.told(Abandon(self.number - back)))
+        self.carry_out(self.core.handle(Abandon(self.number - back)))
 
     @invariant()
     def no_batch_is_lost_or_begun_twice(self) -> None:

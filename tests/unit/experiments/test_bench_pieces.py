@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.coordinator.event_log import EventLog, OrderRecord
+from gbactl.coordinator.event_log import EventLog, GrantRecord, OrderRecord
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.event_loop import SocketHub
 
@@ -80,7 +80,7 @@ def event_log(path: Path, orders: int) -> tuple[bytes, list[int]]:
     """A log's bytes, and how long it was after each order."""
     log, ends = EventLog(path, {"gbactl": "0"}), []
     for step in range(orders):
-        log.grant(0, step, 0)
+        log.write(GrantRecord(0, step, 0))
         log.order(OrderRecord(step, 1.0, 1.0, 1.0, ((2 * step, 1.0), (2 * step + 1, 1.0))))
         ends.append(log.bytes)
     log.flush()

@@ -60,18 +60,18 @@ frappe: install ## the study in experiments/frappe: needs GBACTL_DATA=FOLDER wit
 
 gba-claims: install ## the study in experiments/gba_claims (30 minutes; SIZE=full: hours; GBACTL_DATA=FOLDER adds Frappe)
 	$(BIN)/python experiments/study.py experiments/gba_claims/sweep.yaml
-	$(BIN)/python experiments/gba_claims/best.py
+	$(BIN)/python experiments/gba_claims/choose_best.py
 	$(BIN)/python experiments/study.py runs/studies/gba_claims/chosen.yaml
-	$(BIN)/python experiments/gba_claims/results.py
+	$(BIN)/python experiments/gba_claims/write_gba_claims.py
 
 shadowsync: install ## the study in experiments/shadowsync (3 to 4 hours; SIZE=full: a day; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/shadowsync/sweep.yaml
-	$(BIN)/python experiments/shadowsync/results.py
+	$(BIN)/python experiments/shadowsync/write_shadowsync.py
 
 switching: install ## the studies in experiments/switching (30 minutes; SIZE=full: hours; GBACTL_DATA=FOLDER adds Frappe)
 	$(BIN)/python experiments/study.py experiments/switching/sweep.yaml --part carry --part carry_frappe --part day --part pauses
 	$(BIN)/python experiments/switching/pauses.py
-	$(BIN)/python experiments/switching/write_up.py
+	$(BIN)/python experiments/switching/write_switching.py
 
 cpr: install ## the study in experiments/cpr (four and a half hours; SIZE=full: hours; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/cpr/sweep.yaml

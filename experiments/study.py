@@ -5,7 +5,7 @@
 A cell is a part's `common` overrides with one combination of its `grid`. Its key is a hash of the resolved
 configuration and of gbactl's source; a cell with a result under runs/studies/ is not run again.
 Costs one `gbactl train` a cell; `jobs` cells of a part run in parallel (virtual clusters use one core each). A part
-with `idle: true` measures times only and computes no gradient (see idle.py).
+with `idle: true` measures times only and computes no gradient (see timing_only.py).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Part:
-    """Group of cells, of which `jobs` run in parallel. `needs`: an environment variable; `idle`: see idle.py."""
+    """Group of cells, of which `jobs` run in parallel. `needs`: an environment variable; `idle`: see timing_only.py."""
 
     name: str
     jobs: int
@@ -104,7 +104,7 @@ def code_version(package: Path = ROOT / "gbactl") -> str:
 
 
 def key_of(cell: Cell, version: str) -> str:
-    """Name of a cell's folder; for a timing-only cell (see idle.py) it includes the number of batches."""
+    """Name of a cell's folder; for a timing-only cell (see timing_only.py) it includes the number of batches."""
     from gbactl.config import to_dict
     from gbactl.launch.compose import compose
     from gbactl.tracking.summary import config_hash
@@ -152,9 +152,9 @@ def run_idle(cell: Cell, folder: Path, version: str) -> float:
     """Run a timing-only cell unless it has a result; return the seconds it took."""
     if finished(folder):
         return 0.0
-    import idle  # a script in the same folder, not a package
+    import timing_only  # a script in the same folder, not a package
 
-    return idle.run(cell.overrides, folder)
+    return timing_only.run(cell.overrides, folder)
 
 
 def _pool(part: Part) -> Executor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import figures  # scripts of the parent folder, not a package
-from done import Done
-from figures import mean_of
+import report_tables  # scripts of the parent folder, not a package
+from report_tables import mean_of
+from study_results import Done
 
 TARGET_OVERHEAD, TARGET_AUC = 0.0068, 0.0005  # from the paper's abstract
 PARTS = ("saving", "loading", "rescheduling", "again")
@@ -26,7 +26,7 @@ def by_line(cells: Iterable[Done], key: str = "line") -> dict[str, Results]:
 
 def written(values: Sequence[float], digits: int, sign: str = "", most: float | None = None) -> str:
     """Format mean +- half interval; bold where all of the interval lies within `most` of 0."""
-    return figures.written(mean_of(values), digits, sign, most)
+    return report_tables.written(mean_of(values), digits, sign, most)
 
 
 def row(line: Results, none: Results) -> list[str]:

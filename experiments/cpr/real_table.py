@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from done import Done
+from study_results import Done
 
 KINDS = {"S": "server", "W": "worker", "C": "coordinator"}  # by the first letter of a process
 HEADS = ("seconds", "longer, s", "longer %", "never trained", "of all, %", "lost updates", "PLS", "AUC", "AUC - none")

@@ -9,7 +9,6 @@ unchanged in the file, which names their version.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,13 +16,12 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import done as of_any  # noqa: E402  (scripts of this folder and its parent, not a package)
 import equations  # noqa: E402
 import overhead_table  # noqa: E402
 import priorities  # noqa: E402
 import real_table  # noqa: E402
-import study  # noqa: E402
-from done import Done, seeds, size  # noqa: E402
+import study_results as of_any  # noqa: E402  (scripts of this folder and its parent, not a package)
+from study_results import Done, section, size  # noqa: E402
 
 SWEEP, OUT = HERE / "sweep.yaml", HERE / "results.md"
 COUNTS = {"tiny": (200, 20)}  # failures in a long job, number of short jobs
@@ -41,19 +39,7 @@ def beside(heading: str, name: str, none: str, of: Callable[[Sequence[Done], Seq
     except SystemExit:
         before = OUT.read_text() if OUT.exists() else ""
         return section(before, heading) or f"{heading}\n\n{name}: not run.\n"
-    return f"{heading}\n\n{origin(name)}\n{of(cells, plain)}"
-
-
-def section(text: str, heading: str) -> str:
-    """Extract a heading of a Markdown text and its body, up to the next heading; "" where it does not exist."""
-    found = re.search(rf"^{re.escape(heading)}\n.*?(?=\n^#|\Z)", text, re.DOTALL | re.MULTILINE)
-    return "" if found is None else found.group()
-
-
-def origin(name: str) -> str:
-    """Sentence on the number of runs, seeds and code version of a part."""
-    cells = of_any.part(SWEEP, name).cells
-    return f"{name}: {len(cells)} runs, seeds {', '.join(seeds(cells))}, code version {study.code_version()}.\n"
+    return f"{heading}\n\n{of_any.origin(SWEEP, name)}\n{of(cells, plain)}"
 
 
 def modes() -> list[str]:
@@ -61,7 +47,7 @@ def modes() -> list[str]:
     found = []
     for mode in sorted({cell.options["mode"] for cell in done("modes")}):
         cells, none = ([c for c in done(name) if c.options["mode"] == mode] for name in ("modes", "modes_none"))
-        found += [f"### In `{mode}`\n", origin("modes"), overhead_table.table(cells, none)]
+        found += [f"### In `{mode}`\n", of_any.origin(SWEEP, "modes"), overhead_table.table(cells, none)]
     return found
 
 
@@ -74,9 +60,8 @@ def priced() -> str:
 
 def main() -> None:
     """Write results.md."""
-    made = f"make cpr{'' if size() == 'default' else f' SIZE={size()}'}"
     text = [
-        f"# Results\n\nWritten by `{made}`; questions and answers are in README.md.\n",
+        f"{of_any.title('cpr')}\n",
         beside("## 1. What saving and failing cost", "abstract", "none", overhead_table.table),
         beside("### Cheaper still", "beyond", "none", overhead_table.table), *modes(),
         "## 2. The equations against emulated jobs\n",

@@ -1,4 +1,4 @@
-"""Finished cells of the gba_claims study (see ../done.py)."""
+"""Finished cells of the gba_claims study (see ../study_results.py)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-import done as of_any  # noqa: E402  (scripts of the parent folder, not a package)
 import study  # noqa: E402
-from done import Done, options, seeds, size  # noqa: E402
+import study_results as of_any  # noqa: E402  (scripts of the parent folder, not a package)
+from study_results import Done, options, seeds, size  # noqa: E402
 
 __all__ = ["CHOSEN", "HERE", "SWEEP", "Done", "done", "options", "part", "seeds", "size", "study"]
 

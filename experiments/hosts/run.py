@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import networks  # scripts in the same folder, not a package
-import paying
+import result_tables
 from links import Kept, Link, Training, links, waiting
 from networks import NAMES, ROOT, Network
 
@@ -44,8 +44,8 @@ class Study:
         self.links = links(given.rates.split(","), [float(delay) for delay in given.delays.split(",")])
         self.prices = kept.path("cost", "yaml")
         self.narrow = Link(given.rates.split(",")[-1], self.links[0].delay)
-        self.rows: list[paying.Row] = []
-        self.narrow_rows: list[paying.Row] = []
+        self.rows: list[result_tables.Row] = []
+        self.narrow_rows: list[result_tables.Row] = []
 
     def ceiling(self) -> None:
         """Measure the machine's own link, and one through a relay that adds no delay."""
@@ -54,7 +54,7 @@ class Study:
             self.own = self.kept.get("own", at.line)
         with Network(anything, 0.0) as at:
             self.relayed = self.kept.get("relay", at.line)
-        networks.say("\n".join(paying.ceiling(self.own, self.relayed)))
+        networks.say("\n".join(result_tables.ceiling(self.own, self.relayed)))
 
     def at(self, link: Link) -> None:
         """Measure every mode on one link."""
@@ -64,13 +64,13 @@ class Study:
                 halves = [self._row(at, mode, "fp16") for mode in self.modes]
                 self.narrow_rows = [*(row for row in self.rows if row.link == link), *halves]
 
-    def _row(self, at: Network, mode: str, wire: str) -> paying.Row:
+    def _row(self, at: Network, mode: str, wire: str) -> result_tables.Row:
         line = self.kept.get(f"line-{at.link}", at.line)
         trainings = [Training(at.link, mode, seed, wire) for seed in range(self.repeat)]
         found = tuple(self.kept.get(f"eps-{each}", lambda each=each: at.trained(each)) for each in trainings)
         first = trainings[0]
         foreseen = self.kept.get(f"foreseen-{first}", lambda: networks.predicted(first, line, self.prices))
-        row = paying.Row(at.link, line, mode, found, foreseen["eps"], wire)
+        row = result_tables.Row(at.link, line, mode, found, foreseen["eps"], wire)
         if row.taken:
             less = self.kept.get(
                 f"less-{first}", lambda: networks.predicted(first, line, self.prices, row.taken / len(NAMES))
@@ -82,11 +82,11 @@ class Study:
     def text(self) -> str:
         """Text of results.md."""
         head = f"Written by experiments/hosts/run.py; {self.repeat} seeds, code version {self.kept.version}."
-        weights = paying.weights(self.narrow_rows) if self.narrow_rows else ("Not measured yet.",)
+        weights = result_tables.weights(self.narrow_rows) if self.narrow_rows else ("Not measured yet.",)
         parts: Sequence[tuple[str, Iterable[str]]] = (
-            ("The ceiling", paying.ceiling(self.own, self.relayed)),
-            ("EPS and its prediction", [*paying.measured(self.rows), "", paying.kept_promise(self.rows)]),
-            ("Which mode pays on which network", paying.paying(self.rows)),
+            ("The ceiling", result_tables.ceiling(self.own, self.relayed)),
+            ("EPS and its prediction", [*result_tables.measured(self.rows), "", result_tables.kept_promise(self.rows)]),
+            ("Which mode pays on which network", result_tables.paying(self.rows)),
             (f"Bytes a step: {self.narrow.rate}, {self.narrow.delay:g} ms", weights),
         )
         sections = [line for title, lines in parts for line in ("", f"## {title}", "", *lines)]

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from alone import prepared
-from lines import Line
+from bench_lines import Line
+from plain_loop import prepared
 
 from gbactl.config import to_dict
 from gbactl.launch.compose import compose

@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from crew import end_on_sigterm, one_thread_each
-from growth import Curve, Point, text
+from curve_analysis import Curve, Point, text
+from process_group import end_on_sigterm, one_thread_each
+from ratio_sides import Bench, SideError, steady
 from server_cpu import watched
-from shapes import bytes_a_row, max_cardinality, table_rows
-from sides import Bench, SideError, steady
+from table_sizes import bytes_a_row, max_cardinality, table_rows
 
 from gbactl.engine.host_info import free_memory
 
@@ -146,7 +146,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Measure the missing points and write the tables."""
-    from table import command_line, machine
+    from bench_report import command_line, machine
 
     given, everything = arguments(), settings()
     one_thread_each()

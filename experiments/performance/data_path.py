@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from crew import one_thread_each
+from process_group import one_thread_each
 
 WARM_UP = 10
 
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_args()
     one_thread_each()
-    from alone import prepared
+    from plain_loop import prepared
 
     print(f"{measure(prepared(given.overrides), given.overrides, given.shuffle, given.seconds):.0f}")
 

@@ -14,8 +14,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
-from crew import one_thread_each
-from lines import Line
+from bench_lines import Line
+from process_group import one_thread_each
 
 WIDTH, PARTS, TARGET = 17, 4, 0.30
 INT = FLOAT = 4

@@ -5,7 +5,7 @@
 py-spy samples, 200 times a second, every thread of W0, S0 and C that runs or could run. (A runnable thread whose core
 is taken by another stays where it was: a `write` that woke another thread looks longer than it takes.) A kernel's or
 torch's time counts for the function that called it. torch's profiler records the operators of the plain loop
-(microbenchmarks.py). CPU time a sample is counted from /proc during the same run. Writes profile.md. Two minutes; the
+(plain_loop.py). CPU time a sample is counted from /proc during the same run. Writes profile.md. Two minutes; the
 machine should be idle.
 """
 
@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crew import end_on_sigterm, one_thread_each
+from bench_report import command_line, machine
+from process_group import end_on_sigterm, one_thread_each
+from ratio_sides import Bench, SideError, steady
 from server_cpu import Sampler, usage
-from sides import Bench, SideError, steady
-from table import command_line, machine
 
 HERE = Path(__file__).resolve().parent
 BATCH, WORKERS, ROWS = 512, 4, 1_500_000
@@ -110,7 +110,7 @@ def watch(bench: Bench, seconds: float) -> tuple[dict[str, Any], Any, dict[str, 
 def operators(bench: Bench) -> str:
     """Profile the plain loop with torch: self CPU time by operator, as torch prints it."""
     import torch
-    from alone import WARM_UP, PlainLoop, Trainee, prepared
+    from plain_loop import WARM_UP, PlainLoop, Trainee, prepared
     from torch.profiler import ProfilerActivity, profile
 
     overrides = bench.overrides(1, BATCH)

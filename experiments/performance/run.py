@@ -17,11 +17,11 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import table
-from crew import end_on_sigterm, one_thread_each
-from lines import Line, Pair, Tell
-from pairs import pairs
-from sides import Bench, SideError
+import bench_report
+from bench_lines import Line, Pair, Tell
+from bench_ratios import pairs
+from process_group import end_on_sigterm, one_thread_each
+from ratio_sides import Bench, SideError
 
 BUSY = 0.7
 Job = Callable[[], list[Line]]
@@ -51,9 +51,9 @@ def jobs(bench: Bench, rounds: int, quick: bool, tell: Tell) -> dict[str, Job]:
 def process_jobs(bench: Bench, rounds: int, quick: bool, tell: Tell) -> dict[str, Job]:
     """List the measurements that need one run and no second side."""
     import announcements
-    import log_share
+    import event_log_share
     import server_cpu
-    import tsv
+    import tsv_preparation
     import virtual_cost
 
     def server(transport: str, target: float) -> Job:
@@ -65,8 +65,8 @@ def process_jobs(bench: Bench, rounds: int, quick: bool, tell: Tell) -> dict[str
     return {
         "server-cpu-shm": server("shm", 1.3), "server-cpu-tcp": server("tcp", 2.1),
         "virtual-128": virtual(128), "virtual-512": virtual(512),
-        "tsv": lambda: tsv.lines(rounds, 20 if quick else 200, tell),
-        "eventlog": lambda: [log_share.measure(bench, rounds)],
+        "tsv": lambda: tsv_preparation.lines(rounds, 20 if quick else 200, tell),
+        "eventlog": lambda: [event_log_share.measure(bench, rounds)],
         "announcements": lambda: [announcements.line(rounds, 20_000 if quick else 60_000)],
     }  # fmt: skip
 
@@ -74,25 +74,25 @@ def process_jobs(bench: Bench, rounds: int, quick: bool, tell: Tell) -> dict[str
 def kernel_jobs(quick: bool) -> dict[str, Job]:
     """List the measurements of the kernels, against their twin and against memory."""
     import kernel_copy
-    import kernel_lines
+    import kernels
 
     rows, turns = (2_000_000, 40) if quick else (10_000_000, 200)
     return {
-        "kernels": lambda: kernel_lines.measure_all(rows, turns),
+        "kernels": lambda: kernels.lines(rows, turns),
         "kernel-copy": lambda: kernel_copy.lines(rows, turns),
     }
 
 
 def memory(quick: bool) -> list[Line]:
     """Measure a server's memory."""
-    from memory import server_lines
+    from memory_use import server_lines
 
     return server_lines([1_000_000] if quick else [1_000_000, 10_000_000])
 
 
 def worker_memory(bench: Bench, quick: bool) -> list[Line]:
     """Measure a worker's memory."""
-    from memory import worker_line
+    from memory_use import worker_line
 
     return [worker_line(bench, 300_000 if quick else 3_000_000)]
 
@@ -135,7 +135,7 @@ def warn_if_busy() -> float:
 
 def prepare(bench: Bench) -> None:
     """Build the data cache, so that no side has to."""
-    from alone import prepared
+    from plain_loop import prepared
 
     tell("preparing data")
     prepared(bench.overrides(4, 512))
@@ -157,7 +157,7 @@ def main() -> int:
         load = warn_if_busy()
         prepare(bench)
         found, failed = measure({name: known[name] for name in chosen}, lambda *so_far: keep(*so_far, given, load))
-    table.show(found)
+    bench_report.show(found)
     return 1 if failed or any(line.met is False for line in found) else 0
 
 
@@ -183,8 +183,8 @@ def keep(found: list[Line], failed: dict[str, str], given: argparse.Namespace, l
     """Write the result files if a folder is given."""
     if given.out is not None:
         settings = {name: getattr(given, name) for name in ("rounds", "rows", "seconds", "quick")}
-        settings |= {"load_before": load, "command": table.command_line(sys.argv)}
-        table.write(given.out, found, settings, failed)
+        settings |= {"load_before": load, "command": bench_report.command_line(sys.argv)}
+        bench_report.write(given.out, found, settings, failed)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lines import Line, Tell
-from sides import Bench, Side, SideError
+from bench_lines import Line, Tell
+from ratio_sides import Bench, Side, SideError
 
 from gbactl.calibration.local_runs import cpu_by_role, machine_cpu
 

@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from crew import one_thread_each
-from lines import Line, Tell
-from sides import Bench
+from bench_lines import Line, Tell
+from process_group import one_thread_each
+from ratio_sides import Bench
 
 BLOCK = 15  # batches of the plain loop
 ENDS = (3, 2)  # blocks left out: the first are cold, the last contain the evaluation
@@ -68,7 +68,7 @@ def inner(values: list[float]) -> float:
 def measure(overrides: list[str], mode: str) -> tuple[float, float]:
     """Measure microseconds of CPU a sample: (virtual, plain)."""
     import torch
-    from alone import PlainLoop, Trainee, prepared
+    from plain_loop import PlainLoop, Trainee, prepared
 
     from gbactl.data.dataset import open_dataset
     from gbactl.launch.compose import compose

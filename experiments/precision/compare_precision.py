@@ -15,10 +15,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-import done as of_any  # noqa: E402  (scripts of the parent folder, not a package)
 import study  # noqa: E402
-from done import Done, seeds, size  # noqa: E402
-from figures import written  # noqa: E402
+import study_results as of_any  # noqa: E402  (scripts of the parent folder, not a package)
+from report_tables import written  # noqa: E402
+from study_results import Done, size  # noqa: E402
 
 from gbactl.report.paired_statistics import Difference, paired  # noqa: E402
 
@@ -69,12 +69,6 @@ def lines(name: str, cells: Sequence[Done]) -> list[str]:
     return found
 
 
-def origin(part: study.Part) -> str:
-    """Sentence on the origin of a part's rows."""
-    version, count = study.code_version(), len(part.cells)
-    return f"- {part.name}: {count} runs, seeds {', '.join(seeds(part.cells))}, code version {version}."
-
-
 def kept(text: str, name: str) -> tuple[list[str], str]:
     """Read a part's rows and their origin from an existing results.md."""
     rows = [each for each in text.splitlines() if each.startswith(f"| {name} |")]
@@ -94,16 +88,17 @@ def main() -> None:
         elif part.missing:
             continue
         else:
-            found, told = lines(part.name, of_any.done(SWEEP, part.name, "precision")), origin(part)
+            found, told = (
+                lines(part.name, of_any.done(SWEEP, part.name, "precision")),
+                f"- {of_any.origin(SWEEP, part.name).rstrip()}",
+            )
         rows += found
         origins += [told] * bool(told)
-    made = f"make precision{'' if size() == 'default' else f' SIZE={size()}'}"
     note = (
         '- "- fp32": minus fp32\'s, pairs of one seed; +-: half of a 95 % t interval; '
         f"bold: all of it within +-{TARGET} AUC."
     )
-    head = f"# Results\n\nWritten by `{made}`; the question and its answer are in README.md."
-    text = "\n".join([f"{head}\n", table(rows), "", note, *origins])
+    text = "\n".join([f"{of_any.title('precision')}\n", table(rows), "", note, *origins])
     path.write_text(f"{text}\n")
     print(text)
 

@@ -2,7 +2,7 @@
 
     .venv/bin/python experiments/shadowsync/hogwild.py [--most 4] [--seconds 3] [--rounds 5] [--batch 128,512] [--out -]
 
-Writes hogwild.md in this folder (--out FOLDER: there; -: nowhere), which results.py includes in results.md.
+Writes hogwild.md in this folder (--out FOLDER: there; -: nowhere), which write_shadowsync.py includes in results.md.
 Measured is everything a trainer does except communication: forward, backward, local Adam step on shared memory;
 synthetic rows. Threads may lose by Python's global lock, and that loss is the question. Rounds alternate; medians are
 reported. Costs 5 minutes on an otherwise idle machine: --rounds x --seconds for each of 12 settings (H = 1, 2, 4), and

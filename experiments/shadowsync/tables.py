@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import figures  # scripts of the parent folder, not a package
-from done import Done
+import report_tables  # scripts of the parent folder, not a package
+from study_results import Done
 
 LINEAR, NEUTRAL, AUC_LOSS = 0.95, 0.02, 0.0005  # targets of the study
 SATURATED = 95
@@ -21,8 +21,8 @@ def written(values: Sequence[float], digits: int, bold: Callable[[float], bool] 
     """Format a cell; bold where its mean meets a target."""
     if not values:
         return "-"
-    each = figures.mean_of(values)
-    text = figures.written(each, digits)
+    each = report_tables.mean_of(values)
+    text = report_tables.written(each, digits)
     return f"**{text}**" if bold(each.mean) else text
 
 

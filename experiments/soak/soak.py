@@ -26,10 +26,10 @@ from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, read_manifes
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
-import checks  # noqa: E402  (scripts in the same folder, not a package)
 import leftovers  # noqa: E402
-from checks import Wrong  # noqa: E402
-from trouble import RINGS, ROWS, Training, draw, planned  # noqa: E402
+import run_checks  # noqa: E402  (scripts in the same folder, not a package)
+from fault_plans import RINGS, ROWS, Training, draw, planned  # noqa: E402
+from run_checks import Wrong  # noqa: E402
 
 LIMIT_SECONDS, LOOK_SECONDS = 180.0, 0.01
 
@@ -113,13 +113,15 @@ def one(seed: int, number: int, out: Path) -> str:
     before = leftovers.found(run_dir)
     went_on = trained(training, run_dir, before)
     result: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
-    checks.accounts(result, ROWS)
-    checks.struck(run_dir, [strike.must for strike in (training.again if went_on else training.plan) if strike.must])
+    run_checks.accounts(result, ROWS)
+    run_checks.struck(
+        run_dir, [strike.must for strike in (training.again if went_on else training.plan) if strike.must]
+    )
     _nothing(leftovers.wait(lambda: leftovers.found(run_dir), before), "left behind")
-    checks.model(run_dir, result)
+    run_checks.model(run_dir, result)
     server_lost = any(each["process"].startswith("S") for each in result.get("recovery", []))
     expected = training.replayed and not server_lost and not went_on
-    again = checks.replayed(end(start("replay", str(run_dir))), expected)
+    again = run_checks.replayed(end(start("replay", str(run_dir))), expected)
     return told(training, result, went_on, again, time.monotonic() - began)
 
 

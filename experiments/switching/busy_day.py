@@ -19,8 +19,8 @@ import yaml
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from done import Done  # noqa: E402  (scripts of the parent folder, not a package)
-from figures import written  # noqa: E402
+from report_tables import written  # noqa: E402
+from study_results import Done  # noqa: E402  (scripts of the parent folder, not a package)
 
 from gbactl.report.paired_statistics import Difference, paired  # noqa: E402
 

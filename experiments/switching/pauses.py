@@ -24,8 +24,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-import done  # noqa: E402  (scripts of the parent folder, not a package)
 import study  # noqa: E402
+import study_results  # noqa: E402  (scripts of the parent folder, not a package)
 
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder  # noqa: E402
 from gbactl.coordinator import event_log  # noqa: E402
@@ -117,10 +117,10 @@ def kept(cell: study.Cell) -> Path:
 def measured() -> dict[tuple[str, str], dict[str, float]]:
     """Seconds of the restarts by (rows, workers). Raises SystemExit where one was not measured."""
     found = {}
-    for cell in done.part(SWEEP, "restarts").cells:
+    for cell in study_results.part(SWEEP, "restarts").cells:
         if not kept(cell).exists():
             raise SystemExit(f"{cell.name}\nwas not measured; type: make switching")
-        found[key_of(done.options(cell.overrides))] = json.loads(kept(cell).read_text())
+        found[key_of(study_results.options(cell.overrides))] = json.loads(kept(cell).read_text())
     return found
 
 
@@ -140,7 +140,7 @@ def pauses(result: dict[str, Any]) -> tuple[list[float], float]:
     return [phase["pause_ms"] for phase in phases if phase["pause_ms"] is not None], slower
 
 
-def table(cells: Sequence[done.Done], restarts: dict[tuple[str, str], dict[str, float]]) -> str:
+def table(cells: Sequence[study_results.Done], restarts: dict[tuple[str, str], dict[str, float]]) -> str:
     """Markdown table, one line for each table size and number of workers."""
     lines = [
         f"| {' | '.join(HEADS)} |",
@@ -168,13 +168,16 @@ def table(cells: Sequence[done.Done], restarts: dict[tuple[str, str], dict[str, 
 def main() -> None:
     """Measure the restarts that were not measured yet."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it, children too
-    cells = done.part(SWEEP, "restarts").cells
+    cells = study_results.part(SWEEP, "restarts").cells
     for number, cell in enumerate(cells, 1):
         path = kept(cell)
         if not path.exists():
             found = restart(cell, path.parent)
             path.write_text(json.dumps(found) + "\n")
-        print(f"restarts {number}/{len(cells)}  {' '.join(key_of(done.options(cell.overrides)))}", file=sys.stderr)
+        print(
+            f"restarts {number}/{len(cells)}  {' '.join(key_of(study_results.options(cell.overrides)))}",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

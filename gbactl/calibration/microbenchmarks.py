@@ -120,7 +120,7 @@ class SingleShard:
 
     def __init__(self, alone: SingleProcess, cfg: RunConfig, dataset: Dataset) -> None:
         flat, (low, high) = alone.compute.flat, alone.compute.cuts[0]
-        spec = replace(shard_spec(cfg, dataset, 0), row_staleness="token")
+        spec = replace(shard_spec(cfg, dataset.schema.rows, 0), row_staleness="token")
         spec = replace(spec, dense=flat.dense_spec, dense_init=flat.initial()[low:high])
         self.alone, self.shard, self.batch = alone, Shard(spec), cfg.local_batch
         self.gradient = np.full(high - low, 1e-3, np.float32)

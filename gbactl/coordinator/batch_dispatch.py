@@ -12,7 +12,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gbactl.checkpoint.sample_ranges import FinishedBatches, Ranges
-from gbactl.coordinator.event_log import AnnounceRecord, EventLog, FinishRecord, JoinedRecord, LeftRecord, StopRecord
+from gbactl.coordinator.event_log import (
+    AnnounceRecord,
+    DropRecord,
+    EventLog,
+    FinishRecord,
+    ForgoRecord,
+    GrantRecord,
+    JoinedRecord,
+    LeftRecord,
+    StopRecord,
+)
 from gbactl.coordinator.membership import Membership
 from gbactl.coordinator.training_phase import (
     ApplyStep,
@@ -211,7 +221,6 @@ class LivePhase:
         if worker not in self.policy.live:
             return
         self._leaving.add(worker)
-        self.log.left(worker)
         self._do(LeftRecord(worker))
         self.serve()
         self._hand_out_unasked()
@@ -235,7 +244,6 @@ class LivePhase:
         self.workers[worker] = self.members.of("worker")[worker]
         if worker not in (*self.policy.phase.workers, *self.policy.phase.joiners):
             return
-        self.log.joined(worker)
         self._do(JoinedRecord(worker))
         self.serve()
 
@@ -264,7 +272,6 @@ class LivePhase:
 
     def stop(self, batch: int = 0) -> None:
         """End the phase before a batch, or as soon as possible, for a switch (see Policy.stop)."""
-        self.log.stop(batch)
         self._do(StopRecord(batch))
         self.stop_at, self.stopped = None, self.clock.now()
         self.serve()
@@ -272,7 +279,7 @@ class LivePhase:
     def forgo(self) -> list[tuple[int, int, set[int]]]:
         """Give up what is in flight. Returns (worker, batch, shards that have staged their slice) of each."""
         commands = self.phase.apply(Forgo())
-        self.log.forgo(len(commands))
+        self.log.write(ForgoRecord(len(commands)))
         for command in commands:
             self._carry_out(command)
         staged = {
@@ -284,11 +291,12 @@ class LivePhase:
     def finish(self) -> None:
         """Apply the rest of the buffer once nothing is in flight, and check the accounting."""
         if not self.phase.closed:
-            self.log.finish()
             self._do(FinishRecord())
         self.policy.ledger.check()
 
     def _do(self, event: LeftRecord | JoinedRecord | StopRecord | FinishRecord) -> None:
+        """Log an event before the policy is told, and carry out what follows."""
+        self.log.write(event)
         for command in self.phase.apply(event):
             self._carry_out(command)
 
@@ -305,7 +313,7 @@ class LivePhase:
         worker, grant = command.worker, command.grant
         self.clock.tick()
         self._flying[worker] += grant.samples > 0
-        self.log.grant(worker, grant.batch, grant.token)
+        self.log.write(GrantRecord(worker, grant.batch, grant.token))
         self.phase.settle(command)
         self.hand(worker, grant, command.lr_scale)
         self._tell_ahead()
@@ -314,7 +322,7 @@ class LivePhase:
     def _drop(self, command: DiscardGradient | GiveUpBatch) -> None:
         batch = command.drop.batch if isinstance(command, DiscardGradient) else command.batch
         if isinstance(command, DiscardGradient):
-            self.log.drop(command.worker, batch)
+            self.log.write(DropRecord(command.worker, batch))
         self.phase.settle(command)
         for channel in self.servers:
             channel.send(DropSlice(self.number, batch))

@@ -195,7 +195,7 @@ class Checkpointing:
         if time.monotonic() >= until:
             self._forget()
             self._stopped({"state": "failed", "why": f"it took longer than cluster.stop_seconds={seconds:g}"})
-        elif self.run.evaluation is not None and self._open is None and self.run.sound:
+        elif self.run.evaluation is not None and self._open is None and self.run.savable:
             self._planned = None
             self._begin(self.run.step, self._plan(), "whole", None)
             if self.run.home == "workers":
@@ -220,7 +220,7 @@ class Checkpointing:
             self.run.failures.cost(f"S{shard}", self.unsaved.missed(shard, samples, rows))
 
     def _is_due(self, step: int) -> bool:
-        if self._open is not None or self._planned is not None or not self.run.sound:
+        if self._open is not None or self._planned is not None or not self.run.savable:
             return False
         if self._stop is not None or not self.on:
             return self._stop is not None
@@ -247,7 +247,7 @@ class Checkpointing:
 
     def _ordered(self, step: int) -> None:
         """Begin a checkpoint, if one is due, once step `step` - 1 was ordered."""
-        if self._planned is not None and self._planned[0] == step and self.run.sound:
+        if self._planned is not None and self._planned[0] == step and self.run.savable:
             number, self._planned = self._planned[1], None
         elif self.run.home != "workers" and self._is_due(step):
             number = self._plan()
@@ -374,7 +374,7 @@ class Checkpointing:
         self.state.bytes += manifest.bytes
         self.state.seconds += seconds
         self._count_saved(cut)
-        self.run.note()
+        self.run.log_note()
         told = {"number": manifest.number, "step": manifest.step, "kind": manifest.kind, "bytes": manifest.bytes}
         self.run.tell("checkpoint", {"state": "saved", **told, "seconds": seconds, "samples": cut.samples})
         if cut.stops:
@@ -479,7 +479,7 @@ class Checkpointing:
         if cut is None:
             return
         self.state.failed += 1
-        self.run.note()
+        self.run.log_note()
         log.warning("checkpoint %s: %s", cut.manifest.name, why)
         self.run.tell("checkpoint", {"state": "failed", "step": cut.manifest.step, "why": why})
 

@@ -156,20 +156,25 @@ class EventLog:
         if len(self._buffer) > FLUSH_BYTES:
             self.flush()
 
-    def _tell(self, kind: int, fields: Any) -> None:
-        self._add(kind, fields)
-        if self.ahead:
-            self.flush()
-
     def info(self, kind: int, fields: dict[str, Any]) -> None:
         """Write a header, phase, checksum, switch, failure, end or note record."""
         self._add(kind, fields)
         if self.ahead and kind in (PHASE, SWITCH, NOTE, SERVER, FAILURE):
             self.flush()
 
-    def grant(self, worker: int, batch: int, token: int) -> None:
-        """Write that a batch was handed out."""
-        self._tell(GRANT, (_in(worker, _WORKERS), _in(batch, _NUMBERS), _in(token, _NUMBERS)))
+    def write(self, record: Record) -> None:
+        """Write a record of any kind. What an event leads to follows it in the log."""
+        if isinstance(record, AnnounceRecord):
+            self.announce(*record)
+        elif isinstance(record, OrderRecord):
+            self.order(record)
+        elif isinstance(record, InfoRecord):
+            self.info(record.kind, record.fields)
+        else:
+            kind, allowed = _INTEGERS[type(record)]
+            self._add(kind, tuple(map(_in, record, allowed)))
+            if self.ahead:
+                self.flush()
 
     def announce(
         self, worker: int, batch: int, rows: Sequence[int], dense: Sequence[int], part_rows: Sequence[int] = ()
@@ -195,30 +200,6 @@ class EventLog:
         self._add(ORDER, (_in(record.step, _NUMBERS), *factors, *members))
         self.flush()
 
-    def drop(self, worker: int, batch: int) -> None:
-        """Write that a gradient was discarded; worker -1 if it belongs to none."""
-        self._tell(DROP, (_in(worker, _WORKERS), _in(batch, _NUMBERS)))
-
-    def left(self, worker: int) -> None:
-        """Write a worker failure, before the policy is told."""
-        self._tell(LEFT, (_in(worker, _WORKERS),))
-
-    def joined(self, worker: int) -> None:
-        """Write that a worker joined, before the policy is told."""
-        self._tell(JOINED, (_in(worker, _WORKERS),))
-
-    def stop(self, batch: int) -> None:
-        """Write that a phase is to end before `batch`."""
-        self._tell(STOP, (_in(batch, _NUMBERS),))
-
-    def forgo(self, batches: int) -> None:
-        """Write that the policy gave up `batches` batches in flight."""
-        self._tell(FORGO, (_in(batches, _NUMBERS),))
-
-    def finish(self) -> None:
-        """Write that nothing is in flight in a phase any more."""
-        self._tell(FINISH, ())
-
     def flush(self) -> None:
         """Write the buffer to the file. Raises OSError, with the log's name."""
         view = memoryview(bytes(self._buffer))
@@ -234,6 +215,14 @@ class EventLog:
         self.info(END, fields)
         self.flush()
         os.close(self._fd)
+
+
+#: records of integers alone: kind, and the range of each integer
+_INTEGERS: dict[type[Record], tuple[int, tuple[range, ...]]] = {
+    GrantRecord: (GRANT, (_WORKERS, _NUMBERS, _NUMBERS)), DropRecord: (DROP, (_WORKERS, _NUMBERS)),
+    LeftRecord: (LEFT, (_WORKERS,)), JoinedRecord: (JOINED, (_WORKERS,)), StopRecord: (STOP, (_NUMBERS,)),
+    ForgoRecord: (FORGO, (_NUMBERS,)), FinishRecord: (FINISH, ()),
+}  # fmt: skip
 
 
 def _in(number: int, allowed: range) -> int:
@@ -346,7 +335,7 @@ def _decode_order(values: Any) -> OrderRecord:
 
 
 _DECODERS: dict[int, Callable[[Any], Record]] = {
-    GRANT: _plain(GrantRecord), DROP: _plain(DropRecord), LEFT: _plain(LeftRecord), JOINED: _plain(JoinedRecord),
-    STOP: _plain(StopRecord), FORGO: _plain(ForgoRecord), FINISH: _plain(FinishRecord),
-    ANNOUNCE: _decode_announce, ORDER: _decode_order,
-}  # fmt: skip
+    **{kind: _plain(record) for record, (kind, _) in _INTEGERS.items()},
+    ANNOUNCE: _decode_announce,
+    ORDER: _decode_order,
+}

@@ -12,11 +12,10 @@ from typing import Any
 from gbactl.checkpoint.publishing import ReplicaMean
 from gbactl.coordinator import event_log
 from gbactl.coordinator.checkpointing import Checkpointing
-from gbactl.coordinator.failure_recovery import LostDenseGradients, ServerRecovery, WorkerRecovery
+from gbactl.coordinator.failure_recovery import LostDenseGradients, ServerRecovery, WorkerRecovery, hang_error
 from gbactl.coordinator.mode_switch import ModeSwitch
-from gbactl.coordinator.node_requests import DenseMigration, Questions
+from gbactl.coordinator.node_requests import DenseMigration, NodeRequests
 from gbactl.coordinator.replica_phases import ReplicaPhases
-from gbactl.coordinator.rounds import rounds
 from gbactl.coordinator.run_context import RunContext
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel
@@ -39,16 +38,14 @@ class CoordinatorCore:
 
     def __init__(self, run: RunContext, term: int = 0) -> None:
         self.run = run
-        self.rounds = rounds(run.dataset, run.cfg.train)
         self.checkpoints = Checkpointing(run, self._gathering)
         self.workers = WorkerRecovery(run)
         self.servers = ServerRecovery(run, full=self.checkpoints.estimate.recovery == "full")
-        self.questions = Questions(run, self.servers.asking)
+        self.requests = NodeRequests(run, self.servers.asking)
         placement = run.state.ongoing.placement
         placement.home = placement.home or run.cfg.home
-        self.migration = DenseMigration(run.members, run.fencing, placement, self._patience, run.note)
-        rows = [run.dataset.splits[each.split].rows for each in self.rounds]
-        self.switch = ModeSwitch(run, rows, self.questions, self.migration)
+        self.migration = DenseMigration(run.members, run.fencing, placement, self._patience, run.log_note)
+        self.switch = ModeSwitch(run, self.requests, self.migration)
         self.replicas = ReplicaPhases(run, term)
         self.sums = LostDenseGradients(run)
 
@@ -63,10 +60,10 @@ class CoordinatorCore:
         run = self.run
         self.checkpoints.look()
         for worker in self.workers.look():
-            self._worker_silent(worker)
+            self._silent("worker", worker)
         self.workers.look_for_successors()
         for shard in self.servers.look():
-            self._server_silent(shard)
+            self._silent("server", shard)
         if run.training is not None:
             self.switch.look()
             self.replicas.look(run.training.policy)
@@ -89,6 +86,22 @@ class CoordinatorCore:
         if wants_next or (self.switch.abandoned.staged(message) and message.worker not in self.run.fencing.gone):
             self.run.take(message.worker)
 
+    # -- failures -----------------------------------------------------------------------------------
+
+    def node_lost(self, peer: Peer, failure: str = "death") -> bool:
+        """Handle the failure of a server or worker, no member any more. Returns whether the run goes on."""
+        return self.server_lost(peer.index, failure) if peer.role == "server" else self.worker_lost(peer, failure)
+
+    def _silent(self, role: str, index: int) -> None:
+        """Treat a node that does not answer as failed; its later messages are refused."""
+        channel = self.run.members.of(role)[index]
+        log.warning("%s has not answered for %.1f s", channel.peer, self.run.cfg.cluster.hang_seconds)
+        self.run.members.forget(channel)
+        if role == "server":
+            channel.close()
+        if not self.node_lost(channel.peer, "hang"):
+            raise hang_error(channel.peer, self.run.cfg.cluster.hang_seconds)
+
     # -- workers ------------------------------------------------------------------------------------
 
     def worker_lost(self, peer: Peer, failure: str = "death") -> bool:
@@ -99,14 +112,6 @@ class CoordinatorCore:
             return False
         self.give_up(peer)
         return True
-
-    def _worker_silent(self, worker: int) -> None:
-        """Treat a worker that does not answer as failed; its later messages are refused."""
-        channel = self.run.members.of("worker")[worker]
-        log.warning("W%d has not answered for %.1f s", worker, self.run.cfg.cluster.hang_seconds)
-        self.run.members.forget(channel)
-        if not self.worker_lost(channel.peer, "hang"):
-            raise self.workers.hang_error(worker)
 
     def _can_do_without(self, peer: Peer) -> bool:
         """Whether the run can go on without a node: a worker, where the others or the servers hold all parameters."""
@@ -127,7 +132,7 @@ class CoordinatorCore:
             self.switch.auto.controller.gone(worker)
         run.fencing.fence(worker, run.phase_number, batches, peer.incarnation)
         run.state.ongoing.lives.workers[worker] = peer.incarnation
-        run.note()
+        run.log_note()
         run.members.tell("worker", WorkerFailed(worker))
         self.checkpoints.worker_lost(worker)
         if run.evaluation is not None:
@@ -174,15 +179,6 @@ class CoordinatorCore:
         run.tell("lost", {"process": f"S{shard}", "replaced": True, **told})
         return True
 
-    def _server_silent(self, shard: int) -> None:
-        """Treat a server that does not answer as failed; its later messages are refused."""
-        channel = self.run.members.of("server")[shard]
-        log.warning("S%d has not answered for %.1f s", shard, self.run.cfg.cluster.hang_seconds)
-        self.run.members.forget(channel)
-        channel.close()
-        if not self.server_lost(shard, "hang"):
-            raise self.servers.hang_error(shard)
-
     def server_loaded(self, channel: Channel, message: CheckpointLoaded) -> None:
         """Handle a server that has loaded a checkpoint: a successor, or one that went back with all others.
 
@@ -190,7 +186,7 @@ class CoordinatorCore:
         run, shard = self.run, message.shard
         if not run.members.comes(channel, shard):
             run.members.authentic(channel, "server", shard)
-            self.questions.reloaded(shard)
+            self.requests.reloaded(shard)
             return
         run.members.admit_server(shard)
         if run.stopped:  # the run is over and its log closed: the server is dismissed with the others
@@ -199,7 +195,7 @@ class CoordinatorCore:
         if not self.servers.full:
             run.failures.cost(f"S{shard}", self.checkpoints.unsaved.older(shard, message.step))
         self.servers.back(shard)
-        run.note()
+        run.log_note()
         run.log.info(event_log.SERVER, {"shard": shard, "state": "back", "step": run.step_now, "loaded": message.step})
         self.tell_workers_of(channel)
         run.tell("joined", {"process": f"S{shard}", "step": run.step_now, "loaded": message.step})
@@ -213,7 +209,7 @@ class CoordinatorCore:
         waiting = [] if run.training is None else run.training.server_back()
         fresh = run.fresh_at is not None and loaded <= run.fresh_at
         channel.send(AdoptVersion(run.step_now, waiting, fresh))
-        self.questions.repeat(channel)
+        self.requests.repeat(channel)
 
     def tell_workers_of(self, server: Channel) -> None:
         """Tell the workers the new address of a shard."""
@@ -228,7 +224,7 @@ class CoordinatorCore:
         run = self.run
         run.record.statistics.rates(run.record.seconds)  # rates are counted from here
         run.failures.reborn("C", failure, missed, sign)
-        run.note()
+        run.log_note()
         run.tell("joined", {"process": "C", "step": run.step_now})
 
     # -- result -------------------------------------------------------------------------------------

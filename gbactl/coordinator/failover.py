@@ -128,12 +128,12 @@ class Failover:
         """Start of the current phase, in seconds of the run."""
         return self.state.stood.at - self.state.stood.began
 
-    def standing(self, message: ServerState) -> None:
+    def server_state(self, message: ServerState) -> None:
         """Record a server's state; ignore answers to an earlier coordinator."""
         if message.term == self.found.term:
             self._standing[message.shard] = message
 
-    def holding(self, message: WorkerState) -> None:
+    def worker_state(self, message: WorkerState) -> None:
         """Record a worker's state; ignore answers to an earlier coordinator."""
         if message.term == self.found.term:
             self._holding[message.worker] = message
@@ -238,7 +238,7 @@ class Failover:
             for channel, staged in self._staged:
                 if run.members.channels.get(("server", staged.shard)) is channel:
                     core.staged(staged)
-            yield from core.questions.barrier(training.policy.step)
+            yield from core.requests.barrier(training.policy.step)
         for channel in run.members.of("server").values():
             if channel.peer.incarnation:
                 core.tell_workers_of(channel)

@@ -28,12 +28,25 @@ from gbactl.errors import ClusterError, WireError
 from gbactl.faults.fault_kinds import Hang
 from gbactl.faults.fault_plan import FaultInjector, Injection
 from gbactl.policies import Phase
+from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel
-from gbactl.wire.messages import BeginPhase, Inspected, MoveDense, Pong, ShardRelocated, Staged, Stop, SummandsLost
+from gbactl.wire.messages import BeginPhase, Inspected, MoveDense, ShardRelocated, Staged, Stop, SummandsLost
 
 log = logging.getLogger(__name__)
 FATES = ("dropped", "duplicated", "reordered", "delayed", "retried")
 UNANSWERED = -1  # request number of a MoveDense whose answer is ignored
+
+
+def hang_error(peer: Peer, seconds: float) -> ClusterError:
+    """Error for a node that does not answer and that the run cannot do without."""
+    silent = f"{peer} has not answered for {seconds:g} s (is it stopped?)"
+    more = f"cluster.hang_seconds={2 * seconds:g}"
+    if peer.role == "worker":
+        return ClusterError(f"{silent}; type {more} if it was only slow.")
+    return ClusterError(
+        f"{silent}, and no other can take its place without checkpoints; type checkpoint=cpr, or {more} if it was only "
+        "slow."
+    )
 
 
 class WorkerRecovery:
@@ -90,7 +103,7 @@ class WorkerRecovery:
         if self._lives(injection.process):
             run.failures.injected(injection.process, injection.kind)
         run.state.ongoing.failures.struck = at
-        run.note()
+        run.log_note()
         told = {"step": run.step_now, "at": run.record.seconds, "seconds": injection.seconds, "plan": injection.place}
         run.tell("inject", {"kind": injection.kind, "process": injection.process, **told})
 
@@ -110,18 +123,6 @@ class WorkerRecovery:
             return True
         role = {"W": "worker", "S": "server"}.get(process[0])
         return role is not None and (role, int(process[1:])) in self.run.members.channels
-
-    def answered(self, message: Pong) -> None:
-        """Record a worker's answer."""
-        self.heartbeat.answered(message)
-
-    def hang_error(self, worker: int) -> ClusterError:
-        """Error for a worker that does not answer and that the run cannot do without."""
-        patience = self.run.cfg.cluster.hang_seconds
-        return ClusterError(
-            f"W{worker} has not answered for {patience:g} s (is it stopped?); type cluster.hang_seconds="
-            f"{2 * patience:g} if it was only slow."
-        )
 
     def server_lost(self) -> None:
         """Mark the workers' dense parameters as unequal: a failed server may have lost a part of their move."""
@@ -188,14 +189,14 @@ class WorkerRecovery:
         channel = run.members.admit(worker)
         run.fencing.returned(worker)
         run.state.ongoing.lives.workers[worker] = channel.peer.incarnation
-        run.note()
+        run.log_note()
         channel.send(MoveDense(home, -1, UNANSWERED))
         if begun is not None:
             channel.send(begun)
         if run.training is not None:
             run.training.joined(worker)
         run.failures.loaded(f"W{worker}")
-        run.note()
+        run.log_note()
         run.tell("joined", {"process": f"W{worker}", "step": run.step_now})
         for _ in range(self._takes.pop(worker, 0)):
             run.take(worker)
@@ -222,9 +223,9 @@ class ServerRecovery:
         self.run, self.full = run, full
         self.begun: BeginPhase | None = None  # last phase announced to servers
         self._unproven: set[int] = set()  # successors that have not done useful work yet
-        self._heartbeat = self._fresh_heartbeat(False)
+        self.heartbeat = self._new_heartbeat(False)
 
-    def _fresh_heartbeat(self, reading: bool) -> Heartbeat:
+    def _new_heartbeat(self, reading: bool) -> Heartbeat:
         c = self.run.cfg.cluster
         return Heartbeat(max(c.hang_seconds, c.start_timeout) if reading else c.hang_seconds, self.run.hub.now)
 
@@ -232,7 +233,7 @@ class ServerRecovery:
         """Reset the heartbeat when servers are asked something or have answered.
 
         `reading` all their data takes longest."""
-        self._heartbeat = self._fresh_heartbeat(reading)
+        self.heartbeat = self._new_heartbeat(reading)
 
     # -- failures -----------------------------------------------------------------------------------
 
@@ -243,9 +244,9 @@ class ServerRecovery:
         run = self.run
         if not run.members.settled or run.stopped or not run.cfg.place.real:
             return []
-        silent = self._heartbeat.silent(run.members.of("server")) if self._heartbeat.due else []
+        silent = self.heartbeat.silent(run.members.of("server")) if self.heartbeat.due else []
         self._check_returns()
-        if run.all_go_back and run.training is not None and run.training.stopped is None:
+        if run.rollback_pending and run.training is not None and run.training.stopped is None:
             run.training.stop()
         return silent
 
@@ -257,19 +258,6 @@ class ServerRecovery:
                     f"S{shard} did not come back within {limit:.0f} s; look into its logs, or type "
                     f"cluster.start_timeout={2 * limit:.0f}."
                 )
-
-    def answered(self, message: Pong) -> None:
-        """Record a server's answer."""
-        self._heartbeat.answered(message)
-
-    def hang_error(self, shard: int) -> ClusterError:
-        """Error for a server that does not answer and that nobody can replace."""
-        patience = self.run.cfg.cluster.hang_seconds
-        return ClusterError(
-            f"S{shard} has not answered for {patience:g} s (is it stopped?), and no other can take its place "
-            f"without checkpoints; type checkpoint=cpr, or cluster.hang_seconds={2 * patience:g} if it was only "
-            "slow."
-        )
 
     @property
     def replaces(self) -> bool:
@@ -300,7 +288,7 @@ class ServerRecovery:
         """Record that a successor has loaded a checkpoint."""
         del self.run.servers_gone[shard]
         if self.full:
-            self.run.all_go_back = True
+            self.run.rollback_pending = True
         else:
             self.of_use(shard)
 
@@ -356,7 +344,7 @@ class LostDenseGradients:
             batches = sorted(_batch(phase, message.step, part) for part in new)
             self.run.log.info(event_log.DENSE_LOST, {"step": message.step, "batches": batches})
             self.run.failures.dense_lost(sum(phase.size(batch) for batch in batches))
-            self.run.note()
+            self.run.log_note()
 
     def _phase(self, step: int) -> Phase:
         """Phase that a step belongs to. Raises WireError where none is known."""

@@ -69,16 +69,30 @@ class Coordinator:
         self.flow = RunFlow(self.core, self.failover)
         self.norms = NormLog(run_dir / NORMS_FILE)
         self._next_progress = 0.0
+        core = self.core
         self._handlers: dict[type[Any], Callable[[Channel, Any, Frame], None]] = {
-            Hello: self._on_hello, Ready: self._on_ready, TakeBatch: self._on_take, Staged: self._on_staged,
-            StepChecksum: self._on_checked, GradientNorms: self._on_norms, DenseMoved: self._on_moved,
-            Predictions: self._on_predictions, Reached: self._on_reached, Inspected: self._on_inspected,
-            Fenced: self._on_fenced, Event: self._on_event, Pong: self._on_pong, ClosedReplicas: self._on_closed,
-            Saved: self._on_saved, DenseSaved: self._on_dense_saved, CheckpointLoaded: self._on_loaded,
+            Hello: self._on_hello, Ready: self._on_ready, TakeBatch: self._on_take, Predictions: self._on_predictions,
+            GradientNorms: self._on_norms, Inspected: self._on_inspected, Event: self._on_event, Pong: self._on_pong,
+            DenseSaved: self._on_dense_saved, CheckpointLoaded: self._on_loaded,
             SummandsLost: self._on_sums, RingBroken: self._on_sums,
+            Staged: self._from("server", core.staged), Fenced: self._from("server", core.fenced),
+            Reached: self._from("server", core.requests.reached), Saved: self._from("server", core.checkpoints.saved),
+            StepChecksum: self._from("server", lambda message: self.context.log.info(CHECKSUM, message._asdict())),
+            DenseMoved: self._from("worker", core.migration.moved),
+            ClosedReplicas: self._from("worker", core.replicas.closed),
         }  # fmt: skip
         if self.failover is not None:
-            self._handlers |= {ServerState: self._on_standing, WorkerState: self._on_holding}
+            self._handlers[ServerState] = self._from("server", self.failover.server_state)
+            self._handlers[WorkerState] = self._from("worker", self.failover.worker_state)
+
+    def _from(self, role: str, handle: Callable[[Any], None]) -> Callable[[Channel, Any, Frame], None]:
+        """Handler of messages that name their sender, a node of this role, and concern one part of the coordinator."""
+
+        def checked(channel: Channel, message: Any, _: Frame) -> None:
+            self.context.members.authentic(channel, role, message.shard if role == "server" else message.worker)
+            handle(message)
+
+        return checked
 
     # -- the loop -----------------------------------------------------------------------------------
 
@@ -171,8 +185,7 @@ class Coordinator:
         joined_not = core.workers.joiner_lost(channel) or run.members.returner_lost(channel)
         if joined_not or not run.members.forget(channel) or run.stopped:
             return
-        goes_on = core.server_lost(peer.index) if peer.role == "server" else core.worker_lost(peer)
-        if not goes_on:
+        if not core.node_lost(peer):
             raise PeerGoneError(f"{peer} is gone.")
 
     # -- messages -----------------------------------------------------------------------------------
@@ -188,7 +201,7 @@ class Coordinator:
     def _on_pong(self, channel: Channel, pong: Pong, _: Frame) -> None:
         role = "server" if channel.peer.role == "server" else "worker"
         self.context.members.authentic(channel, role, pong.worker)
-        (self.core.servers if role == "server" else self.core.workers).answered(pong)
+        (self.core.servers if role == "server" else self.core.workers).heartbeat.answered(pong)
 
     def _on_loaded(self, channel: Channel, message: CheckpointLoaded, _: Frame) -> None:
         self.core.server_loaded(channel, message)
@@ -205,22 +218,10 @@ class Coordinator:
         self.context.members.authentic(channel, "worker", take.worker)
         self.context.take(take.worker)
 
-    def _on_staged(self, channel: Channel, message: Staged, _: Frame) -> None:
-        self.context.members.authentic(channel, "server", message.shard)
-        self.core.staged(message)
-
-    def _on_fenced(self, channel: Channel, message: Fenced, _: Frame) -> None:
-        self.context.members.authentic(channel, "server", message.shard)
-        self.core.fenced(message)
-
     def _on_sums(self, channel: Channel, message: SummandsLost | RingBroken, _: Frame) -> None:
         if channel.peer.role != "server":
             raise WireError(f"{channel.peer} sums nothing.")
         self.core.summed(message)
-
-    def _on_checked(self, channel: Channel, message: StepChecksum, _: Frame) -> None:
-        self.context.members.authentic(channel, "server", message.shard)
-        self.context.log.info(CHECKSUM, message._asdict())
 
     def _on_predictions(self, channel: Channel, message: Predictions, frame: Frame) -> None:
         self.context.members.authentic(channel, "worker", message.worker)
@@ -228,17 +229,9 @@ class Coordinator:
             self.context.evaluation.put(message, frame.payload)
             self.context.failures.useful(str(channel.peer))
 
-    def _on_reached(self, channel: Channel, message: Reached, _: Frame) -> None:
-        self.context.members.authentic(channel, "server", message.shard)
-        self.core.questions.reached(message)
-
     def _on_inspected(self, channel: Channel, message: Inspected, _: Frame) -> None:
         self.context.members.member(channel)
-        self.core.questions.answered(channel, message)
-
-    def _on_saved(self, channel: Channel, message: Saved, _: Frame) -> None:
-        self.context.members.authentic(channel, "server", message.shard)
-        self.core.checkpoints.saved(message)
+        self.core.requests.answered(channel, message)
 
     def _on_dense_saved(self, channel: Channel, message: DenseSaved, frame: Frame) -> None:
         self.context.members.authentic(channel, "worker", channel.peer.index)
@@ -251,25 +244,7 @@ class Coordinator:
         replicated = self.context.home == "workers"
         self.norms.add(self.context.current.mode.name, message, self.context.cfg.cluster.servers + replicated)
 
-    def _on_moved(self, channel: Channel, message: DenseMoved, _: Frame) -> None:
-        self.context.members.authentic(channel, "worker", message.worker)
-        self.core.migration.moved(message)
-
-    def _on_closed(self, channel: Channel, message: ClosedReplicas, _: Frame) -> None:
-        self.context.members.authentic(channel, "worker", message.worker)
-        self.core.replicas.closed(message)
-
     def _on_event(self, channel: Channel, event: Event, _: Frame) -> None:
         if channel is not self.context.launcher or event.name not in ("switch", "stop"):
             raise WireError(f"{channel.peer} may not send an event {event.name} to the coordinator.")
         self.core.asked(event)
-
-    def _on_standing(self, channel: Channel, message: ServerState, _: Frame) -> None:
-        self.context.members.authentic(channel, "server", message.shard)
-        if self.failover is not None:
-            self.failover.standing(message)
-
-    def _on_holding(self, channel: Channel, message: WorkerState, _: Frame) -> None:
-        self.context.members.authentic(channel, "worker", message.worker)
-        if self.failover is not None:
-            self.failover.holding(message)

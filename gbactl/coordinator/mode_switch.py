@@ -7,7 +7,6 @@ drain and before the next phase's first batch must be equal. An impossible switc
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Iterable
 from typing import Any
@@ -16,10 +15,10 @@ from gbactl.config import RunConfig, mode_values
 from gbactl.config.validation import obstacle, wished
 from gbactl.coordinator import event_log
 from gbactl.coordinator.batch_dispatch import LivePhase
-from gbactl.coordinator.node_requests import DenseMigration, Questions
+from gbactl.coordinator.node_requests import DenseMigration, NodeRequests
 from gbactl.coordinator.run_context import Flow, RunContext, WaitCondition
 from gbactl.coordinator.run_record import checksums
-from gbactl.coordinator.switch_plan import AutoSwitch, RunProgress, SwitchPlan
+from gbactl.coordinator.switch_plan import AutoSwitch, RunProgress
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.models import row_width
 from gbactl.policies import Policy
@@ -66,12 +65,12 @@ class AbandonedGradients:
 
 
 class ModeSwitch:
-    """Mode switches of a run. `rows`: samples of each round."""
+    """Mode switches of a run."""
 
-    def __init__(self, run: RunContext, rows: list[int], questions: Questions, migration: DenseMigration) -> None:
-        self.run, self.rows, self.questions, self.migration = run, rows, questions, migration
+    def __init__(self, run: RunContext, requests: NodeRequests, migration: DenseMigration) -> None:
+        self.run, self.requests, self.migration = run, requests, migration
         self.state = run.state.switch
-        self.plan = SwitchPlan(run.cfg, rows)
+        self.plan, self.auto = run.switch_plan, run.auto
         self.abandoned = AbandonedGradients(run.cfg.cluster.servers)
         self._round = 0
         self._rest = 0
@@ -79,14 +78,10 @@ class ModeSwitch:
         self._drained: str | None = None
         self._losses = 0  # server failures before the checksum: a successor's state is older
         self._wish: dict[str, Any] = {}
-        tell = functools.partial(run.tell, "auto")
-        self.auto = AutoSwitch.of(run.cfg, run.run_dir, lambda: run.record.seconds, tell)
-        if self.auto is not None:
-            run.record.statistics.heard, run.auto_look = self.auto.heard, self.auto.last
 
     def restore(self, number: int, taken: int) -> None:
         """Continue in round `number`, after `taken` entries of the schedule."""
-        self._round, self.plan.taken, self.run.switches = number, taken, taken
+        self._round, self.plan.taken = number, taken
 
     # -- between two phases -------------------------------------------------------------------------
 
@@ -97,7 +92,6 @@ class ModeSwitch:
         self._round = number
         self._tell(None)
         cfg = self.plan.take(self._position())
-        self.run.switches = self.plan.taken
         self._fresh = False
         if cfg is not None:
             self._under_way = True
@@ -107,7 +101,7 @@ class ModeSwitch:
     def _switch(self, cfg: RunConfig, first: int, inside: bool, kept: str) -> Flow[None]:
         run, wish, self._wish = self.run, self._wish, {}
         self._losses = run.server_losses
-        servers = yield from self.questions.inspect("server", what=self.what)
+        servers = yield from self.requests.inspect("server", what=self.what)
         if inside:
             self.log_checksums(servers)
         why_not = self._reason(cfg) or (yield from self._begun(cfg, servers, inside))
@@ -128,7 +122,7 @@ class ModeSwitch:
         """Compute checksums and move the dense parameters. Returns why that failed, empty if it did not."""
         workers: dict[str, Inspected] = {}
         if "workers" in (cfg.home, self.run.home):
-            workers = yield from self.questions.inspect("worker", what=self.what, seconds=self._patience)
+            workers = yield from self.requests.inspect("worker", what=self.what, seconds=self._patience)
             if not workers:
                 return "a worker did not answer"
         if reason := self._reason(cfg):
@@ -152,7 +146,7 @@ class ModeSwitch:
                 raise ClusterError(f"{reason}.")
         run.fresh_at = run.step
         run.members.tell("server", ResetOptimizer())
-        yield from self.questions.barrier(run.step)
+        yield from self.requests.barrier(run.step)
         run.log.info(event_log.SWITCH, {"mode": mode_values(run.current), "step": run.step, "fresh": True})
         run.record.afresh()
         self._fresh, self._drained = True, None  # checksums before and after differ
@@ -198,7 +192,7 @@ class ModeSwitch:
             return
         drained, self._drained = self._drained, None
         roles = ["server", *(["worker"] if self.run.home == "workers" else [])]
-        now = self._sum("resumed", (yield from self.questions.inspect(*roles, what=self.what)))
+        now = self._sum("resumed", (yield from self.requests.inspect(*roles, what=self.what)))
         if now != drained and self._losses == self.run.server_losses:
             raise ClusterError(f"The switch to {self.run.current.mode.name} changed the model; please report this.")
 
@@ -242,7 +236,6 @@ class ModeSwitch:
         obstacle = self._hindrance(to) if look.wanted != look.mode else ""
         position = {"day": self.run.record.label, "step": training.policy.step, "samples": self._handed_out}
         auto.note(look, position, obstacle)
-        self.run.auto_look = auto.last
         if look.wanted != look.mode and not obstacle:
             log.info("auto: %s", look.reason)
             self.ask({"mode": mode_values(to)})
@@ -304,7 +297,7 @@ class ModeSwitch:
 
     def _hindrance(self, cfg: RunConfig) -> str:
         training = self.run.training
-        last = self._round == len(self.rows) - 1
+        last = self._round == len(self.run.rounds) - 1
         more = training is not None and not training.policy.exhausted
         if last and not more and self.run.started:
             return "the run has handed out its last batch"

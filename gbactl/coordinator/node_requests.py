@@ -24,7 +24,7 @@ from gbactl.wire.messages import Barrier, DenseMoved, Inspect, Inspected, MoveDe
 SUM_DIGITS = 24  # of a node's share of a model's checksum, which is below 2^64
 
 
-class Questions:
+class NodeRequests:
     """Requests to all nodes.
 
     `asking` is called when servers are asked, with whether they read all their data, and when all have answered."""

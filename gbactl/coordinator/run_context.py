@@ -18,9 +18,10 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.batch_dispatch import LivePhase
 from gbactl.coordinator.event_log import EventLog
 from gbactl.coordinator.membership import Fencing, Membership
-from gbactl.coordinator.rounds import Evaluation
+from gbactl.coordinator.rounds import Evaluation, rounds
 from gbactl.coordinator.run_record import RecoveryTimes, RunSummary
 from gbactl.coordinator.state import FailureRecord, JobPosition, Journal, JournalState, RunState
+from gbactl.coordinator.switch_plan import AutoSwitch, SwitchPlan
 from gbactl.data.dataset import Dataset
 from gbactl.faults.observed_effects import ObservedBatches
 from gbactl.wire.channel import Channel, Hub
@@ -65,7 +66,7 @@ class RunContext:
         self.log = EventLog(run_dir / "events.log", header, None if found is None else found.end, self.journal.on)
         self.failures = RecoveryTimes(hub.now, self._log_failure, self.state.ongoing.failures)
         self.launcher: Channel | None = None
-        self.step = self.switches = self.phase_number = 0
+        self.step = self.phase_number = 0
         self.training: LivePhase | None = None
         self.evaluation: Evaluation | None = None
         self.waiting: deque[int] = deque()  # workers that asked for a batch and got none yet
@@ -74,9 +75,13 @@ class RunContext:
         self.taking_over = found is not None
         self.server_losses = 0  # so far
         self.servers_gone: dict[int, float] = {}  # shard -> time at which its failure was detected
-        self.all_go_back = False  # every node must go back to the last checkpoint, as soon as nothing is in flight
+        self.rollback_pending = False  # every node must go back to the last checkpoint, as soon as nothing is in flight
         self.fresh_at: int | None = None  # the step at which the optimizer's state was reset
-        self.auto_look: dict[str, Any] | None = None  # last decision of switch=auto
+        self.rounds = rounds(dataset, cfg.train)
+        self.switch_plan = SwitchPlan(cfg, [dataset.splits[each.split].rows for each in self.rounds])
+        self.auto = AutoSwitch.of(cfg, run_dir, lambda: self.record.seconds, lambda told: self.tell("auto", told))
+        if self.auto is not None:
+            self.record.statistics.heard = self.auto.heard
 
     # -- facts --------------------------------------------------------------------------------------
 
@@ -96,13 +101,13 @@ class RunContext:
         return self.record.ledger.finished + (0 if self.training is None else self.training.policy.ledger.finished)
 
     @property
-    def sound(self) -> bool:
+    def savable(self) -> bool:
         """Whether the servers' state may be saved: every shard is served, and no rollback is pending."""
-        return not (self.servers_gone or self.all_go_back)
+        return not (self.servers_gone or self.rollback_pending)
 
     def position(self, step: int, training: LivePhase | None = None, ended: bool = False) -> JobPosition:
         """Position of the job in its data and schedule, at a step."""
-        return self.record.position(training, step, mode_values(self.current), self.switches, ended)
+        return self.record.position(training, step, mode_values(self.current), self.switch_plan.taken, ended)
 
     # -- batches ------------------------------------------------------------------------------------
 
@@ -140,17 +145,17 @@ class RunContext:
     def tell_progress(self) -> None:
         """Report the progress of the run to the launcher."""
         told = {"mode": self.current.mode.name, "live": len(self.members.of("worker")), "lost": self.fencing.gone}
-        if self.auto_look is not None:
-            told["auto"] = self.auto_look
+        if self.auto is not None:
+            told["auto"] = self.auto.last
         self.tell("progress", {**self.record.progress(self.training, self.step), **told})
 
-    def note(self) -> None:
+    def log_note(self) -> None:
         """Log what changed within a phase, for a coordinator failover."""
         if self.journal.on and self.started:
             self._update()
             self.journal.note(self.log)
 
-    def stand(self, stage: str, number: int, rest: Any = (), inside: bool = False) -> None:
+    def save_standstill(self, stage: str, number: int, rest: Any = (), inside: bool = False) -> None:
         """Save the state while nothing is in flight: round `number` enters a stage, with `rest` still to train."""
         if not self.journal.on:
             return

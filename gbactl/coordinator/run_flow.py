@@ -15,7 +15,7 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.batch_dispatch import LivePhase
 from gbactl.coordinator.event_routing import CoordinatorCore
 from gbactl.coordinator.failover import Failover
-from gbactl.coordinator.rounds import Evaluation, Round
+from gbactl.coordinator.rounds import Evaluation, Round, samples_of
 from gbactl.coordinator.run_context import Flow, WaitCondition
 from gbactl.coordinator.state import EVALUATE, OVER, TRAIN
 from gbactl.coordinator.training_phase import TrainingPhase
@@ -47,7 +47,7 @@ class RunFlow:
         """Gather the nodes, work through the rounds, report the result, dismiss all nodes. Raises GbactlError."""
         run, core = self.run, self.core
         yield from self._gather()
-        core.checkpoints.begin(sum(core.switch.rows))
+        core.checkpoints.begin(samples_of(run.dataset, run.cfg.train))
         over = False
         if self.failover is not None:
             over = yield from self.failover.restore()
@@ -84,11 +84,11 @@ class RunFlow:
     def _work(self, over: bool) -> Flow[bool]:
         """Work through the remaining rounds, then save the final checkpoint. False where a rollback must come first."""
         run, core = self.run, self.core
-        rounds = [] if over or core.checkpoints.trained else list(enumerate(core.rounds))
+        rounds = [] if over or core.checkpoints.trained else list(enumerate(run.rounds))
         for number, part in rounds[len(run.record.results) :]:
             if not (yield from self._train(part, number)):
                 return False
-            run.stand(EVALUATE, number)
+            run.save_standstill(EVALUATE, number)
             if run.home == "replicas":
                 yield from self._rejoin()
             scores: dict[int, dict[str, float]] = {}
@@ -99,7 +99,7 @@ class RunFlow:
             run.record.results.append(self._close_round(part, scores))
             if run.record.stopping.update(scores[part.judged_by]["auc"]):
                 break
-        run.stand(OVER, len(run.record.results) - 1)
+        run.save_standstill(OVER, len(run.record.results) - 1)
         return (yield from self._save_last())
 
     def _save_last(self) -> Flow[bool]:
@@ -118,7 +118,7 @@ class RunFlow:
     @property
     def _must_go_back(self) -> bool:
         """Whether all nodes have to go back to a checkpoint, given that nothing is in flight."""
-        return self.run.all_go_back or (bool(self.run.servers_gone) and self.core.servers.full)
+        return self.run.rollback_pending or (bool(self.run.servers_gone) and self.core.servers.full)
 
     # -- training -----------------------------------------------------------------------------------
 
@@ -128,19 +128,19 @@ class RunFlow:
         False where a rollback must come first."""
         run, core = self.run, self.core
         rows = run.dataset.splits[part.split].rows
-        run.record.round = (part, number, len(core.rounds), rows)
+        run.record.round = (part, number, len(run.rounds), rows)
         rest, inside, stood = core.checkpoints.unread(number, rows), False, False
         if self.failover is not None:
             rest, inside, stood = self.failover.stood(number) or (rest, inside, stood)
         while rest:
             if not stood:
                 yield from core.switch.go_on(number, rest[0][0], inside, core.replicas.kept)
-                run.stand(TRAIN, number, rest, inside)
+                run.save_standstill(TRAIN, number, rest, inside)
             trained = yield from self._phase(part, rest)
             rest, inside, stood = after(rest, trained), True, False
             if self._must_go_back:
                 return False
-        core.switch.log_checksums((yield from core.questions.inspect("server")))
+        core.switch.log_checksums((yield from core.requests.inspect("server")))
         return True
 
     def _phase(self, part: Round, rest: Ranges) -> Flow[int]:
@@ -156,7 +156,7 @@ class RunFlow:
         training.finish()
         run.step = policy.step
         core.sums.ends(policy.phase)
-        yield from core.questions.barrier(run.step)
+        yield from core.requests.barrier(run.step)
         run.training = None
         run.record.close_phase(part, run.current.mode.name, training, rest[0][0])
         run.record.phases[-1].update(core.replicas.phase())
@@ -225,7 +225,7 @@ class RunFlow:
         run.log.info(event_log.PHASE, message._asdict())
         core.servers.begun = message._replace(served_dense=home != "workers")
         run.members.tell("server", core.servers.begun)
-        yield from core.questions.barrier(run.step)
+        yield from core.requests.barrier(run.step)
         if training:
             yield from core.switch.resumed()
         if run.home == "servers":
@@ -261,7 +261,7 @@ class RunFlow:
         ongoing.unequal = False
         if home == "workers":  # for a replay; replica modes have none
             if run.started:
-                core.switch.log_checksums((yield from core.questions.inspect("server", what=core.switch.what)))
+                core.switch.log_checksums((yield from core.requests.inspect("server", what=core.switch.what)))
             run.log.info(event_log.MOVED, {"step": run.step})
         yield from core.migration.move("servers", home)
         core.workers.admit(None, "servers")
@@ -276,8 +276,8 @@ class RunFlow:
         core.checkpoints.settle("everybody goes back")
         path, position = core.checkpoints.newest()
         before, finished = run.step, run.record.ledger.finished
-        yield from core.questions.reload(path)
-        run.all_go_back = False
+        yield from core.requests.reload(path)
+        run.rollback_pending = False
         run.members.tell("worker", ShardRelocated(-1, "", 0, []))
         core.checkpoints.go_back(position)
         if run.home != "servers":
@@ -319,7 +319,7 @@ class RunFlow:
     def _result(self, best: dict[str, Any]) -> Flow[dict[str, Any]]:
         """Fields of result.json, except for those that only the launcher knows."""
         run, core = self.run, self.core
-        inspected = yield from core.questions.inspect("server", "worker")
+        inspected = yield from core.requests.inspect("server", "worker")
         refused = sum((Counter(node.refused) for node in inspected.values()), Counter(run.hub.refused))
         found = run.record.result(best, inspected)
         rolled_back = sum(failed.samples_rolled_back for failed in run.failures.all)

@@ -40,21 +40,12 @@ class SwitchPlan:
         self.asked: RunConfig | None = None
         self.fresh = False  # whether the last switch taken resets the optimizer's state
         self.point = ""  # scheduled point of the last switch taken; empty if it was requested
-        self._next = 0
+        self.taken = 0  # number of entries taken
 
     @property
     def next(self) -> ScheduleEntry | None:
         """Entry that comes next; None after the last."""
-        return self.entries[self._next] if self._next < len(self.entries) else None
-
-    @property
-    def taken(self) -> int:
-        """Number of entries taken."""
-        return self._next
-
-    @taken.setter
-    def taken(self, count: int) -> None:
-        self._next = count
+        return self.entries[self.taken] if self.taken < len(self.entries) else None
 
     @property
     def coming(self) -> str:
@@ -67,8 +58,8 @@ class SwitchPlan:
         """Configuration from here on, if a switch is due: the last due entry, or the request."""
         found, self.fresh, self.point = None, False, ""
         while (entry := self.next) is not None and self._due(entry, at):
-            self._next, self.point = self._next + 1, entry.point
-            found, self.fresh = self.phases[self._next], self.fresh or entry.fresh
+            self.taken, self.point = self.taken + 1, entry.point
+            found, self.fresh = self.phases[self.taken], self.fresh or entry.fresh
         if self.asked is not None:
             found, self.asked, self.point = self.asked, None, ""
         return found
@@ -80,7 +71,7 @@ class SwitchPlan:
             return entry.value <= at.step
         if entry.unit == "seconds":
             return entry.value <= at.seconds
-        point = self.points[self._next]
+        point = self.points[self.taken]
         return point is not None and point <= at.samples
 
     def called(self, seconds: float) -> bool:
@@ -90,7 +81,7 @@ class SwitchPlan:
 
     def last_batch(self, policy: Policy, at: RunProgress) -> int | None:
         """Batch before which a phase that begins at `at` reaches the next entry; None if unknown."""
-        entry, point = self.next, None if self.next is None else self.points[self._next]
+        entry, point = self.next, None if self.next is None else self.points[self.taken]
         if entry is None or entry.unit in ("day", "epoch"):
             return None
         if entry.unit == "step":

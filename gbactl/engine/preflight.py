@@ -154,7 +154,7 @@ OF_MODEL = 4  # vectors: its values, their initial values, the gradient as compu
 
 def shard_bytes(cfg: RunConfig, dataset: Dataset, shard: int) -> int:
     """Return the bytes of a shard's rows with their optimizer state."""
-    return int(BESIDE * shard_spec(cfg, dataset, shard).local_rows * row_bytes(cfg))
+    return int(BESIDE * shard_spec(cfg, dataset.schema.rows, shard).local_rows * row_bytes(cfg))
 
 
 def row_bytes(cfg: RunConfig) -> int:

@@ -1,7 +1,7 @@
 // The server's row kernels: dedupe, gather, aggregate and the optimizers, fused over rows.
 //
 // Every float operation here is one IEEE add, multiply, divide or square root, in the order that
-// twin.py spells out, so both give the same bits; compile with -ffp-contract=off and never with
+// torch_kernels.py spells out, so both give the same bits; compile with -ffp-contract=off and never with
 // -ffast-math. Rows far apart in memory cost a cache miss each, so loops prefetch some rows ahead.
 // Scratch memory is thread_local: calls from several threads do not meet.
 #include <atomic>
@@ -533,7 +533,7 @@ INLINE float of_bf16(uint16_t half) { return float_of(uint32_t(half) << 16); }
 
 }  // namespace
 
-// Values in two bytes each: see halves.py.
+// Values in two bytes each: see half_precision.py.
 API HOT void gb_narrow(int64_t kind, const float* values, uint16_t* out, int64_t n) {
     if (kind == FP16)
         for (int64_t i = 0; i < n; ++i) out[i] = fp16_of(values[i]);
@@ -555,7 +555,7 @@ API HOT void gb_round(int64_t kind, float* values, int64_t n) {
         for (int64_t i = 0; i < n; ++i) values[i] = of_bf16(bf16_of(values[i]));
 }
 
-// Denormal inputs and results count as 0 in the calling thread, or do not: see library.py.
+// Denormal inputs and results count as 0 in the calling thread, or do not: see native.py.
 API void gb_flush_denormals(int64_t on) {
 #if defined(__x86_64__)
     const unsigned bits = 0x8040;  // flush to zero, denormals are zero

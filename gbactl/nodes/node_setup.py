@@ -132,7 +132,7 @@ def _first_shard(
     """Shard at the start of a run, or as a checkpoint to resume from has it. None when the run ends before."""
     cfg = boot.cfg
     momentum = cfg.model.batch_norm_momentum
-    spec = await_dense(hub, coordinator, shard_spec(cfg, dataset, boot.index), momentum)
+    spec = await_dense(hub, coordinator, shard_spec(cfg, dataset.schema.rows, boot.index), momentum)
     if spec is None:
         return None
     if cfg.server_returns:
@@ -146,7 +146,7 @@ def _first_shard(
 def _shard_again(boot: Bootstrap, dataset: Dataset) -> tuple[Shard, Ready | CheckpointLoaded]:
     """Shard of a failed server's successor, loaded from its newest checkpoint."""
     cfg, run_dir = boot.cfg, Path(boot.run_dir)
-    spec = shard_spec(cfg, dataset, boot.index)
+    spec = shard_spec(cfg, dataset.schema.rows, boot.index)
     shard = Shard(load_initial(run_dir, spec, cfg.model.batch_norm_momentum))
     resumed = None if cfg.resume is None else Path(cfg.resume)
     own = CheckpointFolder(run_dir / CHECKPOINTS, identity(to_dict(cfg), dataset.fingerprint))

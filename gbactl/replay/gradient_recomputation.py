@@ -39,7 +39,7 @@ class GradientRecomputer:
         """Make the servers' shards in their state before the first step."""
         initial, made = self.flat.initial(), []
         for shard, (low, high) in enumerate(self.model.cuts):
-            spec = shard_spec(self.cfg, self.dataset, shard)
+            spec = shard_spec(self.cfg, self.dataset.schema.rows, shard)
             made.append(Shard(replace(spec, dense=self.flat.dense_spec, dense_init=initial[low:high].copy())))
         return made
 

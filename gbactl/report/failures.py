@@ -78,6 +78,11 @@ class SlowdownLine:
     observed: Stat | None
 
     @property
+    def stats(self) -> Mapping[str, Stat | None]:
+        """Both factors by name."""
+        return {"injected": self.injected, "observed": self.observed}
+
+    @property
     def error(self) -> float | None:
         """Percentage by which the observed factor exceeds the injected one."""
         if self.injected is None or self.observed is None:

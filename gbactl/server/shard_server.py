@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,14 +93,14 @@ class Server:
         self._parts = StagedGradients()
         self._fenced: dict[int, int] = {}  # worker -> its last incarnation that has ended
         centre, self._sums = EasgdHandlers(shard), SumHandlers(shard, coordinator)
-        recovery = RecoveryHandlers(shard, self.stepped, self._give_up_saving)
         self._from_workers = (*FROM_WORKERS, *centre.from_workers, *self._sums.from_workers)
         self._handlers: dict[type[Any], Any] = {
-            **centre.handlers, **self._sums.from_workers, **recovery.handlers,
+            **centre.handlers, **self._sums.from_workers,
             Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
             DropSlice: self._drop, GetDense: self._get_dense, PutDense: self._put_dense, ResetOptimizer: self._afresh,
             BeginPhase: self._begin_phase, Inspect: self._inspect, Stop: self._stop, Fence: self._fence,
-            Save: self._save, Takeover: self._revive,
+            Save: self._save, Takeover: self._revive, AdoptVersion: self._adopt,
+            ReloadCheckpoint: self._reload, Ping: self._ping,
         }  # fmt: skip
 
     def run(self) -> None:
@@ -300,9 +299,25 @@ class Server:
             raise WireError("a checkpoint in a run that has none")
         self.saver.begin(save, save.dense)
 
-    def _give_up_saving(self) -> None:
+    def _adopt(self, _: Channel, message: AdoptVersion, frame: Frame) -> None:
+        """Continue a failed server's shard at the version that the others have."""
+        if message.fresh:
+            self.shard.reset_optimizer()
+        self.shard.adopt(message.version, message.lost)
+        self.stepped()  # workers may have asked before
+
+    def _reload(self, channel: Channel, message: ReloadCheckpoint, frame: Frame) -> None:
+        """Go back to a checkpoint with all others."""
+        shard = self.shard
         if self.saver is not None:
             self.saver.give_up()
+        shard.restart()
+        if message.path:
+            load_shard(shard, chain_at(Path(message.path)), shard.dense is not None)
+        channel.send(CheckpointLoaded(self.index, shard.version if message.path else BEGINNING))
+
+    def _ping(self, channel: Channel, ping: Ping, frame: Frame) -> None:
+        channel.send(Pong(self.index, ping.beat))
 
     def _revive(self, _: Channel, revive: Takeover, frame: Frame) -> None:
         """Answer a new coordinator with the server's state; questions of its predecessor are dropped."""
@@ -338,34 +353,3 @@ def load_last(shard: Shard, folder: CheckpointFolder, resumed: Path | None) -> i
         return BEGINNING
     load_shard(shard, chain_at(resumed), shard.dense is not None)
     return shard.version
-
-
-class RecoveryHandlers:
-    """Handlers of a server's recovery messages.
-
-    `stepped` is called after a change of the shard's version; `give_up` ends a save in progress."""
-
-    def __init__(self, shard: Shard, stepped: Callable[[], None], give_up: Callable[[], None]) -> None:
-        self.shard, self.stepped, self.give_up = shard, stepped, give_up
-        self.handlers: dict[type[Any], Any] = {
-            AdoptVersion: self._adopt,
-            ReloadCheckpoint: self._reload,
-            Ping: self._ping,
-        }
-
-    def _adopt(self, _: Channel, message: AdoptVersion, frame: Frame) -> None:
-        if message.fresh:
-            self.shard.reset_optimizer()
-        self.shard.adopt(message.version, message.lost)
-        self.stepped()  # workers may have asked before
-
-    def _reload(self, channel: Channel, message: ReloadCheckpoint, frame: Frame) -> None:
-        shard = self.shard
-        self.give_up()
-        shard.restart()
-        if message.path:
-            load_shard(shard, chain_at(Path(message.path)), shard.dense is not None)
-        channel.send(CheckpointLoaded(shard.spec.shard, shard.version if message.path else BEGINNING))
-
-    def _ping(self, channel: Channel, ping: Ping, frame: Frame) -> None:
-        channel.send(Pong(self.shard.spec.shard, ping.beat))

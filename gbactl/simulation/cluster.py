@@ -180,7 +180,7 @@ class VirtualCluster:
         return Shard(self._spec(shard))
 
     def _spec(self, shard: int) -> ShardSpec:
-        spec, flat = shard_spec(self.cfg, self.dataset, shard), self.compute.flat
+        spec, flat = shard_spec(self.cfg, self.dataset.schema.rows, shard), self.compute.flat
         if "servers" not in self.cfg.homes:
             return spec
         low, high = self.compute.cuts[shard]

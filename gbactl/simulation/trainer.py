@@ -1,8 +1,9 @@
 """Trainer of a virtual cluster: its replica, its shadow exchanges as a chain of events, its foreground exchanges.
 
-The arithmetic and the notes are those of gbactl/replicas/; the centre is on the real servers, behind their queues and
-network interfaces, and rounds take the time of an all-reduce. A trainer's own passes over the vector are a job on its
-host's cores. Memory: replica, moments and two or three vectors per trainer, and a gradient for every compute thread.
+The arithmetic and the statistics are those of gbactl/replicas/; the centre is on the real servers, behind their queues
+and network interfaces, and rounds take the time of an all-reduce. A trainer's own passes over the vector are a job on
+its host's cores. Memory: replica, moments and two or three vectors per trainer, and a gradient for every compute
+thread.
 """
 
 from __future__ import annotations
@@ -75,14 +76,16 @@ class VirtualTrainer:
 
     def _begin_with(self, message: OpenReplicas) -> None:
         rule, now = self.core.begin(message), lambda: self.worker.shared.events.now
-        codec, ring, notes = self.worker.shared.codec, self.rounds.ring, self.core.notes
+        codec, ring, statistics = self.worker.shared.codec, self.rounds.ring, self.core.statistics
         self._pace, self._next = self.core.pace, self.core.pace.k
         if rule.centralised:
-            self._encounter = ReplicaExchange(self.replica, rule, notes, now=now, codec=codec, item=ring.traffic.item)
+            self._encounter = ReplicaExchange(
+                self.replica, rule, statistics, now=now, codec=codec, item=ring.traffic.item
+            )
         else:
             weight = float(self.core.trains)
             self._encounter = AveragingRound(
-                self.replica, rule, notes, weight=weight, now=now, codec=codec, item=ring.item
+                self.replica, rule, statistics, weight=weight, now=now, codec=codec, item=ring.item
             )
         self._begun = True
         if self._pace.shadow:
@@ -101,7 +104,7 @@ class VirtualTrainer:
     def idle(self) -> None:
         """See Foreground.idle in trainer/exchange_schedule.py; the worker is free at once."""
         if not self._pace.shadow and not math.isinf(self._pace.k):
-            self.core.notes.idle = True
+            self.core.statistics.idle = True
             self._pace, self._next = ExchangePace(True, IDLE_SECONDS), math.inf
             self._pause()
         self.worker.answered()
@@ -155,7 +158,7 @@ class VirtualTrainer:
 
     def _met(self, _: bool) -> None:
         stopped, self._stopped, self._due = self._stopped, [], False
-        self.core.notes.foreground += self.worker.shared.events.now - stopped[-1]
+        self.core.statistics.foreground += self.worker.shared.events.now - stopped[-1]
         for _since in stopped:
             self.worker.free()
 

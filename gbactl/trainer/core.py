@@ -1,4 +1,4 @@
-"""Core of a trainer's phases without threads, clock or connections: its replica, its notes, its checkpoint data.
+"""Core of a trainer's phases without threads, clock or connections: its replica, its statistics, its checkpoint data.
 
 A shell carries it out: threads and connections in a real worker (replica_placement.py, exchange.py), events on a
 virtual clock in a simulated one (simulation/trainer.py). The shell decides when exchanges happen; exchange.py has
@@ -24,7 +24,7 @@ class TrainerCore:
     def __init__(self, index: int, make_block: Callable[[], DenseBlock]) -> None:
         self.index, self._make_block = index, make_block
         self.trains = False
-        self.notes, self.pace = ExchangeStatistics(), ExchangePace()
+        self.statistics, self.pace = ExchangeStatistics(), ExchangePace()
         self.opened = -1  # request number of the last OpenReplicas
         self._replica: Replica | None = None
         self._rule: tuple[tuple[str, int, dict[str, Any]], AveragingRule] | None = None
@@ -50,7 +50,7 @@ class TrainerCore:
         A worker that is no trainer in the phase only answers the others."""
         self.opened, self.trains = message.turn, self.index < message.trainers
         behind, self._fresh = self.trains and not self._fresh, self.trains
-        self.notes, self._first = ExchangeStatistics(), self.replica.iterations
+        self.statistics, self._first = ExchangeStatistics(), self.replica.iterations
         return behind
 
     def begin(self, message: OpenReplicas) -> AveragingRule:
@@ -76,8 +76,8 @@ class TrainerCore:
 
     def closed(self, turn: int) -> ClosedReplicas:
         """Report of a finished phase to the coordinator."""
-        self.notes.iterations = self.iterations
-        return ClosedReplicas(self.index, turn, self.notes.fields())
+        self.statistics.iterations = self.iterations
+        return ClosedReplicas(self.index, turn, self.statistics.fields())
 
     def saved(self, number: int, trains: bool) -> tuple[DenseSaved, Floats | None]:
         """Replica as it is now, for a checkpoint; empty for a worker that does not train."""

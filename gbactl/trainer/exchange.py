@@ -45,7 +45,7 @@ AWAY_SECONDS = 0.05  # seconds that an exchange waits where no server is connect
 class ExchangeKind(Protocol):
     """Kind of exchange that a trainer takes part in: with a centre, or in rounds."""
 
-    notes: ExchangeStatistics
+    statistics: ExchangeStatistics
 
     def once(self, leaving: bool) -> bool:
         """Do one exchange; returns whether it was the last. Raises GbactlError when the others are gone."""
@@ -61,7 +61,7 @@ class ReplicaExchange:
 
     replica: Replica
     rule: AveragingRule
-    notes: ExchangeStatistics
+    statistics: ExchangeStatistics
     now: Now = field(default=time.perf_counter, kw_only=True)
     codec: Codec | None = field(default=None, kw_only=True)
     item: int = field(default=4, kw_only=True)
@@ -78,11 +78,11 @@ class ReplicaExchange:
 
     def receive(self, other: Floats, began: float, values: float) -> None:
         """Move the current replica by the answer to what `send` returned; `values` were sent each way."""
-        self.notes.distance(self.now() - self._began, self._sent, other)
+        self.statistics.distance(self.now() - self._began, self._sent, other)
         self.rule.exchange(self._sent, other)
         if self.rule.alpha:
             self.replica.add(self._sent)
-        self.notes.met(self.replica.iterations - self._first, self.now() - began, 2.0 * self.item * values)
+        self.statistics.met(self.replica.iterations - self._first, self.now() - began, 2.0 * self.item * values)
 
 
 @dataclass(eq=False)
@@ -121,7 +121,7 @@ class AveragingRound(ReplicaExchange):
         """Fill the round's vector f32[n + 4], to be summed in place."""
         total = self._round
         np.multiply(self.send(), np.float32(self.weight), out=total[:-4])
-        total[-4:] = self.weight, leaving, 1.0, self.weight > 0 and not (leaving or self.notes.idle)
+        total[-4:] = self.weight, leaving, 1.0, self.weight > 0 and not (leaving or self.statistics.idle)
         return total
 
     def accept(self, began: float) -> bool:

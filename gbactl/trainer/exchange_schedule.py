@@ -39,8 +39,8 @@ class ExchangeDriver(Protocol):
 class ForegroundDriver:
     """Foreground exchanges every k iterations; within `stopped()` none of the trainer's threads computes."""
 
-    def __init__(self, meeting: ExchangeKind, k: float, stopped: Stopped = nullcontext) -> None:
-        self.meeting, self.k, self.stopped = meeting, k, stopped
+    def __init__(self, exchange: ExchangeKind, k: float, stopped: Stopped = nullcontext) -> None:
+        self.exchange, self.k, self.stopped = exchange, k, stopped
         self._next = k
         self._lock = threading.Lock()  # threads that arrive during an exchange wait here
         self._answers: ShadowDriver | None = None
@@ -54,28 +54,28 @@ class ForegroundDriver:
             self._next += self.k
             began = time.perf_counter()
             with self.stopped():
-                self.meeting.once(False)
-            self.meeting.notes.foreground += time.perf_counter() - began
+                self.exchange.once(False)
+            self.exchange.statistics.foreground += time.perf_counter() - began
 
     def idle(self) -> None:
         """Answer the others in a thread; later exchanges do not count as sync gaps."""
         if self._answers is None and not math.isinf(self.k):
-            self.meeting.notes.idle = True
-            self._answers = ShadowDriver(self.meeting, IDLE_SECONDS)
+            self.exchange.statistics.idle = True
+            self._answers = ShadowDriver(self.exchange, IDLE_SECONDS)
 
     def close(self) -> None:
         if self._answers is not None:
             self._answers.close()
             return
-        while not self.meeting.once(True):
+        while not self.exchange.once(True):
             pass
 
 
 class ShadowDriver:
     """Background exchanges, `interval` seconds apart, the first after `part` of that; infinity: never."""
 
-    def __init__(self, meeting: ExchangeKind, interval: float, part: float = 1.0) -> None:
-        self.meeting = meeting
+    def __init__(self, exchange: ExchangeKind, interval: float, part: float = 1.0) -> None:
+        self.exchange = exchange
         self._pause = None if math.isinf(interval) else interval
         self._first = None if self._pause is None else part * interval
         self._leaving = threading.Event()
@@ -86,7 +86,7 @@ class ShadowDriver:
     def _run(self) -> None:
         try:
             self._leaving.wait(self._first)
-            while not self.meeting.once(self._leaving.is_set()):
+            while not self.exchange.once(self._leaving.is_set()):
                 self._leaving.wait(self._pause)
         except BaseException as error:  # raised in the compute thread
             self._error = error
@@ -129,10 +129,10 @@ class ExchangePace:
             return cls(k=values["k"])
         return cls(True, values["shadow_interval"], part=(index + 1) / trainers if rule.centralised else 1.0)
 
-    def drive(self, meeting: ExchangeKind, stopped: Stopped = nullcontext) -> ExchangeDriver:
+    def drive(self, exchange: ExchangeKind, stopped: Stopped = nullcontext) -> ExchangeDriver:
         """Make the driver of a phase."""
         return (
-            ShadowDriver(meeting, self.interval, self.part)
+            ShadowDriver(exchange, self.interval, self.part)
             if self.shadow
-            else ForegroundDriver(meeting, self.k, stopped)
+            else ForegroundDriver(exchange, self.k, stopped)
         )

@@ -75,7 +75,7 @@ SPACING = 1.1  # distances are taken at exchanges 1, 2, 3, ... 10, 12, 14, ...: 
 
 @dataclass
 class ExchangeStatistics:
-    """Notes of one trainer. Times are seconds; `gaps` counts local iterations between two exchanges.
+    """Statistics of one trainer. Times are seconds; `gaps` counts local iterations between two exchanges.
 
     Exchanges that it only answers, because it is `idle`, make no gap."""
 

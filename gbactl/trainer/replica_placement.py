@@ -130,7 +130,7 @@ class TrainerDense(ComputeThread):
         rule = self.core.begin(message)
         self._use_threads(message.values["hogwild_threads"])
         self.stands = self.exchange.core.threads > 1 and not self.core.pace.shadow
-        self._drive = self.core.pace.drive(self._meeting(rule), self._stopped)
+        self._drive = self.core.pace.drive(self._exchange_of(rule), self._stopped)
 
     def _use_threads(self, count: int) -> None:
         self.replica.grow(count)
@@ -148,20 +148,20 @@ class TrainerDense(ComputeThread):
                 held.enter_context(each.computing)
             yield
 
-    def _meeting(self, rule: AveragingRule) -> ExchangeKind:
-        replica, notes = self.replica, self.core.notes
+    def _exchange_of(self, rule: AveragingRule) -> ExchangeKind:
+        replica, statistics = self.replica, self.core.statistics
         if rule.centralised:
             if self._elastic is None:
                 self._elastic = EasgdExchange(self.exchange, self.slices.held, self.flat.size)
             item = self.exchange.hub.traffic.item
-            return CentreExchange(replica, rule, notes, self._elastic, codec=self.codec, item=item)
+            return CentreExchange(replica, rule, statistics, self._elastic, codec=self.codec, item=item)
         if self.collective is None:
             raise ClusterError("This worker is in no group that could average replicas; please report this.")
         if isinstance(self.collective, FaultTolerantCollective):
             self.collective.sum_live_ranks()
         weight = float(self.core.trains)
         return AveragingRounds(
-            replica, rule, notes, self.collective, weight=weight, codec=self.codec, item=self.ring_item
+            replica, rule, statistics, self.collective, weight=weight, codec=self.codec, item=self.ring_item
         )
 
     def stepped(self) -> None:

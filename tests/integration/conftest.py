@@ -1,4 +1,5 @@
-"""The fixtures `launcher`, for real trainings in a directory of their own, and `site_of`, for several hosts."""
+"""The fixtures `launcher`, for real trainings in a directory of their own, `typed`, for commands in this process, and
+`site_of`, for several hosts."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import pytest
 from tests.support.netns import Hosts, hosts
 from tests.support.processes import Launcher, environment
 from tests.support.site import NAMES, Site
+from tests.support.typed import Typist
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +27,13 @@ def launcher(tmp_path: Path, shared_cache: Path) -> Iterator[Launcher]:
     yield made
     left = [what for launched in made.started for what in launched.reap()]
     assert not left, f"left behind: {left}"
+
+
+@pytest.fixture
+def typed(
+    tmp_path: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Typist:
+    return Typist(tmp_path, shared_cache, monkeypatch, capsys)
 
 
 @pytest.fixture

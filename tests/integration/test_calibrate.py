@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import children_of, collective, environment, wait_for
+from tests.support.typed import Typist
 
 SMALL = (
     "data.fields=4", "data.numeric=3", "data.max_cardinality=300", "model.dim=4", "model.hidden=[32]",
@@ -69,6 +70,7 @@ def test_ctrl_c_leaves_nothing_running_and_writes_no_file(tmp_path: Path) -> Non
     assert not children_of(process.pid) and not (tmp_path / "calibrated.yaml").exists()
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -78,6 +80,6 @@ def test_ctrl_c_leaves_nothing_running_and_writes_no_file(tmp_path: Path) -> Non
         (("model=nosuch",), 2, "Could not find 'model/nosuch'"),
     ],
 )
-def test_mistakes_are_told_at_once(tmp_path: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
-    found, out, err = finish(start(tmp_path, tmp_path / "cache", "calibrate", *arguments), 60)
-    assert (found, out) == (code, "") and message in err and "Traceback" not in err
+def test_mistakes_are_told_at_once(typed: Typist, arguments: tuple[str, ...], code: int, message: str) -> None:
+    done = typed("calibrate", *arguments)
+    assert (done.code, done.out) == (code, "") and message in done.err and "Traceback" not in done.err

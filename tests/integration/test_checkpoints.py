@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import Finished, Launched, Launcher, collective, wait_for
+from tests.support.processes import SMALL, Finished, Launched, Launcher, collective, wait_for
 from tests.support.slow import slow
+from tests.support.typed import Typist
 
 MORE = ("data.rows_per_day=16000", "checkpoint=full", "checkpoint.interval_steps=4", "checkpoint.keep=3")
 
@@ -123,6 +124,7 @@ def command(launcher: Launcher, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -133,11 +135,18 @@ def command(launcher: Launcher, *arguments: str) -> str:
     ],
 )
 def test_what_cannot_go_on_is_told_in_a_sentence(
-    launcher: Launcher, finished: Path, overrides: tuple[str, ...], message: str
+    typed: Typist, finished: Path, overrides: tuple[str, ...], message: str
 ) -> None:
-    done = launcher.start(f"resume={finished}", *overrides, small=False).finish()
+    done = typed("train", f"resume={finished}", "tracking.enabled=false", *overrides)
     assert done.code != 0
     assert message in done.err and "Traceback" not in done.err
+
+
+@pytest.mark.beside
+def test_a_second_run_in_the_same_directory_is_refused(typed: Typist, finished: Path) -> None:
+    done = typed("train", *SMALL, "mode=async", "tracking.enabled=false", f"run_dir={finished}")
+    assert done.code == 2
+    assert "already holds a run; type another run_dir=" in done.err
 
 
 @pytest.fixture(scope="module")

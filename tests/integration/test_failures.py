@@ -90,6 +90,7 @@ def test_a_killed_process_ends_the_run_and_is_named(launcher: Launcher, store: P
     assert any(isinstance(record, event_log.OrderRecord) for record in journal(done.run_dir))
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize(("mode", "workers"), [("sync", 1), slow("gba", 1)])
 def test_where_nobody_can_take_over_a_lost_worker_ends_the_run(launcher: Launcher, mode: str, workers: int) -> None:
     options = (f"mode={mode}", f"cluster.workers={workers}", "cluster.lost_worker=continue")
@@ -210,6 +211,7 @@ def test_when_the_launcher_is_killed_its_nodes_vanish_and_who_looks_ends_its_run
     assert (result["status"], result["run_id"], result["mode"]) == ("KILLED", run_id, "gba")
 
 
+@pytest.mark.beside
 def test_a_run_that_nobody_holds_is_ended_with_what_it_had_reached(store: Path, tmp_path: Path) -> None:
     """Not one that goes on, one of another machine, or one of another program."""
     end_orphans(f"sqlite:///{tmp_path}/nosuch.db")
@@ -256,6 +258,7 @@ def test_a_run_that_nobody_holds_is_ended_with_what_it_had_reached(store: Path, 
     assert client.get_run(held).info.status == "KILLED"
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize("victim", ["W0", "S1", "C"])
 def test_a_process_killed_while_the_run_comes_up(launcher: Launcher, victim: str) -> None:
     launched = launcher.start(*LONG, "mode=gba")
@@ -266,6 +269,7 @@ def test_a_process_killed_while_the_run_comes_up(launcher: Launcher, victim: str
     assert done.result["status"] == "FAILED"
 
 
+@pytest.mark.beside
 def test_ctrl_c_before_the_first_step(launcher: Launcher) -> None:
     launched = launcher.start(*LONG, "mode=sync", "collective=gloo")
     wait_for(lambda: len(children_of(launched.process.pid)) >= 2)
@@ -290,6 +294,7 @@ def test_a_node_that_does_not_come_up_is_named(launcher: Launcher) -> None:
     assert "S1" in done.err.split("did not come up")[0]
 
 
+@pytest.mark.beside
 def test_a_worker_that_fails_tells_its_own_reason(launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from gbactl.processor import available_cores
-from tests.support.processes import Launched, Launcher, alive, children_of, collective, wait_for
+from tests.support import simulated_runs, small_data
+from tests.support.processes import SMALL, Launched, Launcher, alive, children_of, collective, wait_for
+from tests.support.typed import Typist
 
 # a model of real size: in batches of 2 ms a worker's own network thread weighs as much as what is stretched
 FAULTY = (
@@ -37,6 +39,24 @@ def checked(result: dict[str, Any], worker: str, factor: float, within: float) -
     assert found["injected"] == pytest.approx(factor)
     assert found["observed"] == pytest.approx(factor, rel=within)
     assert found["error"] == pytest.approx(found["observed"] / found["injected"] - 1.0)
+
+
+def busy() -> float:
+    """The share of the machine's CPU time that others take now, over two seconds."""
+
+    def ticks() -> tuple[int, int]:
+        numbers = [int(n) for n in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        return sum(numbers), numbers[3] + numbers[4]
+
+    before = ticks()
+    time.sleep(2)
+    total, idle = (now - then for now, then in zip(ticks(), before, strict=True))
+    return 1.0 - idle / max(1, total)
+
+
+def quiet() -> bool:
+    """Whether this machine has its cores for a run, so that seconds by the clock say something."""
+    return busy() < 0.1
 
 
 @pytest.mark.beside
@@ -62,24 +82,43 @@ def test_what_acted_and_what_never_did_is_told_at_the_end(launcher: Launcher, cl
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["gba", "async"])
 def test_one_slow_worker_is_observed_to_be_as_slow_as_it_was_made(launcher: Launcher, mode: str) -> None:
+    calm = quiet()
     result = launcher.train(*FAULTY, f"mode={mode}", "faults=one_slow")
-    checked(result, "W1", 4.0, NOISE)
+    if calm:
+        checked(result, "W1", 4.0, NOISE)
     assert list(result["faults"]["workers"]) == ["W1"]
     assert result["faults"]["plans"] == [{"kind": "constant", "factor": 4, "workers": [1]}]
     batches = {name: worker["batches"] for name, worker in result["per_worker"].items()}
     assert 1.3 * batches["W1"] < min(batches[name] for name in ("W0", "W2", "W3"))
 
 
-@pytest.mark.slow
-def test_in_sync_a_slow_worker_slows_everybody(launcher: Launcher) -> None:
-    result = launcher.train(*FAULTY, "mode=sync", f"collective={collective()}", "faults=one_slow")
-    checked(result, "W1", 4.0, NOISE)
+def lasts_as_long_as_the_slow_worker_takes(result: dict[str, Any]) -> tuple[float, float]:
+    """Everybody has done as much as W1; seconds that W1 and W3 took for it."""
+    assert result["faults"]["workers"]["W1"]["injected"] == pytest.approx(4.0)
     batches = [worker["batches"] for worker in result["per_worker"].values()]
     assert max(batches) - min(batches) <= 1
-    slow, quick = result["per_worker"]["W1"], result["per_worker"]["W3"]
-    slept = slow["samples"] / slow["compute_eps"]
-    trained = sum(phase["seconds"] for phase in result["phases"])
-    assert trained > 0.9 * slept > 2 * quick["samples"] / quick["compute_eps"]
+    took = [result["per_worker"][name]["samples"] / result["per_worker"][name]["compute_eps"] for name in ("W1", "W3")]
+    assert sum(phase["seconds"] for phase in result["phases"]) > 0.9 * took[0]
+    return took[0], took[1]
+
+
+@pytest.mark.slow
+def test_in_sync_a_slow_worker_slows_everybody(launcher: Launcher) -> None:
+    calm = quiet()
+    result = launcher.train(*FAULTY, "mode=sync", f"collective={collective()}", "faults=one_slow")
+    slow, quick = lasts_as_long_as_the_slow_worker_takes(result)
+    if calm:
+        checked(result, "W1", 4.0, NOISE)
+        assert 0.9 * slow > 2 * quick
+
+
+@pytest.mark.beside
+def test_in_sync_a_slow_worker_slows_everybody_by_the_clock_of_a_virtual_cluster(tmp_path: Path) -> None:
+    cfg = simulated_runs.config("sync", faults=[{"kind": "constant", "factor": 4, "workers": [1]}])
+    result = simulated_runs.run(cfg, small_data.prepared(tmp_path / "cache", 6000), tmp_path / "run")
+    checked(result, "W1", 4.0, 0.01)
+    slow, quick = lasts_as_long_as_the_slow_worker_takes(result)
+    assert slow == pytest.approx(4 * quick, rel=0.02)
 
 
 def test_a_slow_server_is_observed_to_be_slow(launcher: Launcher) -> None:
@@ -100,11 +139,6 @@ def test_a_random_plan_on_every_worker_is_written_down(launcher: Launcher) -> No
     workers = done.result["faults"]["workers"]
     assert set(workers) == {"W0", "W1"}
     assert all(1.5 < worker["injected"] < 2.6 for worker in workers.values())
-
-
-def test_a_run_without_faults_says_nothing_of_them(launcher: Launcher) -> None:
-    result = launcher.train("mode=async")
-    assert "faults" not in result and not (launcher.started[0].run_dir / "faults.json").exists()
 
 
 def hogged(launcher: Launcher, **more: Any) -> Launched:
@@ -144,6 +178,7 @@ def test_hogs_die_with_a_launcher_that_is_killed(launcher: Launcher) -> None:
     wait_for(lambda: not hogs_of(launched.process.pid), 20)
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
@@ -152,12 +187,10 @@ def test_hogs_die_with_a_launcher_that_is_killed(launcher: Launcher) -> None:
         (("faults=nobody",), "Available options in 'faults'"),
     ],
 )
-def test_a_plan_that_cannot_be_ends_in_a_sentence(
-    launcher: Launcher, overrides: tuple[str, ...], sentence: str
-) -> None:
-    done = launcher.start("mode=gba", *overrides).finish()
+def test_a_plan_that_cannot_be_ends_in_a_sentence(typed: Typist, overrides: tuple[str, ...], sentence: str) -> None:
+    done = typed("train", *SMALL, "mode=gba", "run_dir=runs/0", *overrides)
     assert done.code == 2 and sentence in done.err and "Traceback" not in done.err
-    assert not done.run_dir.exists()
+    assert not (typed.cwd / "runs" / "0").exists()
 
 
 def reported(launcher: Launcher, *options: str) -> dict[str, Any]:
@@ -190,19 +223,6 @@ def test_the_report_shows_what_failures_cost(launcher: Launcher) -> None:
         assert line["key"] == ["S0 kill, W1 kill"]
         shown = {name: None if stat is None else stat["mean"] for name, stat in line["stats"].items()}
         assert shown == pytest.approx({"count": 1.0, **{name: failed[name] for name in shown if name != "count"}})
-
-
-def busy() -> float:
-    """The share of the machine's CPU time that others take now, over two seconds."""
-
-    def ticks() -> tuple[int, int]:
-        numbers = [int(n) for n in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-        return sum(numbers), numbers[3] + numbers[4]
-
-    before = ticks()
-    time.sleep(2)
-    total, idle = (now - then for now, then in zip(ticks(), before, strict=True))
-    return 1.0 - idle / max(1, total)
 
 
 @LINUX

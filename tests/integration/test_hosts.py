@@ -30,6 +30,7 @@ CUT_SECONDS = 4.0
 BEGIN = 10  # of the records in an event log
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize("mode", [slow("gba"), slow("async"), "sync", slow("shadow_ma")])
 def test_three_hosts_train(site_of: Callable[..., Site], tmp_path: Path, mode: str) -> None:
     store = tmp_path / "mlflow.db"
@@ -198,6 +199,7 @@ def test_hosts_that_lose_each_other_are_named_too(site_of: Callable[..., Site], 
     assert re.search(r"W3 is started again on host [ab]\.", done.err) and "W3 is back" in done.err
 
 
+@pytest.mark.beside
 def test_a_host_that_cannot_be_reached_is_named_before_anything_trains(site_of: Callable[..., Site]) -> None:
     site = site_of()
     done = site.start("mode=gba", on="[a:2,nowhere:2]").finish()
@@ -213,6 +215,7 @@ def test_a_host_whose_own_name_points_to_itself_alone_is_told(site_of: Callable[
     assert re.search(r"Host c takes its own name \S+ for \S+, where Horovod's ring would listen", done.err)
 
 
+@pytest.mark.beside
 def test_no_key_is_on_a_command_line_or_in_an_environment(site_of: Callable[..., Site]) -> None:
     site = site_of()
     launched = site.start("mode=gba", *LONG)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
 import socket
@@ -24,6 +26,7 @@ def watch(launched: Launched) -> dict[int, set[str]]:
     return found
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -53,6 +56,7 @@ def test_shared_memory_needs_no_port(launcher: Launcher) -> None:
     assert not any(found.values())
 
 
+@pytest.mark.beside
 def test_strangers_who_knock_during_a_run_are_counted_and_change_nothing(launcher: Launcher) -> None:
     launched = launcher.start("mode=gba", "data.rows_per_day=60000", "model.hidden=[256,256]", "cluster.transport=tcp")
     launched.training()
@@ -84,7 +88,9 @@ os.register_at_fork(after_in_child=seen)
 """
 
 
-def test_no_process_of_a_run_imports_grpc(launcher: Launcher, tmp_path: Path) -> None:
+@pytest.mark.beside
+def test_no_process_of_a_run_imports_grpc_or_lets_the_key_be_read(launcher: Launcher, tmp_path: Path) -> None:
+    """Neither on a command line nor in an environment, as raw or as hexadecimal bytes of its length."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(HOOK)
     (tmp_path / "watched").mkdir()
@@ -92,6 +98,11 @@ def test_no_process_of_a_run_imports_grpc(launcher: Launcher, tmp_path: Path) ->
     launched = launcher.start(
         "mode=sync", "collective=gloo", tracking=True, PYTHONPATH=path, WATCHED=str(tmp_path / "watched")
     )
+    launched.node("W0")
+    secrets = re.compile(rb"\b[0-9a-f]{64}\b")
+    for pid, name in itertools.product(launched.nodes(), ("cmdline", "environ")):
+        with contextlib.suppress(OSError):
+            assert not secrets.search(Path(f"/proc/{pid}/{name}").read_bytes())
     done = launched.finish()
     assert done.code == 0, done.err
     seen = {path.name for path in (tmp_path / "watched").iterdir()}
@@ -111,17 +122,3 @@ def test_four_launchers_at_once_on_an_empty_store(launcher: Launcher, tmp_path: 
         params = connection.execute("select value from params where key = 'seed'").fetchall()
     assert runs == {done.result["run_id"]: "FINISHED" for done in finished}
     assert sorted(value for (value,) in params) == ["0", "1", "2", "3"]
-
-
-def test_the_key_of_a_run_is_nowhere_to_be_read(launcher: Launcher) -> None:
-    """Neither on a command line nor in an environment, as raw or as hexadecimal bytes of its length."""
-    launched = launcher.start("mode=gba")
-    launched.node("W0")
-    secrets = re.compile(rb"\b[0-9a-f]{64}\b")
-    for pid in launched.nodes():
-        for name in ("cmdline", "environ"):
-            try:
-                assert not secrets.search(Path(f"/proc/{pid}/{name}").read_bytes())
-            except OSError:
-                continue
-    launched.finish()

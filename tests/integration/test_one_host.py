@@ -43,6 +43,7 @@ def test_a_killed_worker_is_replaced(launcher: Launcher) -> None:
     assert [lost["process"] for lost in done.result["lost_workers"]] == ["W1"]
 
 
+@pytest.mark.beside
 def test_an_agent_s_end_is_that_of_its_processes_and_of_the_run(launcher: Launcher) -> None:
     launched = launcher.start("mode=gba", *HERE, "data.rows_per_day=60000", "data.days=3")
     launched.training()

@@ -48,6 +48,7 @@ def test_a_killed_worker_is_replaced(launcher: Launcher) -> None:
     assert (done.run_dir / "logs" / "W0-1.log").exists() and launched.left_behind() == []
 
 
+@pytest.mark.beside
 def test_a_worker_is_replaced_when_nothing_forks_any_more(launcher: Launcher) -> None:
     launched = launcher.start(*LONG, "mode=gba")
     launched.training()
@@ -59,6 +60,7 @@ def test_a_worker_is_replaced_when_nothing_forks_any_more(launcher: Launcher) ->
     assert "W0 is back" in done.err and (done.run_dir / "logs" / "W0-1.log").exists()
 
 
+@pytest.mark.beside
 def test_sync_goes_on_when_its_ring_is_broken(launcher: Launcher) -> None:
     more = (*LONG[:1], *LONG[3:], "mode=sync", f"collective={collective()}", "train.global_batch=384")
     result = launcher.train(*more, "model.hidden=[64]", "faults=kill_worker")
@@ -143,6 +145,7 @@ def so_far(log: Path) -> list[Any]:
     return found
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize(
     ("plan", "fates"), [("faults=messages", FATES), slow(NOW_AND_NEVER, ("dropped", "delayed", "retried"))]
 )
@@ -158,6 +161,7 @@ def test_messages_are_lost_and_everything_counts_once(
     assert set(done.result["messages"]) == set(fates)
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize("mode", [slow("shadow_easgd"), "gba"])
 def test_a_killed_coordinator_ends_a_run_that_wants_it_so_with_a_sentence(launcher: Launcher, mode: str) -> None:
     ends = ("cluster.lost_coordinator=end", "data.rows_per_day=24000", "faults=kill_coordinator")

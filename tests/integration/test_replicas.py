@@ -25,6 +25,7 @@ def adds_up(done: Finished, samples: int) -> None:
     assert done.result["refused_frames"] == 0
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize(
     "options",
     [("mode=shadow_ma", "mode.hogwild_threads=2"), slow(("mode=shadow_easgd",)), slow(("mode=fr_bmuf", "mode.k=3"))],

@@ -43,6 +43,7 @@ def test_a_killed_server_comes_back_alone(launcher: Launcher, mode: str) -> None
     assert timed["at_s"] == pytest.approx(injected["at"], abs=0.1)
 
 
+@pytest.mark.beside
 def test_everybody_goes_back(launcher: Launcher) -> None:
     launched = launcher.start("mode=hop_bs", "checkpoint=full", "checkpoint.interval_steps=5", KILL)
     [failed] = ended(launched)["recovery"]

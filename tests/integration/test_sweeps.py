@@ -30,6 +30,7 @@ def sweep(launcher: Launcher, extra: str, *overrides: str) -> subprocess.Complet
     )  # fmt: skip
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize("extra", LAUNCHERS)
 def test_jobs_of_a_sweep_run_side_by_side(launcher: Launcher, extra: str) -> None:
     done = sweep(launcher, extra, "mode=async", "seed=1,2")

@@ -243,6 +243,7 @@ def test_a_hung_worker_is_given_up_and_does_not_keep_a_switch(launcher: Launcher
     assert launched.left_behind() == []
 
 
+@pytest.mark.beside
 def test_nobody_without_the_key_controls_a_run(launcher: Launcher, tmp_path: Path) -> None:
     launched = launcher.start(*LONG, "mode=gba")
     launched.training()

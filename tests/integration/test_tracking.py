@@ -95,6 +95,7 @@ def until_known(uri: str, run: TrackedRun, wanted: list[float]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.beside
 @pytest.mark.timeout(120)
 def test_a_sqlite_store_that_is_moved_away_and_back_loses_nothing(tmp_path: Path) -> None:
     uri = tracking_uri(uri=f"sqlite:///{tmp_path}/store/mlflow.db")
@@ -128,6 +129,7 @@ def test_a_sqlite_store_that_is_moved_away_and_back_loses_nothing(tmp_path: Path
     assert [file.path for file in client.list_artifacts(run.run_id)] == ["plot.png"]
 
 
+@pytest.mark.beside
 @pytest.mark.timeout(120)
 def test_a_store_that_was_deleted_gets_the_whole_run_again(tmp_path: Path) -> None:
     uri = tracking_uri(uri=f"sqlite:///{tmp_path}/mlflow.db")

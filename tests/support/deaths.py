@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +21,12 @@ from tests.support.memory_cluster import Killed
 
 
 class Victim:
-    """A server dies at the `turn`-th message of a kind: before it is handled, or `after`; `lives` times."""
+    """A server dies at the `turn`-th message of a kind: before it is handled, or `after`; `lives` times. Not before
+    `saved` exists, until which every further message waits for a moment."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, kind: type[Any], turn: int, index: int = 0, after: bool = False,
-        lives: int = 1,
+        lives: int = 1, saved: Path | None = None,
     ) -> None:  # fmt: skip
         self.deaths = 0
         seen, plain = [0], Server.handle
@@ -33,7 +35,10 @@ class Victim:
             due = this.index == index and frame.kind == KIND[kind] and self.deaths < lives
             if due:  # else another server's thread would undo what this one counts
                 seen[0] += 1
-            if not due or seen[0] < turn:
+            early = due and seen[0] >= turn and not (saved is None or saved.exists())
+            if early:
+                time.sleep(0.1)
+            if not due or seen[0] < turn or early:
                 plain(this, channel, frame)
                 return
             self.deaths, seen[0] = self.deaths + 1, 0

@@ -8,18 +8,9 @@ from typing import Any
 
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import (
-    AnnounceRecord,
-    DropRecord,
     EventLog,
-    FinishRecord,
-    ForgoRecord,
-    GrantRecord,
     InfoRecord,
-    JoinedRecord,
-    LeftRecord,
-    OrderRecord,
     Record,
-    StopRecord,
 )
 
 Edit = Callable[[list[Record]], list[Record]]
@@ -33,27 +24,7 @@ def rewrite(source: Path, target: Path, edit: Edit) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     log = EventLog(target / "events.log", head.fields)
     for one in records[1:]:
-        match one:
-            case GrantRecord():
-                log.grant(*one)
-            case AnnounceRecord():
-                log.announce(*one)
-            case OrderRecord():
-                log.order(one)
-            case DropRecord():
-                log.drop(*one)
-            case LeftRecord():
-                log.left(*one)
-            case JoinedRecord():
-                log.joined(*one)
-            case StopRecord():
-                log.stop(*one)
-            case ForgoRecord():
-                log.forgo(*one)
-            case FinishRecord():
-                log.finish()
-            case InfoRecord():
-                log.info(one.kind, one.fields)
+        log.write(one)
     log.flush()
     return target
 

@@ -15,7 +15,15 @@ import numpy as np
 
 from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
-from gbactl.coordinator.event_log import EventLog, OrderRecord
+from gbactl.coordinator.event_log import (
+    DropRecord,
+    EventLog,
+    FinishRecord,
+    GrantRecord,
+    JoinedRecord,
+    LeftRecord,
+    OrderRecord,
+)
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.nodes.node_setup import header
@@ -80,7 +88,7 @@ class HandMade:
         policy = make(cfg.mode.name, shape, cfg.policy_options())
         while not policy.idle:
             self._event(policy)
-        self.log.finish()
+        self.log.write(FinishRecord())
         before = policy.ledger.finished
         self._carry_out(policy, policy.finish(), before, -1)
         policy.ledger.check()
@@ -102,7 +110,7 @@ class HandMade:
         held = sum(lease.worker == worker for lease in self.leases.values())
         grant = policy.take(worker) if held < 1 + self.cfg.mode.prefetch else None
         if grant is not None:
-            self.log.grant(worker, grant.batch, grant.token)
+            self.log.write(GrantRecord(worker, grant.batch, grant.token))
             self.leases[grant.batch] = Lease(worker, grant, self.gradients.prepare(grant.batch))
 
     def _pull(self, _: Policy) -> None:
@@ -156,7 +164,7 @@ class HandMade:
         self.deaths -= 1
         worker = self.random.choice(sorted(policy.live))
         self.gone.add(worker)
-        self.log.left(worker)
+        self.log.write(LeftRecord(worker))
         before = policy.ledger.finished
         for batch in policy.lost_worker(worker):
             self.reissued += 1
@@ -169,7 +177,7 @@ class HandMade:
         if not self.gone:
             return
         worker = self.gone.pop()
-        self.log.joined(worker)
+        self.log.write(JoinedRecord(worker))
         before = policy.ledger.finished
         policy.joined_worker(worker)
         self._carry_out(policy, policy.poll(), before, -1)
@@ -177,7 +185,7 @@ class HandMade:
     def _carry_out(self, policy: Policy, decisions: list[Decision], finished: int, worker: int) -> None:
         for decision in decisions:
             if isinstance(decision, Drop):
-                self.log.drop(worker, decision.batch)
+                self.log.write(DropRecord(worker, decision.batch))
                 for shard in self.shards:
                     shard.drop(decision.batch)
                 finished += decision.samples

@@ -21,7 +21,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from crew import rates  # noqa: E402  (a script of the parent folder, not a package)
+from process_group import rates  # noqa: E402  (a script of the parent folder, not a package)
 
 DEFAULTS = {"HOROVOD_FUSION_THRESHOLD": str(128 << 20)}
 
@@ -34,8 +34,8 @@ def one(
     os.environ.update(environment)
     import horovod.torch as hvd
     import torch
-    from alone import Feed
-    from plain import FieldTables, Plain, batch_of, timed
+    from plain_loop import Feed
+    from torch_model import FieldTables, Plain, batch_of, timed
 
     from gbactl.data.dataset import open_dataset
     from gbactl.launch.compose import compose
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--cycle-ms", type=float, default=1.0)
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
-    from alone import prepared
+    from plain_loop import prepared
 
     from gbactl.collective import open_rendezvous
 

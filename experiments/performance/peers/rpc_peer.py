@@ -28,7 +28,7 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from crew import rates  # noqa: E402  (a script of the parent folder, not a package)
+from process_group import rates  # noqa: E402  (a script of the parent folder, not a package)
 
 SERVER = "server"
 _state: Any = None
@@ -38,7 +38,7 @@ class State:
     """Parameters of the server, with their lock."""
 
     def __init__(self, path: str, overrides: list[str]) -> None:
-        from alone import Trainee
+        from plain_loop import Trainee
 
         from gbactl.store.dense import DenseBlock, DenseSpec
 
@@ -91,7 +91,7 @@ class Waiting:
     """Worker that waits for its server, as in torch's tutorial."""
 
     def __init__(self, rpc: Any, path: str, overrides: list[str], rank: int, size: int) -> None:
-        from alone import Trainee
+        from plain_loop import Trainee
 
         self.rpc, self.me = rpc, Trainee(path, overrides, rank, size)
         self.data, self.unique, self.next = None, None, 0
@@ -118,7 +118,7 @@ class Worker:
     """Worker that pulls ahead, two batches in `one`, one in `two`: rows are as stale as gbactl's with prefetch."""
 
     def __init__(self, rpc: Any, path: str, overrides: list[str], rank: int, size: int, combined: bool) -> None:
-        from alone import Trainee
+        from plain_loop import Trainee
 
         self.rpc, self.combined, self.me = rpc, combined, Trainee(path, overrides, rank, size)
         self.queue: deque[tuple[Any, Any, Any]] = deque()
@@ -164,7 +164,7 @@ def one(
 ) -> None:  # fmt: skip
     """Serve as rank 0; as another rank train until the time is up and put samples per second into `out`."""
     import torch.distributed.rpc as rpc
-    from alone import WARM_UP
+    from plain_loop import WARM_UP
 
     global _state
     warnings.filterwarnings("ignore", message="You are using a Backend")
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="threads that answer calls in each process")
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
-    from alone import prepared
+    from plain_loop import prepared
 
     path = prepared(options.overrides)
     with tempfile.TemporaryDirectory(prefix="gbactl-rpc-") as folder:

@@ -41,7 +41,7 @@ class Cluster:
         self.cfg.mode.name = mode
         self.cfg.cluster.name = "virtual"  # the manifest is written within the call
         self.run_dir, self.current, self.time, self.step = run_dir, self.cfg, 0.0, 0
-        self.home, self.sound, self.server_losses = self.cfg.home, True, 0
+        self.home, self.savable, self.server_losses = self.cfg.home, True, 0
         self.hub = SimpleNamespace(now=lambda: self.time)
         schema = SimpleNamespace(rows=11, numeric=0, cardinalities=(11,), shared_ids=False)
         self.dataset = SimpleNamespace(schema=schema, meta={}, fingerprint="data")
@@ -51,7 +51,7 @@ class Cluster:
         self.events: list[dict[str, Any]] = []
         self.evaluation, self.training, self.taking_over = None, None, False
         self.failures = SimpleNamespace(cost=lambda process, loss: None)
-        self.log, self.note, self.tell_progress = SimpleNamespace(flush=lambda: None), lambda: None, lambda: None
+        self.log, self.log_note, self.tell_progress = SimpleNamespace(flush=lambda: None), lambda: None, lambda: None
         self.trainers, self.centred = list[int](), False
         self.cuts = Checkpointing(self, self._gathering)  # type: ignore[arg-type]
         self.cuts.begin(1000)
@@ -100,11 +100,11 @@ def test_a_checkpoint_exists_when_every_server_has_told(tmp_path: Path) -> None:
 def test_nothing_is_saved_between_a_loss_and_everybodys_going_back(tmp_path: Path) -> None:
     """A server that has come back is older than the others until then."""
     cluster = Cluster(tmp_path, "gba")
-    cluster.sound = False
+    cluster.savable = False
     for step in (1, 2, 3, 4):
         cluster.phase.ordered(step)
     assert cluster.saves() == []
-    cluster.sound = True
+    cluster.savable = True
     cluster.phase.ordered(6)
     assert [save.step for save in cluster.saves()] == [6]
 

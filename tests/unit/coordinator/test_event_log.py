@@ -15,12 +15,14 @@ from gbactl.coordinator.event_log import (
     AnnounceRecord,
     DropRecord,
     EventLog,
+    ForgoRecord,
     GrantRecord,
     InfoRecord,
     JoinedRecord,
     LeftRecord,
     OrderRecord,
     Record,
+    StopRecord,
     read,
 )
 from gbactl.errors import EventLogError
@@ -49,23 +51,10 @@ def write(path: Path, records: list[Record]) -> list[int]:
     log = EventLog(path, HEADER)
     ends = [log.bytes]
     for record in records[1:]:
-        match record:
-            case GrantRecord():
-                log.grant(*record)
-            case AnnounceRecord():
-                log.announce(*record)
-            case DropRecord():
-                log.drop(*record)
-            case LeftRecord():
-                log.left(*record)
-            case JoinedRecord():
-                log.joined(*record)
-            case OrderRecord():
-                log.order(record)
-            case InfoRecord(kind=event_log.END):
-                log.close(**record.fields)
-            case InfoRecord():
-                log.info(record.kind, record.fields)
+        if isinstance(record, InfoRecord) and record.kind == event_log.END:
+            log.close(**record.fields)
+        else:
+            log.write(record)
         ends.append(log.bytes)
     return ends
 
@@ -150,7 +139,7 @@ def test_a_tail_ends_with_its_last_whole_record_and_is_gone_on_with(path: Path) 
         assert event_log.tail(path, ends[2]) == (RECORDS[3:whole], ends[whole - 1])
     path.write_bytes(data[: ends[5] + 3])
     log = EventLog(path, {}, after=ends[5])
-    log.left(9)
+    log.write(LeftRecord(9))
     assert log.bytes > ends[5]
     log.close(step=8)
     assert list(read(path)) == [*RECORDS[:6], LeftRecord(9), RECORDS[-1]]
@@ -164,13 +153,12 @@ def test_a_tail_ends_with_its_last_whole_record_and_is_gone_on_with(path: Path) 
 def test_written_ahead_everything_that_somebody_acts_upon_is_in_the_file(path: Path) -> None:
     log = EventLog(path, HEADER, ahead=True)
     log.info(event_log.PHASE, {"number": 1})
-    for number, write_one in enumerate((
-        lambda: log.grant(1, 2, 3), lambda: log.drop(1, 2), lambda: log.left(1), lambda: log.joined(1),
-        lambda: log.stop(4), lambda: log.forgo(1), lambda: log.info(event_log.NOTE, {}),
-        lambda: log.info(event_log.FAILURE, {}),
+    for number, record in enumerate((
+        GrantRecord(1, 2, 3), DropRecord(1, 2), LeftRecord(1), JoinedRecord(1), StopRecord(4), ForgoRecord(1),
+        InfoRecord(event_log.NOTE, {}), InfoRecord(event_log.FAILURE, {}),
     )):  # fmt: skip
         log.announce(1, 2, [3], [3])
-        write_one()
+        log.write(record)
         assert len(list(read(path))) == 2 + 2 * (number + 1)
 
 
@@ -218,7 +206,7 @@ def test_older_formats_are_read(path: Path, older: int) -> None:
 
 def test_an_order_is_in_the_file_when_it_is_journaled(path: Path) -> None:
     log = EventLog(path, HEADER)
-    log.grant(1, 2, 3)
+    log.write(GrantRecord(1, 2, 3))
     log.order(OrderRecord(0, 1.0, 1.0, 1.0, ((2, 1.0),)))
     assert list(read(path))[1:] == [GrantRecord(1, 2, 3), OrderRecord(0, 1.0, 1.0, 1.0, ((2, 1.0),))]
 
@@ -232,7 +220,7 @@ def test_a_gradient_costs_at_most_100_bytes_with_three_servers(
     log = EventLog(path, HEADER)
     before, first = log.bytes, 1_000_000
     for step in range(first, first + 100):
-        log.grant(300, step, step)
+        log.write(GrantRecord(300, step, step))
         dense = (step - lag, step, step) if lag else (step, step, step)
         log.announce(300, step, (step, step - lag, step), dense, part_rows)
         log.order(OrderRecord(step, 1.0, 1.0, 0.3 if lag else 1.0, ((step, 1.0),)))
@@ -244,13 +232,13 @@ def test_a_gradient_costs_at_most_100_bytes_with_three_servers(
 def test_versions_and_numbers_that_do_not_fit_are_never_written(path: Path) -> None:
     log = EventLog(path, HEADER)
     bad: list[Callable[[], None]] = [
-        lambda: log.grant(1 << 16, 0, 0),
+        lambda: log.write(GrantRecord(1 << 16, 0, 0)),
         lambda: log.announce(0, 0, [1 << 31], [0]),
         lambda: log.announce(0, -1, [0], [0]),
         lambda: log.announce(0, 0, [0], [0, 0]),
         lambda: log.announce(0, 0, [0, 0], [0, 0], [7]),
         lambda: log.announce(0, 0, [0], [0], [1 << 31]),
-        lambda: log.drop(-2, 0),
+        lambda: log.write(DropRecord(-2, 0)),
     ]
     for write_it in bad:
         with pytest.raises(ValueError, match=r"does not fit|shards"):

@@ -12,7 +12,7 @@ from gbactl.checkpoint.ledger import UnsavedWork
 from gbactl.config import CheckpointConfig, RunConfig
 from gbactl.coordinator.batch_dispatch import LivePhase
 from gbactl.coordinator.event_routing import CoordinatorCore
-from gbactl.coordinator.node_requests import Questions
+from gbactl.coordinator.node_requests import NodeRequests
 from gbactl.coordinator.run_context import RunContext
 from gbactl.coordinator.training_phase import TrainingPhase
 from gbactl.policies import Phase, make
@@ -96,7 +96,7 @@ def test_a_lost_server_is_told_of_and_the_next_one_brought_up_before_the_workers
     core.servers.begun = BEGUN
     core.staged(Staged(1, 0, 1, 0, 0.7, 0.1, 1.0, 0, -1, 3))
     cluster.lose("server", 1)
-    assert core.server_lost(1) and not run.sound
+    assert core.server_lost(1) and not run.savable
     assert cluster.out == [("log", {"shard": 1, "state": "lost"}), ("launcher", "lost", "S1")]
     assert training.owed(0) == [0], "its slice has to come to the next server, too"
     cluster.out.clear()
@@ -111,7 +111,7 @@ def test_a_lost_server_is_told_of_and_the_next_one_brought_up_before_the_workers
         ("W1", ShardRelocated(1, "over there", 1, [1, 1])),
         ("launcher", "joined", "S1"),
     ]
-    assert run.sound and run.server_losses == 1
+    assert run.savable and run.server_losses == 1
 
 
 def test_where_everybody_goes_back_nothing_is_saved_until_that_is_done(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_where_everybody_goes_back_nothing_is_saved_until_that_is_done(tmp_path:
     channel = cast(Any, Channel(Peer("server", 0, 1), cluster.out))
     cluster.run.members._returning[0] = (channel, "over there")
     cluster.core.server_loaded(channel, CheckpointLoaded(0, -1))
-    assert cluster.run.all_go_back and not cluster.run.sound and not cluster.run.servers_gone
+    assert cluster.run.rollback_pending and not cluster.run.savable and not cluster.run.servers_gone
 
 
 def test_without_checkpoints_nobody_takes_a_servers_place(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_the_last_worker_is_not_done_without(tmp_path: Path) -> None:
 def test_who_takes_a_servers_place_is_asked_what_that_has_not_answered(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     asked: list[bool] = []
-    questions = Questions(cluster.run, asked.append)
+    questions = NodeRequests(cluster.run, asked.append)
     waiting = questions.barrier(3)
     until = next(waiting)
     assert cluster.out == [("S0", Barrier(3)), ("S1", Barrier(3))] and not until.condition()

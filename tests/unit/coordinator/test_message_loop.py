@@ -100,4 +100,4 @@ def test_what_a_node_tells_of_itself(network: dict[str, MemoryHub], coordinator:
     for message in (Hello("worker", 1, "", 7), Inspected("W1", "ab", "17", {}, {}, {}), GradientNorms(0, 4.0, [1.0])):
         channel.send(message)
     said(coordinator)
-    assert coordinator.core.questions.inspected["W1"].model_sum == "17" and not coordinator.hub.refused
+    assert coordinator.core.requests.inspected["W1"].model_sum == "17" and not coordinator.hub.refused

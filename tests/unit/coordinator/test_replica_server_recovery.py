@@ -368,7 +368,7 @@ def test_replicas_go_back_to_what_was_saved(
         taken.append((this.replica.value.copy(), this.replica.block.step))
 
     monkeypatch.setattr(TrainerDense, "take_over", take_over)
-    Victim(monkeypatch, Push, 30)
+    Victim(monkeypatch, Push, 12, saved=tmp_path / "checkpoints" / "cut-000001" / "manifest.json")
     told: list[Event] = []
     run_in_memory(config(mode, "full"), data, tmp_path, told=told)
     [rewound] = of(told, "rewound")

@@ -406,13 +406,13 @@ def test_who_hangs_is_missed_and_ends_when_it_wakes_up(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hung: tuple[threading.Event, list[Any]]
 ) -> None:
     awake, who = hung
-    plain = shard_server.RecoveryHandlers._adopt
+    plain = Server._adopt
 
     def adopt(this: Any, *args: Any) -> None:
         plain(this, *args)
         awake.set()
 
-    monkeypatch.setattr(shard_server.RecoveryHandlers, "_adopt", adopt)
+    monkeypatch.setattr(Server, "_adopt", adopt)
     result = run_in_memory(config("gba", hang=0.4), data, tmp_path)
     adds_up(result)
     assert counted(result)["failure"] == "hang"

@@ -12,8 +12,8 @@ import pytest
 
 PERFORMANCE = Path(__file__).resolve().parents[3] / "experiments" / "performance"
 MODULES = (
-    "curves", "growth", "kernel_copy", "lines", "pairs", "profile_run", "server_cpu", "shapes", "sides", "strangers",
-    "table", "tsv", "virtual_cost",
+    "bench_lines", "bench_ratios", "bench_report", "curve_analysis", "curves", "kernel_copy", "profile_run",
+    "ratio_sides", "server_cpu", "table_sizes", "tsv_preparation", "unauthenticated_clients", "virtual_cost",
 )  # fmt: skip
 
 

@@ -17,11 +17,11 @@ MACHINE = {"cpu": "CPU", "cores": 2, "memory_gib": 8.0, "versions": {"python": "
 
 @given(power=st.floats(-2, 2), factor=st.floats(0.1, 1e6), xs=st.lists(st.integers(1, 10**8), min_size=2, unique=True))
 def test_the_slope_of_a_power_law_is_its_power(bench: Modules, power: float, factor: float, xs: list[int]) -> None:
-    assert bench["growth"].slope(xs, [factor * x**power for x in xs]) == pytest.approx(power, abs=1e-6)
+    assert bench["curve_analysis"].slope(xs, [factor * x**power for x in xs]) == pytest.approx(power, abs=1e-6)
 
 
 def test_one_point_has_no_slope(bench: Modules) -> None:
-    assert bench["growth"].slope([3], [4.0]) is None
+    assert bench["curve_analysis"].slope([3], [4.0]) is None
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,12 @@ def test_one_point_has_no_slope(bench: Modules) -> None:
     ],
 )
 def test_what_bounds_a_point(bench: Modules, workers: int, used: dict[str, float], others: float, word: str) -> None:
-    growth = bench["growth"]
+    growth = bench["curve_analysis"]
     assert growth.bound(growth.Point(1, 100.0, 10.0, used, others, workers), 2) == word
 
 
 def test_a_table_has_slopes_and_refusals(bench: Modules) -> None:
-    growth = bench["growth"]
+    growth = bench["curve_analysis"]
     points = [
         growth.Point(10, 1000.0, 10.0, {"W": 18.0, "S": 1.0, "C": 0.0}),
         growth.Point(100, 100.0, 10.0, {"W": 19.0, "S": 0.0, "C": 0.0}), growth.Point(1000, why="refused: too much"),
@@ -70,7 +70,7 @@ def test_the_curves_vary_what_the_issue_names(bench: Modules) -> None:
 def test_every_point_is_a_configuration_that_composes(bench: Modules) -> None:
     from gbactl.launch.compose import compose
 
-    shared = bench["sides"].Bench(Path(), 1000, 1.0)
+    shared = bench["ratio_sides"].Bench(Path(), 1000, 1.0)
     for points in bench["curves"].settings().values():
         for point in points:
             cfg = compose([*shared.overrides(point.workers, point.batch), f"mode={point.mode}", *point.overrides])
@@ -89,12 +89,12 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic(bench: Modules) -> Non
 def test_points_that_are_known_are_not_run_again(
     bench: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    curves, growth, ran = bench["curves"], bench["growth"], []
+    curves, growth, ran = bench["curves"], bench["curve_analysis"], []
 
     def run(_: Any, setting: Any, samples: int) -> Any:
         ran.append(setting.key)
         if setting.key == "workers-gba 4":
-            raise bench["sides"].SideError("it failed")
+            raise bench["ratio_sides"].SideError("it failed")
         why = "refused: no" if setting.key == "workers-gba 2" else ""
         return growth.Point(setting.x, 5.0, why=why)
 

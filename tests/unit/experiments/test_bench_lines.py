@@ -22,7 +22,7 @@ TARGETS = {
 
 
 def some_bench(bench: Modules, folder: Path = Path()) -> Any:
-    return bench["sides"].Bench(folder, 1000, 1.0)
+    return bench["ratio_sides"].Bench(folder, 1000, 1.0)
 
 
 def side(*rates: float) -> Any:
@@ -35,13 +35,15 @@ def quiet(_: str) -> None:
 
 
 def test_every_target_stands(bench: Modules) -> None:
-    pairs = bench["pairs"].pairs(some_bench(bench))
+    pairs = bench["bench_ratios"].pairs(some_bench(bench))
     assert {pair.name: pair.target for pair in pairs} == TARGETS
     assert [pair.name for pair in pairs if not pair.at_least] == ["server-cpu-2", "server-cpu-4"]
 
 
 def test_a_line_with_sync_names_its_collective(bench: Modules) -> None:
-    of_sync = [pair for pair in bench["pairs"].pairs(some_bench(bench)) if "sync" in pair.what.replace("async", "")]
+    of_sync = [
+        pair for pair in bench["bench_ratios"].pairs(some_bench(bench)) if "sync" in pair.what.replace("async", "")
+    ]
     assert len(of_sync) == 8
     assert all("collective=horovod" in pair.what or "collective=shm" in pair.what for pair in of_sync)
 
@@ -52,7 +54,9 @@ def test_a_pair_alternates_and_divides(bench: Modules) -> None:
     def told(name: str, rates: Any) -> Any:
         return lambda: order.append(name) or rates()
 
-    pair = bench["lines"].Pair("x", "x / y", told("variant", side(90.0, 100.0)), told("base", side(100.0, 80.0)), 1.0)
+    pair = bench["bench_lines"].Pair(
+        "x", "x / y", told("variant", side(90.0, 100.0)), told("base", side(100.0, 80.0)), 1.0
+    )
     line = pair.measure(2, quiet)
     assert order == ["base", "variant"] * 2
     assert line.values == [0.9, 1.25] and line.median == pytest.approx(1.075) and line.met
@@ -63,12 +67,12 @@ def test_a_pair_alternates_and_divides(bench: Modules) -> None:
     ("at_least", "value", "met"), [(True, 1.0, True), (True, 0.9, False), (False, 1.0, True), (False, 1.1, False)]
 )
 def test_a_target_is_a_floor_or_a_ceiling(bench: Modules, at_least: bool, value: float, met: bool) -> None:
-    pair = bench["lines"].Pair("x", "x", side(value), side(1.0), 1.0, at_least)
+    pair = bench["bench_lines"].Pair("x", "x", side(value), side(1.0), 1.0, at_least)
     assert pair.measure(1, quiet).met is met
 
 
 def test_without_a_target_nothing_is_met_or_missed(bench: Modules) -> None:
-    assert bench["lines"].Line("x", "x", [1.0]).met is None
+    assert bench["bench_lines"].Line("x", "x", [1.0]).met is None
 
 
 def test_only_takes_a_name_or_the_beginning_of_names(bench: Modules) -> None:
@@ -88,7 +92,7 @@ def test_every_measurement_has_a_name(bench: Modules, tmp_path: Path) -> None:
 
 
 def test_neither_a_failure_nor_a_cut_costs_the_other_lines(bench: Modules) -> None:
-    line = bench["lines"].Line("good", "x", [1.0])
+    line = bench["bench_lines"].Line("good", "x", [1.0])
 
     def fails() -> Any:
         raise bench["run"].SideError("no figure")
@@ -114,12 +118,12 @@ HERE = {
 
 
 def test_the_results_say_how_where_and_with_what(bench: Modules) -> None:
-    make = bench["lines"].Line
+    make = bench["bench_lines"].Line
     found = [
         make("a", "up", [0.8, 1.0, 0.9], 0.95), make("b", "down", [1.0], 1.3, at_least=False, note="n"),
         make("c", "free", [3.0]),
     ]  # fmt: skip
-    text = bench["table"].text(found, settings(), {"d": "it took too long"}, HERE)
+    text = bench["bench_report"].text(found, settings(), {"d": "it took too long"}, HERE)
     assert text.splitlines() == [
         "# Results", "", "Last written by `run.py --out here`; lines that it did not measure stay.", "",
         "Machine: CPU, 2 cores, 23.4 GiB, Linux 6; load 0.1 before. "
@@ -135,12 +139,12 @@ def test_the_results_say_how_where_and_with_what(bench: Modules) -> None:
 
 
 def test_a_quick_run_says_so(bench: Modules) -> None:
-    assert "its figures mean nothing" in bench["table"].text([], settings(quick=True), {}, HERE)
+    assert "its figures mean nothing" in bench["bench_report"].text([], settings(quick=True), {}, HERE)
 
 
 def test_what_is_written_can_be_read(bench: Modules, tmp_path: Path) -> None:
-    line = bench["lines"].Line("a", "up", [1.0, 3.0], 1.5)
-    bench["table"].write(tmp_path, [line], settings(), {})
+    line = bench["bench_lines"].Line("a", "up", [1.0, 3.0], 1.5)
+    bench["bench_report"].write(tmp_path, [line], settings(), {})
     read = json.loads((tmp_path / "results.json").read_text())
     assert read["lines"][0]["median"] == 2.0 and read["lines"][0]["met"] is True
     assert {"python", "torch", "gbactl"} <= set(read["machine"]["versions"])
@@ -148,7 +152,7 @@ def test_what_is_written_can_be_read(bench: Modules, tmp_path: Path) -> None:
 
 
 def test_lines_that_were_not_measured_again_stay(bench: Modules, tmp_path: Path) -> None:
-    make, write = bench["lines"].Line, bench["table"].write
+    make, write = bench["bench_lines"].Line, bench["bench_report"].write
     write(tmp_path, [make("a", "up", [1.0]), make("b", "up", [1.0])], settings(), {})
     write(tmp_path, [make("b", "up", [2.0])], settings(), {})
     kept = json.loads((tmp_path / "results.json").read_text())["lines"]
@@ -160,6 +164,6 @@ def test_lines_that_were_not_measured_again_stay(bench: Modules, tmp_path: Path)
 
 
 def test_the_command_is_one_for_a_checkout(bench: Modules) -> None:
-    script = bench["table"].ROOT / "experiments" / "performance" / "run.py"
-    told = bench["table"].command_line([str(script), "--only", "a b"])
+    script = bench["bench_report"].ROOT / "experiments" / "performance" / "run.py"
+    told = bench["bench_report"].command_line([str(script), "--only", "a b"])
     assert told == ".venv/bin/python experiments/performance/run.py --only 'a b'"

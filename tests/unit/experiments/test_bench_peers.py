@@ -18,13 +18,13 @@ TINY = (
 
 
 def test_tables_and_bags_of_the_same_weights_give_the_same_rows(bench: Modules) -> None:
-    import plain
     import torch
+    import torch_model
 
     from gbactl.data.dataset import Schema
 
     schema = Schema(1, (4, 9, 30))
-    tables, bags = plain.FieldTables(schema, 5), plain.FieldBags(schema, 5)
+    tables, bags = torch_model.FieldTables(schema, 5), torch_model.FieldBags(schema, 5)
     bags.load_state_dict(tables.state_dict())
     ids = torch.tensor([[0, 8, 29], [3, 0, 7], [3, 8, 7]])
     found = tables(ids)
@@ -49,12 +49,12 @@ def test_a_peer_prints_a_rate(
     if "hvd" in script and importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed")
     monkeypatch.setenv("GBACTL_CACHE", str(tmp_path / "cache"))
-    small = bench["sides"].Bench(tmp_path, 400, 0.05)
+    small = bench["ratio_sides"].Bench(tmp_path, 400, 0.05)
     rate = small.script(script, workers, 32, *options, "--seconds", "0.05", extra=TINY)
     assert rate > 0
 
 
 def test_a_peer_that_fails_is_named_with_its_reason(bench: Modules, tmp_path: Path) -> None:
-    small = bench["sides"].Bench(tmp_path, 400, 0.05)
-    with pytest.raises(bench["sides"].SideError, match=r"reference\.py failed: .*nosuchkey"):
+    small = bench["ratio_sides"].Bench(tmp_path, 400, 0.05)
+    with pytest.raises(bench["ratio_sides"].SideError, match=r"reference\.py failed: .*nosuchkey"):
         small.script("peers/reference.py", 1, 32, extra=("nosuchkey=1",))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.coordinator.event_log import EventLog, OrderRecord
+from gbactl.coordinator.event_log import EventLog, GrantRecord, OrderRecord
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.event_loop import SocketHub
 
@@ -20,7 +20,7 @@ Modules = dict[str, ModuleType]
 
 @pytest.mark.parametrize("rows", [1000, 100_000, 1_000_000, 10_000_000])
 def test_a_table_of_so_many_rows(bench: Modules, rows: int) -> None:
-    shapes = bench["shapes"]
+    shapes = bench["table_sizes"]
     cardinality = shapes.max_cardinality(rows)
     assert rows <= shapes.table_rows(cardinality) < 1.001 * rows + 26
     assert shapes.table_rows(cardinality - 1) < rows
@@ -32,11 +32,11 @@ def test_bytes_of_a_row_are_those_of_a_shard(bench: Modules) -> None:
     from gbactl.store.rows import RowBlock
 
     block = RowBlock(10, 17, OptimizerSpec("adam"), load())
-    assert sum(block.nbytes.values()) == 10 * bench["shapes"].bytes_a_row(16)
+    assert sum(block.nbytes.values()) == 10 * bench["table_sizes"].bytes_a_row(16)
 
 
 def test_a_crowd_finds_the_doors_and_comes_again(bench: Modules) -> None:
-    strangers = bench["strangers"]
+    strangers = bench["unauthenticated_clients"]
     with closing(SocketHub(new_key(), Peer("server", 0), bind=strangers.BIND)) as hub:
         assert strangers.doors(strangers.BIND) == [int(hub.address.rpartition(":")[2])]
         assert strangers.doors("127.0.0.78") == []
@@ -51,7 +51,7 @@ def test_a_crowd_finds_the_doors_and_comes_again(bench: Modules) -> None:
 
 
 def test_a_crowd_that_is_sent_away_may_stay_away(bench: Modules) -> None:
-    strangers = bench["strangers"]
+    strangers = bench["unauthenticated_clients"]
     with closing(SocketHub(new_key(), Peer("server", 0), bind=strangers.BIND)) as hub:
         assert hub.admission is not None
         hub.admission.most = 10
@@ -80,7 +80,7 @@ def event_log(path: Path, orders: int) -> tuple[bytes, list[int]]:
     """A log's bytes, and how long it was after each order."""
     log, ends = EventLog(path, {"gbactl": "0"}), []
     for step in range(orders):
-        log.grant(0, step, 0)
+        log.write(GrantRecord(0, step, 0))
         log.order(OrderRecord(step, 1.0, 1.0, 1.0, ((2 * step, 1.0), (2 * step + 1, 1.0))))
         ends.append(log.bytes)
     log.flush()
@@ -117,14 +117,14 @@ def test_a_run_too_short_for_its_cpu_is_said_to_be(bench: Modules, tmp_path: Pat
     module = bench["server_cpu"]
     data, ends = event_log(tmp_path / "events.log", 30)
     moments = [module.Sample(float(i), {"S": 1.0}, ends[i]) for i in (5, 10)]
-    with pytest.raises(bench["sides"].SideError, match="too short"):
+    with pytest.raises(bench["ratio_sides"].SideError, match="too short"):
         module.usage(moments, data, tmp_path / "prefix")
 
 
 def test_synthetic_tsv_is_criteos_format(bench: Modules) -> None:
     from gbactl.data.readers.criteo import CriteoLines
 
-    block = bench["tsv"].block(np.random.default_rng(0), 500)
+    block = bench["tsv_preparation"].block(np.random.default_rng(0), 500)
     lines = block.decode().splitlines()
     form = CriteoLines(1000)
     assert len(lines) == 500 and [form.explain(line) for line in lines] == [None] * 500
@@ -134,16 +134,16 @@ def test_synthetic_tsv_is_criteos_format(bench: Modules) -> None:
 
 def test_a_tsv_is_prepared_in_a_process_of_its_own(bench: Modules, tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
-    path.write_bytes(bench["tsv"].block(np.random.default_rng(0), 2000))
-    rate, peak = bench["tsv"].measure(path)
+    path.write_bytes(bench["tsv_preparation"].block(np.random.default_rng(0), 2000))
+    rate, peak = bench["tsv_preparation"].measure(path)
     assert rate > 0 and 50 < peak < 1000
     assert list((tmp_path / "cache").glob("criteo-*/meta.json"))
 
 
 def test_a_tsv_that_cannot_be_prepared_is_said_to_be(bench: Modules, tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("no Criteo\n")
-    with pytest.raises(bench["sides"].SideError, match="columns"):
-        bench["tsv"].measure(tmp_path / "train.txt")
+    with pytest.raises(bench["ratio_sides"].SideError, match="columns"):
+        bench["tsv_preparation"].measure(tmp_path / "train.txt")
 
 
 def progress(samples: int) -> Any:

@@ -14,7 +14,16 @@ import pytest
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 FOLDER = EXPERIMENTS / "cpr"
 KINDS = ("", "_others", "_replicas")  # of real jobs' modes
-MODULES = ("done", "study", "equations", "failure_times", "overhead_table", "priorities", "real_table", "write_cpr")
+MODULES = (
+    "study_results",
+    "study",
+    "equations",
+    "failure_times",
+    "overhead_table",
+    "priorities",
+    "real_table",
+    "write_cpr",
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +44,7 @@ def job(scripts: Any, line: str, seed: int, hours: float, auc: float, **told: An
         "lost_updates": 0.01, "bytes": 2e6, "overhead": {**parts, "saving": 0.005, "samples_rolled_back": 0}, **told,
     }  # fmt: skip
     result = {"virtual_seconds": 3600 * hours, "auc": auc, "checkpoint": checkpoint, "recovery": [{}, {}]}
-    return scripts["done"].Done({"line": line, "seed": str(seed)}, result, Path())
+    return scripts["study_results"].Done({"line": line, "seed": str(seed)}, result, Path())
 
 
 @pytest.mark.parametrize("size", ["default", "full", "tiny"])
@@ -43,7 +52,7 @@ def test_the_sweep_holds_every_variant_with_the_failures_of_its_seed(scripts: An
     parts = {part.name: part for part in scripts["study"].read_study(FOLDER / "sweep.yaml", size)}
     real = [f"real{each}{none}" for each in KINDS for none in ("_none", "")]
     assert list(parts) == ["none", "abstract", "beyond", "modes_none", "modes", *real]
-    options = scripts["done"].options
+    options = scripts["study_results"].options
     none = {options(cell.overrides)["seed"] for cell in parts["none"].cells}
     assert len(none) >= (2 if size == "tiny" else 10)
     variants = {options(cell.overrides)["checkpoint"] for cell in parts["abstract"].cells}
@@ -76,7 +85,7 @@ def test_real_jobs_lose_a_server_a_worker_and_the_coordinator(scripts: Any, size
 
 
 def test_the_table_of_real_jobs_holds_every_failure(scripts: Any) -> None:
-    done = scripts["done"].Done
+    done = scripts["study_results"].Done
     phases = [{"seconds": 40.0}, {"seconds": 60.0}]
     lost = {"samples_undone": 512, "row_updates_undone": 70}
     failed = {"process": "S0", "detected_s": 0.01, "loaded_s": 0.5, "useful_s": None, **lost}
@@ -95,7 +104,7 @@ def test_one_cell_of_every_line_composes_to_the_reference_setting(scripts: Any) 
     from gbactl.launch.compose import compose
 
     cells = [cell for part in scripts["study"].read_study(FOLDER / "sweep.yaml") for cell in part.cells]
-    lines = {scripts["done"].options(cell.overrides).get("line", cell.part): cell for cell in cells}
+    lines = {scripts["study_results"].options(cell.overrides).get("line", cell.part): cell for cell in cells}
     assert len({scripts["study"].key_of(cell, "v") for cell in lines.values()}) == len(lines)
     cfg = compose(list(lines["cpr_mfu"].overrides))
     assert costs_of(cfg.checkpoint, cfg.cluster.servers) == scripts["equations"].REFERENCE
@@ -152,8 +161,8 @@ def test_what_has_not_run_with_this_version_stays_as_it_is(
     assert write_cpr.beside(*asked) == "## 1. A\n\nabstract: not run.\n"
     out.write_text("# Results\n\n## 1. A\n\nabstract: code version 0\n\n| 1 |\n\n### More\n\nx\n\n## 2. B\n\nlast\n")
     assert write_cpr.beside(*asked) == "## 1. A\n\nabstract: code version 0\n\n| 1 |\n"
-    assert write_cpr.section(out.read_text(), "## 2. B") == "## 2. B\n\nlast\n"
-    assert write_cpr.section(out.read_text(), "## 2.") == ""
+    assert scripts["study_results"].section(out.read_text(), "## 2. B") == "## 2. B\n\nlast\n"
+    assert scripts["study_results"].section(out.read_text(), "## 2.") == ""
 
 
 def test_an_unfinished_study_says_what_to_type(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    return importlib.import_module("figures")
+    return importlib.import_module("report_tables")
 
 
 def test_the_interval_is_student_s(figures: Any) -> None:

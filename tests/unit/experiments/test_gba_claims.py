@@ -17,7 +17,10 @@ FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "gba_claims"
 @pytest.fixture(scope="module")
 def scripts() -> dict[str, ModuleType]:
     sys.path.insert(0, str(FOLDER))
-    return {name: importlib.import_module(name) for name in ("cells", "best", "speedups", "norms", "results")}
+    return {
+        name: importlib.import_module(name)
+        for name in ("cells", "choose_best", "speedups", "gradient_norms", "write_gba_claims")
+    }
 
 
 def done(scripts: Any, folder: Path = Path(), *overrides: str, **result: Any) -> Any:
@@ -33,16 +36,18 @@ def test_options_of_a_command_line(scripts: Any) -> None:
 def test_the_sweep_holds_every_part(scripts: Any, size: str) -> None:
     parts = {part.name: part for part in scripts["cells"].study.read_study(FOLDER / "sweep.yaml", size)}
     assert {"rate", "tuning_free", "frappe", "region", "speed", "speed_local", "ablation", "norms"} <= set(parts)
-    assert set(scripts["best"].GRIDS) <= set(parts)
+    assert set(scripts["choose_best"].GRIDS) <= set(parts)
     assert len(scripts["cells"].seeds(parts["tuning_free"].cells)) >= 5
     assert parts["speed_local"].jobs == 1
 
 
 def test_seeds_for_choosing_are_not_reported(scripts: Any) -> None:
     part, seeds = scripts["cells"].part, scripts["cells"].seeds
-    chosen_on = {seed for name in (*scripts["best"].GRIDS, "rate") for seed in seeds(part(name).cells)}
+    chosen_on = {seed for name in (*scripts["choose_best"].GRIDS, "rate") for seed in seeds(part(name).cells)}
     reported = {seed for name in ("tuning_free", "tuning_free_fast", "frappe") for seed in seeds(part(name).cells)}
-    assert chosen_on and not chosen_on & (reported | {str(1 + n) for n in range(max(scripts["best"].SEEDS.values()))})
+    assert chosen_on and not chosen_on & (
+        reported | {str(1 + n) for n in range(max(scripts["choose_best"].SEEDS.values()))}
+    )
     assert "0" not in reported  # the settings were found with it
 
 
@@ -78,7 +83,7 @@ def grid(scripts: Any) -> list[Any]:
 
 
 def test_the_best_of_each_mode_by_its_mean(scripts: Any) -> None:
-    best = scripts["best"]
+    best = scripts["choose_best"]
     chosen = best.best(best.tried(grid(scripts)))
     assert {mode: (each.rate, each.own) for mode, each in chosen.items()} == {
         "async": ("0.001", ""), "hop_bs": ("0.002", "2"),
@@ -88,7 +93,7 @@ def test_the_best_of_each_mode_by_its_mean(scripts: Any) -> None:
 
 
 def test_a_best_at_the_edge_of_its_grid_is_said(scripts: Any) -> None:
-    best = scripts["best"]
+    best = scripts["choose_best"]
     text = best.fragment(best.tried(grid(scripts)))
     assert "- async: the best optim.lr is at the edge of its grid." in text
     assert "hop_bs: the best" not in text
@@ -97,7 +102,7 @@ def test_a_best_at_the_edge_of_its_grid_is_said(scripts: Any) -> None:
 
 
 def test_the_chosen_are_a_sweep_of_their_own(scripts: Any, tmp_path: Path) -> None:
-    best, study = scripts["best"], scripts["cells"].study
+    best, study = scripts["choose_best"], scripts["cells"].study
     path = tmp_path / "chosen.yaml"
     path.write_text(best.yaml.safe_dump(best.sweep(best.best(best.tried(grid(scripts))), "0.004", 2)))
     (part,) = study.read_study(path)
@@ -109,7 +114,7 @@ def test_the_chosen_are_a_sweep_of_their_own(scripts: Any, tmp_path: Path) -> No
 
 def test_syncs_rate_is_its_best(scripts: Any) -> None:
     cells = [done(scripts, Path(), f"optim.lr={rate}", auc=auc) for rate, auc in (("1", 0.7), ("2", 0.8), ("3", 0.75))]
-    assert scripts["best"].sync_rate(cells) == "2"
+    assert scripts["choose_best"].sync_rate(cells) == "2"
 
 
 def speeds(scripts: Any) -> list[Any]:
@@ -142,7 +147,7 @@ def normed(scripts: Any, folder: Path, mode: str, scale: float) -> Any:
 
 
 def test_norms_are_of_the_steps_after_the_switch(scripts: Any, tmp_path: Path) -> None:
-    norms = scripts["norms"]
+    norms = scripts["gradient_norms"]
     modes = norms.of_modes([normed(scripts, tmp_path / m, m, s) for m, s in (("sync", 1.0), ("async", 4.0))])
     assert modes["sync"]["dense"] == [2.0, 3.0, 4.0, 5.0]
     assert len(modes["async"]["rows"]) == 8
@@ -154,7 +159,7 @@ def test_norms_are_of_the_steps_after_the_switch(scripts: Any, tmp_path: Path) -
 
 
 def test_a_table_comes_with_its_command(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    results = scripts["results"]
+    results = scripts["write_gba_claims"]
     monkeypatch.setattr(results, "report", lambda table: "| mode |\n")
     text = results.shown(results.Table("By rate", "rate", ("--by", "optim.lr")))
     assert "### By rate" in text and "| mode |" in text
@@ -163,9 +168,9 @@ def test_a_table_comes_with_its_command(scripts: Any, monkeypatch: pytest.Monkey
 
 def test_the_table_of_slow_workers_is_left_to_the_command(scripts: Any) -> None:
     text = "| mode | n |\n| gba | 1 |\n\n| mode | slowed | n |\n| gba | W1 | 1 |\n\n- +-: sd.\n- slowed: how.\n- last\n"
-    assert scripts["results"].without_slowdowns(text) == "| mode | n |\n| gba | 1 |\n\n- +-: sd.\n- last\n"
+    assert scripts["write_gba_claims"].without_slowdowns(text) == "| mode | n |\n| gba | 1 |\n\n- +-: sd.\n- last\n"
 
 
 def test_frappe_is_skipped_by_name(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GBACTL_DATA", raising=False)
-    assert scripts["results"].frappe() == ["Left out: GBACTL_DATA was not set.\n"]
+    assert scripts["write_gba_claims"].frappe() == ["Left out: GBACTL_DATA was not set.\n"]

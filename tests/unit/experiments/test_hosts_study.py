@@ -20,12 +20,12 @@ RELAYED = {"latency_us": 75.0, "bandwidth_gbit": 8.0, "frames": 12345, "dropped"
 @pytest.fixture(scope="module")
 def scripts() -> dict[str, ModuleType]:
     sys.path[:0] = [str(FOLDER)]
-    return {name: importlib.import_module(name) for name in ("links", "paying")}
+    return {name: importlib.import_module(name) for name in ("links", "result_tables")}
 
 
 @pytest.fixture
 def rows(scripts: dict[str, ModuleType]) -> list[Any]:
-    links, paying = scripts["links"], scripts["paying"]
+    links, paying = scripts["links"], scripts["result_tables"]
 
     def row(link: Any, mode: str, eps: tuple[float, ...], foreseen: float, wire: str = "fp32", less: Any = None) -> Any:
         sent = {"dense": 1000.0, "rows": 2000.0, "ids": 300.0, "control": 40.0, "other": 0.0}
@@ -72,31 +72,31 @@ def test_what_was_found_is_not_looked_for_again(scripts: dict[str, ModuleType], 
 
 
 def test_the_table_says_what_was_measured_and_foreseen(scripts: dict[str, ModuleType], rows: list[Any]) -> None:
-    lines = list(scripts["paying"].measured(rows))
+    lines = list(scripts["result_tables"].measured(rows))
     assert lines[2] == "| 1gbit | 0 | 20 Gbit/s, 30 us | `sync` | 100 (90 - 120) | 110 | +10 % | - | - |"
     relayed = "| 30 | +233 % | 12, +33 % | 5 %, 25 us, 3 |"
     assert lines[5] == f"| 1gbit | 5 | 20 Gbit/s, 30 us | `async` | 9 (9 - 9) {relayed}"
     assert len({line.count("|") for line in lines}) == 1
-    said = scripts["paying"].kept_promise(rows)
+    said = scripts["result_tables"].kept_promise(rows)
     told = "2 of 4 predictions within 15 %, 2 where they know what the relay takes; the worst of these: "
     assert said == f"{told}-34 % (`async` at 1gbit, 0 ms)."
     assert [row.taken for row in rows] == [0.0, 0.0, 0.05, 0.05]
 
 
 def test_the_fastest_mode_of_every_network(scripts: dict[str, ModuleType], rows: list[Any]) -> None:
-    assert list(scripts["paying"].paying(rows))[2:] == [
+    assert list(scripts["result_tables"].paying(rows))[2:] == [
         "| 1gbit | 0 | `async` | 1.50 | `sync` | 1.00 |",
         "| 1gbit | 5 | `sync` | 1.00 | `async` | 2.73 |",
     ]
-    assert "| `async` | - |" in list(scripts["paying"].paying(rows[1:2]))[2]
+    assert "| `async` | - |" in list(scripts["result_tables"].paying(rows[1:2]))[2]
 
 
 def test_bytes_of_a_step(scripts: dict[str, ModuleType], rows: list[Any]) -> None:
-    lines = list(scripts["paying"].weights(rows))
+    lines = list(scripts["result_tables"].weights(rows))
     assert lines[2] == "| `sync` | fp32 | 1.0 | 2.0 | 0.3 | 0.0 | 3.3 | 100 |"
     assert len({line.count("|") for line in lines}) == 1
 
 
 def test_the_ceiling_is_told(scripts: dict[str, ModuleType]) -> None:
-    said = " ".join(scripts["paying"].ceiling(OWN, RELAYED))
+    said = " ".join(scripts["result_tables"].ceiling(OWN, RELAYED))
     assert "20 Gbit/s, 30 us" in said and "8 Gbit/s, 75 us, of which 45 us" in said and "2 of 12,345" in said

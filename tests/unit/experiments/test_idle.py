@@ -23,7 +23,7 @@ EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 @pytest.fixture(scope="module")
 def idle() -> Any:
     sys.path.insert(0, str(EXPERIMENTS))
-    return importlib.import_module("idle")
+    return importlib.import_module("timing_only")
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ def test_times_are_those_of_a_training(idle: Any, data: Path, tmp_path: Path, mo
     cfg, dataset = config(mode, dense), open_dataset(data)
     run_virtual(cfg, dataset, tmp_path, events.append)
     [trained] = [event.fields for event in events if event.name == "result"]
-    (tmp_path / "idle").mkdir()
-    told = idle.times(cfg, dataset, tmp_path / "idle")
+    (tmp_path / "timing_only").mkdir()
+    told = idle.times(cfg, dataset, tmp_path / "timing_only")
     assert told["phase_eps"] == trained["eps"] and told["samples"] == trained["samples"]
     assert "auc" not in told
     assert told["eps"] == pytest.approx(trained["eps"], rel=0.1)

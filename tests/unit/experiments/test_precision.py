@@ -17,7 +17,7 @@ FOLDER = EXPERIMENTS / "precision"
 @pytest.fixture(scope="module")
 def scripts() -> dict[str, ModuleType]:
     sys.path[:0] = [str(FOLDER), str(EXPERIMENTS)]
-    return {name: importlib.import_module(name) for name in ("done", "study", "compare_precision")}
+    return {name: importlib.import_module(name) for name in ("study_results", "study", "compare_precision")}
 
 
 @pytest.mark.parametrize("size", ["default", "full"])
@@ -25,7 +25,7 @@ def test_every_training_is_there_in_both(scripts: Any, size: str) -> None:
     from gbactl.launch.compose import compose
 
     for part in scripts["study"].read_study(FOLDER / "sweep.yaml", size):
-        cells = [scripts["done"].options(cell.overrides) for cell in part.cells]
+        cells = [scripts["study_results"].options(cell.overrides) for cell in part.cells]
         what, kinds = ("precision", 2) if "precision" in cells[0] else ("transport.wire_dtype", 3)
         pairs = {each: {(c["mode"], c["seed"]) for c in cells if c[what] == each} for each in {c[what] for c in cells}}
         assert len(pairs) == kinds and all(each == pairs["fp32"] for each in pairs.values())
@@ -35,7 +35,7 @@ def test_every_training_is_there_in_both(scripts: Any, size: str) -> None:
 
 
 def test_bf16_is_compared_with_fp32_of_the_same_seed(scripts: Any) -> None:
-    made, found = scripts["done"].Done, []
+    made, found = scripts["study_results"].Done, []
     for mode, off in (("sync", -0.0001), ("gba", -0.001)):
         for seed, auc in (("1", 0.8), ("2", 0.7)):
             options = {"mode": mode, "seed": seed}
@@ -51,7 +51,7 @@ def test_bf16_is_compared_with_fp32_of_the_same_seed(scripts: Any) -> None:
 
 
 def test_each_kind_of_wire_has_its_row(scripts: Any) -> None:
-    made, found = scripts["done"].Done, []
+    made, found = scripts["study_results"].Done, []
     for kind, off in (("fp32", 0.0), ("fp16", 0.001), ("bf16", -0.002)):
         for seed, auc in (("1", 0.8), ("2", 0.7)):
             options = {"mode": "gba", "seed": seed, "transport.wire_dtype": kind}

@@ -28,17 +28,13 @@ FOLDER = EXPERIMENTS / "shadowsync"
 @pytest.fixture(scope="module")
 def scripts() -> dict[str, ModuleType]:
     sys.path[:0] = [str(FOLDER), str(EXPERIMENTS)]
-    found = {name: importlib.import_module(name) for name in ("done", "study", "tables", "traffic", "hogwild")}
-    spec = importlib.util.spec_from_file_location("shadowsync_results", FOLDER / "results.py")  # others have one, too
-    assert spec is not None and spec.loader is not None
-    found["results"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found["results"])
-    return found
+    names = ("study_results", "study", "tables", "traffic", "hogwild", "write_shadowsync")
+    return {name: importlib.import_module(name) for name in names}
 
 
 def done(scripts: Any, line: str, workers: int, seed: int, **result: Any) -> Any:
     options = {"line": line, "cluster.workers": str(workers), "seed": str(seed)}
-    return scripts["done"].Done(options, result, Path())
+    return scripts["study_results"].Done(options, result, Path())
 
 
 @pytest.mark.parametrize("size", ["default", "full", "tiny"])
@@ -47,16 +43,16 @@ def test_the_sweep_holds_every_part(scripts: Any, size: str) -> None:
     assert list(parts) == ["speed_local", "speed_one", "speed", "quality", "elp", "ablation", "modes", "modes_adagrad"]
     assert parts["speed_local"].jobs == 1
     assert [name for name, part in parts.items() if part.idle] == ["speed_one", "speed"]
-    assert set(scripts["results"].SECTIONS) == set(parts)
+    assert set(scripts["write_shadowsync"].SECTIONS) == set(parts)
     for part in (parts["modes"], parts["modes_adagrad"]):
-        assert {scripts["done"].options(cell.overrides)["mode"] for cell in part.cells} == set(EVERY)
+        assert {scripts["study_results"].options(cell.overrides)["mode"] for cell in part.cells} == set(EVERY)
 
 
 def test_one_cell_of_every_line_composes(scripts: Any) -> None:
     lines = {}
     for part in scripts["study"].read_study(FOLDER / "sweep.yaml"):
         for cell in part.cells:
-            options = scripts["done"].options(cell.overrides)
+            options = scripts["study_results"].options(cell.overrides)
             lines[part.name, options.get("line", options["mode"])] = cell
     assert len({scripts["study"].key_of(cell, "v") for cell in lines.values()}) == len(lines)
 
@@ -86,7 +82,8 @@ def test_a_sync_server_that_has_no_time_left_is_told(scripts: Any) -> None:
 
 def test_results_of_one_part_leave_the_others_as_they_are(scripts: Any) -> None:
     speed, elp = "## 1. A\n\nspeed: seeds 1; 2 runs.\n\n| a |\n\n", "## 3. B\n\nelp: seeds 1.\n\n| b |\n\n"
-    assert scripts["results"].kept(f"# Results\n\nx\n\n{speed}{elp}## T\n\nt\n") == {"speed": speed, "elp": elp}
+    text, section = f"# Results\n\nx\n\n{speed}{elp}## T\n\nt\n", scripts["study_results"].section
+    assert [section(text, heading) for heading in ("## 1. A", "## 3. B", "## 2. C")] == [speed[:-1], elp[:-1], ""]
 
 
 def test_quality_is_in_percent_and_against_the_foreground(scripts: Any) -> None:

@@ -27,11 +27,11 @@ FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "soak"
 @pytest.fixture(scope="module")
 def scripts() -> dict[str, ModuleType]:
     sys.path[:0] = [str(FOLDER)]
-    return {name: importlib.import_module(name) for name in ("trouble", "leftovers", "checks")}
+    return {name: importlib.import_module(name) for name in ("fault_plans", "leftovers", "run_checks")}
 
 
 def test_everything_comes_and_the_same_seed_draws_the_same(scripts: dict[str, ModuleType]) -> None:
-    trouble = scripts["trouble"]
+    trouble = scripts["fault_plans"]
     drawn = [trouble.draw(3, number) for number in range(42)]
     assert {training.mode for training in drawn} == set(names())
     assert drawn == [trouble.draw(3, number) for number in range(42)] != [trouble.draw(4, n) for n in range(42)]
@@ -47,7 +47,7 @@ def test_everything_comes_and_the_same_seed_draws_the_same(scripts: dict[str, Mo
 
 @pytest.mark.parametrize("number", range(14))
 def test_what_is_drawn_can_be_run(scripts: dict[str, ModuleType], number: int) -> None:
-    trouble = scripts["trouble"]
+    trouble = scripts["fault_plans"]
     training = trouble.draw(0, number)
     cfg = compose(list(training.overrides))
     assert cfg.mode.name == training.mode and len(cfg.faults.plans) == len(training.plan) > 0
@@ -61,7 +61,7 @@ def test_what_is_drawn_can_be_run(scripts: dict[str, ModuleType], number: int) -
 
 
 def test_between_strikes_at_servers_and_the_coordinator_are_steps(scripts: dict[str, ModuleType]) -> None:
-    trouble, several = scripts["trouble"], set()
+    trouble, several = scripts["fault_plans"], set()
     for training in (trouble.draw(1, number) for number in range(200)):
         workers = next(int(text[-1]) for text in training.overrides if text.startswith("cluster.workers="))
         steps = trouble.ROWS / trouble.BATCH / (workers if policy_class(training.mode).global_step else 1)
@@ -91,7 +91,7 @@ def test_what_was_not_finished_is_left_behind(scripts: dict[str, ModuleType], tm
 def test_samples_without_a_fate_and_strikes_that_were_not_done_are_told(
     scripts: dict[str, ModuleType], tmp_path: Path
 ) -> None:
-    checks = scripts["checks"]
+    checks = scripts["run_checks"]
     counted = {"read": 10, "trained": 7, "decayed": 1, "lost": 2}
     checks.accounts({"samples": counted}, 10)
     for wrong in ({**counted, "lost": 1}, {**counted, "read": 11, "lost": 3}):
@@ -106,7 +106,7 @@ def test_samples_without_a_fate_and_strikes_that_were_not_done_are_told(
 
 
 def test_a_replay_that_is_refused_is_well_only_where_it_has_to_be(scripts: dict[str, ModuleType]) -> None:
-    checks = scripts["checks"]
+    checks = scripts["run_checks"]
     refused = subprocess.CompletedProcess([], 1, "", "such a run cannot be replayed.")
     assert checks.replayed(subprocess.CompletedProcess([], 0, "", ""), True) and not checks.replayed(refused, False)
     differs = subprocess.CompletedProcess([], 1, "Shard 0 is not as logged", "")
@@ -121,7 +121,7 @@ def test_the_model_of_the_files_is_compared(
     scripts: dict[str, ModuleType], tmp_path: Path, mode: str, variant: str
 ) -> None:
     """Every part of it counts: a bit of a row, of a moment or of the dense part makes another sum."""
-    checks, cfg = scripts["checks"], recorded.config(mode, recorded.splits(tmp_path / "data"))
+    checks, cfg = scripts["run_checks"], recorded.config(mode, recorded.splits(tmp_path / "data"))
     cfg = dataclasses.replace(cfg, checkpoint=CheckpointConfig(name=variant, interval_steps=3))
     result: dict[str, Any] = recorded.record(cfg, tmp_path)
     checks.model(tmp_path, result)

@@ -18,7 +18,9 @@ FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "switching"
 @pytest.fixture(scope="module")
 def scripts() -> dict[str, ModuleType]:
     sys.path.insert(0, str(FOLDER))
-    return {name: importlib.import_module(name) for name in ("carry", "busy_day", "pauses", "write_up")}
+    return {
+        name: importlib.import_module(name) for name in ("state_carry_over", "busy_day", "pauses", "write_switching")
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +29,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def finished(scripts: Any, *overrides: str, **result: Any) -> Any:
-    done = scripts["pauses"].done
+    done = scripts["pauses"].study_results
     return done.Done(done.options(overrides), result, Path())
 
 
@@ -35,7 +37,7 @@ def finished(scripts: Any, *overrides: str, **result: Any) -> Any:
 def test_the_sweep_holds_every_study(scripts: Any, size: str) -> None:
     parts = {part.name: part for part in scripts["pauses"].study.read_study(FOLDER / "sweep.yaml", size)}
     assert set(parts) == {"carry", "carry_frappe", "day", "pauses", "restarts"}
-    options, seeds = scripts["pauses"].done.options, scripts["pauses"].done.seeds
+    options, seeds = scripts["pauses"].study_results.options, scripts["pauses"].study_results.seeds
     assert len(seeds(parts["carry"].cells)) >= 5 and parts["pauses"].jobs == parts["restarts"].jobs == 1
     lines = {options(cell.overrides)["line"] for cell in parts["carry"].cells}
     for mode in SERVED:
@@ -47,7 +49,7 @@ def test_the_sweep_holds_every_study(scripts: Any, size: str) -> None:
 
 def test_one_cell_of_every_kind_composes(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GBACTL_DATA", str(tmp_path))
-    study, options = scripts["pauses"].study, scripts["pauses"].done.options
+    study, options = scripts["pauses"].study, scripts["pauses"].study_results.options
     cells = [cell for part in study.read_study(FOLDER / "sweep.yaml") for cell in part.cells]
     last = {(cell.part, options(cell.overrides).get("line", "")[-4:]): cell for cell in cells}
     assert len({study.key_of(cell, "v") for cell in last.values()}) == len(last)
@@ -56,7 +58,7 @@ def test_one_cell_of_every_kind_composes(scripts: Any, monkeypatch: pytest.Monke
 def test_an_unfinished_study_says_what_to_type(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(scripts["pauses"].study, "STUDIES", tmp_path)
     with pytest.raises(SystemExit, match=r"has no result in .*; type: make switching"):
-        scripts["write_up"].cells("day")
+        scripts["write_switching"].cells("day")
     with pytest.raises(SystemExit, match="was not measured; type: make switching"):
         scripts["pauses"].measured()
 
@@ -79,7 +81,7 @@ def carried(scripts: Any) -> list[Any]:
 
 
 def test_aucs_after_a_switch_are_paired_by_seed(scripts: Any) -> None:
-    carry = scripts["carry"]
+    carry = scripts["state_carry_over"]
     found = carry.by_line(carried(scripts))
     assert carry.modes(found) == ["gba"]
     text = carry.table(found)

@@ -88,7 +88,7 @@ def test_a_step_too_small_for_two_bytes_is_not_lost_in_an_exchange(name: str) ->
     theirs = AveragingRounds(replica(1.0), make("ma", SIZE, {}), ExchangeStatistics(), others.member(1), codec=codec)
     all_of([lambda: meeting.once(False), lambda: theirs.once(False)])
     assert mine.value.tolist() == before and theirs.replica.value.tolist() == [1.0] * SIZE
-    assert meeting.notes.sent == 2 * 2.0 * (SIZE + 4) / 2
+    assert meeting.statistics.sent == 2 * 2.0 * (SIZE + 4) / 2
     heard: list[Any] = []
 
     def ask(sent: Any, alpha: float) -> Any:
@@ -169,7 +169,7 @@ def test_the_mean_is_over_those_who_are_there() -> None:
     }
     all_of([lambda each=each: each.once(False) for each in meetings.values()])
     assert [each.replica.value[0] for each in meetings.values()] == [4.0, 4.0]
-    assert all(each.notes.sent == 8.0 * (SIZE + 4) / 2 for each in meetings.values())
+    assert all(each.statistics.sent == 8.0 * (SIZE + 4) / 2 for each in meetings.values())
 
 
 def test_one_that_is_out_of_data_answers_and_may_still_be_given_a_batch() -> None:

@@ -10,27 +10,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lines import Line
-from sides import Bench
+from bench_lines import Line
+from ratio_sides import Bench
 
 
 def replay(records: list[Any], target: Path) -> float:
     """Write these records to a new log and return the seconds it took."""
-    from gbactl.coordinator.event_log import AnnounceRecord, EventLog, FinishRecord, GrantRecord, OrderRecord
+    from gbactl.coordinator.event_log import EventLog
 
     log = EventLog(target, {})
     began = time.perf_counter()
     for record in records:
-        if isinstance(record, GrantRecord):
-            log.grant(*record)
-        elif isinstance(record, AnnounceRecord):
-            log.announce(*record)
-        elif isinstance(record, OrderRecord):
-            log.order(record)
-        elif isinstance(record, FinishRecord):
-            log.finish()
-        else:
-            log.info(record.kind, record.fields)
+        log.write(record)
     log.flush()
     seconds = time.perf_counter() - began
     log.close()

@@ -1,6 +1,6 @@
 """Part 2: choose the options with the best AUC of every derived mode, on seeds reserved for choosing.
 
-    .venv/bin/python experiments/gba_claims/best.py      # writes runs/studies/gba_claims/chosen.yaml
+    .venv/bin/python experiments/gba_claims/choose_best.py      # writes runs/studies/gba_claims/chosen.yaml
 
 The chosen options are then trained on other seeds. Costs a second; needs the cells of rate, derived_grid_steps and
 derived_grid_batches.

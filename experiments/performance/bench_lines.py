@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sides import Side
+from ratio_sides import Side
 
 Tell = Callable[[str], None]
 

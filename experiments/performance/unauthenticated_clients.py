@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from sides import Bench, Side, steady
+from ratio_sides import Bench, Side, steady
 
 BIND = "127.0.0.77"  # a loopback address that nothing else uses
 EACH, AGAIN, TICK_SECONDS = 1000, 50, 0.2

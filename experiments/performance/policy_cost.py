@@ -1,6 +1,6 @@
 """Cost of a policy decision of each mode: microseconds for a take and an announcement, at 8 and at 400 workers.
 
-    python experiments/performance/policies.py
+    python experiments/performance/policy_cost.py
 
 Workers arrive in a seeded random order, one in eight four times slower. A refused worker asks again after
 every announcement, as in the coordinator. Refusals are not part of a decision's cost but shown beside it: refusals

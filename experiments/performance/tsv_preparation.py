@@ -1,6 +1,6 @@
 """Benchmark of preparing Criteo's TSV: megabytes of the file a second on one core, and the process's peak memory.
 
-    python experiments/performance/tsv.py [--megabytes 200]
+    python experiments/performance/tsv_preparation.py [--megabytes 200]
 
 Synthetic lines go to a temporary file; a separate process, bound to one core, prepares it from start to end
 (fingerprint, parsing, hashing, arrays, checksums). Prints MB/s and peak resident MB.
@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-from crew import one_thread_each
-from lines import Line, Tell
-from sides import SideError
+from bench_lines import Line, Tell
+from process_group import one_thread_each
+from ratio_sides import SideError
 
 LINES, INTEGERS, IDS = 20_000, 13, 26
 MISSING = 0.1

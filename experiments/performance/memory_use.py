@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from alone import prepared
-from lines import Line
-from sides import Bench, SideError
+from bench_lines import Line
+from plain_loop import prepared
+from ratio_sides import Bench, SideError
 
 from gbactl.config import to_dict
 from gbactl.launch.compose import compose

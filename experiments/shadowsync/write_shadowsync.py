@@ -1,12 +1,11 @@
 """Write results.md: the tables of this study. Costs half a minute; reads runs/studies/. Part of `make shadowsync`.
 
-.venv/bin/python experiments/shadowsync/results.py [--part NAME]
+.venv/bin/python experiments/shadowsync/write_shadowsync.py [--part NAME]
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,11 +14,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import done as of_any  # noqa: E402  (scripts of this folder and its parent, not a package)
-import study  # noqa: E402
+import study_results as of_any  # noqa: E402  (scripts of this folder and its parent, not a package)
 import tables  # noqa: E402
 import traffic  # noqa: E402
-from done import Done, seeds, size  # noqa: E402
+from study_results import Done  # noqa: E402
 
 SWEEP, HOGWILD = HERE / "sweep.yaml", HERE / "hogwild.md"
 
@@ -37,13 +35,6 @@ def with_traffic(name: str) -> list[Done]:
     ]
 
 
-def section(title: str, name: str, table: str) -> str:
-    """Section with a heading, the origin of the figures, and the table."""
-    cells = of_any.part(SWEEP, name).cells
-    found = ", ".join(seeds(cells))
-    return f"## {title}\n\n{name}: seeds {found}; {len(cells)} runs, code version {study.code_version()}.\n\n{table}"
-
-
 SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "speed_local": ("1. EPS by trainers, local", lambda: tables.scaling(done("speed_local"))),
     "speed_one": (
@@ -59,31 +50,18 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
 }
 
 
-def kept(text: str) -> dict[str, str]:
-    """Sections of an existing results.md, by part; each names its code version."""
-    found = {}
-    for each in re.split(r"^(?=## )", text, flags=re.MULTILINE)[1:]:
-        if told := re.search(r"^(\w+): seeds ", each, flags=re.MULTILINE):
-            found[told[1]] = each
-    return found
-
-
 def main() -> None:
     """Write results.md; with --part only these parts are computed, and the others are kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", action="append", metavar="NAME", choices=list(SECTIONS))
     chosen, path = parser.parse_args().part, HERE / "results.md"
-    before = kept(path.read_text()) if chosen else {}
-    made = f"make shadowsync{'' if size() == 'default' else f' SIZE={size()}'}"
-    text = [
-        f"# Results\n\nWritten by `{made}`; questions and answers are in README.md. +-: half of a 95 % interval over "
-        "seeds.\n"
-    ]
+    before = path.read_text() if chosen else ""
+    text = [f"{of_any.title('shadowsync')} +-: half of a 95 % interval over seeds.\n"]
     for name, (title, table) in SECTIONS.items():
         if not chosen or name in chosen:
-            text.append(section(title, name, table()))
-        elif name in before:
-            text.append(f"{before[name].rstrip()}\n")
+            text.append(f"## {title}\n\n{of_any.origin(SWEEP, name)}\n{table()}")
+        elif there := of_any.section(before, f"## {title}"):
+            text.append(f"{there.rstrip()}\n")
     if HOGWILD.exists():
         text.append(f"## Threads or processes on one replica\n\n{HOGWILD.read_text()}")
     path.write_text("\n".join(text))

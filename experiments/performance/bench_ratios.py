@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lines import Pair
+from bench_lines import Pair
+from ratio_sides import Bench, data_path, gbactl, plain_peer, reference, rpc_peer
 from server_cpu import server_cpu
-from shapes import max_cardinality
-from sides import Bench, data_path, gbactl, plain_peer, reference, rpc_peer
-from strangers import crowded
+from table_sizes import max_cardinality
+from unauthenticated_clients import crowded
 
 BF16 = "precision=bf16"
 ADAGRAD = "optim=adagrad"

@@ -1,6 +1,6 @@
 """Write results.md: the tables of `gbactl report` and of the scripts in this folder, each with its origin.
 
-    .venv/bin/python experiments/gba_claims/results.py
+    .venv/bin/python experiments/gba_claims/write_gba_claims.py
 
 Costs 3 seconds a table; reads the tracking store and runs/studies/. Part of `make gba-claims`.
 """
@@ -11,13 +11,13 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
-import best
-import norms
+import choose_best
+import gradient_norms
 import speedups
 import study
-from cells import CHOSEN, HERE, SWEEP, done, options, part, seeds, size
+import study_results
+from cells import CHOSEN, HERE, SWEEP, done, options, part, seeds
 
 VERSION = study.code_version()
 DAYS = "auc/day 3,auc/day 4,eps/day 3"
@@ -60,11 +60,9 @@ def shown(table: Table) -> str:
     return f"### {table.title}\n\n{report(table)}\n```text\n{shlex.join(command(table))}\n```\n"
 
 
-def origin(name: str, sweep: Path = SWEEP) -> str:
-    """Sentence on the number of seeds, the seeds and the code version of a part."""
-    cells = part(name, sweep).cells
-    found = seeds(cells)
-    return f"{name}: n = {len(found)} a line (seeds {', '.join(found)}), {len(cells)} runs, code version {VERSION}.\n"
+def origin(name: str) -> str:
+    """Sentence on the runs of a part."""
+    return study_results.origin(SWEEP, name)
 
 
 def taking_over(name: str, at: str, metrics: str) -> list[str]:
@@ -81,7 +79,7 @@ def taking_over(name: str, at: str, metrics: str) -> list[str]:
 def _rates() -> str:
     """Sentence on these cells' learning rate, and on sync's best one."""
     rate = options(part("tuning_free_fast").cells[0].overrides)["optim.lr"]
-    return f"Rate {rate}; sync's best in part 0 is {best.sync_rate(done('rate'))}.\n"
+    return f"Rate {rate}; sync's best in part 0 is {choose_best.sync_rate(done('rate'))}.\n"
 
 
 def frappe() -> list[str]:
@@ -97,9 +95,9 @@ def derived() -> list[str]:
     by_workers = ("--by", "mode,cluster.workers", "--baseline", "gba")
     by_tag = ("--by", "tags.derived", "--baseline", "gba")
     return [
-        f"Chosen on seed {', '.join(seeds(part(best.GRIDS[0]).cells))}, which is not reported:\n",
-        best.fragment(best.settings()),
-        origin("derived", CHOSEN),
+        f"Chosen on seed {', '.join(seeds(part(choose_best.GRIDS[0]).cells))}, which is not reported:\n",
+        choose_best.fragment(choose_best.settings()),
+        study_results.origin(CHOSEN, "derived"),
         shown(Table("Each at its best, gba at sync's rate", "derived", by_tag)),
         origin("region"),
         shown(Table("By staleness: more workers, nothing tuned", "region", by_workers)),
@@ -116,16 +114,21 @@ def sections() -> list[tuple[str, list[str]]]:
         ("1. Tuning-free: synthetic, a rate for few steps", [_rates(), *taking_over("tuning_free_fast", "day", DAYS)]),
         ("1. Tuning-free: Frappe", frappe()),
         ("2. Against derived asynchronous modes", derived()),
-        ("3. Speed under strained resources", [*map(origin, SPEED), speedups.fragment(SPEED, HERE / "speedups.png")]),
+        (
+            "3. Speed under strained resources",
+            [*map(origin, SPEED), speedups.fragment(SPEED, HERE / "speedups.png")],
+        ),
         ("4. Ablations", [origin("ablation"), shown(by_option)]),
-        ("5. The obstacle", [origin("norms"), norms.fragment("norms", HERE / "norms.png")]),
+        (
+            "5. The obstacle",
+            [origin("norms"), gradient_norms.fragment("norms", HERE / "norms.png")],
+        ),
     ]
 
 
 def main() -> None:
     """Write results.md."""
-    made = f"make gba-claims{'' if size() == 'default' else f' SIZE={size()}'}"
-    text = [f"# Results\n\nWritten by `{made}`; questions and answers are in README.md.\n"]
+    text = [f"{study_results.title('gba-claims')}\n"]
     for title, below in sections():
         text += [f"## {title}\n", *below]
     (HERE / "results.md").write_text("\n".join(text))

@@ -59,7 +59,7 @@ class Trainee:
         model = build(self.cfg.model, schema.numeric, schema.fields, self.cfg.seed)
         self.computer = GradientComputer(model, precision=self.cfg.precision)
         self.flat = self.computer.flat
-        self.width = shard_spec(self.cfg, self.dataset, 0).width
+        self.width = shard_spec(self.cfg, self.dataset.schema.rows, 0).width
         self.batch = self.cfg.local_batch
         self.feed = Feed(self.dataset, self.batch, rank, size)
         self.emb = np.empty((self.batch * schema.fields, self.width), np.float32)
@@ -80,7 +80,7 @@ class Trainee:
 
     def table(self) -> RowBlock:
         """Make the whole embedding table with its optimizer, initialised."""
-        spec = shard_spec(self.cfg, self.dataset, 0)
+        spec = shard_spec(self.cfg, self.dataset.schema.rows, 0)
         rows = RowBlock(self.dataset.schema.rows, spec.width, spec.row_optimizer, self.kernels)
         rows.initialise(self.cfg.seed, 0, 1, self.cfg.model.init_scale)
         return rows

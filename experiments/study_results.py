@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,3 +58,21 @@ def done(sweep: Path, name: str, target: str) -> list[Done]:
 def seeds(cells: Sequence[study.Cell]) -> list[str]:
     """Seeds of some cells, sorted."""
     return sorted({options(cell.overrides)["seed"] for cell in cells}, key=int)
+
+
+def origin(sweep: Path, name: str) -> str:
+    """Sentence on the number of runs, seeds and code version of a part."""
+    cells = part(sweep, name).cells
+    return f"{name}: {len(cells)} runs, seeds {', '.join(seeds(cells))}, code version {study.code_version()}.\n"
+
+
+def title(target: str) -> str:
+    """Head of a results.md that `make TARGET` writes."""
+    made = f"make {target}{'' if size() == 'default' else f' SIZE={size()}'}"
+    return f"# Results\n\nWritten by `{made}`; questions and answers are in README.md."
+
+
+def section(text: str, heading: str) -> str:
+    """Extract a heading of a Markdown text and its body, up to the next heading; "" where it does not exist."""
+    found = re.search(rf"^{re.escape(heading)}\n.*?(?=\n^#|\Z)", text, re.DOTALL | re.MULTILINE)
+    return "" if found is None else found.group()

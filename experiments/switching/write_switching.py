@@ -1,6 +1,6 @@
 """Write results.md: the tables of the three studies, each with its origin.
 
-    .venv/bin/python experiments/switching/write_up.py
+    .venv/bin/python experiments/switching/write_switching.py
 
 Costs a few seconds; reads runs/studies/. Part of `make switching`.
 """
@@ -14,32 +14,24 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import busy_day  # noqa: E402  (scripts in the same folder, not a package)
-import carry  # noqa: E402
-import done  # noqa: E402
 import pauses  # noqa: E402
-import study  # noqa: E402
+import state_carry_over  # noqa: E402
+import study_results  # noqa: E402
 
 SWEEP = HERE / "sweep.yaml"
 
 
-def cells(part: str) -> list[done.Done]:
+def cells(part: str) -> list[study_results.Done]:
     """Finished cells of a part."""
-    return done.done(SWEEP, part, "switching")
-
-
-def origin(part: str) -> str:
-    """Sentence on the number of runs, seeds and code version of a part."""
-    found = done.part(SWEEP, part).cells
-    seeds = ", ".join(done.seeds(found))
-    return f"{part}: {len(found)} runs, seeds {seeds}, code version {study.code_version()}.\n"
+    return study_results.done(SWEEP, part, "switching")
 
 
 def carried(part: str) -> list[str]:
     """Section of study 1 on some data, or the reason why it is missing."""
-    missing = done.part(SWEEP, part).missing
+    missing = study_results.part(SWEEP, part).missing
     if missing:
         return [f"Left out: {missing} was not set.\n"]
-    return [origin(part), carry.table(carry.by_line(cells(part)))]
+    return [study_results.origin(SWEEP, part), state_carry_over.table(state_carry_over.by_line(cells(part)))]
 
 
 def day() -> list[str]:
@@ -47,7 +39,7 @@ def day() -> list[str]:
     found = cells("day")
     busy_day.plot(busy_day.days(found), HERE / "day.png")
     return [
-        origin("day"),
+        study_results.origin(SWEEP, "day"),
         busy_day.table(found),
         "![samples by hour](day.png)\n",
         "What auto decided:\n",
@@ -57,13 +49,12 @@ def day() -> list[str]:
 
 def main() -> None:
     """Write results.md."""
-    size = "" if done.size() == "default" else f" SIZE={done.size()}"
     text = [
-        f"# Results\n\nWritten by `make switching{size}`; questions and answers are in README.md.\n",
+        f"{study_results.title('switching')}\n",
         "## 1. AUC after a switch: synthetic\n", *carried("carry"),
         "## 1. AUC after a switch: Frappe\n", *carried("carry_frappe"),
         "## 2. A day on a shared cluster\n", *day(),
-        "## 3. Pauses\n", origin("pauses"), pauses.table(cells("pauses"), pauses.measured()),
+        "## 3. Pauses\n", study_results.origin(SWEEP, "pauses"), pauses.table(cells("pauses"), pauses.measured()),
     ]  # fmt: skip
     (HERE / "results.md").write_text("\n".join(text))
 

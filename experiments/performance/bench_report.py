@@ -11,7 +11,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from lines import Line
+from bench_lines import Line
 from rich.console import Console
 from rich.table import Table
 

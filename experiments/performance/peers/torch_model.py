@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from alone import WARM_UP
+from plain_loop import WARM_UP
 from torch import Tensor
 
 from gbactl.config import RunConfig

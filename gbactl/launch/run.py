@@ -24,7 +24,7 @@ from gbactl.data.prepare import prepare
 from gbactl.engine.base import RunProcesses, engine_of
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
 from gbactl.engine.preflight import check_collective, check_memory, too_few
-from gbactl.engine.signals import NOTHING, StopRequest, asked, look, patient, stoppable, whole
+from gbactl.engine.signals import NOTHING, StopRequest, asked, deferred, look, patient, stoppable
 from gbactl.errors import ClusterError, GbactlError, NoRoomError, Stopped, UsageError
 from gbactl.faults.cpu_hogs import CpuHogs
 from gbactl.faults.observed_effects import fault_lines, fault_metrics, with_injected
@@ -162,7 +162,7 @@ class LaunchedRun:
         shared_memory_names.sweep()
         run_dirs.write_faults(self.run_dir, self.cfg)
         try:
-            with whole():  # a signal could leave the run unended
+            with deferred():  # a signal could leave the run unended
                 self._begin_tracking()
             with room_needed(self.run_dir):
                 self._train()

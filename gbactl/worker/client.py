@@ -1,8 +1,7 @@
 """Client side of a worker's connections: takes batches, pulls rows, pushes and announces gradients.
 
-A lock, a reading thread and compute threads around the worker's core (core.py). The reading thread reads the network
-while a compute thread computes, so the next batch's data and rows are there when they are needed. A push does not
-block; the shards tell the coordinator that they have staged it. Costs about 0.3 ms of CPU a batch, most of it for
+A lock, a reading thread and compute threads around state_machine.py. The reading thread reads the network while a
+compute thread computes, so the next batch's data and rows are there when they are needed. A push does not block; the shards tell the coordinator that they have staged it. Costs about 0.3 ms of CPU a batch, most of it for
 deduplicating ids.
 """
 
@@ -35,7 +34,8 @@ from gbactl.wire.messages import (
     ShardRelocated,
     decode,
 )
-from gbactl.worker.core import (
+from gbactl.worker.routing import Dial, ParkedConnection, Routes
+from gbactl.worker.state_machine import (
     BatchInProgress,
     Command,
     ComputeNext,
@@ -48,7 +48,6 @@ from gbactl.worker.core import (
     WorkerCore,
     push_views,
 )
-from gbactl.worker.routing import Dial, ParkedConnection, Routes
 
 LATER = object()  # marks a question that cannot be answered yet
 

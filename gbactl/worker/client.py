@@ -1,8 +1,9 @@
 """Client side of a worker's connections: takes batches, pulls rows, pushes and announces gradients.
 
 A lock, a reading thread and compute threads around state_machine.py. The reading thread reads the network while a
-compute thread computes, so the next batch's data and rows are there when they are needed. A push does not block; the shards tell the coordinator that they have staged it. Costs about 0.3 ms of CPU a batch, most of it for
-deduplicating ids.
+compute thread computes, so the next batch's data and rows are there when they are needed. A push does not block; the
+shards tell the coordinator that they have staged it. Costs about 0.3 ms of CPU a batch, most of it for deduplicating
+ids.
 """
 
 from __future__ import annotations

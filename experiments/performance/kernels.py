@@ -12,11 +12,15 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+from bench_lines import Line
+from process_group import one_thread_each
 
 from gbactl.kernels import load
 from gbactl.kernels.base import Kernels, Workspace
@@ -25,6 +29,7 @@ from gbactl.store.optimizers import DenseOptimizer, OptimizerSpec, RowOptimizer
 
 BATCH, FIELDS, DENSE = 512, 26, 493_000
 IDS = BATCH * FIELDS
+LINES, WIDTH = ("pull (gather)", "aggregate + adagrad", "aggregate + adam"), 17  # cases of `make bench`
 Case = Callable[[Any], object]
 
 
@@ -96,6 +101,33 @@ def measure(cases: list[Case], rng: np.random.Generator, rows: int, rounds: int)
             if turn >= 5:
                 seen.append(time.perf_counter() - start)
     return [statistics.median(seen) for seen in seconds]
+
+
+def line_seconds(rows: int, rounds: int) -> dict[str, list[float]]:
+    """Median seconds of a request, [native, twin], by case; runs in its own process."""
+    import torch
+
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+    table, grad = zeros((rows, WIDTH)), rng.standard_normal((IDS, WIDTH)).astype(np.float32)
+    load("native").init_rows(table, 1, 0, 1, 0.01)
+    made = row_cases(table, grad)
+    kinds = [load(name) for name in ("native", "twin")]
+    return {case: measure([made[case](kind) for kind in kinds], rng, rows, rounds) for case in LINES}
+
+
+def lines(rows: int, rounds: int) -> list[Line]:
+    """Measure one line a case: speed of the compiled kernel in multiples of the twin's. No target."""
+    one_thread_each()
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        found = pool.submit(line_seconds, rows, rounds).result()
+    return [
+        Line(
+            f"kernel-{number}", f"{case}, compiled / torch twin, {rows:,} rows", [twin / native],
+            note=f"{IDS / native / 1e6:.1f} / {IDS / twin / 1e6:.1f} M ids/s",
+        )
+        for number, (case, (native, twin)) in enumerate(found.items(), start=1)
+    ]  # fmt: skip
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from gbactl.config import RunConfig
-from gbactl.config.shards import optimizer, shard_spec
+from gbactl.config.shard_layout import optimizer, shard_spec
 from gbactl.data.dataset import Batch, Dataset, open_dataset
 from gbactl.kernels import Kernels, load
 from gbactl.kernels.base import DistinctRows
@@ -19,14 +19,14 @@ from gbactl.models import build
 from gbactl.models.gradient_computer import GradientComputer
 from gbactl.store.dense import DenseBlock, DenseSpec
 from gbactl.store.optimizers import OptimizerSpec
-from gbactl.store.rows import RowBlock
+from gbactl.store.row_block import RowBlock
 
 WARM_UP = 10
 
 
 def prepared(overrides: list[str]) -> str:
     """Path of the prepared data named by the overrides, built if it does not exist."""
-    from gbactl.data.prepare import prepare
+    from gbactl.data.source_cache import prepare
 
     return str(prepare(compose(overrides).data, None))
 
@@ -59,7 +59,7 @@ class Trainee:
         model = build(self.cfg.model, schema.numeric, schema.fields, self.cfg.seed)
         self.computer = GradientComputer(model, precision=self.cfg.precision)
         self.flat = self.computer.flat
-        self.width = shard_spec(self.cfg, self.dataset, 0).width
+        self.width = shard_spec(self.cfg, self.dataset.schema.rows, 0).width
         self.batch = self.cfg.local_batch
         self.feed = Feed(self.dataset, self.batch, rank, size)
         self.emb = np.empty((self.batch * schema.fields, self.width), np.float32)
@@ -80,7 +80,7 @@ class Trainee:
 
     def table(self) -> RowBlock:
         """Make the whole embedding table with its optimizer, initialised."""
-        spec = shard_spec(self.cfg, self.dataset, 0)
+        spec = shard_spec(self.cfg, self.dataset.schema.rows, 0)
         rows = RowBlock(self.dataset.schema.rows, spec.width, spec.row_optimizer, self.kernels)
         rows.initialise(self.cfg.seed, 0, 1, self.cfg.model.init_scale)
         return rows

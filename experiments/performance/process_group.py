@@ -5,11 +5,13 @@ Costs nothing during measurement: one barrier, one queue.
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
 import queue
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -56,6 +58,24 @@ def rates(
             process.kill()
     print("  each: " + "  ".join(f"{rate:,.0f}" for rate in found), file=sys.stderr)
     return found
+
+
+def peer_command(doc: str | None, one: Callable[..., None], processes: int) -> None:
+    """Run the command line of a peer and print the samples per second of all its processes together.
+
+    Each runs `one(path, overrides, rank, size, seconds, meeting, barrier, out)`; `meeting` is a file that they share.
+    """
+    from plain_loop import prepared
+
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, default=processes)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("overrides", nargs="*")
+    given = parser.parse_args()
+    path, size = prepared(given.overrides), given.processes
+    with tempfile.TemporaryDirectory(prefix="gbactl-peer-") as folder:
+        ranks = [(path, given.overrides, rank, size, given.seconds, f"{folder}/meeting") for rank in range(size)]
+        print(f"{sum(rates(one, ranks, given.seconds)):.0f}")
 
 
 def _gather(running: list[BaseProcess], out: Any, count: int, patience: float) -> list[float]:

@@ -74,11 +74,11 @@ def process_jobs(bench: Bench, rounds: int, quick: bool, tell: Tell) -> dict[str
 def kernel_jobs(quick: bool) -> dict[str, Job]:
     """List the measurements of the kernels, against their twin and against memory."""
     import kernel_copy
-    import kernel_lines
+    import kernels
 
     rows, turns = (2_000_000, 40) if quick else (10_000_000, 200)
     return {
-        "kernels": lambda: kernel_lines.measure_all(rows, turns),
+        "kernels": lambda: kernels.lines(rows, turns),
         "kernel-copy": lambda: kernel_copy.lines(rows, turns),
     }
 

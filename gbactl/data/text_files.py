@@ -179,7 +179,7 @@ class LineFormat(Protocol[C_co]):
     """Text format, with a fast parse of a block and an explanation of one bad line."""
 
     def fast(self, data: bytes, lines: int) -> C_co:
-        """Parse `lines` whole lines into arrays. Raises Mismatch or a polars error."""
+        """Parse `lines` whole lines into arrays. Raises FastPathMismatch or a polars error."""
 
     def explain(self, line: str) -> str | None:
         """Reason why this line cannot be read, in words; None if it can be."""
@@ -244,7 +244,7 @@ def parse(form: LineFormat[C], block: LineBlock, bad: BadLines) -> C | None:
 
 
 def table(data: bytes, lines: int, separator: str, schema: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
-    """Read delimited text with exactly these columns. Raises Mismatch unless every line has all of them."""
+    """Read delimited text with exactly these columns. Raises FastPathMismatch unless every line has all of them."""
     if data.count(separator.encode()) != lines * (len(schema) - 1):
         raise FastPathMismatch("a line with another number of columns")
     frame = pl.read_csv(

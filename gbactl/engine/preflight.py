@@ -13,7 +13,7 @@ from typing import Any
 
 from gbactl.collective import check_here
 from gbactl.config import RunConfig
-from gbactl.config.shards import shard_spec
+from gbactl.config.shard_layout import shard_spec
 from gbactl.data.dataset import Dataset
 from gbactl.engine.bandwidth_probe import LinkMeasurement
 from gbactl.engine.host_info import SAME, free_memory
@@ -154,7 +154,7 @@ OF_MODEL = 4  # vectors: its values, their initial values, the gradient as compu
 
 def shard_bytes(cfg: RunConfig, dataset: Dataset, shard: int) -> int:
     """Return the bytes of a shard's rows with their optimizer state."""
-    return int(BESIDE * shard_spec(cfg, dataset, shard).local_rows * row_bytes(cfg))
+    return int(BESIDE * shard_spec(cfg, dataset.schema.rows, shard).local_rows * row_bytes(cfg))
 
 
 def row_bytes(cfg: RunConfig) -> int:

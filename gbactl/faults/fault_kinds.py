@@ -96,6 +96,12 @@ def drawn(where: str, distribution: str, sigma: float | None, shape: float | Non
         require(value is None or distribution == owner, f"{where}.{name} belongs to distribution: {owner}.")
 
 
+def random_factor(distribution: str, mean: float, parameter: float | None, key: int, turn: int) -> float:
+    """Draw the factor 1 + (mean - 1) X of a batch, X >= 0 of mean 1."""
+    draw = random_streams.DISTRIBUTIONS[distribution]
+    return 1.0 + (mean - 1.0) * draw(random_streams.uniform(key, turn), parameter)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TimedFault(Fault):
     """Base of faults that occur at a `step`, at a `time` (seconds since training began) or repeatedly (`mtbf`).
@@ -214,8 +220,7 @@ class RandomSlowdown(Fault):
 
     def at(self, key: int, turn: int, seconds: float) -> float:
         """See Fault.at."""
-        draw = random_streams.DISTRIBUTIONS[self.distribution]
-        return 1.0 + (self.mean - 1.0) * draw(random_streams.uniform(key, turn), self.sigma or self.shape)
+        return random_factor(self.distribution, self.mean, self.sigma or self.shape, key, turn)
 
 
 @kind("window")

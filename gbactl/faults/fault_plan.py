@@ -67,10 +67,7 @@ class FaultPlan:
         """Return the slow-down factor of any process, W1 or S0.
 
         A server's `turn` counts the pulls, pushes and orders that it handles."""
-        product = 1.0
-        for _, fault, key in self._of.get(process, ()):
-            product *= fault.at(key, turn, seconds)
-        return product
+        return math.prod((factor for _, factor in self.acting(process, turn, seconds)), start=1.0)
 
     def acting(self, process: str, turn: int, seconds: float) -> list[tuple[int, float]]:
         """Return (index, factor) of the plans that slow a process now."""

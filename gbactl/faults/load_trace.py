@@ -17,8 +17,7 @@ from typing import Annotated, Any
 
 from gbactl.config_types import Bounds, Interval, Seconds, expect
 from gbactl.errors import ConfigError
-from gbactl.faults import random_streams
-from gbactl.faults.fault_kinds import Fault, Shape, Sigma, Slower, drawn, kind, require
+from gbactl.faults.fault_kinds import Fault, Shape, Sigma, Slower, drawn, kind, random_factor, require
 
 COLUMNS = ("seconds", "factor", "worker")
 
@@ -78,8 +77,7 @@ class LoadTrace(Fault):
         mean = self.mean(seconds)
         if self.distribution is None or mean == 1.0:
             return mean
-        draw = random_streams.DISTRIBUTIONS[self.distribution]
-        return 1.0 + (mean - 1.0) * draw(random_streams.uniform(key, turn), self.sigma or self.shape)
+        return random_factor(self.distribution, mean, self.sigma or self.shape, key, turn)
 
 
 def read_trace(path: Path) -> list[list[float]]:

@@ -20,81 +20,14 @@ from gbactl.faults.fault_kinds import CpuHog
 from gbactl.faults.fault_plan import FaultPlan
 from gbactl.faults.slowdown import FaultRecord, add_acted, server_slowdowns
 
-MOST_LINES, MOST_NAMES = 5, 4
-FAILED = {"kill": "killed", "hang": "stopped"}
-MOMENTS = {"from": "from {:g} s", "time": "at {:g} s", "step": "at step {:g}", "mtbf": "every {:g} s on average"}
-
-
-def with_injected(faults: Mapping[str, Any], injected: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Add the kills and hangs that were done, and the indexes of plans that never acted, to result.json's `faults`."""
-    more = [
-        {"plan": each["plan"], "process": each["process"], "at_s": each["at"], "seconds": each["seconds"]}
-        for each in injected if each["done"]
-    ]  # fmt: skip
-    acted = [*faults["acted"], *more]
-    there = {each["plan"] for each in acted}
-    return {**faults, "acted": acted, "never": [place for place in range(len(faults["plans"])) if place not in there]}
-
-
-def fault_lines(result: Mapping[str, Any]) -> list[str]:
-    """Describe the faults that acted and, in the last line, those that never did; [] for a run without faults."""
-    faults = result.get("faults") or {}
-    if "never" not in faults:
-        return []
-    counts = result.get("messages") or {}
-    found = [line for place, plan in enumerate(faults["plans"]) for line in _of_plan(place, plan, faults, counts)]
-    never = [_named(place, faults["plans"][place]) for place in faults["never"]]
-    return [*_cut(found, MOST_LINES, "and {} more (result.json)"), *([f"never acted: {_and(never)}"] if never else [])]
-
-
-def _of_plan(place: int, plan: Mapping[str, Any], faults: Mapping[str, Any], counts: Mapping[str, int]) -> list[str]:
-    own = [each for each in faults["acted"] if each["plan"] == place]
-    kind = plan["kind"]
-    if not own:
-        return []
-    if kind in FAILED:
-        return [f"{each['process']} {FAILED[kind]} at {_seconds(each['at_s'])} s{_for(kind, each)}" for each in own]
-    who, last = _and([each["process"] for each in own]), max(each["until_s"] for each in own)
-    when = f"{_seconds(min(each['from_s'] for each in own), last)}-{_seconds(last)} s"
-    if kind == "messages":
-        alone = sum(each["kind"] == kind for each in faults["plans"]) == 1
-        hit = ", ".join(f"{count:,} {fate}" for fate, count in counts.items()) or "none was hit"
-        return [f"messages of {who} {when}{f': {hit}' if alone else ''}"]
-    if kind == "hog":
-        return [f"a hog beside {who} {when}"]
-    factors = [each["factor"] for each in own]
-    return [f"{who} {'up to ' if plan.get('factor') != max(factors) else ''}{max(factors):.3g}x slower {when}"]
-
-
-def _for(kind: str, each: Mapping[str, Any]) -> str:
-    if kind != "hang":
-        return ""
-    return " for good" if each["seconds"] is None else f" for {each['seconds']:g} s"
-
-
-def _named(place: int, plan: Mapping[str, Any]) -> str:
-    moment = next((form.format(plan[key]) for key, form in MOMENTS.items() if plan.get(key) is not None), "")
-    return f"faults.plans[{place}] ({plan['kind']}{f' {moment}' if moment else ''})"
-
-
-def _seconds(value: float, largest: float | None = None) -> str:
-    """Format seconds; short runs in virtual time get more digits."""
-    return f"{value:.{1 if (value if largest is None else largest) >= 0.1 else 4}f}"
-
-
-def _and(names: Sequence[str]) -> str:
-    return ", ".join(_cut(names, MOST_NAMES, "and {} more"))
-
-
-def _cut(texts: Sequence[str], most: int, rest: str) -> list[str]:
-    return [*texts] if len(texts) <= most else [*texts[:most], rest.format(len(texts) - most)]
-
-
 WARM_UP = 3  # a worker's first batches touch memory for the first time and are ignored
 CLOCK_SECONDS = 1e-9  # shorter times are below a clock's resolution and ignored
 CALM, CALM_BATCHES = 1.25, 10
 LATE = (0.0, 0.02, -0.02, 0.1, -0.1, 0.5, -0.5)  # possible delays in seconds until a batch is reported
 RECENT = 16  # batches in the current rate: a machine's rate drifts by a fifth within seconds
+MOST_LINES, MOST_NAMES = 5, 4
+FAILED = {"kill": "killed", "hang": "stopped"}
+MOMENTS = {"from": "from {:g} s", "time": "at {:g} s", "step": "at step {:g}", "mtbf": "every {:g} s on average"}
 
 
 @dataclass
@@ -245,3 +178,68 @@ def fault_metrics(result: Mapping[str, Any]) -> dict[str, float]:
         for name in ("injected", "observed")
         if values.get(name) is not None
     }
+
+
+def with_injected(faults: Mapping[str, Any], injected: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Add the kills and hangs that were done, and the indexes of plans that never acted, to result.json's `faults`."""
+    more = [
+        {"plan": each["plan"], "process": each["process"], "at_s": each["at"], "seconds": each["seconds"]}
+        for each in injected if each["done"]
+    ]  # fmt: skip
+    acted = [*faults["acted"], *more]
+    there = {each["plan"] for each in acted}
+    return {**faults, "acted": acted, "never": [place for place in range(len(faults["plans"])) if place not in there]}
+
+
+def fault_lines(result: Mapping[str, Any]) -> list[str]:
+    """Describe the faults that acted and, in the last line, those that never did; [] for a run without faults."""
+    faults = result.get("faults") or {}
+    if "never" not in faults:
+        return []
+    counts = result.get("messages") or {}
+    found = [line for place, plan in enumerate(faults["plans"]) for line in _of_plan(place, plan, faults, counts)]
+    never = [_named(place, faults["plans"][place]) for place in faults["never"]]
+    return [*_cut(found, MOST_LINES, "and {} more (result.json)"), *([f"never acted: {_and(never)}"] if never else [])]
+
+
+def _of_plan(place: int, plan: Mapping[str, Any], faults: Mapping[str, Any], counts: Mapping[str, int]) -> list[str]:
+    own = [each for each in faults["acted"] if each["plan"] == place]
+    kind = plan["kind"]
+    if not own:
+        return []
+    if kind in FAILED:
+        return [f"{each['process']} {FAILED[kind]} at {_seconds(each['at_s'])} s{_for(kind, each)}" for each in own]
+    who, last = _and([each["process"] for each in own]), max(each["until_s"] for each in own)
+    when = f"{_seconds(min(each['from_s'] for each in own), last)}-{_seconds(last)} s"
+    if kind == "messages":
+        alone = sum(each["kind"] == kind for each in faults["plans"]) == 1
+        hit = ", ".join(f"{count:,} {fate}" for fate, count in counts.items()) or "none was hit"
+        return [f"messages of {who} {when}{f': {hit}' if alone else ''}"]
+    if kind == "hog":
+        return [f"a hog beside {who} {when}"]
+    factors = [each["factor"] for each in own]
+    return [f"{who} {'up to ' if plan.get('factor') != max(factors) else ''}{max(factors):.3g}x slower {when}"]
+
+
+def _for(kind: str, each: Mapping[str, Any]) -> str:
+    if kind != "hang":
+        return ""
+    return " for good" if each["seconds"] is None else f" for {each['seconds']:g} s"
+
+
+def _named(place: int, plan: Mapping[str, Any]) -> str:
+    moment = next((form.format(plan[key]) for key, form in MOMENTS.items() if plan.get(key) is not None), "")
+    return f"faults.plans[{place}] ({plan['kind']}{f' {moment}' if moment else ''})"
+
+
+def _seconds(value: float, largest: float | None = None) -> str:
+    """Format seconds; short runs in virtual time get more digits."""
+    return f"{value:.{1 if (value if largest is None else largest) >= 0.1 else 4}f}"
+
+
+def _and(names: Sequence[str]) -> str:
+    return ", ".join(_cut(names, MOST_NAMES, "and {} more"))
+
+
+def _cut(texts: Sequence[str], most: int, rest: str) -> list[str]:
+    return [*texts] if len(texts) <= most else [*texts[:most], rest.format(len(texts) - most)]

@@ -12,6 +12,7 @@ plan names servers.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -131,9 +132,10 @@ class ServerSlowdown:
         """Return the factor of the current message, which begins at `now`."""
         self._began = now if self._began is None else self._began
         since = now - self._began
-        for place, factor in self.plan.acting(self.name, self.served, since):
+        found = self.plan.acting(self.name, self.served, since)
+        for place, factor in found:
             self.acted.note(place, self.name, since, since, factor)
-        return self.plan.factor_of(self.name, self.served, since)
+        return math.prod((factor for _, factor in found), start=1.0)
 
     def count(self, factor: float, busy: float, waited: float) -> None:
         """Record a message handled in `busy` seconds, with the plan's `factor`, after `waited` seconds of waiting."""

@@ -16,7 +16,7 @@ from gbactl.checkpoint.folder import CheckpointChain, CheckpointFolder, Manifest
 from gbactl.checkpoint.restore import arrays_of, dense_state, load_shard
 from gbactl.checkpoint.tensor_file import write_tensors
 from gbactl.config import RunConfig, from_dict
-from gbactl.config.shards import spec_of
+from gbactl.config.shard_layout import shard_spec
 from gbactl.data.dataset import Schema
 from gbactl.errors import CheckpointError, UsageError
 from gbactl.launch import resume
@@ -125,7 +125,7 @@ def schema_of(values: dict[str, Any]) -> Schema:
 def whole_rows(chain: CheckpointChain, cfg: RunConfig) -> dict[str, Any]:
     """Load all rows by global number, named as in files; rows that were never saved get their initial values."""
     alone = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, servers=1, dense_servers=None))
-    spec = dataclasses.replace(spec_of(alone, chain.last.table_rows, 0), row_l2="touched")
+    spec = dataclasses.replace(shard_spec(alone, chain.last.table_rows, 0), row_l2="touched")
     shard = Shard(spec)
     load_shard(shard, chain, with_dense=False)
     return arrays_of(shard)

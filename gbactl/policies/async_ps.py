@@ -15,9 +15,5 @@ class AsyncPolicy(BufferedPolicy):
     global_step: ClassVar[bool] = False
 
     def buffer_size(self) -> int:
-        """See BufferedPolicy.buffer_size: 1."""
+        """Number of gradients that make a step: 1."""
         return 1
-
-    def factor(self, token_staleness: int) -> float:
-        """See BufferedPolicy.factor: always 1."""
-        return 1.0

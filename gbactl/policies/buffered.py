@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-
 from gbactl.policies.policy import Policy
 from gbactl.policies.records import Decision, Grant, Member, Step
 
@@ -16,13 +14,13 @@ class BufferedPolicy(Policy):
         self.buffer: list[Member] = []
         self.size = self.buffer_size()
 
-    @abstractmethod
     def buffer_size(self) -> int:
-        """Number of gradients that make a step."""
+        """Number of gradients that make a step: M = G / B_a."""
+        return self.phase.gradients_per_step
 
-    @abstractmethod
     def factor(self, token_staleness: int) -> float:
-        """Weight f(token staleness) of a full-sized gradient."""
+        """Weight f(token staleness) of a full-sized gradient: always 1."""
+        return 1.0
 
     @property
     def divides_by_weights(self) -> bool:

@@ -6,6 +6,7 @@ by a decay f(staleness) of its token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -14,23 +15,11 @@ from gbactl.errors import ConfigError
 from gbactl.policies.buffered import BufferedPolicy
 from gbactl.policies.policy import PolicyOptions, register
 
-
-def hard(excess: float, _rate: float) -> float:
-    """Decay to 0 past iota; 1 up to it."""
-    return 1.0 if excess <= 0 else 0.0
-
-
-def inverse(excess: float, _rate: float) -> float:
-    """Decay as 1 / (1 + excess)."""
-    return 1.0 / (1.0 + max(0.0, excess))
-
-
-def exponential(excess: float, rate: float) -> float:
-    """Decay as rate ** excess."""
-    return float(rate ** max(0.0, excess))
-
-
-DECAYS = {"hard": hard, "inverse": inverse, "exp": exponential}
+DECAYS: dict[str, Callable[[float, float], float]] = {  # (staleness beyond iota, decay_rate) -> weight
+    "hard": lambda excess, _: 1.0 if excess <= 0 else 0.0,
+    "inverse": lambda excess, _: 1.0 / (1.0 + max(0.0, excess)),
+    "exp": lambda excess, rate: float(rate ** max(0.0, excess)),
+}
 
 
 def weight(decay: str, staleness: int, iota: float, rate: float) -> float:
@@ -82,10 +71,6 @@ class GbaPolicy(BufferedPolicy):
     def divides_by_weights(self) -> bool:
         """Whether a step is divided by the accepted weights instead of M."""
         return self.chosen.divisor == "accepted"
-
-    def buffer_size(self) -> int:
-        """See BufferedPolicy.buffer_size: M = G / B_a."""
-        return self.phase.gradients_per_step
 
     def factor(self, token_staleness: int) -> float:
         """Weight f(token staleness): hard, inverse or exp."""

@@ -13,15 +13,15 @@ import io
 import json as json_module
 import textwrap
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gbactl.report.columns import MISSING, SLOWDOWN, Cell, cell, difference_cell
+from gbactl.report.columns import MISSING, SLOWDOWN, Cell, Column, cell, difference_cell
 from gbactl.report.compare import MARKS, SHORT_SECONDS, Group, Report
-from gbactl.report.failures import FAILURE_COLUMNS
+from gbactl.report.failure_tables import FAILURE_COLUMNS, FailureLine, SlowdownLine
 from gbactl.report.paired_statistics import Stat
-from gbactl.tracking.summary import FAILURE_KINDS
+from gbactl.tracking.final_metrics import FAILURE_KINDS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -60,34 +60,34 @@ def grid(report: Report) -> list[GridColumn]:
     return made
 
 
-def slowdown_grid(report: Report) -> list[GridColumn]:
-    """Make the slow-down table: injected and observed factor and error of each faulty process; [] without faults."""
-    lines = report.slowdowns
-    if not lines:
-        return []
+def _lines_grid(
+    report: Report,
+    lines: Sequence[SlowdownLine | FailureLine],
+    title: str,
+    names: Iterable[str],
+    columns: Sequence[Column],
+) -> list[GridColumn]:
+    """Make a table of lines: group keys, the `names` of what each line is about, n, and `columns` of its statistics."""
     made = [GridColumn(name, tuple(Cell(each.key[i]) for each in lines), key=True) for i, name in enumerate(report.by)]
-    made.append(GridColumn("slowed", tuple(Cell(each.workers) for each in lines), key=True))
+    made.append(GridColumn(title, tuple(map(Cell, names)), key=True))
     made.append(GridColumn("n", tuple(Cell(str(each.n)) for each in lines)))
-    for column in SLOWDOWN:
-        cells = tuple(cell(column, {"injected": each.injected, "observed": each.observed}) for each in lines)
-        made.append(GridColumn(column.title, cells))
-    errors = tuple(Cell(MISSING if each.error is None else f"{each.error:+.1f}") for each in lines)
-    return [*made, GridColumn("error %", errors)]
-
-
-def failure_grid(report: Report) -> list[GridColumn]:
-    """Make the failure table: how often a process failed in a run, how soon it was replaced, and what that cost."""
-    lines = report.failures
-    made = [GridColumn(name, tuple(Cell(each.key[i]) for each in lines), key=True) for i, name in enumerate(report.by)]
-    made.append(GridColumn("failed", tuple(Cell(f"{each.process} {each.failure}") for each in lines), key=True))
-    made.append(GridColumn("n", tuple(Cell(str(each.n)) for each in lines)))
-    return [*made, *(GridColumn(c.title, tuple(cell(c, each.stats) for each in lines)) for c in FAILURE_COLUMNS)]
+    return [*made, *(GridColumn(c.title, tuple(cell(c, each.stats) for each in lines)) for c in columns)]
 
 
 def grids(report: Report) -> list[list[GridColumn]]:
-    """Make all tables: the comparison, and slow-downs and failures where there are any."""
-    slowed = [slowdown_grid(report)] if report.slowdowns else []
-    return [grid(report), *slowed, *([failure_grid(report)] if report.failures else [])]
+    """Make all tables: the comparison, and slow-downs and failures where there are any.
+
+    Slow-downs: injected and observed factor and error of each faulty process. Failures: how often a process failed in a
+    run, how soon it was replaced, and what that cost."""
+    made = [grid(report)]
+    if report.slowdowns:
+        slowed = _lines_grid(report, report.slowdowns, "slowed", (each.workers for each in report.slowdowns), SLOWDOWN)
+        errors = (MISSING if each.error is None else f"{each.error:+.1f}" for each in report.slowdowns)
+        made.append([*slowed, GridColumn("error %", tuple(map(Cell, errors)))])
+    if report.failures:
+        failed = (f"{each.process} {each.failure}" for each in report.failures)
+        made.append(_lines_grid(report, report.failures, "failed", failed, FAILURE_COLUMNS))
+    return made
 
 
 def _but_for(report: Report) -> str:
@@ -321,7 +321,7 @@ def _slowdowns(report: Report, writer: Any) -> None:
     names = ("injected_mean", "injected_sd", "observed_mean", "observed_sd", "error_percent")
     writer.writerow([*report.by, "slowed", "n", *names])
     for each in report.slowdowns:
-        numbers = _numbers({"injected": each.injected, "observed": each.observed}, ["injected", "observed"])
+        numbers = _numbers(each.stats, ["injected", "observed"])
         writer.writerow([*each.key, each.workers, each.n, *numbers, "" if each.error is None else each.error])
 
 

@@ -114,7 +114,7 @@ class CloseReplicas(NamedTuple):
 
 
 class ClosedReplicas(NamedTuple):
-    """Answer to CloseReplicas: `notes` of the trainer's exchanges (see trainer/statistics.py)."""
+    """Answer to CloseReplicas: `notes` of the trainer's exchanges (see ExchangeStatistics in trainer/replica.py)."""
 
     worker: Integer
     turn: Integer

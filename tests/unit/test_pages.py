@@ -1,4 +1,4 @@
-"""README.md fits on a page, every relative link leads to a file, and every command is in a block that a test runs."""
+"""README.md fits on a page; links lead to files, files that pages name exist, and a test runs every command."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pytest
 
 from gbactl.cli import cli
 from gbactl.launch.compose import compose
-from tests.support.pages import MARKS, ROOT, blocks, commands, pages, text_of
+from tests.support.pages import MARKS, ROOT, blocks, commands, files, pages, text_of
 
 LINK = re.compile(r"\]\(<?([^)\s>]+)>?\)")
+PYTHON = re.compile(r"[\w./]*\w\.py\b")
+FOLDERS = ("gbactl", "tests", "experiments", "docs")
 COMMAND = re.compile(r"^(?:\$ )?(?:gbactl|make|python|sudo|\.venv/bin/\S+) \S", re.MULTILINE)
 
 
@@ -60,7 +62,20 @@ def test_verbs_options_and_keys_of_a_synopsis_exist(line: str) -> None:
 
 @pytest.mark.parametrize("page", pages(), ids=str)
 def test_files_of_the_tree_that_pages_name_exist(page: Path) -> None:
-    shown = {block.title for block in blocks(page) if block.title}
     named = set(re.findall(r"\b(?:gbactl|tests|experiments|conf)/[\w/.]+\.(?:py|yaml|md)\b", text_of(page)))
-    missing = [name for name in sorted(named - shown) if "NAME" not in name and not (ROOT / name).exists()]
+    missing = [name for name in sorted(named - set(files(page))) if "NAME" not in name and not (ROOT / name).exists()]
+    assert not missing
+
+
+def python_files() -> set[str]:
+    """Paths of all Python files of the tree, each beginning with a slash."""
+    return {f"/{path.relative_to(ROOT)}" for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+
+
+@pytest.mark.parametrize("page", pages(), ids=str)
+def test_every_python_file_in_prose_and_diagrams_exists(page: Path) -> None:
+    shown = "\n".join(block.text for block in blocks(page, "mermaid"))
+    named = PYTHON.findall(f"{prose(page)}\n{shown}")
+    there = python_files() | {f"/{name}" for name in files(page)}
+    missing = {name for name in named if "NAME" not in name and not any(path.endswith(f"/{name}") for path in there)}
     assert not missing

@@ -10,17 +10,15 @@ the samples per second of all processes together.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from process_group import rates  # noqa: E402  (a script of the parent folder, not a package)
+from process_group import peer_command  # noqa: E402  (a script of the parent folder, not a package)
 
 
 def one(
@@ -56,20 +54,5 @@ def one(
     dist.destroy_process_group()
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("overrides", nargs="*")
-    options = parser.parse_args()
-    from plain_loop import prepared
-
-    path, size = prepared(options.overrides), options.processes
-    with tempfile.TemporaryDirectory(prefix="gbactl-ddp-") as folder:
-        given = [(path, options.overrides, r, size, options.seconds, f"{folder}/store") for r in range(size)]
-        print(f"{sum(rates(one, given, options.seconds)):.0f}")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    peer_command(__doc__, one, 2)

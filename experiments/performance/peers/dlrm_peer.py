@@ -9,7 +9,6 @@ everything, which would be slower). fp32. Prints the samples per second of all p
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from process_group import rates  # noqa: E402  (a script of the parent folder, not a package)
+from process_group import peer_command  # noqa: E402  (a script of the parent folder, not a package)
 
 
-def one(path: str, overrides: list[str], rank: int, size: int, seconds: float, barrier: Any, out: Any) -> None:
+def one(path: str, overrides: list[str], rank: int, size: int, seconds: float, _: str, barrier: Any, out: Any) -> None:
     """Train independently and put the samples per second into `out`."""
     import torch
     from plain_loop import Feed
@@ -39,19 +38,5 @@ def one(path: str, overrides: list[str], rank: int, size: int, seconds: float, b
     out.put(timed(step, seconds, cfg.local_batch, barrier))
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("overrides", nargs="*")
-    options = parser.parse_args()
-    from plain_loop import prepared
-
-    path, size = prepared(options.overrides), options.processes
-    given = [(path, options.overrides, rank, size, options.seconds) for rank in range(size)]
-    print(f"{sum(rates(one, given, options.seconds)):.0f}")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    peer_command(__doc__, one, 1)

@@ -8,7 +8,6 @@ are read from and written to the table in place, the dense step takes every grad
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -17,10 +16,12 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from process_group import rates  # noqa: E402  (a script of the parent folder, not a package)
+from process_group import peer_command  # noqa: E402  (a script of the parent folder, not a package)
 
 
-def one(path: str, overrides: list[str], rank: int, processes: int, seconds: float, barrier: Any, out: Any) -> None:
+def one(
+    path: str, overrides: list[str], rank: int, processes: int, seconds: float, _: str, barrier: Any, out: Any
+) -> None:
     """Train independently until the time is up, and put the samples per second into `out`."""
     from plain_loop import WARM_UP, PlainLoop, Trainee
 
@@ -36,24 +37,5 @@ def one(path: str, overrides: list[str], rank: int, processes: int, seconds: flo
     out.put(i * me.batch / (time.perf_counter() - began))
 
 
-def measure(path: str, overrides: list[str], processes: int, seconds: float) -> float:
-    """Measure samples per second of `processes` independent trainings together."""
-    given = [(path, overrides, rank, processes, seconds) for rank in range(processes)]
-    return sum(rates(one, given, seconds))
-
-
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("overrides", nargs="*")
-    args = parser.parse_args()
-    from plain_loop import prepared
-
-    path = prepared(args.overrides)
-    print(f"{measure(path, args.overrides, args.processes, args.seconds):.0f}")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    peer_command(__doc__, one, 2)

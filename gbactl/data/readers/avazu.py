@@ -83,7 +83,7 @@ class AvazuLines:
 
 
 def _integers(column: pl.Series) -> pl.Series:
-    """Convert plain digits to Int64. Raises Mismatch on anything else."""
+    """Convert plain digits to Int64. Raises FastPathMismatch on anything else."""
     if not column.str.contains(r"^-?[0-9]+$").fill_null(False).all():
         raise FastPathMismatch("characters that polars would skip")
     return column.cast(pl.Int64)

@@ -1,4 +1,4 @@
-"""The launcher's part in failures: who is abandoned, succeeded, hurt and woken, with harmless children."""
+"""The launcher supervises processes: failed ones are abandoned and replaced, faults are injected; harmless children."""
 
 from __future__ import annotations
 
@@ -185,16 +185,16 @@ def test_one_that_has_joined_is_left_alone_and_a_late_one_is_not_waited_for(fami
 
 
 def test_kill_hang_and_wake(family: Family) -> None:
-    injuries, worker = FaultInjection(family), family.running[1]
+    injection, worker = FaultInjection(family), family.running[1]
     hang = {"kind": "hang", "process": "W0", "seconds": 0.2}
-    assert injuries.inflict(hang) == worker.process.pid
+    assert injection.inflict(hang) == worker.process.pid
     until(lambda: state(worker) == "T")
-    injuries.look()
+    injection.look()
     assert state(worker) == "T"
-    until(lambda: injuries.look() or state(worker) != "T")
-    assert injuries.inflict({"kind": "kill", "process": "W0", "seconds": None}) == worker.process.pid
+    until(lambda: injection.look() or state(worker) != "T")
+    assert injection.inflict({"kind": "kill", "process": "W0", "seconds": None}) == worker.process.pid
     assert worker.process.wait(20) == -9
-    assert injuries.inflict(hang) is None and injuries.inflict({**hang, "process": "W7"}) is None
+    assert injection.inflict(hang) is None and injection.inflict({**hang, "process": "W7"}) is None
     assert os.getpid() != worker.process.pid
 
 

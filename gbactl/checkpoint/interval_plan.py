@@ -89,7 +89,7 @@ def estimate(
     """Choose between full and partial recovery, each at its own interval, or both at `interval`.
 
     Partial where the variant asks for it and it is cheaper, else full. `parts` and `base_every`: of partial recovery's
-    Rhythm; the cost of its whole saves is added to the equations' and changes no interval."""
+    SaveSchedule; the cost of its whole saves is added to the equations' and changes no interval."""
     whole = interval or best_full_interval(costs)
     part = interval or interval_for(costs, target_pls)
     saved = partial(costs, part) + bases(costs, part, parts, base_every)
@@ -216,7 +216,7 @@ def bases(costs: JobCosts, interval: float, parts: int, every: int) -> float:
     """Additional cost of whole saves in partial recovery, gbactl's own term: (1 - 1/parts) O_s floor(T / (every T_s)).
 
     Each of the `parts` saves in an interval has a part of the rows; the last one in `every` intervals has all of them
-    (0: never); see Rhythm."""
+    (0: never); see SaveSchedule."""
     return costs.save * (1 - 1 / parts) * (costs.job // (every * interval)) if every else 0.0
 
 

@@ -16,13 +16,8 @@ def optimizer(cfg: RunConfig, lr: float, weight_decay: float) -> OptimizerSpec:
     return OptimizerSpec(o.name, lr, (o.beta1, o.beta2), o.eps, weight_decay, o.initial_accumulator)
 
 
-def shard_spec(cfg: RunConfig, dataset: Dataset, shard: int) -> ShardSpec:
-    """Return a server's shard specification, without its dense slice."""
-    return spec_of(cfg, dataset.schema.rows, shard)
-
-
-def spec_of(cfg: RunConfig, rows: int, shard: int) -> ShardSpec:
-    """Return a server's shard specification for a table of `rows` rows."""
+def shard_spec(cfg: RunConfig, rows: int, shard: int) -> ShardSpec:
+    """Return a server's shard specification for a table of `rows` rows, without its dense slice."""
     row_lr = cfg.optim.lr if cfg.optim.row_lr is None else cfg.optim.row_lr
     return ShardSpec(
         shard, cfg.cluster.servers, rows, row_width(cfg.model), cfg.seed, cfg.model.init_scale,

@@ -27,7 +27,7 @@ from filelock import FileLock
 
 from gbactl import shared_memory_names
 from gbactl.data.dataset import ARRAYS, META, open_dataset
-from gbactl.data.prepare import cache_root
+from gbactl.data.source_cache import cache_root
 from gbactl.engine.agent_connection import MAGIC, PIECE, MessageDecoder, field, pack, write_all
 from gbactl.engine.bandwidth_probe import ReachabilityProbe, dial
 from gbactl.engine.fork_server import Started, start_node, tell

@@ -23,9 +23,9 @@ from gbactl.engine.fork_server import ProcessHandle, await_fork_server, start_no
 from gbactl.engine.signals import deferred
 from gbactl.nodes.child_process import FAILED_LINE, NOTICED_LINE
 from gbactl.processor import available_cores
+from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.listener import address_of, listen, local
 from gbactl.wire.messages import Event
-from gbactl.wire.startup import Bootstrap
 from gbactl.worker.core_sharing import open_board, places
 
 GRACE_SECONDS = 3.0

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from gbactl.config.placement import hosts_of
+from gbactl.config.host_placement import hosts_of
 from gbactl.engine import preflight
 from gbactl.engine.agent import FILES
 from gbactl.engine.agent_connection import PIECE, AgentConnection, HostAccess, address_of_host, command, is_here

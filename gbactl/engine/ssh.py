@@ -14,7 +14,7 @@ from typing import Any
 
 from gbactl.collective.rendezvous import RankSlot
 from gbactl.config import RunConfig, to_dict
-from gbactl.config.placement import Host, hosts_of, place, successor
+from gbactl.config.host_placement import Host, hosts_of, place, successor
 from gbactl.data.dataset import Dataset
 from gbactl.engine import preflight
 from gbactl.engine.agent import NODE, mark
@@ -23,7 +23,7 @@ from gbactl.engine.base import ChildProcess, RunProcesses
 from gbactl.engine.fork_server import ProcessHandle
 from gbactl.engine.host_agents import HostAgents
 from gbactl.errors import ClusterError
-from gbactl.wire.startup import Bootstrap
+from gbactl.wire.bootstrap import Bootstrap
 
 START_SECONDS, WAIT_SECONDS = 20.0, 2.0
 FAILED = 1  # exit code of a process that could not be started

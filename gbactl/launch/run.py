@@ -20,7 +20,7 @@ from gbactl.coordinator.rounds import rounds
 from gbactl.coordinator.run_record import METRICS, by_round
 from gbactl.coordinator.switch_plan import AUTO_FILE
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.data.prepare import prepare
+from gbactl.data.source_cache import prepare
 from gbactl.engine.base import RunProcesses, engine_of
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
 from gbactl.engine.preflight import check_collective, check_memory, too_few
@@ -44,8 +44,15 @@ from gbactl.launch.supervision import (
 from gbactl.paths import room_needed
 from gbactl.processor import SLOW_BF16, lacks_bf16
 from gbactl.switching.mode_switches import answer, legend, listed, located, mode_id
-from gbactl.tracking.mlflow_store import tracking_uri
-from gbactl.tracking.summary import failed_in_short, failure_metrics, metrics_of, replica_metrics, tags_of, useless
+from gbactl.tracking.final_metrics import (
+    failed_in_short,
+    failure_metrics,
+    metrics_of,
+    replica_metrics,
+    tags_of,
+    useless,
+)
+from gbactl.tracking.mlflow_connection import tracking_uri
 from gbactl.tracking.tracked_run import TrackedRun
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.event_loop import SocketHub

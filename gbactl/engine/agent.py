@@ -360,7 +360,7 @@ class HostAgent:
         return {"found": found}
 
     def _piece(self, fields: dict[str, Any]) -> None:
-        """Write a received piece of the data; an error is reported later, by `whole`.
+        """Write a received piece of the data; an error is reported later, in the answer to `whole`.
 
         No answer is awaited for a piece."""
         try:

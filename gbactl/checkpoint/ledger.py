@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.checkpoint.plan import JobCosts, SaveSchedule
+from gbactl.checkpoint.interval_plan import JobCosts, SaveSchedule
 from gbactl.faults.fault_plan import FaultInjector, FaultPlan, FaultsConfig
 
 MOST_SAVES = 256  # checkpoints remembered: more than are kept on disk

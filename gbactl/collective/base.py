@@ -192,7 +192,7 @@ class FaultTolerantCollective(ABC):
 
 
 class RingFallback(FaultTolerantCollective):
-    """Fallback of a ring (see fault_tolerant_ring.py), which sums as a Collective does.
+    """Fallback of a ring (see ring_with_fallback.py), which sums as a Collective does.
 
     It also records every round while the ring still sums."""
 

@@ -19,18 +19,18 @@ from numpy.typing import NDArray
 
 from gbactl import __version__
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, FileEntry, Manifest, identity, read_manifest
+from gbactl.checkpoint.interval_plan import CostEstimate, estimate_of, job_named, rhythm_of
 from gbactl.checkpoint.ledger import UnsavedWork
-from gbactl.checkpoint.plan import CostEstimate, estimate_of, job_named, rhythm_of
 from gbactl.checkpoint.publishing import Publication, ReplicaMean, fits, unpacked
 from gbactl.checkpoint.restore import BEGINNING, chain_at
 from gbactl.checkpoint.sample_ranges import Ranges
 from gbactl.config import to_dict
-from gbactl.coordinator.batch_dispatch import LivePhase
+from gbactl.coordinator.live_phase import LivePhase
+from gbactl.coordinator.phase_decisions import StagedSlices
 from gbactl.coordinator.rounds import spare_bytes
 from gbactl.coordinator.run_context import Flow, RunContext, WaitCondition
 from gbactl.coordinator.state import JobPosition, encoded
 from gbactl.coordinator.statistics import ADVICE
-from gbactl.coordinator.training_phase import StagedSlices
 from gbactl.errors import CheckpointError, DivergedError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.models import row_width

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from gbactl.data.data_summary import show, summarise
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.dataset import Progress as Callback
-from gbactl.data.describe import show, summarise
-from gbactl.data.prepare import prepare
+from gbactl.data.source_cache import prepare
 from gbactl.launch.compose import compose
 
 

@@ -20,11 +20,11 @@ from gbactl.coordinator.rounds import rounds
 from gbactl.coordinator.run_record import METRICS, by_round
 from gbactl.coordinator.switch_plan import AUTO_FILE
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.data.prepare import prepare
+from gbactl.data.source_cache import prepare
 from gbactl.engine.base import RunProcesses, engine_of
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
 from gbactl.engine.preflight import check_collective, check_memory, too_few
-from gbactl.engine.signals import NOTHING, StopRequest, asked, look, patient, stoppable, whole
+from gbactl.engine.signals import NOTHING, StopRequest, asked, deferred, look, patient, stoppable
 from gbactl.errors import ClusterError, GbactlError, NoRoomError, Stopped, UsageError
 from gbactl.faults.cpu_hogs import CpuHogs
 from gbactl.faults.observed_effects import fault_lines, fault_metrics, with_injected
@@ -44,8 +44,15 @@ from gbactl.launch.supervision import (
 from gbactl.paths import room_needed
 from gbactl.processor import SLOW_BF16, lacks_bf16
 from gbactl.switching.mode_switches import answer, legend, listed, located, mode_id
-from gbactl.tracking.mlflow_store import tracking_uri
-from gbactl.tracking.summary import failed_in_short, failure_metrics, metrics_of, replica_metrics, tags_of, useless
+from gbactl.tracking.final_metrics import (
+    failed_in_short,
+    failure_metrics,
+    metrics_of,
+    replica_metrics,
+    tags_of,
+    useless,
+)
+from gbactl.tracking.mlflow_connection import tracking_uri
 from gbactl.tracking.tracked_run import TrackedRun
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.event_loop import SocketHub
@@ -162,7 +169,7 @@ class LaunchedRun:
         shared_memory_names.sweep()
         run_dirs.write_faults(self.run_dir, self.cfg)
         try:
-            with whole():  # a signal could leave the run unended
+            with deferred():  # a signal could leave the run unended
                 self._begin_tracking()
             with room_needed(self.run_dir):
                 self._train()

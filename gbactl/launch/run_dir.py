@@ -22,10 +22,10 @@ from gbactl.config import RunConfig, to_dict
 from gbactl.errors import TrackingError, UsageError
 from gbactl.paths import room_needed, take_room
 from gbactl.tracking.delivery import Backlog, send_backlog, status_of
-from gbactl.tracking.mlflow_store import connect, tracking_uri
+from gbactl.tracking.mlflow_connection import connect, tracking_uri
 
 if TYPE_CHECKING:
-    from gbactl.tracking.mlflow_store import MlflowClient
+    from gbactl.tracking.mlflow_connection import MlflowClient
 
 RESULT = "result.json"
 CONFIG = "config.yaml"

@@ -1,9 +1,9 @@
 """Client side of a worker's connections: takes batches, pulls rows, pushes and announces gradients.
 
-A lock, a reading thread and compute threads around the worker's core (core.py). The reading thread reads the network
-while a compute thread computes, so the next batch's data and rows are there when they are needed. A push does not
-block; the shards tell the coordinator that they have staged it. Costs about 0.3 ms of CPU a batch, most of it for
-deduplicating ids.
+A lock, a reading thread and compute threads around state_machine.py. The reading thread reads the network while a
+compute thread computes, so the next batch's data and rows are there when they are needed. A push does not block; the
+shards tell the coordinator that they have staged it. Costs about 0.3 ms of CPU a batch, most of it for deduplicating
+ids.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from gbactl.wire.messages import (
     ShardRelocated,
     decode,
 )
-from gbactl.worker.core import (
+from gbactl.worker.routing import Dial, ParkedConnection, Routes
+from gbactl.worker.state_machine import (
     BatchInProgress,
     Command,
     ComputeNext,
@@ -48,7 +49,6 @@ from gbactl.worker.core import (
     WorkerCore,
     push_views,
 )
-from gbactl.worker.routing import Dial, ParkedConnection, Routes
 
 LATER = object()  # marks a question that cannot be answered yet
 

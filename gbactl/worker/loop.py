@@ -29,9 +29,9 @@ from gbactl.wire.messages import (
     SaveDense,
 )
 from gbactl.worker.client import LATER, WorkerClient
-from gbactl.worker.core import BatchInProgress, Question
 from gbactl.worker.core_sharing import CoreSlots, UnsharedCore
 from gbactl.worker.dense_placement import DensePlacement, Placements
+from gbactl.worker.state_machine import BatchInProgress, Question
 
 SLICE_MS = 20.0  # about one batch
 _MIX = 0x9E3779B97F4A7C15

@@ -14,12 +14,12 @@ import pytest
 from gbactl.checkpoint.folder import CheckpointFolder, write_manifest
 from gbactl.config import CheckpointConfig, RunConfig, from_dict, to_dict
 from gbactl.coordinator.state import JobPosition, config_at
-from gbactl.data.prepare import prepare
+from gbactl.data.source_cache import prepare
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.launch import resume as resuming
 from gbactl.launch.checkpoint_command import verify_all, whole_rows
 from gbactl.launch.resume import saying
-from gbactl.replay.log_scan import scan
+from gbactl.replay.recording import scan
 from gbactl.wire.messages import Event, Push
 from tests.support import recorded
 from tests.support.deaths import Victim

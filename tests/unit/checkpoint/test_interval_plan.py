@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.checkpoint.ledger import PlsCounter
-from gbactl.checkpoint.plan import (
+from gbactl.checkpoint.interval_plan import (
     JobCosts,
     SaveSchedule,
     bases,
@@ -24,6 +23,7 @@ from gbactl.checkpoint.plan import (
     partial,
     rhythm_of,
 )
+from gbactl.checkpoint.ledger import PlsCounter
 from gbactl.config import CheckpointConfig
 from gbactl.errors import ConfigError
 

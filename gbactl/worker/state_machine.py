@@ -388,7 +388,7 @@ class DenseTransfer:
             self._states[shard] = state
 
     def again(self, shard: int) -> tuple[Any, Bytes | None] | None:
-        """Return the message and payload to repeat to a failed server's successor; None where the shard had answered."""
+        """Return the message to repeat to a failed server's successor; None where the server had answered."""
         return self._asked.get(shard)
 
     def taken(self) -> dict[int, tuple[DenseState, Frame]]:

@@ -76,7 +76,7 @@ class CollectiveWithFallback(FaultTolerantCollective):
         self.fallback.leave_out(rank)
 
     def fall_back(self) -> None:
-        """Leave the ring because it is broken on another rank, which this rank may not notice. Any thread may call it."""
+        """Leave the ring because it is broken on another rank, which this rank may not notice; from any thread."""
         self._break("another rank's ring is broken")
 
     def interrupt(self) -> None:

@@ -86,7 +86,7 @@ class DenseBlock:
         self._optimizer.reset()
 
     def apply(self, total: Floats, divisor: float, weight_sum: float, lr_scale: float = 1.0) -> None:
-        """Take one optimizer step from summed gradients: total / divisor for parameters, total / weight_sum for buffers."""
+        """Take an optimizer step from a summed gradient: total / divisor, for buffers total / weight_sum."""
         self.apply_parts([(total, 1.0)], divisor, weight_sum, lr_scale)
 
     def apply_parts(self, parts: Sequence[DensePart], divisor: float, weight_sum: float, lr_scale: float = 1.0) -> None:

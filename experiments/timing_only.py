@@ -19,7 +19,7 @@ from typing import Any
 from gbactl.calibration.fit import ZeroComputeCluster
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Batch, Dataset, Split, open_dataset
-from gbactl.data.prepare import prepare
+from gbactl.data.source_cache import prepare
 from gbactl.launch.compose import compose
 from gbactl.wire.messages import Event
 

@@ -25,7 +25,7 @@ from gbactl.config import RunConfig, from_dict
 from gbactl.config.engine_capabilities import place_of
 from gbactl.config_types import default_of, shown
 from gbactl.coordinator import event_log
-from gbactl.data.prepare import options_class
+from gbactl.data.source_cache import options_class
 from gbactl.errors import ConfigError
 from gbactl.faults import fault_plan
 from gbactl.faults.fault_kinds import KINDS, Workers, typed

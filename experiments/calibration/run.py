@@ -27,7 +27,7 @@ import study  # noqa: E402
 
 from gbactl.calibration.local_runs import QUIET, undisturbed  # noqa: E402
 from gbactl.data.dataset import open_dataset  # noqa: E402
-from gbactl.data.prepare import prepare  # noqa: E402
+from gbactl.data.source_cache import prepare  # noqa: E402
 from gbactl.launch.compose import compose  # noqa: E402
 from gbactl.processor import available_cores  # noqa: E402
 

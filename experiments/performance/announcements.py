@@ -26,6 +26,7 @@ from gbactl.config import to_dict
 from gbactl.launch.compose import compose
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer, new_key
+from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.channel import Channel
 from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.listener import address_of, listen
@@ -44,7 +45,6 @@ from gbactl.wire.messages import (
     TakeBatch,
     decode,
 )
-from gbactl.wire.startup import Bootstrap
 
 WAITING = 2  # batches a worker asks for at a time, as with prefetch
 

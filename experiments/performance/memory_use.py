@@ -24,6 +24,7 @@ from gbactl.config import to_dict
 from gbactl.launch.compose import compose
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer, new_key
+from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.messages import (
     Ack,
@@ -42,7 +43,6 @@ from gbactl.wire.messages import (
     Staged,
     unpack,
 )
-from gbactl.wire.startup import Bootstrap
 
 CHUNK, MEMBERS, DENSE = 13_312, 4, 493_000
 WIDTH = 16

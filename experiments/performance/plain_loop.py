@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from gbactl.config import RunConfig
-from gbactl.config.shards import optimizer, shard_spec
+from gbactl.config.shard_layout import optimizer, shard_spec
 from gbactl.data.dataset import Batch, Dataset, open_dataset
 from gbactl.kernels import Kernels, load
 from gbactl.kernels.base import DistinctRows
@@ -19,14 +19,14 @@ from gbactl.models import build
 from gbactl.models.gradient_computer import GradientComputer
 from gbactl.store.dense import DenseBlock, DenseSpec
 from gbactl.store.optimizers import OptimizerSpec
-from gbactl.store.rows import RowBlock
+from gbactl.store.row_block import RowBlock
 
 WARM_UP = 10
 
 
 def prepared(overrides: list[str]) -> str:
     """Path of the prepared data named by the overrides, built if it does not exist."""
-    from gbactl.data.prepare import prepare
+    from gbactl.data.source_cache import prepare
 
     return str(prepare(compose(overrides).data, None))
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.config import RunConfig, from_dict
-from gbactl.config.shards import dense_cuts
+from gbactl.config.shard_layout import dense_cuts
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import AnnounceRecord, InfoRecord, OrderRecord
 from gbactl.data.dataset import open_dataset
-from gbactl.data.prepare import prepare
+from gbactl.data.source_cache import prepare
 from gbactl.kernels import load
 from gbactl.models import build, row_width
 from gbactl.models.flat_parameters import FlatModel

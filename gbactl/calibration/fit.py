@@ -29,7 +29,7 @@ from gbactl.simulation.cluster import VirtualCluster
 from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.shared_compute import SharedCompute
 from gbactl.wire.messages import Event
-from gbactl.worker.core import BatchInProgress
+from gbactl.worker.state_machine import BatchInProgress
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "compute": ("batch_us", "sample_us"),

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from gbactl.config import RunConfig
-from gbactl.config.shards import shard_spec
+from gbactl.config.shard_layout import shard_spec
 from gbactl.data.dataset import Dataset
 from gbactl.kernels.base import Ints
 from gbactl.kernels.native import flushed
@@ -25,8 +25,8 @@ from gbactl.simulation.shared_compute import SharedCompute, set_answer
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import BeginPhase, Granted
-from gbactl.worker.core import BatchInProgress
 from gbactl.worker.loop import MappedBatchSource
+from gbactl.worker.state_machine import BatchInProgress
 
 LEAST = 5  # measurements of each job
 Key = TypeVar("Key")

@@ -11,7 +11,7 @@ import click
 def command(port: int, uri: str | None) -> None:
     """Open the MLflow UI on this machine's loopback address until Ctrl-C."""
     from gbactl.launch.run_dir import end_orphans
-    from gbactl.tracking.mlflow_store import tracking_uri
+    from gbactl.tracking.mlflow_connection import tracking_uri
     from gbactl.tracking.mlflow_ui import serve
 
     end_orphans(tracking_uri(uri=uri))

@@ -1,7 +1,7 @@
 """Groups of a run's configuration, as in conf/.
 
-A group that one module uses as a whole is defined beside that module: faults/fault_plan.py, checkpoint/plan.py,
-models/options.py, store/optimizers.py.
+A group that one module uses as a whole is defined beside that module: faults/fault_plan.py,
+checkpoint/interval_plan.py, models/options.py, store/optimizers.py.
 """
 
 from __future__ import annotations

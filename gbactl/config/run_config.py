@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gbactl.checkpoint.plan import CheckpointConfig
+from gbactl.checkpoint.interval_plan import CheckpointConfig
 from gbactl.config.cost import CostConfig
 from gbactl.config.engine_capabilities import Place, place_of
 from gbactl.config.groups import (

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gbactl.checkpoint.plan import SAVED_DTYPES, VARIANTS
+from gbactl.checkpoint.interval_plan import SAVED_DTYPES, VARIANTS
 from gbactl.config.engine_capabilities import place_of
 from gbactl.config.groups import WITH_OPTIONS, own_keys
 from gbactl.config.run_config import RunConfig, naming

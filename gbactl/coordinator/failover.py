@@ -17,13 +17,13 @@ from typing import Any
 from gbactl.checkpoint.sample_ranges import Ranges
 from gbactl.config import mode_values
 from gbactl.coordinator import event_log
-from gbactl.coordinator.batch_dispatch import LivePhase
 from gbactl.coordinator.event_log import AnnounceRecord, InfoRecord
 from gbactl.coordinator.event_routing import CoordinatorCore
 from gbactl.coordinator.failure_recovery import UNANSWERED
+from gbactl.coordinator.live_phase import LivePhase
+from gbactl.coordinator.phase_decisions import ApplyStep, Command, HandOut, LoggedPhase
 from gbactl.coordinator.run_context import Flow, WaitCondition
 from gbactl.coordinator.state import EVALUATE, OVER, TRAIN, JournalState
-from gbactl.coordinator.training_phase import ApplyStep, Command, HandOut, LoggedPhase
 from gbactl.errors import ClusterError, PeerGoneError, WireError
 from gbactl.policies import Grant
 from gbactl.wire.auth import Peer

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.config import RunConfig
-from gbactl.coordinator.batch_dispatch import LivePhase
 from gbactl.coordinator.event_log import CHECKSUM
 from gbactl.coordinator.event_routing import CoordinatorCore
 from gbactl.coordinator.failover import Failover
+from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.run_context import RunContext, WaitCondition
 from gbactl.coordinator.run_flow import RunFlow
 from gbactl.coordinator.state import JournalState

@@ -14,7 +14,7 @@ from typing import Any
 from gbactl.config import RunConfig, mode_values
 from gbactl.config.validation import obstacle, wished
 from gbactl.coordinator import event_log
-from gbactl.coordinator.batch_dispatch import LivePhase
+from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.node_requests import DenseMigration, NodeRequests
 from gbactl.coordinator.run_context import Flow, RunContext, WaitCondition
 from gbactl.coordinator.run_record import checksums

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from gbactl.config import RunConfig, mode_values
 from gbactl.coordinator import event_log
-from gbactl.coordinator.batch_dispatch import LivePhase
 from gbactl.coordinator.event_log import EventLog
+from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.membership import Fencing, Membership
 from gbactl.coordinator.rounds import Evaluation, rounds
 from gbactl.coordinator.run_record import RecoveryTimes, RunSummary

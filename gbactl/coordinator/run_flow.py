@@ -12,13 +12,13 @@ from typing import Any
 
 from gbactl.checkpoint.sample_ranges import Ranges, after, flat, total
 from gbactl.coordinator import event_log
-from gbactl.coordinator.batch_dispatch import LivePhase
 from gbactl.coordinator.event_routing import CoordinatorCore
 from gbactl.coordinator.failover import Failover
+from gbactl.coordinator.live_phase import LivePhase
+from gbactl.coordinator.phase_decisions import TrainingPhase
 from gbactl.coordinator.rounds import Evaluation, Round, samples_of
 from gbactl.coordinator.run_context import Flow, WaitCondition
 from gbactl.coordinator.state import EVALUATE, OVER, TRAIN
-from gbactl.coordinator.training_phase import TrainingPhase
 from gbactl.errors import ClusterError, DivergedError
 from gbactl.policies import Phase, make
 from gbactl.policies.policy import policy_class

@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import Any
 
 from gbactl.checkpoint.ledger import ServerFailureLoss
-from gbactl.coordinator.batch_dispatch import LivePhase
+from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.rounds import EarlyStopping, Round
 from gbactl.coordinator.state import FailureRecord, FailureRecords, JobPosition
 from gbactl.coordinator.statistics import Statistics, quantiles

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.config import RunConfig
-from gbactl.coordinator.batch_dispatch import LivePhase
+from gbactl.coordinator.live_phase import LivePhase
 from gbactl.policies import Policy
 from gbactl.switching.auto_controller import SYNC, AutoController, AutoOptions, SwitchDecision
 from gbactl.switching.mode_switches import ScheduleEntry, located

@@ -151,7 +151,7 @@ def main() -> None:
     line = sys.stdin.buffer.readline()
     from gbactl.errors import GbactlError, PeerGoneError
     from gbactl.nodes import node_setup
-    from gbactl.wire.startup import Bootstrap
+    from gbactl.wire.bootstrap import Bootstrap
 
     boot = Bootstrap.loads(line)
     set_up_log(Path(boot.run_dir), boot.log_name)

@@ -11,7 +11,7 @@ from typing import Any
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, identity
 from gbactl.checkpoint.restore import chain_at, keep_initial, load_initial, load_shard
 from gbactl.config import RunConfig, to_dict
-from gbactl.config.shards import shard_spec
+from gbactl.config.shard_layout import shard_spec
 from gbactl.coordinator.membership import BEAT_SECONDS, beat
 from gbactl.coordinator.rounds import samples_of, spare_bytes
 from gbactl.coordinator.state import JournalState, kept
@@ -23,13 +23,13 @@ from gbactl.server.checkpoint_writer import saver_of
 from gbactl.server.shard_server import load_last
 from gbactl.store.shard import Shard
 from gbactl.wire.auth import Peer
+from gbactl.wire.bootstrap import Bootstrap, await_dense
 from gbactl.wire.channel import Channel, Hub
 from gbactl.wire.compression import narrowed
 from gbactl.wire.listener import local
 from gbactl.wire.messages import CheckpointLoaded, Hello, Ready
 from gbactl.wire.reconnecting import ReconnectingHub
 from gbactl.wire.reliable import exposed
-from gbactl.wire.startup import Bootstrap, await_dense
 
 
 def header(cfg: RunConfig, dataset: Dataset) -> dict[str, Any]:

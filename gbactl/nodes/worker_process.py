@@ -13,9 +13,9 @@ import torch
 from gbactl.checkpoint.restore import chain_at, dense_state, load_dense
 from gbactl.collective import connect
 from gbactl.collective.base import FaultTolerantCollective, ring_item
-from gbactl.collective.fault_tolerant_ring import CollectiveWithFallback
+from gbactl.collective.ring_with_fallback import CollectiveWithFallback
 from gbactl.config import RunConfig
-from gbactl.config.shards import dense_cuts, optimizer, segment_bytes
+from gbactl.config.shard_layout import dense_cuts, optimizer, segment_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import WorkerSlowdown
 from gbactl.kernels import codec_of, load
@@ -27,13 +27,12 @@ from gbactl.store.aligned_memory import copied
 from gbactl.store.dense import DenseBlock
 from gbactl.trainer.replica_placement import ComputeThread, TrainerDense, start
 from gbactl.wire.auth import Peer
+from gbactl.wire.bootstrap import await_setup, install_dense
 from gbactl.wire.channel import Channel, Hub
 from gbactl.wire.listener import near
 from gbactl.wire.messages import Hello, Ready, RingBroken, WorkerFailed
-from gbactl.wire.startup import await_setup, install_dense
 from gbactl.worker.all_reduce_on_server import ServerSums
 from gbactl.worker.client import WorkerClient
-from gbactl.worker.core import ReplicatedSteps
 from gbactl.worker.core_sharing import CoreAssignment, join
 from gbactl.worker.dense_placement import (
     DensePlacement,
@@ -44,9 +43,10 @@ from gbactl.worker.dense_placement import (
     SyncRecovery,
 )
 from gbactl.worker.loop import MappedBatchSource, WorkerLoop
+from gbactl.worker.state_machine import ReplicatedSteps
 
 if TYPE_CHECKING:
-    from gbactl.wire.startup import Bootstrap
+    from gbactl.wire.bootstrap import Bootstrap
 
 
 def work(

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from gbactl.config import RunConfig
-from gbactl.config.shards import optimizer, shard_spec
+from gbactl.config.shard_layout import optimizer, shard_spec
 from gbactl.data.dataset import Dataset
 from gbactl.kernels import codec_of
 from gbactl.kernels.base import Floats, Ints
@@ -22,8 +22,8 @@ from gbactl.store.dense import DenseBlock
 from gbactl.store.gradient_slice import GradientSlice
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import BeginPhase, Granted
-from gbactl.worker.core import BatchInProgress
 from gbactl.worker.loop import MappedBatchSource
+from gbactl.worker.state_machine import BatchInProgress
 
 
 class GradientRecomputer:

@@ -19,7 +19,7 @@ from gbactl.replay.gradient_recomputation import GradientRecomputer, index_of
 from gbactl.simulation.shared_compute import answer_of
 from gbactl.store.gradient_slice import GradientSlice
 from gbactl.store.shard import Shard
-from gbactl.worker.core import BatchInProgress
+from gbactl.worker.state_machine import BatchInProgress
 
 
 class PulledVersions:

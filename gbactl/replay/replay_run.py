@@ -20,15 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.config import RunConfig, to_dict
-from gbactl.coordinator.training_phase import Divergence, DivergenceError
+from gbactl.coordinator.phase_decisions import Divergence, DivergenceError
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.data.prepare import prepare
+from gbactl.data.source_cache import prepare
 from gbactl.errors import DataError, EventLogError, UsageError
 from gbactl.kernels.native import flushed
 from gbactl.launch.progress import ProgressDisplay
 from gbactl.launch.run_dir import LOG, find
 from gbactl.nodes.node_setup import header
-from gbactl.replay.log_scan import Recording, scan
+from gbactl.replay.recording import Recording, scan
 from gbactl.replay.replayer import Replayer
 from gbactl.store.shard import Shard
 

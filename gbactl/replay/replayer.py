@@ -7,8 +7,7 @@ from typing import Any
 
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import AnnounceRecord, InfoRecord, Record
-from gbactl.coordinator.statistics import Statistics
-from gbactl.coordinator.training_phase import (
+from gbactl.coordinator.phase_decisions import (
     ApplyStep,
     Command,
     DiscardGradient,
@@ -19,12 +18,13 @@ from gbactl.coordinator.training_phase import (
     TrainingPhase,
     named,
 )
+from gbactl.coordinator.statistics import Statistics
 from gbactl.data.dataset import Dataset
 from gbactl.errors import EventLogError
 from gbactl.policies import Ledger, Phase, Step, make
 from gbactl.replay.gradient_recomputation import GradientRecomputer, ReplayedReplica
-from gbactl.replay.log_scan import PhaseRecord, Recording
 from gbactl.replay.pulled_versions import CapturedValues
+from gbactl.replay.recording import PhaseRecord, Recording
 from gbactl.store.checksum import MODULUS
 from gbactl.store.gradient_slice import StepOrder
 from gbactl.store.optimizers import factor

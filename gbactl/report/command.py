@@ -19,7 +19,7 @@ from gbactl.report.compare import Report, compare
 from gbactl.report.plots import Curves, curves_of, plot
 from gbactl.report.render import beside, render, sentences
 from gbactl.tracking.delivery import send_backlog
-from gbactl.tracking.mlflow_store import Run, connect, read_runs, sqlite_path, tracking_uri
+from gbactl.tracking.mlflow_connection import Run, connect, read_runs, sqlite_path, tracking_uri
 
 Say = Callable[[str], None]
 

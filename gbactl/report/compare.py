@@ -11,8 +11,16 @@ from statistics import fmean
 from gbactl.errors import UsageError
 from gbactl.policies.policy import names
 from gbactl.report.columns import AUC, CLOCKS, REPLICAS, STANDARD, Column, column_of
-from gbactl.report.configurations import TAGS, Configuration, configuration, differing, is_modelled, mixed, value_of
-from gbactl.report.failures import FailureLine, SlowdownLine, failures, slowdowns
+from gbactl.report.configuration_differences import (
+    TAGS,
+    Configuration,
+    configuration,
+    differing,
+    is_modelled,
+    mixed,
+    value_of,
+)
+from gbactl.report.failure_tables import FailureLine, SlowdownLine, failures, slowdowns
 from gbactl.report.paired_statistics import (
     Difference,
     Key,
@@ -27,7 +35,7 @@ from gbactl.report.paired_statistics import (
     stats_of,
     why_alone,
 )  # fmt: skip
-from gbactl.tracking.mlflow_store import Run
+from gbactl.tracking.mlflow_connection import Run
 
 DEFAULT_BASELINE = "sync"
 DIFFERS = "what differs"

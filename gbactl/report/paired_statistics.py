@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from gbactl.report.configurations import OF_THE_MODE, TAGS, Configuration, configuration
-from gbactl.tracking.mlflow_store import Run
+from gbactl.report.configuration_differences import OF_THE_MODE, TAGS, Configuration, configuration
+from gbactl.tracking.mlflow_connection import Run
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from gbactl.report.columns import MISSING, SLOWDOWN, Cell, Column, cell, difference_cell
 from gbactl.report.compare import MARKS, SHORT_SECONDS, Group, Report
-from gbactl.report.failures import FAILURE_COLUMNS, FailureLine, SlowdownLine
+from gbactl.report.failure_tables import FAILURE_COLUMNS, FailureLine, SlowdownLine
 from gbactl.report.paired_statistics import Stat
-from gbactl.tracking.summary import FAILURE_KINDS
+from gbactl.tracking.final_metrics import FAILURE_KINDS
 
 if TYPE_CHECKING:
     from rich.table import Table

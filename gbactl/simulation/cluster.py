@@ -15,7 +15,7 @@ import numpy as np
 from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_shard
 from gbactl.collective.base import ring_item
 from gbactl.config import RunConfig
-from gbactl.config.shards import optimizer, shard_spec
+from gbactl.config.shard_layout import optimizer, shard_spec
 from gbactl.coordinator.rounds import samples_of, spare_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import ServerSlowdown
@@ -23,13 +23,13 @@ from gbactl.kernels import codec_of
 from gbactl.kernels.native import flushed
 from gbactl.nodes.node_setup import header
 from gbactl.server.checkpoint_writer import ShardSaver, saver_of
-from gbactl.simulation.all_reduce import TICK, RingRounds, SimulatedRing
 from gbactl.simulation.coordinator import VirtualCoordinator, VirtualHub
 from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.dense_placements import Placements, ReplicatedDense, ServedDense, TrainerDense
 from gbactl.simulation.discrete_events import EventQueue
 from gbactl.simulation.network import Host, LossyNetwork, Network
 from gbactl.simulation.process_failures import ClusterHandover, FailureInjection, RollbackAll
+from gbactl.simulation.ring_all_reduce import TICK, RingRounds, SimulatedRing
 from gbactl.simulation.server import VirtualServer
 from gbactl.simulation.shared_compute import SharedCompute
 from gbactl.simulation.worker import ClusterShared, VirtualWorker

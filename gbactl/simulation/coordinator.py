@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from gbactl.coordinator.batch_dispatch import LivePhase
+from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.message_loop import Coordinator
 from gbactl.coordinator.run_context import WaitCondition
 from gbactl.errors import ClusterError, WireError

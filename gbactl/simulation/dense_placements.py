@@ -16,7 +16,7 @@ import numpy as np
 
 from gbactl.kernels.base import Floats
 from gbactl.kernels.half_precision import Codec, round_here
-from gbactl.simulation.all_reduce import RingRounds, SimulatedRing
+from gbactl.simulation.ring_all_reduce import RingRounds, SimulatedRing
 from gbactl.simulation.shared_compute import SharedCompute
 from gbactl.simulation.trainer import VirtualTrainer
 from gbactl.simulation.worker import DensePlacement, VirtualWorker
@@ -24,8 +24,8 @@ from gbactl.store.checksum import digest
 from gbactl.store.dense import DenseBlock, dense_square
 from gbactl.store.optimizers import due
 from gbactl.wire.messages import GradientNorms
-from gbactl.worker.core import BatchInProgress, ReplicatedSteps, push_views, weigh
 from gbactl.worker.dense_placement import NOT_HERE
+from gbactl.worker.state_machine import BatchInProgress, ReplicatedSteps, push_views, weigh
 
 Payloads = list[tuple[int, Any, int, int]]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.config import RunConfig
-from gbactl.config.shards import dense_cuts
+from gbactl.config.shard_layout import dense_cuts
 from gbactl.data.dataset import Schema
 from gbactl.kernels import load
 from gbactl.kernels.base import Floats, Kernels
@@ -21,8 +21,8 @@ from gbactl.simulation.server import PullAnswer
 from gbactl.store.dense import Cut, held
 from gbactl.wire.channel import NO_BYTES
 from gbactl.wire.messages import Rows
-from gbactl.worker.core import BatchInProgress
 from gbactl.worker.loop import dropout_key
+from gbactl.worker.state_machine import BatchInProgress
 
 
 def answer_of(item: BatchInProgress, shard: int) -> PullAnswer:

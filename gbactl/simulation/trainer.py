@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from gbactl.kernels.base import Floats
-from gbactl.simulation.all_reduce import RingRounds
+from gbactl.simulation.ring_all_reduce import RingRounds
 from gbactl.simulation.worker import VirtualWorker
 from gbactl.store.dense import Cut, DenseBlock
-from gbactl.trainer.core import TrainerCore
 from gbactl.trainer.exchange import AveragingRound, CentreSlices, ReplicaExchange
 from gbactl.trainer.exchange_schedule import IDLE_SECONDS, ExchangePace
 from gbactl.trainer.replica import Replica
+from gbactl.trainer.trainer_phase import TrainerCore
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
     AddReplica,

@@ -46,7 +46,8 @@ from gbactl.wire.messages import (
     Stop,
 )
 from gbactl.worker.client import BatchSource
-from gbactl.worker.core import (
+from gbactl.worker.dense_placement import NOT_HERE
+from gbactl.worker.state_machine import (
     BatchComplete,
     BatchInProgress,
     Command,
@@ -59,7 +60,6 @@ from gbactl.worker.core import (
     TellCoordinator,
     WorkerCore,
 )
-from gbactl.worker.dense_placement import NOT_HERE
 
 State = tuple[int, Floats]
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from gbactl.errors import TrackingError
-from gbactl.tracking.mlflow_store import absolute, connect, ensure_store, experiment_id, sqlite_path
+from gbactl.tracking.mlflow_connection import absolute, connect, ensure_store, experiment_id, sqlite_path
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -18,7 +18,7 @@ from typing import Any
 from filelock import FileLock
 
 from gbactl.tracking.delivery import LOCK_NAME, Backlog, BacklogContents, Delivery, MlflowSender, Record
-from gbactl.tracking.mlflow_store import first_line
+from gbactl.tracking.mlflow_connection import first_line
 
 _FLUSH_SECONDS = 1.0
 _LONGEST_PAUSE = 30.0

@@ -18,8 +18,8 @@ from click.testing import CliRunner, Result
 import gbactl
 from gbactl.cli.report import command
 from gbactl.errors import GbactlError, TrackingError, UsageError
-from gbactl.tracking.mlflow_store import tracking_uri
-from gbactl.tracking.summary import metrics_of
+from gbactl.tracking.final_metrics import metrics_of
+from gbactl.tracking.mlflow_connection import tracking_uri
 from gbactl.tracking.tracked_run import TrackedRun
 
 pytestmark = pytest.mark.beside

@@ -16,7 +16,7 @@ import pytest
 
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import InfoRecord
-from gbactl.tracking.mlflow_store import connect
+from gbactl.tracking.mlflow_connection import connect
 from tests.support.processes import Launched, Launcher, collective, wait_for
 
 LONG = ("data.rows_per_day=300000", "model.hidden=[512,512,512]", "train.global_batch=64")  # a minute and more

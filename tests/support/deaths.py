@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.coordinator.batch_dispatch import LivePhase
+from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.state import JOURNAL_FILE
 from gbactl.server.shard_server import Server
 from gbactl.wire.messages import KIND

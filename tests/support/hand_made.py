@@ -25,7 +25,7 @@ from gbactl.coordinator.event_log import (
     OrderRecord,
 )
 from gbactl.data.dataset import open_dataset
-from gbactl.data.prepare import prepare
+from gbactl.data.source_cache import prepare
 from gbactl.nodes.node_setup import header
 from gbactl.policies import Drop, Grant, Phase, Policy, make
 from gbactl.policies.policy import Decision
@@ -35,7 +35,7 @@ from gbactl.simulation.shared_compute import answer_of
 from gbactl.store.gradient_slice import StepOrder
 from gbactl.store.optimizers import factor
 from gbactl.wire.messages import BeginPhase
-from gbactl.worker.core import BatchInProgress
+from gbactl.worker.state_machine import BatchInProgress
 
 
 @dataclass

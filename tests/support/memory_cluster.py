@@ -20,11 +20,11 @@ from gbactl.nodes.node_setup import dressed, header, serve
 from gbactl.nodes.worker_process import work
 from gbactl.server.shard_server import Server
 from gbactl.wire.auth import Peer
+from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.channel import Hub
 from gbactl.wire.frames import CLOSED
 from gbactl.wire.messages import Event, Hello, unpack
 from gbactl.wire.reliable import exposed
-from gbactl.wire.startup import Bootstrap
 from tests.support.in_memory import MemoryHub
 from tests.support.in_memory_collective import MemoryGroup
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gbactl.tracking.mlflow_store import Run
+from gbactl.tracking.mlflow_connection import Run
 
 
 def run(mode: str, seed: int, auc: float | None, status: str = "FINISHED", at: int = 0, **more: str) -> Run:

@@ -10,7 +10,7 @@ import pytest
 
 from gbactl import collective
 from gbactl.collective.base import SingleRankCollective
-from gbactl.collective.fault_tolerant_ring import CollectiveWithFallback
+from gbactl.collective.ring_with_fallback import CollectiveWithFallback
 from gbactl.collective.shared_memory import SharedMemoryCollective, available
 
 MADE: list[tuple[int, int]] = []

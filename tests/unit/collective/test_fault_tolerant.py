@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gbactl.collective.base import InterruptedSum, sum_in_rank_order
-from gbactl.collective.fault_tolerant_ring import CollectiveWithFallback
+from gbactl.collective.ring_with_fallback import CollectiveWithFallback
 from gbactl.collective.shared_memory import SharedMemoryCollective, available
 from gbactl.errors import ClusterError
 from tests.support.in_memory_collective import MemoryGroup

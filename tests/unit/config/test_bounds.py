@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import pytest
 
-from gbactl.checkpoint.plan import VARIANTS
+from gbactl.checkpoint.interval_plan import VARIANTS
 from gbactl.config import RunConfig, from_dict
 from gbactl.data.dataset import open_dataset
-from gbactl.data.prepare import SOURCES, make_source, options_class, prepare
+from gbactl.data.source_cache import SOURCES, make_source, options_class, prepare
 from gbactl.errors import ConfigError, DivergedError
 from gbactl.faults.fault_kinds import KINDS, typed
 from gbactl.policies.policy import names, policy_class

@@ -10,11 +10,11 @@ import pytest
 
 from gbactl.checkpoint.ledger import UnsavedWork
 from gbactl.config import CheckpointConfig, RunConfig
-from gbactl.coordinator.batch_dispatch import LivePhase
 from gbactl.coordinator.event_routing import CoordinatorCore
+from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.node_requests import NodeRequests
+from gbactl.coordinator.phase_decisions import TrainingPhase
 from gbactl.coordinator.run_context import RunContext
-from gbactl.coordinator.training_phase import TrainingPhase
 from gbactl.policies import Phase, make
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import (

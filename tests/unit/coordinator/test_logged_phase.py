@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gbactl.coordinator import event_log
-from gbactl.coordinator.batch_dispatch import LivePhase
 from gbactl.coordinator.event_log import (
     DropRecord,
     EventLog,
@@ -22,9 +21,10 @@ from gbactl.coordinator.event_log import (
     LeftRecord,
     OrderRecord,
 )
+from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.membership import Membership
+from gbactl.coordinator.phase_decisions import ApplyStep, Command, LoggedPhase, StagedSlices, TrainingPhase
 from gbactl.coordinator.statistics import Statistics
-from gbactl.coordinator.training_phase import ApplyStep, Command, LoggedPhase, StagedSlices, TrainingPhase
 from gbactl.policies import Phase, Policy, make
 from gbactl.policies.async_ps import AsyncPolicy
 from gbactl.policies.hop_bw import HopBwOptions

@@ -11,8 +11,8 @@ import pytest
 from gbactl.coordinator.run_record import RecoveryTimes
 from gbactl.report.compare import compare
 from gbactl.report.render import FORMATS, render
-from gbactl.tracking.mlflow_store import Run
-from gbactl.tracking.summary import failed_in_short, failure_metrics
+from gbactl.tracking.final_metrics import failed_in_short, failure_metrics
+from gbactl.tracking.mlflow_connection import Run
 
 
 class Clock:

@@ -27,7 +27,7 @@ from gbactl.config import (
 from gbactl.coordinator import event_log
 from gbactl.coordinator.failure_recovery import FATES
 from gbactl.errors import ClusterError, EventLogError, PeerGoneError
-from gbactl.replay.log_scan import scan
+from gbactl.replay.recording import scan
 from gbactl.server import shard_server
 from gbactl.server.shard_server import Server
 from gbactl.wire.messages import (

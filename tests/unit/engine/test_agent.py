@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.data.prepare import prepare
+from gbactl.data.source_cache import prepare
 from gbactl.engine.agent_connection import AGENT, AgentConnection, HostAccess
 from gbactl.engine.bandwidth_probe import ReachabilityProbe, dial
 from gbactl.engine.host_agents import HostAgents

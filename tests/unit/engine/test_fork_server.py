@@ -14,7 +14,7 @@ import pytest
 from gbactl.config import RunConfig, to_dict
 from gbactl.engine import fork_server
 from gbactl.engine.fork_server import ForkedProcess, ForkServer, Started, start_node, tell, thread_environment
-from gbactl.wire.startup import Bootstrap
+from gbactl.wire.bootstrap import Bootstrap
 from tests.support.processes import SECONDS, alive, wait_for
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes are forked on Linux only")

@@ -9,7 +9,7 @@ import pytest
 
 from gbactl.launch.compose import compose
 from gbactl.launch.run import train
-from gbactl.tracking.mlflow_store import connect, tracking_uri
+from gbactl.tracking.mlflow_connection import connect, tracking_uri
 
 
 @pytest.mark.parametrize(("lr", "useless"), [("10", True), ("1e-3", False)])

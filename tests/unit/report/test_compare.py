@@ -10,10 +10,10 @@ import pytest
 
 from gbactl.errors import UsageError
 from gbactl.report.compare import Report, compare
-from gbactl.report.configurations import LONGEST, short, value_of
+from gbactl.report.configuration_differences import LONGEST, short, value_of
 from gbactl.report.paired_statistics import Difference, Stat, paired, stat
 from gbactl.report.render import render
-from gbactl.tracking.mlflow_store import Run, _run
+from gbactl.tracking.mlflow_connection import Run, _run
 from tests.support.report_examples import run, three
 
 SLOW = "[{'kind': 'constant', 'workers': [1], 'factor': 4}]"

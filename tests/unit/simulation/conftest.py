@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.data.prepare import prepare
+from gbactl.data.source_cache import prepare
 from gbactl.policies import policy as policies
 from tests.support.lock_step import LockStepAsync, LockStepGba
 from tests.support.simulated_runs import DATA

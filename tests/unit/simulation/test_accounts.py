@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.data.prepare import prepare
+from gbactl.data.source_cache import prepare
 from gbactl.wire.messages import Event
 from tests.support import recorded
 from tests.support.simulated_runs import adds_up, config, run

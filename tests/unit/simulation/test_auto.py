@@ -14,7 +14,7 @@ from gbactl.config import RunConfig, SwitchConfig, check
 from gbactl.coordinator.mode_switch import ModeSwitch
 from gbactl.coordinator.switch_plan import AUTO_FILE
 from gbactl.data.dataset import open_dataset
-from gbactl.data.prepare import prepare
+from gbactl.data.source_cache import prepare
 from gbactl.simulation.cluster import run_virtual
 from gbactl.wire.messages import Event
 from tests.support.memory_cluster import run_in_memory

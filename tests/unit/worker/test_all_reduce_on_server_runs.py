@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gbactl.collective.base import as_array
-from gbactl.collective.fault_tolerant_ring import CollectiveWithFallback
+from gbactl.collective.ring_with_fallback import CollectiveWithFallback
 from gbactl.config import (
     CheckpointConfig,
     ClusterConfig,

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from gbactl.report.compare import Report, compare
-from gbactl.report.failures import MOST_LINES, slowdowns
+from gbactl.report.failure_tables import MOST_LINES, slowdowns
 from gbactl.report.render import FORMATS, render
-from gbactl.tracking.mlflow_store import Run
+from gbactl.tracking.mlflow_connection import Run
 from tests.support.report_examples import run
 
 

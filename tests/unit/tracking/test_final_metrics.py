@@ -6,7 +6,7 @@ import math
 import subprocess
 from pathlib import Path
 
-from gbactl.tracking.summary import config_hash, git_tags, metrics_of, tags_of, useless, versions
+from gbactl.tracking.final_metrics import config_hash, git_tags, metrics_of, tags_of, useless, versions
 
 RESULT = {
     "mode": "gba",

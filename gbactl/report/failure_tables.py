@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from gbactl.report.columns import Column
 from gbactl.report.paired_statistics import Stat, stat
-from gbactl.tracking.mlflow_store import Run
-from gbactl.tracking.summary import FAILURE_KINDS
+from gbactl.tracking.final_metrics import FAILURE_KINDS
+from gbactl.tracking.mlflow_connection import Run
 
 FAILURE_COLUMNS = (
     Column("failures", ("count",), 0),

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from gbactl.config.cost import CostConfig
-from gbactl.simulation.all_reduce import TICK, RingRounds, SimulatedRing
 from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.discrete_events import EventQueue
 from gbactl.simulation.network import Host
+from gbactl.simulation.ring_all_reduce import TICK, RingRounds, SimulatedRing
 
 
 class Cost:

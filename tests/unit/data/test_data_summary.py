@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from gbactl.cli.data import command
+from gbactl.data.data_summary import summarise
 from gbactl.data.dataset import Dataset
-from gbactl.data.describe import summarise
 from gbactl.errors import DataError
 
 Load = Callable[..., Dataset]
@@ -73,7 +73,7 @@ def test_errors_reach_the_command_line_as_one_sentence(cache: Path) -> None:
 def test_every_config_file_holds_exactly_the_options_of_its_source(name: str) -> None:
     import dataclasses
 
-    from gbactl.data.prepare import options_class
+    from gbactl.data.source_cache import options_class
     from gbactl.launch.compose import compose
 
     composed = compose([f"data={name}"]).data

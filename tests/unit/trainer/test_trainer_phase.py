@@ -10,8 +10,8 @@ import pytest
 from gbactl.errors import WireError
 from gbactl.store.dense import DenseBlock, DenseSpec
 from gbactl.store.optimizers import OptimizerSpec
-from gbactl.trainer.core import TrainerCore
 from gbactl.trainer.exchange import CentreSlices
+from gbactl.trainer.trainer_phase import TrainerCore
 from gbactl.wire.frames import Bytes
 from gbactl.wire.messages import DenseSaved, EasgdCentre, EasgdUpdate, OpenReplicas
 

@@ -35,7 +35,7 @@ from gbactl.wire.messages import (
     Takeover,
     WorkerState,
 )
-from gbactl.worker.core import (
+from gbactl.worker.state_machine import (
     BatchComplete,
     BatchInProgress,
     CheckForWork,

@@ -18,7 +18,7 @@ from gbactl.config.engine_capabilities import place_of
 from gbactl.errors import ConfigError
 from gbactl.policies.policy import names, policy_class
 from gbactl.switching.mode_switches import each_mode, from_listed
-from gbactl.tracking.mlflow_store import Run
+from gbactl.tracking.mlflow_connection import Run
 
 TAGS = "tags."
 OF_THE_MODE = ("mode", "mode.", "switch.", "collective.")

@@ -31,7 +31,7 @@ FILE = re.compile(r"(S\d{1,6}|dense)\.safetensors")
 
 @dataclass(frozen=True)
 class FileEntry:
-    """File of a checkpoint. `shard`: its shard (-1: the dense parameters that workers hold).
+    """File of a checkpoint, with its shard (-1: it has the dense parameters that workers hold).
 
     `rows`: rows in it; `sums`: checksums by tensor ("": the header)."""
 
@@ -73,12 +73,12 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """Size of all files of the checkpoint."""
+        """Size of all files of the checkpoint together."""
         return sum(entry.bytes for entry in self.files)
 
 
 def cut_name(number: int) -> str:
-    """Return the folder's name of checkpoint `number`."""
+    """Return the name of the folder of checkpoint `number`."""
     return f"cut-{number:06d}"
 
 
@@ -88,7 +88,7 @@ def _sum(values: Mapping[str, Any]) -> str:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, which makes the checkpoint exist. Raises OSError; then it does not exist."""
+    """Write the manifest, without which a checkpoint does not exist. Raises OSError; then there is none."""
     values = asdict(manifest)
     text = json.dumps({**values, "sum": _sum(json.loads(json.dumps(values)))}, indent=1) + "\n"
     partial = folder / f".{MANIFEST}.partial"
@@ -105,7 +105,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read a checkpoint's manifest. Raises CheckpointError, with the file's name, where it is missing or damaged."""
+    """Read a checkpoint's manifest. Raises CheckpointError with the file's name if it is missing or damaged."""
     path = folder / MANIFEST
     try:
         if folder.is_symlink() or path.is_symlink():
@@ -147,12 +147,14 @@ def _built(cls: type[Any], values: dict[str, Any]) -> Any:
 
 
 def identity(config: Mapping[str, Any], data: str) -> str:
-    """Hash the values that two jobs must share for one to continue from the other's checkpoint."""
+    """Hash the values that must be equal for a job to continue from another job's checkpoint."""
     return _sum(json.loads(json.dumps(shared_values(config, data))))
 
 
 def shared_values(config: Mapping[str, Any], data: str) -> dict[str, Any]:
-    """Return the values that two such jobs share: model, data fingerprint, optimizer's name, seed."""
+    """Return the values that a job must share with a checkpoint to continue from it.
+
+    They are the model, the data's fingerprint, the optimizer's name and the seed."""
     return {"model": config["model"], "optimizer": config["optim"]["name"], "seed": config["seed"], "data": data}
 
 
@@ -164,18 +166,18 @@ Part = tuple[int, int] | None  # (shard, number of shards); None: all shards
 
 @dataclass(frozen=True)
 class CheckpointChain:
-    """Checkpoint with the earlier ones to load before it, oldest first; `folder` holds them all."""
+    """Checkpoint with the earlier ones that must be loaded before it, oldest first; `folder` contains them all."""
 
     folder: Path
     cuts: tuple[Manifest, ...]
 
     @property
     def last(self) -> Manifest:
-        """Checkpoint that the chain loads, its last one."""
+        """Manifest of the checkpoint itself, the last of the chain."""
         return self.cuts[-1]
 
     def files(self, shard: int) -> list[Path]:
-        """Return a shard's files, oldest first."""
+        """Return a shard's files in all checkpoints of the chain, oldest first."""
         return [self.folder / cut.name / entry.name for cut in self.cuts for entry in cut.files if entry.shard == shard]
 
 
@@ -188,19 +190,19 @@ class CheckpointFolder:
         self.path, self.identity = path, identity
 
     def names(self) -> list[str]:
-        """List every checkpoint that has a manifest, oldest first, without verifying it."""
+        """List every checkpoint that has a manifest, oldest first, without verifying its files."""
         if not self.path.is_dir():
             return []
         found = [entry.name for entry in self.path.iterdir() if CUT.fullmatch(entry.name)]
         return sorted((name for name in found if (self.path / name / MANIFEST).is_file()), key=number_of)
 
     def next_number(self) -> int:
-        """Return a number above those of all checkpoints, complete or not."""
+        """Return a number larger than those of all checkpoints, complete or not."""
         found = [entry.name for entry in self.path.iterdir()] if self.path.is_dir() else []
         return max((number_of(name) for name in found if CUT.fullmatch(name)), default=0) + 1
 
     def chain(self, name: str) -> CheckpointChain:
-        """Read the manifests of a checkpoint and of those that it builds on. Raises CheckpointError."""
+        """Read the manifests of a checkpoint and of the checkpoints that it builds on. Raises CheckpointError."""
         last = read_manifest(self.path / name)
         if last.name != name:
             raise CheckpointError(f"{self.path / name / MANIFEST} is that of {last.name}.")
@@ -214,7 +216,7 @@ class CheckpointFolder:
         return CheckpointChain(self.path, tuple(cuts))
 
     def verified(self, name: str, part: Part = None) -> CheckpointChain:
-        """Return a checkpoint's chain after reading every byte of its files, or of those that one shard loads.
+        """Return a checkpoint's chain after reading and verifying all its files, or those that one shard loads.
 
         Raises CheckpointError that names the damaged file."""
         chain = self.chain(name)
@@ -224,7 +226,7 @@ class CheckpointFolder:
         return chain
 
     def newest(self, refused: Refused = lambda _: None, part: Part = None) -> CheckpointChain:
-        """Return the newest checkpoint of this run that verifies, for all shards or for one.
+        """Return the newest checkpoint of this run whose files are valid, for all shards or for one.
 
         `refused` is called with the error of each that does not. Raises CheckpointError if none does."""
         for name in reversed(self.names()):
@@ -235,7 +237,7 @@ class CheckpointFolder:
         raise CheckpointError(f"{self.path} holds no complete checkpoint.")
 
     def keep(self, count: int) -> list[str]:
-        """Remove all but the newest `count` checkpoints, those that they build on, and one in progress.
+        """Remove all but the newest `count` checkpoints, what they build on, and one in progress.
 
         Returns the names of those removed."""
         names = self.names()
@@ -255,7 +257,7 @@ class CheckpointFolder:
         return sorted(gone)
 
     def remove(self, name: str) -> None:
-        """Remove a checkpoint; it disappears atomically, before its files are deleted."""
+        """Remove a checkpoint: first rename it away atomically, then delete its files."""
         path, trash = self.path / name, self.path / f"{TRASH}{name}"
         if path.is_dir():
             shutil.rmtree(trash, ignore_errors=True)
@@ -277,7 +279,7 @@ class CheckpointFolder:
 
 
 def number_of(name: str) -> int:
-    """Return the number of a checkpoint from its folder's name."""
+    """Parse the number of a checkpoint from its folder's name."""
     return int(name.partition("-")[2])
 
 
@@ -291,7 +293,7 @@ def loaded_by(part: Part, cut: Manifest) -> list[FileEntry]:
 
 
 def check(path: Path, entry: FileEntry) -> None:
-    """Read a file to its end and verify that it is finite and matches its manifest.
+    """Read a checkpoint's file and verify that its values are finite and its checksums match the manifest.
 
     Raises CheckpointError, with the file's name."""
     try:
@@ -305,7 +307,7 @@ def check(path: Path, entry: FileEntry) -> None:
 
 
 def _check_sums(path: Path, entry: FileEntry) -> str:
-    """Verify all checksums; returns the first tensor with an infinity or NaN, or ""."""
+    """Verify all checksums of a file; returns the name of the first tensor with an infinity or NaN, or ""."""
     with path.open("rb") as file:
         length = file.read(8)
         header = file.read(min(int.from_bytes(length, "little"), entry.bytes))
@@ -326,7 +328,7 @@ def _check_sums(path: Path, entry: FileEntry) -> str:
 
 
 def _digest(file: object, size: int, kind: str) -> tuple[str, bool]:
-    """Compute the SHA-256 of a tensor's bytes and whether its values are finite."""
+    """Compute (SHA-256 of a tensor's bytes, whether its values are finite)."""
     found, is_finite = hashlib.sha256(), True
     while size > 0:
         data: bytes = file.read(min(PIECE, size))  # type: ignore[attr-defined]

@@ -20,10 +20,10 @@ SAVED_DTYPES = ("fp32", "bf16")
 
 @dataclass
 class CheckpointConfig:
-    """Configuration of checkpoints and of the costs of a server failure, in seconds.
+    """Configuration of checkpoints, and the costs of saves and server failures in seconds.
 
-    T, T_f, O_s, O_l and O_r of the equations are job, mtbf, save, load and reschedule. Without an interval it follows
-    from them."""
+    T, T_f, O_s, O_l and O_r of the equations are job, mtbf, save, load and reschedule. An interval that is not
+    configured is computed from them."""
 
     name: str = "none"
     target_pls: Annotated[float, Bounds(above=0, below=1)] = 0.035
@@ -45,9 +45,10 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """Expected costs of a job: overheads as shares of its length, intervals in the unit of the costs.
+    """Expected checkpoint costs of a job under full and partial recovery, and the chosen recovery.
 
-    `recovery`: full (every server goes back) or partial (the lost server alone)."""
+    `recovery`: full (every server goes back) or partial (the lost server alone). Overheads are shares of the job's
+    length, intervals are in the unit of the costs."""
 
     recovery: str
     interval: float
@@ -58,16 +59,16 @@ class CostEstimate:
     expected_pls: float
 
     def told(self) -> dict[str, Any]:
-        """Encode the estimate for result.json."""
+        """Encode the estimate as a dictionary for result.json."""
         return asdict(self)
 
     @property
     def overhead(self) -> float:
-        """Overhead of the chosen kind of recovery."""
+        """Expected overhead of the chosen recovery, as a share of the job's length."""
         return self.partial_overhead if self.recovery == "partial" else self.full_overhead
 
     def sentence(self, steps: int | None = None, expected: bool = True) -> str:
-        """Describe the chosen recovery and interval and, if `expected`, the estimate behind them.
+        """Describe the chosen recovery and save interval and, if `expected`, the expected overheads.
 
         `steps`: the interval where it is configured in steps, whose seconds are not known yet."""
         part, whole = f"{100 * self.partial_overhead:.2f} %", f"{100 * self.full_overhead:.2f} %"
@@ -86,10 +87,10 @@ class CostEstimate:
 def estimate(
     variant: str, costs: JobCosts, target_pls: float, interval: float | None = None, parts: int = 1, base_every: int = 0
 ) -> CostEstimate:
-    """Choose between full and partial recovery, each at its own interval, or both at `interval`.
+    """Estimate the costs of full and partial recovery, and choose the cheaper one that the variant allows.
 
-    Partial where the variant asks for it and it is cheaper, else full. `parts` and `base_every`: of partial recovery's
-    SaveSchedule; the cost of its whole saves is added to the equations' and changes no interval."""
+    Each has its own interval, or both have `interval`. `parts` and `base_every`: of partial recovery's SaveSchedule;
+    the cost of its whole saves is added to the equations' and changes no interval."""
     whole = interval or best_full_interval(costs)
     part = interval or interval_for(costs, target_pls)
     saved = partial(costs, part) + bases(costs, part, parts, base_every)
@@ -104,7 +105,7 @@ def estimate(
 
 @dataclass(frozen=True)
 class SaveSchedule:
-    """Schedule of a job's checkpoint saves.
+    """Schedule of a job's checkpoint saves: how often, and what each of them contains.
 
     `parts`: saves in an interval (1/r where rows are chosen, else 1). `every_steps`: steps in an interval, where it is
     configured in steps. A whole save comes every `base_every` intervals (0: never, but for the last)."""
@@ -115,7 +116,7 @@ class SaveSchedule:
     base_every: int
 
     def kind(self, number: int) -> str:
-        """Return the kind of save `number`, counted from 1: whole, rest or chosen.
+        """Return what save `number` (from 1) contains: "whole", "rest" or "chosen".
 
         Whole: all rows; rest: chosen rows and all small tables; chosen: chosen rows alone."""
         if self.parts == 1 or (self.base_every and number % (self.parts * self.base_every) == 0):
@@ -134,15 +135,15 @@ class SaveSchedule:
 
 
 def costs_of(config: CheckpointConfig, servers: int) -> JobCosts:
-    """Compute the equations' costs from a configuration. Raises ConfigError for invalid times.
+    """Read the costs in the equations from a configuration. Raises ConfigError for invalid times.
 
-    Its save_seconds are those of fp32."""
+    The configured save_seconds are those of fp32."""
     c, part = config, 0.5 if config.dtype == "bf16" else 1.0
     return JobCosts(c.job_seconds, c.mtbf_seconds, servers, part * c.save_seconds, c.load_seconds, c.reschedule_seconds)
 
 
 def job_named(config: CheckpointConfig) -> bool:
-    """Return whether the configuration describes the job by its length or its failures."""
+    """Return whether the configuration sets the job's length or its time between failures."""
     default = type(config)()
     return (config.job_seconds, config.mtbf_seconds) != (default.job_seconds, default.mtbf_seconds)
 
@@ -154,11 +155,11 @@ def estimate_of(config: CheckpointConfig, servers: int) -> CostEstimate:
 
 
 def _parts(config: CheckpointConfig) -> int:
-    """Return the number of saves in an interval where partial recovery pays."""
+    """Return the number of saves in one interval under partial recovery."""
     return max(1, round(1 / config.share)) if config.name in PARTIAL and config.name != "cpr" else 1
 
 
-def rhythm_of(config: CheckpointConfig, servers: int) -> SaveSchedule:
+def save_schedule_of(config: CheckpointConfig, servers: int) -> SaveSchedule:
     """Compute the save schedule of a configuration.
 
     Rows are chosen where the variant does that and partial recovery pays."""
@@ -169,10 +170,11 @@ def rhythm_of(config: CheckpointConfig, servers: int) -> SaveSchedule:
 
 @dataclass(frozen=True)
 class JobCosts:
-    """Costs of a job of length `job` (T) on `servers` (N) with `between_failures` (T_f, all servers together).
+    """Costs of saves and failures of a job, the variables of the equations.
 
-    `save` (O_s): training time lost a whole save. `load` (O_l): that of loading all servers. `reschedule` (O_r): that
-    of placing the new process."""
+    `job` (T): length of the job. `between_failures` (T_f): of all `servers` (N) together. `save` (O_s): training time
+    lost a whole save. `load` (O_l): that of loading all servers. `reschedule` (O_r): that of placing the new process.
+    """
 
     job: float
     between_failures: float
@@ -190,17 +192,17 @@ class JobCosts:
 
     @property
     def failures(self) -> float:
-        """Expected failures in a job: T / T_f."""
+        """Expected number of failures in the job, T / T_f."""
         return self.job / self.between_failures
 
 
 def full(costs: JobCosts, interval: float) -> float:
-    """Overhead of full recovery, in which all servers go back: O_s T/T_s + (O_l + O_r + T_s/2) T/T_f."""
+    """Compute the overhead of full recovery, where all servers go back: O_s T/T_s + (O_l + O_r + T_s/2) T/T_f."""
     return _saves(costs, interval) + (costs.load + costs.reschedule + interval / 2) * costs.failures
 
 
 def partial(costs: JobCosts, interval: float) -> float:
-    """Overhead of partial recovery, in which the lost server alone goes back: O_s T/T_s + (O_l/N + O_r) T/T_f.
+    """Compute the overhead of partial recovery, where one server goes back: O_s T/T_s + (O_l/N + O_r) T/T_f.
 
     Nothing is computed again."""
     return _saves(costs, interval) + (costs.load / costs.servers + costs.reschedule) * costs.failures
@@ -213,25 +215,29 @@ def _saves(costs: JobCosts, interval: float) -> float:
 
 
 def bases(costs: JobCosts, interval: float, parts: int, every: int) -> float:
-    """Additional cost of whole saves in partial recovery, gbactl's own term: (1 - 1/parts) O_s floor(T / (every T_s)).
+    """Compute the cost of partial recovery's whole saves, which the paper does not count.
 
-    Each of the `parts` saves in an interval has a part of the rows; the last one in `every` intervals has all of them
-    (0: never); see SaveSchedule."""
+    It is (1 - 1/parts) O_s floor(T / (every T_s)). Each of the `parts` saves in an interval has a part of the rows;
+    the last one in `every` intervals has all of them (0: never); see SaveSchedule."""
     return costs.save * (1 - 1 / parts) * (costs.job // (every * interval)) if every else 0.0
 
 
 def best_full_interval(costs: JobCosts) -> float:
-    """Compute T_s = sqrt(2 O_s T_f), where `full` is smallest; the job's length where O_s is 0."""
+    """Compute the interval with the least overhead of full recovery, sqrt(2 O_s T_f).
+
+    The job's length where O_s is 0."""
     return math.sqrt(2 * costs.save * costs.between_failures) or costs.job
 
 
 def expected_pls(costs: JobCosts, interval: float) -> float:
-    """Compute E[PLS] = T_s / (2 N T_f): half an interval lost on one of N servers at each failure."""
+    """Compute the expected PLS at an interval, T_s / (2 N T_f).
+
+    Each failure loses half an interval on one of N servers."""
     return interval / (2 * costs.servers * costs.between_failures)
 
 
 def interval_for(costs: JobCosts, pls: float) -> float:
-    """Compute T_s = 2 PLS N T_f, the interval at which a portion `pls` of the samples is expected to be lost."""
+    """Compute the interval at which the expected PLS is `pls`: 2 PLS N T_f. Raises ConfigError."""
     if not 0 < pls < 1:
         raise ConfigError(f"checkpoint.target_pls={pls} is no portion of samples; type one above 0 and below 1.")
     return 2 * pls * costs.servers * costs.between_failures

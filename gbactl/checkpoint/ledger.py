@@ -1,4 +1,4 @@
-"""Costs of server failures and saves: counted while a job runs, or in an emulated job. Pure.
+"""Costs of server failures and of saves: counters for a running job, and an emulated job. Pure.
 
 Following the idea of CPR. Samples: the portion of lost samples (PLS), exactly, per shard. Updates: one is one row of
 one applied gradient of weight above 0. Where rows are saved at different times, each row goes back to its own last
@@ -27,7 +27,7 @@ PARTS = ("saving", "loading", "rescheduling", "again")
 
 @dataclass
 class PlsCounter:
-    """Portion of lost samples (PLS) by shard: `samples` of the whole job, `shards` of the table.
+    """Portion of lost samples (PLS) of each shard in a job of `samples` samples on `shards` shards.
 
     Every `at` is a number of samples finished so far in the job. `saved_at`: for each shard, samples finished at its
     last save; `of`: each shard's PLS."""
@@ -43,11 +43,11 @@ class PlsCounter:
         self.of = self.of or [0.0] * self.shards
 
     def saved(self, at: int) -> None:
-        """Record a complete checkpoint of every shard, taken when `at` samples were finished."""
+        """Record a complete checkpoint of all shards, taken when the job had finished `at` samples."""
         self.saved_at = [max(at, before) for before in self.saved_at]
 
     def lost(self, shard: int, at: int) -> float:
-        """Count the return of a shard to its checkpoint at `at` samples; returns the growth of the PLS.
+        """Count a shard's return to its checkpoint when `at` samples are finished; returns the increase of the PLS.
 
         That is (samples since) / (samples N). The shard counts from `at` from then on, so that a sample is lost only
         once."""
@@ -57,20 +57,20 @@ class PlsCounter:
         return grown
 
     def missed(self, shard: int, samples: int) -> float:
-        """Count gradients of `samples` samples whose slices a failed shard never applied; returns the PLS's growth."""
+        """Count `samples` samples whose gradient slices a failed shard never applied; returns the PLS's increase."""
         grown = samples / (self.samples * self.shards)
         self.of[shard] += grown
         return grown
 
     @property
     def total(self) -> float:
-        """PLS of all shards together."""
+        """Sum of the PLS over all shards."""
         return sum(self.of)
 
 
 @dataclass
 class UpdateCounter:
-    """Row updates of a whole job, by shard; `pending`: not saved yet. O(1) a call."""
+    """Row updates of a whole job, by shard: applied, lost, and `pending` (applied since the last save)."""
 
     shards: int
     applied_on: list[int] = field(default_factory=list)
@@ -83,64 +83,64 @@ class UpdateCounter:
         self.pending = self.pending or [0] * self.shards
 
     def applied(self, shard: int, updates: int) -> None:
-        """Count row updates that a shard has applied."""
+        """Count row updates that a shard has applied and not saved yet."""
         self.applied_on[shard] += updates
         self.pending[shard] += updates
 
     @property
     def unsaved(self) -> list[int]:
-        """Row updates of each shard that a failure now would undo."""
+        """Number of row updates by shard that would be lost if the shard failed now."""
         return list(self.pending)
 
     def saved(self, shard: int, updates: int) -> None:
-        """Count pending row updates of a shard as saved."""
+        """Count `updates` unsaved row updates of a shard as saved."""
         self.pending[shard] = max(0, self.pending[shard] - updates)
 
     def lost(self, shard: int) -> int:
-        """Count a shard's return to its checkpoint; returns the updates undone. An update is lost only once."""
+        """Count a shard's unsaved row updates as lost, as it goes back to its checkpoint; returns their number."""
         undone, self.pending[shard] = self.pending[shard], 0
         self.lost_on[shard] += undone
         return undone
 
     def again(self) -> None:
-        """Take back all unsaved or missed updates, after a full recovery: they are done again and count once."""
+        """Discard all unsaved and lost row updates after a full recovery, as they are done again and count once."""
         for shard, undone in enumerate(self.pending):
             self.applied_on[shard] -= undone + self.lost_on[shard]
             self.pending[shard] = self.lost_on[shard] = 0
 
     def missed(self, shard: int, updates: int) -> None:
-        """Count row updates sent to a shard that failed before it had applied them."""
+        """Count row updates that a failed shard never applied as lost."""
         self.applied_on[shard] += updates
         self.lost_on[shard] += updates
 
     @property
     def total(self) -> int:
-        """All row updates, applied or missed."""
+        """Number of row updates of all shards, including those never applied."""
         return sum(self.applied_on)
 
     @property
     def total_lost(self) -> int:
-        """Row updates that were undone or missed."""
+        """Number of lost row updates of all shards."""
         return sum(self.lost_on)
 
     @property
     def share(self) -> float:
-        """Share of row updates that were lost; 0 where there were none."""
+        """Share of row updates that were lost; 0 if there were no updates."""
         return self.total_lost / self.total if self.total else 0.0
 
 
 class RowUpdates:
-    """Updates of each of a shard's `rows` since the row was saved: uint32[rows]."""
+    """Number of updates of each row of a shard since the row was last saved, uint32[rows]."""
 
     def __init__(self, rows: int) -> None:
         self.counts: NDArray[Any] = np.zeros(rows, np.uint32)
 
     def touched(self, index: NDArray[np.int32]) -> None:
-        """Count a gradient of weight above 0 that is applied to rows `index` int32[n], distinct."""
+        """Count one update of each row in `index` (int32[n], distinct)."""
         self.counts[index] += np.uint32(1)
 
     def saved(self, index: NDArray[np.int32] | Sequence[int] | None = None) -> int:
-        """Reset the counters of saved rows (None: all); returns how many updates that saved."""
+        """Reset the counters of saved rows (None: all rows); returns the number of updates that are now saved."""
         which: Any = slice(None) if index is None else index
         safe = int(self.counts[which].sum(dtype=np.uint64))
         self.counts[which] = 0
@@ -148,7 +148,7 @@ class RowUpdates:
 
 
 class ServerFailureLoss(NamedTuple):
-    """Cost of one server failure: samples since its shard's checkpoint, their PLS, and the row updates undone."""
+    """Loss at one server failure: samples since the shard's checkpoint, their PLS, and row updates."""
 
     samples: int
     pls: float
@@ -157,7 +157,7 @@ class ServerFailureLoss(NamedTuple):
 
 @dataclass
 class UnsavedWork:
-    """Work that a server failure now would lose; `saves`: (step, samples with a fate) of the newest checkpoints."""
+    """Work that a server failure would lose now; `saves`: (step, finished samples) of the newest checkpoints."""
 
     pls: PlsCounter
     updates: UpdateCounter
@@ -173,9 +173,9 @@ class UnsavedWork:
         return cls(pls, UpdateCounter(shards), [(step, finished)])
 
     def saved(self, step: int, samples: int | None, updates: Mapping[int, int]) -> None:
-        """Record a complete checkpoint of `step`, which saved `updates` row updates of each shard.
+        """Record a complete checkpoint of step `step`; `updates`: row updates that it saved, by shard.
 
-        `samples` had a fate then; None for a checkpoint of chosen rows alone, which PLS does not count."""
+        `samples` were finished then; None for a checkpoint of chosen rows alone, which PLS does not count."""
         if samples is not None:
             self.pls.saved(samples)
         self.saves.append((step, self.saves[-1][1] if samples is None else samples))
@@ -184,25 +184,27 @@ class UnsavedWork:
             self.updates.saved(shard, count)
 
     def lost(self, shard: int, finished: int) -> ServerFailureLoss:
-        """Count a shard that goes back alone when `finished` samples have a fate."""
+        """Count the loss of a shard that alone goes back to its checkpoint when `finished` samples are finished."""
         samples = max(0, finished - self.pls.saved_at[shard])
         return ServerFailureLoss(samples, self.pls.lost(shard, finished), self.updates.lost(shard))
 
     def older(self, shard: int, step: int) -> ServerFailureLoss:
-        """Count the further loss of a shard that loads an older checkpoint, that of `step`; its updates are unknown."""
+        """Count the additional loss of a shard that had to load an older checkpoint, that of step `step`.
+
+        Its row updates are not known."""
         found = [samples for at, samples in self.saves if at == step]
         more = max(0, self.saves[-1][1] - found[-1]) if found else 0
         return ServerFailureLoss(more, self.pls.missed(shard, more), 0)
 
     def missed(self, shard: int, samples: int, updates: int) -> ServerFailureLoss:
-        """Count a gradient slice of `updates` rows that never reached a failed shard."""
+        """Count the loss of a gradient slice of `updates` rows that a failed shard never received."""
         self.updates.missed(shard, updates)
         return ServerFailureLoss(samples, self.pls.missed(shard, samples), updates)
 
 
 @dataclass
 class CostSeconds:
-    """Seconds of training that saves and recoveries cost a job, by kind, in the unit of the costs.
+    """Time that saves and recoveries cost a job, by kind, in seconds (or the unit of the costs).
 
     `again`: training that was undone and repeated, of `samples` samples."""
 
@@ -216,22 +218,22 @@ class CostSeconds:
 
     @property
     def total(self) -> float:
-        """Seconds of all kinds of cost together."""
+        """Sum of all kinds of cost."""
         return self.saving + self.loading + self.rescheduling + self.again
 
     def save(self, costs: JobCosts, part: float) -> float:
-        """Charge a save of the share `part` of everything; returns its seconds."""
+        """Add the cost of a save of the share `part` of all data; returns its seconds."""
         seconds = costs.save * part
         self.saving += seconds
         return seconds
 
     def one_back(self, costs: JobCosts) -> float:
-        """Charge the recovery of one server alone; returns the seconds until it is back."""
+        """Add the cost of recovering one server alone; returns the seconds until it is ready."""
         self.alone += 1
         return self._returned(costs.load / costs.servers, costs.reschedule)
 
     def all_back(self, costs: JobCosts, again: float, samples: int) -> float:
-        """Charge a full recovery that repeats `again` seconds of training (`samples` in all).
+        """Add the cost of a full recovery, which repeats `again` seconds of training (`samples` samples).
 
         Returns the seconds until all servers are back."""
         self.everybody += 1
@@ -245,7 +247,7 @@ class CostSeconds:
         return load + reschedule
 
     def told(self, seconds: float) -> dict[str, Any]:
-        """Encode the costs for result.json; `seconds`: those of the whole job.
+        """Encode the costs for result.json; `seconds`: duration of the whole job.
 
         Shares are of the job without all these costs, T in the equations."""
         job = seconds - self.total
@@ -262,7 +264,7 @@ SAMPLES = 10**12  # in a job: enough to resolve the share of lost ones
 
 @dataclass(frozen=True)
 class EmulationResult:
-    """Result of one emulated job. `overhead`: share of its length without saves and failures."""
+    """Result of one emulated job; `overhead` is relative to the job's length without saves and failures."""
 
     overhead: float
     pls: float
@@ -274,7 +276,7 @@ class EmulationResult:
 def by_distribution(
     costs: JobCosts, seed: int, distribution: str = "exponential", shape: float | None = None
 ) -> FaultInjector:
-    """Build an injector of server failures, one at a time, with the costs' mean time between failures."""
+    """Build an injector of single server failures with the mean time between failures of `costs`."""
     plan = {
         "kind": "kill", "servers": "all", "mtbf": costs.between_failures, "distribution": distribution, "shape": shape,
     }  # fmt: skip
@@ -282,10 +284,12 @@ def by_distribution(
 
 
 class Emulation:
-    """Emulated job; its clock and its training time are in the unit of the costs."""
+    """Emulated job with saves and server failures; its times are in the unit of the costs."""
 
     def __init__(self, costs: JobCosts, rhythm: SaveSchedule, recovery: str, injector: FaultInjector) -> None:
-        """Set up a job. `recovery`: partial (a lost server alone goes back) or full (every server does)."""
+        """Set up a job with full or partial `recovery`.
+
+        Partial: a lost server alone goes back to its checkpoint; full: every server does."""
         self.costs, self.rhythm, self.partial, self.injector = costs, rhythm, recovery == "partial", injector
         self.spent, self.pls = CostSeconds(), PlsCounter(SAMPLES, costs.servers)
         self.clock = self.trained = self.saved_at = 0.0
@@ -341,5 +345,5 @@ def emulate(
     costs: JobCosts, rhythm: SaveSchedule, recovery: str, seed: int,
     distribution: str = "exponential", shape: float | None = None,
 ) -> EmulationResult:  # fmt: skip
-    """Emulate one job with failures by a distribution. Raises ConfigError for an unknown distribution."""
+    """Emulate one job whose failures follow a distribution. Raises ConfigError for an unknown distribution."""
     return Emulation(costs, rhythm, recovery, by_distribution(costs, seed, distribution, shape)).run()

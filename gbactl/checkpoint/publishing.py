@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Publication:
-    """Publication of one checkpoint, begun by the constructor.
+    """Publication of one checkpoint, which the constructor starts in a thread.
 
     `dense`: the tensors that workers sent, if any. `keep`: checkpoints to keep. `spare`: bytes that the dense file
     leaves free on the disk. `inline`: run within the constructor, without a thread."""
@@ -48,11 +48,11 @@ class Publication:
 
     @property
     def over(self) -> bool:
-        """Whether the publication has ended; `error` is the reason of a failure."""
+        """Whether the publication has ended; `error` is then "" or the reason of a failure."""
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self, seconds: float) -> None:
-        """Wait until the publication has ended, at most `seconds`."""
+        """Wait at most `seconds` until the publication has ended."""
         if self._thread is not None:
             self._thread.join(seconds)
 
@@ -82,12 +82,12 @@ def _moments(optimizer: str) -> Sequence[str]:
 
 
 def fits(params: int, floats: int, optimizer: str) -> bool:
-    """Return whether `floats` values can be a whole dense vector with `params` parameters from DenseBlock.packed."""
+    """Return whether a packed dense vector of `floats` values can have `params` parameters (see DenseBlock.packed)."""
     return floats >= params * (1 + len(_moments(optimizer)))
 
 
 def unpacked(step: int, params: int, values: Floats, optimizer: str) -> dict[str, NDArray[Any]]:
-    """Convert a whole dense vector with `params` P parameters from DenseBlock.packed to DenseBlock.state's form."""
+    """Convert a packed dense vector (DenseBlock.packed) to named tensors, as in DenseBlock.state."""
     names = _moments(optimizer)
     size = len(values) - params * len(names)
     found: dict[str, NDArray[Any]] = {VALUE: values[:size]}
@@ -98,17 +98,19 @@ def unpacked(step: int, params: int, values: Floats, optimizer: str) -> dict[str
 
 
 class ReplicaMean:
-    """Mean of the replicas that the trainers `asked` send for a checkpoint; `centred`: the servers have the values."""
+    """Mean of the replicas of trainers, for a checkpoint.
+
+    `asked`: the trainers that send one. `centred`: the EASGD centre on the servers has the values."""
 
     def __init__(self, asked: Iterable[int], centred: bool) -> None:
         self.due, self.centred = set(asked), centred
         self._sum: NDArray[np.float64] | None = None
         self._count = self._step = self._params = 0
 
-    def came(self, worker: int, step: int, params: int, values: Floats) -> None:
-        """Add a trainer's replica, packed (see DenseBlock), after `step` steps; `params` below 0: it has none.
+    def add(self, worker: int, step: int, params: int, values: Floats) -> None:
+        """Add a trainer's packed replica after `step` steps to the mean.
 
-        Raises WireError for one of another length than the others."""
+        `params` below 0: it has none. Raises WireError for a replica of another length than the others."""
         if worker not in self.due:
             return
         self.due.discard(worker)
@@ -119,12 +121,12 @@ class ReplicaMean:
         self._sum = values.astype(np.float64) if self._sum is None else self._sum + values
         self._count, self._step, self._params = self._count + 1, max(self._step, step), params
 
-    def left(self, worker: int) -> None:
-        """Stop waiting for a failed trainer."""
+    def forget(self, worker: int) -> None:
+        """Take a failed trainer off the trainers whose replicas are awaited."""
         self.due.discard(worker)
 
     def tensors(self, optimizer: str) -> dict[str, NDArray[Any]] | None:
-        """Return the tensors of the dense file; None where no trainer had a replica."""
+        """Return the mean as the dense file's tensors; None if no trainer had a replica."""
         if self._sum is None:
             return None
         mean = (self._sum / self._count).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Restoring a shard or a worker's dense parameters from a checkpoint, also with another number of servers.
+"""Loading of a shard or of a worker's dense parameters from a checkpoint, also with another number of servers.
 
 Files are read in pieces of 4 MiB, the only memory beside the shard's own. Time is that of reading (1 GB/s); where the
 number of servers differs, every server reads all files. A shard without a checkpoint restarts as it was before the
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def chain_at(cut: Path) -> CheckpointChain:
-    """Read the checkpoint in folder `cut` and those that it builds on. Raises CheckpointError."""
+    """Read the checkpoint in folder `cut` and the checkpoints that it builds on. Raises CheckpointError."""
     return CheckpointFolder(cut.parent).chain(cut.name)
 
 
@@ -52,14 +52,14 @@ def load_shard(shard: Shard, chain: CheckpointChain, with_dense: bool = True) ->
 
 
 def arrays_of(shard: Shard) -> Arrays:
-    """Return a shard's rows and their optimizer state, by their names in files."""
+    """Return the arrays of a shard's rows and their optimizer state, by their names in files."""
     found = {"rows": shard.rows.table}
     found |= {f"row_moment.{name}": moment for name, moment in shard.rows.moments.items()}
     return found if shard.rows.counts is None else {**found, "row_counts": shard.rows.counts}
 
 
 def load_rows(into: Arrays, folder: Path, cut: Manifest, shard: int, shards: int) -> None:
-    """Copy the rows of one checkpoint that belong to shard `shard` of `shards`; `into` is by local row."""
+    """Copy one checkpoint's rows of shard `shard` of `shards` into the arrays `into`, by local row."""
     for entry in cut.files:
         if entry.shard < 0 or (cut.shards == shards and entry.shard != shard):
             continue
@@ -86,7 +86,7 @@ def _copy(file: Any, path: Path, into: Arrays, piece: tuple[int, int], mine: Any
 
 
 def _pieces(file: Any, entry: FileEntry, width: int) -> Iterator[tuple[NDArray[np.int64], int, int]]:
-    """Iterate over (local rows, low, high): positions [low, high) of the file hold these rows."""
+    """Iterate over pieces of a file as (local rows, low, high): positions [low, high) contain those rows."""
     many = max(1, PIECE // (4 * width))
     index = file.get_slice("index") if "index" in file.keys() else None  # noqa: SIM118
     for low in range(0, entry.rows, many):
@@ -104,10 +104,10 @@ def _open(path: Path) -> Any:
 
 
 def dense_state(chain: CheckpointChain) -> State:
-    """Read the whole dense vector: value f32[P + Q], moment.* f32[P], step int64[1].
+    """Read the whole dense vector with its optimizer state from a checkpoint.
 
-    With an EASGD centre the servers' files have the values, and the trainers' file has the optimizer's state. Raises
-    CheckpointError where there is none."""
+    value f32[P + Q], moment.* f32[P], step int64[1]. With an EASGD centre the servers' files have the values, and the
+    trainers' file has the optimizer's state. Raises CheckpointError where there is none."""
     cut = chain.last
     names = [entry.name for entry in sorted(cut.files, key=lambda entry: entry.shard)]
     files = [DENSE] if cut.home == "workers" else [name for name in names if name != DENSE]
@@ -128,7 +128,7 @@ def _dense_of(path: Path, needed: tuple[str, ...] = ("value", "step")) -> State:
 
 
 def load_dense(block: DenseBlock, whole: State) -> None:
-    """Load a block's slice of the whole vector. Raises CheckpointError where it does not fit."""
+    """Load a dense block's slice from the whole dense vector. Raises CheckpointError if it does not fit."""
     low, params = block.lo, block.params
     state = {"value": whole["value"][low : low + len(block.value)], "step": whole["step"]}
     state |= {name: values[low : low + params] for name, values in whole.items() if name.startswith("moment.")}
@@ -143,7 +143,7 @@ def _fit(block: DenseBlock, state: State) -> None:
 
 
 def take_over(shard: Shard, other: Shard, with_dense: bool = True) -> None:
-    """Copy rows, their optimizer state and, if wanted, the dense slice of another shard of the same kind.
+    """Copy another shard's rows, their optimizer state and, if wanted, its dense slice into a shard.
 
     The version stays."""
     here, there = arrays_of(shard), arrays_of(other)
@@ -154,7 +154,7 @@ def take_over(shard: Shard, other: Shard, with_dense: bool = True) -> None:
 
 
 def load_newest(shard: Shard, folder: CheckpointFolder, refused: Callable[[str], None]) -> Manifest | None:
-    """Load a new shard's newest valid checkpoint of the same run; None if there is none.
+    """Load the newest valid checkpoint of a run into a new shard; returns its manifest, or None if there is none.
 
     Reads that shard's files, and the dense file where workers held the parameters. A checkpoint of another number of
     servers, which the run may have resumed from, is read whole. `refused` is called for each that is invalid."""
@@ -169,7 +169,7 @@ def load_newest(shard: Shard, folder: CheckpointFolder, refused: Callable[[str],
 
 
 def _load_own(block: DenseBlock, chain: CheckpointChain, spec: ShardSpec) -> None:
-    """Load a shard's dense slice from its own file if it is there, else from the whole vector."""
+    """Load a shard's dense slice from the shard's own file or, if that has none, from the whole vector."""
     same = chain.last.home == "servers" and chain.last.shards == spec.shards
     own = _dense_of(chain.files(spec.shard)[-1]) if same else None
     if own is not None and len(own["value"]) == len(block.value):
@@ -183,7 +183,9 @@ def _initial_path(run_dir: Path, shard: int) -> Path:
 
 
 def keep_initial(run_dir: Path, spec: ShardSpec) -> None:
-    """Save a shard's initial dense slice; where that fails, this server cannot be replaced."""
+    """Save a shard's initial dense slice, without which the server cannot be replaced.
+
+    An error is only logged."""
     if spec.dense is None or spec.dense_init is None:
         return
     path, sizes = _initial_path(run_dir, spec.shard), np.array([spec.dense.params, spec.dense.buffers], np.int64)
@@ -195,7 +197,7 @@ def keep_initial(run_dir: Path, spec: ShardSpec) -> None:
 
 
 def load_initial(run_dir: Path, spec: ShardSpec, momentum: float) -> ShardSpec:
-    """Load a shard's specification with its initial dense slice. Raises CheckpointError."""
+    """Load a shard's initial dense slice; returns its specification with that slice. Raises CheckpointError."""
     from safetensors import SafetensorError, safe_open
 
     path = _initial_path(run_dir, spec.shard)

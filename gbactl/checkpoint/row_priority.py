@@ -22,24 +22,26 @@ CHUNK = 1 << 14
 
 
 class RowPriority(Protocol):
-    """Choice of rows to save among the rows of `spans`, ranges of a shard's local rows."""
+    """Priority by which a save chooses rows among the ranges `spans` of a shard's local rows."""
 
     def touched(self, index: Ints) -> None:
-        """Record a gradient with the rows `index` int32[n], distinct."""
+        """Record that a gradient was applied to the rows `index` (int32[n], distinct)."""
 
     def choose(self, count: int, table: Floats) -> Ints:
-        """Choose at most `count` rows, int32 ascending, to be saved now with their values in `table` f32[rows, W]."""
+        """Choose at most `count` rows to save now and return them, int32 ascending.
+
+        `table` f32[rows, W] has the values with which they are saved."""
 
     def saved(self, table: Floats) -> None:
-        """Record that all rows are saved with their values in `table`."""
+        """Record that all rows were saved with their values in `table`."""
 
     @property
     def nbytes(self) -> int:
-        """Memory used by the counters or copies, in bytes."""
+        """Memory used by the priority's counters or copies, in bytes."""
 
 
 def make(name: str, table: Floats, spans: Spans, share: float, seed: int) -> RowPriority:
-    """Create the priority of cpr_scar, cpr_mfu or cpr_ssu (named without cpr_). Raises ConfigError for another name."""
+    """Create the priority named scar, mfu or ssu (of checkpoint=cpr_NAME). Raises ConfigError for another name."""
     if name == "scar":
         return Scar(table, spans)
     if name == "mfu":
@@ -50,12 +52,12 @@ def make(name: str, table: Floats, spans: Spans, share: float, seed: int) -> Row
 
 
 def size(spans: Spans) -> int:
-    """Count the rows in all spans."""
+    """Count the rows in all ranges."""
     return sum(high - low for low, high in spans)
 
 
 def largest(scores: NDArray[Any], count: int) -> NDArray[np.intp]:
-    """Find the positions of the `count` largest positive scores, ascending; the first ones among equals. O(n)."""
+    """Find the indexes of the `count` largest positive scores, ascending; the first of equal scores wins. O(n)."""
     positive = np.flatnonzero(scores > 0)
     if len(positive) <= count:
         return positive
@@ -69,14 +71,14 @@ def largest(scores: NDArray[Any], count: int) -> NDArray[np.intp]:
 
 
 def _split(chosen: NDArray[np.intp], spans: Spans) -> list[NDArray[np.intp]]:
-    """Convert positions in the joined spans, ascending, to positions in each span."""
+    """Convert ascending indexes into the concatenated ranges to indexes within each range."""
     edges = np.cumsum([0, *(high - low for low, high in spans)])
     cuts = np.searchsorted(chosen, edges)
     return [chosen[a:b] - first for a, b, first in zip(cuts, cuts[1:], edges, strict=False)]
 
 
 class Scar(RowPriority):
-    """Rows whose values changed most since they were saved, by L2 distance."""
+    """Priority of rows whose values changed most (L2 distance) since they were saved."""
 
     def __init__(self, table: Floats, spans: Spans) -> None:
         self._spans = spans
@@ -107,7 +109,7 @@ class Scar(RowPriority):
 
 
 def _distances(now: Floats, before: Floats) -> Floats:
-    """Squared L2 distance of each row, f32[n]; computed in pieces."""
+    """Compute the squared L2 distance between the old and new values of each row, f32[n]."""
     out = np.empty(len(now), np.float32)
     for low in range(0, len(now), CHUNK):
         difference = now[low : low + CHUNK] - before[low : low + CHUNK]
@@ -116,7 +118,7 @@ def _distances(now: Floats, before: Floats) -> Floats:
 
 
 class Mfu(RowPriority):
-    """Rows that most gradients carried since they were saved: a 4-byte counter a row, cleared when it is saved."""
+    """Priority of rows that were updated most often since they were saved; 4 bytes a row."""
 
     def __init__(self, rows: int, spans: Spans) -> None:
         self._spans = spans
@@ -144,7 +146,7 @@ class Mfu(RowPriority):
 
 
 class Ssu(RowPriority):
-    """Sample of the recently used rows, saved and emptied at each choice.
+    """Priority of recently updated rows: a random sample of them, emptied at each save.
 
     Every second row that a gradient carries enters a set of `room` rows; in a full set it replaces a random row."""
 
@@ -170,7 +172,7 @@ class Ssu(RowPriority):
         self._evict(new[free:])
 
     def _evict(self, new: Ints) -> None:
-        """Replace a random member by each of `new`, in order."""
+        """Replace a random member of the sample by each of the rows `new`, in order."""
         if not len(new):
             return
         places = self._random.integers(len(self._members), size=len(new))
@@ -197,7 +199,7 @@ class Ssu(RowPriority):
 
 
 def largest_tables(tables: Spans, share: float) -> list[tuple[int, int]]:
-    """Choose the largest tables, ranges of global rows, that together hold at least `share` of all rows."""
+    """Choose the largest tables until they have at least `share` of all rows; a table is a range of global rows."""
     order = sorted(tables, key=lambda table: (table[0] - table[1], table[0]))
     chosen: list[tuple[int, int]] = []
     while order and size(chosen) < share * size(tables):
@@ -206,7 +208,9 @@ def largest_tables(tables: Spans, share: float) -> list[tuple[int, int]]:
 
 
 def local_spans(tables: Spans, shard: int, shards: int) -> list[tuple[int, int]]:
-    """Return the local rows of tables on a shard, ascending; global row r lies on shard r % shards at r // shards."""
+    """Convert ranges of global rows to ranges of a shard's local rows, ascending.
+
+    Global row r is on shard r % shards, at local row r // shards."""
 
     def local(row: int) -> int:
         return max(0, -(-(row - shard) // shards))

@@ -14,7 +14,7 @@ Ranges = tuple[Range, ...]
 
 
 def merged(found: Iterable[Range]) -> Ranges:
-    """Join adjacent ranges and drop empty ones; `found` is ascending."""
+    """Join adjacent ranges and drop empty ones; the input is ascending."""
     out: list[Range] = []
     for low, high in found:
         if low >= high:
@@ -32,7 +32,9 @@ def total(ranges: Iterable[Range]) -> int:
 
 
 def pieces(ranges: Iterable[Range], start: int, samples: int) -> list[Range]:
-    """Map samples [start, start + samples) of the joined ranges to ranges; fewer where the ranges end before."""
+    """Map samples [start, start + samples), counted through all ranges, to the ranges that they lie in.
+
+    They are fewer where the ranges end before."""
     found, end = [], start + samples
     for low, high in ranges:
         size = high - low
@@ -46,24 +48,26 @@ def pieces(ranges: Iterable[Range], start: int, samples: int) -> list[Range]:
 
 
 def after(ranges: Ranges, samples: int) -> Ranges:
-    """Return the ranges that are left after the first `samples`."""
+    """Return what is left of the ranges after their first `samples` samples."""
     return merged(pieces(ranges, samples, total(ranges)))
 
 
 def flat(ranges: Ranges) -> list[int]:
-    """Encode ranges for a message as [low, high, low, high, ...]; empty for a single range."""
+    """Encode ranges for a message as [low, high, low, high, ...]; [] for a single range."""
     return [] if len(ranges) < 2 else [number for pair in ranges for number in pair]
 
 
 def of_phase(first: int, samples: int, numbers: Sequence[int]) -> Ranges:
-    """Decode the ranges of a message: `numbers` as `flat` made them, else one range that begins at `first`."""
+    """Decode a message's ranges from `numbers` (see `flat`); [] means one range that begins at sample `first`."""
     if not numbers:
         return ((first, first + samples),)
     return tuple(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 class FinishedBatches:
-    """Batches of a phase that have a fate, with their ledger. O(1) a batch; stores only those out of order."""
+    """Finished batches of a phase (trained, decayed or lost), with their ledger.
+
+    O(1) a batch; stores only those out of order."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -71,18 +75,18 @@ class FinishedBatches:
         self._beyond: set[int] = set()
 
     def settle(self, step: Step) -> None:
-        """Record the batches of an ordered step."""
+        """Record the batches of an ordered step as finished."""
         self.ledger.settle(step)
         for member in step.members:
             self._add(member.batch)
 
     def drop(self, drop: Drop) -> None:
-        """Record a gradient that was dropped for good."""
+        """Record the batch of a dropped gradient as finished, its samples as lost."""
         self.ledger.lost += drop.samples
         self._add(drop.batch)
 
     def forgo(self, batches: Iterable[int], samples: int) -> None:
-        """Record batches in flight, of `samples` in all, that were given up (counted as decayed)."""
+        """Record batches in flight that were given up as finished, their `samples` samples as decayed."""
         self.ledger.decayed += samples
         for batch in batches:
             self._add(batch)
@@ -94,7 +98,7 @@ class FinishedBatches:
             self._below += 1
 
     def unread(self, ranges: Ranges, local_batch: int) -> Ranges:
-        """Return the samples of a phase's ranges without a fate, which a job resumed here has yet to read."""
+        """Return the samples of a phase that are not finished, which a job resumed here still has to read."""
         edges = [self._below, *(batch + 1 for batch in sorted(self._beyond))]
         ends = [*sorted(self._beyond), -(-total(ranges) // local_batch)]
         found: list[Range] = []

@@ -1,4 +1,4 @@
-"""Safetensors file written piece by piece, optionally in a thread; complete at the end, or absent.
+"""Writing of a safetensors file piece by piece, optionally in a thread; the file is complete or absent.
 
 The safetensors library writes whole tensors. A shard is copied in pieces while it trains, so that this module writes
 each piece at its place, those of a tensor in order. The SHA-256 (2 GB/s) and a check for infinities and NaN (25 times
@@ -40,25 +40,25 @@ Piece = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """Complete file: its size, and the SHA-256 of its header and of each tensor."""
+    """Result of writing a file: its size, and the SHA-256 of its header and of each tensor."""
 
     bytes: int
     sums: dict[str, str]
 
 
 def layout_of(tensors: Mapping[str, NDArray[Any]]) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-    """Describe complete arrays by type and shape."""
+    """Return the layout of a file for these arrays: type and shape by name."""
     return {name: (array.dtype, array.shape) for name, array in tensors.items()}
 
 
 def halved(layout: Layout, names: Iterable[str]) -> Layout:
-    """Return the layout with the float32 tensors among `names` as bf16."""
+    """Return a copy of the layout in which the float32 tensors among `names` are bf16."""
     small = {name for name in names if layout[name][0] == np.float32}
     return {name: (HALVED if name in small else kind, shape) for name, (kind, shape) in layout.items()}
 
 
 def narrowed(values: NDArray[Any]) -> NDArray[np.uint16]:
-    """Round float32[...] to bf16, as its bits."""
+    """Round float32 values to bf16; returns the bits as uint16."""
     out = np.empty(values.shape, np.uint16)
     CODECS["bf16"].narrow(values, out)
     return out
@@ -72,7 +72,7 @@ def widened(values: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def finite(kind: str, data: NDArray[np.uint8] | bytes) -> bool:
-    """Return whether the values in some bytes of a tensor are finite. `kind`: the tensor's type as named in files.
+    """Return whether all values in a piece of a tensor are finite; `kind`: the tensor's type as named in files.
 
     Integers always are, but for U16, the bits of bf16."""
     if kind == NAMES["uint16"]:
@@ -81,7 +81,7 @@ def finite(kind: str, data: NDArray[np.uint8] | bytes) -> bool:
 
 
 def _header(layout: Layout, told: Mapping[str, str]) -> tuple[bytes, dict[str, int], int]:
-    """Build the file's header; returns it, each tensor's offset in the file, and the file's size."""
+    """Build a file's header; returns (header, each tensor's offset, size of the file)."""
     entries: dict[str, Any] = {"__metadata__": dict(told)}
     starts, end = {}, 0
     for name, (kind, shape) in layout.items():
@@ -95,10 +95,10 @@ def _header(layout: Layout, told: Mapping[str, str]) -> tuple[bytes, dict[str, i
 
 
 class TensorFile:
-    """Safetensors file being written. Every method may raise OSError; `discard` then removes the partial file.
+    """Safetensors file in the course of being written.
 
-    `spare`: bytes that must stay free on the disk. `not_finite`: the first tensor with an infinity or NaN, "" so far.
-    """
+    Every method may raise OSError; `discard` then removes the partial file. `spare`: bytes that must stay free on the
+    disk. `not_finite`: the first tensor with an infinity or NaN, "" so far."""
 
     def __init__(self, path: Path, layout: Layout, told: Mapping[str, str], spare: int = 0) -> None:
         self.path, self._partial = path, path.with_name(f".{path.name}.partial")
@@ -118,7 +118,7 @@ class TensorFile:
             raise
 
     def add(self, name: str, values: NDArray[Any]) -> None:
-        """Write the next piece of a tensor; float32 is rounded where the file stores bf16."""
+        """Write the next piece of a tensor; float32 values are rounded if the file stores bf16."""
         if name in self._halved and values.dtype == np.float32:
             values = narrowed(values)
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
@@ -139,7 +139,7 @@ class TensorFile:
             view, at = view[written:], at + written
 
     def finish(self) -> WrittenFile:
-        """Sync the file to disk and give it its name."""
+        """Sync the file to disk and rename it to its final name."""
         os.fsync(self._fd)
         self._close()
         self._partial.replace(self.path)
@@ -149,7 +149,7 @@ class TensorFile:
         )
 
     def discard(self) -> None:
-        """Close and remove the partial file."""
+        """Close and delete the partial file."""
         self._close()
         self._partial.unlink(missing_ok=True)
 
@@ -160,12 +160,14 @@ class TensorFile:
 
 
 def write_at(fd: int, data: memoryview, at: int) -> int:
-    """Write bytes at an offset; returns how many were written. Tests replace it to simulate a full disk."""
+    """Write bytes at an offset of a file; returns the number written.
+
+    Tests replace it to simulate a full disk."""
     return os.pwrite(fd, data, at)
 
 
 def _take_room(fd: int, size: int, spare: int) -> None:
-    """Allocate `size` bytes of disk for a file and leave `spare` bytes free. Raises OSError."""
+    """Allocate `size` bytes of disk for a file. Raises OSError if less than `spare` bytes would stay free."""
     free = shutil.disk_usage(fd).free
     if free >= size + spare:
         take_room(fd, size)
@@ -176,7 +178,7 @@ def _take_room(fd: int, size: int, spare: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync a folder, so that the names in it survive a crash."""
+    """Sync a folder to disk, so that the names in it survive a crash."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -185,14 +187,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def not_finite(path: Path, tensor: str) -> NotFiniteError:
-    """Build the error for a file in which a tensor has infinities or NaN."""
+    """Build the error for a file in which a tensor has an infinity or NaN."""
     return NotFiniteError(f"{path} is not finite: {tensor} holds infinities or NaN.")
 
 
 def write_tensors(
     path: Path, tensors: Mapping[str, NDArray[Any]], told: Mapping[str, str], needs_finite: bool = False, spare: int = 0
 ) -> WrittenFile:
-    """Write complete arrays to a file. Raises OSError, and NotFiniteError where values must be finite and are not.
+    """Write complete arrays to a file. Raises OSError; NotFiniteError if `needs_finite` and a value is not.
 
     After an error no file is left."""
     file: TensorFile | None = None
@@ -236,38 +238,38 @@ class FileWriter:
 
     @property
     def waiting(self) -> int:
-        """Number of pieces handed over and not yet begun."""
+        """Number of pieces that are queued and not yet being written."""
         return self._pieces.qsize()
 
     def add(self, piece: Piece) -> None:
-        """Hand over a piece to be written."""
+        """Queue a piece to be written."""
         self._pieces.put(piece)
 
     def wait(self, most: int) -> None:
-        """Wait until at most `most` pieces are waiting."""
+        """Wait until at most `most` pieces are queued."""
         if self._thread is not None:
             with self._changed:
                 self._changed.wait_for(lambda: self.waiting <= most)
 
     def hurry(self) -> None:
-        """Lift the limit on bytes written a second."""
+        """Remove the limit on bytes written per second."""
         with self._changed:
             self.pace = 0.0
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Finish the file after the last piece."""
+        """Finish the file after the pieces queued so far."""
         self._pieces.put(None)
         if self._thread is None:
             self._run()
 
     @property
     def over(self) -> bool:
-        """Whether the file is complete or has failed."""
+        """Whether the thread has ended, with a complete file or an error."""
         return self.written is not None or bool(self.error)
 
     def give_up(self) -> None:
-        """Cancel writing; returns when nothing of the file is left."""
+        """Cancel writing and wait until the partial file is deleted."""
         with self._changed:
             self._given_up = True
             self._changed.notify_all()
@@ -296,7 +298,7 @@ class FileWriter:
                 yield piece
 
     def _rest(self, written: int) -> None:
-        """Pause so that writing takes no more processor time from training than the pace allows."""
+        """Pause so that writing stays below the configured bytes per second."""
         with self._changed:
             if self.pace > 0:
                 left = written / self.pace - (time.monotonic() - self._began)

@@ -1,4 +1,4 @@
-"""All-reduce behind one small interface (Horovod, Gloo, shared memory): the launcher's rendezvous, and a worker's rank.
+"""All-reduce behind one interface (Horovod, Gloo, shared memory): the launcher's rendezvous, and a worker's rank.
 
 launcher:  with open_rendezvous("horovod", size=4, run_dir=path) as meeting:
                spawn(env={**os.environ, **meeting.environment(rank)})
@@ -26,7 +26,7 @@ NAMES = ("horovod", "gloo", "shm")
 
 
 def check_here(name: str) -> None:
-    """Raise ConfigError, with what to type, where a group with all ranks on this machine could not form."""
+    """Raise ConfigError, with what to type, where this collective cannot run with all ranks on this machine."""
     if name == "horovod":
         require_own_name()
     if name == "shm":
@@ -67,7 +67,7 @@ def open_rendezvous(
 
 
 class ExternalFallback(Rendezvous):
-    """Rendezvous for the fallback of ranks without common memory, which provide it themselves."""
+    """Rendezvous for ranks that share no memory, whose fallback is made by the workers themselves (see `connect`)."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -25,11 +25,11 @@ Moved = Callable[[int, bool], None]
 
 
 def uncounted(nbytes: int, shared: bool) -> None:
-    """Ignore the number of bytes that a collective moves."""
+    """Ignore the bytes that a collective moves; the default for Collective.moved."""
 
 
 class Collective(Protocol):
-    """Sums of float32 vectors over the ranks of one group.
+    """Interface of an all-reduce: sums float32 vectors over the ranks of one group.
 
     Every rank must start the same names with the same lengths in the same order. A name stands for one length for the
     lifetime of the collective. Buffers are 1-D contiguous float32, NumPy arrays or CPU torch tensors, and may not be
@@ -41,7 +41,7 @@ class Collective(Protocol):
     moved: Moved
 
     def start(self, name: str, buffer: Any) -> Any:
-        """Begin summing `buffer` (f32[n]) over the ranks and return a handle at once."""
+        """Begin summing `buffer` (f32[n]) over the ranks, and return a handle for `wait` at once."""
 
     def wait(self, handle: Any) -> None:
         """Block until the buffer holds the sum. Raises ClusterError when another rank has failed."""
@@ -51,12 +51,12 @@ class Collective(Protocol):
 
 
 def all_reduce_sum(collective: Collective, name: str, buffer: Any) -> None:
-    """Sum `buffer` in place and block: start() and wait() in one."""
+    """Sum `buffer` in place over the ranks, blocking until the sum is there."""
     collective.wait(collective.start(name, buffer))
 
 
 def as_array(buffer: Any) -> Vector:
-    """Return a NumPy view of the caller's memory (never a copy). Raises ValueError for anything else."""
+    """Return a NumPy view of a buffer's memory, never a copy. Raises ValueError unless it is contiguous float32[n]."""
     array = buffer if isinstance(buffer, np.ndarray) else buffer.detach().numpy()
     if array.dtype != np.float32 or array.ndim != 1 or not array.flags.c_contiguous:
         raise ValueError(f"a collective sums contiguous float32[n], not {array.dtype}{list(array.shape)}")
@@ -64,14 +64,14 @@ def as_array(buffer: Any) -> Vector:
 
 
 def as_tensor(buffer: Any) -> Any:
-    """Return a torch view of the caller's memory (never a copy). Raises ValueError for anything else."""
+    """Return a torch view of a buffer's memory, never a copy. Raises ValueError unless it is contiguous float32[n]."""
     import torch
 
     return torch.from_numpy(as_array(buffer))
 
 
 def ring_item(collective: str, wire_dtype: str) -> int:
-    """Return the bytes of a value in a collective's messages: 2 with fp16 on Gloo, else 4.
+    """Return the bytes that a float takes in a collective's messages: 2 with fp16 on Gloo, else 4.
 
     Gloo, with which Horovod sums too, adds fp16 and not bf16. In shared memory values have four bytes."""
     return 2 if wire_dtype == "fp16" and collective != SHARED_MEMORY else 4
@@ -86,12 +86,12 @@ def ring_bytes(length: int, ranks: int, item: int = 4) -> int:
 
 
 def ring_share(length: int, ranks: int, rank: int, item: int = 4) -> int:
-    """Compute one rank's share of `ring_bytes`, in whole bytes that add up to it."""
+    """Compute the bytes that one rank of a ring sends to sum `length` values; the ranks add up to `ring_bytes`."""
     return (ring_bytes(length, ranks, item) + rank) // ranks
 
 
 class WireTensors:
-    """Tensors that a ring sums: the buffers themselves, or fp16 copies where values have two bytes on the wire.
+    """Tensors that a ring sums: the caller's buffers, or fp16 copies where a float takes two bytes on the wire.
 
     A copy costs two passes over the vector; rounding is the caller's (see kernels/half_precision.py)."""
 
@@ -99,8 +99,8 @@ class WireTensors:
         self.item = item
         self._halves: dict[str, Any] = {}
 
-    def of(self, name: str, buffer: Any) -> Any:
-        """Return a tensor with the values of `buffer` (f32[n]); its memory is reserved for `name` until `back`."""
+    def to_ring(self, name: str, buffer: Any) -> Any:
+        """Return a tensor of the buffer's values for the ring to sum, in use for `name` until `from_ring` is called."""
         tensor = as_tensor(buffer)
         if self.item == 4:
             return tensor
@@ -108,8 +108,8 @@ class WireTensors:
             self._halves[name] = tensor.half()
         return self._halves[name].copy_(tensor)
 
-    def back(self, handed: Any, buffer: Any) -> None:
-        """Copy the sum from the ring's tensor to the buffer."""
+    def from_ring(self, handed: Any, buffer: Any) -> None:
+        """Copy a sum from the ring's tensor to the caller's buffer."""
         if self.item != 4:
             as_tensor(buffer).copy_(handed)
 
@@ -123,7 +123,7 @@ def sum_in_rank_order(parts: list[Vector]) -> Vector:
 
 
 def rank_gone(name: str, rank: int) -> ClusterError:
-    """Build the error of an all-reduce that failed half-way."""
+    """Build the error for an all-reduce that another rank's failure ended half-way."""
     return ClusterError(f"all-reduce {name} failed on rank {rank}: another rank is gone.")
 
 
@@ -142,28 +142,28 @@ class SingleRankCollective:
         return name
 
     def wait(self, handle: Any) -> None:
-        """Return at once, as a single rank has nothing to wait for."""
+        """Return at once, as a single rank waits for no other."""
 
     def abandon(self) -> None:
         """Do nothing, as no other rank can fail."""
 
     def close(self) -> None:
-        """Do nothing, as there is nothing to release."""
+        """Do nothing, as a single rank holds no resources."""
 
 
 class InterruptedSum(Exception):
-    """Raised by an interrupted wait for a sum; summands given before are kept."""
+    """Raised when a wait for a sum is interrupted; the ranks' summands are kept."""
 
 
 class FaultTolerantCollective(ABC):
-    """Collective that continues when a rank fails. `wanted` is polled while a wait blocks: whether to interrupt it."""
+    """Collective that continues when a rank fails. `wanted` is polled during a wait: whether to interrupt the wait."""
 
     wanted: Callable[[], bool]
     moved: Moved  # see Collective
 
     @abstractmethod
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """Set the summand of the following starts: `part` (None: none) of round `number`, which has `parts` summands.
+        """Set the summand that this rank gives next: `part` (None: none) of the `parts` summands of round `number`.
 
         The round belongs to the step that rows contain from version `after` on. Rounds of a generation are numbered
         from 1, one after the other, the same on every rank. A summand may be given twice, with the same numbers. A wait
@@ -171,14 +171,14 @@ class FaultTolerantCollective(ABC):
 
     @abstractmethod
     def sum_live_ranks(self) -> None:
-        """Let every rank give its own summand in every round until the next `deal` or `renew`.
+        """Sum one summand per live rank in every round, until the next `deal` or `renew`.
 
         A sum is over the live ranks. The summand of a rank that fails counts for all ranks or for none: whether it had
         been given."""
 
     @abstractmethod
     def leave_out(self, rank: int) -> None:
-        """Stop waiting for a failed rank: for its summands, and for its reads of others'."""
+        """Exclude a failed rank: wait neither for its summands nor for its reads."""
 
     @abstractmethod
     def interrupt(self) -> None:
@@ -186,13 +186,13 @@ class FaultTolerantCollective(ABC):
 
     @abstractmethod
     def renew(self, generation: int) -> None:
-        """Start a new generation with all ranks that are present, also new ones, and nothing dealt.
+        """Start a new generation with all ranks that are present, including new ones, and clear all summands.
 
         Nothing may be in flight."""
 
 
 class RingFallback(FaultTolerantCollective):
-    """Fallback of a ring (see ring_with_fallback.py), which sums as a Collective does.
+    """Fallback of a ring all-reduce: sums in the ring's place once the ring is broken.
 
     It also records every round while the ring still sums."""
 
@@ -201,11 +201,11 @@ class RingFallback(FaultTolerantCollective):
 
     @abstractmethod
     def start(self, name: str, buffer: Any) -> Any:
-        """Begin a sum as a Collective does, before the ring changes the buffer."""
+        """Record this rank's summand before the ring changes the buffer; once the ring is broken, begin the sum."""
 
     @abstractmethod
     def wait(self, handle: Any) -> None:
-        """Wait for a sum as a Collective does, where the ring is broken."""
+        """Block until the buffer holds the fallback's sum, once the ring is broken."""
 
     @abstractmethod
     def passed(self, handle: Any) -> bool:
@@ -215,8 +215,8 @@ class RingFallback(FaultTolerantCollective):
 
     @abstractmethod
     def fall_back(self) -> None:
-        """Take over from a ring that is broken, or that this rank never had. Callable from any thread."""
+        """Take over all sums from a broken ring, or from one that this rank never joined. Callable from any thread."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release what the sums hold. Idempotent."""
+        """Release the memory and connections of the fallback. Idempotent."""

@@ -1,4 +1,4 @@
-"""Buckets of a gradient vector, and the overlap of their all-reduce with the backward pass that computes them.
+"""Buckets of a gradient vector, summed by all-reduce while the backward pass computes the rest of the gradient.
 
 A vector is summed in pieces ("buckets") that are fixed and named for the whole run: one message round each. A bucket is
 started as soon as its last parameter has its gradient and every bucket behind it is started. The order of starts is
@@ -41,7 +41,7 @@ class Buckets:
         return len(self.edges) - 1
 
     def label(self, index: int) -> str:
-        """Return the name of bucket `index` in the collective."""
+        """Return the name under which the collective sums bucket `index`."""
         return f"{self.name}.{index}"
 
     def piece(self, buffer: Any, index: int) -> Any:
@@ -66,24 +66,24 @@ class OverlappedGradient:
         self.begin()
 
     def begin(self) -> None:
-        """Start a new step, with no parameter filled."""
+        """Start a new step, in which no parameter's gradient is computed yet."""
         self._missing = list(self._parameters)
         self._next = len(self.buckets) - 1
         self._started: list[tuple[Any, Any]] = []
 
     def filled(self, parameter: int) -> None:
-        """Note that a parameter's gradient is computed, and start the sums of complete buckets."""
+        """Record that a parameter's gradient is computed, and start the all-reduce of complete buckets."""
         self._missing[self._bucket[parameter]] -= 1
         while self._next >= 0 and self._missing[self._next] <= 0:
             self._start()
 
     def flush(self) -> None:
-        """Start the sums of all remaining buckets, without waiting."""
+        """Start the all-reduce of all remaining buckets, without waiting."""
         while self._next >= 0:
             self._start()
 
     def wait(self) -> None:
-        """Block until the vector holds the sums over ranks; then start a new step."""
+        """Block until the gradient vector holds the sums over all ranks; then start a new step."""
         self.flush()
         try:
             for handle, piece in self._started:
@@ -100,7 +100,7 @@ class OverlappedGradient:
 
 
 def _bucket_of(buckets: Buckets, low: int, high: int) -> int:
-    """Return the index of the bucket that holds [low, high). Raises ValueError if none does."""
+    """Return the index of the bucket that contains [low, high). Raises ValueError if no bucket does."""
     for bucket, (begin, end) in enumerate(zip(buckets.edges, buckets.edges[1:], strict=False)):
         if begin <= low and high <= end:
             return bucket

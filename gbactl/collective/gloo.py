@@ -102,7 +102,7 @@ class GlooCollective:
         self._abandoned = True
 
     def start(self, name: str, buffer: Any) -> _Handle:
-        tensor = self._handed.of(name, buffer)
+        tensor = self._handed.to_ring(name, buffer)
         try:
             work = self._dist.all_reduce(tensor, async_op=True)
         except Exception as error:
@@ -117,11 +117,11 @@ class GlooCollective:
             except Exception as error:
                 if self._abandoned or handle.work.is_completed():
                     raise rank_gone(handle.name, self.rank) from error
-        self._handed.back(handle.tensor, handle.buffer)
+        self._handed.from_ring(handle.tensor, handle.buffer)
         self.moved(ring_share(handle.tensor.numel(), self.size, self.rank, self._handed.item), False)
 
     def close(self) -> None:
-        """Leave the group, after a failure too: torch aborts a process that exits without it."""
+        """Leave the process group, also after a failure: torch aborts a process that exits without leaving."""
         if self._open:
             self._open = False
             self._dist.destroy_process_group()
@@ -134,7 +134,7 @@ class _TypeInfo(ctypes.Structure):
 
 
 def outlive() -> None:
-    """Install the handler that keeps this process alive when a Gloo thread throws; no effect without libstdc++."""
+    """Install a handler that keeps this process alive when a Gloo thread throws; no effect without libstdc++."""
     if _kept:
         return
     try:

@@ -1,4 +1,4 @@
-"""All-reduce on Horovod (Gloo operations over TCP between the ranks), and its rendezvous behind a per-run secret.
+"""All-reduce on Horovod (its Gloo operations over TCP), and Horovod's rendezvous behind a per-run secret.
 
 Horovod is told not to fuse (HOROVOD_FUSION_THRESHOLD=0): fusion groups whatever happens to be ready, so it would change
 the order of sums from run to run. Cost: a background thread wakes every cycle, so a bucket waits on average half a
@@ -91,7 +91,7 @@ class HorovodCollective:
         self._abandoned = time.monotonic()
 
     def start(self, name: str, buffer: Any) -> _Handle:
-        tensor = self._handed.of(name, buffer)
+        tensor = self._handed.to_ring(name, buffer)
         try:
             number = self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Sum)
         except Exception as error:
@@ -99,7 +99,7 @@ class HorovodCollective:
         return _Handle(name, number, tensor, buffer)
 
     def wait(self, handle: _Handle) -> None:
-        """Sleep for most of the usual time, then poll.
+        """Wait for a sum: sleep for most of the usual time, then poll.
 
         Horovod's own wait sleeps a whole millisecond at a time, and continuous polling takes the core from the ranks
         that sum."""
@@ -115,11 +115,11 @@ class HorovodCollective:
         except Exception as error:
             raise rank_gone(handle.name, self.rank) from error
         self._note(handle.name, time.perf_counter() - began)
-        self._handed.back(handle.tensor, handle.buffer)
+        self._handed.from_ring(handle.tensor, handle.buffer)
         self.moved(ring_share(handle.tensor.numel(), self.size, self.rank, self._handed.item), False)
 
     def _note(self, name: str, seconds: float) -> None:
-        """Update the average duration of a wait; one that a straggler prolonged counts as LONGEST_USUAL."""
+        """Update the average duration of waits; a wait prolonged by a straggler counts as LONGEST_USUAL."""
         usual = self._usual.get(name, 0.0)
         self._usual[name] = usual + ADAPTING * (min(seconds, LONGEST_USUAL) - usual)
 
@@ -135,7 +135,7 @@ VISIT_SECONDS = 10.0  # limit of one request, however slowly it is written
 
 
 def require_own_name() -> None:
-    """Raise ConfigError where this machine's own name has no address.
+    """Raise ConfigError where this machine's own host name has no address, on which Horovod would listen.
 
     The ring that sums would listen there, and its process would end without a message."""
     if not address_of_own_name():
@@ -147,12 +147,12 @@ def require_own_name() -> None:
 
 
 def here(size: int, interface: str) -> list[RankSlot]:
-    """Return the seats of ranks on one host, where every rank is a local rank."""
+    """Return the RankSlot of every rank of a group with all ranks on this host."""
     return [RankSlot("localhost", rank, size, 0, 1, size, interface) for rank in range(size)]
 
 
 def _handler(secret: str, refuse: Any) -> Any:
-    """Create a request handler class for one secret."""
+    """Create the HTTP request handler class that accepts only requests with the secret."""
     from horovod.runner.http.http_server import RendezvousHandler
 
     class Handler(RendezvousHandler):  # type: ignore[misc]
@@ -199,15 +199,15 @@ def _server(bind: str, handler: Any, visitors: RequestLimit) -> Any:
             socketserver.TCPServer.server_bind(self)  # HTTPServer's asks the name service, which can hang
 
         def process_request(self, request: Any, client_address: Any) -> None:
-            visitors.comes(request)
+            visitors.register(request)
             super().process_request(request, client_address)
 
         def shutdown_request(self, request: Any) -> None:
-            visitors.leaves(request)
+            visitors.unregister(request)
             super().shutdown_request(request)
 
         def service_actions(self) -> None:
-            visitors.tend()
+            visitors.close_overdue()
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             """Ignore a client that disconnects during a request; the base class would print a stack trace."""
@@ -248,7 +248,7 @@ class HorovodRendezvous(Rendezvous):
             self.refused += 1
 
     def environment(self, rank: int) -> dict[str, str]:
-        """Return the environment of a rank. The ring is deterministic: no fusion, no autotuning, no hierarchy."""
+        """Return a rank's environment variables, with what makes the ring deterministic: no fusion, no autotuning."""
         seat = self.seats[rank]
         values = {
             "GBACTL_COLLECTIVE": "horovod",
@@ -282,7 +282,7 @@ class HorovodRendezvous(Rendezvous):
 
 
 class RequestLimit:
-    """Limit on open requests to the rendezvous: one more closes the oldest. `refuse` is called for each closed one."""
+    """Limit on open rendezvous requests: beyond it the oldest is closed, and `refuse` is called for each closed one."""
 
     def __init__(self, refuse: Callable[[], None], most: int = MOST_VISITORS, seconds: float = VISIT_SECONDS) -> None:
         self.most, self.seconds, self._refuse = most, seconds, refuse
@@ -292,20 +292,20 @@ class RequestLimit:
     def __len__(self) -> int:
         return len(self._here)
 
-    def comes(self, visitor: socket.socket) -> None:
-        """Register a new connection; at the limit, close the oldest."""
+    def register(self, visitor: socket.socket) -> None:
+        """Register a new connection; at the limit, close the oldest connection."""
         with self._lock:
             if len(self._here) >= self.most:
                 self._send_away(next(iter(self._here)))
             self._here[visitor] = time.monotonic() + self.seconds
 
-    def leaves(self, visitor: socket.socket) -> None:
-        """Unregister a connection that was answered."""
+    def unregister(self, visitor: socket.socket) -> None:
+        """Unregister a connection whose request was answered."""
         with self._lock:
             self._here.pop(visitor, None)
 
-    def tend(self) -> None:
-        """Close connections whose deadline has passed."""
+    def close_overdue(self) -> None:
+        """Close all connections whose deadline has passed."""
         now = time.monotonic()
         with self._lock:
             for visitor in [visitor for visitor, until in self._here.items() if until <= now]:

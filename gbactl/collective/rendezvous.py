@@ -28,7 +28,7 @@ class RankSlot:
 
 
 class Rendezvous:
-    """Launcher's rendezvous for a group of ranks: one environment per rank, a count of rejected requests."""
+    """Interface of the launcher's rendezvous: environment variables of every rank, a count of rejected requests."""
 
     refused = 0
 
@@ -41,7 +41,7 @@ class Rendezvous:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Stop answering ranks and release all resources. Idempotent."""
+        """Stop answering ranks, and release all resources. Idempotent."""
 
     def __enter__(self) -> Self:
         return self
@@ -61,7 +61,7 @@ def _address(name: str) -> str:
 
 
 def address_of_own_name() -> str:
-    """Resolve this machine's own name as Gloo does: the first of its addresses that can be bound, or ""."""
+    """Return the address of this machine's own name that Gloo would use: the first that can be bound, or ""."""
     with contextlib.suppress(OSError):
         for family, kind, protocol, _, where in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
             with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:

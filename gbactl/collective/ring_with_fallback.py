@@ -1,4 +1,4 @@
-"""Ring all-reduce (Horovod, Gloo) with a fallback that continues when a rank fails.
+"""Ring all-reduce (Horovod, Gloo) with a fallback that takes over when a rank fails.
 
 Every rank also gives its summand to the fallback before the ring takes it: one copy of the vector a step. Once a rank
 has failed, the ring is not used again in this run. On one host the fallback is shared memory (shared_memory.py). There
@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 
 class InterruptibleRing(Collective, Protocol):
-    """Ring all-reduce whose waits can be given up."""
+    """Ring all-reduce whose waits can be made to fail."""
 
     def abandon(self) -> None:
-        """Let waits fail that do not end soon, as a rank has failed. Callable from any thread."""
+        """Make waits fail soon, because another rank has failed. Callable from any thread."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class _Handle:
 
 
 class CollectiveWithFallback(FaultTolerantCollective):
-    """Ring all-reduce with a fallback. `ring` is None for a rank that joins when the others have left the ring."""
+    """Ring all-reduce with a fallback. `ring` is None for a rank that joins after the ring was broken."""
 
     def __init__(self, ring: InterruptibleRing | None, fallback: RingFallback) -> None:
         self.ring, self.fallback = ring, fallback
@@ -56,7 +56,7 @@ class CollectiveWithFallback(FaultTolerantCollective):
 
     @property
     def moved(self) -> Moved:
-        """Counter of the bytes that the ring sends, and of those of the fallback."""
+        """Callback that counts the bytes sent by the ring and by its fallback."""
         return self.fallback.moved
 
     @moved.setter
@@ -76,7 +76,7 @@ class CollectiveWithFallback(FaultTolerantCollective):
         self.fallback.leave_out(rank)
 
     def fall_back(self) -> None:
-        """Leave the ring because another rank's is broken, which this rank may not notice; from any thread."""
+        """Leave the ring because it is broken on another rank, which this rank may not notice; from any thread."""
         self._break("another rank's ring is broken")
 
     def interrupt(self) -> None:
@@ -96,7 +96,7 @@ class CollectiveWithFallback(FaultTolerantCollective):
         return _Handle(ring, of_ring, in_fallback)
 
     def _give(self, name: str, buffer: Any) -> Any:
-        """Give the summand to the fallback; None where it has no memory for it.
+        """Record this rank's summand in the fallback; None where the fallback has no memory left.
 
         A failed rank then ends the run."""
         if not self._room:
@@ -111,7 +111,7 @@ class CollectiveWithFallback(FaultTolerantCollective):
             return None
 
     def wait(self, handle: _Handle) -> None:
-        """Wait for the sum: for a short time in the ring, if it began there and may still write into the buffer."""
+        """Wait for a sum: of the ring if it was started there, and of the fallback once the ring is broken."""
         if handle.ring is not None:
             try:
                 handle.ring.wait(handle.of_ring)
@@ -133,14 +133,14 @@ class CollectiveWithFallback(FaultTolerantCollective):
             self.fallback.fall_back()
 
     def close(self) -> None:
-        """Close both, except a broken ring, whose end could wait for failed ranks."""
+        """Close ring and fallback; a broken ring is left open, as closing it could wait for failed ranks."""
         if self.ring is not None:
             self.ring.close()
         self.fallback.close()
 
 
 class RendezvousWithFallback(Rendezvous):
-    """Rendezvous of a ring and of its fallback."""
+    """Rendezvous of a ring together with that of its fallback."""
 
     def __init__(self, ring: Rendezvous, fallback: Rendezvous) -> None:
         self.ring, self.fallback = ring, fallback

@@ -48,7 +48,7 @@ _PATIENCE = _Timespec(0, 200_000_000)  # interval at which a waiting rank checks
 
 
 class _Line(ctypes.Structure):
-    """Counters of one rank and of the summand of the same index, on a cache line of their own.
+    """Counters in shared memory, on a cache line of their own: of rank i and of summand i.
 
     `round`: last round of which the summand of this index is written. `pid`: process of the rank of this index. `done`:
     last round that it has read."""
@@ -84,7 +84,7 @@ def available() -> bool:
 
 
 def require_available() -> None:
-    """Raise ConfigError where this machine has no shared memory for a collective."""
+    """Raise ConfigError where this machine does not support a collective in shared memory."""
     if not available():
         raise _unusable("it is read-only or not there" if FUTEX else f"not on {platform.machine()}")
 
@@ -103,8 +103,9 @@ def alive(pid: int) -> bool:
 
 
 class SharedMemoryCollective(RingFallback):
-    """One rank of a group on this host. `folder` is private to the group and starts out empty.
+    """Shared-memory collective: one rank of a group on this host.
 
+    `folder` is private to the group and starts out empty.
     With dealt summands, a failed rank breaks nothing: the summands that it had given count, other ranks give the rest.
     With own summands the rest is missing: a process that has ended writes no more, so that all ranks see the same ones
     missing."""
@@ -142,7 +143,7 @@ class SharedMemoryCollective(RingFallback):
         self.folder = self._root / str(generation)
 
     def start(self, name: str, buffer: Any) -> _Handle:
-        """Write the summand. Raises ClusterError when the host has too little shared memory."""
+        """Write this rank's summand. Raises ClusterError when the host has too little shared memory."""
         array = as_array(buffer)
         bucket = self._buckets.get(name) or self._open(name, len(array))
         if len(array) != bucket.length:
@@ -159,7 +160,7 @@ class SharedMemoryCollective(RingFallback):
         return _Handle(name, bucket, number, array, parts)
 
     def _make_room(self, bucket: _Bucket, number: int) -> None:
-        """Wait until every live rank has read the summand that is to be overwritten, of two rounds before."""
+        """Wait until every live rank has read the summand of two rounds before, whose memory is to be overwritten."""
         for rank, line in enumerate(bucket.lines):
             while line.done + 2 < number and rank not in self._absent and (not line.pid or alive(line.pid)):
                 time.sleep(_ROOM_SECONDS)
@@ -180,7 +181,7 @@ class SharedMemoryCollective(RingFallback):
         """Do nothing, as the summands are already in shared memory."""
 
     def passed(self, handle: _Handle) -> bool:
-        """Record that this rank has the round's sum, and will not read its slots again."""
+        """Record that this rank has the sum of a round, and will not read the round's summands again."""
         handle.bucket.lines[self.rank].done = handle.round
         if handle.bucket.named:
             self._forget_name(handle.bucket)
@@ -196,7 +197,7 @@ class SharedMemoryCollective(RingFallback):
                 self._root.rmdir()
 
     def _await(self, handle: _Handle, part: int) -> bool:
-        """Wait for a summand of a round; returns False where it will never come."""
+        """Wait for one summand of a round; False where its rank is gone, so that it will never come."""
         line = handle.bucket.lines[part]
         while (seen := line.round) < handle.round:
             slept = _libc.syscall(FUTEX, ctypes.byref(line), FUTEX_WAIT, seen, ctypes.byref(_PATIENCE), None, 0)
@@ -211,13 +212,13 @@ class SharedMemoryCollective(RingFallback):
         return True
 
     def _gone(self, rank: int, line: Any, slept: bool) -> bool:
-        """Return whether a rank can write no more: its process has ended, or it was given up before its first write."""
+        """Whether a rank can write no more: its process has ended, or it was left out before its first write."""
         if not line.pid:
             return self._spares and rank in self._absent
         return slept and not alive(line.pid)
 
     def _open(self, name: str, length: int) -> _Bucket:
-        """Map the shared-memory file of a bucket, creating it if this rank is first.
+        """Map the shared-memory file of a bucket, and create it if this rank is the first to need it.
 
         Same name, same length on every rank."""
         path = self.folder / f"{len(self._buckets)}-{length}"
@@ -254,13 +255,13 @@ class SharedMemoryCollective(RingFallback):
         return handle
 
     def _hold(self) -> None:
-        """Protect the group's folder from clean-ups. Raises FileNotFoundError where it was removed again."""
+        """Mark the group's folder as in use. Raises FileNotFoundError where a clean-up has removed it."""
         held, self._held = self._held, shared_memory_names.held(self._root)
         if held is not None:
             os.close(held)
 
     def close(self) -> None:
-        """Leave the group; the memory is freed with the last view of it."""
+        """Leave the group; its memory is freed with the last view of it."""
         self._buckets.clear()
         held, self._held = self._held, None
         if held is not None:
@@ -268,7 +269,7 @@ class SharedMemoryCollective(RingFallback):
 
 
 class SharedMemoryRendezvous(Rendezvous):
-    """Rendezvous by a private folder in shared memory; removed once all ranks have mapped its files, or by close()."""
+    """Rendezvous by a private folder in shared memory, removed once all ranks have mapped its files or by close()."""
 
     def __init__(self, size: int) -> None:
         require_available()

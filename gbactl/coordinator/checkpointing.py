@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gbactl import __version__
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, FileEntry, Manifest, identity, read_manifest
-from gbactl.checkpoint.interval_plan import CostEstimate, estimate_of, job_named, rhythm_of
+from gbactl.checkpoint.interval_plan import CostEstimate, estimate_of, job_named, save_schedule_of
 from gbactl.checkpoint.ledger import UnsavedWork
 from gbactl.checkpoint.publishing import Publication, ReplicaMean, fits, unpacked
 from gbactl.checkpoint.restore import BEGINNING, chain_at
@@ -79,7 +79,7 @@ class Checkpointing:
         self.on = cfg.checkpoint.name != "none"
         self.folder = CheckpointFolder(run.run_dir / CHECKPOINTS)
         self.estimate: CostEstimate = estimate_of(cfg.checkpoint, cfg.cluster.servers)
-        self.rhythm = rhythm_of(cfg.checkpoint, cfg.cluster.servers)
+        self.rhythm = save_schedule_of(cfg.checkpoint, cfg.cluster.servers)
         self._spare = 0  # bytes that must stay free on the disk
         self.resumed: JobPosition | None = None
         self.at: JobPosition | None = None  # position from which the job was continued last
@@ -309,7 +309,7 @@ class Checkpointing:
             raise WireError(f"W{worker} tells {len(values)} values for {message.params} dense parameters.")
         if cut is not None and cut.replicas is not None:
             if message.number == cut.manifest.number:
-                cut.replicas.came(worker, message.step, message.params, values)
+                cut.replicas.add(worker, message.step, message.params, values)
                 self._complete()
             return
         if message.params < 0:
@@ -429,7 +429,7 @@ class Checkpointing:
     def worker_lost(self, worker: int) -> None:
         """Give up a checkpoint that waits for dense parameters of a failed worker."""
         if self._open is not None and self._open.replicas is not None:
-            self._open.replicas.left(worker)
+            self._open.replicas.forget(worker)
             self._complete()
             return
         waited_for = self._planned if self._planned is not None else self._number_open

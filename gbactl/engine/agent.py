@@ -49,7 +49,7 @@ Tell = Callable[[str, dict[str, Any]], None]
 
 @dataclass
 class AgentProcess:
-    """Process on this host, named as its log (W3, W3-1)."""
+    """Process on this host; `name` is that of its log (W3, W3-1)."""
 
     name: str
     process: Started
@@ -59,7 +59,7 @@ class AgentProcess:
 
 
 class AgentProcesses:
-    """Processes of a run on an agent's host. `tell` sends to the launcher.
+    """A run's processes on an agent's host; `tell` sends a message to the launcher.
 
     Any thread may look and kill; the other methods are for the thread that reads the agent's input."""
 
@@ -74,7 +74,7 @@ class AgentProcesses:
     def settle(self, run_dir: Path | None, token: str) -> bool:
         """Choose the folder for logs: the launcher's run directory if this host sees it, else one of its own.
 
-        Returns whether it sees the launcher's."""
+        Returns whether this host sees the launcher's directory."""
         with contextlib.suppress(OSError):
             self._shared = run_dir is not None and (run_dir / mark(token)).is_file()
         if self._shared:
@@ -85,7 +85,7 @@ class AgentProcesses:
         return self._shared
 
     def start(self, name: str, boot: dict[str, Any], environment: dict[str, str], seat: list[int] | None) -> int:
-        """Start a process and return its pid. Raises WireError for an invalid name.
+        """Start a process of the run and return its pid. Raises WireError for an invalid name.
 
         `seat`: (which, of how many) workers of this host it is, where they are pinned to cores."""
         if not NODE.fullmatch(name) or name in self.all or self._folder is None:
@@ -98,7 +98,7 @@ class AgentProcesses:
         return process.pid
 
     def _place(self, seat: list[int] | None) -> tuple[int, int, int] | None:
-        """Return a worker's share of the cores (core_sharing.Place); None where workers need not share cores."""
+        """Return a worker's share of the cores (core_sharing.Place); None where no cores need to be shared."""
         if seat is None:
             return None
         cores = available_cores()
@@ -108,7 +108,7 @@ class AgentProcesses:
         return own[seat[0]] if seat[0] < len(own) else None
 
     def signal(self, name: str, number: int) -> None:
-        """Signal a process, if it exists. Raises WireError for a signal that is not in SIGNALS."""
+        """Send a signal to a process if it exists. Raises WireError for a signal that is not in SIGNALS."""
         if number not in SIGNALS:
             raise WireError(f"A host is asked to send signal {number}.")
         node = self.all.get(name)
@@ -144,7 +144,7 @@ class AgentProcesses:
             node.process.kill()
 
     def end(self) -> None:
-        """Terminate all processes, kill the rest, and remove this host's own folder."""
+        """Terminate all processes, kill those that do not end in time, and remove this host's log folder."""
         running = [node.process for node in self.all.values() if node.process.poll() is None]
         for process in running:
             process.terminate()
@@ -159,7 +159,7 @@ class AgentProcesses:
         self.clear()
 
     def clear(self) -> None:
-        """Remove this host's own folder."""
+        """Remove this host's log folder, unless it is the launcher's run directory."""
         if self._folder is not None and not self._shared:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -191,7 +191,7 @@ class HostData:
         return False
 
     def take(self, name: str, data: bytes, first: bool) -> None:
-        """Write a received piece of a data file. Raises WireError for an unknown file name."""
+        """Write a received piece of a data file to disk. Raises WireError for an unknown file name."""
         if name not in FILES:
             raise WireError(f"A host is given a file {name[:40]!r}, which no data cache has.")
         if self._partial is None:
@@ -207,8 +207,8 @@ class HostData:
         partial.mkdir()
         return partial
 
-    def whole(self) -> None:
-        """Verify and publish the received data. Raises DataError where they are not what was announced."""
+    def publish(self) -> None:
+        """Verify the received data and move them into the cache. Raises DataError where they are damaged or others."""
         partial, self._partial = self._partial, None
         if partial is None:
             raise DataError("nothing of the data has arrived")
@@ -226,7 +226,7 @@ class HostData:
         self.place = place
 
     def drop(self) -> None:
-        """Remove incompletely received data."""
+        """Remove data that were only partly received."""
         if self._partial is not None:
             shutil.rmtree(self._partial, ignore_errors=True)
 
@@ -251,7 +251,7 @@ class HostAgent:
         self._slow: dict[str, Handler] = {"find": self._find, "whole": self._whole, "dial": self._dial}
 
     def run(self) -> None:
-        """Handle the launcher's requests until the input ends."""
+        """Handle the launcher's requests until standard input ends."""
         write_all(self._write, MAGIC)
         for loop in (self._watch, self._fence):
             threading.Thread(target=loop, daemon=True).start()
@@ -270,7 +270,9 @@ class HostAgent:
         self._unlisten({})
 
     def tell(self, name: str, fields: dict[str, Any]) -> None:
-        """Send a message to the launcher; errors are ignored, as the end of the input shows that it is gone."""
+        """Send a message to the launcher, ignoring errors.
+
+        The end of the input shows that the launcher is gone."""
         try:
             with self._lock:
                 write_all(self._write, pack(name, fields))
@@ -280,7 +282,7 @@ class HostAgent:
     # -- threads ------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Report logs and ended processes, and send heartbeats."""
+        """Report logs and ended processes to the launcher, and send heartbeats, in a loop."""
         due = 0.0
         while True:
             self.nodes.look()
@@ -290,7 +292,9 @@ class HostAgent:
             time.sleep(LOOK_SECONDS)
 
     def _fence(self) -> None:
-        """Kill every process once the host is cut off; in a thread of its own, as a full pipe blocks the others."""
+        """Kill every process once the launcher has been silent for too long.
+
+        A thread of its own does this, as a full pipe blocks the others."""
         looked = time.monotonic()
         while True:
             time.sleep(LOOK_SECONDS)
@@ -356,7 +360,9 @@ class HostAgent:
         return {"found": found}
 
     def _piece(self, fields: dict[str, Any]) -> None:
-        """Write a piece of the data. Errors are reported by `whole`, as no answer is awaited."""
+        """Write a received piece of the data; an error is reported later, in the answer to `whole`.
+
+        No answer is awaited for a piece."""
         try:
             name, data = field(fields, "name", str), field(fields, "data", bytes)
             self.holding.take(name, data, bool(fields.get("first")))
@@ -364,7 +370,7 @@ class HostAgent:
             self.holding.drop()
 
     def _whole(self, _: dict[str, Any]) -> dict[str, Any]:
-        self.holding.whole()
+        self.holding.publish()
         return {}
 
     def _start(self, fields: dict[str, Any]) -> dict[str, Any]:

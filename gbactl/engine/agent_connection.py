@@ -64,14 +64,14 @@ def pack(name: str, fields: dict[str, Any]) -> bytes:
 
 
 class MessageDecoder:
-    """Decoder of a byte stream into messages. `greeted`: whether MAGIC has been seen, or is not expected."""
+    """Decoder of a byte stream into messages; `greeted`: MAGIC has been seen, or is not expected."""
 
     def __init__(self, greeted: bool = True) -> None:
         self._buffer = bytearray()
         self._greeted = greeted
 
     def feed(self, data: bytes) -> list[Message]:
-        """Return the messages that are complete now. Raises WireError for malformed data."""
+        """Add received bytes and return the messages that they complete. Raises WireError for malformed data."""
         self._buffer += data
         if not self._greeted and not self._past_greeting():
             return []
@@ -107,7 +107,7 @@ def _message(body: bytes) -> Message:
 
 
 def field(fields: dict[str, Any], key: str, kind: Any) -> Any:
-    """Return a message's field after checking its type. Raises WireError."""
+    """Return a message's field. Raises WireError if it is missing or of another type."""
     value = fields.get(key)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise WireError(f"A message on a host's pipe lacks {key}.")
@@ -123,14 +123,14 @@ def write_all(fd: int, data: bytes) -> None:
 
 @dataclass(frozen=True)
 class HostAccess:
-    """Access to hosts: the `ssh` command with its options, and the `python` there (None: the same path as here)."""
+    """How to reach hosts: the `ssh` command with its options, and the `python` there (None: the same path as here)."""
 
     ssh: str = SSH
     python: str | None = None
 
 
 def horovod_launcher() -> tuple[Any, Any, Any]:
-    """Import the modules of Horovod's launcher: (network, remote, hosts). Raises MissingDependencyError."""
+    """Import three modules of Horovod's launcher: (network, remote, hosts). Raises MissingDependencyError."""
     try:
         from horovod.runner.common.util import hosts
         from horovod.runner.util import network, remote
@@ -146,7 +146,7 @@ def address_of_host(host: str) -> str | None:
 
 
 def is_here(host: str) -> bool:
-    """Return whether a host is this machine, and needs no ssh. Raises MissingDependencyError."""
+    """Return whether a host name means this machine, so that no ssh is needed. Raises MissingDependencyError."""
     network = horovod_launcher()[0]
     address = network.resolve_host_address(host)
     return address in network.get_local_host_addresses() or bool(address and address.startswith("127."))
@@ -166,7 +166,7 @@ def command(host: str, reach: HostAccess) -> str:
 
 
 class AgentConnection:
-    """Connection to a host's agent, started by `command`, which is split as a shell would.
+    """Connection to a host's agent, which `command` (split as by a shell) starts.
 
     Error output goes to the file `errors`. `patience`: seconds of silence after which the host is taken as failed."""
 
@@ -194,7 +194,7 @@ class AgentConnection:
     # -- to the agent -------------------------------------------------------------------------------
 
     def tell(self, name: str, /, **fields: Any) -> None:
-        """Send a message to the agent without waiting for an answer; does nothing where the host is gone."""
+        """Send a message to the agent without waiting for an answer; does nothing if the host is lost."""
         data = pack(name, fields)
         try:
             with self._writing:
@@ -203,7 +203,7 @@ class AgentConnection:
             self.lose("its agent is gone")
 
     def ask(self, name: str, seconds: float, /, **fields: Any) -> dict[str, Any]:
-        """Send a request to the agent and wait for its answer. Raises ClusterError, which names the host."""
+        """Send a request to the agent and wait for its answer. Raises ClusterError with the host's name."""
         answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         with self._state:
             self._asked += 1
@@ -263,7 +263,9 @@ class AgentConnection:
             self.told(name, fields)
 
     def lose(self, why: str) -> None:
-        """Take the host as failed and end the connection, which ends its processes. Only the first call counts."""
+        """Mark the host as lost and close the connection, which ends the host's processes.
+
+        Only the first call has an effect."""
         with self._state:
             if self.gone is not None:
                 return
@@ -286,13 +288,13 @@ class AgentConnection:
         return lines[-1].strip() if lines else ""
 
     def end(self) -> None:
-        """Tell the agent to end with all processes it has started; `close` waits for that."""
+        """Ask the agent to end with all processes that it has started; `close` waits for the end."""
         self._ending = True
         if self.gone is None:
             threading.Thread(target=lambda: self.tell("end"), daemon=True).start()  # a full pipe must not block
 
     def close(self) -> None:
-        """Wait until the agent has ended, a few seconds at most."""
+        """End the agent and wait for it, a few seconds at most."""
         self.end()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_SECONDS)
@@ -307,7 +309,7 @@ class AgentConnection:
                 pipe.close()
 
     def _kill(self) -> None:
-        """Kill ssh, which closes the agent's standard input, or the local agent."""
+        """Kill the connection's process: ssh, which closes the remote agent's input, or the local agent."""
         with contextlib.suppress(OSError):
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -37,7 +37,7 @@ class LinkMeasurement:
 
 
 class ReachabilityProbe:
-    """Listener for reachability tests on one address, until `close`."""
+    """Listener on one address that other hosts dial to test reachability and speed, until `close`."""
 
     def __init__(self, address: str, token: bytes) -> None:
         """Listen on a free port of `address`. Raises OSError where the address cannot be bound."""
@@ -96,7 +96,7 @@ def _answer(sock: socket.socket) -> None:
 
 
 def dial(address: str, token: bytes, measure: bool, seconds: float = SECONDS) -> LinkMeasurement:
-    """Test the connection to another host's probe, and measure it if asked to."""
+    """Test the connection to another host's probe and, if `measure`, its latency and bandwidth."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=seconds) as sock:
@@ -124,7 +124,7 @@ def _latency(sock: socket.socket) -> float:
 
 
 def _bandwidth(sock: socket.socket) -> float:
-    """Measure the bandwidth in Gbit/s by about a second of bulk data."""
+    """Measure the bandwidth in Gbit/s by sending bulk data for about a second."""
     first = _send(sock, FIRST_BYTES)
     count = int(FIRST_BYTES * MEASURED_SECONDS / max(first, 1e-6))
     count = min(max(count, FIRST_BYTES), MOST_BYTES)
@@ -132,7 +132,7 @@ def _bandwidth(sock: socket.socket) -> float:
 
 
 def _send(sock: socket.socket, count: int) -> float:
-    """Send `count` bytes; returns the seconds until all have arrived."""
+    """Send `count` bytes; returns the seconds until the receiver has confirmed the last one."""
     block, left = bytes(1 << 20), count
     began = time.perf_counter()
     sock.sendall(BULK + _COUNT.pack(count))

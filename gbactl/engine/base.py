@@ -20,7 +20,7 @@ from gbactl.config import RunConfig
 from gbactl.coordinator.state import JOURNAL_FILE, kept
 from gbactl.data.dataset import Dataset
 from gbactl.engine.fork_server import ProcessHandle, await_fork_server, start_node, tell, thread_environment
-from gbactl.engine.signals import whole
+from gbactl.engine.signals import deferred
 from gbactl.nodes.child_process import FAILED_LINE, NOTICED_LINE
 from gbactl.processor import available_cores
 from gbactl.wire.bootstrap import Bootstrap
@@ -33,7 +33,7 @@ MOST_COORDINATOR_TRIES = 3  # replacement coordinators in a row that may be kill
 
 
 class LaunchContext(Protocol):
-    """Launcher's side of a run (launch/run.py), as an engine needs it.
+    """Launcher's side of a run, as an engine needs it (implemented in launch/run.py).
 
     `config`: the run's configuration as its processes get it; `key`: the run's key for authentication."""
 
@@ -45,37 +45,37 @@ class LaunchContext(Protocol):
     show: Any
 
     def follow(self, children: RunProcesses) -> None:
-        """Run real processes until there is a result. Raises GbactlError where one fails."""
+        """Watch the run's processes until there is a result. Raises GbactlError if one of them fails."""
 
     def on_event(self, event: Event) -> None:
-        """Handle an event of a coordinator in this process."""
+        """Handle an event of a coordinator that runs within the launcher."""
 
     def look_at_signals(self, tell: Callable[[Event], None]) -> None:
-        """Forward the user's requests (signals) to a coordinator in this process; to be called repeatedly."""
+        """Forward received stop signals to a coordinator within the launcher; to be called repeatedly."""
 
 
 class Engine(Protocol):
-    """Engine of a run's processes, as the launcher uses it."""
+    """Engine of a run: places and runs its processes."""
 
     def train(self, launch: LaunchContext) -> None:
-        """Train a run. Raises GbactlError."""
+        """Run the training to its end. Raises GbactlError."""
 
 
 def engine_of(cfg: RunConfig) -> Engine:
-    """Return the engine of a configuration."""
+    """Return the engine that a configuration selects."""
     return cast(Engine, cfg.place)
 
 
 @dataclass
 class ChildProcess:
-    """Started child process and its name (W3, S0, C)."""
+    """Started child process, with its name (W3, S0, C) and log."""
 
     name: str
     process: ProcessHandle
     log: Path
 
     def exit_sentence(self) -> str | None:
-        """Describe in one sentence why a child ended; None while it runs or if it ended without an error."""
+        """Describe in one sentence why a child failed; None while it runs or if it ended without an error."""
         code = self.process.poll()
         if code is None or code == 0:
             return None
@@ -84,7 +84,7 @@ class ChildProcess:
         return f"{self.name} (pid {self.process.pid}) failed: {self._reason()}"
 
     def only_noticed(self) -> bool:
-        """Return whether a child ended because another process had failed."""
+        """Return whether a child ended only because another process had failed."""
         try:
             text = self.log.read_text(errors="replace")
         except OSError:
@@ -108,7 +108,7 @@ def _signal(number: int) -> str:
 
 
 class RunProcesses:
-    """Processes of one local run: started, watched, replaced and stopped."""
+    """Processes of one run on this host: start, watch, replace and stop them."""
 
     def __init__(self, cfg: RunConfig, run_dir: Path, key: bytes, dataset: Path, config: Mapping[str, object]) -> None:
         self.cfg, self.run_dir, self.key, self.dataset, self.config = cfg, run_dir, key, dataset, config
@@ -125,16 +125,16 @@ class RunProcesses:
 
     @property
     def bind(self) -> str:
-        """Address on which coordinator and rendezvous listen."""
+        """Address on which the coordinator and the all-reduce's rendezvous listen."""
         return self.cfg.cluster.bind
 
     @property
     def seats(self) -> list[RankSlot] | None:
-        """Seat of each rank in an all-reduce over several hosts; None where all are on this host."""
+        """Slot of each rank in an all-reduce over several hosts; None where all ranks are on this host."""
         return None
 
     def prepare(self) -> None:
-        """Prepare the hosts before any process starts."""
+        """Prepare the hosts before any process starts; this host needs no preparation."""
 
     def start(self, worker_environment: list[dict[str, str]]) -> None:
         """Start coordinator, servers and workers."""
@@ -149,7 +149,7 @@ class RunProcesses:
         self._start_workers(worker_environment)
 
     def _start_workers(self, environments: list[dict[str, str]]) -> None:
-        """Start the workers; those that must share cores get a place each (see worker/core_sharing.py)."""
+        """Start the workers; assign shares of cores where workers must share them (worker/core_sharing.py)."""
         cores, self._environments = available_cores(), environments
         self._board = board = open_board(len(cores))
         self._places = places(len(environments), cores, board) if self.cfg.cluster.pin == "auto" else []
@@ -164,7 +164,7 @@ class RunProcesses:
         self._spawn("server", index, 1, {}, incarnation=self._incarnations[f"S{index}"])
 
     def abandon(self, name: str, kill: bool = False) -> None:
-        """Stop watching a failed process, so that its end is no failure of the run.
+        """Stop watching a failed process, so that its exit does not count as a failure of the run.
 
         It may still run and hang: `kill` it where it could write into memory that others share."""
         found = [child for child in self.running if child.name == name]
@@ -181,9 +181,10 @@ class RunProcesses:
         return killed and self._coordinator_tries > 0 and kept(self.cfg) and (self.run_dir / JOURNAL_FILE).exists()
 
     def replace_coordinator(self, failure: str, sign: float) -> None:
-        """Start a replacement coordinator on the same listening socket, where nodes may already have dialled again.
+        """Start a replacement coordinator on the same listening socket.
 
-        `sign`: when the failed one was last heard of, by the machine's clock."""
+        Nodes may already have dialled it again. `sign`: when the failed one was last heard of, by the machine's clock.
+        """
         self.abandoned.append(self.running.pop(0))
         self._coordinator_tries -= 1
         self._coordinators += 1
@@ -192,11 +193,11 @@ class RunProcesses:
         self.running.insert(0, self.running.pop())
 
     def coordinator_continues(self) -> None:
-        """Note that the replacement coordinator continues the run."""
+        """Record that the replacement coordinator continues the run, which resets the limit of attempts."""
         self._coordinator_tries = MOST_COORDINATOR_TRIES
 
     def incarnation(self, name: str) -> int:
-        """Return the current incarnation of a worker or server."""
+        """Return the current incarnation number of a worker or server."""
         return self._incarnations[name]
 
     def replace(self, name: str, again: bool = False) -> None:
@@ -221,18 +222,18 @@ class RunProcesses:
         self._begin(boot, {**thread_environment(threads), **environment}, log)
 
     def _begin(self, boot: Bootstrap, environment: dict[str, str], log: Path) -> None:
-        """Start a process on this host."""
+        """Start a process on this host and send it its bootstrap document."""
         fds = [fd for fd in (boot.listener, *(boot.place or ())[:1]) if fd >= 0]
-        with whole():  # else a signal could leave the started process without an owner
+        with deferred():  # else a signal could leave the started process without an owner
             process = start_node(environment, log, fds)
             self.running.append(ChildProcess(str(boot.peer), process, log))
         tell(process, boot.dumps())
 
     def failure(self) -> tuple[str, bool] | None:
-        """Return (sentence, whether it is the root cause) of a child process that ended badly, or None.
+        """Return (sentence, whether it is the root cause) of the failure that ends the run, or None.
 
-        Badly: killed, failed or having noticed a failure. None also while only processes failed that the coordinator
-        can do without or replaces."""
+        A child failed if it was killed, ended with an error, or noticed a failure. None also while only processes
+        failed that the coordinator can do without or replaces."""
         ended = [(child, sentence) for child in self.running if (sentence := child.exit_sentence())]
         goes_on = self.coordinator_replaceable  # asked last: a coordinator that was killed just now counts too
         if goes_on:
@@ -250,14 +251,14 @@ class RunProcesses:
         return all(child.process.poll() is not None for child in self.running)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until every child has ended; False at the time-out."""
+        """Wait until every child has ended; returns False at the time-out."""
         deadline = time.monotonic() + seconds
         while not self.ended() and time.monotonic() < deadline:
             time.sleep(0.02)
         return self.ended()
 
     def stop(self) -> None:
-        """Terminate, then kill, all running processes, and reap all."""
+        """Terminate all running processes, kill those that do not end in time, and reap all."""
         for child in self.abandoned:
             child.process.kill()
         for child in self.running:

@@ -41,14 +41,14 @@ def thread_environment(threads: int) -> dict[str, str]:
 
 
 class ProcessHandle(Protocol):
-    """Process on this host (subprocess.Popen) or on another host."""
+    """Handle of a process on this host (subprocess.Popen) or on another host."""
 
     @property
     def pid(self) -> int:
-        """Process id on the process's host."""
+        """Process id on the host where the process runs."""
 
     def poll(self) -> int | None:
-        """Return None while the process runs; else its exit code, or minus the signal that killed it."""
+        """Return the exit code, or minus the signal that killed the process; None while it runs."""
 
     def send_signal(self, sig: int, /) -> None:
         """Send a signal to the process if it still runs."""
@@ -100,7 +100,7 @@ class ForkedProcess(ProcessHandle):
 
 
 class ForkServer:
-    """Launcher's end of a process that forks nodes (see nodes/child_process.py).
+    """Launcher's end of the fork server, a process that forks nodes (see nodes/child_process.py).
 
     A node is orphaned at once and adopted by this process, its nearest subreaper. It therefore ends with this process,
     is reaped like any child, and survives the end of the fork server."""
@@ -119,13 +119,13 @@ class ForkServer:
         self._ready = False
 
     def ready(self) -> None:
-        """Wait until the fork server has imported everything. Raises OSError if it has ended."""
+        """Wait until the fork server has finished its imports. Raises OSError if it has ended."""
         if not self._ready and self._line.recv(len(READY)) != READY:
             raise OSError("The fork server has ended.")
         self._ready = True
 
     def fork(self, environment: Mapping[str, str], log: Path, fds: Sequence[int]) -> ForkedProcess:
-        """Fork a node (see start_node). Raises OSError, also if the fork server has ended."""
+        """Fork a node's process (see start_node). Raises OSError, also if the fork server has ended."""
         self.ready()
         read, write = os.pipe()
         stdin = os.fdopen(write, "wb")
@@ -143,7 +143,7 @@ class ForkServer:
         return ForkedProcess(int(answer), stdin)
 
     def close(self) -> None:
-        """End the fork server; the nodes continue."""
+        """End the fork server; nodes that it forked continue."""
         self._line.close()
         self.process.kill()
         self.process.wait()
@@ -154,14 +154,14 @@ _server: ForkServer | None = None
 
 
 def open_fork_server() -> None:
-    """Start the fork server, which imports what nodes need, if this process has none yet. Linux only."""
+    """Start this process's fork server, which imports what nodes need, unless it is running. Linux only."""
     global _server
     if sys.platform == "linux" and (_server is None or _server.owner != os.getpid()):
         _server = ForkServer()
 
 
 def await_fork_server() -> None:
-    """Wait until nodes can be forked; where that fails, they are started one by one."""
+    """Wait until the fork server is ready; if it fails, nodes are started without it."""
     open_fork_server()
     try:
         if _server is not None:
@@ -172,7 +172,7 @@ def await_fork_server() -> None:
 
 @atexit.register
 def close_fork_server() -> None:
-    """End the fork server; nodes are started one by one from now on."""
+    """End the fork server; later nodes are started without it."""
     global _server
     if _server is not None and _server.owner == os.getpid():
         _server.close()
@@ -199,7 +199,9 @@ def start_node(environment: Mapping[str, str], log: Path, fds: Sequence[int]) ->
 
 
 def tell(process: Started, boot: bytes) -> None:
-    """Write the bootstrap document to a new process; one that ended at once has an exit code that tells why."""
+    """Write the bootstrap document to a new process.
+
+    A process that ended at once is ignored here: its exit code tells why."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
         pipe.write(boot)

@@ -36,7 +36,9 @@ BIND = "type cluster.bind=ADDRESS, one of its own that all hosts reach"
 
 
 class HostAgents:
-    """Agents of all hosts. `patience`: seconds for a host's first answer; `folder` keeps ssh's error output."""
+    """Agents on all hosts of a run.
+
+    `patience`: seconds for a host's first answer. `folder` keeps ssh's error output."""
 
     def __init__(self, hosts: Sequence[str], reach: HostAccess, folder: Path, patience: float) -> None:
         self.hosts, self.reach, self.folder, self.patience = tuple(hosts), reach, folder, patience
@@ -47,7 +49,7 @@ class HostAgents:
         self._probe: ReachabilityProbe | None = None
 
     def connect(self) -> None:
-        """Start all agents and collect their hosts' facts; a host that does not answer gets a fault."""
+        """Start all agents and collect facts about their hosts; a host that does not answer gets a fault."""
         for host in self.hosts:
             log = self.folder / f"host-{host}.log"
             self.links[host] = AgentConnection(host, command(host, self.reach), log, self.patience)
@@ -64,9 +66,10 @@ class HostAgents:
 
     def settle(self, bind: str, hang_seconds: float, run_dir: Path | None = None, paths: Sequence[str] = (),
                environment: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:  # fmt: skip
-        """Agree on addresses; returns host -> its agent's answer. `bind`: the launcher's address, or "auto".
+        """Send every agent the launcher's address, run directory and token; returns the agents' answers by host.
 
-        Raises ClusterError where hosts see the launcher at addresses that are not one of its own."""
+        `bind`: the launcher's address, or "auto". Raises ClusterError where hosts see the launcher at addresses that
+        are not one of its own."""
         self.bind = self._own_address() if bind == "auto" else bind
         answers: dict[str, dict[str, Any]] = {}
 
@@ -84,7 +87,7 @@ class HostAgents:
         return answers
 
     def _own_address(self) -> str:
-        """Return the one address at which all hosts see the launcher."""
+        """Return the address at which the hosts see the launcher. Raises ClusterError if they see several."""
         remote = [host for host in self.hosts if self.found[host].facts and not is_here(host)]
         seen: dict[str, str] = {}
         for host in remote:
@@ -100,7 +103,7 @@ class HostAgents:
         return next(iter(seen.values()), LOOPBACK)
 
     def lines(self, measure: bool = False) -> None:
-        """Test the connections between all hosts and from the launcher.
+        """Test the connections among all hosts, and from the launcher to each host.
 
         `measure`: measure the speed too, one connection after the other. Raises ClusterError where the launcher cannot
         listen."""
@@ -138,7 +141,7 @@ class HostAgents:
     def give_data(
         self, path: Path, fingerprint: str, cache: str | None, progress: Callable[[str, float], None]
     ) -> None:
-        """Send the data to every host that does not have them."""
+        """Send the prepared data to every host that does not have them."""
 
         def give(link: AgentConnection) -> None:
             found = self.found[link.host]
@@ -193,7 +196,7 @@ class HostAgents:
         return preflight.faults_of(self.found)
 
     def close(self) -> None:
-        """End every agent with all processes it has started, in parallel."""
+        """End all agents and the processes that they have started, in parallel."""
         for link in self.links.values():
             link.end()
         if self.links:
@@ -215,7 +218,7 @@ LINE_HEADINGS = ("from", "to", "one way, us", "Gbit/s")
 
 @dataclass(frozen=True)
 class NetworkParameters:
-    """Network parameters of a virtual cluster: keys of `cost`."""
+    """Latency and bandwidth of a virtual cluster's network, under their keys in `cost`."""
 
     latency_us: Positive
     bandwidth_gbit: Positive
@@ -223,31 +226,31 @@ class NetworkParameters:
 
 @dataclass(frozen=True)
 class HostFindings:
-    """Findings on every host, in the order in which they were typed."""
+    """Results of `gbactl doctor --hosts` for every host, in the order in which they were typed."""
 
     found: dict[str, HostReport]
 
     @property
     def faults(self) -> list[str]:
-        """Faults of all hosts, a sentence each."""
+        """Faults of all hosts, one sentence each."""
         return faults_of(self.found)
 
     @property
     def advice(self) -> list[str]:
-        """Faults that only affect modes with an all-reduce, a sentence each."""
+        """Faults that only matter to modes with an all-reduce, one sentence each."""
         found = self.found.values()
         told = [sentence for each in found for sentence in ring(each.host, each.facts, each.address)]
         return [f"For an all-reduce: {sentence}" for sentence in told]
 
     @property
     def pairs(self) -> list[tuple[str, str, float, float]]:
-        """Measurements of every connection: (from, to, microseconds one way, Gbit/s)."""
+        """Measurements of every connection: (from, to, one-way microseconds, Gbit/s)."""
         lines = [(host, name, line) for host, found in self.found.items() for name, line in found.lines.items()]
         return [(host, name, line.latency_us, line.gbit) for host, name, line in lines if not line.error]
 
     @property
     def network(self) -> NetworkParameters | None:
-        """Median latency and bandwidth over the measured pairs; None without any."""
+        """Median latency and bandwidth over all measured connections; None if there are none."""
         if not self.pairs:
             return None
         return NetworkParameters(
@@ -278,7 +281,7 @@ def examine(hosts: Sequence[str], reach: HostAccess, bind: str = "auto") -> Host
 
 
 def text(examined: HostFindings) -> str:
-    """Build the text of the file that `gbactl calibrate --network` reads. Raises UsageError without measurements."""
+    """Format the file that `gbactl calibrate --network` reads. Raises UsageError without measurements."""
     from gbactl import __version__
 
     network = examined.network
@@ -295,7 +298,7 @@ def text(examined: HostFindings) -> str:
 
 
 def read(path: Path) -> dict[str, float]:
-    """Read latency and bandwidth, keys of `cost`, from the file of `text`. Raises UsageError."""
+    """Read latency and bandwidth, as keys of `cost`, from the content of such a file. Raises UsageError."""
     import yaml
 
     try:

@@ -19,7 +19,7 @@ from gbactl.errors import ClusterError
 
 
 class CgroupFiles(NamedTuple):
-    """Names of the memory files in one version of control groups."""
+    """Names of the memory files in one version of Linux control groups."""
 
     controller: str
     mount: str
@@ -38,7 +38,7 @@ SAME = ("gbactl", "python", "torch", "horovod")  # versions that must be equal o
 
 
 def facts() -> dict[str, Any]:
-    """Collect versions, cores, free memory in bytes, the ssh client's address and that of the host's own name."""
+    """Collect facts about this host: versions, cores, free memory, the ssh client's address, its own name's address."""
     from gbactl import __version__
 
     return {
@@ -76,7 +76,7 @@ def free_memory(root: Path = Path("/")) -> int:
 
 
 def _left_by_groups(root: Path) -> list[int]:
-    """Return the memory left in each control group of this process, and in the groups around it."""
+    """Return the free memory in each control group that contains this process."""
     found = []
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -88,7 +88,7 @@ def _left_by_groups(root: Path) -> list[int]:
 
 
 def _left(folder: Path, group: CgroupFiles) -> int | None:
-    """Return the bytes below a group's limit, counting unused file pages as free; None where there is no limit."""
+    """Return the bytes below a control group's limit, counting unused file pages as free; None without a limit."""
     stat = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat"))
     try:
         limit, used = (int(_lines(folder / name)[0]) for name in (group.limit, group.used))
@@ -108,7 +108,7 @@ ANY_PORT = 9  # nothing is sent
 
 
 def route_to(address: str) -> str:
-    """Return this machine's IPv4 address on its route to another. Raises ClusterError where there is no route."""
+    """Return this machine's IPv4 address on its route to another host. Raises ClusterError without a route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, ANY_PORT))
@@ -119,7 +119,7 @@ def route_to(address: str) -> str:
 
 
 def interface_to(address: str) -> tuple[str, str]:
-    """Return (address, interface) of this machine on its route to another. Raises ClusterError."""
+    """Return (address, interface) of this machine on its route to another host. Raises ClusterError."""
     own = route_to(address)
     return own, interface_of(own)
 

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class HostsEngine(Place):
-    """Engine that has agents start processes (see engine/__init__.py); the coordinator runs beside the launcher."""
+    """Engine that starts processes through agents on hosts; the coordinator runs beside the launcher."""
 
     one_host: ClassVar[bool] = False
 
     def workers(self, cluster: Mapping[str, Any]) -> int:
-        """Return the number of workers: as many as the hosts have slots."""
+        """Return the number of workers: the slots of all hosts."""
         given = cluster.get("hosts")
         require(isinstance(given, list) and all(isinstance(host, str) for host in given), "cluster.hosts is a list.")
         return slots(hosts_of(given or []))
@@ -30,7 +30,7 @@ class HostsEngine(Place):
         require(bool(cluster.ssh.strip()), "cluster.ssh is the command that reaches a host; type cluster.ssh=ssh.")
 
     def threads(self, cluster: ClusterConfig, computing: int) -> int:
-        """Return the typed number of threads, or 1 until the hosts have reported their cores."""
+        """Return the configured number of threads, or 1 until the hosts have reported their cores."""
         return cluster.threads or 1
 
     def train(self, launch: LaunchContext) -> None:

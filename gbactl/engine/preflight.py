@@ -35,7 +35,7 @@ GET = {
 
 @dataclass
 class HostReport:
-    """Facts about a host, and its faults, which keep a run from using it."""
+    """Facts about a host, and the faults for which a run cannot use it."""
 
     host: str
     facts: dict[str, Any] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class HostReport:
         return not self.faults
 
     def cells(self) -> list[str]:
-        """Return the host's row of the table."""
+        """Return the host's row of the table of hosts, a text for each of HEADINGS."""
         facts = self.facts
         if not facts:
             return [self.host, "-", "-", "-", "-", "-", "no answer"]
@@ -72,13 +72,13 @@ HEADINGS = ("host", "address", "cores", "gbactl Python torch Horovod", "MiB free
 
 
 def unreachable(host: str, said: str, why: str) -> str:
-    """Describe a host whose agent does not answer."""
+    """Describe the fault of a host whose agent does not answer."""
     told = f" ({said.rstrip('.')})" if said else f" ({why})"
     return f"Host {host} cannot be reached{told}; see that `ssh {host} true` works without a question."
 
 
 def versions(host: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Describe versions that differ from this machine's, a sentence each."""
+    """Describe the versions of a host that differ from this machine's, one sentence each."""
     found = []
     for name in SAME:
         own, other = str(here.get(name, "")), str(there.get(name, ""))
@@ -89,10 +89,10 @@ def versions(host: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> li
 
 
 def ring(host: str, there: Mapping[str, Any], address: str) -> list[str]:
-    """Describe a host whose own name is no address at which others reach Horovod's ring; "" for an unknown `address`.
+    """Describe the fault of a host whose own name is not the address at which Horovod's ring can be reached.
 
-    Of Horovod's two rings the one that sums (that of the process set) ignores HOROVOD_GLOO_IFACE in 0.28.1, and listens
-    where the host's own name points to."""
+    Nothing where `address` is unknown. Of Horovod's two rings the one that sums (that of the process set) ignores
+    HOROVOD_GLOO_IFACE in 0.28.1, and listens where the host's own name points to."""
     name, found = there.get("name", ""), there.get("own_name", "")
     if not address or found == address:
         return []
@@ -104,7 +104,7 @@ def ring(host: str, there: Mapping[str, Any], address: str) -> list[str]:
 
 
 def memory(host: str, free: int, needs: int) -> list[str]:
-    """Describe a host whose servers and workers do not fit into its free memory."""
+    """Describe the fault of a host without enough free memory for its servers and workers."""
     if not free or needs <= free:
         return []
     return [
@@ -114,12 +114,12 @@ def memory(host: str, free: int, needs: int) -> list[str]:
 
 
 def lines(host: str, targets: Mapping[str, str], found: Mapping[str, LinkMeasurement]) -> list[str]:
-    """Describe the hosts that this one does not reach. `targets`: name -> address and port."""
+    """Describe the failed connections from one host to others; `targets`: address and port by name."""
     return [_cut(f"Host {host}", name, targets[name], line.error) for name, line in found.items() if line.error]
 
 
 def unreached(host: str, target: str, line: LinkMeasurement) -> list[str]:
-    """Describe a host that the launcher does not reach."""
+    """Describe the failed connection from the launcher to a host."""
     return [_cut("This machine", f"host {host}", target, line.error)] if line.error else []
 
 
@@ -131,7 +131,7 @@ def _cut(who: str, whom: str, target: str, why: str) -> str:
 
 
 def cut(host: str, said: str, hosts: Mapping[str, str]) -> str:
-    """Describe a failed connection between two hosts, where a process's last message `said` names one; else "".
+    """Describe the failed connection between two hosts that a process's last message names; "" if it names none.
 
     `hosts`: host by server name and by address."""
     match = CUT.search(said)
@@ -142,7 +142,7 @@ def cut(host: str, said: str, hosts: Mapping[str, str]) -> str:
 
 
 def unseen(host: str, what: str, path: str, instead: str) -> str:
-    """Describe a host that does not see a path which it must share."""
+    """Describe the fault of a host that does not see a shared path."""
     return f"Host {host} does not see {what} {path}; put it on a file system that all hosts share, or type {instead}."
 
 
@@ -153,29 +153,29 @@ OF_MODEL = 4  # vectors: its values, their initial values, the gradient as compu
 
 
 def shard_bytes(cfg: RunConfig, dataset: Dataset, shard: int) -> int:
-    """Return the bytes of a shard's rows with their optimizer state."""
+    """Return the memory for a shard's rows with their optimizer state, in bytes."""
     return int(BESIDE * shard_spec(cfg, dataset.schema.rows, shard).local_rows * row_bytes(cfg))
 
 
 def row_bytes(cfg: RunConfig) -> int:
-    """Return the bytes of a row with its optimizer state."""
+    """Return the size of one row with its optimizer state, in bytes."""
     name = cfg.optim.name
     moments = 0 if name == "rowwise_adagrad" else len(MOMENTS[name])
     return row_width(cfg.model) * FLOAT * (1 + moments) + (STEPS_BYTES if name in ("adam", "rowwise_adagrad") else 0)
 
 
 def vector_bytes(cfg: RunConfig, dataset: Dataset) -> int:
-    """Return the bytes of one copy of the dense vector."""
+    """Return the size of one copy of the dense vector, in bytes."""
     return FLOAT * dense_size(cfg.model, dataset.schema.numeric, dataset.schema.fields)
 
 
 def served_vectors(cfg: RunConfig) -> int:
-    """Count the dense-sized vectors that the servers hold together: values and optimizer state."""
+    """Count the vectors of dense size that all servers together hold: values and optimizer state."""
     return 1 + len(MOMENTS[OptimizerSpec(cfg.optim.name).for_dense().name])
 
 
 def worker_vectors(cfg: RunConfig) -> int:
-    """Count the dense-sized vectors that a worker holds at least.
+    """Count the vectors of dense size that a worker holds at least.
 
     These are the model's, and the optimizer's where workers hold the dense parameters or are trainers with a replica
     each."""
@@ -184,7 +184,9 @@ def worker_vectors(cfg: RunConfig) -> int:
 
 
 def vectors(cfg: RunConfig) -> int:
-    """Count the dense-sized vectors of all processes on this machine. A virtual cluster's workers share one model."""
+    """Count the vectors of dense size in all processes on this machine.
+
+    The workers of a virtual cluster share one model."""
     served = served_vectors(cfg)
     if cfg.place.real:
         return served + cfg.processes * worker_vectors(cfg)
@@ -193,7 +195,7 @@ def vectors(cfg: RunConfig) -> int:
 
 
 def bytes_on(cfg: RunConfig, dataset: Dataset, placed: Mapping[str, str]) -> dict[str, int]:
-    """Return host -> bytes of all its shards and workers."""
+    """Return the memory that the shards and workers of each host need, in bytes by host."""
     found: dict[str, int] = {}
     for process, host in placed.items():
         if process[0] in "SW":
@@ -230,7 +232,9 @@ def check_memory(cfg: RunConfig, dataset: Dataset) -> None:
 
 
 def too_large(cfg: RunConfig, dataset: Dataset, free: int) -> str:
-    """Describe why rows and dense parameters exceed `free` bytes (0: unknown), and what to type; "" where they fit."""
+    """Describe the lack of memory for rows and dense parameters, and what to type; "" where they fit.
+
+    `free`: free memory in bytes (0: unknown)."""
     rows = sum(shard_bytes(cfg, dataset, shard) for shard in range(cfg.cluster.servers))
     vector = vector_bytes(cfg, dataset)
     dense = vector * vectors(cfg)
@@ -252,7 +256,9 @@ def too_large(cfg: RunConfig, dataset: Dataset, free: int) -> str:
 
 
 def too_few(cfg: RunConfig, rows: Mapping[str, int]) -> str:
-    """Describe a global batch that is larger than a day or an epoch, with `rows` by its name; else ""."""
+    """Describe a global batch that is larger than the smallest day or epoch; "" for any other.
+
+    `rows`: number of samples by name of the day or epoch."""
     name, least = min(rows.items(), key=lambda item: item[1])
     batch = cfg.train.global_batch
     if batch <= least:

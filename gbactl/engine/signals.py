@@ -1,4 +1,4 @@
-"""Signals that stop a run: none is lost, and the first one leaves time for a checkpoint.
+"""Signals that stop a run: none is lost, and the first one allows time to save a checkpoint.
 
 Python drops an exception that a signal handler raises while a destructor or a callback of its own runs (imports have
 those). Therefore each signal is also remembered, and long waits look at it.
@@ -53,7 +53,7 @@ def stoppable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def patient() -> Iterator[None]:
-    """Defer the first signal inside this context to callers of `asked`; the second one raises."""
+    """Leave the first stop signal inside this context to callers of `asked`; the second one raises Stopped."""
     _patient.append(None)
     try:
         yield
@@ -62,8 +62,8 @@ def patient() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def whole() -> Iterator[None]:
-    """Defer signals to the end of this context."""
+def deferred() -> Iterator[None]:
+    """Defer stop signals until the end of this context, so that its block is not interrupted."""
     _held.append(None)
     try:
         yield
@@ -74,18 +74,18 @@ def whole() -> Iterator[None]:
 
 
 def look() -> None:
-    """Raise Stopped if a signal to stop was received and is not deferred."""
+    """Raise Stopped if a stop signal was received and is not deferred."""
     if len(_asked) > len(_patient):
         raise Stopped(_asked[0])
 
 
 def asked() -> int:
-    """Return the first signal to stop that was received, or 0."""
+    """Return the first stop signal that was received, or 0."""
     return _asked[0] if _asked else 0
 
 
 def leave_terminal() -> None:
-    """Redirect output to nowhere where the terminal is gone, as every write would fail."""
+    """Redirect standard output and error to /dev/null if their terminal is gone."""
     with open(os.devnull, "wb") as nowhere:
         for fd in (1, 2):
             if stat.S_ISCHR(os.fstat(fd).st_mode) and not os.isatty(fd):
@@ -93,7 +93,7 @@ def leave_terminal() -> None:
 
 
 class StopRequest:
-    """Stop of a run at a signal: the coordinator is asked to save a checkpoint within `seconds`.
+    """Request to stop a run after a signal: the coordinator saves a checkpoint within `seconds`.
 
     `trains`: whether training has begun; `found`: the coordinator's answer."""
 
@@ -104,7 +104,7 @@ class StopRequest:
         self._told = False
 
     def look(self, tell: Callable[[Event], None]) -> None:
-        """Forward the first signal to the coordinator. Raises Stopped once that has answered, or at the time-out."""
+        """Forward the first signal to the coordinator. Raises Stopped at its answer, or at the time-out."""
         if not asked():
             return
         if not self._until:
@@ -119,17 +119,17 @@ class StopRequest:
             tell(Event("stop", {"seconds": self.seconds}))
 
     def heard(self, event: Event) -> None:
-        """Note an event of the coordinator: training has begun, or its answer."""
+        """Handle a coordinator's event: record that training has begun, or the answer to this request."""
         self.trains |= event.name == "progress"
         if event.name == "stop":
             self.found = event.fields
 
     def again(self) -> None:
-        """Repeat the request, as a replacement coordinator has started."""
+        """Send the request again at the next `look`, as the coordinator was replaced."""
         self._told = False
 
     def stopped_by(self, error: BaseException) -> Stopped | None:
-        """Return the signal that ended a run; None where it ended by an error of its own.
+        """Return the signal that ended a run; None if it ended by an error of its own.
 
         An error during the requested save is the reason why nothing was saved."""
         if isinstance(error, Stopped):

@@ -30,12 +30,12 @@ FAILED = 1  # exit code of a process that could not be started
 
 
 class RemoteProcess(ProcessHandle):
-    """Process on another host. `name`: that of its log (W3, W3-1), by which its agent knows it."""
+    """Process on another host; `name` is that of its log (W3, W3-1), by which its agent knows it."""
 
     pid: int = 0
 
     def __init__(self, link: AgentConnection, name: str, **asked: Any) -> None:
-        """Start the process through its agent; one that cannot be started counts as failed."""
+        """Start the process through its host's agent; if that fails, it counts as failed."""
         self.link, self.name = link, name
         self.why = ""  # why it could not be started
         self._code: int | None = None
@@ -47,13 +47,13 @@ class RemoteProcess(ProcessHandle):
             self.ended(FAILED)
 
     def ended(self, code: int) -> None:
-        """Record the process's exit code, as its agent reports it."""
+        """Record the exit code that the process's agent reports."""
         if self._code is None:
             self._code = code
             self._over.set()
 
     def poll(self) -> int | None:
-        """Return None while the process runs, else its exit code; a process whose host is lost counts as killed."""
+        """Return None while the process runs, else its exit code; on a lost host it counts as killed."""
         if self._code is None and self.link.gone is not None:
             self.ended(-signal.SIGKILL)
         return self._code
@@ -63,7 +63,9 @@ class RemoteProcess(ProcessHandle):
             self.link.tell("signal", name=self.name, number=int(sig))
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the exit code. Without a `timeout`, a host that does not answer for some seconds counts as lost."""
+        """Wait for the exit code.
+
+        Without a `timeout`, a host that does not answer for some seconds counts as lost."""
         if self.poll() is None and not self._over.wait(WAIT_SECONDS if timeout is None else timeout):
             if timeout is not None:
                 raise subprocess.TimeoutExpired(self.name, timeout)
@@ -75,12 +77,12 @@ class RemoteProcess(ProcessHandle):
 
 @dataclass
 class StartedRemoteProcess(ChildProcess):
-    """Started process on another host."""
+    """Started process on another host, with its name and log."""
 
     process: RemoteProcess
 
     def exit_sentence(self) -> str | None:
-        """Describe why the process ended; the loss of its host is named as the cause."""
+        """Describe why the process ended; the cause is the loss of its host, if it was lost."""
         process = self.process
         if process.why:
             return f"{self.name} could not be started: {process.why}"
@@ -131,7 +133,7 @@ class RemoteRunProcesses(RunProcesses):
     # -- before anything trains ---------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Start the agents, check every host, give it the data. Raises ClusterError with a sentence for each fault."""
+        """Start the agents, check every host and send it the data. Raises ClusterError with all faults."""
         agents, cluster = self.agents, self.cfg.cluster
         agents.connect()
         seen = self.run_dir / mark(agents.token.hex())
@@ -177,13 +179,13 @@ class RemoteRunProcesses(RunProcesses):
                 found.faults += preflight.memory(host, int(found.facts["memory"]), count)
 
     def _threads(self) -> int:
-        """Return the number of threads a worker, the same for all, from the host with the fewest cores a worker."""
+        """Return the threads of each worker, as many as the host with the fewest cores a worker allows."""
         workers = [host for process, host in self.placed.items() if process[0] == "W"]
         cores = {host: int(found.facts["cores"]) for host, found in self.agents.found.items()}
         return max(1, min(cores[host] // (workers.count(host) * self.cfg.lanes) for host in set(workers)))
 
     def _decide(self, threads: int) -> None:
-        """Write the values that depended on the hosts into the configuration of every process."""
+        """Write the values that depend on the hosts (threads, bind address) into the run's configuration."""
         cluster = dataclasses.replace(self.cfg.cluster, threads=threads, bind=self.bind)
         self.cfg = dataclasses.replace(self.cfg, cluster=cluster)
         self.config = to_dict(self.cfg)
@@ -191,13 +193,15 @@ class RemoteRunProcesses(RunProcesses):
     # -- processes ----------------------------------------------------------------------------------
 
     def _start_workers(self, environments: list[dict[str, str]]) -> None:
-        """Start the workers; their agents assign shared cores."""
+        """Start the workers; each host's agent assigns its shared cores."""
         self._environments = environments
         for index in range(len(environments)):
             self._start_worker(index)
 
     def replace(self, name: str, again: bool = False) -> None:
-        """Start a replacement, on another host if its own is lost or, with `again`, may not reach all."""
+        """Start a replacement, on another host if the process's own host is lost.
+
+        With `again`, also where the own host may not reach all others."""
         live = [host for host, link in self.agents.links.items() if link.gone is None]
         elsewhere = [host for host in live if host != self.placed[name]]
         where = successor(name, self.placed, self.hosts, (again and elsewhere) or live)
@@ -211,7 +215,7 @@ class RemoteRunProcesses(RunProcesses):
         super().replace(name)
 
     def failure(self) -> tuple[str, bool] | None:
-        """Return the failure that ends the run; a worker that lost a live server shows that the network failed."""
+        """Return the failure that ends the run; a worker that lost a live server indicates a network failure."""
         found = super().failure()
         if found is None or found[1]:
             return found
@@ -223,7 +227,7 @@ class RemoteRunProcesses(RunProcesses):
         return found
 
     def _cut(self, child: ChildProcess, ended: Collection[str] = ()) -> str:
-        """Return a sentence on the host that an ended process did not reach; "" where its message names none."""
+        """Describe the failed connection between hosts that ended a process; "" where its message names none."""
         addresses = {found.address: host for host, found in self.agents.found.items()}
         places = {name: host for name, host in self.placed.items() if name not in ended}
         return preflight.cut(self.placed.get(child.name, ""), child.exit_sentence() or "", {**addresses, **places})
@@ -246,14 +250,16 @@ class RemoteRunProcesses(RunProcesses):
         self.running.append(StartedRemoteProcess(name, process, log))
 
     def _seat(self, name: str) -> list[int] | None:
-        """Return (which, of how many) workers of its host a worker is."""
+        """Return (index, number) of a worker among the workers of its host; None if workers are not pinned."""
         if name[0] != "W" or self.cfg.cluster.pin != "auto":
             return None
         there = sorted(int(p[1:]) for p, host in self.placed.items() if p[0] == "W" and host == self.placed[name])
         return [there.index(int(name[1:])), len(there)]
 
     def _told(self, kind: str, fields: dict[str, object]) -> None:
-        """Handle an agent's report on a process, in the thread of its link."""
+        """Handle an agent's report: append log output or record an exit code.
+
+        Runs in the thread of the agent's connection."""
         name = fields.get("name")
         if not isinstance(name, str) or not NODE.fullmatch(name):
             return
@@ -270,7 +276,7 @@ class RemoteRunProcesses(RunProcesses):
                 process.ended(code)
 
     def stop(self) -> None:
-        """Stop all processes, then the agents."""
+        """Stop all processes, then all agents."""
         try:
             super().stop()
         finally:
@@ -278,7 +284,7 @@ class RemoteRunProcesses(RunProcesses):
 
 
 def seats(hosts: Sequence[Host], workers: int, interfaces: Mapping[str, str]) -> list[RankSlot]:
-    """Return rank -> seat, for the first `workers` slots. Raises MissingDependencyError."""
+    """Return each rank's slot among the hosts, for the first `workers` slots. Raises MissingDependencyError."""
     util = horovod_launcher()[2]
     infos = [util.HostInfo(host.name, host.slots) for host in hosts]
     found = util.get_host_assignments(infos, workers, workers)

@@ -1,4 +1,4 @@
-"""Row kernels: compiled where the library was built, else their torch twin with the same bits.
+"""Row kernels (gather, gradient sums, optimizer steps): compiled, or else in torch with the same bits.
 
 Importing costs nothing; `load` opens a library of 200 KB, or imports torch for the twin.
 """
@@ -37,7 +37,7 @@ def _twin() -> Kernels:
 
 
 def load(which: str | None = None) -> Kernels:
-    """Load the kernels named `native` or `twin`; by default those that GBACTL_KERNELS names, else native before twin.
+    """Load the row kernels named `native` or `twin`; by default what GBACTL_KERNELS names, else native before twin.
 
     Raises ConfigError on another name, MissingDependencyError when `native` is demanded and missing.
     """

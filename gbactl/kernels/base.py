@@ -28,7 +28,7 @@ COUNT = np.dtype(np.uint32)
 
 
 class DistinctRows(NamedTuple):
-    """Distinct rows of a batch, grouped by shard.
+    """Distinct embedding rows of a batch, grouped by shard.
 
     `index` int32[U]: local rows, in first-seen order within a shard. `counts` int64[shards]. `inverse` int32[n]:
     position in `index` of every id.
@@ -39,7 +39,7 @@ class DistinctRows(NamedTuple):
     inverse: Ints
 
     def shares(self) -> Iterator[tuple[int, int, int]]:
-        """Iterate over (shard, low, high): the range of `index` that belongs to each shard."""
+        """Iterate over (shard, low, high), where index[low:high] are the shard's rows."""
         low = 0
         for shard, count in enumerate(self.counts.tolist()):
             yield shard, low, low + count
@@ -47,7 +47,7 @@ class DistinctRows(NamedTuple):
 
 
 class RowSums(NamedTuple):
-    """Weighted gradient sums per distinct row.
+    """Weighted gradient sums, one per distinct row.
 
     `index` int32[U] in first-seen order, `total` f32[U, W], `contributors` f32[U]: the sum of the shares of the slices
     with weight > 0 that carry the row.
@@ -59,7 +59,7 @@ class RowSums(NamedTuple):
 
 
 class OptimizerRule(NamedTuple):
-    """Optimizer rule: its name and every constant, already rounded to fp32.
+    """Optimizer constants in the form the kernels take: name and values already rounded to fp32.
 
     `bias` f32[T, 2] holds 1/(1-beta1^t) and 1/sqrt(1-beta2^t); from T - 1 on both are 1.
     """
@@ -74,7 +74,7 @@ class OptimizerRule(NamedTuple):
 
 
 class Workspace:
-    """Output buffers of `aggregate`, kept between calls because fresh pages cost more than the sums."""
+    """Output buffers of `aggregate`, reused between calls because fresh pages cost more than the sums."""
 
     def __init__(self) -> None:
         self.index: Ints = np.empty(0, INT)
@@ -82,7 +82,7 @@ class Workspace:
         self.contributors: Floats = np.empty(0, FLOAT)
 
     def reserve(self, rows: int, width: int) -> None:
-        """Make room for `rows` distinct rows of `width` values."""
+        """Reserve room for `rows` distinct rows of `width` values."""
         if len(self.index) < rows:
             self.index, self.contributors = np.empty(rows, INT), np.empty(rows, FLOAT)
         if len(self.total) < rows * width:
@@ -90,18 +90,18 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Size of the buffers in bytes."""
         return self.index.nbytes + self.total.nbytes + self.contributors.nbytes
 
 
 class RowStep(Protocol):
-    """Optimizer step of one bound table."""
+    """Optimizer step on the table that `Kernels.bind_rows` was given."""
 
     def listed(
         self, index: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
-        """Step the distinct rows `index` with weight * grad / divisor + decay * row.
+        """Step the distinct rows `index` by weight * grad / divisor + decay * row.
 
         With `contributors`, the divisor of row i is contributors[i].
         """
@@ -110,48 +110,48 @@ class RowStep(Protocol):
         self, slot: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
-        """Step all rows; row r has the gradient row grad[slot[r]], or zero where slot[r] is -1."""
+        """Step all rows of the table; row r has the gradient grad[slot[r]], or zero where slot[r] is -1."""
 
 
 class DenseStep(Protocol):
-    """Optimizer step of one bound dense slice."""
+    """Optimizer step on the dense slice that `Kernels.bind_dense` was given."""
 
     def __call__(self, parts: Sequence[DensePart], divisor: float, step: float, root: float, decay: float) -> None:
-        """Step with (sum of weight * grad over parts, in order) / divisor + decay * value.
+        """Step the dense slice by (sum of weight * grad over parts, in order) / divisor + decay * value.
 
         `step` is the learning rate (times the first bias correction for adam), `root` the second correction.
         """
 
 
 class Kernels(Protocol):
-    """Row kernels' interface. Safe to call from several threads on different arrays."""
+    """Interface of the row kernels. Safe to call from several threads on different arrays."""
 
     name: str
 
     def dedupe(self, ids: Ints, offsets: Longs, shards: int) -> DistinctRows:
-        """Find the distinct fused rows of ids int32[B, F].
+        """Find the distinct rows of a batch's ids, int32[samples, fields], grouped by shard.
 
         Row offsets[f] + id lives on shard row % shards at local index row // shards. Raises ValueError on a negative id
         or a row beyond int32.
         """
 
     def gather(self, table: Floats, index: Ints, out: Floats) -> None:
-        """Copy rows: out[i] = table[index[i]]. Raises ValueError on an index outside; nothing is written past `out`."""
+        """Copy rows: out[i] = table[index[i]]. Raises ValueError on an index outside the table."""
 
     def segment_sum(self, grad: Floats, inverse: Ints, out: Floats) -> None:
-        """Sum the grad rows by `inverse` into out f32[U, W], added in row order."""
+        """Sum gradient rows by distinct row: grad[i] is added to out[inverse[i]], in order of i."""
 
     def aggregate(
         self, parts: Sequence[RowPart], workspace: Workspace | None = None, shares: Sequence[float] = ()
     ) -> RowSums:
-        """Sum weight * grad per row over `parts` in list order; parts of weight 0 are skipped.
+        """Sum weight * gradient per row over gradient slices, in list order; slices of weight 0 are skipped.
 
         `shares`: what each part adds to `contributors` (none: 1). The result lies in the workspace, if one is given,
         until the workspace is used again.
         """
 
     def check_index(self, index: Ints, rows: int) -> None:
-        """Raise ValueError unless every entry is in [0, rows) and occurs once."""
+        """Raise ValueError unless every entry of `index` is in [0, rows) and occurs once."""
 
     def init_rows(self, table: Floats, seed: int, first: int, stride: int, scale: float) -> None:
         """Fill table[i] with the initial values of global row first + i * stride.
@@ -166,14 +166,14 @@ class Kernels(Protocol):
         """Codec of the two-byte float type `name`: fp16 or bf16 (see half_precision.py)."""
 
     def bind_rows(self, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any) -> RowStep:
-        """Prepare optimizer steps of table f32[R, W]; the arrays are held, and updated in place."""
+        """Prepare optimizer steps on a table f32[rows, width]; the arrays are held, and updated in place."""
 
     def bind_dense(self, rule: OptimizerRule, value: Floats, moments: Sequence[Floats]) -> DenseStep:
-        """Prepare optimizer steps of value f32[n]; the arrays are held, and updated in place."""
+        """Prepare optimizer steps on a dense slice `value` f32[n]; the arrays are held, and updated in place."""
 
 
 def require(array: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], what: str) -> None:
-    """Check an array's type, layout and shape; -1 in `shape` stands for any length. Raises ValueError. Cheap."""
+    """Check an array's type, layout and shape, where -1 stands for any length. Raises ValueError."""
     got = array.shape
     if array.dtype != dtype or not array.flags.c_contiguous or not array.flags.aligned:
         raise ValueError(f"{what} must be an aligned, contiguous {dtype} array, not {array.dtype}.")
@@ -182,7 +182,7 @@ def require(array: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], w
 
 
 def live_parts(parts: Sequence[RowPart], shares: Sequence[float]) -> tuple[list[RowPart], list[float]]:
-    """Check the parts to aggregate, and leave out those of weight 0; their shares likewise. Raises ValueError."""
+    """Filter out slices of weight 0, with their shares, after checking all. Raises ValueError."""
     if not parts:
         raise ValueError("Nothing to aggregate.")
     for index, grad, _ in parts:
@@ -195,7 +195,7 @@ def live_parts(parts: Sequence[RowPart], shares: Sequence[float]) -> tuple[list[
 
 
 def require_table(rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any) -> None:
-    """Check the arrays of a table that is bound to an optimizer. Raises ValueError."""
+    """Check the arrays of a table before an optimizer is bound to it. Raises ValueError."""
     require(table, FLOAT, (-1, -1), "A table")
     shape = table.shape[:1] if rule.name == "rowwise_adagrad" else table.shape
     for moment in moments:
@@ -205,5 +205,5 @@ def require_table(rule: OptimizerRule, table: Floats, moments: Sequence[Floats],
 
 
 def float32(value: float) -> float:
-    """Round once to fp32, so that both kernel sets use the same constant."""
+    """Round a number once to fp32, so that compiled kernels and torch kernels use the same constant."""
     return float(np.float32(value))

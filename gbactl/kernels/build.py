@@ -20,13 +20,13 @@ FLAGS = ("-O3", "-g0", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-
 
 
 def find_library() -> Path | None:
-    """Newest compiled library in the package directory; None when there is none."""
+    """Find the newest compiled library in the package directory; None when there is none."""
     found = sorted(HERE.glob("_native*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
     return found[0] if found else None
 
 
 def compile_library(target: Path | None = None) -> Path:
-    """Build the library at `target` (renamed into place) and return its path.
+    """Compile the library, move it to `target` and return its path.
 
     Raises MissingDependencyError without a compiler, or when compilation fails.
     """

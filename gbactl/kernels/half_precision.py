@@ -19,18 +19,18 @@ _NAN_FP16, _NAN_BF16 = 0x7E00, 0x7FC0
 
 
 class Codec(ABC):
-    """Codec between float32 and a two-byte float type."""
+    """Conversion between float32 and a two-byte float type."""
 
     @abstractmethod
     def narrow(self, values: Floats, out: Halves) -> None:
-        """Round float32[n] into uint16[n]."""
+        """Round float32[n] to two-byte floats, uint16[n]."""
 
     @abstractmethod
     def widen(self, halves: Halves, out: Floats) -> None:
-        """Convert uint16[n] to float32[n], exactly."""
+        """Convert two-byte floats, uint16[n], to float32[n] exactly."""
 
     def round(self, values: Floats) -> None:
-        """Round float32[n] in place to the values that `narrow` and `widen` would return."""
+        """Round float32[n] in place to values that a two-byte float can hold."""
         halves = np.empty(values.size, np.uint16)
         self.narrow(values, halves)
         self.widen(halves, values)
@@ -73,7 +73,7 @@ CODECS: dict[str, Codec] = {"fp16": Fp16(), "bf16": Bf16()}
 
 
 def rounded(codec: Codec | None, values: Floats) -> Floats:
-    """Round a copy of `values`, float32[...], to what their receiver would get.
+    """Round a copy of `values` to two-byte precision, as their receiver gets them.
 
     Without a codec return `values` itself.
     """
@@ -85,6 +85,6 @@ def rounded(codec: Codec | None, values: Floats) -> Floats:
 
 
 def round_here(codec: Codec | None, values: Floats) -> None:
-    """Round `values`, contiguous float32[n], in place to what their receiver would get; a no-op without a codec."""
+    """Round contiguous float32[n] in place to two-byte precision, as its receiver gets it; a no-op without a codec."""
     if codec is not None:
         codec.round(values)

@@ -1,4 +1,4 @@
-"""Compiled kernels behind ctypes: about 5 us of Python a call; the interpreter lock is released.
+"""Row kernels compiled from kernels.cpp, called through ctypes without holding the interpreter lock.
 
 Layouts are checked here, indexes in C. Scratch memory is per thread and lives in the library. Optimizer steps are bound
 once to a table or a dense slice and its state: addresses are taken at binding, and a step costs about 4 us of Python.
@@ -67,7 +67,7 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
 
 
 class KernelState(ctypes.Structure):
-    """Table or dense slice with its optimizer state; mirrors `KernelState` in kernels.cpp."""
+    """Table or dense slice with its optimizer state, laid out like `KernelState` in kernels.cpp."""
 
     _fields_ = (
         ("value", c_void_p), ("first", c_void_p), ("second", c_void_p), ("counts", c_void_p),
@@ -127,7 +127,7 @@ def flushes() -> bool:
 
 
 def flush(on: bool = True) -> None:
-    """Make the calling thread treat denormal numbers as 0, or stop doing so."""
+    """Make the calling thread treat denormal numbers as 0 (`on`), or stop doing so."""
     path = find_library()
     if path is not None:
         open_library(path).gb_flush_denormals(int(on))
@@ -237,7 +237,7 @@ class NativeKernels:
 
 
 class NativeRowStep:
-    """Compiled optimizer steps of one bound table."""
+    """Compiled optimizer step on one table."""
 
     def __init__(
         self, library: ctypes.CDLL, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any
@@ -283,7 +283,7 @@ class NativeRowStep:
 
 
 class NativeDenseStep:
-    """Compiled optimizer steps of one bound dense slice."""
+    """Compiled optimizer step on one dense slice."""
 
     def __init__(self, library: ctypes.CDLL, rule: OptimizerRule, value: Floats, moments: Sequence[Floats]):
         for array in (value, *moments):
@@ -303,7 +303,7 @@ def _plain(array: NDArray[Any], dtype: np.dtype[Any], size: int) -> bool:
 
 
 class NativeCodec(Codec):
-    """Compiled codec; falls back to NumPy for arrays that are not contiguous and aligned."""
+    """Compiled conversion to and from a two-byte float; NumPy for arrays that are not contiguous and aligned."""
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
         self._library, self._kind, self._otherwise = library, KINDS[name], CODECS[name]

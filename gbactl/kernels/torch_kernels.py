@@ -45,7 +45,7 @@ def _check_range(index: Ints, rows: int) -> None:
 
 
 def _first_seen(keys: Longs) -> tuple[Longs, Longs]:
-    """Distinct keys in order of first occurrence, and the position of every key among them."""
+    """Find the distinct keys in order of first occurrence, and the position of every key among them."""
     distinct, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     order = np.argsort(first)
     place = np.empty(len(order), np.int64)
@@ -155,12 +155,12 @@ class TorchKernels:
 
 
 def _root(x: Tensor) -> Tensor:
-    """Correctly rounded square root; torch's own goes through MKL, which is off by one ulp at times."""
+    """Compute the correctly rounded square root; torch's own (MKL) is off by one ulp at times."""
     return torch.from_numpy(np.sqrt(x.numpy()))
 
 
 def combine(parts: Sequence[DensePart], low: int, high: int) -> Tensor:
-    """Sum of weight * part[low:high] over the parts, in their order."""
+    """Sum weight * part[low:high] over the parts, in order."""
     if not parts:
         raise ValueError("A dense step needs at least one gradient.")
     total: Tensor | None = None
@@ -182,7 +182,7 @@ def _rowwise(value: Tensor, moment: Tensor, grad: Tensor, step: Scale, eps: floa
 def step_values(
     rule: OptimizerRule, value: Tensor, moments: Sequence[Tensor], grad: Tensor, step: Scale, root: Scale
 ) -> None:
-    """Take one optimizer step in place; `grad` already includes divisor and decay."""
+    """Take one optimizer step in place; `grad` is already divided, and includes weight decay."""
     if rule.name == "sgd":
         value -= step * grad
     elif rule.name == "adagrad":
@@ -198,7 +198,7 @@ def step_values(
 
 
 class TorchRowStep:
-    """Optimizer steps of one bound table, in torch."""
+    """Optimizer step on one table, in torch."""
 
     def __init__(self, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any) -> None:
         require_table(rule, table, moments, counts)
@@ -251,7 +251,7 @@ class TorchRowStep:
 
 
 class TorchDenseStep:
-    """Optimizer steps of one bound dense slice, in torch."""
+    """Optimizer step on one dense slice, in torch."""
 
     def __init__(self, rule: OptimizerRule, value: Floats, moments: Sequence[Floats]) -> None:
         for array in (value, *moments):

@@ -39,7 +39,7 @@ def show_list(run: str, as_json: bool) -> None:
 
 
 def row(manifest: Manifest) -> dict[str, Any]:
-    """Summarise a checkpoint's manifest."""
+    """Extract from a checkpoint's manifest the values that `gbactl checkpoint ls` shows."""
     position = manifest.position
     return {
         "name": manifest.name, "step": manifest.step, "kind": manifest.kind, "at": position.get("label", ""),
@@ -49,7 +49,7 @@ def row(manifest: Manifest) -> dict[str, Any]:
 
 
 def line(told: dict[str, Any]) -> str:
-    """Format a checkpoint's summary as one line."""
+    """Format the values of one checkpoint (see `row`) as a line of text."""
     if "error" in told:
         return f"{told['name']}  {told['error']}"
     base = f", on {len(told['rests_on'])} before it" if told["rests_on"] else ""
@@ -60,7 +60,7 @@ def line(told: dict[str, Any]) -> str:
 
 
 def verify_all(run: str) -> None:
-    """Verify every checkpoint of a run and print the results. Raises CheckpointError at the end if one is damaged."""
+    """Verify every checkpoint of a run and print the results. Raises CheckpointError if any is damaged."""
     folder = resume.own(run)
     bad = 0
     for name in folder.names():
@@ -78,7 +78,9 @@ def verify_all(run: str) -> None:
 
 
 def export_newest(run: str, out: Path | None) -> None:
-    """Export the newest valid checkpoint's model and print the file names. Raises CheckpointError, UsageError."""
+    """Export the model of a run's newest valid checkpoint and print the file names.
+
+    Raises CheckpointError, UsageError."""
 
     chain = resume.find(run)
     for path in export(chain, out or resume.run_of(chain) / "export"):
@@ -118,12 +120,14 @@ def export(chain: CheckpointChain, out: Path) -> list[Path]:
 
 
 def schema_of(values: dict[str, Any]) -> Schema:
-    """Read the data schema from a manifest's values."""
+    """Read the data schema from the values that a manifest stores."""
     return Schema(int(values["numeric"]), tuple(values["cardinalities"]), bool(values["shared_ids"]))
 
 
 def whole_rows(chain: CheckpointChain, cfg: RunConfig) -> dict[str, Any]:
-    """Load all rows by global number, named as in files; rows that were never saved get their initial values."""
+    """Load all rows of the table, by their names in files; rows never saved get their initial values.
+
+    Rows are in the order of their global numbers."""
     alone = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, servers=1, dense_servers=None))
     spec = dataclasses.replace(shard_spec(alone, chain.last.table_rows, 0), row_l2="touched")
     shard = Shard(spec)
@@ -132,7 +136,7 @@ def whole_rows(chain: CheckpointChain, cfg: RunConfig) -> dict[str, Any]:
 
 
 def state_dict(cfg: RunConfig, schema: Schema, rows: Any, dense: Any, names: list[str]) -> dict[str, Any]:
-    """Build a state dict of the model's own tensors and of tables.<field> float32[cardinality, W].
+    """Build a state dict: the model's own tensors, and each field's rows as tables.<field> float32[cardinality, W].
 
     A table's last column is its first-order weight."""
     import torch

@@ -59,14 +59,16 @@ def _other_modes(switch: dict[str, Any], mode: dict[str, Any]) -> list[str]:
 
 
 def mode_file(mode: str) -> dict[str, Any]:
-    """Load conf/mode/ of a switch's mode; {} for an unknown mode, which the configuration's check reports."""
+    """Load conf/mode/NAME.yaml of a mode that a switch names; {} for an unknown mode.
+
+    The configuration's check reports an unknown mode."""
     path = conf_dir() / "mode" / f"{mode}.yaml"
     found = OmegaConf.to_container(OmegaConf.load(path), resolve=True) if path.is_file() else {}
     return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
 
 
 def compose(overrides: list[str]) -> RunConfig:
-    """Compose conf/train.yaml with Hydra overrides. Raises UsageError that lists the valid keys or options."""
+    """Compose conf/train.yaml with Hydra overrides. Raises UsageError with the valid keys or options."""
     with _explained():
         GlobalHydra.instance().clear()
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
@@ -107,7 +109,7 @@ def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
 
 
 def with_cost_file(arguments: list[str]) -> list[str]:
-    """Replace `cost=FILE.yaml` by the file's keys as overrides.
+    """Replace the override `cost=FILE.yaml` by one override for each key in the file.
 
     The run's configuration is then complete, and keys typed beside the file override it. Raises UsageError for a file
     that is missing or is no cost model."""
@@ -120,7 +122,7 @@ def with_cost_file(arguments: list[str]) -> list[str]:
 
 
 def _cost_keys(path: Path) -> list[str]:
-    """Read a cost model's file as overrides."""
+    """Read a cost model's file as a list of overrides."""
     try:
         values = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     except (OSError, ValueError, YAMLError) as error:
@@ -163,7 +165,7 @@ def _explain(error: BaseException) -> str:
 
 
 def _unknown_key(key: str) -> str:
-    """Describe what to type instead of a key that the composed configuration does not have."""
+    """Describe what to type instead of an unknown key."""
     if key.startswith("tracking.tags."):
         return f"To add a tag, type +{key}=VALUE."
     group = key.split(".")[0]
@@ -181,7 +183,7 @@ def _keys(path: Path, group: str) -> list[str]:
 
 
 def known_keys() -> list[str]:
-    """List every key of the schema, and every mode's and place's own keys."""
+    """List all valid configuration keys, including those of single modes and places."""
     places = [place_of(path.stem) for path in (conf_dir() / "cluster").glob("*.yaml")]
     own = {f"mode.{field.name}" for name in names() for field in dataclasses.fields(policy_class(name).Options)}
     own |= {f"cluster.{field.name}" for place in places for field in dataclasses.fields(place.Options)}

@@ -37,7 +37,7 @@ _LOOK_SECONDS = 0.2
 
 
 class ControlSocket:
-    """Control socket of a run, which answers requests for a switch or the status.
+    """Control socket of a run, which answers requests for a mode switch or for the run's status.
 
     `forward` sends a request to the coordinator; `heard` must be called with every event of the coordinator."""
 
@@ -55,7 +55,7 @@ class ControlSocket:
         self._thread.start()
 
     def heard(self, event: Event) -> None:
-        """Handle an event of the coordinator, and answer the request that it belongs to."""
+        """Handle a coordinator's event: record progress, and send a switch's outcome to the requesting client."""
         if event.name == "progress":
             self.progress = event.fields
         elif event.name == "switch":
@@ -72,13 +72,13 @@ class ControlSocket:
                 self._asking.pop(fields["id"], None)
 
     def interrupted(self) -> None:
-        """Refuse all open requests, which were lost with a failed coordinator."""
+        """Refuse all open requests, as the coordinator that had them has failed."""
         told = {"state": "refused", "why": "the coordinator was killed; ask again"}
         for number in list(self._asking):
             self._told(Event("switch", {"id": number, **told}))
 
     def close(self) -> None:
-        """Close the control socket; clients that wait see their connection end."""
+        """Close the control socket and the connections of waiting clients."""
         self._closed = True
         self._thread.join(5 * _LOOK_SECONDS)
         with contextlib.suppress(OSError):
@@ -111,7 +111,7 @@ class ControlSocket:
 
 
 def _write(path: Path, fields: dict[str, Any]) -> None:
-    """Write a file that is complete once it exists, and never readable by other users."""
+    """Write a file atomically, readable only by this user."""
     partial = path.with_name(f".{path.name}.partial")
     with contextlib.suppress(OSError):
         partial.unlink()
@@ -124,7 +124,7 @@ ANSWER_SECONDS = 15.0
 
 
 def ask(run: str, to: str, changes: tuple[str, ...], wait: bool, as_json: bool, uri: str | None) -> None:
-    """Ask a running job to switch to another mode, and print its answer. Raises GbactlError where it does not."""
+    """Ask a running job to switch to another mode, and print its answer. Raises GbactlError if it does not switch."""
     mode = mode_with(to, changes)
     with ControlClient(find(run, uri, holding=CONFIG)) as asking:
         found = asking.switch(mode, wait)
@@ -143,11 +143,11 @@ def tell_status(run: str, as_json: bool, uri: str | None) -> None:
 
 
 class ControlClient:
-    """Connection to the control socket of a run. Raises UsageError, one sentence, where the run does not listen."""
+    """Client's connection to a run's control socket. Raises UsageError if the run does not listen."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        address, key = _door(run_dir)
+        address, key = _address_and_key(run_dir)
         self.hub = SocketHub(key, Peer(ROLE, 0))
         self._frames: deque[Frame] = deque()
         try:
@@ -163,12 +163,12 @@ class ControlClient:
         self.hub.close()
 
     def status(self) -> dict[str, Any]:
-        """Request the last progress of the run and its switches."""
+        """Request the run's latest progress and its list of switches."""
         self.channel.send(Event("status", {}))
         return self._heard(ANSWER_SECONDS)
 
     def switch(self, mode: dict[str, Any], wait: bool) -> dict[str, Any]:
-        """Request a switch to a mode, given with all its keys, and return the last answer.
+        """Request a switch to a mode, given with all its keys, and return the run's final answer.
 
         `wait`: until the first gradient in it. Raises GbactlError if the run ends without an answer."""
         self.channel.send(Event("switch", {"mode": mode}))
@@ -193,8 +193,8 @@ class ControlClient:
         return message.fields
 
 
-def _door(run_dir: Path) -> tuple[str, bytes]:
-    """Read (address, key) of a run's control socket."""
+def _address_and_key(run_dir: Path) -> tuple[str, bytes]:
+    """Read the address and the key of a run's control socket from its run directory. Raises UsageError."""
     try:
         fields = json.loads((run_dir / FILE).read_text())
         return str(fields["address"]), bytes.fromhex(fields["key"])
@@ -231,9 +231,9 @@ def _virtual(run_dir: Path) -> bool:
 
 
 def mode_with(to: str, changes: tuple[str, ...]) -> dict[str, Any]:
-    """Load every key of conf/mode/TO.yaml, with KEY=VALUE changes.
+    """Load all keys of a mode from conf/mode/TO.yaml and apply KEY=VALUE changes.
 
-    Raises UsageError for an unknown mode, and for a change that is no such pair."""
+    Raises UsageError for an unknown mode, and for a change that is not KEY=VALUE."""
     import yaml
 
     from gbactl.launch.compose import mode_file
@@ -253,7 +253,9 @@ def mode_with(to: str, changes: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """Convert a value such as inf or 3e6, which YAML reads as text, to a number."""
+    """Convert a text such as inf or 3e6 to a number; other values are returned unchanged.
+
+    YAML reads such numbers as text."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:

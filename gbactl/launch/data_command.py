@@ -25,12 +25,12 @@ def _prepared(overrides: list[str]) -> Dataset:
 
 
 def run_prepare(overrides: list[str]) -> None:
-    """Build or reuse the cache of the data that the overrides choose, and print its days."""
+    """Build or reuse the cache of the data that the overrides select, and print its days."""
     show(_prepared(overrides), fields=False)
 
 
 def run_describe(overrides: list[str], as_json: bool) -> None:
-    """Prepare the data, then print days and fields."""
+    """Prepare the data that the overrides select, then print their days and fields."""
     dataset = _prepared(overrides)
     if as_json:
         print(json.dumps(summarise(dataset), indent=1))
@@ -51,7 +51,7 @@ def _lines(console: Console) -> Callback:
 
 @contextlib.contextmanager
 def shown(console: Console | None = None) -> Iterator[Callback]:
-    """Provide a callback for `prepare` that shows (stage, fraction)."""
+    """Create the callback with which `prepare` reports (stage, fraction), which shows a progress bar."""
     console = console or Console(stderr=True)
     if not console.is_terminal:
         yield _lines(console)

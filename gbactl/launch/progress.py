@@ -18,12 +18,12 @@ LINE_SECONDS = 5.0
 
 
 def unit_of(clock: str | None) -> str:
-    """Return the unit of a rate for a run's clock."""
+    """Return the unit of a throughput, samples/s or its form for a virtual clock."""
     return "samples/virtual s" if clock == "virtual" else "samples/s"
 
 
 class Terminal(Console):
-    """Console that ignores write errors once its terminal is gone."""
+    """Console that ignores write errors once its terminal is closed."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         try:
@@ -33,7 +33,9 @@ class Terminal(Console):
 
 
 class ProgressDisplay:
-    """Progress display on standard error; standard output is for the result. `unit`: of rates."""
+    """Progress display on standard error; `unit` is that of rates.
+
+    Standard output is for the result."""
 
     def __init__(self, unit: str = unit_of("wall")) -> None:
         self.unit = unit
@@ -48,11 +50,11 @@ class ProgressDisplay:
         self.console.print(text, soft_wrap=not sys.stderr.isatty())
 
     def step(self, text: str, fraction: float) -> None:
-        """Show the progress of a long step before training, 0 to 1."""
+        """Show the progress of a preparation step, such as building the data cache, from 0 to 1."""
         self._update(text, fraction, "")
 
     def progress(self, fields: dict[str, Any]) -> None:
-        """Show the progress of training: share and rate are those of the whole day or epoch."""
+        """Show the progress of training; share and rate refer to the whole day or epoch."""
         share = fields["round_finished"] / fields["round_samples"] if fields["round_samples"] else 1.0
         loss = "" if fields["loss"] is None else f"loss {fields['loss']:.4f}"
         text = f"{fields['label']} of {fields['rounds']}"
@@ -81,7 +83,7 @@ class ProgressDisplay:
         self._bar.update(self._task, completed=fraction, description=text, detail=detail)
 
     def hosts(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Show a table of the findings on every host."""
+        """Print the table of preflight results, one row for each host."""
         table = Table(*headings, box=None, pad_edge=False, header_style="bold")
         for row in rows:
             table.add_row(*row)
@@ -94,7 +96,7 @@ class ProgressDisplay:
             self._bar = None
 
     def round(self, fields: dict[str, Any]) -> None:
-        """Print the line of a finished day or epoch, with the scores that early stopping compares."""
+        """Print a line for a finished day or epoch, with the scores that early stopping compares."""
         self.clear()
         self.say(
             f"  {fields['day']}: {fields['steps']} steps, {fields['eps']:,.0f} {self.unit}; on "
@@ -102,7 +104,7 @@ class ProgressDisplay:
         )
 
     def best(self, result: dict[str, Any]) -> None:
-        """Print the chosen epoch and its scores, where it was chosen by another split's."""
+        """Print the chosen epoch and its scores, if another split was used to choose it."""
         if result["judged_on"] in (None, result["evaluated_on"]):
             return
         self.clear()
@@ -112,7 +114,7 @@ class ProgressDisplay:
         )
 
     def result(self, result: dict[str, Any]) -> None:
-        """Print a summary table on standard output, for a terminal."""
+        """Print a summary table of the result on standard output, for a terminal."""
         self.clear()
         table = Table(title=f"{result['mode']}, seed {result['seed']}", title_justify="left")
         table.add_column("what")
@@ -147,7 +149,7 @@ def _summary(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _network(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return rows on bytes sent a step, bytes in shared memory and rejected frames, if any."""
+    """Return summary rows on bytes sent per step, bytes in shared memory and rejected frames, where there are any."""
     found: list[tuple[str, str]] = []
     wire, refused = result.get("wire"), result.get("refused_frames")
     if wire is not None:

@@ -36,13 +36,13 @@ EXPECTED = ("interval", "full_overhead", "partial_overhead", "expected_pls")  # 
 
 
 def run_of(chain: CheckpointChain) -> Path:
-    """Return the run directory of a checkpoint."""
+    """Return the run directory that a checkpoint belongs to."""
     return chain.folder.parent.resolve()
 
 
 @functools.lru_cache(maxsize=4)
 def find(name: str) -> CheckpointChain:
-    """Return the newest valid checkpoint of a run, or the one at a path.
+    """Return the checkpoint to resume from: a run's newest valid one, or the one at a path.
 
     `name`: a checkpoint's path, a run's path, or the start of a run's name or MLflow id. Invalid checkpoints are
     reported on standard error. Raises CheckpointError where none is valid, UsageError for an unknown run."""
@@ -53,13 +53,13 @@ def find(name: str) -> CheckpointChain:
 
 
 def own(name: str) -> CheckpointFolder:
-    """Return the checkpoints of a run, without those of another run in the same folder. Raises UsageError."""
+    """Open the checkpoint folder of a run, ignoring another run's checkpoints in it. Raises UsageError."""
     path = folder_of(name)
     return CheckpointFolder(path, identity_of(path.parent))
 
 
 def identity_of(run: Path) -> str:
-    """Return the identity of the checkpoints of a run's directory, from the event log of any of its parts.
+    """Read, from a run directory's event logs, the identity that the run's checkpoints carry.
 
     "" where no log has it."""
     from gbactl.coordinator import event_log
@@ -75,7 +75,7 @@ def identity_of(run: Path) -> str:
 
 
 def folder_of(name: str) -> Path:
-    """Return the checkpoint folder of a run. Raises UsageError."""
+    """Return the checkpoint folder of a run, given by its name or path. Raises UsageError."""
     path = Path(name)
     if path.name == CHECKPOINTS and path.is_dir():
         return path.resolve()
@@ -83,16 +83,16 @@ def folder_of(name: str) -> Path:
 
 
 def named(arguments: Iterable[str]) -> str | None:
-    """Return the value of `resume=` among overrides, or None."""
+    """Return the value of `resume=` in a list of overrides, or None."""
     found = [text.partition("=")[2] for text in arguments if text.startswith(f"{KEY}=")]
     value = found[-1].strip("'\"") if found else ""
     return None if value in ("", "null") else value
 
 
 def group_choices(arguments: Sequence[str], conf: Path) -> list[str]:
-    """Return the resumed run's group options as overrides, so that their keys can be typed; without typed groups.
+    """Return the resumed run's choice of each configuration group as an override, except for typed groups.
 
-    Raises UsageError for overrides that cannot stand beside resume=."""
+    The keys of these groups can then be typed. Raises UsageError for overrides that cannot stand beside resume=."""
     name = named(arguments)
     if name is None:
         return []
@@ -131,9 +131,9 @@ def _keys(arguments: Iterable[str]) -> set[str]:
 
 
 def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Raise UsageError for a command that only the stored configuration names: its author would have it run here.
+    """Raise UsageError for a stored command that the user has neither configured nor typed.
 
-    `values`: the configuration from this machine's files and the typed overrides."""
+    Its author would have it run here. `values`: the configuration from this machine's files and the typed overrides."""
     for key in COMMANDS:
         group, name = key.split(".")
         given, own = stored.get(group, {}), values.get(group, {})
@@ -145,7 +145,7 @@ def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> No
 
 
 def _take_over(stored: dict[str, Any], values: Mapping[str, Any], path: Sequence[str]) -> None:
-    """Copy one composed key, or one whole group, into the stored configuration."""
+    """Copy one key, or a whole group, from the composed configuration into the stored one."""
     for key in path[:-1]:
         if not isinstance(values.get(key), Mapping):
             return
@@ -155,7 +155,9 @@ def _take_over(stored: dict[str, Any], values: Mapping[str, Any], path: Sequence
 
 
 def check(chain: CheckpointChain, config: Mapping[str, Any], data: str, rounds: int) -> None:
-    """Raise CheckpointError unless a run of `config` on `data` (its fingerprint), of `rounds` rounds, can resume."""
+    """Raise CheckpointError unless a run with this configuration, data and number of rounds can resume from `chain`.
+
+    `data`: the data's fingerprint."""
     name, last = chain.folder / chain.last.name, chain.last
     now, then = shared_values(config, data), shared_values(last.config, data)
     changed = [key for key in now if now[key] != then[key]]
@@ -169,7 +171,7 @@ def check(chain: CheckpointChain, config: Mapping[str, Any], data: str, rounds: 
 
 @dataclass
 class StartingPoint:
-    """Checkpoint and directory that a run starts from.
+    """Checkpoint that a run starts from, if any, and the run's directory.
 
     `chain`: the checkpoint, None for a new run. `same_run`: it continues in its own directory. `tracked`: the MLflow
     run that it continues, "" if unknown (yet)."""
@@ -180,7 +182,7 @@ class StartingPoint:
 
     @classmethod
     def of(cls, cfg: RunConfig, dataset: Dataset, rounds: int) -> StartingPoint:
-        """Find the starting point of a configuration. Raises CheckpointError where the run cannot resume from it."""
+        """Find the starting point of a configured run. Raises CheckpointError if it cannot resume."""
         if cfg.resume is None:
             return cls()
         chain = find(cfg.resume)
@@ -190,16 +192,16 @@ class StartingPoint:
         return cls(chain, same, (run_dirs.tracked_as(own) or "") if same else "")
 
     def run_dir(self, cfg: RunConfig) -> Path:
-        """Return the directory to work in: the run's own, or a new one if run_dir= names one."""
+        """Return the directory to work in: the resumed run's own, or a new one."""
         return run_of(self.chain) if self.chain is not None and self.same_run else run_dirs.create(cfg)
 
     def modes(self, cfg: RunConfig) -> str:
-        """Return the modes of the run so far, including the one that it starts in now."""
+        """Return the names of the modes that the run has used, including the one that it starts in now."""
         mode = cfg.mode.name
         return mode if self.chain is None else JobPosition.read(self.chain.last.position).modes_with(mode)
 
     def begin(self, path: Path, cfg: RunConfig) -> None:
-        """Take over the directory: rename the earlier files, and remove checkpoints newer than the resumed one."""
+        """Prepare a resumed run's directory: rename earlier files, remove checkpoints newer than the resumed one."""
         if self.chain is None or not self.same_run:
             return
         run_dirs.reopen(path, cfg)
@@ -210,8 +212,8 @@ class StartingPoint:
                 folder.remove(name)
 
 
-def saying(fields: dict[str, Any]) -> str:
-    """Describe an event about checkpoints in one line."""
+def checkpoint_sentence(fields: dict[str, Any]) -> str:
+    """Describe an event about checkpoints in one line of text."""
     if fields["state"] == "failed":
         why = f"The checkpoint of step {fields['step']} failed: {fields['why'].rstrip('.')}"
         return f"{why}; training goes on, the next one tries again."

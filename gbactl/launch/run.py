@@ -24,22 +24,22 @@ from gbactl.data.source_cache import prepare
 from gbactl.engine.base import RunProcesses, engine_of
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
 from gbactl.engine.preflight import check_collective, check_memory, too_few
-from gbactl.engine.signals import NOTHING, StopRequest, asked, look, patient, stoppable, whole
+from gbactl.engine.signals import NOTHING, StopRequest, asked, deferred, look, patient, stoppable
 from gbactl.errors import ClusterError, GbactlError, NoRoomError, Stopped, UsageError
 from gbactl.faults.cpu_hogs import CpuHogs
 from gbactl.faults.observed_effects import fault_lines, fault_metrics, with_injected
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.control import ControlSocket
 from gbactl.launch.progress import ProgressDisplay, unit_of
-from gbactl.launch.resume import EXPECTED, StartingPoint, saying
+from gbactl.launch.resume import EXPECTED, StartingPoint, checkpoint_sentence
 from gbactl.launch.run_dir import end_orphans
 from gbactl.launch.supervision import (
     CoordinatorConnection,
     FaultInjection,
     Replacements,
+    event_sentence,
     loss_known,
     switch_known,
-    told,
 )
 from gbactl.paths import room_needed
 from gbactl.processor import SLOW_BF16, lacks_bf16
@@ -67,7 +67,7 @@ FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # time-outs for the tracking store
 
 
 def train(cfg: RunConfig) -> dict[str, Any]:
-    """Run one training, print its result and return it. Raises GbactlError, and Stopped, which says what was saved."""
+    """Run one training, print its result and return it. Raises GbactlError, and Stopped after a signal."""
     try:
         with stoppable():
             return _train(cfg)
@@ -77,7 +77,7 @@ def train(cfg: RunConfig) -> dict[str, Any]:
 
 
 def train_switching(overrides: list[str]) -> None:
-    """Train like `gbactl train`, but require a switch schedule. Raises UsageError without one."""
+    """Run one training like `train`, but require a switch schedule. Raises UsageError without one."""
     from gbactl.launch.compose import run_hydra
 
     def job(cfg: RunConfig) -> Any:
@@ -134,7 +134,7 @@ def _headline(cfg: RunConfig, dataset: Dataset) -> str:
 
 
 class LaunchedRun:
-    """Launcher's side of one run."""
+    """Launcher's side of one run: start, watch, log, finish."""
 
     def __init__(
         self,
@@ -165,11 +165,13 @@ class LaunchedRun:
         self.stop = StopRequest(cfg.cluster.stop_seconds, self._say_below)
 
     def go(self) -> dict[str, Any]:
-        """Run the training; at any end, stop the child processes, finish tracking and keep what was logged."""
+        """Run the training and return the result.
+
+        However the training ends, child processes are stopped, tracking is finished and logs are kept."""
         shared_memory_names.sweep()
         run_dirs.write_faults(self.run_dir, self.cfg)
         try:
-            with whole():  # a signal could leave the run unended
+            with deferred():  # a signal could leave the run unended
                 self._begin_tracking()
             with room_needed(self.run_dir):
                 self._train()
@@ -194,12 +196,12 @@ class LaunchedRun:
         self._end("KILLED", {"error": "stopped by a signal", "stopped": told})
 
     def _say_below(self, text: str) -> None:
-        """Remove the progress bar and print a line."""
+        """Remove the progress bar and print a line of text."""
         self.show.clear()
         self.show.say(text)
 
     def look_at_signals(self, tell: Callable[[Event], None]) -> None:
-        """Have the run saved at the first signal; a run with its result goes on to its end."""
+        """Request a checkpoint and stop at the first signal, unless the run already has its result."""
         if self.result is None:
             self.stop.look(tell)
 
@@ -226,7 +228,7 @@ class LaunchedRun:
 
     @contextlib.contextmanager
     def _collective(self, children: RunProcesses) -> Iterator[list[dict[str, str]]]:
-        """Provide the workers' environments, with a rendezvous for the all-reduce where the mode has one."""
+        """Return the workers' environments, with a rendezvous where the mode has an all-reduce."""
         workers, c = self.cfg.processes, self.cfg.collective
         if not self.cfg.collects:
             yield [{} for _ in range(workers)]
@@ -240,7 +242,7 @@ class LaunchedRun:
             yield [rendezvous.environment(rank) for rank in range(workers)]
 
     def _talk_with(self, children: RunProcesses) -> None:
-        """Listen to the coordinator until the result arrives; raise as soon as a child fails."""
+        """Handle the coordinator's events until the result arrives; raise as soon as a child process fails."""
         hub = SocketHub(self.key, Peer("launcher", 0), encrypt=self.cfg.transport.encrypt)
         try:
             self.coordinator = CoordinatorConnection(children, hub, self.show.say)
@@ -272,7 +274,7 @@ class LaunchedRun:
                 self.on_event(unpack(frame.kind, frame.descriptor))
 
     def _replace(self, coordinator: CoordinatorConnection) -> None:
-        """Replace a failed coordinator."""
+        """Replace a failed coordinator, and repeat an open stop request."""
         if self.result is None:
             coordinator.replace(self._check)
             self.stop.again()
@@ -294,7 +296,7 @@ class LaunchedRun:
             raise ClusterError("The processes did not end after the result; they were killed.")
 
     def _cause(self, children: RunProcesses, failure: tuple[str, bool]) -> tuple[str, bool]:
-        """Wait briefly until the process that really failed has ended, before blaming one that only noticed."""
+        """Wait briefly for the exit of the process that failed first; returns its failure in place of a consequence."""
         deadline = time.monotonic() + CAUSE_SECONDS
         while not failure[1] and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -322,7 +324,7 @@ class LaunchedRun:
         elif event.name in ("lost", "joined", "rewound") and not loss_known(event, self.lost):
             if event.name == "lost" and event.fields["process"][0] == "W":
                 self.lost.append(event.fields)
-            self.show.say(f"  {told(event)}")
+            self.show.say(f"  {event_sentence(event)}")
         elif event.name == "inject":
             self._injected(event.fields)
         elif event.name == "switch":
@@ -338,7 +340,7 @@ class LaunchedRun:
             self.show.best(event.fields)
 
     def _judged(self, fields: dict[str, Any]) -> None:
-        """Show and log the evaluation of a day or epoch."""
+        """Show and log the evaluation after a day or epoch."""
         self.phases = fields["phases"]
         self.show.round(fields)
         metrics = {key: fields[key] for key in METRICS} | {"round_eps": fields["eps"]}
@@ -347,24 +349,24 @@ class LaunchedRun:
         self._log({**metrics, **replica_metrics(fields)}, fields["samples_finished"])
 
     def _saved(self, fields: dict[str, Any]) -> None:
-        """Show and log a saved checkpoint, a failed one, or the checkpoints' estimate."""
+        """Show and log an event on checkpoints: saved, failed, or planned with the estimated costs."""
         if fields["state"] == "saved":
             metrics = {"checkpoint_seconds": fields["seconds"], "checkpoint_mb": fields["bytes"] / 1e6}
             self._log(metrics, fields["samples"])
             return
         if fields["state"] == "planned":
             self._log({f"checkpoint_{name}": float(fields[name]) for name in EXPECTED}, 0)
-        self.show.say(f"  {saying(fields)}")
+        self.show.say(f"  {checkpoint_sentence(fields)}")
 
     def _injected(self, fields: dict[str, Any]) -> None:
-        """Inject a due fault, and write it to faults.json at once."""
+        """Inject a fault that is due, and record it in faults.json at once."""
         pid = None if self.injection is None else self.injection.inflict(fields)
         done = self.injection is None or pid is not None
         self.injected.append({**fields, "pid": pid, "done": done})
         run_dirs.write_faults(self.run_dir, self.cfg, self.injected)
 
     def _switched(self, fields: dict[str, Any]) -> None:
-        """Show and log a switch that was done or failed."""
+        """Show and log a mode switch that was done, or that failed."""
         if fields["state"] == "stayed":
             self.show.say(f"  No switch to {fields['to']}: {fields['why']}; the run stays in {fields['from']}.")
         elif fields["state"] == "done":
@@ -376,7 +378,7 @@ class LaunchedRun:
             self.show.say(f"  {answer(fields)}")
 
     def _looked(self, fields: dict[str, Any]) -> None:
-        """Log a decision of switch=auto."""
+        """Log the throughputs that switch=auto compared, and show the reason for a switch."""
         self._log({"auto_sync_eps": fields["sync"], "auto_gba_eps": fields["gba"]}, fields["samples"])
         if fields["wanted"] != fields["mode"] and "obstacle" not in fields:
             self.show.say(f"  step {fields['step']}: {fields['reason']}.")
@@ -402,13 +404,13 @@ class LaunchedRun:
         )  # fmt: skip
 
     def _naming(self) -> dict[str, str]:
-        """Return tags that name the run by its modes; MLflow uses mlflow.runName as the run's name."""
+        """Return the MLflow tags that name the run by its modes (mlflow.runName is the displayed name)."""
         name = self.cfg.tracking.run_name or self.run_dir.name
         name = name if self.modes == self.cfg.mode.name else f"{name} {self.modes}"
         return {"gbactl.mode": self.modes, "mlflow.runName": name}
 
     def _named(self, modes: str) -> None:
-        """Rename the run after the modes that it has used."""
+        """Update the run's name in MLflow after a change of its modes."""
         if modes != self.modes:
             self.modes = modes
             if self.tracked is not None:
@@ -457,7 +459,7 @@ class LaunchedRun:
         return result
 
     def _count_refused(self, result: dict[str, Any]) -> None:
-        """Add connections rejected by the launcher's own two sockets (control and rendezvous) to the result."""
+        """Add the connections that the launcher's own sockets (control, rendezvous) rejected to the result."""
         here = Counter({} if self.control is None else self.control.hub.refused)
         if self.rendezvous is not None and self.rendezvous.turned_away():
             here["A request to the all-reduce's rendezvous."] += self.rendezvous.turned_away()
@@ -465,13 +467,13 @@ class LaunchedRun:
         result["refused_frames"] += here.total()
 
     def _all_reduce(self) -> str | None:
-        """Return the name of the collective that sums gradients; None where no phase has an all-reduce."""
+        """Return the name of the all-reduce implementation; None if no phase has an all-reduce."""
         if not self.cfg.collects:
             return None
         return self.cfg.collective.name if self.cfg.place.real else "modelled"
 
     def _clock(self) -> dict[str, Any]:
-        """Return the result's fields on its clock; `virtual_seconds` is None where time is real."""
+        """Return the fields on the clock in the result; `virtual_seconds` is None in real time."""
         return {"clock": self.cfg.place.clock, "virtual_seconds": None}
 
     def _plots(self, result: dict[str, Any]) -> list[Path]:

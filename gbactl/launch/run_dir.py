@@ -70,13 +70,13 @@ def reopen(path: Path, cfg: RunConfig) -> Path:
 
 
 def keep_room(path: Path) -> None:
-    """Reserve disk space for the result until it is written. Raises OSError."""
+    """Reserve disk space for result.json until it is written. Raises OSError."""
     with (path / ROOM).open("wb") as file:
         take_room(file.fileno(), ROOM_BYTES)
 
 
 def lock(path: Path) -> FileLock:
-    """Lock a run's directory while the run works in it. Raises UsageError if another run has locked it."""
+    """Lock a run directory for as long as the run uses it. Raises UsageError if another run holds the lock."""
     held = FileLock(path / LOCK, thread_local=False)
     try:
         held.acquire(timeout=0)
@@ -86,7 +86,7 @@ def lock(path: Path) -> FileLock:
 
 
 def tracked_as(path: Path) -> str | None:
-    """Return the MLflow id of the run in a directory, from its result, or None."""
+    """Return the MLflow run id in a run directory's result, or None."""
     try:
         found = json.loads((path / RESULT).read_text()).get("run_id")
     except (OSError, ValueError, AttributeError):
@@ -112,7 +112,7 @@ def write_faults(path: Path, cfg: RunConfig, injected: Sequence[Mapping[str, Any
 
 
 def plain(value: Any) -> Any:
-    """Replace numbers that are not finite by None, as JSON has no form for them."""
+    """Replace infinities and NaN by None, as JSON has no form for them."""
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -121,7 +121,7 @@ def plain(value: Any) -> Any:
 
 
 def write_result(path: Path, result: dict[str, Any]) -> Path:
-    """Write result.json, atomically and in the space reserved for it. Raises NoRoomError."""
+    """Write result.json atomically into the reserved disk space. Raises NoRoomError."""
     target, partial = path / RESULT, path / f".{RESULT}.partial"
     (path / ROOM).unlink(missing_ok=True)
     with room_needed(target):
@@ -137,9 +137,10 @@ _MOST = 5
 
 
 def find(run: str, uri: str | None = None, runs: Path = Path("runs"), holding: str = LOG) -> Path:
-    """Return the directory of a run that has the file `holding`, by default its event log.
+    """Return the run directory that a name, path or MLflow id denotes.
 
-    Raises UsageError if there is none or more than one."""
+    The directory must have the file `holding`, by default the event log. Raises UsageError if there is none or more
+    than one."""
     path = Path(run)
     if path.name == LOG and path.is_file():
         return path.parent
@@ -167,7 +168,7 @@ def _named(run: str, runs: Path, file: str) -> list[Path]:
 
 
 def _tracked(run: str, uri: str | None) -> set[Path]:
-    """Return the directories of MLflow runs whose id starts so; none where there is no store."""
+    """Return the directories of the MLflow runs whose id begins with `run`; none without a store."""
     if not run.isalnum():
         return set()
     try:
@@ -188,7 +189,7 @@ TOLD = ("loss", "auc")  # metrics of a killed run that are reported beside its s
 
 
 def end_orphans(uri: str) -> None:
-    """Mark every unlocked RUNNING run of a store as KILLED, with the progress that it had reached.
+    """Mark every run of a store that is RUNNING but not locked as KILLED, with the progress that it had reached.
 
     Raises nothing: the caller has opened the store for another purpose."""
     with suppress(Exception):
@@ -202,7 +203,9 @@ def end_orphans(uri: str) -> None:
 
 
 def _end(client: MlflowClient, uri: str, run_id: str, run_dir: Path) -> None:
-    """End one orphaned run, whose lock is held. Skip a directory of another run, as on another machine."""
+    """Mark one orphaned run as KILLED and write its result, unless the directory belongs to another run.
+
+    The caller holds the directory's lock. A run of another machine may have used the same path."""
     backlog = Backlog(run_dir)
     waiting = backlog.read().run_id if backlog.path.exists() else None
     if {waiting, tracked_as(run_dir)} - {None, run_id} or client.get_run(run_id).info.status != "RUNNING":
@@ -224,7 +227,7 @@ def _sentence(reached: dict[str, float]) -> str:
 
 
 def _result(run: Any, run_dir: Path, reached: dict[str, float]) -> dict[str, Any]:
-    """Build a result from what is known of a run that could not write its own."""
+    """Build the result of a killed run from what MLflow knows of it."""
     seed = run.data.params.get("seed", "")
     return {
         "mode": run.data.tags.get("gbactl.mode"), "seed": int(seed) if seed.isdecimal() else None, "status": "KILLED",

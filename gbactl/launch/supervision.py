@@ -26,7 +26,7 @@ Check = Callable[[RunProcesses, tuple[str, bool] | None, bool], None]
 
 
 class CoordinatorConnection:
-    """Launcher's connection to the current coordinator. `say` shows a sentence.
+    """Launcher's connection to the current coordinator; `say` prints a sentence.
 
     A `Check` raises where a child's end ends the run."""
 
@@ -38,7 +38,7 @@ class CoordinatorConnection:
         self._error: WireError | None = None
 
     def meet(self, check: Check) -> None:
-        """Connect to the coordinator; where that fails, raise the error of the failed process if there is one.
+        """Connect to the coordinator; if that fails, raise the error of the process that failed.
 
         The dial runs in a thread: a pending connection to a failed coordinator stays open, as its replacement may
         accept it."""
@@ -70,23 +70,25 @@ class CoordinatorConnection:
 
     @property
     def gone(self) -> bool:
-        """Whether the coordinator was killed by a signal."""
+        """Whether the coordinator's process was killed by a signal."""
         code = self.children.running[0].process.poll()
         return code is not None and code < 0
 
     def missed(self) -> bool:
-        """Return whether the coordinator has failed and can be replaced; kills one that hangs."""
+        """Return whether the coordinator has failed and can be replaced; one that hangs is killed first."""
         self._failure = "hang" if self._silent() else "death"
         return self.children.coordinator_replaceable
 
     def replace(self, check: Check) -> None:
-        """Start a replacement coordinator and wait until it listens."""
+        """Start a replacement coordinator and connect to it."""
         self.say("  C is gone; another one goes on from its journal.")
         self.children.replace_coordinator(self._failure, self._heard)
         self.meet(check)
 
     def _silent(self) -> bool:
-        """Kill a coordinator that was silent for too long while this process was running; returns whether it did."""
+        """Kill the coordinator if it was silent for too long; returns whether it was killed.
+
+        Time during which this process itself was suspended does not count."""
         now, child = time.monotonic(), self.children.running[0]
         if now - self._looked > AWAY_SECONDS:
             self._heard += now - self._looked
@@ -100,7 +102,7 @@ class CoordinatorConnection:
         return False
 
     def heard(self, event: Event) -> None:
-        """Note that the coordinator is alive, and its success as a replacement."""
+        """Note the time of an event from the coordinator, and that a replacement has taken over."""
         self._heard = time.monotonic()
         if event.name == "joined" and event.fields.get("process") == "C":
             self.children.coordinator_continues()
@@ -110,14 +112,14 @@ MOST_TRIES = 3
 
 
 class Replacements:
-    """Replacements of failed processes, started on the coordinator's events; `say` shows a sentence."""
+    """Starts replacements of failed processes at the coordinator's events; `say` prints a sentence."""
 
     def __init__(self, children: RunProcesses, say: Callable[[str], None]) -> None:
         self.children, self.say = children, say
         self._tries: dict[str, int] = {}
 
     def heard(self, event: Event) -> None:
-        """Handle an event about a lost or joined process, or the result."""
+        """Handle an event: replace a lost process, or record that a replacement has joined or that the run is over."""
         self.children.all_ready |= event.name != "beat"
         name = event.fields.get("process")
         if event.name == "lost" and isinstance(name, str):
@@ -135,7 +137,7 @@ class Replacements:
             self._tries.clear()
 
     def look(self) -> None:
-        """Start another replacement where one ended before it had joined.
+        """Start a further replacement for each one that ended before it had joined.
 
         Raises ClusterError for a server whose MOST_TRIES replacements all failed."""
         for name, tries in list(self._tries.items()):
@@ -153,8 +155,8 @@ class Replacements:
                 self.children.replace(name, again=True)
 
 
-def told(event: Event) -> str:
-    """Describe a process failure, a return or a full recovery in one line."""
+def event_sentence(event: Event) -> str:
+    """Describe in one line a process's failure, its return, or a full recovery."""
     fields = event.fields
     if event.name == "rewound":
         again = f"{fields['samples']:,} samples are trained again"
@@ -175,14 +177,14 @@ def _having(step: int) -> str:
 
 
 class FaultInjection:
-    """Injection of a fault plan's kills and hangs into real processes."""
+    """Injection of the fault plan's kills and hangs into real processes."""
 
     def __init__(self, children: RunProcesses) -> None:
         self.children = children
         self._wake: list[tuple[float, ChildProcess]] = []
 
     def inflict(self, fields: dict[str, Any]) -> int | None:
-        """Kill or stop a process as an event `inject` says; returns its pid, or None where it does not run."""
+        """Kill or suspend the process that an event `inject` names; returns its pid, or None if it does not run."""
         child = next((child for child in self.children.running if child.name == fields["process"]), None)
         if child is None or child.process.poll() is not None:
             return None
@@ -193,7 +195,7 @@ class FaultInjection:
         return child.process.pid
 
     def look(self) -> None:
-        """Resume stopped processes (SIGCONT) whose hang is over."""
+        """Resume (SIGCONT) suspended processes whose hang is over."""
         now = time.monotonic()
         for due, child in list(self._wake):
             if now >= due:
@@ -202,12 +204,14 @@ class FaultInjection:
 
 
 def loss_known(event: Event, losses: Sequence[dict[str, Any]]) -> bool:
-    """Return whether an event repeats a known loss of the same process and incarnation."""
+    """Return whether an event repeats a loss that is already known.
+
+    It then names the same process and incarnation."""
     return event.name == "lost" and _among(event.fields, losses, "process", "epoch")
 
 
 def switch_known(event: Event, switches: Sequence[dict[str, Any]]) -> bool:
-    """Return whether an event repeats a known completed switch.
+    """Return whether an event repeats a completed switch that is already known.
 
     Its pause is ignored, as only the first of the two events may have it."""
     done = event.name == "switch" and event.fields["state"] == "done"

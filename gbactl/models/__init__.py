@@ -1,4 +1,4 @@
-"""Click models over rows already looked up: the embedding lookup itself is done by the kernels.
+"""Click models, which take embedding rows that the kernels have looked up.
 
 Importing this package does not import torch; building a model does (1-2 s).
 """
@@ -17,7 +17,7 @@ NAMES = ("deepfm", "wide_deep")
 
 
 def build(cfg: ModelConfig, numeric: int, fields: int, seed: int) -> ClickModel:
-    """Build a model for N numeric and F categorical fields; its initial values depend on `seed` alone.
+    """Build a model for so many numeric and categorical fields; its initial values depend on `seed` alone.
 
     Raises ConfigError for a name that is not known.
     """

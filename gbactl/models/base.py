@@ -1,4 +1,4 @@
-"""Base class of the click models: a first-order part, an MLP and a bias, over given embedding rows.
+"""Base class of the click models: a first-order part, an MLP and a bias, over embedding rows already looked up.
 
 The MLP is Linear (+ batch norm) + ReLU + dropout, seeded without the global RNG. Cost: the matrix products; everything
 else in it is under 2 % of a step.
@@ -15,7 +15,7 @@ _INT63 = (1 << 63) - 1
 
 
 class ClickModel(nn.Module):
-    """Click model with logit = bias + first order + MLP([x | v_1 ... v_F]) (+ a subclass's interaction).
+    """Click model with logit = bias + first order + MLP over numeric fields and vectors (+ a subclass's interaction).
 
     A row is [v (dim floats) | first-order weight]. Numeric field j has a dense first-order weight.
     """
@@ -39,18 +39,21 @@ class ClickModel(nn.Module):
         self.add_parameters(cfg, init)
 
     def add_parameters(self, cfg: ModelConfig, init: torch.Generator) -> None:
-        """Add a subclass's own parameters, drawn from `init`."""
+        """Add the parameters of a subclass, drawn from the generator `init`."""
 
     def interaction(self, numeric: Tensor, vectors: Tensor) -> Tensor | None:
-        """Compute a subclass's addition to the logit, float32[B], from vectors float32[B, F, dim]."""
+        """Compute a subclass's addition to the logit, float32[samples], from vectors float32[samples, fields, dim]."""
         return None
 
     def seed_dropout(self, key: int) -> None:
-        """Seed the dropout masks of the next forward pass, which depend on `key` alone."""
+        """Seed the dropout masks of the next forward pass, so that they depend on `key` alone."""
         self.masks.manual_seed(key & _INT63)
 
     def forward(self, numeric: Tensor, emb: Tensor) -> Tensor:
-        """Compute logits float32[B] from numeric float32[B, N] and emb float32[B, F, dim + 1]."""
+        """Compute logits float32[samples] from numeric fields and embedding rows.
+
+        numeric: float32[samples, numeric fields]; emb: float32[samples, fields, dim + 1].
+        """
         vectors = emb[..., : self.dim]
         deep_in = torch.cat((numeric, vectors.reshape(emb.shape[0], -1)), dim=1)
         logit: Tensor = self.mlp(deep_in).squeeze(1).float()
@@ -62,7 +65,7 @@ class ClickModel(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Inverted dropout that draws from a given generator, so that a mask is a function of its seed."""
+    """Inverted dropout that draws from a given generator, so that its masks depend on the seed alone."""
 
     def __init__(self, rate: float, generator: torch.Generator) -> None:
         super().__init__()
@@ -70,7 +73,7 @@ class Dropout(nn.Module):
         self.generator = generator
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop values of x; the identity in eval mode."""
+        """Apply dropout to x; return x itself in eval mode."""
         if not self.training:
             return x
         mask = torch.empty_like(x, dtype=torch.float32)
@@ -91,7 +94,7 @@ class BatchNorm(nn.BatchNorm1d):
         self.num_batches_tracked = None  # momentum 1 needs no count, and the state must not hold one
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise x float32[B, width] to the same shape."""
+        """Normalise float32[samples, width] to the same shape."""
         if self.training and input.shape[0] > 1:
             return super().forward(input)
         return nn.functional.batch_norm(
@@ -107,7 +110,7 @@ class Linear(nn.Linear):
 
 
 def linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    """Make a layer with Glorot-uniform weights from the generator and zero bias."""
+    """Make a linear layer with Glorot-uniform weights drawn from the generator, and zero bias."""
     layer = Linear(inputs, outputs)
     nn.init.xavier_uniform_(layer.weight, generator=generator)
     nn.init.zeros_(layer.bias)
@@ -123,7 +126,7 @@ def mlp(
     init: torch.Generator,
     masks: torch.Generator,
 ) -> nn.Sequential:
-    """Make the MLP, [B, inputs] -> [B, 1]."""
+    """Make an MLP that maps [samples, inputs] to [samples, 1]."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers.append(linear(inputs, width, init))

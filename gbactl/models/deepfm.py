@@ -1,4 +1,4 @@
-"""DeepFM: a factorisation machine and an MLP over the same vectors, following the idea of DeepFM.
+"""DeepFM: a factorisation machine and an MLP over the same embedding vectors.
 
 The pairwise term costs O(F dim), not O(F^2 dim), by the sum-square identity.
 """
@@ -13,10 +13,10 @@ from gbactl.models.options import ModelConfig
 
 
 class DeepFM(ClickModel):
-    """DeepFM: adds the sum over pairs i < j of <v_i x_i, v_j x_j>; numeric field j enters with v_j x_j."""
+    """DeepFM model: adds the sum over pairs i < j of <v_i x_i, v_j x_j> to the base model's logit."""
 
     def add_parameters(self, cfg: ModelConfig, init: torch.Generator) -> None:
-        """Add the numeric fields' vectors, [N, dim], initialised in the same range as rows."""
+        """Add one vector per numeric field, initialised in the same range as embedding rows."""
         self.numeric_vectors: nn.Parameter | None = None
         if self.numeric:
             start = torch.empty(self.numeric, self.dim)
@@ -24,7 +24,7 @@ class DeepFM(ClickModel):
             self.numeric_vectors = nn.Parameter(start)
 
     def interaction(self, numeric: Tensor, vectors: Tensor) -> Tensor:
-        """Compute 0.5 (|sum of terms|^2 - sum of |term|^2), float32[B], always in fp32."""
+        """Compute the sum over pairs as 0.5 (|sum of terms|^2 - sum of |term|^2), float32[samples], always in fp32."""
         with torch.autocast("cpu", enabled=False):
             total = vectors.sum(1)
             squares = vectors.square().sum((1, 2))

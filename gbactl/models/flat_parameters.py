@@ -1,4 +1,4 @@
-"""Flat float32 vector [P parameters | Q buffers] that backs a whole model: loading it is one memcpy.
+"""Flat float32 vector (parameters, then batch-norm buffers) that backs a whole model: loading is one memcpy.
 
 Q holds, for each batch-norm layer, its running mean and variance. Memory: the vector once, plus Q.
 """
@@ -22,7 +22,7 @@ MOST_VIEWS = 8
 
 
 class FlatModel:
-    """Model whose parameters and batch-norm buffers are views of one flat vector."""
+    """Model whose parameters and batch-norm buffers are views of one flat float32 vector."""
 
     def __init__(self, model: ClickModel) -> None:
         self.model = model
@@ -54,11 +54,11 @@ class FlatModel:
 
     @property
     def vector(self) -> Vector:
-        """Model's own memory float32[P + Q]; writing to it changes the model."""
+        """Vector in the model's own memory; writing to it changes the model."""
         return self._own_numpy
 
     def use(self, vector: Vector) -> bool:
-        """Bind the model to `vector` float32[P + Q] in place, without a copy, until the next load or use.
+        """Use a caller's vector as the model's memory, without a copy, until the next `load` or `use`.
 
         False, and a copy, where the vector is not aligned like the model's own memory: sums would differ in bits.
         """
@@ -84,20 +84,20 @@ class FlatModel:
 
     @property
     def dense_spec(self) -> DenseSpec:
-        """Layout of the vector for its holders: P, Q and the momentum of Q."""
+        """Layout of the vector: number of parameters and of batch-norm buffers, and the buffers' momentum."""
         return DenseSpec(self.params, self.buffers, self.model.batch_norm_momentum)
 
     @property
     def size(self) -> int:
-        """Length of the vector: P + Q."""
+        """Length of the vector: parameters and buffers."""
         return self.params + self.buffers
 
     def initial(self) -> Vector:
-        """Copy of the vector as built, float32[P + Q]."""
+        """Copy the vector of initial values, as the model was built."""
         return self._initial.copy()
 
     def load(self, vector: Vector) -> None:
-        """Copy float32[P + Q] into the model; its Q part becomes the running statistics."""
+        """Copy a vector into the model; its buffers become the running statistics."""
         if vector.shape != self._numpy.shape:
             raise ValueError(f"the vector has shape {vector.shape}, not ({self.size},)")
         if self._numpy is not self._own_numpy:
@@ -107,29 +107,29 @@ class FlatModel:
             np.copyto(self._running, vector[self.params :])
 
     def come_home(self) -> None:
-        """Bind the model to its own memory again, with the values it had before the first `use`."""
+        """Move the model back to its own memory, with the values it had before the first `use`."""
         if self._numpy is not self._own_numpy:
             self._bind(self._own_numpy.ctypes.data, self._own_numpy)
         self._views.clear()
 
     def load_slice(self, low: int, values: Vector) -> None:
-        """Copy float32[n] into [low, low + n) of the vector; the rest stays."""
+        """Copy `values` into the model's vector from position `low` on."""
         np.copyto(self._numpy[low : low + len(values)], values)
         start = max(low, self.params)
         if start < low + len(values):
             np.copyto(self._running[start - self.params : low + len(values) - self.params], values[start - low :])
 
     def restore_running(self) -> None:
-        """Restore the loaded running statistics after a training forward pass overwrote them with a batch's."""
+        """Restore the loaded running statistics, which a training forward pass overwrites with a batch's statistics."""
         if self.buffers:
             np.copyto(self._numpy[self.params :], self._running)
 
     def keep_gradients(self, gradients: tuple[Tensor, ...]) -> None:
-        """Keep one gradient per parameter, in order, until the next call."""
+        """Keep the gradient of every parameter, in order, until the next call."""
         self._gradients = gradients
 
     def listen(self, listener: Callable[[int, Tensor], None] | None) -> None:
-        """Call `listener(index, gradient)` for each parameter as soon as the backward pass has its gradient."""
+        """Call `listener(index, gradient)` for each parameter as soon as a backward pass has computed its gradient."""
         self._listener = listener
         if listener is not None and not self._listening:
             self._listening = True
@@ -142,15 +142,15 @@ class FlatModel:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Range (low, high) in the vector of each parameter, in order."""
+        """Range (low, high) of each parameter in the vector, in order."""
         return self._spans[: len(self.parameters)]
 
     def statistics_into(self, out: Vector) -> None:
-        """Copy the batch-norm statistics that the last forward pass left into out float32[Q]."""
+        """Copy the batch-norm statistics of the last forward pass into `out`."""
         np.copyto(out, self._numpy[self.params :])
 
     def gradient_into(self, out: Vector) -> None:
-        """Copy the last gradient, then the batch's batch-norm statistics, into out float32[P + Q].
+        """Copy the last gradient, followed by the batch's batch-norm statistics, into `out`.
 
         After a batch of one sample the statistics are the running ones. Raises ValueError if out has
         another shape or no gradient was computed.

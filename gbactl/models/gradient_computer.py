@@ -1,4 +1,4 @@
-"""Worker's forward and backward pass: numpy batch and looked-up rows in, loss, row gradients and predictions out.
+"""Worker's forward and backward pass: from a batch and its embedding rows to loss, row gradients and predictions.
 
 Nothing of the size of the dense vector is allocated except autograd's own gradients.
 """
@@ -21,14 +21,14 @@ Floats = NDArray[np.float32]
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:
-    """Convert to a tensor without a copy where torch can write to the array; a memory-mapped slice is copied."""
+    """Convert an array to a tensor, without a copy unless it is read-only (a memory-mapped slice)."""
     floats = np.ascontiguousarray(array, dtype=np.float32)
     return torch.from_numpy(floats if floats.flags.writeable else floats.copy())
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Context in which torch runs on one thread, so that sums are split in one way only."""
+    """Context in which torch runs on one thread, so that sums do not depend on the number of threads."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield
@@ -41,10 +41,10 @@ def one_thread() -> Iterator[None]:
 
 
 class GradientComputer:
-    """Computer of gradients that are a function of (the vector loaded, the batch, its rng_key) alone."""
+    """Gradient computation that depends on the loaded parameters, the batch and its random key alone."""
 
     def __init__(self, model: ClickModel, dense: Vector | None = None, precision: str = "fp32") -> None:
-        """Wrap `model`; `dense` float32[P + Q] replaces its initial values; precision is fp32 or bf16 (autocast)."""
+        """Wrap `model`; `dense`, if given, replaces its initial values; `precision` is fp32 or bf16 (autocast)."""
         if precision not in ("fp32", "bf16"):
             raise ValueError(f"precision {precision} is neither fp32 nor bf16")
         self.model = model
@@ -60,7 +60,7 @@ class GradientComputer:
             return self.model(numeric, emb)  # type: ignore[no-any-return]
 
     def gradient(self, numeric: Floats, labels: NDArray[Any], emb: Floats, rng_key: int) -> tuple[float, Floats]:
-        """Compute the mean loss (nats) of the batch, and its gradient float32[B * F, W] for the rows `emb`.
+        """Compute a batch's mean loss (nats) and the gradient of the rows `emb`; the model keeps the dense gradient.
 
         numeric float32[B, N], labels [B] of 0 and 1, emb float32[B, F, W], read and not kept. The
         dense gradient is fetched with `flat.gradient_into`. Raises ValueError for an empty batch.
@@ -80,7 +80,7 @@ class GradientComputer:
 
     @torch.inference_mode()
     def predict(self, numeric: Floats, emb: Floats) -> Floats:
-        """Compute click probabilities float32[B], with the running statistics and without dropout.
+        """Compute click probabilities float32[samples], with running statistics and without dropout.
 
         The same batch gives the same bits whatever number of threads torch trains with.
         """

@@ -10,10 +10,10 @@ from gbactl.policies.policy import register
 
 @register("async", 1)
 class AsyncPolicy(BufferedPolicy):
-    """Policy of `async`: a buffer of one gradient that always counts in full."""
+    """Policy of `async`: every gradient is a step, with weight 1."""
 
     global_step: ClassVar[bool] = False
 
     def buffer_size(self) -> int:
-        """Number of gradients that make a step: 1."""
+        """Return the number of gradients that make a step: 1."""
         return 1

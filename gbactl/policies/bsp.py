@@ -1,4 +1,4 @@
-"""Policy of `bsp`: every M announced gradients make one step, whatever their staleness."""
+"""Policy of `bsp`: a step takes the gradients of one global batch in order of arrival, whatever their staleness."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ from gbactl.policies.policy import register
 
 @register("bsp", 3)
 class BspPolicy(BufferedPolicy):
-    """Policy of `bsp`: a buffer of M gradients that all count in full."""
+    """Policy of `bsp`: a buffer of the gradients of one global batch, which all have weight 1."""

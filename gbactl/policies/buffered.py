@@ -1,4 +1,4 @@
-"""Policies that apply every M gradients in the order in which they are announced."""
+"""Base of policies that take a step whenever a buffer of announced gradients is full."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class BufferedPolicy(Policy):
         self.size = self.buffer_size()
 
     def buffer_size(self) -> int:
-        """Number of gradients that make a step: M = G / B_a."""
+        """Return the number of gradients that make a step: global batch / local batch."""
         return self.phase.gradients_per_step
 
     def factor(self, token_staleness: int) -> float:
-        """Weight f(token staleness) of a full-sized gradient: always 1."""
+        """Compute the weight of a full-sized gradient from its token staleness (here always 1)."""
         return 1.0
 
     @property
@@ -28,11 +28,11 @@ class BufferedPolicy(Policy):
         return False
 
     def row_factors(self, token_staleness: int) -> tuple[float, ...]:
-        """Weights f(0) .. f(token staleness) where rows have a staleness of their own; else empty."""
+        """Compute row weights for staleness 0 to token staleness; empty where rows have no staleness of their own."""
         return ()
 
     def take(self, worker: int) -> Grant | None:
-        """Grant the next batch in data order, re-issued ones first."""
+        """Grant a worker the next batch in data order; batches to be re-issued come first."""
         if worker not in self.live:
             return None
         fresh = not self.reissue
@@ -44,15 +44,15 @@ class BufferedPolicy(Policy):
         return self._lease(worker, Grant(batch, token, start, self.phase.size(batch)))
 
     def batches_of(self, steps: int) -> int:
-        """See Policy.batches_of: a step is a full buffer."""
+        """Compute the number of batches that make `steps` steps, which are full buffers."""
         return steps * self.size
 
     def token(self, batch: int) -> int:
-        """Token of a batch, the global step for which it is handed out: k_0 + i // M."""
+        """Compute the token of a batch: the global step for which the batch is handed out."""
         return self.phase.first_step + batch // self.size
 
     def announce(self, worker: int, batch: int) -> list[Decision]:
-        """Put the gradient into the buffer; a full buffer makes a step. Duplicates count once."""
+        """Put a gradient into the buffer, and close a step if that is full; a duplicate is ignored."""
         grant = self._return(worker, batch)
         if grant is None:
             return []
@@ -63,7 +63,7 @@ class BufferedPolicy(Policy):
         return [self._close()] if len(self.buffer) == self.size else []
 
     def finish(self) -> list[Step]:
-        """Apply the rest of the buffer as a weighted mean over its members."""
+        """Apply the gradients left in the buffer as a last step: their weighted mean."""
         return [self._close()] if self.buffer else []
 
     def _close(self) -> Step:
@@ -73,7 +73,7 @@ class BufferedPolicy(Policy):
         return self._emit(Step(self.step, members, divisor, accepted))
 
     def _divisor(self, members: tuple[Member, ...]) -> float:
-        """Divisor of a step: M; with a short batch the sum of n / B."""
+        """Compute the divisor of a step: its number of gradients, a short batch counting by its samples."""
         if all(m.samples == self.phase.local_batch for m in members):
             return float(self.size)
         return sum(m.samples / self.phase.local_batch for m in members)

@@ -23,14 +23,15 @@ DECAYS: dict[str, Callable[[float, float], float]] = {  # (staleness beyond iota
 
 
 def weight(decay: str, staleness: int, iota: float, rate: float) -> float:
-    """Weight in [0, 1] of a gradient whose token is `staleness` steps old."""
+    """Compute the weight in [0, 1] of a gradient whose token is `staleness` steps old."""
     return DECAYS[decay](staleness - iota, rate)
 
 
 @dataclass(frozen=True)
 class GbaOptions(PolicyOptions):
-    """Options of `gba`: `decay` past `iota` steps of staleness, at `decay_rate`; `divisor` M or the accepted weights.
+    """Options of `gba`: `decay` of weights past `iota` steps of staleness, at `decay_rate`; `divisor` of a step.
 
+    `divisor`: M, the number of gradients of a step, or accepted, the sum of their weights.
     `row_staleness` token: rows have their gradient's weight; row: a weight by the steps that touched them since the
     pull."""
 
@@ -41,7 +42,6 @@ class GbaOptions(PolicyOptions):
     row_staleness: str = "token"
 
     def check(self) -> None:
-        """See PolicyOptions.check."""
         if self.decay not in DECAYS:
             raise ConfigError(f"mode.decay={self.decay} is not known; type mode.decay= one of: {', '.join(DECAYS)}.")
         if self.divisor not in ("M", "accepted"):
@@ -54,7 +54,7 @@ class GbaOptions(PolicyOptions):
 
 @register("gba", 2)
 class GbaPolicy(BufferedPolicy):
-    """Policy of `gba`: a buffer of M gradients, weighted by f(token staleness)."""
+    """Policy of `gba`: a step per global batch of gradients, each weighted by the staleness of its token."""
 
     Options: ClassVar[type[PolicyOptions]] = GbaOptions
 
@@ -64,21 +64,21 @@ class GbaPolicy(BufferedPolicy):
 
     @property
     def chosen(self) -> GbaOptions:
-        """Options of the mode, with their own type."""
+        """Options of the mode, typed as GbaOptions."""
         return cast(GbaOptions, self.options)
 
     @property
     def divides_by_weights(self) -> bool:
-        """Whether a step is divided by the accepted weights instead of M."""
+        """Whether a step is divided by the sum of its weights instead of the number of its gradients."""
         return self.chosen.divisor == "accepted"
 
     def factor(self, token_staleness: int) -> float:
-        """Weight f(token staleness): hard, inverse or exp."""
+        """Compute the weight of a gradient from its token staleness, with the configured decay."""
         o = self.chosen
         return weight(o.decay, token_staleness, o.iota, o.decay_rate)
 
     def row_factors(self, token_staleness: int) -> tuple[float, ...]:
-        """Weights f(0) .. f(token staleness) with row_staleness=row; else empty."""
+        """Compute row weights for staleness 0 to token staleness with row_staleness=row; else return ()."""
         if self.chosen.row_staleness == "token":
             return ()
         while len(self._factors) <= token_staleness:

@@ -1,4 +1,4 @@
-"""Policy of `hop_bs`: bounded staleness, following the idea of Hop. Fast workers wait for the slowest one.
+"""Policy of `hop_bs`: bounded staleness, following the idea of Hop; fast workers wait for the slowest one.
 
 A worker's clock is the number of batches it has finished. The slowest clock is kept up to date, not searched
 for: a decision costs the same at any number of workers; the loss of one, the slowest clock's advance.
@@ -17,7 +17,7 @@ from gbactl.policies.records import Grant
 
 
 class WorkerClocks:
-    """Clocks: the number of finished batches of each live worker. The slowest clock never goes back."""
+    """Workers' clocks: the number of batches that each live worker has finished."""
 
     def __init__(self, workers: Iterable[int]) -> None:
         self.slowest = 0
@@ -25,24 +25,24 @@ class WorkerClocks:
         self._at = {0: len(self._of)}
 
     def ahead(self, worker: int) -> int:
-        """Number of batches that a live worker is ahead of the slowest one."""
+        """Compute how many batches a live worker is ahead of the slowest one."""
         return self._of[worker] - self.slowest
 
     def tick(self, worker: int) -> None:
-        """Count a finished batch of a live worker."""
+        """Count a batch that a live worker has finished."""
         clock = self._of[worker] + 1
         self._of[worker] = clock
         self._at[clock] = self._at.get(clock, 0) + 1
         self._leave(clock - 1)
 
     def add(self, worker: int) -> None:
-        """Add a worker at the slowest clock; one that is already there keeps its own."""
+        """Add a worker with the clock of the slowest one; a worker that is already there keeps its clock."""
         if worker not in self._of:
             self._of[worker] = self.slowest
             self._at[self.slowest] = self._at.get(self.slowest, 0) + 1
 
     def remove(self, worker: int) -> None:
-        """Remove a worker; the next slowest clock counts then. Without workers, the last one stays."""
+        """Remove a worker; of those left the slowest now sets the bound."""
         if worker in self._of:
             self._leave(self._of.pop(worker))
 
@@ -56,14 +56,14 @@ class WorkerClocks:
 
 @dataclass(frozen=True)
 class HopBsOptions(PolicyOptions):
-    """Options of `hop_bs`. `bound`: batches that a worker may be ahead of the slowest one and still take the next."""
+    """Options of `hop_bs`. `bound`: batches that a worker may be ahead of the slowest one when it takes another."""
 
     bound: NumberOrInfinity = 2
 
 
 @register("hop_bs", 4)
 class HopBsPolicy(AsyncPolicy):
-    """Policy of `hop_bs`: each gradient is applied on arrival; the next batch is granted only within the bound."""
+    """Policy of `hop_bs`: each gradient is applied on arrival; a worker too far ahead of the slowest one must wait."""
 
     Options: ClassVar[type[PolicyOptions]] = HopBsOptions
 
@@ -87,11 +87,11 @@ class HopBsPolicy(AsyncPolicy):
         return grant
 
     def lost_worker(self, worker: int) -> list[int]:
-        """See Policy.lost_worker; no worker waits for a failed one."""
+        """Reassign a failed worker's batches, and remove its clock so that no worker waits for it."""
         self.clocks.remove(worker)
         return super().lost_worker(worker)
 
     def joined_worker(self, worker: int) -> None:
-        """See Policy.joined_worker; the worker starts at the clock of the slowest live one."""
+        """Let a worker take batches, with the clock of the slowest live one."""
         self.clocks.add(worker)
         super().joined_worker(worker)

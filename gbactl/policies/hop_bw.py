@@ -1,4 +1,4 @@
-"""Policy of `hop_bw`: backup workers, following the idea of Hop. A step does not wait for the last `backup` workers.
+"""Policy of `hop_bw`: backup workers, following the idea of Hop; a step does not wait for the slowest workers.
 
 Steps are applied on the servers; a late gradient is dropped, and its worker goes on with the newest step. Where the
 phase says so, a worker's next batch is settled ahead, as soon as every worker has one of this step or is late with an
@@ -18,12 +18,11 @@ from gbactl.policies.records import Decision, Grant, Member, Step
 
 @dataclass(frozen=True)
 class HopBwOptions(PolicyOptions):
-    """Options of `hop_bw`. `backup`: gradients of a step that are not waited for."""
+    """Options of `hop_bw`. `backup`: number of workers whose gradients a step does not wait for."""
 
     backup: Natural = 1
 
     def check_workers(self, workers: int) -> None:
-        """See PolicyOptions.check_workers."""
         if self.backup >= workers:
             raise ConfigError(
                 f"mode.backup={self.backup} of cluster.workers={workers} leaves nobody to wait for; "
@@ -33,7 +32,7 @@ class HopBwOptions(PolicyOptions):
 
 @register("hop_bw", 5)
 class HopBwPolicy(Policy):
-    """Policy of `hop_bw`: a step closes at its first W - backup gradients, or the number of live workers if smaller."""
+    """Policy of `hop_bw`: a step closes at its first (workers - backup) gradients, or those of all live workers."""
 
     Options: ClassVar[type[PolicyOptions]] = HopBwOptions
     prefetch_rows: ClassVar[bool] = False
@@ -48,7 +47,7 @@ class HopBwPolicy(Policy):
         self._took: set[int] = set()
 
     def take(self, worker: int) -> Grant | None:
-        """Grant a batch of the newest step; one lease at a time, and one gradient per step and worker."""
+        """Grant a worker a batch of the newest step, at most one at a time and one per step."""
         if worker not in self.live or worker in self.busy or worker in self.delivered:
             return None
         batch = self._settled(worker)
@@ -62,7 +61,7 @@ class HopBwPolicy(Policy):
         return self._lease(worker, Grant(batch, self.step, start, self.phase.size(batch), after=self.step))
 
     def _settled(self, worker: int) -> int | None:
-        """Take the batch reserved for a worker, a new one, or, where no other is left, another worker's."""
+        """Take the batch reserved for a worker, or else a new one, or, at the data's end, another worker's."""
         if worker in self.reserved:
             return self.reserved.pop(worker)
         batch = self._next()
@@ -71,7 +70,7 @@ class HopBwPolicy(Policy):
         return batch
 
     def _reserve(self) -> list[tuple[int, int]]:
-        """Reserve the next batches, once no worker is free to take a batch of this step."""
+        """Reserve the batches of the next step, once every live worker is computing or has delivered."""
         if len(self.busy) + len(self.delivered) < len(self.live):
             return []
         workers, self._took = sorted((self._took & self.live) - self.reserved.keys()), set()
@@ -81,17 +80,17 @@ class HopBwPolicy(Policy):
 
     @property
     def exhausted(self) -> bool:
-        """See Policy.exhausted: reserved batches are not handed out yet."""
+        """Whether no batch is left to hand out, reserved batches included."""
         return super().exhausted and not self.reserved
 
     def forgo(self) -> list[int]:
-        """See Policy.forgo; reserved batches are given up, too."""
+        """Give up the batches in flight and those reserved: they count as decayed, and the phase ends. Returns them."""
         self.reissue.extend(self.reserved.values())
         self.reserved.clear()
         return super().forgo()
 
     def announce(self, worker: int, batch: int) -> list[Decision]:
-        """Add a gradient to the newest step and close it if complete; drop a late one."""
+        """Add a gradient to the newest step, and close the step if complete; drop a gradient of an earlier step."""
         grant = self._return(worker, batch)
         if grant is None:
             return []
@@ -105,17 +104,17 @@ class HopBwPolicy(Policy):
         return self.poll()
 
     def poll(self) -> list[Decision]:
-        """Close the step if fewer live workers make the arrived gradients sufficient."""
+        """Close the current step if it has enough gradients, of which fewer are needed with fewer live workers."""
         due = self.live and len(self.arrived) >= min(self.quorum, len(self.live))
         return [self._close()] if due and self.arrived else []
 
     def _last_batch(self, batch: int) -> int:
-        """See Policy._last_batch; between two steps nothing is partial, however many batches were dropped before."""
+        """Compute the batch at which hand-out stops; between two steps at once, as no step would be left partial."""
         begun = self.arrived or self.reserved or any(grant.token == self.step for _, grant in self.leases.values())
         return batch if batch == self.next_batch and not begun else super()._last_batch(batch)
 
     def finish(self) -> list[Step]:
-        """Apply the remaining gradients at the end of the data as a partial step."""
+        """Close the last step with the gradients that arrived, at the end of the data."""
         return [self._close()] if self.arrived else []
 
     def _close(self) -> Step:
@@ -125,7 +124,7 @@ class HopBwPolicy(Policy):
         return self._emit(Step(self.step, members, sum(m.weight for m in members)))
 
     def lost_worker(self, worker: int) -> list[int]:
-        """See Policy.lost_worker; delivered gradients count, held batches are handed out again for the newest step."""
+        """Reassign a failed worker's leased and reserved batches; its delivered gradients still count."""
         self.busy.discard(worker)
         self.delivered.discard(worker)
         if worker in self.reserved:

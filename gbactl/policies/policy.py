@@ -1,4 +1,4 @@
-"""Base of all policies: live workers, leases and their re-issue, the ledger, and the registry of modes.
+"""Base of all policies (live workers, leases, re-issued batches, sample counts), and the registry of modes.
 
 A decision costs a few microseconds, whatever the number of workers; the loss of a worker costs a look at every
 lease.
@@ -25,20 +25,20 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PolicyOptions:
-    """Options of a mode: its own keys beside those that all modes have. A policy with options subclasses this."""
+    """Options that one mode has beside those of all modes; subclassed by the mode's policy."""
 
     def check(self) -> None:
-        """Check the values. Raises ConfigError, with the key to type, where they cannot work."""
+        """Check the options' values. Raises ConfigError, with the key to type, for impossible ones."""
 
     def check_workers(self, workers: int) -> None:
-        """Check the values for a number of workers.
+        """Check the options against the number of workers. Raises ConfigError.
 
         Raises ConfigError, with the key to type, where they cannot work."""
 
 
 @dataclass
 class Policy(ABC):
-    """Policy of a mode: its decisions within one phase."""
+    """Policy of a mode in one phase: which worker gets which batch, and which gradients make a step."""
 
     phase: Phase
     options: PolicyOptions = field(default_factory=PolicyOptions)
@@ -76,22 +76,22 @@ class Policy(ABC):
 
     @abstractmethod
     def take(self, worker: int) -> Grant | None:
-        """Grant a worker its next batch; None when it must wait, is not live, or nothing is left."""
+        """Grant a worker its next batch; None when it must wait, is not live, or no batch is left."""
 
     @abstractmethod
     def announce(self, worker: int, batch: int) -> list[Decision]:
-        """Decide what follows once a gradient has reached every shard. Returns the decisions in order."""
+        """Record a gradient that has reached every shard; return the steps and drops that follow, in order."""
 
     def poll(self) -> list[Decision]:
-        """Decide what is due without an announcement; called after a worker was lost or joined."""
+        """Return the steps that are due without a new gradient; called after a worker was lost or joined."""
         return []
 
     def finish(self) -> list[Step]:
-        """Apply the rest of the buffer, when nothing is in flight any more."""
+        """Apply the gradients left over at the end of a phase, when no batch is in flight any more."""
         return []
 
     def stop(self, batch: int = 0) -> None:
-        """End the phase early: hand-out goes on to `batch`, or to the current one, and from there to whole steps.
+        """End the phase early: hand out whole steps only, up to `batch` at least, and no more batches after that.
 
         A failed worker's batches are still handed out again."""
         batches = min(self._last_batch(max(batch, self.next_batch)), self.phase.batches)
@@ -100,19 +100,19 @@ class Policy(ABC):
         self.openings += 1
 
     def _last_batch(self, batch: int) -> int:
-        """Batch at which hand-out stops so that no step is left partial: `batch` rounded up to a multiple of M."""
+        """Compute the batch at which hand-out stops so that no step is partial: `batch`, rounded up to whole steps."""
         size = self.phase.gradients_per_step
         return -(-batch // size) * size
 
     def batches_of(self, steps: int) -> int | None:
-        """Number of batches that make `steps` steps; None where it is not fixed in advance."""
+        """Compute the number of batches that make `steps` steps; None where it is not fixed in advance."""
         return None
 
     #: whether what is in flight can be given up
     forgoes: ClassVar[bool] = True
 
     def forgo(self) -> list[int]:
-        """Give up what is in flight: it counts as decayed, and the phase ends here. Returns its batches."""
+        """Give up the batches in flight: they count as decayed, and the phase ends here. Returns them."""
         samples = min(self.phase.samples, self.next_batch * self.phase.local_batch)
         self.phase = replace(self.phase, samples=samples)
         mine = sorted({*self.leases, *self.reissue})
@@ -123,16 +123,16 @@ class Policy(ABC):
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing is left to hand out."""
+        """Whether no batch is left to hand out."""
         return self.next_batch >= self.phase.batches and not self.reissue
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left to hand out and nothing is in flight."""
+        """Whether no batch is left to hand out, and none is in flight."""
         return self.exhausted and not self.leases
 
     def lost_worker(self, worker: int) -> list[int]:
-        """Take a failed worker's leases back. Returns the batches that will be handed out again."""
+        """Remove a failed worker and return its leased batches, which are handed out again."""
         self.live.discard(worker)
         self.openings += 1
         back = sorted(batch for batch, (owner, _) in self.leases.items() if owner == worker)
@@ -142,16 +142,16 @@ class Policy(ABC):
         return back
 
     def owes(self, worker: int) -> bool:
-        """Whether a worker must be handed a batch without asking: one of a step that it already takes part in."""
+        """Whether a worker must be handed a batch without asking, of a step that it already takes part in."""
         return False
 
     def joined_worker(self, worker: int) -> None:
-        """Let a worker, new or back, take batches."""
+        """Let a worker that has joined or come back take batches."""
         self.live.add(worker)
         self.openings += 1
 
     def _next(self) -> int | None:
-        """Take the next batch number: re-issued ones first. New ones count as read."""
+        """Take the next batch number, re-issued ones first; a new batch counts as read."""
         if self.reissue:
             return self.reissue.popleft()
         if self.next_batch >= self.phase.batches:
@@ -166,7 +166,7 @@ class Policy(ABC):
         return grant
 
     def _return(self, worker: int, batch: int) -> Grant | None:
-        """End a lease; None for a gradient without one (a duplicate, or a re-issued batch)."""
+        """End the lease of a batch and return its grant; None where this worker has no such lease (a duplicate)."""
         owner, grant = self.leases.get(batch, (None, None))
         if owner != worker or grant is None:
             return None
@@ -187,7 +187,7 @@ _MODES: dict[str, type[Policy]] = {}
 
 
 def register(name: str, number: int | None = None) -> Callable[[type[Policy]], type[Policy]]:
-    """Register a policy under a mode's name, as a class decorator.
+    """Class decorator that registers a policy under a mode's name.
 
     `number`: the value of the metric `mode_id` in this mode, never another mode's, so that curves of old runs keep
     their meaning. None: no value."""
@@ -207,13 +207,13 @@ def _discover() -> None:
 
 
 def names(such: Callable[[type[Policy]], bool] = lambda _: True) -> tuple[str, ...]:
-    """List the names of all modes, or of those whose class satisfies `such`."""
+    """List the names of all modes, or of the modes whose policy class satisfies `such`."""
     _discover()
     return tuple(sorted(name for name, mode in _MODES.items() if such(mode)))
 
 
 def policy_class(name: str) -> type[Policy]:
-    """Find the class of a mode. Raises ConfigError that lists the modes."""
+    """Return the policy class of a mode. Raises ConfigError that lists the modes."""
     if name not in _MODES:
         _discover()
     if name not in _MODES:
@@ -222,6 +222,6 @@ def policy_class(name: str) -> type[Policy]:
 
 
 def make(name: str, phase: Phase, options: PolicyOptions | None = None) -> Policy:
-    """Make the policy of a mode for one phase, with the mode's default options if none are given."""
+    """Make the policy of a mode for one phase; without `options`, with the mode's default ones."""
     mode = policy_class(name)
     return mode(phase, options or mode.Options())

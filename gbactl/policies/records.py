@@ -1,4 +1,4 @@
-"""Records that policies exchange: phases, grants, members of steps, drops, and the ledger of samples.
+"""Records that policies work with: phases, grants, members of steps, drops, and sample counts.
 
 Plain frozen records; making one costs about half a microsecond.
 """
@@ -27,12 +27,12 @@ class Phase:
 
     @property
     def batches(self) -> int:
-        """Number of local batches in the phase; the last may be short."""
+        """Number of local batches in the phase; the last one may be short."""
         return -(-self.samples // self.local_batch)
 
     @property
     def gradients_per_step(self) -> int:
-        """Gradients per step, M = G / B_a."""
+        """Number of gradients that make a step: global batch / local batch."""
         return self.global_batch // self.local_batch
 
     def size(self, batch: int) -> int:
@@ -42,7 +42,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Grant of a batch to a worker.
+    """Grant: a batch handed out to a worker.
 
     `after`: the version a shard must have reached before it serves the rows. `divisor`: divisor of the step's sum
     where the worker applies the dense step itself (`sync`), else 0. `progress`: samples
@@ -59,7 +59,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Gradient as a member of a step. `weight` = f(token staleness) x n / B.
+    """Member of a step: one gradient with its weight (its decay x its share of a full batch).
 
     `row_weights`, where rows have a staleness of their own: f(s) x n / B for s = 0 .. token staleness."""
 
@@ -73,7 +73,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Optimizer step: every shard applies the members in this order, then its version is step + 1.
+    """Optimizer step: every shard applies the members in this order, and then has version step + 1.
 
     `accepted`: the divisor is the sum of the members' weights, whatever they are."""
 
@@ -84,11 +84,11 @@ class Step:
 
     @property
     def weight_sum(self) -> float:
-        """Sum of the weights, in member order."""
+        """Sum of the members' weights, in order."""
         return sum(m.weight for m in self.members)
 
     def shares(self, local_batch: int) -> tuple[float, ...]:
-        """Fractions n / B of the members; empty where all are whole batches."""
+        """Compute each member's samples / local batch; empty where all are full-sized."""
         if all(m.samples == local_batch for m in self.members):
             return ()
         return tuple(m.samples / local_batch for m in self.members)
@@ -96,7 +96,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Drop of a gradient: it is discarded, and its samples are lost."""
+    """Discarded gradient, whose samples are lost."""
 
     batch: int
     samples: int
@@ -107,7 +107,7 @@ Decision = Step | Drop
 
 @dataclass(slots=True)
 class Ledger:
-    """Ledger of samples by their last fate; `effective` is the sum of weight x samples of what was applied."""
+    """Counts of samples by fate: trained, decayed, lost. `effective` sums weight x samples of applied gradients."""
 
     read: int = 0
     trained: int = 0
@@ -116,7 +116,7 @@ class Ledger:
     effective: float = 0.0
 
     def settle(self, step: Step) -> None:
-        """Count the members of an applied step as trained or decayed."""
+        """Count the samples of an applied step as trained or decayed."""
         for member in step.members:
             if member.weight > 0:
                 self.trained += member.samples
@@ -126,7 +126,7 @@ class Ledger:
 
     @property
     def finished(self) -> int:
-        """Samples with a fate, from which schedules compute their progress."""
+        """Number of samples with a fate (trained, decayed, lost), from which schedules compute their progress."""
         return self.trained + self.decayed + self.lost
 
     def check(self) -> None:
@@ -138,6 +138,6 @@ class Ledger:
             )
 
     def add(self, other: Ledger) -> None:
-        """Add another phase's counts."""
+        """Add the counts of another phase."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))

@@ -1,4 +1,4 @@
-"""Policies of the replica modes: workers are trainers with a dense replica each, following the idea of ShadowSync.
+"""Policies of the replica modes, following ShadowSync: every worker is a trainer with its own dense replica.
 
 Batches go to any worker at once, and embedding gradients are applied one by one as in `async`; the dense step is the
 trainer's own. The rule that averages the replicas (gbactl/replicas/) is only named here.
@@ -17,36 +17,37 @@ from gbactl.policies.records import Grant
 
 @dataclass(frozen=True)
 class ReplicaOptions(PolicyOptions):
-    """Options of all replica modes. `hogwild_threads`: compute threads on one replica."""
+    """Options of all replica modes. `hogwild_threads`: compute threads on a trainer's replica."""
 
     hogwild_threads: Processes = 1
 
 
 @dataclass(frozen=True)
 class LocalSgdOptions(ReplicaOptions):
-    """Options of `local_sgd`. `k`: local iterations, of all a trainer's threads, between two averagings."""
+    """Options of `local_sgd`. `k`: a trainer's local iterations, of all threads, between two averagings."""
 
     k: Count = 30
 
 
 @dataclass(frozen=True)
 class AlphaOptions(ReplicaOptions):
-    """Options with `alpha`: a replica's step towards the centre or mean at an exchange; 0: none, 1: all the way."""
+    """Options with `alpha`: how far a replica moves towards the centre or mean at an exchange, from 0 to 1."""
 
     alpha: Share = 0.5
 
 
 @dataclass(frozen=True)
 class ForegroundOptions(AlphaOptions):
-    """Options of foreground modes. `k`: local iterations between two exchanges, as in LocalSgdOptions."""
+    """Options of the modes that exchange in the foreground. `k`: local iterations between two exchanges."""
 
     k: Count = 30
 
 
 @dataclass(frozen=True)
 class ShadowOptions(AlphaOptions):
-    """Options of shadow modes. `shadow_interval`: seconds between two exchanges; 0: without pause, inf: no exchange.
+    """Options of the modes that exchange in the background. `shadow_interval`: seconds between two exchanges.
 
+    0: without pause; inf: no exchange.
     With a centre, trainers are staggered over the interval."""
 
     shadow_interval: NumberOrInfinity = 0.0
@@ -54,7 +55,7 @@ class ShadowOptions(AlphaOptions):
 
 @dataclass(frozen=True)
 class BlockOptions(PolicyOptions):
-    """Options of BMUF: `block_momentum` mu, `block_lr` eta, `nesterov` (replicas follow the model one step ahead)."""
+    """Options of the BMUF modes: `block_momentum` and `block_lr` of the global model, `nesterov`."""
 
     block_momentum: ShareBelowOne = 0.5
     block_lr: Annotated[float, Bounds(above=0, at_most=1000)] = 1.0
@@ -72,7 +73,7 @@ class ShadowBlockOptions(BlockOptions, ShadowOptions):
 
 
 class ReplicaPolicy(AsyncPolicy):
-    """Policy of replica modes. `rule` averages the replicas (see gbactl.replicas), in the background if `shadow`."""
+    """Policy of a replica mode. `rule` averages the replicas (see gbactl.replicas), in the background if `shadow`."""
 
     home: ClassVar[str] = "replicas"
     replayable: ClassVar[bool] = False  # exchanges happen at no fixed steps
@@ -80,7 +81,7 @@ class ReplicaPolicy(AsyncPolicy):
     shadow: ClassVar[bool] = False
 
     def take(self, worker: int) -> Grant | None:
-        """Grant the next batch; its rows include every step ordered so far, and thus the worker's own last one."""
+        """Grant a worker the next batch, with rows that contain every step ordered so far, its own included."""
         grant = super().take(worker)
         if grant is None:
             return None
@@ -99,7 +100,7 @@ class ShadowEasgd(ReplicaPolicy):
 
 @register("fr_easgd", 9)
 class ForegroundEasgd(ReplicaPolicy):
-    """Policy of `fr_easgd`: elastic averaging every k iterations, while the trainer's threads stop."""
+    """Policy of `fr_easgd`: elastic averaging with a centre every k iterations, while the trainer's threads stop."""
 
     Options: ClassVar[type[PolicyOptions]] = ForegroundOptions
     rule = "easgd"
@@ -115,7 +116,7 @@ class ShadowMa(ReplicaPolicy):
 
 @register("fr_ma", 10)
 class ForegroundMa(ReplicaPolicy):
-    """Policy of `fr_ma`: model averaging every k iterations."""
+    """Policy of `fr_ma`: model averaging every k local iterations, while the trainer's threads stop."""
 
     Options: ClassVar[type[PolicyOptions]] = ForegroundOptions
     rule, collective = "ma", True
@@ -123,7 +124,7 @@ class ForegroundMa(ReplicaPolicy):
 
 @register("local_sgd", 12)
 class LocalSgd(ReplicaPolicy):
-    """Policy of `local_sgd`: model averaging every k iterations, all the way to the mean."""
+    """Policy of `local_sgd`: every k local iterations each replica becomes the mean of all."""
 
     Options: ClassVar[type[PolicyOptions]] = LocalSgdOptions
     rule, collective = "ma", True
@@ -139,7 +140,7 @@ class ShadowBmuf(ReplicaPolicy):
 
 @register("fr_bmuf", 11)
 class ForegroundBmuf(ReplicaPolicy):
-    """Policy of `fr_bmuf`: blockwise model update filtering every k iterations."""
+    """Policy of `fr_bmuf`: blockwise model update filtering every k iterations, while the trainer's threads stop."""
 
     Options: ClassVar[type[PolicyOptions]] = ForegroundBlockOptions
     rule, collective = "bmuf", True

@@ -1,4 +1,4 @@
-"""Policy of `sync`: all workers step together; dense all-reduce on the workers, rows on the servers.
+"""Policy of `sync`: all workers step together, with a dense all-reduce on the workers and the rows on the servers.
 
 Dealer decides which worker computes which local batch of which step. Turn t has the `width` batches from t * width on.
 Without failures the worker at position j has batch j of every turn; a failed worker's batches are dealt to those left.
@@ -15,7 +15,9 @@ from gbactl.policies.records import Decision, Grant, Member, Step
 
 
 class DealtBatch(NamedTuple):
-    """Batch to compute in a turn; `fresh`: it was not handed out before."""
+    """Batch that a worker has to compute in a turn (step of the phase).
+
+    `fresh`: it was not handed out before."""
 
     batch: int
     turn: int
@@ -23,14 +25,16 @@ class DealtBatch(NamedTuple):
 
 
 class DealRing(NamedTuple):
-    """Workers that share the batches of a turn and of all after it."""
+    """Workers that share the batches of a turn and of all later turns, with their positions."""
 
     turn: int
     places: dict[int, int]
 
 
 class Dealer:
-    """Dealer of `batches` batches in turns of `width`; `joiners` also take part in every turn, but get no batches."""
+    """Assignment of a phase's batches to workers, in turns of `width` batches.
+
+    `joiners` also take part in every turn, but get no batches."""
 
     def __init__(self, workers: tuple[int, ...], batches: int, joiners: tuple[int, ...] = ()) -> None:
         self.width, self.batches = len(workers), batches
@@ -44,12 +48,12 @@ class Dealer:
         self._rings = [DealRing(0, {worker: place for place, worker in enumerate(workers)})]
 
     @property
-    def empty(self) -> bool:
-        """Whether everything was dealt, and every live worker has a card of every turn."""
+    def exhausted(self) -> bool:
+        """Whether every batch was handed out, and every live worker has begun the last turn."""
         return self._behind == 0 and self._held == 0 and (bool(self._turn) or self.reached >= self.turns)
 
     def next(self, worker: int) -> DealtBatch | None:
-        """Deal a worker its next card, earlier turns first.
+        """Take a worker's next batch, those of earlier turns first; None where it has none left.
 
         Its batch lies past the end where the worker only joins in."""
         turn, hand = self._turn.get(worker), self._hands.get(worker)
@@ -69,12 +73,12 @@ class Dealer:
         return share[0]
 
     def owes(self, worker: int) -> bool:
-        """Whether a worker has a card left of a turn that it has begun."""
+        """Whether a worker has a batch left to compute of a turn that it has already begun."""
         hand = self._hands.get(worker)
         return bool(hand and hand[0].turn < self._turn[worker])
 
     def lose(self, worker: int, leased: list[int]) -> None:
-        """Deal a failed worker's cards again: leased, held, or not yet taken in turns that others have begun."""
+        """Reassign a failed worker's batches: leased, waiting, or its share of turns that others have begun."""
         turn = self._turn.pop(worker, None)
         if turn is None:
             return
@@ -86,7 +90,7 @@ class Dealer:
         self._deal(owed)
 
     def join(self, worker: int) -> None:
-        """Let a worker share the turns that no worker has begun."""
+        """Add a worker, which shares the turns that no worker has begun."""
         if worker in self._turn:
             return
         self._turn[worker], self._hands[worker] = self.reached, []
@@ -96,7 +100,7 @@ class Dealer:
         self._deal(orphans)
 
     def end(self, turns: int, batches: int) -> None:
-        """Limit the deal to so many turns and batches, but not below the turns that some worker has begun."""
+        """Reduce the number of turns and batches, but not below the turns that some worker has begun."""
         self.turns, self.batches = min(self.turns, max(turns, self.reached)), min(self.batches, batches)
         self._behind = sum(turn < self.turns for turn in self._turn.values())
 
@@ -106,7 +110,7 @@ class Dealer:
         self.reached = max(self.reached, turn + 1)
 
     def _share(self, worker: int, turn: int) -> list[DealtBatch]:
-        """List a worker's own batches of a turn, except for those past the end."""
+        """List the batches of a turn that are a worker's own share, except for those past the data's end."""
         places = self._ring(turn).places
         first, end = turn * self.width, min((turn + 1) * self.width, self.batches)
         if worker not in places:
@@ -117,7 +121,7 @@ class Dealer:
         return next(ring for ring in reversed(self._rings) if ring.turn <= turn)
 
     def _deal(self, cards: list[DealtBatch]) -> None:
-        """Deal cards to the live workers, who also share the turns to come."""
+        """Distribute batches of a failed worker over the live workers, who also share all turns not begun yet."""
         left = sorted(self._turn)
         if not left:
             self._orphans += cards
@@ -135,9 +139,10 @@ class Dealer:
 
 @register("sync", 0)
 class SyncPolicy(Policy):
-    """Policy of `sync`: step s gives the worker at position j batch s * N + j; it closes when all N have arrived.
+    """Policy of `sync`: every worker computes one batch of every step, which closes when all have arrived.
 
-    A failed worker's batches are dealt to those left, some of which do two; the divisor stays N."""
+    With N workers at first, the worker at position j has batch s * N + j of step s. A failed worker's batches are
+    dealt to those left, some of which do two; the divisor stays N."""
 
     home: ClassVar[str] = "workers"
     collective: ClassVar[bool] = True
@@ -152,7 +157,7 @@ class SyncPolicy(Policy):
         self.arrived: dict[int, dict[int, Member]] = {}
 
     def take(self, worker: int) -> Grant | None:
-        """Grant the worker its batch of its next step; one of 0 samples where none is left for it."""
+        """Grant a worker its batch of its next step; a batch of 0 samples where none is left for it."""
         card = self.dealer.next(worker)
         if card is None:
             return None
@@ -171,7 +176,7 @@ class SyncPolicy(Policy):
         return self._lease(worker, grant) if samples else grant
 
     def stop(self, batch: int = 0) -> None:
-        """End the phase with the step that `batch` would begin, or with those that some worker has begun."""
+        """End the phase before the step that `batch` begins, but after every step that some worker has begun."""
         turns = max(-(-batch // self.width), self.dealer.reached)
         super().stop(turns * self.width)
         self.dealer.end(turns, self.phase.batches)
@@ -180,16 +185,16 @@ class SyncPolicy(Policy):
         return batch
 
     def batches_of(self, steps: int) -> int:
-        """See Policy.batches_of: a step has a batch of every worker."""
+        """Compute the number of batches that make `steps` steps, of one batch per worker."""
         return steps * self.width
 
     @property
     def exhausted(self) -> bool:
         """Whether every live worker has taken its batches of the last step."""
-        return self.dealer.empty
+        return self.dealer.exhausted
 
     def announce(self, worker: int, batch: int) -> list[Decision]:
-        """Close the step once all its batches have arrived; members are in batch order."""
+        """Record a gradient, and close the step once all its batches have arrived; members are in batch order."""
         grant = self._return(worker, batch)
         if grant is None:
             return []
@@ -204,28 +209,28 @@ class SyncPolicy(Policy):
         return closed
 
     def lost_worker(self, worker: int) -> list[int]:
-        """See Policy.lost_worker; batches that the failed worker had yet to take are dealt, too."""
+        """Reassign the batches that a failed worker had not finished or not yet taken."""
         back = super().lost_worker(worker)
         self.reissue.clear()
         self.dealer.lose(worker, back)
         return back
 
     def owes(self, worker: int) -> bool:
-        """See Policy.owes: a failed worker's batches of the steps that this one has begun."""
+        """Whether a worker was assigned a failed worker's batch of a step that it has already begun."""
         return self.dealer.owes(worker)
 
     def joined_worker(self, worker: int) -> None:
-        """See Policy.joined_worker; the worker shares the steps that no worker has begun."""
+        """Add a worker, which shares the steps that no worker has begun."""
         super().joined_worker(worker)
         self.dealer.join(worker)
 
     def _expected(self, turn: int) -> int:
-        """Number of gradients with samples in a step; -1 past the end."""
+        """Compute the number of gradients with samples in a step; -1 past the last step."""
         first = turn * self.width
         return min(self.width, self.phase.batches - first) if first < self.phase.batches else -1
 
     def _divisor(self, turn: int) -> float:
-        """Divisor of a step: N_s; in the last, partial step the sum of n / B of its batches."""
+        """Compute the divisor of a step: its number of batches, of which a short one counts by its samples."""
         first = turn * self.width
         if (first + self.width) * self.phase.local_batch <= self.phase.samples:
             return float(self.width)

@@ -17,7 +17,7 @@ from gbactl.kernels.base import Floats
 
 
 class AveragingRule(ABC):
-    """Averaging rule on one trainer.
+    """Averaging rule on one trainer: how a replica moves at an exchange.
 
     `params`: how many of a vector's first values are parameters; the rest are batch-norm statistics, which are only
     averaged. `values`: the mode's own keys."""
@@ -32,14 +32,14 @@ class AveragingRule(ABC):
         self.alpha = np.float32(values.get("alpha", 1.0))
 
     def start(self, common: Floats) -> None:  # noqa: B027  (most rules remember nothing)
-        """Start with all replicas equal to f32[n] `common`, which is not kept."""
+        """Start with all replicas equal to the vector `common`, which may be overwritten afterwards."""
 
     @abstractmethod
     def exchange(self, replica: Floats, other: Floats) -> None:
-        """Compute an exchange in place, both f32[n].
+        """Compute an exchange in place: the change of the replica, and the new centre or global model.
 
-        `replica`, as it was sent, becomes the difference to be added to the current replica; `other`, the previous
-        centre or the mean, becomes the centre or global model."""
+        Of two vectors f32[n], `replica` is as it was sent and becomes the difference to add to the current replica;
+        `other` is the previous centre or the mean and becomes the centre or global model."""
 
     def towards(self, replica: Floats, target: Floats) -> None:
         """Replace `replica` by alpha x (target - replica), in place."""
@@ -52,7 +52,7 @@ _RULES: dict[str, type[AveragingRule]] = {}
 
 
 def register(name: str) -> Callable[[type[AveragingRule]], type[AveragingRule]]:
-    """Register a rule under a name, as a class decorator."""
+    """Class decorator that registers an averaging rule under a name."""
 
     def wrap(cls: type[AveragingRule]) -> type[AveragingRule]:
         _RULES[name] = cls
@@ -62,7 +62,7 @@ def register(name: str) -> Callable[[type[AveragingRule]], type[AveragingRule]]:
 
 
 def make(name: str, params: int, values: Mapping[str, Any]) -> AveragingRule:
-    """Make the rule of a name. Raises ValueError for an unknown one."""
+    """Make the averaging rule of a name. Raises ValueError for an unknown name."""
     if name not in _RULES:
         package = importlib.import_module(__package__)
         for module in pkgutil.iter_modules(package.__path__):

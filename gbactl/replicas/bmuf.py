@@ -1,4 +1,4 @@
-"""Blockwise model update filtering: the mean moves a global model with momentum, which replicas follow.
+"""Blockwise model update filtering: the mean of the replicas moves a global model with momentum.
 
 Following the idea of BMUF. Every trainer keeps the same global model and momentum: 3 floats a parameter, eight passes
 over the vector.
@@ -17,8 +17,9 @@ from gbactl.replicas.base import AveragingRule, register
 
 @register("bmuf")
 class Bmuf(AveragingRule):
-    """Rule of BMUF: d = g - m; v <- mu v + eta d; g <- g - v; w <- (1 - alpha) w + alpha g (nesterov: g - mu v).
+    """Averaging rule of BMUF, for global model g, mean m, velocity v and replica w.
 
+    d = g - m; v <- mu v + eta d; g <- g - v; w <- (1 - alpha) w + alpha g (nesterov: g - mu v).
     g starts as the common initial value of all replicas, or, where that is not known, as the first mean."""
 
     def __init__(self, params: int, values: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from gbactl.replicas.base import AveragingRule, register
 
 @register("easgd")
 class Easgd(AveragingRule):
-    """Rule of EASGD: w <- (1 - alpha) w + alpha c; c <- (1 - alpha) c + alpha w before.
+    """Averaging rule of EASGD, for replica w and centre c: w <- (1 - alpha) w + alpha c, and c likewise towards w.
 
     Trainer and server compute the same bits."""
 

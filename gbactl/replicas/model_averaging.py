@@ -1,4 +1,4 @@
-"""Model averaging: a replica moves alpha of the way towards the mean of all. Two passes over the vector."""
+"""Model averaging: a replica moves alpha of the way towards the mean of all replicas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gbactl.replicas.base import AveragingRule, register
 
 @register("ma")
 class ModelAveraging(AveragingRule):
-    """Rule of model averaging: w <- (1 - alpha) w + alpha m; the mean is the global model."""
+    """Averaging rule of model averaging, for replica w and mean m: w <- (1 - alpha) w + alpha m."""
 
     idle_alone: ClassVar[bool] = True
 

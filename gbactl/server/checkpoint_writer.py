@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gbactl.checkpoint import row_priority
 from gbactl.checkpoint.folder import CHECKPOINTS, CUT
-from gbactl.checkpoint.interval_plan import rhythm_of
+from gbactl.checkpoint.interval_plan import save_schedule_of
 from gbactl.checkpoint.ledger import RowUpdates
 from gbactl.checkpoint.restore import arrays_of
 from gbactl.checkpoint.row_priority import RowPriority
@@ -225,7 +225,7 @@ def saver_of(
     `spare`: bytes that a save leaves free on the disk; `inline`: write within the calls, without a thread."""
     c = cfg.checkpoint
     chooser = RowChooser(shard, None, (), c.share)
-    if rhythm_of(c, cfg.cluster.servers).parts > 1:
+    if save_schedule_of(c, cfg.cluster.servers).parts > 1:
         large = row_priority.largest_tables(tables(schema), c.large_tables)
         spans = row_priority.local_spans(large, shard.spec.shard, shard.spec.shards)
         name, seed = c.name.removeprefix("cpr_"), cfg.seed * 1009 + shard.spec.shard

@@ -1,4 +1,4 @@
-"""Zeroed arrays aligned to cache lines, so that a 64-byte row never costs two cache misses.
+"""Zeroed arrays aligned to cache lines, so that reading an embedding row of 64 bytes costs one cache miss, not two.
 
 Large arrays ask for huge pages: rows far apart then cost a cache miss and no page-table walk, which makes a pull about
 1.5 times as fast. Their pages are populated at allocation, so that no step waits for the system to find and clear 2 MB
@@ -31,7 +31,7 @@ def zeros(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]
 
 
 def _huge(size: int) -> NDArray[np.uint8]:
-    """Allocate `size` zero bytes or more, with room to align them, populated, on huge pages if the system has some."""
+    """Allocate at least `size` zero bytes and room to align them: populated, and on huge pages where possible."""
     memory = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for advice in (getattr(mmap, "MADV_HUGEPAGE", 0), POPULATE_WRITE if sys.platform == "linux" else 0):
         with contextlib.suppress(AttributeError, OSError):  # switched off, kernel too old, or too few huge pages
@@ -40,7 +40,7 @@ def _huge(size: int) -> NDArray[np.uint8]:
 
 
 def full(shape: tuple[int, ...], value: float) -> NDArray[np.float32]:
-    """Allocate a float32 array filled with `value`; its pages stay untouched when `value` is 0."""
+    """Allocate an aligned float32 array filled with `value`; 0 touches no pages."""
     made = zeros(shape)
     if value:
         made.fill(value)
@@ -48,7 +48,7 @@ def full(shape: tuple[int, ...], value: float) -> NDArray[np.float32]:
 
 
 def copied(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Copy into an aligned array that a model can compute with in place."""
+    """Copy values into an aligned array that a model can compute with in place."""
     made = zeros(values.shape)
     np.copyto(made, values)
     return made

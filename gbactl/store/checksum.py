@@ -1,4 +1,4 @@
-"""Digests of parameters: a plain one over array bytes (1 GB/s) and one that does not depend on the sharding.
+"""Digests of parameters: a BLAKE2b digest of array bytes, and a sum of row hashes that no sharding changes.
 
 The shard-independent one is a sum over rows of a hash of (row number, values). The sums of all shards are added up and
 compared with those of a run with another number of shards. It makes temporaries and costs 10 times as much.
@@ -21,7 +21,7 @@ MODULUS = 1 << 64
 
 
 def digest(arrays: Iterable[NDArray[Any]]) -> str:
-    """BLAKE2b (128 bits, hex) over type, shape and bytes of contiguous arrays, in order."""
+    """Compute the BLAKE2b digest (128 bits, hex) of the types, shapes and bytes of contiguous arrays, in order."""
     hashed = hashlib.blake2b(digest_size=16)
     for array in arrays:
         hashed.update(f"{array.dtype.str}{array.shape}".encode())
@@ -38,8 +38,9 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def row_sum(array: NDArray[Any], first: int, stride: int, salt: int) -> int:
-    """Sum modulo 2^64 of a hash of (salt, row number first + i * stride, the bits of row i).
+    """Compute the shard-independent checksum of an array: the sum modulo 2^64 of a hash of each row.
 
+    Hashed are salt, row number first + i * stride, and the bits of row i.
     `array` has 4-byte elements and any shape [n, ...].
     """
     if not array.size:

@@ -1,4 +1,4 @@
-"""Dense block: a slice of the vector [P parameters | Q batch-norm buffers] with its optimizer.
+"""Dense block: one shard's slice of the dense vector (parameters, then batch-norm buffers) with its optimizer.
 
 Every operation is elementwise, so a vector cut anywhere gives the same bits. Servers hold a slice, the
 workers of `sync` the whole vector. A step is one pass over value, moments and the gradients (0.3 ms for 0.5 M values).
@@ -20,7 +20,7 @@ from gbactl.store.optimizers import DenseOptimizer, OptimizerSpec
 
 @dataclass(frozen=True)
 class DenseSpec:
-    """Layout of the dense vector: P `params`, then Q `buffers`; `momentum` of the batch-norm running statistics."""
+    """Layout of the dense vector: `params` parameters, then `buffers` batch-norm statistics with `momentum`."""
 
     params: int
     buffers: int = 0
@@ -28,7 +28,7 @@ class DenseSpec:
 
     @property
     def size(self) -> int:
-        """Length of the dense vector: P + Q."""
+        """Length of the dense vector: parameters and buffers."""
         return self.params + self.buffers
 
 
@@ -36,7 +36,7 @@ Cut = tuple[int, int]
 
 
 def dense_range(size: int, shard: int, holders: int) -> Cut:
-    """Range [lo, hi) of the slice of a vector of `size` values that shard `shard` holds.
+    """Compute the range [lo, hi) of a vector of `size` values that shard `shard` holds.
 
     The first `holders` shards share the vector equally; those after them have an empty slice at its end.
     """
@@ -44,12 +44,14 @@ def dense_range(size: int, shard: int, holders: int) -> Cut:
 
 
 def held(cuts: Sequence[Cut]) -> dict[int, Cut]:
-    """Non-empty slices by shard, from all slices in shard order; the other shards are not asked for dense values."""
+    """Filter out empty slices: from all shards' slices in order to the non-empty ones by shard."""
     return {shard: cut for shard, cut in enumerate(cuts) if cut[0] < cut[1]}
 
 
 class DenseBlock:
-    """Slice of the dense vector that starts at position `lo`; `value` f32[n] is held, and updated in place."""
+    """Slice of the dense vector from position `lo` on, with its optimizer.
+
+    `value` f32[n] is held, and updated in place."""
 
     def __init__(
         self,
@@ -71,24 +73,24 @@ class DenseBlock:
 
     @property
     def moments(self) -> dict[str, Floats]:
-        """The optimizer's moments, f32[parameters in the slice] each."""
+        """Optimizer moments of the slice's parameters, by name."""
         return self._optimizer.moments
 
     @property
     def step(self) -> int:
-        """Optimizer steps taken."""
+        """Number of optimizer steps taken."""
         return self._optimizer.step
 
     def reset_optimizer(self) -> None:
-        """Reset the optimizer to its state before the first step; value and running statistics stay."""
+        """Reset the optimizer to its state before the first step; parameters and running statistics stay."""
         self._optimizer.reset()
 
     def apply(self, total: Floats, divisor: float, weight_sum: float, lr_scale: float = 1.0) -> None:
-        """Take one optimizer step from a sum: parameters with total / divisor, buffers with total / weight_sum."""
+        """Take an optimizer step from a summed gradient: total / divisor, for buffers total / weight_sum."""
         self.apply_parts([(total, 1.0)], divisor, weight_sum, lr_scale)
 
     def apply_parts(self, parts: Sequence[DensePart], divisor: float, weight_sum: float, lr_scale: float = 1.0) -> None:
-        """Take one optimizer step from (gradient f32[n], weight > 0) pairs, summed in their order in the same pass.
+        """Take one optimizer step from (gradient f32[n], weight > 0) pairs, which are summed in order in the same pass.
 
         Raises ValueError, before anything is changed, on a gradient of another shape.
         """
@@ -105,7 +107,7 @@ class DenseBlock:
         self._kernels.average(self._running, [(g[cut:], w) for g, w in parts], weight_sum, momentum)
 
     def model_sum(self) -> int:
-        """Checksum of value and moments.
+        """Compute the slice's share of the model's shard-independent checksum, over value and moments.
 
         Added up over all slices (modulo 2^64) the same however the vector was cut (see `row_sum`).
         """
@@ -113,19 +115,19 @@ class DenseBlock:
 
     @property
     def arrays(self) -> list[Floats]:
-        """Value and moments of the slice."""
+        """Arrays of the slice: its value and the optimizer's moments."""
         return [self.value, *self.moments.values()]
 
     def _ranges(self, low: int, high: int) -> list[Floats]:
-        """Value and moments of vector positions [low, high), as views."""
+        """Views of value and moments at positions [low, high) of the dense vector."""
         return [array[low - self.lo : high - self.lo] for array in self.arrays]
 
     def packed(self, low: int, high: int) -> Floats:
-        """Value and moments of vector positions [low, high), concatenated as float32, to send to another holder."""
+        """Concatenate value and moments at vector positions [low, high), to send to another holder."""
         return np.concatenate(self._ranges(low, high))
 
     def unpack(self, low: int, high: int, values: Floats, step: int) -> None:
-        """Load what `packed` returned, after `step` optimizer steps. Raises ValueError when it does not fit."""
+        """Load value and moments that `packed` returned, as of `step` steps. Raises ValueError on a wrong length."""
         arrays = self._ranges(low, high)
         require(values, FLOAT, (sum(len(array) for array in arrays),), "A packed dense state")
         start = 0
@@ -135,12 +137,12 @@ class DenseBlock:
         self._optimizer.step = step
 
     def state(self) -> dict[str, Any]:
-        """Copies of the slice's whole state: value, moments, step (int64[1])."""
+        """Copy the slice's whole state: value, moments, step (int64[1])."""
         moments = {f"moment.{name}": moment.copy() for name, moment in self.moments.items()}
         return {"value": self.value.copy(), **moments, "step": np.array([self.step], np.int64)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load what `state` returned. Raises ValueError when it is of another slice or optimizer."""
+        """Load the output of `state`. Raises ValueError when it belongs to another slice or optimizer."""
         own = {"value": self.value, **{f"moment.{name}": moment for name, moment in self.moments.items()}}
         if set(state) != {*own, "step"}:
             raise ValueError(f"Dense state holds {sorted(state)}, expected {sorted([*own, 'step'])}.")
@@ -152,7 +154,7 @@ class DenseBlock:
 
 
 def dense_square(parts: Sequence[DensePart], params: int, divisor: float) -> float:
-    """Squared L2 norm of (sum of weight x gradient) / divisor over the first `params` values.
+    """Compute the squared L2 norm of (sum of weight x gradient) / divisor over the first `params` values.
 
     Used by studies of how gradients differ between modes; costs a second pass over the step's gradients.
     """

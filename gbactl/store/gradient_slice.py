@@ -1,4 +1,4 @@
-"""Gradient slice that a worker pushes to one shard, and the order in which staged slices are applied.
+"""Gradient slice that a worker pushes to one shard, and the coordinator's order to apply such slices.
 
 A slice's arrays may be views of shared memory: they are held, not copied, until `close` or `detach`.
 """
@@ -16,7 +16,7 @@ from gbactl.kernels.base import FLOAT, INT, Floats, Ints
 
 @dataclass(slots=True)
 class GradientSlice:
-    """Gradient slice of one batch for one shard: row gradients and, where the shard holds dense parameters, dense ones.
+    """Gradient of one batch for one shard: row gradients and, where the shard holds dense parameters, dense ones.
 
     `index` int32[n]: distinct local rows. `grad` f32[n, W]. `dense`: f32 of the shard's dense slice. `release`, if
     given, is called once when the arrays are no longer needed. `touches` uint32[n]: touch count of each row when it was
@@ -32,17 +32,17 @@ class GradientSlice:
 
     @classmethod
     def missing(cls, width: int) -> GradientSlice:
-        """Make an empty slice, for rows of `width`, that replaces a lost one."""
+        """Make an empty slice in place of a lost one, for rows of `width` floats."""
         return cls(np.empty(0, INT), np.empty((0, width), FLOAT), None, lost=True)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays."""
+        """Size of the slice's arrays in bytes."""
         held = (self.index, self.grad, self.dense, self.touches)
         return sum(array.nbytes for array in held if array is not None)
 
     def detach(self) -> None:
-        """Copy the arrays to the heap and release the shared memory they were views of."""
+        """Copy the slice's arrays to the heap, and release the shared memory that they were views of."""
         if self.release is None:
             return
         self.index, self.grad = self.index.copy(), self.grad.copy()
@@ -50,7 +50,7 @@ class GradientSlice:
         self._let_go()
 
     def close(self) -> None:
-        """Drop the arrays and release the shared memory they were views of; further calls do nothing."""
+        """Drop the slice's arrays, and release the shared memory that they were views of; further calls do nothing."""
         self.index, self.grad, self.dense = np.empty(0, INT), np.empty((0, 0), FLOAT), None
         self.touches = None
         self._let_go()
@@ -63,7 +63,7 @@ class GradientSlice:
 
 @dataclass(frozen=True, slots=True)
 class StepOrder:
-    """Coordinator's order for one step: step `step` applies `members` ((batch, weight >= 0), ...) in this order.
+    """Coordinator's order to apply staged gradients: step `step` applies `members` (batch, weight >= 0) in their order.
 
     Rows and dense parameters are divided by `divisor`, batch-norm statistics by `weight_sum`. `row_weights`, if any,
     has an entry for each member: the weight of a row by the row's own staleness; the last weight is that of the token's

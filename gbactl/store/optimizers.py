@@ -26,7 +26,7 @@ MOST_BIAS_STEPS = 1 << 22
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """Optimizer name and constants. `weight_decay` applies to the dense block only; rows have their own."""
+    """Optimizer name and constants. `weight_decay` applies to the dense block alone; rows have their own."""
 
     name: str = "adam"
     lr: float = 1e-3
@@ -43,11 +43,11 @@ class OptimizerSpec:
 
     @property
     def start(self) -> float:
-        """Initial value of every moment."""
+        """Initial value of every moment of this optimizer."""
         return 0.0 if self.name == "adam" else self.initial_accumulator
 
     def rule(self) -> OptimizerRule:
-        """Constants in the form the kernels take. Raises ConfigError on betas out of range."""
+        """Convert the constants to the form that the kernels take. Raises ConfigError on betas out of range."""
         if self.name != "adam":
             return OptimizerRule(self.name, eps=float32(self.eps))
         first, second = self.betas
@@ -56,7 +56,7 @@ class OptimizerSpec:
         return OptimizerRule("adam", float32(first), rest[0], float32(second), rest[1], float32(self.eps), table)
 
     def for_dense(self) -> OptimizerSpec:
-        """Spec for a vector without rows: row-wise Adagrad becomes Adagrad."""
+        """Convert to an optimizer for the dense vector, which has no rows: row-wise Adagrad becomes Adagrad."""
         if self.name != "rowwise_adagrad":
             return self
         return OptimizerSpec("adagrad", self.lr, self.betas, self.eps, self.weight_decay, self.initial_accumulator)
@@ -64,7 +64,7 @@ class OptimizerSpec:
 
 @functools.lru_cache(maxsize=8)
 def bias_table(first: float, second: float) -> Floats:
-    """Table f32[T, 2] of Adam's bias corrections: 1/(1-first^t) and 1/sqrt(1-second^t).
+    """Compute the table f32[T, 2] of Adam's bias corrections for steps t: 1/(1-first^t) and 1/sqrt(1-second^t).
 
     It ends at the t where both are 1 in fp32. Powers are running products, so the bits do not depend on the machine's
     `pow`. Raises ConfigError on betas out of range.
@@ -84,7 +84,7 @@ def bias_table(first: float, second: float) -> Floats:
 
 
 class RowOptimizer:
-    """Optimizer state of a table f32[R, W]; updates the table in place."""
+    """Optimizer state of an embedding table, which its steps update in place."""
 
     def __init__(self, spec: OptimizerSpec, table: Floats, kernels: Kernels) -> None:
         self.spec = spec
@@ -94,7 +94,7 @@ class RowOptimizer:
         self._step = kernels.bind_rows(spec.rule(), table, list(self.moments.values()), self.counts)
 
     def reset(self) -> None:
-        """Reset the optimizer to its state before the first step; the table stays."""
+        """Reset the optimizer to its state before the first step; the table's values stay."""
         for moment in self.moments.values():
             moment.fill(self.spec.start)
         if self.counts is not None:
@@ -104,7 +104,7 @@ class RowOptimizer:
         self, index: Ints, grad: Floats, contributors: Floats | None = None, *,
         weight: float = 1.0, divisor: float = 1.0, lr_scale: float = 1.0, decay: float = 0.0,
     ) -> None:  # fmt: skip
-        """Step the distinct rows `index` int32[U] with weight * grad f32[U, W] / divisor + decay * row.
+        """Step the distinct rows `index` by weight * gradient / divisor + decay * row.
 
         With `contributors` f32[U] they replace the divisor. Raises ValueError on an index outside the table.
         """
@@ -114,12 +114,12 @@ class RowOptimizer:
         self, slot: Ints, grad: Floats, contributors: Floats | None = None, *,
         weight: float = 1.0, divisor: float = 1.0, lr_scale: float = 1.0, decay: float = 0.0,
     ) -> None:  # fmt: skip
-        """Step all rows; `slot` int32[R] names each row's gradient row, -1 for none."""
+        """Step all rows of the table; `slot` int32[rows] names each row's gradient row, -1 for none."""
         self._step.every(slot, grad, contributors, weight, divisor, self.spec.lr * lr_scale, decay)
 
 
 class DenseOptimizer:
-    """Optimizer state of a vector f32[n]; updates the vector in place."""
+    """Optimizer state of a dense vector, which its steps update in place."""
 
     def __init__(self, spec: OptimizerSpec, value: Floats, kernels: Kernels) -> None:
         self.spec = spec.for_dense()
@@ -129,13 +129,13 @@ class DenseOptimizer:
         self._step = kernels.bind_dense(self._rule, value, list(self.moments.values()))
 
     def reset(self) -> None:
-        """Reset the optimizer to its state before the first step; the vector stays."""
+        """Reset the optimizer to its state before the first step; the vector's values stay."""
         self.step = 0
         for moment in self.moments.values():
             moment.fill(self.spec.start)
 
     def apply(self, parts: Sequence[DensePart], divisor: float, lr_scale: float = 1.0) -> None:
-        """Take one step with (sum of weight * gradient, in order) / divisor; weights must not be 0."""
+        """Take one step by (sum of weight * gradient, in order) / divisor; weights must not be 0."""
         self.step += 1
         step, root = np.float32(self.spec.lr * lr_scale), 1.0
         if self._rule.bias is not None:
@@ -146,7 +146,7 @@ class DenseOptimizer:
 
 @dataclass
 class ScheduleConfig:
-    """Learning-rate schedule's configuration: the rate depends on progress p (global batches finished), never on k."""
+    """Configuration of a learning-rate schedule: the rate depends on the number of global batches finished."""
 
     name: str = "constant"
     warmup: Annotated[float, Bounds(at_least=0, at_most=1e15)] = 0.0
@@ -164,7 +164,7 @@ def due(every: int, step: int) -> bool:
 
 
 def factor(schedule: ScheduleConfig, progress: float) -> float:
-    """Learning-rate factor at `progress` >= 0.
+    """Compute the learning-rate factor after `progress` >= 0 global batches.
 
     constant: 1. linear: rises over `warmup`, then 1. inverse_sqrt: rises, then sqrt(warmup / p).
     cosine: rises, then half a cosine from 1 to `floor` at `total`, and `floor` after it.

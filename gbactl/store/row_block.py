@@ -1,4 +1,4 @@
-"""Embedding rows of one shard with their optimizer: one fused pass over the rows a step touches.
+"""Embedding rows of one shard with their optimizer; a step reads and writes each row that it touches once.
 
 A single gradient goes straight into the optimizer. Several gradients are summed per row first, in order, in a buffer
 that is kept between steps. A row may have its own staleness: the number of steps that touched it since it was pulled
@@ -23,7 +23,7 @@ NORMS_SAMPLED = 32  # rows of a step
 
 
 class RowBlock:
-    """Table f32[rows, width] with its optimizer.
+    """Embedding table of one shard, float32[rows, width], with its optimizer.
 
     `every`: all rows step each time, their gradient being decay * row plus that of the data. `touches`: count the steps
     whose data touched each row.
@@ -42,12 +42,12 @@ class RowBlock:
         self._touches: Any = zeros((rows,), np.uint32) if own else None
 
     def initialise(self, seed: int, first: int, stride: int, scale: float) -> None:
-        """Set row i to the initial value of global row first + i * stride."""
+        """Set every local row i to the initial value of global row first + i * stride."""
         self._kernels.init_rows(self.table, seed, first, stride, scale)
 
     @property
     def moments(self) -> dict[str, Floats]:
-        """The optimizer's moments by name."""
+        """Optimizer moments of the rows, by name."""
         return self._optimizer.moments
 
     @property
@@ -57,23 +57,24 @@ class RowBlock:
 
     @property
     def arrays(self) -> list[NDArray[Any]]:
-        """Table, moments and counts."""
+        """Arrays of the block: table, moments and step counts."""
         return [self.table, *self.moments.values(), *([] if self.counts is None else [self.counts])]
 
     @property
     def touches(self) -> Any:
-        """Number of steps whose data touched each row, uint32[rows] (modulo 2^32); None where they are not counted."""
+        """Number of steps whose data touched each row, uint32[rows] (modulo 2^32); None where that is not counted."""
         if self._touches is not None:
             return self._touches
         return self.counts if self._slot is None else None
 
     def reset_optimizer(self) -> None:
-        """Reset the optimizer to its state before the first step; the rows stay."""
+        """Reset the optimizer to its state before the first step; the rows' values stay."""
         self._optimizer.reset()
 
     def apply(self, parts: Sequence[RowPart], divisor: float, lr_scale: float, shares: Sequence[float] = ()) -> None:
-        """Take one step from (index int32[n] distinct, grad f32[n, W], weight > 0) slices, summed in order.
+        """Take one optimizer step from slices (distinct rows, gradients, weight > 0), summed in order.
 
+        A slice: index int32[n], grad f32[n, width], weight.
         A row's sum is divided by `divisor` plus the `shares`, if any, of the slices that carry the row.
         """
         per_row: Floats | None = None
@@ -100,7 +101,7 @@ class RowBlock:
 
     @property
     def nbytes(self) -> dict[str, int]:
-        """Bytes held, by kind."""
+        """Bytes held by kind: table, moments, counts, scratch memory."""
         slot = 0 if self._slot is None else self._slot.nbytes
         return {
             "table": self.table.nbytes,
@@ -111,7 +112,7 @@ class RowBlock:
 
 
 class PullCounts:
-    """Touch counts of the rows of each outstanding batch, as of its last pull; the base of per-row staleness.
+    """Touch counts of the rows that outstanding batches pulled, from which their rows' staleness is computed.
 
     `counts` uint32[rows] is held, not copied.
     """
@@ -121,7 +122,7 @@ class PullCounts:
         self._at_pull: dict[int, tuple[Ints, Any]] = {}
 
     def note(self, batch: int, index: Ints) -> None:
-        """Record the touch counts of rows `index` int32[n] as they are pulled for a batch.
+        """Record the current touch counts of the rows `index` int32[n] as pulled for a batch.
 
         Raises ValueError on an index outside.
         """
@@ -131,13 +132,13 @@ class PullCounts:
         self._at_pull[batch] = index, self._counts[index]
 
     def attach(self, batch: int, part: GradientSlice) -> None:
-        """Move a batch's record into its gradient slice's `touches`; a record of other rows is dropped."""
+        """Move a batch's touch counts into its gradient slice; drop them if the slice has other rows."""
         index, counts = self._at_pull.pop(batch, (None, None))
         if index is not None and np.array_equal(index, part.index):
             part.touches = counts
 
     def forget(self, batch: int | None = None) -> None:
-        """Forget one batch's record, or all of them."""
+        """Forget the touch counts of one batch, or of all batches."""
         if batch is None:
             self._at_pull.clear()
         else:
@@ -145,7 +146,7 @@ class PullCounts:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the records."""
+        """Size of all recorded touch counts in bytes."""
         return sum(index.nbytes + counts.nbytes for index, counts in self._at_pull.values())
 
     def weigh(self, part: GradientSlice, weights: Sequence[float]) -> list[RowPart]:
@@ -167,7 +168,7 @@ class PullCounts:
 
 
 def row_norms(parts: Sequence[RowPart], divisor: float, kernels: Kernels, shares: Sequence[float] = ()) -> list[float]:
-    """L2 norms of at most NORMS_SAMPLED rows' gradients, evenly spread over the rows in ascending order.
+    """Compute the L2 norms of at most NORMS_SAMPLED rows' gradients, evenly spread over a step's rows.
 
     A row is divided by `divisor` plus the `shares`, if any, of the slices that carry it. Used by studies of how
     gradients differ between modes; costs a second pass over the step's gradients.

@@ -1,4 +1,4 @@
-"""State of one server's shard: rows, dense slice, their optimizers, staged gradients. No I/O, no sockets, no clock.
+"""State of one server's shard: rows, dense slice, their optimizers, staged gradients. No I/O, no clock.
 
 Memory: rows x width x 4 x (1 + moments) bytes, 4 a row for Adam's counts (and 4 for row_l2=all), the dense
 slice with its moments, and the staged gradient slices. With row_staleness=row: 4 a row without Adam, 8 a row pulled
@@ -53,7 +53,7 @@ class ShardSpec:
 
     @property
     def local_rows(self) -> int:
-        """Number of table rows r with r % shards == shard."""
+        """Number of embedding rows of this shard: those with row % shards == shard."""
         return max(0, (self.rows - self.shard + self.shards - 1) // self.shards)
 
     @property
@@ -62,7 +62,7 @@ class ShardSpec:
         return self.shards if self.dense_shards is None else self.dense_shards
 
     def check(self) -> None:
-        """Raise ConfigError on values out of range."""
+        """Raise ConfigError for values out of range."""
         if not (0 <= self.shard < self.shards and self.rows >= 0 and self.width > 0):
             raise ConfigError(f"Shard {self.shard} of {self.shards} with {self.rows} x {self.width} rows cannot be.")
         if not 1 <= self.dense_holders <= self.shards:
@@ -79,7 +79,7 @@ class ShardSpec:
 
 
 class Shard:
-    """One server's parameters, staged gradient slices and version. Not thread-safe: one thread owns it."""
+    """One server's parameters, staged gradient slices and version. Not thread-safe: a single thread owns it."""
 
     def __init__(self, spec: ShardSpec, kernels: Kernels | None = None) -> None:
         spec.check()
@@ -110,15 +110,15 @@ class Shard:
 
     @property
     def table(self) -> Floats:
-        """Embedding rows f32[local rows, W]; row i is global row shard + i * shards."""
+        """Embedding rows f32[local rows, width]; local row i is global row shard + i * shards."""
         return self.rows.table
 
     def pull_rows(self, index: Ints, out: Floats) -> None:
-        """Copy rows `index` int32[n] into out f32[n, W]. Raises ValueError on an index outside."""
+        """Copy rows `index` int32[n] into `out`. Raises ValueError on an index outside the table."""
         self.kernels.gather(self.rows.table, index, out)
 
     def note_pull(self, batch: int, index: Ints) -> None:
-        """Record that rows `index` int32[n] are pulled for a batch, to compute per-row staleness.
+        """Record which rows are pulled for a batch, to compute their staleness when its gradient is applied.
 
         Does nothing unless row_staleness=row, nor for a negative batch (an evaluation's). Raises ValueError on an index
         outside.
@@ -127,18 +127,18 @@ class Shard:
             self._notes.note(batch, index)
 
     def pull_dense(self, out: Floats) -> None:
-        """Copy the dense slice into out f32[hi - lo]. Raises ValueError without one, or on another shape."""
+        """Copy the dense slice into `out`. Raises ValueError where the shard has none, or on another shape."""
         require(out, FLOAT, self.dense_block().value.shape, "The output")
         np.copyto(out, self.dense_block().value)
 
     def dense_block(self) -> DenseBlock:
-        """The dense slice with its optimizer. Raises ValueError where there is none."""
+        """Return the dense slice with its optimizer. Raises ValueError where the shard has none."""
         if self.dense is None:
             raise ValueError("This shard holds no dense parameters.")
         return self.dense
 
     def stage(self, batch: int, part: GradientSlice) -> bool:
-        """Keep a gradient slice until it is ordered; the shard owns it from here on. False for a repetition.
+        """Keep a gradient slice until a step applies it; close it and return False where the batch already had one.
 
         The index, which a worker could still write, is copied; the gradients are held. Raises ValueError on a
         bad index or layout; nothing is changed then and the caller still owns the slice.
@@ -159,14 +159,14 @@ class Shard:
         return True
 
     def detach(self, batch: int) -> bool:
-        """Copy a staged slice out of shared memory. False if it is not staged."""
+        """Copy a batch's staged slice out of shared memory; False if none is staged."""
         if batch not in self._staged:
             return False
         self._staged[batch].detach()
         return True
 
     def drop(self, batch: int) -> bool:
-        """Forget a batch's pull record and staged slice, which may be staged again later. False if it is not staged."""
+        """Forget a batch's pull record and staged slice, which may be staged again later; False if none was staged."""
         if self._notes is not None:
             self._notes.forget(batch)
         part = self._staged.pop(batch, None)
@@ -176,11 +176,11 @@ class Shard:
 
     @property
     def staged(self) -> tuple[int, ...]:
-        """Batches staged and not yet ordered, in order of arrival."""
+        """Batches whose slices are staged and not yet applied, in order of arrival."""
         return tuple(self._staged)
 
     def apply(self, order: StepOrder) -> tuple[int, ...]:
-        """Take step `order.step` and return the batches applied and freed.
+        """Take the ordered step, free its gradient slices, and return its batches.
 
         Members of weight 0 touch nothing; if all weights are 0, only the version advances. With the order's
         `row_weights` each row has its own weight, and a row of weight 0 is left out of its gradient. Raises ValueError,
@@ -223,7 +223,7 @@ class Shard:
     def _row_parts(
         self, parts: list[tuple[GradientSlice, float]], order: StepOrder
     ) -> tuple[list[RowPart], list[float]]:
-        """Rows of weight > 0 of each slice, and what each slice adds to the divisor of its rows (see `_share`).
+        """List each slice's rows of weight > 0, and what the slice adds to the divisor of its rows (see `_share`).
 
         A slice is empty where only dense gradients count. The second list is empty where all rows have the same
         divisor.
@@ -246,11 +246,11 @@ class Shard:
         return self.spec.sparse_divisor == "contributors"
 
     def _divisor(self, order: StepOrder) -> float:
-        """Common divisor of every row's sum, before the shares of the slices that carry the row."""
+        """Divisor that all rows share, before the slices that carry a row add theirs."""
         return 0.0 if self._by_contributors else order.divisor
 
     def _share(self, weight: float, member: int, order: StepOrder) -> float:
-        """Amount that a member's slice of this weight adds to the divisor of its rows.
+        """Compute what a member's slice of this weight adds to the divisor of its rows.
 
         With `contributors` only the slices that carry a row count: by their weights if the order divides by weights,
         else by their samples. Otherwise the order's divisor already counts every member by its dense weight, and the
@@ -276,12 +276,12 @@ class Shard:
             self.dense_block().apply_parts(dense, order.divisor, weight_sum, order.lr_scale)
 
     def touched(self, order: StepOrder) -> Ints:
-        """Distinct local rows that a step will touch, int32[n] ascending; call before `apply`."""
+        """Find the distinct local rows that a step will touch, int32[n] ascending; call before `apply`."""
         parts = [index for index, _, _ in self._row_parts(self._members(order), order)[0]]
         return np.unique(np.concatenate(parts)) if parts else np.empty(0, INT)
 
     def gradient_norms(self, order: StepOrder) -> tuple[float, list[float]]:
-        """Gradient norms of a step: (squared L2 norm of the dense slice's, norms of a sample of rows).
+        """Compute the gradient norms of a step: (squared L2 norm of the dense slice's, norms of a sample of rows).
 
         Call before `apply`.
         """
@@ -293,11 +293,11 @@ class Shard:
         return square, row_norms(rows, self._divisor(order), self.kernels, shares)
 
     def step_digest(self, touched: Ints) -> str:
-        """BLAKE2b digest of the rows `touched`, their moments and counts, and the dense slice with its moments."""
+        """Compute the BLAKE2b digest of the rows `touched` and the dense slice, each with its optimizer's state."""
         return digest([*(array[touched] for array in self.rows.arrays), *self._dense_arrays])
 
     def begin_phase(self) -> None:
-        """Forget which batch numbers were applied and pulled: the next phase counts from 0 again."""
+        """Forget which batches were applied and pulled, as the next phase numbers its batches from 0 again."""
         self._applied.clear()
         if self._notes is not None:
             self._notes.forget()
@@ -320,17 +320,17 @@ class Shard:
         self.version = 0
 
     def reset_optimizer(self) -> None:
-        """Reset the optimizer's state; parameters and version stay."""
+        """Reset the optimizer state of rows and dense slice; parameters and version stay."""
         self.rows.reset_optimizer()
         if self.dense is not None:
             self.dense.reset_optimizer()
 
     def dense_state(self) -> dict[str, Any]:
-        """Copies of the dense slice, its moments and step. Raises ValueError without a dense block."""
+        """Copy the dense slice, its moments and step. Raises ValueError where the shard has none."""
         return self.dense_block().state()
 
     def checksum(self) -> str:
-        """BLAKE2b digest of all rows, their moments and counts, and the dense slice with its moments (1 GB/s)."""
+        """Compute the BLAKE2b digest of all rows and the dense slice, each with its optimizer's state (1 GB/s)."""
         return digest([*self.rows.arrays, *self._dense_arrays])
 
     @property
@@ -338,7 +338,7 @@ class Shard:
         return [] if self.dense is None else self.dense.arrays
 
     def model_sum(self, with_dense: bool = True) -> int | None:
-        """Shard-independent checksum: added up over the shards (modulo 2^64) the same for any number of them.
+        """Compute the shard's summand of the model's checksum, whose total modulo 2^64 is the same for any sharding.
 
         None above 512 MiB.
         """
@@ -350,7 +350,7 @@ class Shard:
 
     @property
     def nbytes(self) -> dict[str, int]:
-        """Bytes held, by kind: rows, moments, dense slice, staged slices."""
+        """Bytes held by kind: rows, moments, dense slice, staged slices."""
         held = [part.nbytes for part in self._staged.values()] + ([] if self._notes is None else [self._notes.nbytes])
         value, *moments = [array.nbytes for array in self._dense_arrays] or [0]
         return {**self.rows.nbytes, "dense": value, "dense_moments": sum(moments), "staged": sum(held)}

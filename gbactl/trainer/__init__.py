@@ -1,1 +1,1 @@
-"""Trainer: a worker with its own dense replica, and its exchanges with other replicas."""
+"""Trainer: a worker with its own dense replica, which it exchanges with other replicas."""

@@ -1,4 +1,4 @@
-"""Exchange of a trainer with a centre, or with all other trainers: snapshot, ask, add the difference.
+"""Exchange of a trainer's replica with a centre or with all other trainers: send a copy, add the difference.
 
 Leaving (decentralised). Every exchange is a round of one all-reduce that all ranks take part in, and a
 vector of the round says how many of them are leaving: those that the coordinator told that the phase is closed. A rank
@@ -43,17 +43,17 @@ AWAY_SECONDS = 0.05  # seconds that an exchange waits where no server is connect
 
 
 class ExchangeKind(Protocol):
-    """Kind of exchange that a trainer takes part in: with a centre, or in rounds."""
+    """Interface of an exchange: with a centre on the servers, or in averaging rounds with all trainers."""
 
     statistics: ExchangeStatistics
 
     def once(self, leaving: bool) -> bool:
-        """Do one exchange; returns whether it was the last. Raises GbactlError when the others are gone."""
+        """Do one exchange; return whether it was the last one. Raises GbactlError when the other side is gone."""
 
 
 @dataclass(eq=False)
 class ReplicaExchange:
-    """Common part of both kinds of exchange: take a snapshot of the replica, and add the difference.
+    """Base of all exchanges: takes a snapshot of the replica, and adds the resulting difference.
 
     `codec`: values are rounded to two bytes, and take `item` bytes each on the wire. The answer is compared with
     the values as they arrived there: otherwise every exchange would round the replica itself, and smaller steps
@@ -71,13 +71,15 @@ class ReplicaExchange:
         self._sent: Floats = np.empty_like(self.replica.value)
 
     def send(self) -> Floats:
-        """Copy the replica as it is now, rounded as on the wire: f32[n], the memory of this exchange."""
+        """Copy the current replica, rounded as on the wire.
+
+        The array f32[n] is overwritten by the next exchange."""
         self.replica.snapshot(self._sent)
         round_here(self.codec, self._sent)
         return self._sent
 
     def receive(self, other: Floats, began: float, values: float) -> None:
-        """Move the current replica by the answer to what `send` returned; `values` were sent each way."""
+        """Move the replica towards the centre or mean received; `values` floats were sent each way since `began`."""
         self.statistics.distance(self.now() - self._began, self._sent, other)
         self.rule.exchange(self._sent, other)
         if self.rule.alpha:
@@ -87,7 +89,7 @@ class ReplicaExchange:
 
 @dataclass(eq=False)
 class CentreExchange(ReplicaExchange):
-    """Exchange with the centre.
+    """Exchange of a replica with the centre on the servers (EASGD).
 
     `ask(replica, alpha)` has the servers do their half, and returns f32[n], the previous centre; None where no server
     answers, which counts as no exchange."""
@@ -107,7 +109,7 @@ class CentreExchange(ReplicaExchange):
 
 @dataclass(eq=False)
 class AveragingRound(ReplicaExchange):
-    """Averaging round. `weight` 0: takes part only to answer the others.
+    """Averaging round of a replica with those of all trainers; with `weight` 0 the own replica does not count.
 
     A round sums [replica | weight | leaving | there | computing]."""
 
@@ -118,14 +120,14 @@ class AveragingRound(ReplicaExchange):
         self._round: Floats = np.zeros(len(self._sent) + 4, np.float32)
 
     def offer(self, leaving: bool) -> Floats:
-        """Fill the round's vector f32[n + 4], to be summed in place."""
+        """Fill the round's vector f32[n + 4], which an all-reduce sums in place."""
         total = self._round
         np.multiply(self.send(), np.float32(self.weight), out=total[:-4])
         total[-4:] = self.weight, leaving, 1.0, self.weight > 0 and not (leaving or self.statistics.idle)
         return total
 
     def accept(self, began: float) -> bool:
-        """Apply the sum of the round over all ranks that are there. Returns whether all leave."""
+        """Apply the summed vector of a round; return whether all ranks are leaving."""
         total = self._round
         round_here(self.codec, total)
         weights, leaving, there, computing = (float(count) for count in total[-4:])
@@ -139,7 +141,7 @@ class AveragingRound(ReplicaExchange):
 
 @dataclass(eq=False)
 class AveragingRounds(AveragingRound):
-    """Averaging rounds over a collective, which nothing else uses meanwhile."""
+    """Averaging rounds over a collective that is used for them alone."""
 
     NAME: ClassVar[str] = "replicas"
 
@@ -152,7 +154,7 @@ class AveragingRounds(AveragingRound):
 
 
 class CentreSlices:
-    """Centre f32[size], assembled from the servers' answers to an exchange: one slice of every shard in `cuts`."""
+    """EASGD centre, assembled from one slice of every shard, as the servers answer an exchange."""
 
     def __init__(self, cuts: Mapping[int, Cut], size: int) -> None:
         self.cuts = cuts
@@ -162,7 +164,7 @@ class CentreSlices:
         self._request = 0
 
     def ask(self, replica: Floats, alpha: float, served: Collection[int]) -> list[tuple[int, EasgdUpdate, Floats]]:
-        """Begin an exchange: (shard, message, slice of the replica) for the connected servers.
+        """Begin an exchange: make (shard, message, slice of the replica) for every connected server.
 
         Slices of other servers keep the replica's values."""
         self._request, self._sent, self.missing = self._request + 1, replica, self.cuts.keys() & set(served)
@@ -172,7 +174,7 @@ class CentreSlices:
         return [(shard, told, replica[low:high]) for shard, (low, high) in cuts if shard in self.missing]
 
     def arrived(self, shard: int, message: EasgdCentre, payload: Bytes) -> None:
-        """Store a server's slice. Raises WireError for one that was not requested."""
+        """Store a server's slice of the centre. Raises WireError for a slice that was not requested."""
         low, high = self.cuts[shard]
         if message.ticket != self._request or payload.size != 4 * (high - low):
             raise WireError(f"S{shard} answered an exchange with {payload.size} bytes.")
@@ -180,7 +182,7 @@ class CentreSlices:
         self.missing.discard(shard)
 
     def lost(self, shard: int) -> None:
-        """Stop waiting for a failed server's slice, which keeps the replica's values."""
+        """Stop waiting for a failed server's slice of the centre, and use the replica's values there."""
         if shard in self.missing:
             self._keep(shard)
             self.missing.discard(shard)
@@ -191,7 +193,7 @@ class CentreSlices:
 
 
 class EasgdExchange:
-    """EASGD exchange of a vector of `size` floats: the replica's slices out, the centre's previous slices back.
+    """EASGD exchange over the servers: sends the replica's slices, receives the slices of the previous centre.
 
     One exchange at a time, from any thread but the reading one. A dense vector each way; what is sent is copied once.
     The slice of a server that is disconnected, or fails during the exchange, stays unchanged: nobody waits for its
@@ -204,7 +206,7 @@ class EasgdExchange:
         self.exchange.on_server_lost = self._lost
 
     def __call__(self, replica: Floats, alpha: float) -> Floats | None:
-        """Exchange f32[size] with the servers: returns the centre before it moved by `alpha` towards the replica.
+        """Exchange a replica with the servers; return the centre before it moved by `alpha` towards the replica.
 
         The result is valid until the next call. It has the replica's own values where a server does not answer, and is
         None where none does. Raises GbactlError when the run is over, or a server is gone for good."""
@@ -229,5 +231,5 @@ class EasgdExchange:
         frame.release()
 
     def _lost(self, shard: int) -> None:
-        """Stop waiting for a failed server's slice."""
+        """Stop waiting for a failed server's slice of the centre."""
         self._slices.lost(shard)

@@ -24,20 +24,20 @@ Stopped = Callable[[], AbstractContextManager[None]]
 
 
 class ExchangeDriver(Protocol):
-    """Driver of a phase's exchanges, as the compute loop sees it."""
+    """Interface of what starts a phase's exchanges, as the compute loop sees it."""
 
     def stepped(self, iterations: int) -> None:
-        """Record the number of iterations done in this phase. Raises the error that ended the exchanges."""
+        """Start an exchange if due after so many iterations of the phase. Raises the error of an earlier exchange."""
 
     def idle(self) -> None:
-        """Answer the others, who may still compute, when no batches are left to hand out."""
+        """Keep answering the trainers that still compute, as no batches are left for this one."""
 
     def close(self) -> None:
-        """Answer the others until all leave, when the phase is closed. Raises the error that ended the exchanges."""
+        """Answer the other trainers until all leave, at a phase's end. Raises the error of an earlier exchange."""
 
 
 class ForegroundDriver:
-    """Foreground exchanges every k iterations; within `stopped()` none of the trainer's threads computes."""
+    """Foreground exchanges every k local iterations, during which no thread of the trainer computes."""
 
     def __init__(self, exchange: ExchangeKind, k: float, stopped: Stopped = nullcontext) -> None:
         self.exchange, self.k, self.stopped = exchange, k, stopped
@@ -58,7 +58,7 @@ class ForegroundDriver:
             self.exchange.statistics.foreground += time.perf_counter() - began
 
     def idle(self) -> None:
-        """Answer the others in a thread; later exchanges do not count as sync gaps."""
+        """Answer the other trainers in a background thread; further exchanges do not count as sync gaps."""
         if self._answers is None and not math.isinf(self.k):
             self.exchange.statistics.idle = True
             self._answers = ShadowDriver(self.exchange, IDLE_SECONDS)
@@ -72,7 +72,7 @@ class ForegroundDriver:
 
 
 class ShadowDriver:
-    """Background exchanges, `interval` seconds apart, the first after `part` of that; infinity: never."""
+    """Background exchanges every `interval` seconds (infinity: never), the first after `part` of an interval."""
 
     def __init__(self, exchange: ExchangeKind, interval: float, part: float = 1.0) -> None:
         self.exchange = exchange
@@ -96,7 +96,7 @@ class ShadowDriver:
             raise self._error
 
     def idle(self) -> None:
-        """Do nothing, as the thread goes on."""
+        """Do nothing, as the background thread goes on with exchanges."""
 
     def close(self) -> None:
         self._leaving.set()
@@ -106,7 +106,7 @@ class ShadowDriver:
 
 @dataclass(frozen=True)
 class ExchangePace:
-    """Pace of exchanges: in the background every `interval` seconds, or in the foreground every `k` iterations.
+    """Pace of exchanges: in the background every `interval` seconds, or in the foreground every `k` local iterations.
 
     The first one in the background comes after `part` of the interval."""
 
@@ -119,7 +119,7 @@ class ExchangePace:
     def of(
         cls, rule: AveragingRule, shadow: bool, trainers: int, index: int, values: Mapping[str, Any]
     ) -> ExchangePace:
-        """Pace that a mode's own keys set for worker `index`: one of the trainers, or a worker that only answers them.
+        """Pace that a mode's options set for worker `index`, which may be a trainer or only answer the trainers.
 
         Trainers that exchange with a centre in the background are staggered: those that queue together from the
         first exchange on end together, pause equally long, and queue together ever after."""
@@ -130,7 +130,7 @@ class ExchangePace:
         return cls(True, values["shadow_interval"], part=(index + 1) / trainers if rule.centralised else 1.0)
 
     def drive(self, exchange: ExchangeKind, stopped: Stopped = nullcontext) -> ExchangeDriver:
-        """Make the driver of a phase."""
+        """Start the exchanges of a phase at this pace."""
         return (
             ShadowDriver(exchange, self.interval, self.part)
             if self.shadow

@@ -1,4 +1,4 @@
-"""Dense replica of one trainer: compute threads step on it while exchanges add differences.
+"""Dense replica of one trainer: compute threads step on it while exchanges add differences to it.
 
 A compute thread holds only its own lock during its step, so threads never wait for each other (Hogwild). An exchange
 takes all of them, for as long as one copy or one addition takes (0.1 ms for 0.5 M values) and never while it waits for
@@ -21,7 +21,7 @@ from gbactl.store.dense import DenseBlock
 
 
 class Replica:
-    """Dense replica: `block` is the vector with its optimizer state; `threads` compute on it."""
+    """Dense replica of one trainer. `block`: its vector with optimizer state; `threads`: compute threads."""
 
     def __init__(self, block: DenseBlock, threads: int = 1) -> None:
         self.block = block
@@ -37,35 +37,35 @@ class Replica:
 
     @property
     def value(self) -> Floats:
-        """Vector f32[P + Q], which other threads may be writing to."""
+        """Replica's vector (parameters, batch-norm buffers), which other threads may be writing to."""
         return self.block.value
 
     @property
     def iterations(self) -> int:
-        """Number of steps of all threads."""
+        """Number of local steps, summed over all threads."""
         return sum(self._steps)
 
     def step(self, gradient: Floats, divisor: float, lr_scale: float, thread: int = 0) -> None:
-        """Take a compute thread's optimizer step with f32[P + Q] gradient / divisor."""
+        """Take an optimizer step of one compute thread, with gradient / divisor."""
         with self._locks[thread]:
             self.block.apply(gradient, divisor, divisor, lr_scale)
             self._steps[thread] += 1
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Block all threads' steps within the context."""
+        """Context in which no thread can take a step."""
         with ExitStack() as held:
             for lock in self._locks:
                 held.enter_context(lock)
             yield
 
     def snapshot(self, out: Floats) -> None:
-        """Copy the replica into f32[P + Q] as it is between two steps."""
+        """Copy the replica's vector to `out`, as it is between two steps."""
         with self.still():
             np.copyto(out, self.block.value)
 
     def add(self, difference: Floats) -> None:
-        """Add f32[P + Q] to the replica as it is now."""
+        """Add a vector of differences to the current replica."""
         with self.still():
             np.add(self.block.value, difference, out=self.block.value)
 
@@ -75,9 +75,10 @@ SPACING = 1.1  # distances are taken at exchanges 1, 2, 3, ... 10, 12, 14, ...: 
 
 @dataclass
 class ExchangeStatistics:
-    """Statistics of one trainer. Times are seconds; `gaps` counts local iterations between two exchanges.
+    """Statistics of one trainer's exchanges.
 
-    Exchanges that it only answers, because it is `idle`, make no gap."""
+    Times are seconds; `gaps` counts local iterations between two exchanges. Those that the
+    trainer only answers, because it is `idle`, make no gap."""
 
     iterations: int = 0
     exchanges: int = 0
@@ -91,7 +92,7 @@ class ExchangeStatistics:
     _next: float = 1.0
 
     def distance(self, at: float, replica: Floats, other: Floats) -> None:
-        """Record the L2 distance of f32[n] replica from the mean or centre, `at` seconds into the phase.
+        """Record the L2 distance of the replica from the mean or centre, `at` seconds into the phase.
 
         Not every time."""
         if self.exchanges + 1 >= self._next:
@@ -99,7 +100,7 @@ class ExchangeStatistics:
             self.distances.append((at, float(np.linalg.norm(replica - other))))
 
     def met(self, iterations: int, seconds: float, sent: float) -> None:
-        """Record an exchange: its seconds and bytes, and the iterations that the trainer had done by then."""
+        """Record an exchange: its seconds and bytes, and the local iterations done by then."""
         self.exchanges += 1
         if iterations > self._last or not self.idle:
             self.gaps[iterations - self._last] += 1
@@ -108,7 +109,7 @@ class ExchangeStatistics:
         self.sent += sent
 
     def fields(self) -> dict[str, Any]:
-        """Convert to the fields of a message."""
+        """Convert the statistics to the fields of a message."""
         return {
             "iterations": self.iterations, "exchanges": self.exchanges, "seconds": self.seconds,
             "foreground": self.foreground, "sent": self.sent,

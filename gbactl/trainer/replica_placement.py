@@ -1,4 +1,4 @@
-"""Dense placement of a trainer: its own replica, stepped by Hogwild threads, and exchanged with the others'.
+"""Dense placement of a trainer: its own replica, stepped by Hogwild threads and exchanged with other replicas.
 
 Nothing is allocated before a phase needs it; then: the replica with its optimizer state, a gradient per thread, two
 vectors for exchanges. A step costs what the dense optimizer costs. Evaluation reads the servers' vector: the centre, or
@@ -37,7 +37,7 @@ from gbactl.worker.state_machine import BatchInProgress, weigh
 
 
 class ComputeThread(DensePlacement):
-    """Compute thread number `thread`; a placement that its compute loop uses."""
+    """Dense placement as used by compute thread number `thread` of a trainer."""
 
     def __init__(self, flat: FlatModel, thread: int, trainer: TrainerDense) -> None:
         self.flat, self.thread, self.trainer = flat, thread, trainer
@@ -55,7 +55,7 @@ class ComputeThread(DensePlacement):
             self.flat.use(value)
 
     def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
-        """Push the rows, take the local step, and exchange if it is due."""
+        """Push the row gradients, take the local step, and exchange the replica if that is due."""
         trainer, grant = self.trainer, item.grant
         if len(self._gradient) != self.flat.size:
             self._gradient = np.empty(self.flat.size, np.float32)
@@ -69,7 +69,7 @@ class ComputeThread(DensePlacement):
 
 
 def start(each: ComputeThread, work: Callable[[], None], exchange: WorkerClient) -> None:
-    """Run a compute loop in a new thread; an error there ends the worker's own loop."""
+    """Run a compute loop in a new thread; an error in the thread ends the worker's own loop."""
 
     def run() -> None:
         try:
@@ -81,7 +81,7 @@ def start(each: ComputeThread, work: Callable[[], None], exchange: WorkerClient)
 
 
 class TrainerDense(ComputeThread):
-    """Dense placement with a replica per trainer.
+    """Dense placement with one replica per trainer.
 
     `make_block` builds the replica at its first use, equal on all trainers; `collective` is None without all-reduce.
     `codec`: values are sent in two bytes, and take `ring_item` bytes in a ring. This object is the first compute
@@ -111,7 +111,7 @@ class TrainerDense(ComputeThread):
         return self.core.replica
 
     def handle(self, message: OpenReplicas | CloseReplicas) -> ClosedReplicas | None:
-        """Open or close a phase. Raises GbactlError when those that it waits for are gone."""
+        """Open or close a phase as the coordinator asks. Raises GbactlError when a process it waits for is gone."""
         if isinstance(message, OpenReplicas):
             if message.turn != self.core.opened:  # a new coordinator repeats what it has no record of
                 self.open(message)
@@ -142,7 +142,7 @@ class TrainerDense(ComputeThread):
 
     @contextmanager
     def _stopped(self) -> Iterator[None]:
-        """Stop all compute threads within the context."""
+        """Context in which no compute thread of the trainer computes."""
         with ExitStack() as held:
             for each in self._threads if self.stands else []:
                 held.enter_context(each.computing)
@@ -169,7 +169,7 @@ class TrainerDense(ComputeThread):
         self._drive.stepped(self.core.iterations)
 
     def close(self, message: CloseReplicas) -> ClosedReplicas:
-        """Answer the others until all leave, then give the servers this trainer's replica; may be repeated."""
+        """Answer the other trainers until all leave, then send the servers this trainer's replica; may be repeated."""
         if self._drive is not None:
             self._drive.close()
             self._drive, self.exchange.core.threads = None, 1
@@ -191,7 +191,7 @@ class TrainerDense(ComputeThread):
     # -- batches ------------------------------------------------------------------------------------
 
     def load(self, item: BatchInProgress) -> None:
-        """Load the replica for training, or the servers' vector for evaluation."""
+        """Load the trainer's replica for training, or the servers' dense vector for evaluation."""
         if not item.phase.training:
             if not self._evaluating:
                 self.flat.come_home()  # the servers' slices are copied to the model's own memory
@@ -210,7 +210,7 @@ class TrainerDense(ComputeThread):
         self._evaluating = False
 
     def take_over(self, turn: int) -> None:
-        """Begin with the servers' parameters, as every trainer does."""
+        """Fetch the dense parameters from the servers into the replica, as every trainer does."""
         if isinstance(self.collective, FaultTolerantCollective):
             self.collective.renew(turn)  # workers may have joined since it was formed, or parts been dealt
         self._fetch()

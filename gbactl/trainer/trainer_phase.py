@@ -1,4 +1,4 @@
-"""Core of a trainer's phases without threads, clock or connections: its replica, its statistics, its checkpoint data.
+"""Core of a trainer's phases without threads, clock or connections: replica, statistics, checkpoint data.
 
 A shell carries it out: threads and connections in a real worker (replica_placement.py, exchange.py), events on a
 virtual clock in a simulated one (simulation/trainer.py). The shell decides when exchanges happen; exchange.py has
@@ -19,7 +19,7 @@ from gbactl.wire.messages import ClosedReplicas, DenseSaved, OpenReplicas
 
 
 class TrainerCore:
-    """Core of one trainer. `make_block` builds its replica at the first use, equal on all trainers."""
+    """Core of one trainer. `make_block` builds its replica when first used, the same on all trainers."""
 
     def __init__(self, index: int, make_block: Callable[[], DenseBlock]) -> None:
         self.index, self._make_block = index, make_block
@@ -41,11 +41,11 @@ class TrainerCore:
 
     @property
     def iterations(self) -> int:
-        """Local steps in this phase."""
+        """Local steps taken in this phase."""
         return self.replica.iterations - self._first
 
     def open(self, message: OpenReplicas) -> bool:
-        """Open a phase. Returns whether the replica must be fetched from the servers first, because others trained on.
+        """Open a phase; return whether the replica is outdated, so that it must be fetched from the servers first.
 
         A worker that is no trainer in the phase only answers the others."""
         self.opened, self.trains = message.turn, self.index < message.trainers
@@ -54,14 +54,14 @@ class TrainerCore:
         return behind
 
     def begin(self, message: OpenReplicas) -> AveragingRule:
-        """Begin a phase once the replica is there. Returns the phase's rule; `pace` says when exchanges happen."""
+        """Begin a phase with an up-to-date replica; return its averaging rule, and set `pace` for the exchanges."""
         rule = self._rule_of(message)
         self.pace = ExchangePace.of(rule, message.shadow, message.trainers, self.index, message.values)
         self._common = False
         return rule
 
     def _rule_of(self, message: OpenReplicas) -> AveragingRule:
-        """Rule of a phase: the previous phase's if it is the same, since it may have state, equal on all trainers."""
+        """Make the averaging rule of a phase; keep the previous phase's, which may have state, if it is the same."""
         key = (message.rule, message.trainers, message.values)
         if self._common or self._rule is None or self._rule[0] != key:
             block = self.replica.block
@@ -71,16 +71,16 @@ class TrainerCore:
         return self._rule[1]
 
     def took_over(self) -> None:
-        """Record that the replica was loaded from the servers, as every trainer's is."""
+        """Record that the replica was loaded from the servers, like the replicas of all trainers."""
         self._fresh = self._common = True
 
     def closed(self, turn: int) -> ClosedReplicas:
-        """Report of a finished phase to the coordinator."""
+        """Make the report of a finished phase for the coordinator."""
         self.statistics.iterations = self.iterations
         return ClosedReplicas(self.index, turn, self.statistics.fields())
 
     def saved(self, number: int, trains: bool) -> tuple[DenseSaved, Floats | None]:
-        """Replica as it is now, for a checkpoint; empty for a worker that does not train."""
+        """Pack the current replica for a checkpoint; empty for a worker that does not train."""
         if not trains:
             return DenseSaved(number, 0, -1), None
         block = self.replica.block

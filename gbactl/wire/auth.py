@@ -31,7 +31,7 @@ _LETTER = {"launcher": "L", "coordinator": "C", "server": "S", "worker": "W", "c
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Identity of a node. `incarnation` grows with every process that replaces an earlier one."""
+    """Identity of a node; `incarnation` is larger in each process that replaces a failed one."""
 
     role: str
     index: int
@@ -44,7 +44,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class SessionKeys:
-    """Keys of one connection, one a direction."""
+    """MAC keys of one connection, one for each direction."""
 
     from_connector: bytes
     from_listener: bytes
@@ -70,7 +70,7 @@ def _proof(key: bytes, *parts: bytes) -> bytes:
 
 
 def answer(key: bytes, greeting_bytes: bytes, me: Peer, connector_nonce: bytes) -> bytes:
-    """Encode the connector's handshake message. Raises WireError if the listener is no gbactl of this version."""
+    """Encode the connector's handshake message. Raises WireError if the listener runs another version of gbactl."""
     magic, listener_nonce = GREETING.unpack(greeting_bytes)
     if magic != MAGIC:
         raise WireError("The other end is not a gbactl process of this version.")
@@ -81,7 +81,7 @@ def answer(key: bytes, greeting_bytes: bytes, me: Peer, connector_nonce: bytes) 
 
 
 def accept(key: bytes, listener_nonce: bytes, answer_bytes: bytes, me: Peer) -> tuple[Peer, bytes, SessionKeys]:
-    """Verify the connector's handshake message: (peer, the proof of the listener `me`, keys). Raises WireError."""
+    """Verify the connector's handshake message; returns (peer, the listener's proof, keys). Raises WireError."""
     role, index, incarnation, connector_nonce, proof = ANSWER.unpack(answer_bytes)
     expected = _proof(key, b"connector", listener_nonce, connector_nonce, answer_bytes[: _IDENTITY.size])
     if not hmac.compare_digest(proof, expected) or role >= len(ROLES):
@@ -91,7 +91,7 @@ def accept(key: bytes, listener_nonce: bytes, answer_bytes: bytes, me: Peer) -> 
 
 
 def confirm(key: bytes, greeting_bytes: bytes, connector_nonce: bytes, proof: bytes, peer: Peer) -> SessionKeys:
-    """Verify that the listener knows the key and is `peer`, of any incarnation. Raises WireError."""
+    """Verify that the listener knows the key and is `peer`, in any incarnation. Raises WireError."""
     _, listener_nonce = GREETING.unpack(greeting_bytes)
     if not hmac.compare_digest(proof, _listener_proof(key, listener_nonce, connector_nonce, peer)):
         raise WireError(f"The listener does not know this run's key, or is not {peer}.")

@@ -55,7 +55,7 @@ class Bootstrap:
 
     @property
     def log_name(self) -> str:
-        """Name of the child's log in logs/ without the suffix: W1, and W1-2 for its second successor."""
+        """Name of the child's log in logs/, without the suffix: W1, and W1-2 for W1's second successor."""
         return f"{self.peer}-{self.incarnation}" if self.incarnation else str(self.peer)
 
     @property
@@ -68,7 +68,7 @@ INSTALLED = Ack(0, 0)
 
 
 def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, momentum: float) -> ShardSpec | None:
-    """Wait for the initial dense values, sent by a worker. None when the run ends before.
+    """Wait for the initial dense values, which a worker sends; None if the run ends before.
 
     `momentum`: of the running statistics among the values."""
     while True:
@@ -87,7 +87,7 @@ def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, momentum: float
 
 
 def await_setup(hub: Hub, coordinator: Channel) -> ShardAddresses:
-    """Wait, as a worker, for the servers' addresses. Raises ClusterError when the run ends before."""
+    """Wait, as a worker, for the servers' addresses. Raises ClusterError if the run ends before."""
     setup: ShardAddresses | None = None
     while setup is None:
         for channel, frame in hub.poll(None):

@@ -27,10 +27,12 @@ class Channel(Protocol):
     peer: Peer
 
     def reserve(self, nbytes: int) -> Bytes:
-        """Allocate memory for an outgoing payload, uint8[nbytes]. It must be sent or given up before the next call."""
+        """Allocate memory for an outgoing payload, uint8[nbytes].
+
+        Send or drop the payload before the next call."""
 
     def send(self, message: Any, payload: Bytes | None = None) -> None:
-        """Queue a message without blocking. `payload` comes from `reserve`, or is any contiguous uint8 array."""
+        """Queue a message without blocking; `payload` comes from `reserve`, or is any contiguous uint8 array."""
 
     def close(self) -> None:
         """Close the connection; queued messages may be lost."""
@@ -46,9 +48,10 @@ class Hub(Protocol):
     traffic: TrafficCounter
 
     def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR) -> Channel:
-        """Connect and authenticate, blocking. With `segment_bytes` (out slot, in slot): use shared memory.
+        """Connect and authenticate, blocking; shared memory is used if `segment_bytes` gives two slot sizes.
 
-        Raises WireError when the other end does not answer or does not know the key."""
+        `segment_bytes`: bytes of the slot for outgoing payloads and of the one for incoming payloads. Raises WireError
+        when the other end does not answer or does not know the key."""
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
         """Return the frames that have arrived; wait up to `timeout` seconds for the first (None: for ever).
@@ -56,14 +59,14 @@ class Hub(Protocol):
         A lost connection is reported once, as a frame of kind frames.CLOSED."""
 
     def now(self) -> float:
-        """Return the time in seconds; only differences mean anything."""
+        """Return the clock's time in seconds, from an arbitrary origin."""
 
     def close(self) -> None:
         """Close every channel and stop listening."""
 
 
 class BufferPool:
-    """Pool of receive buffers: at most `keep` of them, MOST_KEPT bytes together.
+    """Pool of receive buffers: at most `keep` buffers, and MOST_KEPT bytes in all.
 
     A fresh multi-megabyte allocation would page-fault at every use."""
 
@@ -79,13 +82,13 @@ class BufferPool:
         return np.empty(max(nbytes, 4096), np.uint8)
 
     def give(self, buffer: Bytes) -> None:
-        """Return a receive buffer to the pool."""
+        """Return a receive buffer to the pool, or free it if the pool is full."""
         if len(self.free) < self.keep and sum(kept.size for kept in self.free) + buffer.size <= MOST_KEPT:
             self.free.append(buffer)
 
 
 class ChannelWrapper:
-    """Base of channels that change what the channel `inner` carries."""
+    """Base of channels that change the messages of another channel, `inner`."""
 
     def __init__(self, inner: Channel) -> None:
         self.inner, self.peer = inner, inner.peer
@@ -115,18 +118,18 @@ class HubWrapper(Generic[W]):
         self._wrappers: dict[int, W] = {}
 
     def wrap(self, inner: Channel) -> W | None:
-        """Return a new wrapper of a channel; None for a channel that stays as it is."""
+        """Create the wrapper of a channel; None for a channel that needs none."""
         return None
 
     def wrapper_of(self, inner: Channel) -> W | None:
-        """Return the wrapper of a channel, made when the channel is first seen."""
+        """Return the wrapper of a channel, created at the first call; None for a channel that needs none."""
         known = self._wrappers.get(id(inner))
         if known is None and (known := self.wrap(inner)) is not None:
             self._wrappers[id(inner)] = known
         return known
 
     def forget(self, inner: Channel) -> None:
-        """Forget the wrapper of a closed channel."""
+        """Remove the wrapper of a closed channel."""
         del self._wrappers[id(inner)]
 
     def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR) -> Channel:

@@ -27,18 +27,18 @@ _KINDS = frozenset(KIND[message] for message in VALUES)
 
 
 def ids_of(message: Any) -> int:
-    """Return the bytes of ids that precede the values in a message's payload."""
+    """Return the number of bytes that the ids before the values take in a message's payload."""
     return 4 * max(0, message.rows) if isinstance(message, Push) else 0
 
 
 def narrowed_bytes(message: Any, nbytes: int) -> int:
-    """Return a payload's size on the wire, where `nbytes` is its size before it is narrowed to two bytes a value."""
+    """Return the size on the wire of a payload of `nbytes` bytes, whose float32 values are sent as two bytes each."""
     ids = ids_of(message)
     return ids + (nbytes - ids) // 2 if isinstance(message, VALUES) else nbytes
 
 
 class HalfPrecisionChannel(ChannelWrapper):
-    """Channel between a worker and a server that sends values in two bytes each over the connection `inner`."""
+    """Channel between a worker and a server that sends values as two bytes each over the channel `inner`."""
 
     def __init__(self, inner: Channel, codec: Codec) -> None:
         super().__init__(inner)
@@ -47,7 +47,7 @@ class HalfPrecisionChannel(ChannelWrapper):
         self._lent: dict[int, Bytes] = {}
 
     def reserve(self, nbytes: int) -> Bytes:
-        """Allocate memory for a payload in float32, before it is narrowed."""
+        """Allocate memory for a payload in float32, which `send` converts."""
         with self._lock:
             buffer = self._pool.take(nbytes)
             self._lent[buffer.ctypes.data] = buffer
@@ -71,9 +71,9 @@ class HalfPrecisionChannel(ChannelWrapper):
         self.inner.send(message, out)
 
     def widened(self, frame: Frame) -> Frame:
-        """Return a frame with its values widened to float32.
+        """Return a received frame with its values converted to float32.
 
-        One of an impossible size is returned as it is, and rejected where it is handled."""
+        A frame of an impossible size is returned unchanged, and rejected where it is handled."""
         try:
             message = decode(frame)
         except WireError:
@@ -92,7 +92,7 @@ class HalfPrecisionChannel(ChannelWrapper):
 
 
 class HalfPrecisionHub(HubWrapper[HalfPrecisionChannel]):
-    """Hub whose channels between workers and servers send values in two bytes each."""
+    """Hub whose channels between workers and servers send values as two bytes each."""
 
     def __init__(self, hub: Hub, codec: Codec) -> None:
         super().__init__(hub)
@@ -116,6 +116,6 @@ class HalfPrecisionHub(HubWrapper[HalfPrecisionChannel]):
 
 
 def narrowed(hub: Hub, wire_dtype: str) -> Hub:
-    """Wrap the hub of a server or worker so that transport.wire_dtype applies to it."""
+    """Wrap the hub of a server or worker so that it sends values as transport.wire_dtype says."""
     codec = codec_of(wire_dtype)
     return hub if codec is None else HalfPrecisionHub(hub, codec)

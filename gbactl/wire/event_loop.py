@@ -76,7 +76,7 @@ class SocketHub:
         return channel
 
     def _connect_with_retries(self, address: str, peer: Peer) -> tuple[socket.socket, SessionKeys]:
-        """Connect as `_connect_once`, again where the listener hangs up to admit newer connections (listener.py)."""
+        """Connect, with retries where the listener closes the connection to admit newer ones (listener.py)."""
         for pause in AGAIN_SECONDS:
             time.sleep(pause)
             try:
@@ -88,7 +88,9 @@ class SocketHub:
         raise WireError(f"No gbactl process answers at {address} (it hangs up; is it of the same run?).")
 
     def _connect_once(self, address: str, peer: Peer) -> tuple[socket.socket, SessionKeys]:
-        """Connect and complete the handshake, in which both ends prove the key. Raises OSError or WireError."""
+        """Connect and complete the handshake, in which each end proves that it knows the key.
+
+        Raises OSError or WireError."""
         deadline = time.monotonic() + self.patience
         sock = dial(address, self.patience)
         try:

@@ -35,7 +35,7 @@ BACKLOG = 4096  # or what the kernel allows: many nodes that connect at once mus
 
 
 def local(bind: str, transport: str) -> str:
-    """Choose the bind address for `listen`: a Unix socket for processes that share memory on this host, else `bind`."""
+    """Choose the address for `listen`: a Unix socket where processes of this host share memory, else `bind`."""
     one_host = transport == "shm" and bind in ("127.0.0.1", "localhost") and sys.platform == "linux"
     return UNIX if one_host else bind
 
@@ -59,7 +59,7 @@ def address_of(listener: socket.socket) -> str:
 
 
 def near(address: str, host: str) -> bool:
-    """Return whether the listener at `address` shares memory with a process on `host` ("": all processes do)."""
+    """Return whether the listener at `address` shares memory with a process on `host` ("": the run has one host)."""
     return not host or address.startswith(UNIX) or address.rpartition(":")[0] == host
 
 
@@ -79,7 +79,7 @@ def dial(address: str, timeout: float) -> socket.socket:
 
 
 def receive_exactly(sock: socket.socket, count: int, deadline: float | None = None) -> bytes:
-    """Read exactly `count` bytes. Raises OSError, also TimeoutError at the deadline, a time of time.monotonic()."""
+    """Read exactly `count` bytes. Raises OSError; TimeoutError when time.monotonic() reaches `deadline`."""
     data = b""
     while len(data) < count:
         if deadline is not None:
@@ -111,7 +111,7 @@ class AuthenticatedConnection(NamedTuple):
 
 
 class UnauthenticatedConnection:
-    """Unauthenticated connection, open until `deadline`."""
+    """Accepted connection whose peer has not yet proved that it knows the key; closed at `deadline`."""
 
     def __init__(self, sock: socket.socket, deadline: float, tls: TlsContexts | None) -> None:
         sock.setblocking(False)
@@ -121,7 +121,7 @@ class UnauthenticatedConnection:
         self.sock = self._encrypted or sock
 
     def continue_handshake(self, key: bytes, me: Peer) -> AuthenticatedConnection | None:
-        """Continue the handshake; None while more is to come. Raises OSError or WireError where it fails."""
+        """Continue the handshake; None until it is complete. Raises OSError or WireError where it fails."""
         try:
             self.greet()
             while len(self._got) < auth.ANSWER.size:
@@ -133,7 +133,9 @@ class UnauthenticatedConnection:
         return AuthenticatedConnection(self.sock, peer, keys)
 
     def greet(self) -> None:
-        """Send the first handshake message, inside TLS if used. Raises BlockingIOError, OSError or WireError."""
+        """Send the listener's first handshake message, after TLS's own handshake where TLS is used.
+
+        Raises BlockingIOError, OSError or WireError."""
         if self._greeted:
             return
         if self._encrypted is not None:
@@ -143,7 +145,9 @@ class UnauthenticatedConnection:
 
 
 class Admission:
-    """Unauthenticated connections of one listener on a selector. `refuse` is called with the reason of a rejection."""
+    """Admission of connections to one listener: at most so many unauthenticated ones, each with a deadline.
+
+    `refuse` is called with the reason of a rejection."""
 
     def __init__(
         self, listener: socket.socket, selector: selectors.BaseSelector, tls: TlsContexts | None,
@@ -200,7 +204,7 @@ class Admission:
         return authenticated
 
     def shorten(self, timeout: float | None) -> float | None:
-        """Shorten a poll's `timeout` seconds (None: for ever) to the next handshake deadline."""
+        """Limit a poll's `timeout` seconds (None: for ever) to the time until the next handshake deadline."""
         if not self.unauthenticated and self._paused_until is None:
             return timeout
         due = [next(iter(self.unauthenticated)).deadline] if self.unauthenticated else []
@@ -246,7 +250,9 @@ class Admission:
 
 
 def _same_user(sock: socket.socket) -> bool:
-    """Return whether the user at the other end of a Unix socket is this process's, or root: its name is no secret."""
+    """Return whether a Unix socket's peer runs as this process's user or as root.
+
+    Any user can connect, as the socket's name is public."""
     if sock.family != socket.AF_UNIX:
         return True
     _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
@@ -258,10 +264,10 @@ def _closed() -> bytes:
 
 
 class RejectionCounter(Counter[str]):
-    """Rejections counted by reason."""
+    """Number of rejected connections and frames by reason."""
 
     def note(self, reason: str) -> None:
-        """Count a rejection, and log it: always at first, later each time the count has doubled."""
+        """Count a rejection and log it: the first ones of a reason each, later ones when their count doubles."""
         if reason not in self and len(self) >= MOST_REASONS:
             reason = OTHER
         self[reason] += 1

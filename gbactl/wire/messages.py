@@ -18,7 +18,7 @@ Integer = Annotated[int, msgspec.Meta(gt=-(1 << 62), lt=1 << 62)]  # leaves room
 
 
 class Hello(NamedTuple):
-    """To the coordinator: introduction of a node; `address` is where it listens, if it does."""
+    """To the coordinator: introduction of a node, with the `address` at which it listens ("": it does not listen)."""
 
     role: str
     number: Integer
@@ -33,24 +33,24 @@ class ShardAddresses(NamedTuple):
 
 
 class InstallDense(NamedTuple):
-    """To a server: the dense layout and its initial dense slice, payload float32."""
+    """To a server: the dense vector's layout and the server's initial slice, payload float32."""
 
     params: Integer
     buffers: Integer
 
 
 class Ready(NamedTuple):
-    """To the coordinator: readiness of a node to take work."""
+    """To the coordinator: the node can take work."""
 
     role: str
     number: Integer
 
 
 class BeginPhase(NamedTuple):
-    """Start of a phase (training or evaluation); `number` stands in every later message of it.
+    """Start of a training or evaluation phase; later messages of the phase carry its `number`.
 
-    It covers `samples` of the split from `first_sample` on; batches and their samples are numbered from there. A
-    non-empty `ranges` (see checkpoint/sample_ranges.py) replaces that interval."""
+    The phase covers `samples` of the split from `first_sample` on; batches and their samples are numbered from there.
+    A non-empty `ranges` (see checkpoint/sample_ranges.py) replaces that interval."""
 
     number: Integer
     training: bool
@@ -67,15 +67,15 @@ class BeginPhase(NamedTuple):
 
 
 class Abandon(NamedTuple):
-    """To a worker: drop the batches of a phase that it has not begun, as no result of the phase is awaited any more."""
+    """To a worker: drop the batches of a phase that it has not started, as the phase's results are no longer needed."""
 
     phase: Integer
 
 
 class MoveDense(NamedTuple):
-    """To a worker, when nothing is in flight: move the dense parameters to `home`, which is "workers" or "servers".
+    """To a worker, when nothing is in flight: move the dense parameters to `home`, "workers" or "servers".
 
-    "workers": pull them from the servers. "servers": worker `giver` sends them there."""
+    "workers": pull them from the servers. "servers": worker `giver` sends them there. `turn` numbers the moves."""
 
     home: str
     giver: Integer
@@ -83,14 +83,14 @@ class MoveDense(NamedTuple):
 
 
 class DenseMoved(NamedTuple):
-    """Answer to MoveDense, with its `turn`."""
+    """Answer to MoveDense: this worker has moved the dense parameters (move number `turn`)."""
 
     worker: Integer
     turn: Integer
 
 
 class OpenReplicas(NamedTuple):
-    """To a worker: workers 0 to `trainers` - 1 hold a dense replica each in the phase that begins.
+    """To a worker: in the phase that begins, each of the workers 0 to `trainers` - 1 holds a dense replica.
 
     `rule` synchronises them, with the mode's own keys as `values` (see gbactl/replicas/), in the background if
     `shadow`."""
@@ -103,7 +103,7 @@ class OpenReplicas(NamedTuple):
 
 
 class CloseReplicas(NamedTuple):
-    """To a worker: the phase has no more data for its replica.
+    """To a worker: end of the phase's data for the worker's replica.
 
     It keeps answering exchanges until all trainers leave, then sends its replica to the servers and answers
     ClosedReplicas. If not `last`: batches of failed trainers may still come, so that it only keeps answering exchanges,
@@ -114,7 +114,7 @@ class CloseReplicas(NamedTuple):
 
 
 class ClosedReplicas(NamedTuple):
-    """Answer to CloseReplicas: `notes` of the trainer's exchanges (see ExchangeStatistics in trainer/replica.py)."""
+    """Answer to CloseReplicas: statistics of the trainer's exchanges (ExchangeStatistics in trainer/replica.py)."""
 
     worker: Integer
     turn: Integer
@@ -122,22 +122,22 @@ class ClosedReplicas(NamedTuple):
 
 
 class EasgdUpdate(NamedTuple):
-    """To a server: a replica's slice, payload float32. The EASGD centre moves `alpha` of the way towards it.
+    """To a server: a replica's slice, payload float32; the EASGD centre moves the share `alpha` towards it.
 
-    The answer, EasgdCentre, has the centre before that."""
+    The answer, EasgdCentre, has the centre before the move."""
 
     ticket: Integer
     alpha: float
 
 
 class EasgdCentre(NamedTuple):
-    """Answer to EasgdUpdate: a server's slice of the centre before the exchange, payload float32."""
+    """Answer to EasgdUpdate: the server's slice of the EASGD centre before the move, payload float32."""
 
     ticket: Integer
 
 
 class AddReplica(NamedTuple):
-    """To a server: a trainer's slice and optimizer state after `step` steps, payload as DenseState's.
+    """To a server: a trainer's slice and optimizer state after `step` steps, payload as in DenseState.
 
     Answered with Ack. Slices of one `turn` are summed until AverageReplicas; a later turn begins a new sum."""
 
@@ -146,16 +146,16 @@ class AddReplica(NamedTuple):
 
 
 class AverageReplicas(NamedTuple):
-    """To a server: replace its dense slice by the mean of the trainers' slices.
+    """To a server: replace its dense slice by the mean of the trainers' slices received with AddReplica.
 
-    This takes the mean moments, the largest step count and, if `value`, the mean parameters (else the centre's stay).
-    """
+    The mean moments and the largest step count are taken and, if `value`, the mean parameters (else the centre's
+    stay)."""
 
     value: bool
 
 
 class Summand(NamedTuple):
-    """To the first server: a worker's summand of an all-reduce whose ring is broken. Payload float32[length].
+    """To the first server: a worker's summand of an all-reduce whose ring is broken, payload float32[length].
 
     It is summand `part` of round `number` (from 1 in a `generation`) of the sum called `name`. With part -1 the worker
     only asks for the sum, without a payload. A round has `parts` summands, dealt to the live workers; 0: one of each of
@@ -174,7 +174,9 @@ class Summand(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """Sum of a round, payload float32[length]: a server's answer, or a result that a worker's ring still computed."""
+    """Sum of a round of a broken all-reduce, payload float32[length]: from the server, or from a worker that has it.
+
+    A worker sends a result that its ring still computed."""
 
     generation: Integer
     name: str
@@ -182,24 +184,24 @@ class Sum(NamedTuple):
 
 
 class SummandsLost(NamedTuple):
-    """To the coordinator, from the server that sums: summands that a step's dense gradient lacks."""
+    """To the coordinator, from the summing server: the summands that are missing from a step's dense gradient."""
 
     step: Integer
     parts: list[Integer]
 
 
 class RingBroken(NamedTuple):
-    """Report of a broken all-reduce ring, which is not used any more.
+    """Failure of the all-reduce ring, which is not used again.
 
     The server that sums sends it to the coordinator, which sends it to every worker."""
 
 
 class GetDense(NamedTuple):
-    """To a server: answer with DenseState."""
+    """To a server: request for its dense slice with the optimizer's state, answered with DenseState."""
 
 
 class ResetOptimizer(NamedTuple):
-    """To a server: reset the optimizer's state and keep the parameters."""
+    """To a server: reset the optimizer's state, but not the parameters."""
 
 
 class DenseState(NamedTuple):
@@ -209,19 +211,19 @@ class DenseState(NamedTuple):
 
 
 class PutDense(NamedTuple):
-    """To a server: replace its dense state by this payload (as DenseState); answered with Ack."""
+    """To a server: replace its dense slice and optimizer state by the payload (as in DenseState); answered with Ack."""
 
     step: Integer
 
 
 class TakeBatch(NamedTuple):
-    """To the coordinator: request for a batch."""
+    """To the coordinator: request for the next batch."""
 
     worker: Integer
 
 
 class Granted(NamedTuple):
-    """To a worker: a batch of a phase (see policies.Grant).
+    """To a worker: grant of a batch of the phase (see policies.Grant).
 
     `usual`: seconds that undisturbed workers take for such a batch, for a worker that the fault plan slows (0: not
     known)."""
@@ -238,7 +240,7 @@ class Granted(NamedTuple):
 
 
 class PrefetchHint(NamedTuple):
-    """To a worker: its probable next batch, for which it may prepare data and ids.
+    """To a worker: the batch that it will probably get next, to prepare data and ids.
 
     It pulls no rows before the batch is granted."""
 
@@ -249,7 +251,7 @@ class PrefetchHint(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """To the coordinator: a server holds its slice of a gradient, with the worker's report on it (see Push).
+    """To the coordinator: a server holds its slice of a gradient; with the worker's report on the gradient (see Push).
 
     When every shard has sent this, the gradient is announced, which also counts as a TakeBatch."""
 
@@ -276,7 +278,7 @@ class Predictions(NamedTuple):
 
 
 class OrderStep(NamedTuple):
-    """To a server: apply these batches with these weights as this step (see store.Order)."""
+    """To a server: apply the gradients of `batches`, with their `weights`, as step `step` (see store.Order)."""
 
     phase: Integer
     step: Integer
@@ -293,7 +295,7 @@ class OrderStep(NamedTuple):
 
 
 class StepChecksum(NamedTuple):
-    """A server's checksum of what a step touched (see Shard.step_digest)."""
+    """To the coordinator: a server's checksum of the rows and dense values that a step changed (Shard.step_digest)."""
 
     shard: Integer
     step: Integer
@@ -301,7 +303,7 @@ class StepChecksum(NamedTuple):
 
 
 class GradientNorms(NamedTuple):
-    """Norms of a step's gradients (see Shard.gradient_norms): a shard's, or a worker's all-reduced one."""
+    """To the coordinator: norms of a step's gradients on a shard, or of its all-reduced one (Shard.gradient_norms)."""
 
     step: Integer
     square: float
@@ -316,9 +318,9 @@ class DropSlice(NamedTuple):
 
 
 class Fence(NamedTuple):
-    """To a server: reject all messages of a failed worker and discard its slices of these batches.
+    """To a server: reject all messages of a failed worker and discard its slices of `batches`.
 
-    Its successor has a later `incarnation` than this."""
+    The worker's successor has a later `incarnation` than this one."""
 
     worker: Integer
     phase: Integer
@@ -327,7 +329,7 @@ class Fence(NamedTuple):
 
 
 class Fenced(NamedTuple):
-    """Answer to Fence: the server rejects the worker from now on."""
+    """Answer to Fence: the server rejects the failed worker from now on."""
 
     shard: Integer
     worker: Integer
@@ -340,14 +342,14 @@ class Barrier(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """Answer to Barrier: the server has applied so many steps."""
+    """Answer to Barrier: the server has applied `version` steps."""
 
     shard: Integer
     version: Integer
 
 
 class Inspect(NamedTuple):
-    """To a node: send a checksum of its parameters and its memory use.
+    """To a node: request for a checksum of its parameters and its memory use, answered with Inspected.
 
     `what`: checksum, or dense (that of the dense parameters alone)."""
 
@@ -383,7 +385,9 @@ class Pull(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Answer to Pull: payload float32[dense] (aligned: it is computed with in place), float32[rows, width]."""
+    """Answer to Pull: payload float32[dense], then float32[rows, width].
+
+    The dense part is aligned, as it is computed with in place."""
 
     ticket: Integer
     version: Integer
@@ -392,11 +396,11 @@ class Rows(NamedTuple):
 
 
 class Push(NamedTuple):
-    """To a server: its slice of a gradient. Payload int32[rows], float32[rows, width], float32[dense].
+    """To a server: its slice of a gradient, payload int32[rows], float32[rows, width], float32[dense].
 
-    For the coordinator: the `seconds` it took, `slowdown` of them by the fault plan, and the versions on this shard
-    that it was computed from (-1: none). `rows` below 0: the slice, of ~rows rows, went to a failed server and is empty
-    here."""
+    For the coordinator: the `seconds` that the gradient took, `slowdown` of them by the fault plan, and the versions
+    on this shard that it was computed from (-1: none). `rows` below 0: the slice, of ~rows rows, went to a failed
+    server and is empty here."""
 
     phase: Integer
     batch: Integer
@@ -410,14 +414,14 @@ class Push(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """Acknowledgement of a message."""
+    """Acknowledgement of one message, such as PutDense or AddReplica."""
 
     phase: Integer
     batch: Integer
 
 
 class Save(NamedTuple):
-    """To a server: write the shard as it is at this step into the checkpoint folder `name`.
+    """To a server: write the shard as of step `step` into the checkpoint folder `name`.
 
     `pace`: bytes a second (0: unlimited). `kind`: see Rhythm."""
 
@@ -430,7 +434,7 @@ class Save(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """Answer to Save: size, rows and checksums of the file on disk, or `error`, the reason why there is none."""
+    """Answer to Save: size, rows and checksums of the written file, or the `error` that prevented it."""
 
     shard: Integer
     number: Integer
@@ -444,20 +448,20 @@ class Saved(NamedTuple):
 
 
 class SaveDense(NamedTuple):
-    """To a worker: send the dense parameters after `step` steps of the job, or the current ones (0)."""
+    """To a worker: send the dense parameters after `step` steps of the job (0: the current ones) for a checkpoint."""
 
     number: Integer
     step: Integer
 
 
 class SaveReplica(NamedTuple):
-    """To a trainer: send its current replica with its optimizer state, without interrupting training."""
+    """To a trainer: send its replica with its optimizer state for a checkpoint, without interrupting training."""
 
     number: Integer
 
 
 class DenseSaved(NamedTuple):
-    """Answer to SaveDense and SaveReplica: the dense state after `step` steps, payload float32 (see DenseBlock.packed).
+    """Answer to SaveDense and SaveReplica: the dense state after `step` steps, payload as in DenseState.
 
     It has `params` parameters; -1: that step is past, or there is no state yet."""
 
@@ -467,15 +471,15 @@ class DenseSaved(NamedTuple):
 
 
 class WorkerFailed(NamedTuple):
-    """To a worker, in `sync`: failure of another worker, which is not awaited any more."""
+    """To a worker, in mode `sync`: another worker has failed; do not wait for it."""
 
     worker: Integer
 
 
 class NumberedMessage(NamedTuple):
-    """Message of kind `kind` with a sequence number, for a connection that may lose it (see reliable.py).
+    """Message wrapped with a sequence number, for a connection that may lose messages (see reliable.py).
 
-    Its payload is the message's."""
+    `kind`, `descriptor` and the payload are those of the wrapped message."""
 
     number: Integer
     kind: Integer
@@ -483,13 +487,13 @@ class NumberedMessage(NamedTuple):
 
 
 class Acknowledged(NamedTuple):
-    """Acknowledgement of every numbered message below this number."""
+    """Acknowledgement of every NumberedMessage with a number below `below`."""
 
     below: Integer
 
 
 class CheckpointLoaded(NamedTuple):
-    """To the coordinator: step of the checkpoint that a replacement server has loaded (-1: there was none).
+    """To the coordinator: the step of the checkpoint that a replacement server has loaded (-1: none).
 
     Also the answer to ReloadCheckpoint."""
 
@@ -514,7 +518,7 @@ class ReloadCheckpoint(NamedTuple):
 
 
 class ShardRelocated(NamedTuple):
-    """To a worker: new address of a shard after a server failure. The worker repeats its open requests there.
+    """To a worker: a shard's new address after a server failure; repeat open requests there.
 
     Slices of `batches` ([phase, batch, phase, ...]) that were sent to the failed server are lost. Shard -1: every
     server has gone back to a checkpoint, and the worker's versions are invalid."""
@@ -526,26 +530,28 @@ class ShardRelocated(NamedTuple):
 
 
 class Ping(NamedTuple):
-    """Heartbeat request to a worker or a server, answered with Pong at once, also during a computation."""
+    """Heartbeat request to a worker or server, answered with Pong at once, even while it computes."""
 
     beat: Integer
 
 
 class Pong(NamedTuple):
-    """Heartbeat answer of the worker or server of that number."""
+    """Heartbeat answer of a worker or server."""
 
     worker: Integer
     beat: Integer
 
 
 class Takeover(NamedTuple):
-    """To a reconnected node: takeover of the run by a new coordinator, of a later `term`."""
+    """To a reconnected node: a new coordinator, of a later `term`, has taken over the run."""
 
     term: Integer
 
 
 class ServerState(NamedTuple):
-    """A server's answer to Takeover: its version and phase. A `Staged` of every staged slice follows."""
+    """Answer of a server to Takeover: its version and phase.
+
+    A `Staged` of every staged slice follows."""
 
     shard: Integer
     term: Integer
@@ -554,7 +560,7 @@ class ServerState(NamedTuple):
 
 
 class WorkerState(NamedTuple):
-    """A worker's answer to Takeover: its phase, the last batches granted to it, and those that it still holds.
+    """Answer of a worker to Takeover: its phase, its last granted batches, and those that it still holds.
 
     `granted`: phase, batch, ... `held`, neither pushed nor given back: phase, batch, whether to train on it, ..."""
 
@@ -566,14 +572,14 @@ class WorkerState(NamedTuple):
 
 
 class Event(NamedTuple):
-    """To the launcher: an event to show, log or act on."""
+    """To the launcher: an event, which it shows, logs or acts on."""
 
     name: str
     fields: dict[str, Any]
 
 
 class Stop(NamedTuple):
-    """To a node: end in an orderly way."""
+    """To a node: shut down in an orderly way."""
 
     reason: str
 
@@ -600,7 +606,7 @@ _DECODERS = [(cls, msgspec.msgpack.Decoder(cls), bytes([0x90 + len(cls._fields)]
 
 
 def kind_of(message: Any) -> int:
-    """Return the frame kind of a message."""
+    """Return the kind number of a message, which its frame carries."""
     return KIND[type(message)]
 
 
@@ -624,5 +630,5 @@ def unpack(kind: int, descriptor: bytes) -> Any:
 
 
 def decode(frame: Frame) -> Any:
-    """Return the message of a frame. Raises WireError as `unpack` does."""
+    """Decode the message of a frame, unless that is done. Raises WireError as `unpack` does."""
     return unpack(frame.kind, frame.descriptor) if frame.message is None else frame.message

@@ -1,4 +1,4 @@
-"""Connection to the coordinator that survives a coordinator failover, and the records that nodes keep for one.
+"""Connection to the coordinator that survives a failover, and the records with which nodes answer a new coordinator.
 
 A new coordinator listens at the same address. A node that loses its connection dials again, repeats its Hello and does
 nothing else until it is answered. Messages that were sent and not read are lost; the new coordinator asks for them (see
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class ReconnectingChannel(ChannelWrapper):
-    """Channel to the coordinator that survives a failover. `inner` is the current connection."""
+    """Channel to the coordinator that survives a failover; `inner` is the current connection."""
 
     def __init__(self, inner: Channel) -> None:
         super().__init__(inner)
@@ -47,14 +47,14 @@ class ReconnectingChannel(ChannelWrapper):
         self._hello: Hello | None = None
 
     def send(self, message: Any, payload: Bytes | None = None) -> None:
-        """Send a message; one over a lost connection is dropped."""
+        """Send a message; it is dropped if the connection is lost."""
         if isinstance(message, Hello):
             self._hello = message
         self.ready |= isinstance(message, Ready)
         self.inner.send(message, payload)
 
     def renew(self, inner: Channel) -> None:
-        """Continue over another connection, and repeat the Hello."""
+        """Continue over the new connection `inner`, and send the Hello again."""
         self.inner = inner
         if self._hello is not None:
             inner.send(self._hello)
@@ -82,7 +82,7 @@ class ReconnectingHub(HubWrapper[ReconnectingChannel]):
         return self._coordinator
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
-        """Return the frames that have arrived; report a lost coordinator only where reconnecting fails."""
+        """Return the frames that have arrived; a lost coordinator is reported only if reconnecting fails."""
         found: list[tuple[Channel, Frame]] = []
         coordinator = self._coordinator
         for channel, frame in self.hub.poll(timeout):
@@ -96,7 +96,7 @@ class ReconnectingHub(HubWrapper[ReconnectingChannel]):
         return found
 
     def _valid(self, frame: Frame) -> bool:
-        """Return whether a frame may be handled: not a Takeover by an outdated coordinator that hung."""
+        """Return whether to accept a frame: false for a Takeover of an outdated term."""
         if frame.kind != KIND[Takeover]:
             return True
         term = decode(frame).term
@@ -111,7 +111,7 @@ class ReconnectingHub(HubWrapper[ReconnectingChannel]):
         self._stopped |= kind == KIND[Stop]
 
     def _again(self, coordinator: ReconnectingChannel) -> bool:
-        """Dial until a coordinator answers; returns whether one did."""
+        """Reconnect to the coordinator's address; returns whether a coordinator answered."""
         coordinator.close()
         belongs = (self._given_work or (self._first and coordinator.ready)) and not self._stopped
         deadline = self.hub.now() + REDIAL_SECONDS
@@ -133,7 +133,7 @@ MOST = 256  # slices remembered beyond those that are still staged
 
 
 class GrantedBatches:
-    """A worker's record of granted batches and of those that it has neither pushed nor given back."""
+    """A worker's record of the batches granted to it, and of those neither pushed nor given back yet."""
 
     def __init__(self) -> None:
         self._granted: deque[tuple[int, int]] = deque(maxlen=LAST)
@@ -150,7 +150,7 @@ class GrantedBatches:
         self._held.pop((grant.phase, grant.batch), None)
 
     def worker_state(self, worker: int, term: int, phase: BeginPhase | None) -> WorkerState:
-        """Build the message that answers the coordinator of a term."""
+        """Build this worker's answer to the Takeover of the coordinator with this `term`."""
         granted = [number for pair in self._granted for number in pair]
         held = [number for pair, training in list(self._held.items()) for number in (*pair, int(training))]
         return WorkerState(worker, term, 0 if phase is None else phase.number, granted, held)
@@ -163,7 +163,7 @@ class StagedGradients:
         self._sent: dict[int, Staged] = {}
 
     def sent(self, message: Staged, shard: Shard) -> None:
-        """Record a Staged message, sent for a gradient slice."""
+        """Record a Staged message that was sent."""
         self._sent[message.batch] = message
         if len(self._sent) > MOST:
             self._sent = {each.batch: each for each in self.waiting(shard)}

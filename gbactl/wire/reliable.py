@@ -35,17 +35,17 @@ _TELLING = frozenset(KIND[message] for message in _STEPS)
 
 
 class TrainingProgress:
-    """Training progress as one node sees it: the highest step in a message, and the time of its first batch or rows.
+    """Training progress as one node sees it: the highest step in a message, and when training began here.
 
     With it each end knows when a storm (a period of message faults) is active, without a message for that. A
     replacement process counts from its own start, as for its slow-downs. Thread-safe."""
 
     def __init__(self, plan: FaultPlan, now: Callable[[], float]) -> None:
-        self.now, self._storms, self._lock = now, plan.storms(), threading.Lock()
+        self.now, self._storms, self._lock = now, plan.active_periods(), threading.Lock()
         self._began, self._step = math.inf, -1
 
     def told(self, message: Any) -> None:
-        """Update the progress from a message that is sent or received."""
+        """Update the progress from a sent or received message."""
         if type(message) in _STEPS:
             name = _STEPS[type(message)]
             with self._lock:
@@ -53,7 +53,7 @@ class TrainingProgress:
                 self._step = max(self._step, 0 if name is None else getattr(message, name))
 
     def heard(self, frame: Frame) -> Frame:
-        """Update the progress from a received frame; errors in it are left to its handler."""
+        """Update the progress from a received frame and return the frame; decoding errors are left to its handler."""
         if frame.kind in _TELLING:
             with contextlib.suppress(WireError):
                 frame.message = decode(frame)
@@ -62,14 +62,14 @@ class TrainingProgress:
 
     @property
     def storms(self) -> frozenset[int]:
-        """Indexes in the plan of the message faults that are active now."""
+        """Indexes, in the fault plan, of the message faults that are active now."""
         with self._lock:
             return self._storms.on(self._step, self.now() - self._began)
 
 
 @dataclass
 class _Sent:
-    """Unacknowledged message; `due`: when it is sent again."""
+    """Unacknowledged message, sent again at time `due`."""
 
     message: NumberedMessage
     payload: Bytes | None
@@ -77,7 +77,7 @@ class _Sent:
 
 
 class ReliableChannel(ChannelWrapper):
-    """Channel with exactly-once delivery over `inner`. `message_faults`: drawn for each outgoing transmission."""
+    """Channel with exactly-once delivery over `inner`; `message_faults` are drawn for every transmission."""
 
     def __init__(
         self, inner: Channel, message_faults: MessageFaultStream, progress: TrainingProgress, counts: Counter[str]
@@ -110,7 +110,7 @@ class ReliableChannel(ChannelWrapper):
         self.inner.close()
 
     def tick(self) -> None:
-        """Send delayed messages and repeat unacknowledged ones that are due."""
+        """Send delayed messages, and resend unacknowledged ones that are due."""
         with self._lock:
             now = self.now()
             due = [late for late in self._late if late[0] <= now]
@@ -126,7 +126,7 @@ class ReliableChannel(ChannelWrapper):
         self._expose(sent.message, sent.payload)
 
     def _expose(self, message: Any, payload: Bytes | None) -> None:
-        """Transmit once, with the loss, delay or duplication that the fault plan draws."""
+        """Send a message once, exposed to the loss, delay or duplication drawn from the fault plan."""
         drawn = self.message_faults.draw(self.progress.storms)
         self.counts.update(drawn.names)
         for delay in drawn.delays:
@@ -136,7 +136,9 @@ class ReliableChannel(ChannelWrapper):
                 self.inner.send(message, payload)
 
     def received(self, frame: Frame) -> list[Frame]:
-        """Return the frames that a received frame makes ready, in order. Raises WireError for an unexpected message."""
+        """Process a received frame; returns the frames now deliverable in order.
+
+        Raises WireError for a message that should be numbered and is not."""
         message = decode(frame)
         with self._lock:
             if isinstance(message, Acknowledged):
@@ -162,9 +164,9 @@ class ReliableChannel(ChannelWrapper):
 
 
 class ReliableHub(HubWrapper[ReliableChannel]):
-    """Hub with a fault plan's message faults, and exactly-once delivery in spite of them.
+    """Hub that injects a fault plan's message faults, and delivers exactly once in spite of them.
 
-    Both are on connections with workers (of a worker: with all nodes)."""
+    It does so on connections with workers (for a worker: with all nodes)."""
 
     def __init__(self, hub: Hub, me: Peer, plan: FaultPlan) -> None:
         super().__init__(hub)
@@ -204,7 +206,7 @@ class ReliableHub(HubWrapper[ReliableChannel]):
 
 
 def message_faults_of(plan: FaultPlan, me: Peer, peer: Peer) -> MessageFaultStream | None:
-    """Build the fault draws for messages from `me` to `peer`; None where the plan leaves them alone."""
+    """Build the random faults of messages from `me` to `peer`; None if the plan has none for them."""
     roles = {me.role, peer.role}
     if "worker" not in roles or not roles & {"server", "coordinator"}:
         return None
@@ -215,5 +217,5 @@ def message_faults_of(plan: FaultPlan, me: Peer, peer: Peer) -> MessageFaultStre
 
 
 def exposed(hub: Hub, me: Peer, plan: FaultPlan) -> Hub:
-    """Wrap a hub with message faults where the plan has the kind `messages`; else return it."""
-    return ReliableHub(hub, me, plan) if plan.stormy else hub
+    """Wrap a hub in a ReliableHub if the plan has message faults; else return the hub."""
+    return ReliableHub(hub, me, plan) if plan.has_message_faults else hub

@@ -27,7 +27,7 @@ def _round(nbytes: int) -> int:
 
 
 class SegmentLayout(NamedTuple):
-    """Layout of a segment: bytes of one slot in each direction. Sent to the listener as it is."""
+    """Layout of a segment: bytes of one slot in each direction; sent to the listener in this form."""
 
     name: str
     outgoing: int
@@ -35,11 +35,11 @@ class SegmentLayout(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Size of the whole segment in bytes."""
+        """Size of the segment in bytes."""
         return SLOTS[0] * self.outgoing + SLOTS[1] * self.incoming
 
     def slots(self, memory: mmap.mmap) -> tuple[list[Bytes], list[Bytes]]:
-        """Return views of the slots: (connector's, listener's)."""
+        """Split a segment into views of its slots: (connector's, listener's)."""
         whole = np.frombuffer(memory, np.uint8)
         cut = SLOTS[0] * self.outgoing
         first = [whole[i * self.outgoing : (i + 1) * self.outgoing] for i in range(SLOTS[0])]

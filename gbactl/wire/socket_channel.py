@@ -32,7 +32,7 @@ BUFFERS_AT_ONCE = 8  # buffers handed to the kernel in one call
 
 
 class QueuedBytes:
-    """Bytes queued for all peers of a node, and their limits."""
+    """Number of bytes queued for all peers of a node, and the limits of the queues."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -40,7 +40,7 @@ class QueuedBytes:
 
 
 class SendQueue:
-    """Send queue of one peer. `pool` gets buffers back once they are written."""
+    """Send queue of one peer; a written buffer returns to `pool`."""
 
     def __init__(self, sock: socket.socket, pool: BufferPool, of_all: QueuedBytes) -> None:
         self._sock, self._pool, self._of_all = sock, pool, of_all
@@ -52,16 +52,16 @@ class SendQueue:
 
     @property
     def too_much(self) -> bool:
-        """Whether the queue is over a limit. A message of any size fits an empty queue."""
+        """Whether the queue exceeds a limit; an empty queue takes a message of any size."""
         return self.bytes > 0 and (self.bytes > self._of_all.most or self._of_all.bytes > self._of_all.most_in_all)
 
     def add(self, piece: memoryview, owner: Bytes | None = None) -> None:
-        """Append a buffer to the queue; `owner` is the pool's buffer that it lies in."""
+        """Append a piece to the queue; `owner` is the pool's buffer that contains it, if any."""
         self._pieces.append((piece, owner))
         self._count(piece.nbytes)
 
     def write(self) -> None:
-        """Write queued bytes to the socket. Raises BlockingIOError where it does not take all, and OSError."""
+        """Write queued bytes to the socket until the queue is empty. Raises BlockingIOError or another OSError."""
         while self._pieces:
             self._drop(self._sock.sendmsg([piece for piece, _ in list(self._pieces)[:BUFFERS_AT_ONCE]]))
 
@@ -178,7 +178,7 @@ class SocketChannel:
         return self._reserved.pop(payload.ctypes.data, None)
 
     def flush(self) -> None:
-        """Write as much as the socket takes; ask the selector for a wake-up for the rest."""
+        """Write as much as the socket takes; the selector reports when the rest can be written."""
         try:
             self._out.write()
         except BlockingIOError:
@@ -191,11 +191,11 @@ class SocketChannel:
 
     @property
     def pending(self) -> bool:
-        """Whether queued bytes wait for the socket."""
+        """Whether queued bytes are still unwritten."""
         return bool(self._out)
 
     def _give_up(self) -> None:
-        """Shut down a connection whose peer does not read. The next poll finds it closed."""
+        """Shut down the connection to a peer that does not read; the next poll reports it as closed."""
         self.given_up = True
         self._out.clear()
         with contextlib.suppress(OSError):
@@ -204,9 +204,9 @@ class SocketChannel:
     # -- receiving ----------------------------------------------------------------------------------
 
     def receive(self, found: list[Frame]) -> bool:
-        """Append every complete frame to `found`, also before raising WireError (malformed) or OSError (closed).
+        """Append every complete frame to `found`. Raises WireError (malformed) or OSError (closed).
 
-        Returns whether there may be more that no selector reports."""
+        Frames before an error are appended too. Returns whether there may be more that no selector reports."""
         more, self._turn = True, AT_ONCE
         while more:
             if self._turn <= 0:
@@ -220,7 +220,7 @@ class SocketChannel:
         return False
 
     def _await(self) -> None:
-        """Set the least number of bytes for which the selector wakes this process.
+        """Set the number of bytes that must arrive before the selector wakes this process.
 
         On a line slower than memory, a payload arrives in pieces of some kilobytes, each of which would cost a thread
         switch."""
@@ -364,7 +364,7 @@ class SocketChannel:
 
 
 def _settle(sock: socket.socket, silence: float) -> None:
-    """Set TCP options: no delay, and detection within about `silence` seconds of a lost peer host or network.
+    """Set TCP options: no delay, and detection of a lost peer within about `silence` seconds.
 
     Keepalive probes an idle connection. Without TCP_USER_TIMEOUT, Linux would repeat unacknowledged data for a quarter
     of an hour (tcp_retries2). TCP_USER_TIMEOUT ends both cases, however few probes were lost, so several are sent in

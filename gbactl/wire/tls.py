@@ -44,14 +44,16 @@ class TlsConnection(ssl.SSLSocket):
             raise _meant(error) from error
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
-        """Receive into a buffer. Costs a call for every 16 KiB, the size of a TLS record."""
+        """Receive into a buffer, at most 16 KiB (a TLS record) a call."""
         try:
             return super().recv_into(buffer, nbytes, flags)
         except ssl.SSLError as error:
             raise _meant(error) from error
 
     def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:  # type: ignore[override]
-        """Send buffers. Unsent bytes must be passed again, unchanged, at the beginning of the next call."""
+        """Send buffers; returns the bytes sent.
+
+        Unsent bytes must be passed again, unchanged, at the beginning of the next call."""
         written = 0
         for buffer in buffers:
             view = memoryview(buffer).cast("B")
@@ -68,7 +70,7 @@ class TlsConnection(ssl.SSLSocket):
 
 
 def _meant(error: ssl.SSLError) -> Exception:
-    """Translate an ssl error to the exception of a plain socket, or to WireError."""
+    """Translate an ssl error to the exception that a plain socket would raise, or to WireError."""
     if isinstance(error, (ssl.SSLWantReadError, ssl.SSLWantWriteError)):
         return BlockingIOError()
     if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)):
@@ -78,7 +80,7 @@ def _meant(error: ssl.SSLError) -> Exception:
 
 
 class TlsContexts:
-    """TLS contexts of both ends of a run's connections."""
+    """TLS contexts of a run, for listening and for connecting."""
 
     def __init__(self, key: bytes) -> None:
         pem = _certificate(key)
@@ -87,13 +89,13 @@ class TlsContexts:
         self._dialling = _context(ssl.PROTOCOL_TLS_CLIENT, pem)
 
     def accept(self, sock: socket.socket) -> TlsConnection:
-        """Wrap a listener's end; `do_handshake` must be called until it does not raise BlockingIOError."""
+        """Wrap a listener's accepted socket; call `do_handshake` until it does not raise BlockingIOError."""
         wrapped = self._listening.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         assert isinstance(wrapped, TlsConnection)
         return wrapped
 
     def dial(self, sock: socket.socket) -> TlsConnection:
-        """Wrap a connector's end and complete the handshake. Raises OSError (time-outs among it) or WireError."""
+        """Wrap a connector's socket and complete the handshake. Raises OSError (also TimeoutError) or WireError."""
         wrapped = self._dialling.wrap_socket(sock, do_handshake_on_connect=False)
         assert isinstance(wrapped, TlsConnection)
         wrapped.do_handshake()

@@ -38,14 +38,14 @@ _DENSE = frozenset((EasgdCentre, DenseSaved, DenseState, EasgdUpdate, AddReplica
 
 
 class TrafficCounter:
-    """Bytes sent by one node. `item`: bytes of a value that may be narrowed; `training`: whether to count now."""
+    """Bytes that one node has sent, by kind, counted while `training`; `item`: bytes of a value on the wire."""
 
     def __init__(self) -> None:
         self.item, self.training = 4, False
         self._sent = dict.fromkeys((*KINDS, SHARED), 0)
 
     def sent(self, message: Any, head: int, payload: int, shared: bool = False) -> None:
-        """Count a message: bytes of header and descriptor, and of the payload on the wire or in shared memory."""
+        """Count a message: `head` bytes of header and descriptor; `payload` bytes, on the wire or in shared memory."""
         if not self.training:
             return
         tally = self._sent
@@ -70,18 +70,18 @@ class TrafficCounter:
             tally["ids" if kind is Pull else "dense" if kind in _DENSE else "other"] += payload
 
     def summed(self, nbytes: int, shared: bool) -> None:
-        """Count this rank's bytes of an all-reduce, also after training.
+        """Count the bytes that this rank sent in an all-reduce, also after training.
 
         All-reduces belong to training alone, and the last one may end when training is over."""
         self._sent[SHARED if shared else "dense"] += nbytes
 
     def counters(self) -> dict[str, int]:
-        """Return the counters as Inspected reports them."""
+        """Return the counters under the names that Inspected reports."""
         return {f"{PREFIX}{kind}": count for kind, count in self._sent.items() if count}
 
 
 def summary(nodes: Sequence[Mapping[str, int]], steps: int) -> dict[str, Any]:
-    """Build `wire` of result.json: bytes by kind of all nodes, also per step, and `shared_memory` beside them."""
+    """Build the entry `wire` of result.json: bytes by kind, in all and per step, over all nodes."""
     total: Counter[str] = Counter()
     for counters in nodes:
         total.update({kind: counters.get(f"{PREFIX}{kind}", 0) for kind in (*KINDS, SHARED)})

@@ -1,4 +1,4 @@
-"""All-reduce fallback of workers that share no memory: the first server sums instead of the broken ring.
+"""All-reduce fallback for workers that share no memory: the first server computes the sums of a broken ring.
 
 While the ring works, every rank keeps a copy of its part of a round and of the last sum: two copies of the vector a
 step, and nothing is sent. Once it breaks, every rank sends the server both, so that a sum which reached some ranks
@@ -27,7 +27,7 @@ SERVER = 0  # the shard that sums: its decision about failed ranks holds for all
 
 @dataclass
 class _Round:
-    """This rank's data of a round: its parts and the sum."""
+    """Data that this rank keeps of an all-reduce round: its own summands and, once known, the sum."""
 
     number: int
     dealt: int  # number of parts; 0: one part of every rank
@@ -45,7 +45,7 @@ class _Handle:
 
 
 class ServerSums(RingFallback):
-    """Sums on the first server for one rank of `size`.
+    """All-reduce fallback that sums on the first server, as seen by one of `size` ranks.
 
     Any thread may call `fall_back`, `leave_out` and `interrupt`; one thread all else."""
 
@@ -120,17 +120,17 @@ class ServerSums(RingFallback):
         np.copyto(handle.buffer, each.total)
 
     def passed(self, handle: _Handle) -> bool:
-        """Record the ring's sum, unless the server was told that it is missing: then all ranks take the server's."""
+        """Keep a sum that the ring computed; return whether it counts, or the server's sum does."""
         with self._lock:
             if not self._fallen and handle.round.total is None:
                 handle.round.total = self._copied(handle.buffer)
             return not self._fallen
 
     def close(self) -> None:
-        """Do nothing, as the connections are the worker's."""
+        """Do nothing, as the worker closes its connections itself."""
 
     def _next(self, name: str, new: _Round) -> _Round:
-        """Begin a round, and free the arrays of the round before the last, which no rank needs any more."""
+        """Begin an all-reduce round, and free the arrays of the round before the last, which no rank needs any more."""
         old, last = self._before.get(name), self._now.get(name)
         if old is not None:
             self._free += [*old.parts.values(), *(() if old.total is None else (old.total,))]
@@ -140,7 +140,7 @@ class ServerSums(RingFallback):
         return new
 
     def _copied(self, array: Vector) -> Vector:
-        """Copy an array, into freed memory if there is any."""
+        """Copy an array, into the memory of a freed one where possible."""
         for index, free in enumerate(self._free):
             if len(free) == len(array):
                 np.copyto(self._free.pop(index), array)
@@ -150,7 +150,7 @@ class ServerSums(RingFallback):
     # -- the server; the lock is held ---------------------------------------------------------------
 
     def _tell(self) -> None:
-        """Send the server all sums and parts that it may lack."""
+        """Send the server the sums and summands of the last two rounds, which it may lack."""
         for name, each in [*self._before.items(), *self._now.items()]:
             if each.total is not None:
                 self._bring(name, each)
@@ -180,13 +180,13 @@ class ServerSums(RingFallback):
         channel.send(message, out)
 
     def _again(self, shard: int) -> None:
-        """Send the server's successor all sums and parts."""
+        """Send the successor of a failed server the sums and summands of the last two rounds."""
         with self._lock:
             if shard == SERVER and self._fallen:
                 self._tell()
 
     def _arrived(self, shard: int, message: Sum, frame: Frame) -> None:
-        """Take a sum from the server, which may come twice."""
+        """Store a sum that the server sent; a repetition is ignored."""
         with self._lock:
             each = self._now.get(message.name)
             if each is not None and (message.generation, message.number) == (self._generation, each.number):

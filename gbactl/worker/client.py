@@ -54,7 +54,7 @@ LATER = object()  # marks a question that cannot be answered yet
 
 
 class DenseGradientSlices(Protocol):
-    """Dense gradient, split into one slice per shard."""
+    """Dense gradient, cut into one slice per shard."""
 
     def size(self, shard: int) -> int:
         """Number of floats in one shard's slice."""
@@ -64,17 +64,17 @@ class DenseGradientSlices(Protocol):
 
 
 class BatchSource(Protocol):
-    """Source of a worker's batches: phases, data and deduplication (see loop.MappedBatchSource)."""
+    """Source of a worker's training and evaluation batches (see loop.MappedBatchSource)."""
 
     def begin(self, phase: BeginPhase) -> None:
-        """Begin a phase."""
+        """Switch to the data and shuffling of a new phase."""
 
     def prepare(self, grant: Granted | PrefetchHint) -> tuple[Batch, DistinctRows]:
-        """Read the batch of a grant and its distinct rows."""
+        """Read the batch that the coordinator granted, and find its distinct rows."""
 
 
 class WorkerClient:
-    """Connections of one worker, with a reading thread and compute threads."""
+    """Worker's connections to the coordinator and the servers, shared by a reading thread and compute threads."""
 
     def __init__(self, hub: Hub, coordinator: Channel, servers: list[Channel], index: int, source: BatchSource) -> None:
         self.hub, self.coordinator, self.servers, self.index = hub, coordinator, servers, index
@@ -104,12 +104,12 @@ class WorkerClient:
     # -- the compute thread -------------------------------------------------------------------------
 
     def start(self, ahead: int) -> None:
-        """Begin reading, and ask for `ahead` batches beyond the one to compute."""
+        """Start the reading thread, and request `ahead` batches beyond the one to compute."""
         self._thread.start()
         self._carry_out(self.core.start(ahead))
 
     def next(self, answer: Callable[[Any], Any], thread: int = 0) -> BatchInProgress | None:
-        """Wait for the next batch with its rows; None when the run is over.
+        """Wait for the next batch and its pulled rows; None when the run is over.
 
         Between batches the coordinator's questions are answered with `answer(question)`, which returns a message or a
         (message, payload). Each is answered when every batch granted before it is done (which may include batches of no
@@ -128,7 +128,7 @@ class WorkerClient:
             return self.core.begin()
 
     def _done(self, thread: int) -> None:
-        """Record that a compute thread has finished its batch, as it asks for the next one."""
+        """Record that a compute thread has finished its last batch; called when it requests the next one."""
         if thread in self._busy:
             self._busy.remove(thread)
             self._carry_out(self.core.done())
@@ -137,7 +137,7 @@ class WorkerClient:
             self._cv.notify_all()
 
     def _reply(self, answer: Callable[[Any], Any], question: Question) -> None:
-        """Answer a question while nothing is computed.
+        """Answer a question of the coordinator while no batch is computed.
 
         The lock is released, since the answer may need the reading thread."""
         told: Any = None
@@ -168,13 +168,14 @@ class WorkerClient:
                 self._cv.notify_all()
 
     def take(self, item: BatchInProgress) -> None:
-        """Ask for another batch in place of `item`; after a push the announcement does that."""
+        """Request another batch in place of `item`, which was not pushed (an announced push requests one by itself)."""
         with self._cv:
             self._carry_out(self.core.give_back(item))
 
     def push(self, item: BatchInProgress, row_gradient: Floats, dense: DenseGradientSlices | None) -> None:
-        """Push each shard its gradient slice: row_gradient float32[U, W] in the order of the item's distinct rows.
+        """Push each shard its slice of a gradient.
 
+        row_gradient: float32[distinct rows, row width], in the order of the item's distinct rows.
         Does not wait: at most 1 + prefetch batches are in flight at a time, and so are gradients."""
         width = row_gradient.shape[1]
         self.core.pushed(item)
@@ -190,7 +191,7 @@ class WorkerClient:
             channel.send(told, out)
 
     def get_dense(self, shards: Collection[int]) -> dict[int, tuple[DenseState, Floats]]:
-        """Fetch the dense slices of some shards with their optimizer state, copied.
+        """Fetch the dense slices of some shards with their optimizer state, as copies.
 
         Raises the error that ended the run."""
         self._transfer({shard: (GetDense(), None) for shard in shards})
@@ -201,11 +202,11 @@ class WorkerClient:
         return {shard: (found[shard][0], values[shard]) for shard in shards}
 
     def put_dense(self, message: PutDense | AddReplica, parts: Mapping[int, Floats]) -> None:
-        """Send some shards their dense slice with its optimizer state, and wait until all have it."""
+        """Send some shards their dense slice with its optimizer state, and wait until every shard has stored it."""
         self._transfer({shard: (message, part.view(np.uint8)) for shard, part in parts.items()})
 
     def _transfer(self, asked: Mapping[int, tuple[Any, Bytes | None]]) -> None:
-        """Send shards a message and wait for all answers; the successor of one that fails meanwhile also gets it."""
+        """Send messages to some shards, also to the successor of one that fails meanwhile, and wait for all answers."""
         with self._cv:
             self._dense.begin(asked)
             for shard, told in asked.items():
@@ -214,12 +215,12 @@ class WorkerClient:
 
     @contextmanager
     def connected(self) -> Iterator[dict[int, Channel]]:
-        """Channels of the connected servers by shard; no connection is lost or replaced within the context."""
+        """Context with the channels of the connected servers by shard; no connection is lost or replaced meanwhile."""
         with self._cv:
             yield {shard: each for shard, each in enumerate(self.servers) if not isinstance(each, ParkedConnection)}
 
     def until(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
-        """Wait for a condition, for `seconds` at most, or for the end of the run. Raises the error that ended it."""
+        """Wait for a condition, at most `seconds`, or for the run's end. Raises the error with which the run ended."""
         with self._cv:
             self._cv.wait_for(lambda: condition() or self.over(), seconds)
             if self.error is not None:
@@ -231,7 +232,7 @@ class WorkerClient:
             self._cv.notify_all()
 
     def pull_ahead(self) -> None:
-        """Pull the next batch's rows now if it is known; a shard answers once the step is applied."""
+        """Pull the rows of the next batch before its turn; a shard answers once the required step is applied."""
         with self._cv:
             self._carry_out(self.core.pull_ahead())
 
@@ -242,7 +243,7 @@ class WorkerClient:
         self.coordinator.send(message, np.ascontiguousarray(probabilities, np.float32).view(np.uint8))
 
     def fail(self, error: BaseException) -> None:
-        """End the compute loop with another thread's error."""
+        """End the compute loop with an error that another thread raised."""
         with self._cv:
             self.error = self.error or error
             self._cv.notify_all()
@@ -264,7 +265,7 @@ class WorkerClient:
             self.fail(error)
 
     def _prepare(self) -> None:
-        """Prepare an announced batch's data during the current computation, once no pull is open."""
+        """Read an announced batch's data during the current computation, while no pull is unanswered."""
         message = self.core.to_prepare
         if message is not None and not self.core.pulls:
             self.core.prepared(message, *self.source.prepare(message))
@@ -303,13 +304,13 @@ class WorkerClient:
             self._cv.notify_all()
 
     def _of(self, shard: int | None) -> int:
-        """Shard that a server's answer came from. Raises WireError where the coordinator sent it."""
+        """Return the shard whose server sent an answer. Raises WireError if the coordinator sent it."""
         if shard is None:
             raise WireError("The coordinator answers for a server.")
         return shard
 
     def _closed(self, shard: int | None) -> None:
-        """Handle a lost connection: a server's successor is waited for."""
+        """Handle a lost connection: wait for a server's successor; raise PeerGoneError for the coordinator's."""
         name = "the coordinator" if shard is None else f"S{shard}"
         error = PeerGoneError(f"W{self.index} lost its connection to {name}.")
         if shard is None or self.dial is None:
@@ -325,7 +326,7 @@ class WorkerClient:
         self._cv.notify_all()
 
     def _relocated(self, message: ShardRelocated) -> None:
-        """Connect to a shard's new server and repeat all unanswered requests."""
+        """Connect to a shard's new server and repeat all unanswered requests to it."""
         shard = message.shard
         if shard < 0:
             self.core.forget_dense(shard)

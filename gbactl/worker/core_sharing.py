@@ -1,4 +1,4 @@
-"""Core sharing for more workers than cores: each worker is pinned to a core and computes in its time slots there.
+"""Core sharing where there are more workers than cores: each worker is pinned to a core and computes in time slots.
 
 Left to itself the kernel switches between the workers of a core at every message that arrives for one of them,
 every 3 ms, and each switch refills the caches with another worker's model: 5 % of a core. A slot lasts a whole
@@ -24,20 +24,20 @@ PATIENCE_MS = 1000
 
 
 def open_board(cores: int) -> BinaryIO:
-    """Open a nameless file with the slot counters of so many cores; children inherit its descriptor."""
+    """Create an unnamed file with one slot counter per core; child processes inherit its descriptor."""
     board = tempfile.TemporaryFile(prefix="gbactl-turns-")  # noqa: SIM115  (the launcher keeps it)
     board.truncate(LINE * cores)
     return board
 
 
 def places(workers: int, cores: list[int], board: BinaryIO) -> list[tuple[int, int, int]]:
-    """Fields of each worker's CoreAssignment; empty where cores need not be shared, or could not be shared equally."""
+    """Assign each worker a core, as CoreAssignment's fields; [] where cores need not be shared, or not evenly."""
     return [(board.fileno(), cores.index(core), core) for core in sharing(workers, cores)]
 
 
 @dataclass(frozen=True)
 class CoreAssignment:
-    """Core of a worker, and the line of the board file that counts its slots."""
+    """Core of a worker, and the line of the shared file that counts the core's slots."""
 
     fd: int
     line: int
@@ -45,7 +45,7 @@ class CoreAssignment:
 
 
 class CoreSlots:
-    """Compute slots of a worker on a shared core: `with core_slots.mine(): compute`."""
+    """Time slots of a worker on a shared core: `with core_slots.mine(): compute`."""
 
     def __init__(self, place: CoreAssignment, library: Any) -> None:
         self.place, self._library = place, library
@@ -58,7 +58,7 @@ class CoreSlots:
 
     @contextmanager
     def mine(self) -> Iterator[None]:
-        """Hold a slot within the context, after waiting at most PATIENCE_MS for each worker that hangs."""
+        """Context of one time slot; waits for it at most PATIENCE_MS for each worker that hangs."""
         ticket = self._library.gb_turn_take(self._address, PATIENCE_MS)
         try:
             yield
@@ -78,7 +78,7 @@ class UnsharedCore:
 
 
 def join(place: CoreAssignment | None) -> CoreSlots | UnsharedCore:
-    """Make the slots of a place, or UnsharedCore without a place or without the compiled library."""
+    """Open the time slots of a core assignment; UnsharedCore without one, or without the compiled library."""
     from gbactl.kernels.build import find_library
     from gbactl.kernels.native import open_library
 

@@ -30,18 +30,18 @@ NOT_HERE = (0, -1, np.empty(0, np.float32))  # see DensePlacement.packed
 
 
 class Placements:
-    """Dense placements that a run uses, by home, and the current one."""
+    """Dense placements that a run uses, by name, and the current one."""
 
     def __init__(self, placements: Mapping[str, DensePlacement], first: str) -> None:
         self.placements, self.now = placements, placements[first]
 
     @property
     def trainer(self) -> Any:
-        """Placement of this worker as a trainer (see trainer/replica_placement.py)."""
+        """This worker's replica as a dense placement (see trainer/replica_placement.py)."""
         return self.placements["replicas"]
 
     def move(self, home: str, gives: bool, turn: int = 0) -> None:
-        """Do this worker's part in moving the dense parameters to `home`. Nothing is in flight.
+        """Change the dense placement to `home`, and transfer this worker's part of the dense parameters.
 
         `turn` is the same for all workers. The move may be repeated, then with `gives`, where the worker that was to
         give the parameters failed."""
@@ -54,20 +54,20 @@ class Placements:
 
 
 class DensePlacement(ABC):
-    """Placement of the dense parameters: where a worker gets them, and where their gradient goes.
+    """Dense placement: where a worker gets the dense parameters, and where their gradient goes.
 
     The defaults are those of a placement whose parameters the servers hold."""
 
     @abstractmethod
     def load(self, item: BatchInProgress) -> None:
-        """Load the dense parameters for this batch into the model."""
+        """Load the dense parameters for a batch into the model."""
 
     def checksum(self) -> tuple[str, str]:
-        """Compute (checksum, model sum) of the dense parameters held here; empty where the servers hold them."""
+        """Compute (checksum, model sum) of this worker's dense parameters; empty where the servers hold them."""
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
-        """Pack the dense parameters held here for a checkpoint, when `after` steps (0: any number) are taken.
+        """Pack this worker's dense parameters for a checkpoint after `after` steps (0: any number).
 
         Returns (optimizer steps, P, DenseBlock.packed); None before that step. P is -1 after it, or where nothing is
         held here."""
@@ -75,16 +75,16 @@ class DensePlacement(ABC):
 
     @abstractmethod
     def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
-        """Send the computed gradient on; `row_gradient` is None for a batch of no samples."""
+        """Push or sum the computed gradient; `row_gradient` is None for a batch of no samples."""
 
     def leave(self) -> None:  # noqa: B027
-        """Release borrowed memory: the parameters move elsewhere."""
+        """Release borrowed memory, before another dense placement takes over."""
 
     def take_over(self, turn: int) -> None:  # noqa: B027
-        """Fetch parameters and optimizer state from the servers; `turn` counts moves, the same for all workers."""
+        """Fetch the dense parameters with optimizer state from the servers; `turn` numbers the moves of the run."""
 
     def hand_over(self) -> None:  # noqa: B027
-        """Send parameters and optimizer state to the servers."""
+        """Send the servers the dense parameters and their optimizer state."""
 
 
 class ServedDense(DensePlacement):
@@ -109,7 +109,7 @@ class ServedDense(DensePlacement):
         out[:] = self.gradient[low:high]
 
     def load(self, item: BatchInProgress) -> None:
-        """Use the vector in place if one server holds all of it, else copy the slices that changed."""
+        """Use the received dense vector in place if one server holds it all, else copy the slices that changed."""
         for shard, (rows, frame) in item.answers.items():
             if rows.dense and rows.dense == self.flat.size:
                 if self.flat.use(frame.payload[: 4 * rows.dense].view(np.float32)):
@@ -118,7 +118,7 @@ class ServedDense(DensePlacement):
                 self.flat.load_slice(self.cuts[shard][0], frame.payload.view(np.float32)[: rows.dense])
 
     def _hold(self, item: BatchInProgress, frame: Frame) -> None:
-        """Keep the frame that the model computes with, and release the one before."""
+        """Keep the frame that the model computes with, and release the frame of the batch before."""
         item.kept = frame
         if self._held is not None:
             self._held.release()
@@ -131,7 +131,7 @@ class ServedDense(DensePlacement):
             self._held = None
 
     def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
-        """Push rows and dense slices."""
+        """Push row gradients and dense gradient slices to the servers."""
         if row_gradient is None:
             self.exchange.take(item)
         else:
@@ -184,7 +184,7 @@ class ReplicatedDense(DensePlacement):
             self.flat.listen(self._arrived)
 
     def _arrived(self, parameter: int, gradient: Tensor) -> None:
-        """Pass on one parameter's gradient; the first one shows that the forward pass is over."""
+        """Add one parameter's gradient to the all-reduce; with the first one, also the batch-norm statistics."""
         if not self._begun:
             self._begun = True
             if self.flat.buffers:
@@ -207,11 +207,11 @@ class ReplicatedDense(DensePlacement):
         return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
 
     def restored(self) -> None:
-        """Load the block's values into the model, after they were set from outside."""
+        """Load the replica's values into the model, after they were set from outside."""
         self.flat.load(self.block.value.copy())
 
     def _summed(self) -> bool:
-        """Wait for a step's sum. False where this worker has another batch of the step, or the run is over."""
+        """Wait for a step's sum; False where another batch of the step has to be computed first, or the run is over."""
         try:
             if self.recovery is not None and self.recovery.more():
                 self._filling.begin()
@@ -225,7 +225,7 @@ class ReplicatedDense(DensePlacement):
         return digest(self.block.arrays), str(self.block.model_sum())
 
     def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
-        """Push rows and pull the next batch's while the last buckets are summed; then take the step."""
+        """Push rows and pull those of the next batch while the last buckets are summed; then take the step."""
         grant = item.grant
         if self._again and self.recovery is not None:
             self.exchange.push(item, row_gradient, None)
@@ -253,7 +253,9 @@ class ReplicatedDense(DensePlacement):
 
 
 class SyncRecovery:
-    """Recovery of one worker in `sync`. `value`: its dense parameters float32[n], updated in place."""
+    """Handling of worker failures by one worker in `sync`.
+
+    `value`: its dense parameters float32[n], updated in place."""
 
     def __init__(
         self,
@@ -273,7 +275,7 @@ class SyncRecovery:
         exchange.on_next_batch = self._more_comes
 
     def begin(self, item: BatchInProgress) -> bool:
-        """Announce the place that a batch fills.
+        """Tell the collective which position of a step's sum a batch fills.
 
         False where its step is taken already, and only its rows are missing."""
         token, place = item.grant.token, self.steps.place(item)
@@ -302,17 +304,17 @@ class SyncRecovery:
         return self.exchange.over() or self.more()
 
     def take(self) -> None:
-        """Keep the parameters before the step that is taken now."""
+        """Save a copy of the parameters before the current step is taken."""
         np.copyto(self._before, self.value)
 
     def renew(self, generation: int) -> None:
-        """Begin a new generation, in which all workers have the same parameters."""
+        """Begin a new generation of the collective, in which all workers have the same parameters."""
         self._first = None
         self.collective.renew(generation)
 
 
 class ShardSlices:
-    """Slices of all servers. `cuts`: [low, high) of each shard, in order of shard."""
+    """Dense slices of all servers, to read or write the whole vector. `cuts`: [low, high) of each shard."""
 
     def __init__(self, exchange: WorkerClient, cuts: list[Cut]) -> None:
         self.exchange, self.cuts, self.held = exchange, cuts, held(cuts)

@@ -38,7 +38,7 @@ _MIX = 0x9E3779B97F4A7C15
 
 
 def key_of(*parts: int) -> int:
-    """Mix integers (seed, epoch, ...) to a 63-bit key: the same on all machines, different for different arguments."""
+    """Mix integers (seed, epoch, ...) to a 63-bit key: the same on all machines, different for different integers."""
     state = 0
     for part in parts:
         state = ((state ^ (part & 0xFFFFFFFFFFFFFFFF)) * _MIX + 0x632BE59BD9B4E019) & 0xFFFFFFFFFFFFFFFF
@@ -47,7 +47,7 @@ def key_of(*parts: int) -> int:
 
 
 def dropout_key(seed: int, phase: BeginPhase, batch: int) -> int:
-    """Key of a batch's dropout, from its number within the day, also where a phase begins in the middle of a day."""
+    """Compute the dropout key of a batch from its number within the day, wherever in the day its phase began."""
     start = batch * phase.local_batch
     where = pieces(of_phase(phase.first_sample, phase.samples, phase.ranges), start, 1)
     position = where[0][0] if where else phase.first_sample + start
@@ -55,7 +55,7 @@ def dropout_key(seed: int, phase: BeginPhase, batch: int) -> int:
 
 
 class MappedBatchSource:
-    """Source of batches from the mapped data, shuffled by (seed, epoch) if configured; it also deduplicates ids."""
+    """Source of batches from the mapped training data, shuffled by (seed, epoch) if configured; deduplicates ids."""
 
     def __init__(self, dataset: Dataset, kernels: Kernels, servers: int, seed: int, shuffle: bool) -> None:
         self.dataset, self.kernels, self.servers = dataset, kernels, servers
@@ -97,7 +97,7 @@ class WorkerLoop:
         self._sums = np.empty((0, width), np.float32)
 
     def run(self, ahead: int) -> None:
-        """Compute until the coordinator stops the run; `ahead` batches are asked for early."""
+        """Compute batches until the coordinator stops the run; `ahead` batches are requested early."""
         settle_garbage()
         self.exchange.start(ahead)
         ask_for_long_slices(SLICE_MS)  # only this thread: those that wake it must not wait for it
@@ -109,7 +109,7 @@ class WorkerLoop:
                 self._evaluate(item)
 
     def assist(self, thread: int) -> None:
-        """Compute training batches in a further thread, beside the worker's own loop, until the run is over."""
+        """Compute training batches in a further thread until the run is over."""
         self.core_slots.settle()
         while (item := self.exchange.next(self._answer, thread)) is not None:
             self._train(item)
@@ -120,7 +120,9 @@ class WorkerLoop:
         return self.placements.now
 
     def _answer(self, question: Question) -> Any:
-        """Answer a question: a message, (message, payload), LATER, or None where there is nothing to send."""
+        """Make the answer to a question of the coordinator.
+
+        It is a message, (message, payload), LATER, or None where there is nothing to send."""
         if isinstance(question, SaveDense):
             found = self.dense.packed(question.step)
             return LATER if found is None else (DenseSaved(question.number, *found[:2]), found[2].view(np.uint8))
@@ -150,7 +152,9 @@ class WorkerLoop:
         self.dense.finish(item, sums)
 
     def _compute(self, item: BatchInProgress) -> Any:
-        """Compute the gradient of the item's distinct rows, float32[U, W]; the dense one stays in the model."""
+        """Compute the gradient of a batch's distinct rows, and leave the dense gradient in the model.
+
+        float32[distinct rows, row width]"""
         began = time.perf_counter()
         emb = self._embed(item)
         item.release()
@@ -171,7 +175,7 @@ class WorkerLoop:
         self.exchange.take(item)
 
     def _embed(self, item: BatchInProgress) -> Any:
-        """Gather the embedding rows of every id of the batch, float32[B, F, W]."""
+        """Gather the embedding rows of every id of a batch: float32[samples, fields, row width]."""
         count, fields = item.batch.ids.shape
         self._emb = _room(self._emb, count * fields)
         emb = self._emb[: count * fields]
@@ -179,7 +183,7 @@ class WorkerLoop:
         return emb.reshape(count, fields, self.width)
 
     def _gathered(self, item: BatchInProgress) -> Any:
-        """Concatenate the shards' answers in the order of the item's distinct rows, float32[U, W]."""
+        """Concatenate the shards' answers in the order of the batch's distinct rows."""
         views = []
         for shard in range(len(self.exchange.servers)):
             rows, frame = item.answers[shard]

@@ -23,7 +23,7 @@ Dial = Callable[[str, Peer], Channel]
 
 
 class ParkedConnection:
-    """Stand-in for a lost connection: keeps pushes for the next one, and drops other messages."""
+    """Stand-in for a lost connection: queues pushes for the successor's connection, and drops other messages."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -47,7 +47,7 @@ class ParkedConnection:
         """Do nothing, as there is no connection."""
 
     def hand_on(self, channel: Channel) -> None:
-        """Forward the kept pushes, and those still to be sent here, to another connection."""
+        """Forward the queued pushes to another connection, and from now on every push sent here."""
         with self._lock:
             for message, payload in self._held:
                 channel.send(message, payload)
@@ -56,7 +56,7 @@ class ParkedConnection:
 
 
 class Routes:
-    """Routes to all shards. `servers`: the channel of each, updated in place. Any thread may push; one updates."""
+    """Channels of all shards; `servers` is updated in place. Any thread may push, a single one may update."""
 
     def __init__(self, servers: list[Channel]) -> None:
         self.servers = servers
@@ -66,27 +66,27 @@ class Routes:
         self._sent: list[deque[tuple[Push, Channel]]] = [deque(maxlen=REMEMBERED) for _ in servers]
 
     def shard_of(self, channel: Channel) -> int | None:
-        """Shard that a channel leads to; None if it was replaced."""
+        """Return the shard that a channel leads to; None if the channel was replaced."""
         return self._shard.get(id(channel))
 
     def serves(self, shard: int, epoch: int) -> bool:
-        """Whether the connection to a shard already leads to that incarnation of its server."""
+        """Whether the channel of a shard already leads to the server of this incarnation."""
         channel = self.servers[shard]
         return not isinstance(channel, ParkedConnection) and channel.peer.incarnation == epoch
 
     def pushing(self, shard: int, push: Push) -> Channel:
-        """Channel for a slice that is pushed now; the push is remembered."""
+        """Return the channel for a push, and remember the push for a possible successor."""
         with self._lock:
             channel = self.servers[shard]
             self._sent[shard].append((push, channel))
         return channel
 
     def lose(self, shard: int) -> None:
-        """Replace the channel of a failed server until its successor is there."""
+        """Replace the channel of a failed server by a ParkedConnection until its successor is there."""
         self._replace(shard, ParkedConnection(self.servers[shard].peer))
 
     def renew(self, message: ShardRelocated, dial: Dial) -> Channel | None:
-        """Connect to a shard's new server and send it the missing slices; None if it is gone again."""
+        """Connect to a shard's new server and push the slices that it lacks; None if it has failed, too."""
         shard, numbers = message.shard, message.batches
         wanted = set(zip(numbers[::2], numbers[1::2], strict=True))
         try:

@@ -47,7 +47,7 @@ CoordinatorMessage = Question | BeginPhase | Abandon | PrefetchHint | Ping | Tak
 
 @dataclass(slots=True, eq=False)
 class BatchInProgress:
-    """Granted batch in progress: its data, its distinct rows, the shards' answers, and facts about its gradient.
+    """Granted batch until its push: its data, its distinct rows, the shards' answers, and facts about its gradient.
 
     `kept`: the frame among the answers whose memory the model computes with."""
 
@@ -67,30 +67,31 @@ class BatchInProgress:
 
     @property
     def weight(self) -> float:
-        """Weight of its gradient relative to a whole batch's."""
+        """Weight of the batch's gradient relative to that of a full-sized batch."""
         return self.grant.samples / self.phase.local_batch
 
     def push(self, shard: int, rows: int, dense: int) -> Push:
-        """Push message for a shard, which also tells the coordinator about the gradient."""
+        """Make the push message for a shard, which also carries what the coordinator must know of the gradient."""
         grant, versions = self.grant, (self.row_versions[shard], self.dense_versions[shard])
         return Push(grant.phase, grant.batch, rows, dense, self.loss, self.seconds, self.slowdown, *versions)
 
     def release(self) -> None:
-        """Release the frames of the answers, except for the one that the model computes with."""
+        """Release the frames of the shards' answers, except for the frame that the model computes with."""
         for _, frame in self.answers.values():
             if frame is not self.kept:
                 frame.release()
 
 
 def weigh(gradient: Floats, weight: float) -> None:
-    """Scale a gradient in place; a whole batch's gradient keeps its bits."""
+    """Scale a gradient in place; weight 1 (a full-sized batch) leaves every bit as it is."""
     if weight != 1.0:
         gradient *= np.float32(weight)
 
 
 def push_views(out: Bytes, index: Any, width: int) -> tuple[Floats, Floats]:
-    """Write int32[n] row numbers into a Push's payload.
+    """Write row numbers int32[n] into the payload of a Push, and return views to write the values to.
 
+    The views are (float32[n, width], float32[dense]).
     Returns views for its values: (float32[n, width], float32[dense])."""
     count = len(index)
     out[: 4 * count].view(np.int32)[:] = index
@@ -105,7 +106,7 @@ class TellCoordinator(NamedTuple):
 
 
 class PullRows(NamedTuple):
-    """Command: send a shard a Pull for these rows."""
+    """Command: send a shard a Pull for the rows `index`."""
 
     shard: int
     pull: Pull
@@ -113,32 +114,32 @@ class PullRows(NamedTuple):
 
 
 class ReleaseFrames(NamedTuple):
-    """Command: release the frames of an abandoned item."""
+    """Command: release the received frames of an abandoned batch."""
 
     item: BatchInProgress
 
 
 class ComputeNext(NamedTuple):
-    """Command: another batch is the next one to compute. A thread waiting for a sum may have to compute it first."""
+    """Command: another batch is now first in the queue; a thread waiting for an all-reduce may have to compute it."""
 
     item: BatchInProgress
 
 
 class BatchComplete(NamedTuple):
-    """Command: all shards have answered for an item, so compute threads check for work."""
+    """Command: all shards have answered for a batch, so wake the compute threads to check for work."""
 
     item: BatchInProgress
 
 
 class CheckForWork(NamedTuple):
-    """Command: compute threads check for work: a question arrived, batches were given up, or the run is over."""
+    """Command: wake the compute threads, as a question arrived, batches were given up, or the run is over."""
 
 
 Command = TellCoordinator | PullRows | ReleaseFrames | ComputeNext | BatchComplete | CheckForWork
 
 
 class WorkerCore:
-    """Core of one worker. `servers`: number of shards that answer for a batch.
+    """Core of one worker. `servers`: number of shards that answer a pull.
 
     Each of `threads` compute threads (0 to threads - 1) may have one batch at a time; only thread 0 evaluates and
     answers questions. Answering counts as one batch."""
@@ -161,11 +162,11 @@ class WorkerCore:
     # -- messages -----------------------------------------------------------------------------------
 
     def start(self, ahead: int) -> list[Command]:
-        """Ask for `ahead` batches beyond the one to compute."""
+        """Request the first batch, and `ahead` further ones."""
         return [TellCoordinator(TakeBatch(self.index)) for _ in range(1 + ahead)]
 
     def handle(self, message: CoordinatorMessage) -> list[Command]:
-        """Handle a message of the coordinator that needs no data."""
+        """Handle a message of the coordinator that requires no access to the training data."""
         if isinstance(message, Question):
             self.questions.append((message, self._granted))
             return [CheckForWork()]
@@ -190,14 +191,14 @@ class WorkerCore:
         self.phase = phase
 
     def _revive(self, message: Takeover) -> list[Command]:
-        """Tell a new coordinator which batches are here. Its predecessor's questions are dropped.
+        """Report this worker's batches to a new coordinator, and drop the questions of its predecessor.
 
         OpenReplicas is kept: batches that came after the start of their phase wait for it."""
         self.questions = deque(each for each in self.questions if isinstance(each[0], OpenReplicas))
         return [TellCoordinator(self._holdings.worker_state(self.index, message.term, self.phase))]
 
     def _abandon(self, phase: int) -> list[Command]:
-        """Give up the batches of a phase that are not begun, and ask for others.
+        """Give up the batches of a phase that are not begun, and request others.
 
         Their dense slices were never loaded, so none counts as held."""
         given_up = [item for item in self.queue if item.phase.number == phase]
@@ -217,17 +218,17 @@ class WorkerCore:
     # -- data and rows ------------------------------------------------------------------------------
 
     def prepared(self, message: PrefetchHint, batch: Batch, unique: DistinctRows) -> None:
-        """Store the prepared data of an announced batch, replacing an earlier one's."""
+        """Store the prepared data of an announced batch in place of the data of an earlier one."""
         if self.to_prepare is message:
             self.to_prepare = None
         self._prepared = {(message.phase, message.batch): (batch, unique)}
 
     def data_of(self, grant: Granted) -> tuple[Batch, DistinctRows] | None:
-        """Prepared data of a batch; None if there is none."""
+        """Take the prepared data of a batch; None if it was not prepared."""
         return self._prepared.pop((grant.phase, grant.batch), None)
 
     def granted(self, grant: Granted, batch: Batch, unique: DistinctRows) -> list[Command]:
-        """Queue a granted batch."""
+        """Queue a granted batch, and pull its rows where that is due."""
         assert self.phase is not None
         self.to_prepare = None  # it is this one, or another worker's
         item = BatchInProgress(grant, self.phase, batch, unique)
@@ -241,7 +242,7 @@ class WorkerCore:
         return commands
 
     def _admit(self, item: BatchInProgress) -> bool:
-        """Insert a batch into the queue; returns whether it is before others.
+        """Insert a batch into the queue; return whether it precedes batches that were granted earlier.
 
         Batches keep the order of their grants. But where workers hold the dense parameters, a batch goes before those
         of later steps: it was a failed worker's, and the others wait for it."""
@@ -255,12 +256,12 @@ class WorkerCore:
         return False
 
     def has_batch_of(self, step: int) -> bool:
-        """Whether the next batch belongs to a step up to `step`, in which this worker already takes part."""
+        """Whether the next batch belongs to `step` or to an earlier step."""
         queue = self.queue
         return bool(queue) and queue[0].phase.training and queue[0].grant.token <= step
 
     def pull_ahead(self, most: int = 1) -> list[Command]:
-        """Pull the rows of the next batches now, if known; a shard answers once the step is applied."""
+        """Pull the rows of up to `most` queued batches early; a shard answers once the required step is applied."""
         commands: list[Command] = []
         for item in islice(self.queue, most):
             self._pull(item, commands)
@@ -281,7 +282,7 @@ class WorkerCore:
         return PullRows(shard, pull, item.unique.index[low:high])
 
     def rows(self, shard: int, rows: Rows, frame: Frame) -> list[Command]:
-        """Take a shard's answer to a Pull."""
+        """Store a shard's answer to a Pull."""
         item = self.pulls[rows.ticket]
         item.answers[shard] = (rows, frame)
         complete = len(item.answers) == self.servers
@@ -297,7 +298,7 @@ class WorkerCore:
     # -- server failures ----------------------------------------------------------------------------
 
     def forget_dense(self, shard: int) -> None:
-        """Forget the dense slice of a shard that another server serves now; -1: of all shards, since they moved."""
+        """Mark a shard's dense slice as not held, since another server serves it now; -1: the slices of all shards."""
         if shard < 0:
             self._forget_all_dense()
         else:
@@ -307,7 +308,7 @@ class WorkerCore:
         self.have_dense = [-1] * self.servers
 
     def ask_again(self, shard: int) -> list[Command]:
-        """Repeat all unanswered pulls to a shard's new server."""
+        """Repeat the unanswered pulls of a shard, for its new server."""
         return [
             self._ask(request, item, *next(share for share in item.unique.shares() if share[0] == shard))
             for request, item in self.pulls.items()
@@ -317,20 +318,20 @@ class WorkerCore:
     # -- computing ----------------------------------------------------------------------------------
 
     def asked(self) -> bool:
-        """Whether a question is to be answered now: every batch granted before it is done."""
+        """Whether a question of the coordinator is to be answered now: every batch granted before it is done."""
         return bool(self.questions) and not self.computing and self._due()
 
     def _due(self) -> bool:
-        """Whether the first question comes before the next batch."""
+        """Whether the first question of the coordinator precedes the next batch."""
         return bool(self.questions) and self.questions[0][1] <= self._begun
 
     def question(self) -> Question:
-        """Take the question that is due; no batch is begun until `answered` is called."""
+        """Take the question that is due; no batch can be begun until `answered` is called."""
         self.answering, self.computing = self.questions.popleft()[0], self.computing + 1
         return self.answering
 
     def answered(self, later: bool = False) -> list[Command]:
-        """Record that the question is answered; with `later`, ask it again after the next batch."""
+        """Record that the question was answered; with `later`, queue it again after the next batch."""
         question, self.answering = self.answering, None
         if later and question is not None:
             self.questions.appendleft((question, self._begun + 1))
@@ -344,35 +345,35 @@ class WorkerCore:
         return len(item.answers) == self.servers and (thread == 0 or (thread < self.threads and item.phase.training))
 
     def begin(self) -> BatchInProgress:
-        """Take the next batch."""
+        """Take the next batch from the queue, to compute it."""
         self.computing += 1
         self._begun += 1
         return self.queue.popleft()
 
     def done(self) -> list[Command]:
-        """Record that a compute thread has finished its batch; it checks for work afterwards."""
+        """Record that a compute thread has finished its batch, and pull the next batch's rows."""
         self.computing -= 1
         return self.pull_ahead()
 
     def give_back(self, item: BatchInProgress) -> list[Command]:
-        """Ask for another batch in place of `item`; after a push the announcement does that."""
+        """Request another batch in place of `item`, which was not pushed (an announced push requests one by itself)."""
         self.pushed(item)
         return [TellCoordinator(TakeBatch(self.index))]
 
     def pushed(self, item: BatchInProgress) -> None:
-        """Record that a gradient is about to be pushed."""
+        """Record that the gradient of a batch is about to be pushed, so that the worker no longer holds the batch."""
         self._holdings.returned(item.grant)
 
 
 class DenseTransfer:
-    """Transfer of dense slices from or to the servers: which have yet to answer, and what arrived. One at a time."""
+    """Transfer of dense slices from or to the servers: unanswered shards, and the slices received. One at a time."""
 
     def __init__(self) -> None:
         self._states: dict[int, tuple[DenseState, Frame]] = {}
         self._asked: dict[int, tuple[Any, Bytes | None]] = {}
 
     def begin(self, asked: Mapping[int, tuple[Any, Bytes | None]]) -> None:
-        """Begin a transfer: each of these shards is sent a message with its payload."""
+        """Begin a transfer, with the message and payload that each shard is sent."""
         self._states, self._asked = {}, dict(asked)
 
     @property
@@ -381,30 +382,30 @@ class DenseTransfer:
         return not self._asked
 
     def answered(self, shard: int, state: tuple[DenseState, Frame] | None = None) -> None:
-        """Record a shard's answer: it has what it was given, or sends its slice."""
+        """Record a shard's answer: an acknowledgement, or its slice in `state`."""
         self._asked.pop(shard, None)
         if state is not None:
             self._states[shard] = state
 
     def again(self, shard: int) -> tuple[Any, Bytes | None] | None:
-        """Message and payload to repeat to the successor of a server that has not answered; None otherwise."""
+        """Return the message to repeat to a failed server's successor; None where the server had answered."""
         return self._asked.get(shard)
 
     def taken(self) -> dict[int, tuple[DenseState, Frame]]:
-        """Take the slices that arrived, by shard; the caller owns their frames."""
+        """Take the received slices, by shard; the caller has to release their frames."""
         states, self._states = self._states, {}
         return dict(sorted(states.items()))
 
 
 class SumPosition(NamedTuple):
-    """Place of a batch in a step's sum: `part` of `parts`; None for a batch of no samples, which fills none."""
+    """Position of a batch's gradient in a step's sum: `part` of `parts`; None for a batch without samples."""
 
     part: int | None
     parts: int
 
 
 class ReplicatedSteps:
-    """Steps taken by the replicas of the dense vector, where all workers hold it and step together.
+    """Progress of the replicated dense vector, which all workers step together: the last step taken.
 
     A step's batches have places in its sum, `global_batch` samples in all, and any worker may fill any of them."""
 
@@ -413,7 +414,7 @@ class ReplicatedSteps:
         self.taken = -1  # the last step; another worker's batches of it may still come
 
     def place(self, item: BatchInProgress) -> SumPosition | None:
-        """Place that a batch fills; None where its step is already taken, and only its rows are missing."""
+        """Return a batch's position in its step's sum; None where the step is taken and only rows are missing."""
         grant, phase = item.grant, item.phase
         if grant.samples and grant.token <= self.taken:
             return None
@@ -423,7 +424,7 @@ class ReplicatedSteps:
         return SumPosition(grant.batch - first if grant.samples else None, parts)
 
     def at(self, after: int) -> bool | None:
-        """Whether exactly `after` steps (0: any number) are taken; None before that."""
+        """Whether exactly `after` steps are taken (0: always True); None where fewer are."""
         if not after or self.taken == after - 1:
             return True
         return None if self.taken < after - 1 else False

@@ -21,7 +21,7 @@ from gbactl.checkpoint.interval_plan import (
     interval_for,
     job_named,
     partial,
-    rhythm_of,
+    save_schedule_of,
 )
 from gbactl.checkpoint.ledger import PlsCounter
 from gbactl.config import CheckpointConfig
@@ -128,10 +128,10 @@ def test_a_rhythm_of_chosen_rows() -> None:
 
 
 def test_without_priorities_every_save_is_whole() -> None:
-    assert {rhythm_of(CheckpointConfig(name="cpr"), 8).kind(number) for number in range(1, 20)} == {"whole"}
+    assert {save_schedule_of(CheckpointConfig(name="cpr"), 8).kind(number) for number in range(1, 20)} == {"whole"}
     strict = CheckpointConfig(name="cpr_mfu", target_pls=1e-4)
-    assert rhythm_of(strict, 8).parts == 1
-    assert rhythm_of(CheckpointConfig(name="cpr_mfu"), 8).parts == 8
+    assert save_schedule_of(strict, 8).parts == 1
+    assert save_schedule_of(CheckpointConfig(name="cpr_mfu"), 8).parts == 8
 
 
 def test_lost_samples_are_counted_since_the_last_checkpoint_and_once() -> None:

@@ -16,11 +16,11 @@ def packed(value: float) -> np.ndarray:
 
 def test_the_mean_of_those_who_told_and_the_most_steps() -> None:
     gathering = ReplicaMean([0, 1, 2, 3], False)
-    gathering.came(0, 4, 2, packed(1.0))
-    gathering.came(1, 9, 2, packed(3.0))
-    gathering.came(2, 0, -1, packed(50.0))
-    gathering.left(3)
-    gathering.came(7, 99, 2, packed(50.0))
+    gathering.add(0, 4, 2, packed(1.0))
+    gathering.add(1, 9, 2, packed(3.0))
+    gathering.add(2, 0, -1, packed(50.0))
+    gathering.forget(3)
+    gathering.add(7, 99, 2, packed(50.0))
     found = gathering.tensors("sgd")
     assert not gathering.due and found is not None
     assert found[VALUE].tolist() == [2.0, 2.0, 2.0] and found["dense.step"].tolist() == [9]
@@ -28,9 +28,9 @@ def test_the_mean_of_those_who_told_and_the_most_steps() -> None:
 
 def test_one_that_is_not_as_long_as_the_others() -> None:
     gathering = ReplicaMean([0, 1], False)
-    gathering.came(0, 4, 2, packed(1.0))
+    gathering.add(0, 4, 2, packed(1.0))
     with pytest.raises(WireError, match="W1 tells a replica of 2 values, others 3"):
-        gathering.came(1, 4, 2, packed(1.0)[:2])
+        gathering.add(1, 4, 2, packed(1.0)[:2])
 
 
 @pytest.mark.parametrize(

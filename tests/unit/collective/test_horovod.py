@@ -81,40 +81,40 @@ def door() -> Iterator[Door]:
 def test_whoever_has_been_there_longest_goes(door: Door) -> None:
     visitors = RequestLimit(door.refuse, most=3)
     for _ in range(5):
-        visitors.comes(door.visitor())
+        visitors.register(door.visitor())
     assert len(visitors) == 3 and door.refused == 2
     assert [door.gone(number) for number in range(5)] == [True, True, False, False, False]
 
 
 def test_time_is_up(door: Door) -> None:
     visitors = RequestLimit(door.refuse, seconds=0.0)
-    visitors.comes(door.visitor())
-    visitors.tend()
+    visitors.register(door.visitor())
+    visitors.close_overdue()
     assert len(visitors) == 0 and door.refused == 1 and door.gone(0)
 
 
 def test_there_is_time_for_a_request(door: Door) -> None:
     visitors = RequestLimit(door.refuse)
-    visitors.comes(door.visitor())
-    visitors.tend()
+    visitors.register(door.visitor())
+    visitors.close_overdue()
     assert len(visitors) == 1 and door.refused == 0 and not door.gone(0)
 
 
 def test_who_has_left_is_not_sent_away(door: Door) -> None:
     visitors = RequestLimit(door.refuse, most=1)
     first = door.visitor()
-    visitors.comes(first)
-    visitors.leaves(first)
+    visitors.register(first)
+    visitors.unregister(first)
     first.close()
-    visitors.comes(door.visitor())
+    visitors.register(door.visitor())
     assert len(visitors) == 1 and door.refused == 0
-    visitors.leaves(first)  # once more: nothing
+    visitors.unregister(first)  # once more: nothing
 
 
 def test_one_that_is_closed_already_can_be_sent_away(door: Door) -> None:
     visitors = RequestLimit(door.refuse, most=1)
     first = door.visitor()
-    visitors.comes(first)
+    visitors.register(first)
     first.close()
-    visitors.comes(door.visitor())
+    visitors.register(door.visitor())
     assert door.refused == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.engine.signals import StopRequest, asked, look, patient, stoppable, whole
+from gbactl.engine.signals import StopRequest, asked, deferred, look, patient, stoppable
 from gbactl.errors import ClusterError, Stopped
 from gbactl.wire.messages import Event
 
@@ -73,8 +73,8 @@ def test_what_is_to_be_whole_is_done_to_its_end(number: int) -> None:
     came = []
     with pytest.raises(Stopped), stoppable():
         try:
-            with whole():
-                with whole():
+            with deferred():
+                with deferred():
                     os.kill(os.getpid(), number)
                 came.append("to its end")
         except BaseException as error:
@@ -84,7 +84,7 @@ def test_what_is_to_be_whole_is_done_to_its_end(number: int) -> None:
 
 
 def test_an_error_in_there_is_told_before_a_signal() -> None:
-    with pytest.raises(ValueError, match="no"), stoppable(), whole():
+    with pytest.raises(ValueError, match="no"), stoppable(), deferred():
         os.kill(os.getpid(), signal.SIGINT)
         raise ValueError("no")
 

@@ -18,7 +18,7 @@ from gbactl.data.source_cache import prepare
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.launch import resume as resuming
 from gbactl.launch.checkpoint_command import verify_all, whole_rows
-from gbactl.launch.resume import saying
+from gbactl.launch.resume import checkpoint_sentence
 from gbactl.replay.recording import scan
 from gbactl.wire.messages import Event, Push
 from tests.support import recorded
@@ -166,7 +166,7 @@ def test_a_full_disk_costs_a_checkpoint_and_no_training(
     assert len(failed) == result["checkpoint"]["failed"] == 1
     assert "No space left" in failed[0]["why"] and "cut-000001" in failed[0]["why"]
     said = f"The checkpoint of step 3 failed: {failed[0]['why']}; training goes on, the next one tries again."
-    assert saying(failed[0]) == said
+    assert checkpoint_sentence(failed[0]) == said
     folder = CheckpointFolder(tmp_path / "checkpoints")
     names = [path.name for path in folder.path.iterdir()]
     assert sorted(names) == folder.names(), "no half file is left"

@@ -15,7 +15,7 @@ import pytest
 from gbactl.config import RunConfig
 from gbactl.engine.base import ChildProcess, RunProcesses
 from gbactl.errors import ClusterError
-from gbactl.launch.supervision import MOST_TRIES, FaultInjection, Replacements, loss_known, switch_known, told
+from gbactl.launch.supervision import MOST_TRIES, FaultInjection, Replacements, event_sentence, loss_known, switch_known
 from gbactl.wire.messages import Event
 
 SLEEPER = "import time; time.sleep(60)"
@@ -153,7 +153,7 @@ def test_a_server_that_never_comes_ends_the_run(family: Family) -> None:
     ],
 )
 def test_what_is_said_of_who_is_gone_or_back(name: str, fields: dict[str, Any], line: str) -> None:
-    assert told(Event(name, fields)).endswith(line)
+    assert event_sentence(Event(name, fields)).endswith(line)
 
 
 def test_a_successor_that_does_not_come_is_started_again_a_few_times(family: Family) -> None:

@@ -37,7 +37,7 @@ def command(wants_json: bool, hosts: str | None, ssh: str | None, python: str | 
 
 
 def _examine_hosts(hosts: str, ssh: str | None, python: str | None, out: Path | None, wants_json: bool) -> int:
-    """The exit code."""
+    """Check the hosts and print the findings; returns the exit code."""
     from gbactl.engine import host_agents
     from gbactl.engine.agent_connection import SSH, HostAccess
 

@@ -1,1 +1,1 @@
-"""Calibration: measure a machine, and fit the cost model with which a virtual cluster behaves like it."""
+"""Calibration: measure this machine, and fit the cost model with which a simulated cluster behaves like it."""

@@ -1,4 +1,4 @@
-"""Fit of the cost model, so that simulated runs take as long as the observed runs.
+"""Fit of the cost model, so that simulated runs take as long as the measured runs.
 
 Every group of measured costs is multiplied by its own factor, so that the virtual backend's predictions come closest
 to the observed rates and CPU seconds: least squares of logarithms. A round costs 7 predictions of every run, and there
@@ -61,7 +61,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class FittedModel:
-    """Fitted cost model, and its predictions beside the observations, in the same order."""
+    """Fitted cost model, with observed and predicted runs in the same order."""
 
     cost: CostConfig
     observed: list[Observation]
@@ -69,12 +69,12 @@ class FittedModel:
 
     @property
     def errors(self) -> list[float]:
-        """Relative errors of the predicted rates."""
+        """Relative error of each predicted rate."""
         return [p.eps / o.eps - 1.0 for o, p in zip(self.observed, self.predicted, strict=True)]
 
 
 def scaled(cost: CostConfig, factors: Vector) -> CostConfig:
-    """Multiply every group's costs by its factor; `factors` are logarithms in the order of GROUPS."""
+    """Multiply the costs of every group by a factor; `factors` are logarithms, in the order of GROUPS."""
     changed = {
         key: getattr(cost, key) * math.exp(factor)
         for keys, factor in zip(GROUPS.values(), factors, strict=True)
@@ -105,7 +105,7 @@ class Residuals:
         self._known: dict[tuple[object, ...], Observation] = {}
 
     def predicted(self, factors: Vector) -> list[Observation]:
-        """Predictions of the virtual backend for every observed run."""
+        """Predict every observed run on the virtual backend, with the costs multiplied by `factors`."""
         return [self._one(each.mode, each.workers, factors) for each in self.observed]
 
     def _one(self, mode: str, workers: int, factors: Vector) -> Observation:
@@ -117,7 +117,7 @@ class Residuals:
         return self._known[key]
 
     def __call__(self, factors: Vector) -> Vector:
-        """Logarithms of predicted / observed, then the priors that keep undetermined factors near 1."""
+        """Compute residuals: logarithms of predicted / observed, then priors that keep undetermined factors near 1."""
         found = []
         for seen, told in zip(self.observed, self.predicted(factors), strict=True):
             found.append(math.log(told.eps / seen.eps))
@@ -127,12 +127,12 @@ class Residuals:
 
 
 def _share(seen: Observation, role: str) -> float:
-    """Weight of a role's CPU seconds: small ones are measured less exactly, and matter less."""
+    """Compute the weight of a role's CPU seconds in the fit: small ones are measured less exactly, and matter less."""
     return math.sqrt(seen.cpu[role] / sum(seen.cpu.values()))
 
 
 def fit(start: CostConfig, observed: Iterable[Observation], predict: Predict) -> FittedModel:
-    """Fit the cost model from `start`. Observations of one (mode, workers) are averaged."""
+    """Fit the cost model by least squares, starting from `start`; repeated observations are averaged."""
     from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
     means = averaged(observed)
@@ -143,7 +143,7 @@ def fit(start: CostConfig, observed: Iterable[Observation], predict: Predict) ->
 
 
 def _jacobian(residuals: Residuals) -> Callable[[Vector], Vector]:
-    """Jacobian by finite differences of STEP, well above the noise of a short simulated run."""
+    """Return a function for the Jacobian: finite differences of STEP, well above the noise of a short simulated run."""
 
     def slopes(at: Vector) -> Vector:
         here = residuals(at)
@@ -157,30 +157,30 @@ SKIPPED, ENOUGH = 8, 40  # global batches
 
 
 class EnoughProgress(Exception):
-    """Signal that enough progress events were recorded."""
+    """Raised when enough progress events were recorded."""
 
 
 class ZeroCompute(SharedCompute):
-    """Worker computation that returns zeros."""
+    """Replacement for a worker's computation that returns zeros at no cost."""
 
     def load(self, item: BatchInProgress) -> None:
-        """Load nothing."""
+        """Do nothing, as no parameters are needed."""
 
     def gradient(self, item: BatchInProgress, out: Floats | None = None) -> Floats:
-        """See SharedCompute.gradient. The sums are zeros."""
+        """Return row gradients of zeros."""
         item.answers.clear()
         sums = np.empty((len(item.unique.index), self.width), np.float32) if out is None else out
         sums[:] = 0.0
         return sums
 
     def predict(self, item: BatchInProgress) -> Floats:
-        """See SharedCompute.predict. The predictions are zeros."""
+        """Return predictions of zeros."""
         item.answers.clear()
         return np.zeros(item.grant.samples, np.float32)
 
 
 class ZeroComputeCluster(VirtualCluster):
-    """Virtual cluster whose models do not compute."""
+    """Virtual cluster whose workers compute nothing; simulated time passes as if they did."""
 
     def _compute(self) -> SharedCompute:
         import torch
@@ -192,13 +192,13 @@ class ZeroComputeCluster(VirtualCluster):
 
 @dataclass
 class ProgressListener:
-    """Listener that stops the run when enough progress events were recorded."""
+    """Event listener that ends a simulated run when enough progress events were recorded."""
 
     notes: ProgressLog
     heard: int = 0
 
     def __call__(self, event: Event) -> None:
-        """See run.Listen. Raises Enough."""
+        """Record a progress event. Raises EnoughProgress at the last one needed."""
         if event.name != "progress":
             return
         self.heard += 1
@@ -207,7 +207,7 @@ class ProgressListener:
 
 
 def predict(cfg: RunConfig, cost: CostConfig, dataset: Dataset, scratch: Path) -> Observation:
-    """Predict the rate of `cfg` on a virtual cluster with these costs, and each role's CPU seconds a sample."""
+    """Predict a configuration's rate on a virtual cluster with these costs, and each role's CPU seconds per sample."""
     virtual = replace(cfg, cluster=replace(cfg.cluster, name="virtual"), cost=cost)
     listener = ProgressListener(ProgressLog())
     cluster = ZeroComputeCluster(virtual, dataset, scratch, listener)
@@ -218,7 +218,7 @@ def predict(cfg: RunConfig, cost: CostConfig, dataset: Dataset, scratch: Path) -
 
 
 def _cpu(cluster: VirtualCluster) -> dict[str, float]:
-    """CPU seconds a sample, by role."""
+    """Compute the CPU seconds per sample of each role in a simulated run."""
     samples = max(1, cluster.coordinator.context.record.curve[-1]["samples"])
     servers = sum(server.process.busy_seconds for server in cluster.servers)
     return {
@@ -229,7 +229,7 @@ def _cpu(cluster: VirtualCluster) -> dict[str, float]:
 
 
 def worker_seconds(cfg: RunConfig, cost: CostModel, dense: int) -> float:
-    """CPU seconds that a sample costs its worker."""
+    """Compute the CPU seconds per sample that a worker needs according to the cost model."""
     batch, workers = cfg.local_batch, cfg.cluster.workers
     seconds = (cost.cfg.batch_us + cost.cfg.sample_us * batch) * 1e-6
     if cfg.home == "workers":

@@ -1,4 +1,4 @@
-"""Short runs of the local backend: their rate, and each role's CPU seconds a sample.
+"""Short runs on the local backend, to measure their rate and each role's CPU seconds per sample.
 
 A run costs its seconds and 4 s to start the processes. CPU seconds are read from /proc (Linux; elsewhere unknown),
 50 us a process.
@@ -31,7 +31,7 @@ NODE = re.compile(r"pid (\d+)")
 
 
 def node_pids(run_dir: Path) -> dict[str, int]:
-    """Process id of each node ("W3", "S0", "C"), read from the node's log."""
+    """Read the process id of each node ("W3", "S0", "C") from the node's log."""
     found = {}
     for path in sorted((run_dir / "logs").glob("*.log")):
         told = NODE.search(path.read_text(errors="replace"))
@@ -41,7 +41,7 @@ def node_pids(run_dir: Path) -> dict[str, int]:
 
 
 def process_cpu(pid: int) -> float | None:
-    """CPU seconds used by all threads of a process; None where that is unknown."""
+    """Return the CPU seconds used by all threads of a process; None where that is unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -50,7 +50,7 @@ def process_cpu(pid: int) -> float | None:
 
 
 def cpu_by_role(run_dir: Path) -> dict[str, float]:
-    """CPU seconds by role ("W", "S", "C"), summed over the role's processes; empty where that is unknown."""
+    """Return the CPU seconds by role ("W", "S", "C"), summed over the role's processes; {} where unknown."""
     used: dict[str, float] = {}
     for node, pid in node_pids(run_dir).items():
         seconds = process_cpu(pid)
@@ -60,7 +60,7 @@ def cpu_by_role(run_dir: Path) -> dict[str, float]:
 
 
 def machine_cpu() -> float | None:
-    """CPU seconds used by the whole machine, including time stolen by a hypervisor; None where that is unknown."""
+    """Return the CPU seconds used by the whole machine, hypervisor's stolen time included; None where unknown."""
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     except OSError:
@@ -76,7 +76,7 @@ ATTEMPTS, QUIET = 3, 0.03  # a run is repeated while other processes use more th
 
 @dataclass(frozen=True)
 class Observation:
-    """Observation of one run.
+    """Observation of one run: its rate, and each role's CPU seconds per sample.
 
     `eps`: samples a second. `cpu`: role -> CPU seconds a sample. `others`: cores used meanwhile by processes outside
     the run. `phase_eps`: samples trained over first hand-out to last announced gradient, the `eps` of result.json; 0
@@ -92,7 +92,7 @@ class Observation:
 
     @property
     def name(self) -> str:
-        """Name of the run for messages: mode and number of workers."""
+        """Name of the run in messages: mode and number of workers."""
         return f"{self.mode} x {self.workers}"
 
 
@@ -108,7 +108,7 @@ class ProgressLog:
         self.phases: dict[int, list[tuple[float, float]]] = {}
 
     def add(self, fields: dict[str, Any]) -> bool:
-        """Record a progress event; False if it is not from the middle of a phase."""
+        """Record a progress event; False (and not recorded) during a phase's warm-up or at its end."""
         if not self.skip * fields["round_samples"] <= fields["round_finished"] < fields["round_samples"]:
             return False
         if fields["seconds"] < self._first.setdefault(fields["round"], fields["seconds"]) + self.seconds:
@@ -118,7 +118,7 @@ class ProgressLog:
 
     @property
     def rate(self) -> float:
-        """Samples a second: the slope through the events. Raises ClusterError when there are too few."""
+        """Rate in samples/s: the slope through the events. Raises ClusterError when there are too few."""
         notes = [np.array(phase) for phase in self.phases.values() if len(phase) > 1]
         if sum(len(phase) for phase in notes) < FEWEST_NOTES:
             raise ClusterError("A run was over before its rate could be told; type a larger --seconds.")
@@ -137,11 +137,11 @@ class NoDisplay(ProgressDisplay):
 
 
 class LongEnough(Exception):
-    """Signal that a run has lasted long enough."""
+    """Raised when a run has lasted long enough."""
 
 
 class ObservedRun(LaunchedRun):
-    """Run whose progress events are recorded; ends after `seconds` of them, if given, wherever it is then."""
+    """Run whose progress events are recorded; it is ended `seconds` after the first one, if given."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset, run_dir: Path, seconds: float | None) -> None:
         super().__init__(cfg, dataset, run_dir, NoDisplay(), CpuHogs(cfg.fault_plan(), cfg.pinned))
@@ -158,20 +158,20 @@ class ObservedRun(LaunchedRun):
 
     @property
     def cpu(self) -> dict[str, float]:
-        """CPU seconds a sample by role, between the first event and the last."""
+        """CPU seconds per sample of each role, between the first progress event and the last."""
         first, last = self._marks[0], self._marks[-1]
         samples = last.samples - first.samples
         return {role: (last.used[role] - first.used[role]) / samples for role in last.used if role in first.used}
 
     @property
     def others(self) -> float:
-        """Number of cores used meanwhile by processes outside the run."""
+        """Number of cores that processes outside the run used meanwhile."""
         first, last = self._marks[0], self._marks[-1]
         return max(0.0, last.strangers - first.strangers) / (last.time - first.time)
 
 
 class Measurement(NamedTuple):
-    """Measurement at a progress event: samples, CPU seconds by role, time, CPU seconds of processes outside the run."""
+    """Measurement at a progress event: samples, CPU seconds by role, time, CPU seconds of other processes."""
 
     samples: float
     used: dict[str, float]
@@ -180,13 +180,13 @@ class Measurement(NamedTuple):
 
 
 def _strangers(used: dict[str, float]) -> float:
-    """CPU seconds used by processes other than the run's nodes and this one; 0 where that is unknown."""
+    """Compute the CPU seconds of all processes but the run's nodes and this one; 0 where unknown."""
     whole = machine_cpu()
     return 0.0 if whole is None else whole - sum(used.values()) - time.process_time()
 
 
 def observe(cfg: RunConfig, dataset: Dataset, scratch: Path, seconds: float | None = None) -> Observation:
-    """Run `cfg` on the local backend, at most for `seconds` and a warm-up. Raises GbactlError."""
+    """Run a configuration on the local backend, for at most `seconds` after a warm-up. Raises GbactlError."""
     name = f"{cfg.mode.name}-{cfg.cluster.workers}-{len(list(scratch.iterdir()))}"
     cfg = replace(cfg, run_dir=str(scratch / name))
     run, eps = ObservedRun(cfg, dataset, run_dirs.create(cfg), seconds), 0.0
@@ -198,7 +198,9 @@ def observe(cfg: RunConfig, dataset: Dataset, scratch: Path, seconds: float | No
 def undisturbed(
     cfg: RunConfig, dataset: Dataset, scratch: Path, say: Callable[[str], None], seconds: float | None = None
 ) -> Observation:
-    """Run `cfg`, and again if other processes disturbed it; return the least disturbed run. Raises GbactlError."""
+    """Run a configuration, repeat it while other processes disturb it, and return the least disturbed run.
+
+    Raises GbactlError."""
     seen: list[Observation] = []
     for left in reversed(range(ATTEMPTS)):
         seen.append(observe(cfg, dataset, scratch, seconds))

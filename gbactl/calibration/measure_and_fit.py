@@ -1,4 +1,4 @@
-"""`gbactl calibrate`: measure a worker, a server and short runs of a local cluster; fit the cost model and write it.
+"""`gbactl calibrate`: measure a worker, a server and short runs of a local cluster, then fit the cost model.
 
 The file is what `gbactl train cluster=virtual cost=FILE` takes. Takes `seconds` for a worker and a server by themselves
 and for each of modes x workers, and about a minute to fit.
@@ -35,7 +35,7 @@ KEY = re.compile(r"(\w+):\s*[^#]*?(\s*#.*)?$")
 
 
 def check_target(path: Path) -> None:
-    """Raise UsageError where the file cannot be written, before anything is measured."""
+    """Raise UsageError, before anything is measured, where the cost file cannot be written."""
     if path.suffix not in (".yaml", ".yml"):
         raise UsageError(f"--out {path} does not end in .yaml, by which cost=FILE is known; type --out {path}.yaml.")
     if not path.resolve().parent.is_dir():
@@ -43,7 +43,7 @@ def check_target(path: Path) -> None:
 
 
 def cost_file_text(cost: CostConfig, header: Sequence[str]) -> str:
-    """Rewrite conf/cost/laptop.yaml with the model's values, keeping its comments; `header` names their source."""
+    """Format a cost model as conf/cost/laptop.yaml with its comments; `header` says where the values come from."""
     values = dataclasses.asdict(cost)
     lines = [f"# {line}" for line in header]
     for line in (conf_dir() / "cost" / "laptop.yaml").read_text().splitlines():
@@ -61,7 +61,7 @@ def _yaml(value: Any) -> str:
 
 
 def error_rows(found: FittedModel) -> list[tuple[str, ...]]:
-    """Rows (mode, workers, measured, predicted, error) of every run, formatted."""
+    """Format rows (mode, workers, measured, predicted, error), one per run."""
     return [
         (o.mode, str(o.workers), f"{o.eps:,.0f}", f"{p.eps:,.0f}", f"{100 * error:+.1f} %")
         for o, p, error in zip(found.observed, found.predicted, found.errors, strict=True)
@@ -72,7 +72,7 @@ HEAD = ("mode", "workers", "measured", "predicted", "error")
 
 
 def error_table(found: FittedModel) -> list[str]:
-    """Table of the rows as lines of aligned text, with a header."""
+    """Format the table of measured and predicted rates as aligned lines, with a header."""
     told = [HEAD, *error_rows(found)]
     widths = [max(len(row[n]) for row in told) for n in range(len(HEAD))]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in told]
@@ -91,7 +91,7 @@ START = CostConfig(
 
 @dataclass
 class CalibrationPlan:
-    """Plan of a calibration's runs: the user's `overrides`, and the same local batch for every number of workers."""
+    """Configurations of a calibration's runs: the user's `overrides`, and one local batch for any number of workers."""
 
     overrides: list[str]
     workers: tuple[int, ...]
@@ -100,7 +100,7 @@ class CalibrationPlan:
     rows: list[str] = field(default_factory=list)
 
     def config(self, mode: str, workers: int) -> RunConfig:
-        """Make the configuration of one run. Raises UsageError."""
+        """Make the configuration of one run of a calibration. Raises UsageError."""
         given = [
             f"mode={mode}", f"cluster.workers={workers}", f"train.global_batch={self.local_batch * workers}",
             "cluster.threads=1", "tracking.enabled=false", "train.max_eval_samples=4096", "train.epochs=1",
@@ -110,7 +110,7 @@ class CalibrationPlan:
 
     @property
     def local_batch(self) -> int:
-        """Local batch of the run that the overrides describe."""
+        """Local batch of the configuration that the overrides describe."""
         if self._batch == 0:
             self._batch = compose(self.overrides).local_batch
         return self._batch
@@ -124,13 +124,13 @@ def _but(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
 
 
 class Calibration:
-    """One calibration; `say` reports its progress."""
+    """One calibration: measurements and fit; `say` reports its progress."""
 
     def __init__(self, plan: CalibrationPlan, say: Callable[[str], None]) -> None:
         self.plan, self.say = plan, say
 
     def run(self) -> FittedModel:
-        """Measure and fit. Raises GbactlError."""
+        """Measure and fit the cost model. Raises GbactlError."""
         dataset = self._dataset()
         start = self._prices(dataset)
         with tempfile.TemporaryDirectory(prefix="gbactl-calibrate-") as folder:
@@ -144,7 +144,7 @@ class Calibration:
         return open_dataset(prepare(self.plan.config("async", self.plan.workers[0]).data))
 
     def _prices(self, dataset: Dataset) -> CostConfig:
-        """Measure the costs of one worker and one server by themselves."""
+        """Measure the costs of one worker and of one server, each in a single process."""
         cfg = self.plan.config("async", self.plan.workers[0])
         self.say(f"a worker by itself, batches around {cfg.local_batch}")
         prices = measure_worker(cfg, dataset, self.plan.seconds)
@@ -153,7 +153,7 @@ class Calibration:
         return replace(START, cores=len(available_cores()), **prices)  # type: ignore[arg-type]
 
     def _sized(self, dataset: Dataset, start: CostConfig) -> Dataset:
-        """Generate data enough for a run of all cores; a run is cut off when its seconds are over."""
+        """Generate enough data for a timed run with all cores."""
         cfg = self.plan.config("async", self.plan.workers[0])
         if cfg.data["name"] != "synthetic":
             return dataset
@@ -180,7 +180,7 @@ class Calibration:
 
 
 def _check(found: FittedModel) -> None:
-    """Raise ClusterError for a model with too large an error."""
+    """Raise ClusterError for a fit whose largest error is too large."""
     worst, name = max((abs(error), seen.name) for error, seen in zip(found.errors, found.observed, strict=True))
     if not worst <= WORST:
         raise ClusterError(
@@ -193,7 +193,7 @@ def calibrate(
     out: Path, overrides: Sequence[str], workers: tuple[int, ...], seconds: float, repeat: int,
     network: Path | None = None,
 ) -> None:  # fmt: skip
-    """Measure this machine, write the cost model, show how it fits.
+    """Measure this machine, write its cost model, and show how well it fits.
 
     `network`: a file with measured links between hosts.
 

@@ -1,4 +1,4 @@
-"""Measurement of one worker and one server by themselves, in CPU seconds.
+"""Measurement of one worker and of one server in a single process, in CPU seconds.
 
 The worker: cost of a gradient and of a prediction, by batch size. The server: cost of a row pulled and applied, of a
 dense float copied, summed and stepped, on one real shard with the rows of real batches. CPU time of this thread is
@@ -34,7 +34,7 @@ PARTS = 4  # gradients of the larger dense step
 
 
 class SingleProcess:
-    """Worker without a cluster, on the first split of the data."""
+    """Worker without a cluster, which computes batches of the first split of the data."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset) -> None:
         self.dataset, self.compute = dataset, SharedCompute.of(cfg, dataset.schema)
@@ -46,7 +46,7 @@ class SingleProcess:
         self._scale = cfg.model.init_scale
 
     def item(self, number: int, samples: int) -> BatchInProgress:
-        """Make a batch with its distinct rows looked up."""
+        """Make a batch with its distinct rows found and random values for them."""
         start = number * samples % max(1, self.dataset.splits[0].rows - samples)
         grant = Granted(1, number, 0, start, samples, 0, 0.0, 0.0)
         item = BatchInProgress(grant, self.phase, *self.source.prepare(grant))
@@ -56,7 +56,7 @@ class SingleProcess:
         return item
 
     def gradient(self, samples: int, number: int) -> float:
-        """Measure the CPU seconds of one batch: find distinct rows, forward, backward, copy gradients out."""
+        """Measure a training batch in CPU seconds: find distinct rows, forward, backward, copy gradients out."""
         item = self.item(number, samples)
         began = time.thread_time()
         self.source.prepare(item.grant)
@@ -65,7 +65,7 @@ class SingleProcess:
         return time.thread_time() - began
 
     def predict(self, samples: int, number: int) -> float:
-        """Measure the CPU seconds of one evaluation batch."""
+        """Measure an evaluation batch in CPU seconds."""
         item = self.item(number, samples)
         began = time.thread_time()
         self.source.prepare(item.grant)
@@ -74,13 +74,13 @@ class SingleProcess:
 
 
 def sizes(cfg: RunConfig, dataset: Dataset) -> list[int]:
-    """Batch sizes to measure, around the configured one."""
+    """Choose the batch sizes to measure, around the configured one."""
     wanted = {max(1, round(cfg.local_batch * share)) for share in (0.25, 0.5, 1.0, 2.0)}
     return sorted(min(size, dataset.splits[0].rows) for size in wanted)
 
 
 def line(points: dict[int, float]) -> tuple[float, float]:
-    """Fit a line size -> seconds with least relative errors; return non-negative (base, per sample)."""
+    """Fit a line from batch size to seconds with least relative errors; return non-negative (base, per sample)."""
     from scipy.optimize import nnls  # type: ignore[import-untyped]
 
     counts, seconds = np.array(list(points), float), np.array(list(points.values()))
@@ -89,7 +89,7 @@ def line(points: dict[int, float]) -> tuple[float, float]:
 
 
 def measure_worker(cfg: RunConfig, dataset: Dataset, seconds: float) -> dict[str, float]:
-    """Measure batch_us, sample_us and predict_us of the cost model."""
+    """Measure the cost model's worker keys: batch_us, sample_us and predict_us."""
     import torch
 
     torch.set_num_threads(1)
@@ -103,7 +103,7 @@ def measure_worker(cfg: RunConfig, dataset: Dataset, seconds: float) -> dict[str
 
 
 def _medians(jobs: Mapping[Key, Callable[[int], float]], seconds: float) -> dict[Key, float]:
-    """Measure the median seconds of each job in alternation until `seconds` are over; jobs get the round's number.
+    """Measure the median seconds of each job, alternating between jobs until `seconds` are over.
 
     The first round warms up."""
     found: dict[Key, list[float]] = {name: [] for name in jobs}
@@ -116,7 +116,7 @@ def _medians(jobs: Mapping[Key, Callable[[int], float]], seconds: float) -> dict
 
 
 class SingleShard:
-    """Shard 0 of a run, set up as with the dense vector on the servers."""
+    """Shard 0 of a run, with its slice of the dense vector."""
 
     def __init__(self, alone: SingleProcess, cfg: RunConfig, dataset: Dataset) -> None:
         flat, (low, high) = alone.compute.flat, alone.compute.cuts[0]
@@ -128,30 +128,30 @@ class SingleShard:
         self._number = 0
 
     def index(self) -> Ints:
-        """Local rows int32[n] of this shard in another batch."""
+        """Return the shard's local rows int32[n] in the next batch."""
         self._number += 1
         item = self.alone.item(self._number, min(self.batch, self.alone.dataset.splits[0].rows))
         _, low, high = next(item.unique.shares())
         return item.unique.index[low:high]
 
     def pull(self) -> float:
-        """Measure the CPU seconds of pulling one row."""
+        """Measure the pull of rows, in CPU seconds per row."""
         index = self.index()
         out = np.empty((len(index), self.shard.spec.width), np.float32)
         return _timed(lambda: self.shard.pull_rows(index, out)) / max(1, len(index))
 
     def dense_pull(self) -> float:
-        """Measure the CPU seconds of pulling one dense float."""
+        """Measure the pull of the dense slice, in CPU seconds per float."""
         return _timed(lambda: self.shard.pull_dense(self.out)) / len(self.out)
 
     def apply(self) -> float:
-        """Measure the CPU seconds a row of a step from one gradient without dense values."""
+        """Measure a step from one gradient without dense values, in CPU seconds per row."""
         index = self.index()
         gradient = np.full((len(index), self.shard.spec.width), 1e-3, np.float32)
         return self._step([GradientSlice(index, gradient)]) / max(1, len(index))
 
     def dense_step(self, parts: int) -> float:
-        """Measure the CPU seconds a float of a dense step from `parts` gradients."""
+        """Measure a dense step from `parts` gradients, in CPU seconds per float."""
         none = np.empty((0, self.shard.spec.width), np.float32)
         return self._step([GradientSlice(np.empty(0, np.int32), none, self.gradient) for _ in range(parts)]) / len(
             self.out
@@ -177,7 +177,7 @@ def _timed(job: Callable[[], object]) -> float:
 
 
 def measure_server(cfg: RunConfig, dataset: Dataset, seconds: float) -> dict[str, float]:
-    """Measure the cost model's server keys, except the cost of a message."""
+    """Measure the server keys of the cost model, except the cost of a message."""
     serving = SingleShard(SingleProcess(cfg, dataset), cfg, dataset)
     jobs: dict[str, Callable[[int], float]] = {
         "row_pull_ns": lambda _: serving.pull(), "row_apply_ns": lambda _: serving.apply(),

@@ -61,7 +61,7 @@ class WorkerRecovery:
         self.begun: BeginPhase | None = None  # last phase announced to workers
         self._beats = cfg.place.real or any(isinstance(fault, Hang) for fault in plan.faults)
         self._fails = plan.fails
-        self._storms = plan.storms() if plan.stormy else None
+        self._storms = plan.active_periods() if plan.has_message_faults else None
         self._takes: dict[int, int] = {}  # batches that a successor asked for before it was admitted
         self._ready: set[int] = set()
 
@@ -91,7 +91,7 @@ class WorkerRecovery:
             return []
         at = self.so_far
         if self._storms is not None and run.training is not None:
-            run.record.statistics.stormed(self._storms.on(*at))
+            run.record.statistics.note_message_faults(self._storms.on(*at))
         for injection in self.injector.due(*at) if self._fails else ():
             self._inject(injection, at)
         if not (self._beats and self.heartbeat.due):

@@ -141,10 +141,10 @@ class Statistics(StatisticsCounts):
         if self.heard is not None:
             self.heard(worker, samples, seconds)
 
-    def stormed(self, places: Collection[int]) -> None:
+    def note_message_faults(self, places: Collection[int]) -> None:
         """Record that the fault plan's message faults at these places are active."""
         if self.observed is not None:
-            self.observed.stormed(places)
+            self.observed.note_message_faults(places)
 
     @property
     def acted(self) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Fault injection: the plan of slow-downs and failures, its execution, and its observed effects.
+"""Fault injection: the plan of slow-downs and failures, its execution, and the effects observed in a run.
 
 A plan is configuration, seeded and pure, the same on every backend. Importing this package costs nothing.
 """

@@ -18,7 +18,7 @@ GRACE_SECONDS = 2.0
 
 
 class HogPlacement(NamedTuple):
-    """Placement of a competing process: its core, and its busy period.
+    """Placement of a competing process: its core, and the period in which it is busy.
 
     The period is in seconds since training began (end None: to the end)."""
 
@@ -28,12 +28,12 @@ class HogPlacement(NamedTuple):
 
 
 def worker_cores(plan: FaultPlan, pinned: bool) -> list[int]:
-    """Return the core that each worker is pinned to; [] where they are not pinned (see worker/core_sharing.py)."""
+    """Return the core that each worker is pinned to; [] where workers are not pinned (see worker/core_sharing.py)."""
     return sharing(plan.worker_count, available_cores()) if pinned else []
 
 
 def place(plan: FaultPlan, pinned: bool) -> list[HogPlacement]:
-    """Place every competing process of a plan, with workers `pinned` or not.
+    """Place every competing process of a fault plan on a core; `pinned`: the workers are pinned to cores.
 
     Raises ConfigError for a core that does not exist, or workers that are not pinned."""
     placed = []
@@ -70,7 +70,7 @@ def hogged(plan: FaultPlan, pinned: bool) -> frozenset[int]:
 
 
 class CpuHogs:
-    """Competing processes of one run. Raises ConfigError at once for those that cannot be placed."""
+    """Competing processes of one run. Raises ConfigError at once for a process that cannot be placed."""
 
     def __init__(self, plan: FaultPlan, pinned: bool) -> None:
         self.placed = place(plan, pinned)
@@ -84,7 +84,7 @@ class CpuHogs:
             self.running = [_start(hog) for hog in self.placed]
 
     def stop(self) -> None:
-        """Terminate and reap all competing processes; they have nothing to save."""
+        """Terminate and reap all competing processes."""
         for process in self.running:
             process.terminate()
         for process in self.running:
@@ -97,7 +97,7 @@ class CpuHogs:
 
 
 def _start(hog: HogPlacement) -> subprocess.Popen[bytes]:
-    """Start a competing process in a session of its own, where the kernel gives it a full share beside each worker."""
+    """Start a competing process in its own session, so that the kernel gives it a full share beside a worker."""
     end = "" if hog.end is None else str(hog.end)
     return subprocess.Popen(
         [

@@ -1,4 +1,4 @@
-"""Kinds of faults in a fault plan's configuration: typed fields, their check in one sentence, slow-down factors. Pure.
+"""Kinds of faults in a fault plan's configuration: typed fields, their validation, slow-down factors. Pure.
 
 A kind either slows batches by the factor that `at` returns, or slows nothing (`slows` is False): `kill` (SIGKILL) and
 `hang` (SIGSTOP) end or stop a process, which fault_plan.FaultInjector chooses. A fault that is not permanent occurs at
@@ -29,8 +29,9 @@ SHAPED = ("weibull", "gamma")
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Fault plan, one of the list. `workers`: indexes, "all", how many, or a share like 1/8; `servers` likewise.
+    """Base of all faults: one entry of the fault plan, with the workers and servers that it concerns.
 
+    `workers`: indexes, "all", how many, or a share like 1/8; `servers` likewise.
     A plan that names servers and no workers is for servers alone."""
 
     kind: ClassVar[str] = ""
@@ -39,20 +40,20 @@ class Fault:
     servers: Workers | None = None
 
     def check(self, where: str) -> None:
-        """Raise ConfigError for invalid values; `where` is for instance faults.plans[0]."""
+        """Check the configured values. Raises ConfigError; `where` names the entry, for instance faults.plans[0]."""
 
     def at(self, key: int, turn: int, seconds: float) -> float:
-        """Return the factor, at least 1, of a worker's batch `turn`, begun `seconds` into training.
+        """Return the slow-down factor, at least 1, of a worker's batch `turn`, begun `seconds` into training.
 
         `key` is the worker's own in this plan; random values depend on (key, turn) alone."""
         return 1.0
 
     def of(self, worker: int) -> Fault:
-        """Return the part of the fault that concerns one worker."""
+        """Return the fault as it concerns one worker."""
         return self
 
     def told(self) -> dict[str, Any]:
-        """Encode the fault as a user types it, with the defaults filled in."""
+        """Encode the fault as in a configuration file, with the defaults filled in."""
         values = {typed(name): value for name, value in dataclasses.asdict(self).items() if value is not None}
         return {"kind": self.kind, **values}
 
@@ -61,7 +62,7 @@ F = TypeVar("F", bound=type[Fault])
 
 
 def kind(name: str) -> Callable[[F], F]:
-    """Class decorator that registers a fault as `kind: name`."""
+    """Class decorator that registers a kind of fault under a name (`kind: name` in a fault plan)."""
 
     def register(cls: F) -> F:
         cls.kind = name
@@ -81,12 +82,12 @@ def window(where: str, begin: float, end: float | None) -> None:
 
 
 def typed(field: str) -> str:
-    """Return a field's name as typed: `from` for `from_`."""
+    """Return a field's name as users type it: `from` for `from_`."""
     return field.rstrip("_")
 
 
 def drawn(where: str, distribution: str, sigma: float | None, shape: float | None) -> None:
-    """Raise ConfigError for an unknown distribution, or for another one's parameter."""
+    """Check the distribution of a random fault. Raises ConfigError for an unknown one, or another one's parameter."""
     names = tuple(random_streams.DISTRIBUTIONS)
     require(
         distribution in names,
@@ -97,14 +98,14 @@ def drawn(where: str, distribution: str, sigma: float | None, shape: float | Non
 
 
 def random_factor(distribution: str, mean: float, parameter: float | None, key: int, turn: int) -> float:
-    """Draw the factor 1 + (mean - 1) X of a batch, X >= 0 of mean 1."""
+    """Draw the slow-down factor of a batch: 1 + (mean - 1) X with a random X >= 0 of mean 1."""
     draw = random_streams.DISTRIBUTIONS[distribution]
     return 1.0 + (mean - 1.0) * draw(random_streams.uniform(key, turn), parameter)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimedFault(Fault):
-    """Base of faults that occur at a `step`, at a `time` (seconds since training began) or repeatedly (`mtbf`).
+    """Base of faults that occur at a `step`, at a `time` (seconds since training began) or at random (`mtbf`).
 
     `mtbf`: mean seconds between occurrences, of which there are at most `times`."""
 
@@ -117,11 +118,10 @@ class TimedFault(Fault):
 
     @property
     def given(self) -> list[float]:
-        """Values given for step, time and mtbf."""
+        """Values of step, time and mtbf that are set."""
         return [value for value in (self.step, self.time, self.mtbf) if value is not None]
 
     def check(self, where: str) -> None:
-        """See Fault.check."""
         require(len(self.given) <= 1, f"{where} (kind {self.kind}) needs one of step, time and mtbf.")
         names = tuple(random_streams.INTERVALS)
         require(
@@ -133,13 +133,13 @@ class TimedFault(Fault):
         require(self.times is None or self.mtbf is not None, f"{where}.times belongs to mtbf.")
 
     def interval(self, u: float) -> float:
-        """Convert a random number in (0, 1) to the seconds until the next occurrence."""
+        """Convert a random number in (0, 1) to the seconds until the fault's next occurrence."""
         assert self.mtbf is not None
         return self.mtbf * random_streams.INTERVALS[self.distribution](u, self.shape)
 
 
 class NextOccurrence:
-    """Next occurrence of a fault: at a `step`, or at a time in `seconds`; infinity where there is none.
+    """Next occurrence of a fault: its `step`, or its time in `seconds`; infinity where there is none.
 
     `turn`: occurrences so far."""
 
@@ -152,7 +152,7 @@ class NextOccurrence:
             self.seconds = fault.interval(random_streams.uniform(key, 0))
 
     def there(self, step: int, seconds: float) -> bool:
-        """Return whether the fault is due at a global step and a time since training began."""
+        """Whether the fault is due at a global step and a time since training began."""
         return self._left > 0 and (step >= self.step or seconds >= self.seconds)
 
     def next(self) -> None:
@@ -168,19 +168,18 @@ class NextOccurrence:
 @kind("constant")
 @dataclass(frozen=True, kw_only=True)
 class ConstantSlowdown(Fault):
-    """Fault that always slows by `factor`."""
+    """Fault that slows every batch by `factor`."""
 
     factor: Slower
 
     def at(self, key: int, turn: int, seconds: float) -> float:
-        """See Fault.at."""
         return self.factor
 
 
 @kind("periodic")
 @dataclass(frozen=True, kw_only=True)
 class PeriodicSlowdown(Fault):
-    """Fault that slows in the first `duty` share of every period, counted in the worker's batches or in seconds."""
+    """Fault that slows in the first `duty` share of every period, counted in a worker's batches or in seconds."""
 
     factor: Slower
     period_batches: Count | None = None
@@ -188,12 +187,10 @@ class PeriodicSlowdown(Fault):
     duty: SomeShare = 0.5
 
     def check(self, where: str) -> None:
-        """See Fault.check."""
         given = [p for p in (self.period_batches, self.period_seconds) if p is not None]
         require(len(given) == 1, f"{where} needs one of period_batches and period_seconds.")
 
     def at(self, key: int, turn: int, seconds: float) -> float:
-        """See Fault.at."""
         if self.period_batches is not None:
             slow = turn % self.period_batches < self.duty * self.period_batches
         else:
@@ -205,7 +202,7 @@ class PeriodicSlowdown(Fault):
 @kind("random")
 @dataclass(frozen=True, kw_only=True)
 class RandomSlowdown(Fault):
-    """Fault with a random factor for every batch: 1 + (mean - 1) X, X >= 0 of mean 1.
+    """Fault that slows every batch by a random factor: 1 + (mean - 1) X with X >= 0 of mean 1.
 
     X is exponential, lognormal(sigma) or Pareto(shape)."""
 
@@ -215,36 +212,32 @@ class RandomSlowdown(Fault):
     shape: Shape | None = None
 
     def check(self, where: str) -> None:
-        """See Fault.check."""
         drawn(where, self.distribution, self.sigma, self.shape)
 
     def at(self, key: int, turn: int, seconds: float) -> float:
-        """See Fault.at."""
         return random_factor(self.distribution, self.mean, self.sigma or self.shape, key, turn)
 
 
 @kind("window")
 @dataclass(frozen=True, kw_only=True)
 class WindowSlowdown(Fault):
-    """Fault that slows from `from` until `until` seconds after training began (until: null is to the end)."""
+    """Fault that slows from `from` until `until` seconds after training began (until null: to the end)."""
 
     factor: Slower
     from_: Seconds = 0.0
     until: Seconds | None = None
 
     def check(self, where: str) -> None:
-        """See Fault.check."""
         window(where, self.from_, self.until)
 
     def at(self, key: int, turn: int, seconds: float) -> float:
-        """See Fault.at."""
         return self.factor if self.from_ <= seconds < (math.inf if self.until is None else self.until) else 1.0
 
 
 @kind("hog")
 @dataclass(frozen=True, kw_only=True)
 class CpuHog(Fault):
-    """Competing processes that take the CPU, on cores by number or on those of some workers."""
+    """Competing processes that use CPU, on the given cores or on the cores of some workers."""
 
     slows: ClassVar[bool] = False
     workers: Workers | None = None
@@ -254,7 +247,6 @@ class CpuHog(Fault):
     until: Seconds | None = None
 
     def check(self, where: str) -> None:
-        """See Fault.check."""
         require(self.servers is None, f"{where}: a hog is for the cores of workers, or for cores; servers have none.")
         require((self.workers is None) != (self.cores is None), f"{where} needs one of workers and cores.")
         require(self.cores is None or bool(self.cores), f"{where}.cores is a list of at least one core.")
@@ -267,7 +259,7 @@ def _hints(cls: type[Fault]) -> dict[str, Any]:
 
 
 def parse(plans: Sequence[Mapping[str, Any]]) -> list[Fault]:
-    """Build and check a list of faults from plain containers. Raises ConfigError."""
+    """Build and check the faults of a plan from plain containers. Raises ConfigError."""
     return [_one(values, f"faults.plans[{place}]") for place, values in enumerate(plans)]
 
 
@@ -299,14 +291,13 @@ def _one(values: Mapping[str, Any], where: str) -> Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessFailure(TimedFault):
-    """Failure of every named or chosen process; with `mtbf`, of one of them, drawn each time."""
+    """Failure of all named or chosen processes; with `mtbf`, of one of these processes, drawn each time."""
 
     slows: ClassVar[bool] = False
     workers: Workers | None = None
     coordinator: bool = False
 
     def check(self, where: str) -> None:
-        """See Fault.check."""
         named = self.workers is not None or self.servers is not None or self.coordinator
         require(named, f"{where} (kind {self.kind}) needs workers, servers, or coordinator: true.")
         require(bool(self.given), f"{where} (kind {self.kind}) needs one of step, time and mtbf.")
@@ -316,12 +307,12 @@ class ProcessFailure(TimedFault):
 @kind("kill")
 @dataclass(frozen=True, kw_only=True)
 class Kill(ProcessFailure):
-    """Failure by SIGKILL; in virtual time the process disappears."""
+    """Failure of a process by SIGKILL; in virtual time the process disappears."""
 
 
 @kind("hang")
 @dataclass(frozen=True, kw_only=True)
 class Hang(ProcessFailure):
-    """Stop by SIGSTOP; SIGCONT follows `seconds` later (null: never)."""
+    """Stop of a process by SIGSTOP; SIGCONT follows `seconds` later (null: never)."""
 
     seconds: Interval | None = None

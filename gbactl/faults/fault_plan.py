@@ -1,4 +1,4 @@
-"""Fault plan: the factor by which a batch or a message is slowed, and the schedule of kills and hangs. Pure, seeded.
+"""Fault plan: slow-down factors of batches and messages, and the schedule of kills and hangs. Pure, seeded.
 
 Several faults of one process multiply. The plan has no clock and no state: local and virtual runs of one seed slow the
 same batches by the same factors. The seed also chooses the workers (or servers) of a fault: indexes, all, so many, or a
@@ -20,13 +20,13 @@ from gbactl.faults.load_trace import LoadTrace  # noqa: F401 - registers its kin
 from gbactl.faults.message_faults import ActivePeriods, AllActivePeriods, MessageFaults
 from gbactl.faults.random_streams import key_of, uniform
 
-_SERVERS, _STORMS = 2, 5  # separate the random numbers of servers and storms from the workers'
+_SERVERS, _STORMS = 2, 5  # random numbers of servers, and of the periods of message faults, differ from the workers'
 _CHOICE = 1  # separates the random numbers of the choice from those of batches
 
 
 @dataclass
 class FaultsConfig:
-    """Configuration of fault injection: a list of plans (see fault_kinds.py), random with `seed` (null: the run's).
+    """Configuration of fault injection: the list of faults (see fault_kinds.py), and the seed of random ones.
 
     `name` is for users; plans that are typed beside `none` have none."""
 
@@ -36,7 +36,7 @@ class FaultsConfig:
 
 
 class FaultPlan:
-    """Faults of a run with `workers` workers and `servers` servers. Raises ConfigError.
+    """Fault plan of a run with so many workers and servers. Raises ConfigError.
 
     `seed` is the run's, unless the plan has its own."""
 
@@ -64,50 +64,50 @@ class FaultPlan:
         return self.factor_of(f"W{worker}", turn, seconds)
 
     def factor_of(self, process: str, turn: int, seconds: float) -> float:
-        """Return the slow-down factor of any process, W1 or S0.
+        """Return the slow-down factor of a process (W1 or S0).
 
         A server's `turn` counts the pulls, pushes and orders that it handles."""
         return math.prod((factor for _, factor in self.acting(process, turn, seconds)), start=1.0)
 
     def acting(self, process: str, turn: int, seconds: float) -> list[tuple[int, float]]:
-        """Return (index, factor) of the plans that slow a process now."""
+        """Return (index, factor) of the faults that slow a process at this time."""
         found = [(place, fault.at(key, turn, seconds)) for place, fault, key in self._of.get(process, ())]
         return [(place, factor) for place, factor in found if factor > 1.0]
 
     def places(self, process: str) -> list[int]:
-        """Return the indexes of the plans that slow a process."""
+        """Return the indexes of the faults that can slow a process."""
         return [place for place, _, _ in self._of.get(process, ())]
 
     def slows(self, worker: int) -> bool:
-        """Return whether a worker's factor can be other than 1."""
+        """Whether a worker's slow-down factor can be above 1."""
         return f"W{worker}" in self._of
 
     @property
     def slowed(self) -> frozenset[int]:
-        """Workers that some plan slows."""
+        """Workers that some fault slows."""
         return frozenset(int(process[1:]) for process in self._of if process[0] == "W")
 
     @property
     def slowed_servers(self) -> frozenset[int]:
-        """Servers that some plan slows."""
+        """Servers that some fault slows."""
         return frozenset(int(process[1:]) for process in self._of if process[0] == "S")
 
     @property
     def hogs(self) -> list[tuple[CpuHog, tuple[int, ...]]]:
-        """Plans of competing processes, each with its workers (none where it names cores)."""
+        """Faults that start competing processes, each with its workers (none where it names cores)."""
         pairs = zip(self.faults, self.chosen, strict=True)
         return [(fault, chosen) for fault, chosen in pairs if isinstance(fault, CpuHog)]
 
     def messages(self, worker: int) -> list[tuple[int, MessageFaults, int]]:
-        """Return the message faults of a worker: (index, plan, the worker's key)."""
+        """Return the message faults of a worker: (index, fault, the worker's random key)."""
         return [
             (place, fault, key_of(self.seed, place, worker))
             for place, fault in enumerate(self.faults)
             if isinstance(fault, MessageFaults) and worker in self.chosen[place]
         ]
 
-    def storms(self) -> AllActivePeriods:
-        """Create the active periods of message faults, the same for all workers, as a stateful object of one caller."""
+    def active_periods(self) -> AllActivePeriods:
+        """Create the stateful schedule of when message faults are active, the same for all workers."""
         return AllActivePeriods(
             {
                 place: ActivePeriods(fault, key_of(self.seed, place, _STORMS))
@@ -117,8 +117,8 @@ class FaultPlan:
         )
 
     @property
-    def stormy(self) -> bool:
-        """Whether messages are lost, delayed, duplicated or reordered."""
+    def has_message_faults(self) -> bool:
+        """Whether the plan loses, delays, duplicates or reorders messages."""
         return any(isinstance(fault, MessageFaults) for fault in self.faults)
 
     @property
@@ -127,7 +127,7 @@ class FaultPlan:
         return any(isinstance(fault, ProcessFailure) for fault in self.faults)
 
     def told(self) -> list[dict[str, Any]]:
-        """Encode the plans with their defaults and the chosen workers and servers."""
+        """Encode the plan as plain containers, with its defaults and the chosen workers and servers."""
         return [
             {
                 **fault.told(),
@@ -139,7 +139,7 @@ class FaultPlan:
 
 
 def choose(wanted: Any, total: int, where: str, *seeds: int, kind: str = "worker") -> tuple[int, ...]:
-    """Choose sorted indexes of workers or servers below `total`. Raises ConfigError.
+    """Choose indexes of workers or servers below `total`, sorted. Raises ConfigError.
 
     A share is rounded, to at least one."""
     if wanted is None:
@@ -192,7 +192,7 @@ class Injection:
 
 
 class _Strike(NextOccurrence):
-    """Next failure from one plan, and the `processes` that it may hit."""
+    """Next failure that one fault causes, and the `processes` that it may hit."""
 
     def __init__(self, fault: ProcessFailure, processes: tuple[str, ...], key: int, place: int) -> None:
         super().__init__(fault, key)
@@ -216,7 +216,7 @@ class _Strike(NextOccurrence):
 
 
 class FaultInjector:
-    """Schedule of all kills and hangs of a plan."""
+    """Schedule of all kills and hangs of a fault plan."""
 
     def __init__(self, plan: FaultPlan) -> None:
         self._due = [
@@ -226,7 +226,7 @@ class FaultInjector:
         ]
 
     def due(self, step: int, seconds: float) -> list[Injection]:
-        """Return the injections due at a global step and a time since training began, each once.
+        """Return the kills and hangs due at a global step and a time since training began, each once.
 
         The coordinator's comes last: it must have all others done, as its successor takes them as done."""
         if not self._due:
@@ -236,7 +236,7 @@ class FaultInjector:
 
     @property
     def next_seconds(self) -> float:
-        """Time of the next injection that is due by time; infinity if there is none."""
+        """Time of the next kill or hang that is scheduled by time; infinity if there is none."""
         return min((each.seconds for each in self._due), default=math.inf)
 
 

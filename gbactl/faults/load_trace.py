@@ -1,4 +1,4 @@
-"""Load trace: slow-down factors of workers over time, recorded on a cluster or made up.
+"""Load trace: slow-down factors of workers over time, recorded on a cluster or synthetic.
 
 It is CSV with the columns seconds and factor, and worker where workers differ. The launcher reads the file when it
 composes the configuration. Looking a factor up is pure: a bisection, about a microsecond.
@@ -25,7 +25,7 @@ COLUMNS = ("seconds", "factor", "worker")
 @kind("trace")
 @dataclass(frozen=True, kw_only=True)
 class LoadTrace(Fault):
-    """Fault that slows workers by the factors of a trace.
+    """Fault that slows workers by the factors of a load trace.
 
     `points`: [seconds, factor], or [seconds, factor, worker] where workers differ, in order of time. A factor holds
     until the next point; before the first it is 1. They are read from `file`, if that is given. `scale` stretches its
@@ -41,7 +41,6 @@ class LoadTrace(Fault):
     shape: Shape | None = None
 
     def check(self, where: str) -> None:
-        """See Fault.check."""
         require(bool(self.points), f"{where} needs points [[seconds, factor], ...], or file: a CSV of these.")
         for number, point in enumerate(self.points or ()):
             here = f"{where}.points[{number}]"
@@ -59,7 +58,6 @@ class LoadTrace(Fault):
             drawn(where, self.distribution, self.sigma, self.shape)
 
     def of(self, worker: int) -> Fault:
-        """See Fault.of."""
         return dataclasses.replace(self, points=[p for p in self.points or () if len(p) == 2 or p[2] == worker])
 
     @functools.cached_property
@@ -67,13 +65,12 @@ class LoadTrace(Fault):
         return [point[0] for point in self.points or ()]
 
     def mean(self, seconds: float) -> float:
-        """Return the slow-down factor of the trace at a time."""
+        """Return the slow-down factor of the trace at a time in seconds."""
         at = seconds / self.scale if self.period is None else seconds / self.scale % self.period
         place = bisect.bisect_right(self._times, at) - 1
         return self.points[place][1] if self.points and place >= 0 else 1.0
 
     def at(self, key: int, turn: int, seconds: float) -> float:
-        """See Fault.at."""
         mean = self.mean(seconds)
         if self.distribution is None or mean == 1.0:
             return mean
@@ -81,7 +78,7 @@ class LoadTrace(Fault):
 
 
 def read_trace(path: Path) -> list[list[float]]:
-    """Read [seconds, factor] or [seconds, factor, worker] of every line. Raises ConfigError with file and line."""
+    """Read a trace file with [seconds, factor] or [seconds, factor, worker] per line. Raises ConfigError."""
     try:
         with path.open(newline="") as file:
             return _points(path, csv.reader(line for line in file if not line.startswith("#")))
@@ -105,7 +102,7 @@ def _points(path: Path, rows: Iterable[list[str]]) -> list[list[float]]:
 
 
 def with_traces(plans: Any) -> Any:
-    """Return typed fault plans with the files of their traces read. Raises ConfigError."""
+    """Return the faults with the files of their load traces read. Raises ConfigError."""
     if not isinstance(plans, list):
         return plans
     return [_filled(plan) if isinstance(plan, dict) and plan.get("kind") == "trace" else plan for plan in plans]

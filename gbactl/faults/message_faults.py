@@ -1,4 +1,4 @@
-"""Fault of kind `messages`: loss, delay, duplication and reordering of messages of a worker. Pure.
+"""Message faults (kind `messages`): loss, delay, duplication and reordering of a worker's messages. Pure.
 
 It concerns messages between a worker and a server or the coordinator. A reordered message is delayed so shortly that
 only the next one overtakes it. Each fault has a probability, drawn for every transmission on every connection and
@@ -26,8 +26,9 @@ Probability = Annotated[float, Bounds(at_least=0, at_most=0.5)]
 @kind("messages")
 @dataclass(frozen=True, kw_only=True)
 class MessageFaults(TimedFault):
-    """Fault probabilities of a worker's messages, in either direction; `delay_seconds`: mean of an exponential delay.
+    """Fault that hits a worker's messages in either direction, with given probabilities.
 
+    `delay_seconds`: mean of an exponential delay.
     Active from each occurrence on for `seconds` (null: to the end); without step, time and mtbf, in the whole run."""
 
     slows: ClassVar[bool] = False
@@ -39,7 +40,6 @@ class MessageFaults(TimedFault):
     seconds: Interval | None = None
 
     def check(self, where: str) -> None:
-        """See Fault.check."""
         if not any((self.drop, self.duplicate, self.reorder, self.delay)):
             raise ConfigError(f"{where} (kind messages) needs one of drop, duplicate, reorder and delay above 0.")
         if self.servers is not None or self.workers is None:
@@ -50,7 +50,7 @@ class MessageFaults(TimedFault):
 
 
 class ActivePeriods:
-    """Storm of one plan: the periods in which its message faults are active. Stateful: time must not go back."""
+    """Periods in which one message fault is active. Stateful: time must not go back."""
 
     def __init__(self, fault: MessageFaults, key: int) -> None:
         self._due, self._lasts = NextOccurrence(fault, key), math.inf if fault.seconds is None else fault.seconds
@@ -58,7 +58,7 @@ class ActivePeriods:
         self._now = -math.inf
 
     def on(self, step: int, seconds: float) -> bool:
-        """Return whether the storm is active at a global step and a time since training began (both below 0 before)."""
+        """Whether the fault is active at a global step and a time since training began (both negative before that)."""
         while self._due.there(step, seconds):
             self._until = min(seconds, self._due.seconds) + self._lasts  # one due by step begins at this call
             self._due.next()
@@ -67,25 +67,25 @@ class ActivePeriods:
 
 
 class AllActivePeriods:
-    """Storms (periods of message faults) of all plans, by index in the fault plan."""
+    """Periods in which message faults are active, for all faults of a plan by index."""
 
     def __init__(self, storms: Mapping[int, ActivePeriods]) -> None:
         self._storms = storms
 
     def on(self, step: int, seconds: float) -> frozenset[int]:
-        """Return the indexes of the storms that are active (see ActivePeriods.on)."""
+        """Return the indexes of the message faults that are active at a global step and a time since training began."""
         return frozenset(place for place, storm in self._storms.items() if storm.on(step, seconds))
 
 
 class TransmissionOutcome(NamedTuple):
-    """Outcome of one transmission: delays in seconds of the copies that arrive, none if it is lost."""
+    """Outcome of one transmission: the delay in seconds of each copy that arrives; none if the message is lost."""
 
     delays: tuple[float, ...]
     names: tuple[str, ...] = ()
 
 
 class MessageFaultStream:
-    """Random message faults of one direction of a worker's connection. `plans`: (index, plan, the worker's key)."""
+    """Random message faults in one direction of a worker's connection. `plans`: (index, fault, random key)."""
 
     def __init__(self, plans: Sequence[tuple[int, MessageFaults, int]], peer: str, outward: bool) -> None:
         direction = (ord(peer[0]), int(peer[1:] or 0), int(outward))
@@ -93,7 +93,7 @@ class MessageFaultStream:
         self._turn = 0
 
     def draw(self, on: Collection[int]) -> TransmissionOutcome:
-        """Draw the outcome of the next transmission, while the storms `on` are active."""
+        """Draw the outcome of the next transmission, while the message faults `on` are active."""
         self._turn += 1
         delay, copies, names = 0.0, 1, list[str]()
         for place, plan, key in self._plans:

@@ -1,4 +1,4 @@
-"""Observed effects of a fault plan: injected and measured slow-downs, and which faults acted when. Pure.
+"""Observed effects of a fault plan: injected and measured slow-downs, and when each fault acted. Pure.
 
 `injected`: the worker's stretched seconds over what they would be without the plan's factors. `observed`: its seconds
 per sample over those of the median worker without a fault, whatever the plan says. Workers that are pinned to the same
@@ -32,7 +32,7 @@ MOMENTS = {"from": "from {:g} s", "time": "at {:g} s", "step": "at step {:g}", "
 
 @dataclass
 class _Sums:
-    """Sums over a worker's batches: count, seconds as measured and without the factors, samples."""
+    """Sums over a worker's batches: number, measured seconds, seconds without the injected slow-down, samples."""
 
     batches: int = 0
     seconds: float = 0.0
@@ -49,7 +49,7 @@ class _Sums:
 
 
 class ObservedBatches:
-    """Statistics of the workers' batches under a fault plan.
+    """Statistics of the workers' batch times under a fault plan.
 
     `hogged`: workers whose CPU a competing process takes; `cores`: each worker's, if pinned; `clock`: seconds since
     training began."""
@@ -70,7 +70,7 @@ class ObservedBatches:
 
     @classmethod
     def of(cls, plan: FaultPlan, pinned: bool, clock: Callable[[], float] = lambda: 0.0) -> ObservedBatches | None:
-        """Create the statistics of a run; None where it has no faults.
+        """Create the statistics of a run; None where its fault plan is empty.
 
         `pinned`: whether its workers are pinned to cores of this host."""
         if not plan.faults:
@@ -78,7 +78,7 @@ class ObservedBatches:
         return cls(plan, hogged(plan, pinned), worker_cores(plan, pinned), clock)
 
     def add(self, worker: int, seconds: float, slowdown: float, samples: int) -> None:
-        """Record a gradient of `samples` that took `seconds` in all, with the injected factor `slowdown`."""
+        """Record a gradient of `samples` that took `seconds` in all, slowed by the factor `slowdown`."""
         seen = self._seen[worker] = self._seen.get(worker, 0) + 1
         self._note(worker, seen - 1, seconds, slowdown)
         self._full = max(self._full, samples)
@@ -89,7 +89,7 @@ class ObservedBatches:
             self._calm.setdefault(worker, _Sums()).add(seconds, slowdown, samples)
 
     def _note(self, worker: int, turn: int, seconds: float, slowdown: float) -> None:
-        """Record which plans slowed a worker's batch, and when."""
+        """Record which faults slowed a worker's batch, and when."""
         end = self._last = self.clock()
         began = self._began.setdefault(worker, end - seconds)
         if slowdown <= 1.0:
@@ -99,7 +99,7 @@ class ObservedBatches:
             self.acted.note(place, process, max(0.0, end - seconds), end, factor)
 
     def _acting(self, process: str, turn: int, seconds: float, slowdown: float) -> list[tuple[int, float]]:
-        """Return (index, factor) of the plans that slowed a batch.
+        """Return (index, factor) of the faults that slowed a batch.
 
         Where a process has several plans, these are the ones whose product is the factor at about the batch's start."""
         places = self.plan.places(process)
@@ -111,15 +111,15 @@ class ObservedBatches:
                 return found
         return []
 
-    def stormed(self, places: Collection[int]) -> None:
-        """Record the message faults that are active now."""
+    def note_message_faults(self, places: Collection[int]) -> None:
+        """Record that message faults are active now. `places`: their indexes in the plan."""
         now = self.clock()
         for place in places:
             for worker in self.plan.chosen[place]:
                 self.acted.note(place, f"W{worker}", now, now)
 
     def reference(self, worker: int) -> float | None:
-        """Return the seconds per sample of an undisturbed worker in this one's place; None where unknown."""
+        """Return the seconds per sample that a worker would need undisturbed; None where unknown."""
         return self._undisturbed(worker, {w: sums.unslowed / sums.samples for w, sums in self._calm.items()})
 
     def _undisturbed(self, worker: int, rates: Mapping[int, float]) -> float | None:
@@ -132,7 +132,7 @@ class ObservedBatches:
         return None
 
     def usual(self, worker: int) -> float:
-        """Return the current seconds per sample of workers without a fault, for a worker to be slowed; 0 if unknown.
+        """Return the current seconds per sample of undisturbed workers, to slow a worker relative to; 0 if unknown.
 
         Not those of the whole run: where the machine gets slower or faster, a slowed worker follows."""
         if worker not in self.plan.slowed or not any(w not in self.faulty for w in self._calm):
@@ -140,7 +140,7 @@ class ObservedBatches:
         return self._undisturbed(worker, {w: sums.recent for w, sums in self._calm.items()}) or 0.0
 
     def summary(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
-        """Build result.json's `faults`: the plans, and injected and observed slow-downs of every process that has one.
+        """Build `faults` of result.json: the plan, and injected and observed slow-downs of every affected process.
 
         `counters`: those of the servers."""
         workers = {f"W{worker}": self._worker(worker) for worker in sorted(self.faulty)}
@@ -151,7 +151,7 @@ class ObservedBatches:
         return {"plans": self.plan.told(), "workers": workers, **({"servers": servers} if servers else {}), **acted}
 
     def _add_hogs(self) -> None:
-        """Record competing processes as active in their window, whatever their effect on workers."""
+        """Record competing processes as active in their whole period, whatever their effect on workers."""
         for place, fault in enumerate(self.plan.faults):
             if isinstance(fault, CpuHog) and fault.from_ < self._last:
                 end = self._last if fault.until is None else min(fault.until, self._last)
@@ -169,7 +169,7 @@ class ObservedBatches:
 
 
 def fault_metrics(result: Mapping[str, Any]) -> dict[str, float]:
-    """Extract metrics for MLflow: fault_injected/W1 and fault_observed/W1 (or S0), as far as they are known."""
+    """Extract metrics for MLflow: fault_injected/W1 and fault_observed/W1 (or S0), where they are known."""
     faults = result.get("faults") or {}
     processes = {**(faults.get("workers") or {}), **(faults.get("servers") or {})}
     return {
@@ -181,7 +181,7 @@ def fault_metrics(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def with_injected(faults: Mapping[str, Any], injected: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Add the kills and hangs that were done, and the indexes of plans that never acted, to result.json's `faults`."""
+    """Add the kills and hangs carried out, and the faults that never acted, to `faults` of result.json."""
     more = [
         {"plan": each["plan"], "process": each["process"], "at_s": each["at"], "seconds": each["seconds"]}
         for each in injected if each["done"]
@@ -192,7 +192,7 @@ def with_injected(faults: Mapping[str, Any], injected: Iterable[Mapping[str, Any
 
 
 def fault_lines(result: Mapping[str, Any]) -> list[str]:
-    """Describe the faults that acted and, in the last line, those that never did; [] for a run without faults."""
+    """Describe the faults that acted and, in the last line, those that never acted; [] for a run without faults."""
     faults = result.get("faults") or {}
     if "never" not in faults:
         return []
@@ -233,7 +233,7 @@ def _named(place: int, plan: Mapping[str, Any]) -> str:
 
 
 def _seconds(value: float, largest: float | None = None) -> str:
-    """Format seconds; short runs in virtual time get more digits."""
+    """Format seconds for the report; short runs in virtual time get more digits."""
     return f"{value:.{1 if (value if largest is None else largest) >= 0.1 else 4}f}"
 
 

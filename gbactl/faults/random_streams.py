@@ -1,4 +1,4 @@
-"""Counter-based random numbers: a pure function of (key, turn), so that every backend draws the same.
+"""Counter-based random numbers: a pure function of (key, turn), so that all backends draw the same numbers.
 
 About 2 us a number; no generator, no state. Bits agree between machines up to the mathematics library's.
 """
@@ -17,7 +17,7 @@ _NORMAL = NormalDist()
 
 
 def key_of(*parts: int) -> int:
-    """Hash integers to a 64-bit key: the same on every machine, different for different integers."""
+    """Hash integers to a 64-bit key: the same on all machines, different for different integers."""
     state = 0
     for part in parts:
         state = mix_int((state ^ part) + GOLDEN)
@@ -25,23 +25,23 @@ def key_of(*parts: int) -> int:
 
 
 def uniform(key: int, turn: int) -> float:
-    """Return a uniform number in the open interval (0, 1)."""
+    """Return the uniform random number of (key, turn), in the open interval (0, 1)."""
     return ((key_of(key, turn) >> 12) + 0.5) * 2.0**-52
 
 
 def exponential(u: float, _: float | None = None) -> float:
-    """Convert a uniform number to an exponential one of mean 1."""
+    """Convert a uniform number to an exponential random number of mean 1."""
     return -math.log1p(-u)
 
 
 def lognormal(u: float, sigma: float | None = None) -> float:
-    """Convert a uniform number to exp of a normal one of deviation `sigma`, scaled to mean 1."""
+    """Convert a uniform number to a log-normal random number of mean 1 (`sigma` of the underlying normal)."""
     s = sigma or SIGMA
     return math.exp(s * _NORMAL.inv_cdf(u) - s * s / 2.0)
 
 
 def pareto(u: float, shape: float | None = None) -> float:
-    """Convert a uniform number to a Pareto one of the second kind (from 0), scaled to mean 1.
+    """Convert a uniform number to a Pareto random number of the second kind (from 0), of mean 1.
 
     `shape` > 1: tail exponent."""
     a = shape or SHAPE
@@ -49,13 +49,17 @@ def pareto(u: float, shape: float | None = None) -> float:
 
 
 def weibull(u: float, shape: float | None = None) -> float:
-    """Convert a uniform number to a Weibull one of mean 1; `shape` 1: exponential, below 1: bursts of failures."""
+    """Convert a uniform number to a Weibull random number of mean 1.
+
+    `shape` 1: exponential, below 1: bursts of failures."""
     k = shape or 1.0
     return math.pow(-math.log1p(-u), 1.0 / k) / math.gamma(1.0 + 1.0 / k)
 
 
 def gamma(u: float, shape: float | None = None) -> float:
-    """Convert a uniform number to a gamma one of mean 1 (`shape` 1: exponential), by rejection with `u` as the seed."""
+    """Convert a uniform number to a gamma random number of mean 1, by rejection with `u` as the seed.
+
+    `shape` 1: exponential."""
     k = shape or 1.0
     return random.Random(int(u * 2.0**52)).gammavariate(k, 1.0 / k)
 

@@ -1,4 +1,4 @@
-"""Slow-down of a real process by waiting as long as the plan says. Waiting costs no CPU and slows no other process.
+"""Slow-down of a real process: it waits as long as the fault plan says, which costs no CPU.
 
 A worker waits after computing, and pushes later. If the busy kernel ends a wait late, the next one is shorter: over a
 run the factor is met. The factor applies to the time that the batch takes undisturbed workers: after a wait a worker
@@ -27,13 +27,13 @@ SPAN = ("from_s", "until_s", "factor")  # suffixes of the counters acted_<index>
 
 
 class FaultRecord:
-    """Record of each fault plan's time span and largest factor on each process."""
+    """Record of the faults that acted: the time span and the largest factor of each fault on each process."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, str], tuple[float, float, float]] = {}
 
     def note(self, place: int, process: str, begin: float, end: float, factor: float = 1.0) -> None:
-        """Record that the plan at index `place` acted on a process, in seconds since training began."""
+        """Record that the fault at index `place` acted on a process, in seconds since training began."""
         first, last, largest = self._found.get((place, process), (begin, end, factor))
         self._found[place, process] = min(first, begin), max(last, end), max(largest, factor)
 
@@ -45,20 +45,20 @@ class FaultRecord:
         ]
 
     def restore(self, told: Iterable[Mapping[str, Any]]) -> None:
-        """Add an encoded record of an earlier process to this one."""
+        """Add the record of an earlier process, as encoded by `told`, to this one."""
         for each in told:
             self.note(each["plan"], each["process"], each["from_s"], each["until_s"], each["factor"])
 
 
 class TimedComputation(Protocol):
-    """Computation to stretch: its `seconds`, and the factor that it was stretched by."""
+    """Interface of a computation that can be slowed: its `seconds`, and its slow-down factor."""
 
     seconds: float
     slowdown: float
 
 
 class WorkerSlowdown:
-    """Slow-down of one worker by the plan. `clock` and `sleep` in seconds."""
+    """Slow-down of one worker according to the fault plan. `clock` and `sleep` are in seconds."""
 
     def __init__(
         self, plan: FaultPlan, worker: int,
@@ -70,7 +70,7 @@ class WorkerSlowdown:
         self._late = 0.0
 
     def stretch(self, item: TimedComputation, usual: float = 0.0) -> None:
-        """Wait after a gradient is computed, so that its time is multiplied by the plan's factor.
+        """Wait after a gradient is computed, so that its time is multiplied by the fault plan's factor.
 
         `item.seconds` is the computing time before the call and the whole time afterwards; `item.slowdown` becomes the
         factor. `usual`: seconds that undisturbed workers take; 0 where unknown, then the worker's own time is used."""
@@ -94,7 +94,7 @@ class WorkerSlowdown:
 
 
 class ServerSlowdown:
-    """Slow-down of one server by the plan. `clock` and `sleep` in seconds."""
+    """Slow-down of one server according to the fault plan. `clock` and `sleep` are in seconds."""
 
     def __init__(
         self, plan: FaultPlan, server: int,
@@ -110,13 +110,13 @@ class ServerSlowdown:
 
     @classmethod
     def of(cls, plan: FaultPlan, server: int, **more: Any) -> ServerSlowdown | None:
-        """Create a server's slow-down; None where no server is slowed.
+        """Create a server's slow-down and measurement; None where the plan slows no server.
 
         Servers that are not slowed are measured too, for comparison."""
         return cls(plan, server, **more) if plan.slowed_servers else None
 
     def handle(self, kind: int, call: Callable[..., None], *args: Any) -> None:
-        """Handle a message of a `kind`, stretched by the plan."""
+        """Handle a message by `call`, and wait as long as the fault plan says."""
         begin = self.clock()
         factor = self.factor(begin)
         slept = self._wait(self._owed + (factor - 1.0) * self._usual.get(kind, 0.0))
@@ -129,7 +129,7 @@ class ServerSlowdown:
         self.count(factor, busy, slept)
 
     def factor(self, now: float) -> float:
-        """Return the factor of the current message, which begins at `now`."""
+        """Return the slow-down factor of the current message, which begins at `now`."""
         self._began = now if self._began is None else self._began
         since = now - self._began
         found = self.plan.acting(self.name, self.served, since)
@@ -138,7 +138,7 @@ class ServerSlowdown:
         return math.prod((factor for _, factor in found), start=1.0)
 
     def count(self, factor: float, busy: float, waited: float) -> None:
-        """Record a message handled in `busy` seconds, with the plan's `factor`, after `waited` seconds of waiting."""
+        """Count a message handled in `busy` seconds and slowed by `factor`, after `waited` seconds of waiting."""
         self.served += 1
         self.busy += busy
         self.asked += factor * busy
@@ -154,14 +154,14 @@ class ServerSlowdown:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters of handled messages and slow-downs for messages.Inspected; whole numbers, times in microseconds."""
+        """Counters of handled messages and slow-downs for messages.Inspected: integers, times in microseconds."""
         seconds = (round(1e6 * value) for value in (self.busy, self.asked, self.spent))
         acted = {f"acted_{each['plan']}_{name}": round(1e6 * each[name]) for each in self.acted.told() for name in SPAN}
         return {**dict(zip(COUNTERS, (self.served, *seconds), strict=True)), **acted}
 
 
 def add_acted(acted: FaultRecord, counters: Mapping[str, Mapping[str, int]]) -> None:
-    """Add the slow-downs that servers have counted to the record of faults that acted."""
+    """Add the slow-downs that servers have counted to the record of the faults that acted."""
     for server, each in counters.items():
         for place in (int(name.split("_")[1]) for name in each if name.startswith("acted_") and name.endswith(SPAN[0])):
             begin, end, factor = (each[f"acted_{place}_{name}"] / 1e6 for name in SPAN)
@@ -169,7 +169,7 @@ def add_acted(acted: FaultRecord, counters: Mapping[str, Mapping[str, int]]) -> 
 
 
 def server_slowdowns(plan: FaultPlan, counters: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, float | None]]:
-    """Return every slowed server's injected factor, and its seconds a message over those of servers without a fault."""
+    """Return every slowed server's injected factor, and its observed one relative to servers without a fault."""
     sound = [
         each["busy_us"] / each["served"]
         for name, each in counters.items()

@@ -19,7 +19,7 @@ _NAN_FP16, _NAN_BF16 = 0x7E00, 0x7FC0
 
 
 class Codec(ABC):
-    """Interface of the conversion between float32 and a two-byte float type."""
+    """Conversion between float32 and a two-byte float type."""
 
     @abstractmethod
     def narrow(self, values: Floats, out: Halves) -> None:

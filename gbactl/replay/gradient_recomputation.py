@@ -1,4 +1,4 @@
-"""Gradient computation of a worker for replay: pulled rows and dense slices in, gradient slices out; dense replica.
+"""Gradient computation of a worker, for replay: from pulled rows and dense slices to gradient slices.
 
 The workers' all-reduce adds the gradients in batch order, so a sum here has the same bits. Memory of the replica:
 a dense vector with its moments, and one more vector for each gradient of a step.
@@ -27,7 +27,7 @@ from gbactl.worker.state_machine import BatchInProgress
 
 
 class GradientRecomputer:
-    """Computer of the same gradients that the run's workers computed."""
+    """Computation of the same gradients as the run's workers computed."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset) -> None:
         self.cfg, self.dataset, self.model = cfg, dataset, SharedCompute.of(cfg, dataset.schema)
@@ -36,7 +36,7 @@ class GradientRecomputer:
         self.codec = codec_of(cfg.transport.wire_dtype)
 
     def shards(self) -> list[Shard]:
-        """Make the servers' shards in their state before the first step."""
+        """Make the shards of all servers in their state before the first step."""
         initial, made = self.flat.initial(), []
         for shard, (low, high) in enumerate(self.model.cuts):
             spec = shard_spec(self.cfg, self.dataset.schema.rows, shard)
@@ -44,12 +44,12 @@ class GradientRecomputer:
         return made
 
     def begin(self, phase: BeginPhase) -> None:
-        """Start a training phase."""
+        """Begin a training phase: its data and shuffling."""
         self.phase = phase
         self.source.begin(phase)
 
     def prepare(self, batch: int) -> BatchInProgress:
-        """Prepare the data of a batch, with no values pulled yet."""
+        """Prepare a batch's data and distinct rows, with no values pulled yet."""
         size, phase = self.phase.local_batch, self.phase
         start = batch * size
         samples = min(size, phase.samples - start)
@@ -60,7 +60,7 @@ class GradientRecomputer:
         return item
 
     def arrived(self, values: Floats) -> Floats:
-        """Round values as the wire between worker and server does."""
+        """Round pulled values as the wire between server and worker does."""
         return rounded(self.codec, values)
 
     def compute(self, item: BatchInProgress) -> list[GradientSlice]:
@@ -80,12 +80,12 @@ class GradientRecomputer:
 
 
 def index_of(item: BatchInProgress, shard: int) -> Ints:
-    """Local rows int32[n] of a shard among a batch's distinct rows."""
+    """Return a shard's part of a batch's distinct rows, as local row numbers int32[n]."""
     return next(item.unique.index[low:high] for s, low, high in item.unique.shares() if s == shard)
 
 
 class ReplayedReplica:
-    """Dense parameters in phases where every worker holds them: one copy, stepped like the workers' copies.
+    """Dense parameters in phases where every worker holds a copy: one copy, stepped like the workers' copies.
 
     `home`: current holder of the dense parameters.
     """
@@ -99,7 +99,7 @@ class ReplayedReplica:
         self._gradients: dict[int, Floats] = {}
 
     def move(self, home: str) -> None:
-        """Move the dense parameters to `home`, as a switch does."""
+        """Move the dense parameters to the placement `home`, as a mode switch does."""
         if home == self.home:
             return
         self.home = home
@@ -111,13 +111,13 @@ class ReplayedReplica:
                 self.block.unpack(*cut, slice_.packed(*cut), slice_.step)
 
     def take(self, batch: int, parts: list[GradientSlice]) -> None:
-        """Keep a gradient's dense values until its step, and remove them from the shards' slices."""
+        """Keep the dense part of a batch's gradient until its step, and remove it from the shards' slices."""
         self._gradients[batch] = np.concatenate([part.dense for part in parts if part.dense is not None])
         for part in parts:
             part.dense = None
 
     def step(self, step: Step, lr_scale: float, ranks: int) -> None:
-        """Sum a step's gradients as `ranks` workers do, some of which may have none, and apply the sum."""
+        """Sum a step's gradients as the all-reduce of `ranks` workers does, and apply the sum."""
         total: Floats | None = None
         for member in sorted(step.members, key=lambda member: member.batch):
             gradient = self._gradients.pop(member.batch)
@@ -132,7 +132,7 @@ class ReplayedReplica:
         self.block.apply(total, step.divisor, step.divisor, lr_scale)
 
     def model_sum(self, dense_alone: bool) -> int | None:
-        """Shard-independent checksum of the model; None where tables are too large for it."""
+        """Compute the shard-independent checksum of the model; None where tables are too large."""
         served = self.home == "servers"
         if dense_alone:
             shards: list[int | None] = [shard.dense_block().model_sum() if served else 0 for shard in self.shards]

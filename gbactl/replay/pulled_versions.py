@@ -1,4 +1,4 @@
-"""Versions of the shards that each gradient was computed from, and copies of the values pulled.
+"""Versions of the shards from which each gradient was computed, and copies of the values pulled at them.
 
 A first pass over the log tells the versions. A shard's values are thus copied, before the shard takes a step, only for
 gradients that pulled that version and are announced later. Memory: 4 + 8 x shards bytes a gradient. Gradients that
@@ -23,7 +23,7 @@ from gbactl.worker.state_machine import BatchInProgress
 
 
 class PulledVersions:
-    """Pulled versions of a phase's gradients: filled with `add`, then read with `leaving`, version by version."""
+    """Shard versions that a phase's gradients pulled: filled by `add`, then read version by version by `leaving`."""
 
     def __init__(self, shards: int) -> None:
         self.shards = shards
@@ -37,23 +37,23 @@ class PulledVersions:
         return len(self._batches)
 
     def add(self, record: AnnounceRecord) -> None:
-        """Record an announced gradient. A dense version of -1 stands for that of the rows."""
+        """Record the versions that an announced gradient pulled; a dense version of -1 stands for that of the rows."""
         self._batches.append(record.batch)
         self._versions.extend(record.row_versions)
         self._versions.extend(dense_versions(record))
 
     def drop(self, batch: int) -> None:
-        """Record that a gradient was discarded: no values need to be kept for it."""
+        """Record that a gradient was discarded, so that no pulled values need to be kept for it."""
         self._dropped.add(batch)
 
     def repeated(self) -> int | None:
-        """Batch that was announced twice, if there is one."""
+        """Return a batch that was announced twice; None if there is none."""
         values, counts = np.unique(np.asarray(self._batches, np.int64), return_counts=True)
         twice = values[counts > 1]
         return int(twice[0]) if len(twice) else None
 
     def leaving(self, version: int) -> Iterator[tuple[int, bool, int]]:
-        """Iterate over (shard, dense, batch) of all pulls at `version`, rows before dense, in announced order."""
+        """Iterate over the pulls made at `version`: (shard, dense or rows, batch), rows first, in announced order."""
         if not self._sorted:
             self._sort()
         for unit, (order, versions) in enumerate(zip(self._order, self._sorted, strict=True)):
@@ -72,7 +72,7 @@ class PulledVersions:
 
 
 def dense_versions(record: AnnounceRecord) -> tuple[int, ...]:
-    """Version of each shard's dense slice.
+    """Return the version of each shard's dense slice that a gradient was computed from.
 
     -1 (the worker had it from an earlier pull) is replaced by that of the rows.
     """
@@ -81,7 +81,7 @@ def dense_versions(record: AnnounceRecord) -> tuple[int, ...]:
 
 
 class CapturedValues:
-    """Values that a phase's gradients pulled, captured as the shards reach the pulled versions."""
+    """Values that a phase's gradients pulled, copied as the replay's shards reach the pulled versions."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class CapturedValues:
         version: int,
         replica: Floats | None = None,
     ) -> None:
-        """Capture from `shards`, and dense values from `replica` where the shards do not hold the dense vector."""
+        """Capture from `shards`; dense values from `replica`, if given, as the shards then hold none."""
         self.gradients, self.shards, self.pulls, self.replica = gradients, shards, pulls, replica
         self.version = version
         self._held: dict[int, BatchInProgress] = {}
@@ -99,7 +99,7 @@ class CapturedValues:
         self._computed: set[int] = set()  # at the current version
 
     def leave(self) -> None:
-        """Copy the values pulled at the current version for later gradients; call before the shards take a step."""
+        """Copy the values that later gradients pulled at the current version; call before the shards take a step."""
         for shard, dense, batch in self.pulls.leaving(self.version):
             if batch not in self._computed:
                 self._take(self._pulled(batch), shard, dense)
@@ -108,7 +108,7 @@ class CapturedValues:
         self.version += 1
 
     def gradient(self, record: AnnounceRecord) -> list[GradientSlice]:
-        """Compute an announced batch's gradient slices; values that it pulled at the current version are read now."""
+        """Compute an announced batch's gradient slices from its pulled values."""
         pulled = self._pulled(record.batch)
         for shard in range(len(self.shards)):
             answer = answer_of(pulled, shard)
@@ -121,7 +121,7 @@ class CapturedValues:
         return self.gradients.compute(pulled)
 
     def forget(self, batch: int) -> None:
-        """Forget a gradient that is never computed."""
+        """Drop the copied values of a batch whose gradient is never computed."""
         self._held.pop(batch, None)
 
     def _pulled(self, batch: int) -> BatchInProgress:

@@ -25,7 +25,7 @@ _PHASE = {key: get_origin(kind) or kind for key, kind in get_type_hints(BeginPha
 
 @dataclass
 class PhaseRecord:
-    """Phase in a log: its announcement, its configuration, its pulls, each shard's checksum at its end."""
+    """Phase of a recorded run: its announcement, its configuration, its pulls, each shard's checksum at its end."""
 
     begin: BeginPhase
     cfg: RunConfig
@@ -35,7 +35,7 @@ class PhaseRecord:
 
 @dataclass
 class Recording:
-    """Contents of a log.
+    """Recorded run: the contents of its event log.
 
     `digests`: (step, shard) to the checksum after that step. `ended`: the log is complete. `torn`: a sentence on the
     truncated record at which the log ends, if there is one.
@@ -62,7 +62,7 @@ class Recording:
         return self.cfg.cluster.servers
 
     def records(self) -> Iterator[Record]:
-        """Iterate over the records after the header, up to the torn record if there is one."""
+        """Iterate over the log's records after the header, up to the truncated record if there is one."""
         records = event_log.read(self.path)
         next(records)
         with contextlib.suppress(TornLogError):
@@ -70,7 +70,7 @@ class Recording:
 
 
 def scan(path: Path) -> Recording:
-    """Read a log to its end, or to where it is cut off.
+    """Read an event log to its end, or to the truncated record where it was cut off.
 
     Raises EventLogError on damage or contents that are impossible.
     """
@@ -108,7 +108,7 @@ def _config(path: Path, header: dict[str, Any]) -> RunConfig:
 
 
 def _summed(run: RunConfig, *cfgs: RunConfig) -> None:
-    """Raise EventLogError for phases with replicas, or whose gradients were summed in an unknown order."""
+    """Raise EventLogError if a phase cannot be replayed: it has replicas, or an unknown order of summation."""
     modes = [policy_class(phase.mode.name) for cfg in cfgs for phase in cfg.phases]
     replicas = [mode.name for mode in modes if not mode.replayable]
     if replicas:
@@ -128,7 +128,7 @@ def _summed(run: RunConfig, *cfgs: RunConfig) -> None:
 
 
 def _replayed() -> str:
-    """List the modes of which every run can be replayed, for a message."""
+    """List the modes of which every run can be replayed, for an error message."""
     *others, last = names(lambda mode: mode.replayable and not mode.collective)
     return f"{', '.join(others)} and {last}"
 
@@ -193,7 +193,7 @@ def _phase(recording: Recording, fields: dict[str, Any]) -> BeginPhase:
 
 
 def _switched(recording: Recording, fields: dict[str, Any]) -> RunConfig:
-    """Configuration of the phases after a switch."""
+    """Return the configuration of the phases after a mode switch."""
     try:
         cfg = recording.cfg.in_mode(fields["mode"])
         check_switch(recording.cfg, cfg)

@@ -1,4 +1,4 @@
-"""`gbactl replay`: replay a run found by name, print the verdict, and write the model to a file where that is asked.
+"""`gbactl replay`: replay a run found by name, print the verdict, and write the model to a file if asked.
 
 The verdict is a sentence on a terminal, JSON on a pipe. Besides the log, the bits depend on the processor, torch and
 its number of threads. The model file is one .npz of numpy arrays, no pickle: `rows` f32[rows, width] and `row_<moment>`
@@ -34,7 +34,7 @@ from gbactl.store.shard import Shard
 
 
 def model_arrays(shards: Sequence[Shard]) -> dict[str, NDArray[Any]]:
-    """Collect the model of all shards as named arrays."""
+    """Collect rows, dense vector and optimizer state of all shards as named arrays."""
     found = {"rows": _rows([shard.rows.table for shard in shards])}
     for name in shards[0].rows.moments:
         found[f"row_{name}"] = _rows([shard.rows.moments[name] for shard in shards])
@@ -50,7 +50,7 @@ def model_arrays(shards: Sequence[Shard]) -> dict[str, NDArray[Any]]:
 
 
 def _rows(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """Interleave the shards' rows: row r of the whole table is row r // shards of shard r % shards."""
+    """Interleave the shards' rows: row r of the whole table is local row r // shards of shard r % shards."""
     whole = np.empty((sum(len(part) for part in parts), *parts[0].shape[1:]), parts[0].dtype)
     for shard, part in enumerate(parts):
         whole[shard :: len(parts)] = part
@@ -58,7 +58,7 @@ def _rows(parts: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def write_model(path: Path, cfg: RunConfig, shards: Sequence[Shard]) -> None:
-    """Write the model file atomically. Raises UsageError where it cannot be written."""
+    """Write the replayed model to a file, atomically. Raises UsageError where it cannot be written."""
     partial = path.with_name(f".{path.name}.partial")
     more = {"step": np.array(shards[0].version), "config": np.array(json.dumps(to_dict(cfg)))}
     try:
@@ -76,7 +76,7 @@ SAME = {"machine": "processor", "cpu_flags": "processor's vector instructions", 
 def replay(
     run_dir: Path, until: int | None = None, path: Path | None = None, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Replay a run's log to its end or to step `until`; return the verdict as plain containers, a divergence included.
+    """Replay a run's log to its end or to step `until`; return the verdict as plain containers, also on divergence.
 
     `identical` is None where no checksum stands in the replayed part of the log; `cut_at` is the byte at which the log
     of a stopped run ends. The model is written to `path`, by default in the run directory where `until` is given.
@@ -151,7 +151,7 @@ def _keep(replayer: Replayer, run_dir: Path, path: Path | None, wanted: bool) ->
 
 
 def sentence(verdict: dict[str, Any]) -> str:
-    """Sentence of the verdict, for a terminal."""
+    """Describe the verdict of a replay in a sentence, for a terminal."""
     found, differs = verdict["divergence"], verdict["machine_differs"]
     size = f"{_size(verdict['steps'], verdict['gradients'])}, {verdict['shards']} shards"
     other = " and another ".join(differs)
@@ -171,7 +171,7 @@ def _size(steps: int, gradients: int) -> str:
 
 
 def failed(verdict: dict[str, Any]) -> bool:
-    """Whether the run was not reproduced though it should be.
+    """Whether a replay did not reproduce the run though it should.
 
     On another machine bits may differ, but decisions may not.
     """
@@ -180,7 +180,7 @@ def failed(verdict: dict[str, Any]) -> bool:
 
 
 def machine_differences(logged: dict[str, Any], here: dict[str, Any]) -> list[str]:
-    """Names of the machine properties that differ from the log's header; [] where the same bits are expected."""
+    """List the machine properties that differ from those in the log's header; [] where the same bits are expected."""
     return [name for key, name in SAME.items() if logged[key] != here[key]]
 
 
@@ -199,7 +199,7 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def run_and_show(run: str, until: int | None, keep: Path | None, uri: str | None) -> None:
-    """Find a run, replay it and print the verdict.
+    """Find a run, replay it, and print the verdict.
 
     Raises DivergenceError, after printing, where it is not reproduced.
     """

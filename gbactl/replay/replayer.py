@@ -1,4 +1,4 @@
-"""Replay loop: log records in order, through policy, gradients and shards, compared with the log's checksums."""
+"""Replay loop: passes the log's records to policy, gradient computation and shards, and compares checksums."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gbactl.wire.messages import BeginPhase
 
 
 class Replayer:
-    """Replayer of a recording up to `until` steps. Raises DivergenceError at the first difference."""
+    """Replayer of a recorded run up to `until` steps. Raises DivergenceError at the first difference."""
 
     def __init__(
         self, recording: Recording, dataset: Dataset, until: int, *, lenient: bool = False,
@@ -53,7 +53,7 @@ class Replayer:
         self._captures: CapturedValues | None = None
 
     def run(self) -> None:
-        """Replay all steps up to `until`, and to the log's end where that is the last step."""
+        """Replay all steps up to `until`; to the end of the log if that is the run's last step."""
         whole = self.until == self.recording.steps and self.recording.ended
         for record in self.recording.records():
             if self.step == self.until and not whole:
@@ -81,13 +81,13 @@ class Replayer:
             self._compute(record)
 
     def _afresh(self) -> None:
-        """Reset the optimizer's state, on the servers."""
+        """Reset the optimizer's state on all shards, after moving the dense parameters to them."""
         self.replica.move("servers")
         for shard in self.shards:
             shard.reset_optimizer()
 
     def _carry_out(self, command: Command) -> None:
-        """Carry out on the replay's own shards a command that the log confirms."""
+        """Carry out a command on the replay's own shards, once the log has confirmed it."""
         if isinstance(command, ApplyStep):
             self._order(command.step, command.lr_scale)
         elif isinstance(command, DiscardGradient):
@@ -135,7 +135,7 @@ class Replayer:
             raise EventLogError(f"{self.recording.path} has a phase {begin.number} that this run cannot have had.")
 
     def _cut(self, begin: BeginPhase, end: int, rows: int) -> bool:
-        """Whether a phase ends within its day: the next phase continues there, or the log ends before."""
+        """Whether a phase may end within its day: the next phase continues there, or the log ends before."""
         after = [p.begin for p in self.recording.phases if p.begin.training and p.begin.number > begin.number]
         if not after:
             return end < rows and not self.recording.ended
@@ -189,7 +189,7 @@ def store_order(step: Step, lr_scale: float, local_batch: int) -> StepOrder:
 
 
 class ChecksumComparison:
-    """Comparison of checksums with the log's.
+    """Comparison of the replayed shards' checksums with the log's.
 
     `lenient`: bits may differ on this machine; the first difference is then kept instead of raised.
     """
@@ -201,7 +201,7 @@ class ChecksumComparison:
         self._agreed = -1
 
     def apply(self, shards: list[Shard], order: StepOrder, step: Step) -> None:
-        """Apply a step on every shard and compare the checksums that the log has of it."""
+        """Apply a step on every shard, and compare the checksums that the log has of that step."""
         members = [(member.worker, member.batch) for member in step.members]
         differ = []
         for number, shard in enumerate(shards):
@@ -218,7 +218,7 @@ class ChecksumComparison:
             self._agreed = order.step
 
     def close(self, shards: list[Shard], phase: PhaseRecord) -> None:
-        """Compare every shard's whole state with the log at a phase's end.
+        """Compare every shard's whole state with the log at the end of a phase.
 
         Raises EventLogError if the log has no checksum.
         """
@@ -237,7 +237,7 @@ class ChecksumComparison:
         self._agreed = step
 
     def model(self, replica: ReplayedReplica, logged: dict[str, Any]) -> None:
-        """Compare the checksum of shards and dense replica together before and after a switch, if the log has one."""
+        """Compare the model's checksum before or after a mode switch with the log's, if the log has one."""
         own = replica.model_sum(logged["of"] == "dense")
         if not logged["model"] or own is None:
             return

@@ -104,8 +104,8 @@ class VirtualCluster:
         self.hub.waits = 2 * cfg.cluster.hang_seconds if plan.fails else 0.0
         self.codec = codec_of(cfg.transport.wire_dtype)
         wire: dict[str, Any] = {"codec": self.codec, "traffic": self.hub.traffic}
-        self.storms = plan.storms() if before is None else before.storms
-        if plan.stormy:
+        self.storms = plan.active_periods() if before is None else before.storms
+        if plan.has_message_faults:
             self.network: Network = LossyNetwork(self.events, self.cost, plan, self._storms_on, self.hub.counts, **wire)
         else:
             self.network = Network(self.events, self.cost, **wire)

@@ -1,1 +1,1 @@
-"""Switching the mode of a running job: schedule, automatic choice, names and messages."""
+"""Switching the mode of a running job: schedule, automatic choice, and messages to users."""

@@ -22,7 +22,7 @@ FEW, MOST = 4, 64  # least and largest number of values that are kept, at any ag
 
 @dataclass(frozen=True)
 class AutoOptions:
-    """Options of the controller. Seconds: the `window` of values kept, the `minimum_stay` in a mode.
+    """Options of the controller. `window`: seconds of values kept; `minimum_stay`: seconds in a mode before a switch.
 
     Shares: by how much `gba` must exceed `sync` to be worth it (`margin`), and how far beyond that point, either way, a
     switch happens (`hysteresis`)."""
@@ -34,18 +34,18 @@ class AutoOptions:
 
     @property
     def enter(self) -> float:
-        """Ratio gba / sync above which `gba` is entered."""
+        """Ratio of predicted throughputs, gba / sync, above which the controller switches to `gba`."""
         return (1.0 + self.margin) * (1.0 + self.hysteresis)
 
     @property
     def leave(self) -> float:
-        """Ratio gba / sync below which `gba` is left."""
+        """Ratio of predicted throughputs, gba / sync, below which the controller switches back to `sync`."""
         return (1.0 + self.margin) / (1.0 + self.hysteresis)
 
 
 @dataclass(frozen=True)
 class SwitchDecision:
-    """Decision of the controller at one time. `sync`, `gba`: samples/s that they would deliver.
+    """Decision of the controller. `sync`, `gba`: predicted samples/s in each mode.
 
     `delivered`: samples/s of the present mode (None: unknown yet). `slowest`: expected seconds of the slowest worker in
     a step. `overhead`: further seconds of a step (None: `sync` not measured yet). `efficiency` of `gba`: delivered over
@@ -65,7 +65,7 @@ class SwitchDecision:
 
 
 class AutoController:
-    """Choice between `sync` and `gba` from reported gradients and steps.
+    """Controller that chooses between `sync` and `gba` from reported gradient and step times.
 
     `local_batch`: a worker's samples in a `sync` step."""
 
@@ -79,7 +79,7 @@ class AutoController:
         self._since, self._slowest = 0.0, 0.0
 
     def begin(self, now: float, mode: str) -> None:
-        """Begin a phase in `mode`: throughput is measured from here."""
+        """Begin a phase in `mode`, and measure its throughput from now on."""
         if mode != self.mode:
             self.mode, self._since = mode, now
         self._steps.pairs.clear()
@@ -92,7 +92,7 @@ class AutoController:
             self._each.setdefault(worker, RecentValues(self.options.window)).add(now, seconds / samples)
 
     def stepped(self, now: float, finished: int) -> None:
-        """Record an ordered step; `finished` samples of the phase have a fate now."""
+        """Record that a step was ordered, after which `finished` samples of the phase are done."""
         if self.mode == SYNC and self._steps.pairs and self._slowest:
             took = now - self._steps.pairs[-1][0]
             self._overheads.add(now, max(0.0, took - self._slowest))
@@ -105,7 +105,7 @@ class AutoController:
         self._each.pop(worker, None)
 
     def look(self, now: float) -> SwitchDecision | None:
-        """Compare the modes now; None in other modes, and until every worker has FEW step times."""
+        """Predict the throughput of both modes and choose one; None in other modes, or with too few measurements."""
         if self.mode not in MODES or len(self._each) < self.workers or not self._each:
             return None
         for recent in self._each.values():
@@ -129,7 +129,7 @@ class AutoController:
         )
 
     def _delivered(self, now: float) -> float | None:
-        """Compute the samples/s of the phase within the window; an overdue step counts against it."""
+        """Compute the phase's samples/s within the window; a step that is overdue lowers the result."""
         self._steps.trim(now)
         pairs = self._steps.pairs
         if len(pairs) < FEW:
@@ -140,7 +140,7 @@ class AutoController:
         return (finished - before) / span if span > 0.0 and finished > before else None
 
     def _decide(self, now: float, ratio: float) -> tuple[str, str]:
-        """Choose the mode by the ratio gba / sync; returns (mode, reason)."""
+        """Choose the mode by the predicted ratio gba / sync; return (mode, reason)."""
         enter, leave = self.options.enter, self.options.leave
         promise = f"gba promises {ratio:.2f} of sync"
         if self.mode == SYNC and ratio <= enter:
@@ -155,7 +155,7 @@ class AutoController:
 
 
 def expected_maximum(columns: Sequence[Sequence[float]]) -> float:
-    """Compute the expected maximum of one random value from each column, exactly: the integral of 1 - prod F_i."""
+    """Compute the expected maximum of one random value from each column: the integral of 1 - prod F_i, exactly."""
     ordered = [np.sort(np.asarray(column, np.float64)) for column in columns]
     steps = [np.diff(np.log(np.arange(1, len(c) + 1) / len(c)), prepend=0.0) for c in ordered]
     points = np.concatenate(ordered)
@@ -167,7 +167,7 @@ def expected_maximum(columns: Sequence[Sequence[float]]) -> float:
 
 
 class RecentValues:
-    """Recent (time, value) pairs, of the last `seconds`: at least the FEW newest, at most MOST."""
+    """Recent (time, value) pairs: those of the last `seconds`, at least the FEW newest, at most MOST."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -179,11 +179,11 @@ class RecentValues:
         self.trim(now)
 
     def trim(self, now: float) -> None:
-        """Remove pairs that are older than the window."""
+        """Remove the pairs that are older than the window."""
         while len(self.pairs) > FEW and self.pairs[0][0] < now - self.seconds:
             self.pairs.popleft()
 
     @property
     def values(self) -> list[float]:
-        """Values, oldest first."""
+        """Values of the pairs, oldest first."""
         return [value for _, value in self.pairs]

@@ -1,4 +1,4 @@
-"""Switches of a run's mode: the schedule, and how switches are told to users. Pure.
+"""Mode switches of a run: parsing of the schedule, and descriptions of switches for users. Pure.
 
 An entry of the schedule is {at: {UNIT: X}, to: MODE, set: {KEY: VALUE}}; `set` changes keys of conf/mode/MODE.yaml.
 Units: day (or epoch), counted from 0; samples handed out, global step, seconds of training, fraction of all samples.
@@ -30,7 +30,9 @@ _EXAMPLE = "type {at: {day: 2}, to: gba}"
 
 @dataclass(frozen=True)
 class ScheduleEntry:
-    """Entry of a schedule: mode `to` with `changes` from `value` `unit`s on; `fresh`: reset the optimizer's state."""
+    """Entry of a switch schedule: from `value` `unit`s on, mode `to` with the configuration `changes`.
+
+    `fresh`: the optimizer's state is reset."""
 
     unit: str
     value: float
@@ -40,14 +42,14 @@ class ScheduleEntry:
 
     @property
     def point(self) -> str:
-        """Point of the switch in one word, for the name of the run: day2, step100, 60s, 80%."""
+        """Switch point in one word, for the run's name: day2, step100, 60s, 80%."""
         if self.unit == "fraction":
             return f"{100 * self.value:g}%"
         return f"{self.value:g}s" if self.unit == "seconds" else f"{self.unit}{self.value:.0f}"
 
 
 def entries(schedule: Sequence[Mapping[str, Any]]) -> list[ScheduleEntry]:
-    """Parse a schedule. Raises ConfigError that names the wrong entry."""
+    """Parse a switch schedule. Raises ConfigError that names the wrong entry."""
     found = [_entry(number, raw) for number, raw in enumerate(schedule)]
     last: dict[str, float] = {}
     for number, entry in enumerate(found):
@@ -61,7 +63,7 @@ def entries(schedule: Sequence[Mapping[str, Any]]) -> list[ScheduleEntry]:
 
 
 def name(number: int) -> str:
-    """Return the name by which errors call an entry."""
+    """Return the name that error messages give a schedule's entry."""
     return f"switch.schedule[{number}]"
 
 
@@ -98,8 +100,9 @@ def _value(where: str, unit: str, value: Any) -> float:
 
 
 def located(found: Sequence[ScheduleEntry], rows: Sequence[int]) -> list[int | None]:
-    """Convert each entry's point to samples of the run, whose rounds have `rows` samples; None for steps and seconds.
+    """Convert the switch points of a schedule to samples of the run; None for points in steps or seconds.
 
+    `rows`: samples of each day or epoch.
     Raises ConfigError, with the entry's name, for a point past the end or before that of an earlier entry."""
     points = [_point(entry, rows) for entry in found]
     total, last = sum(rows), 0
@@ -124,19 +127,21 @@ def _point(entry: ScheduleEntry, rows: Sequence[int]) -> int | None:
 
 
 def mode_id(mode: str) -> float | None:
-    """Return the mode's number in the metric `mode_id`; None for one that has none."""
+    """Return the number that stands for a mode in the metric `mode_id`; None for a mode without one."""
     number = policy_class(mode).number if mode in names() else None
     return None if number is None else float(number)
 
 
 def legend() -> str:
-    """Describe which number stands for which mode."""
+    """Describe which number stands for which mode in the metric `mode_id`."""
     numbered = sorted((number, mode) for mode in names() if (number := policy_class(mode).number) is not None)
     return ", ".join(f"{number} {mode}" for number, mode in numbered)
 
 
 def switched(modes: str, to: str, point: str, fresh: bool = False) -> str:
-    """Extend the name of a run by a switch to `to`; `fresh`: with the optimizer's state reset."""
+    """Extend the list of modes in a run's name by a switch to `to`.
+
+    `fresh`: with the optimizer's state reset."""
     return f"{modes}>{to}@{point}{'+fresh' if fresh else ''}"
 
 
@@ -146,7 +151,7 @@ def each_mode(name: str) -> list[str]:
 
 
 def listed(first: str, switches: Iterable[Mapping[str, Any]]) -> str:
-    """Describe the first mode and the start of each later one."""
+    """Describe a run's modes in a sentence: the first one, and where each later one starts."""
     told = [
         f"{each['to']} from {each['day']}, sample {each['first_sample']}"
         f"{', optimizer anew' if each.get('fresh_optimizer') else ''}"
@@ -156,7 +161,7 @@ def listed(first: str, switches: Iterable[Mapping[str, Any]]) -> str:
 
 
 def from_listed(text: str) -> str:
-    """Build a run's name from the sentence of `listed`."""
+    """Build the list of modes in a run's name from the sentence of `listed`."""
     name, *rest = text.split("; ")
     for each in rest:
         found = re.fullmatch(r"(\S+) from (\S+) (\d+), sample (\d+)(, optimizer anew)?", each)
@@ -172,7 +177,7 @@ WIDTH = 80
 
 
 def answer(found: dict[str, Any]) -> str:
-    """Describe the outcome of a switch in one sentence. Raises GbactlError where it is refused or did not happen."""
+    """Describe the outcome of a requested switch in a sentence. Raises GbactlError where it was refused or undone."""
     to, state = found.get("to", "that mode"), found["state"]
     if state == "refused":
         raise GbactlError(f"No switch: {found['why'].rstrip('.')}.")
@@ -192,7 +197,7 @@ def _pause(milliseconds: float | None) -> str:
 
 
 def status(run_dir: Path, found: dict[str, Any]) -> str:
-    """Format the status of a run in lines of at most 80 columns."""
+    """Format the status of a run, in lines of at most 80 columns."""
     name = textwrap.shorten(run_dir.name, WIDTH - 10, placeholder="...")
     if "mode" not in found:
         return f"{name}: starting"

@@ -41,7 +41,7 @@ class TrainingProgress:
     replacement process counts from its own start, as for its slow-downs. Thread-safe."""
 
     def __init__(self, plan: FaultPlan, now: Callable[[], float]) -> None:
-        self.now, self._storms, self._lock = now, plan.storms(), threading.Lock()
+        self.now, self._storms, self._lock = now, plan.active_periods(), threading.Lock()
         self._began, self._step = math.inf, -1
 
     def told(self, message: Any) -> None:
@@ -218,4 +218,4 @@ def message_faults_of(plan: FaultPlan, me: Peer, peer: Peer) -> MessageFaultStre
 
 def exposed(hub: Hub, me: Peer, plan: FaultPlan) -> Hub:
     """Wrap a hub in a ReliableHub if the plan has message faults; else return the hub."""
-    return ReliableHub(hub, me, plan) if plan.stormy else hub
+    return ReliableHub(hub, me, plan) if plan.has_message_faults else hub

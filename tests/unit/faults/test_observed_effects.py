@@ -223,7 +223,7 @@ def test_storms_of_messages_and_what_they_hit() -> None:
     assert fault_lines(result(made)) == ["never acted: faults.plans[0] (messages)"]
     for when in (0.2, 0.7):
         made.clock = lambda when=when: when  # type: ignore[misc]
-        made.stormed([0])
+        made.note_message_faults([0])
     assert fault_lines(result(made)) == ["messages of W0, W2 0.2-0.7 s: none was hit"]
     hit = result(made, messages={"dropped": 1200, "retried": 3})
     assert fault_lines(hit) == ["messages of W0, W2 0.2-0.7 s: 1,200 dropped, 3 retried"]

@@ -48,7 +48,7 @@ def slots(hosts: Sequence[Host]) -> int:
 
 
 def place(hosts: Sequence[Host], workers: int, servers: int, placement: str = SPREAD) -> dict[str, str]:
-    """Choose the host of each worker and server; returns host by process name. Raises ConfigError if slots do not suffice."""
+    """Choose the host of each worker and server; returns hosts by process name. Raises ConfigError if slots are too few."""
     if placement not in PLACEMENTS:
         raise ConfigError(f"cluster.placement={placement} is not known; type one of: {', '.join(PLACEMENTS)}.")
     if workers > slots(hosts):

@@ -48,7 +48,9 @@ def slots(hosts: Sequence[Host]) -> int:
 
 
 def place(hosts: Sequence[Host], workers: int, servers: int, placement: str = SPREAD) -> dict[str, str]:
-    """Choose the host of each worker and server; returns hosts by process name. Raises ConfigError if slots are too few."""
+    """Choose the host of each worker and server; returns hosts by process name.
+
+    Raises ConfigError where the slots do not suffice for the workers."""
     if placement not in PLACEMENTS:
         raise ConfigError(f"cluster.placement={placement} is not known; type one of: {', '.join(PLACEMENTS)}.")
     if workers > slots(hosts):

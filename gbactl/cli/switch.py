@@ -11,7 +11,7 @@ from gbactl.errors import UsageError
     "switch",
     context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]},
 )
-@click.option("--run", metavar="RUN", help="A running job: its directory, its MLflow run id, or the beginning of either.")
+@click.option("--run", metavar="RUN", help="A running job: its directory, its MLflow run id, or how either begins.")
 @click.option("--to", metavar="MODE", help="The mode to switch to.")
 @click.option("--set", "changes", metavar="KEY=VALUE", multiple=True, help="Changes a key of conf/mode/MODE.yaml.")
 @click.option("--wait", is_flag=True, help="Return once the first gradient in the new mode was computed.")

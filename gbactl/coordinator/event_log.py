@@ -179,7 +179,7 @@ class EventLog:
     def announce(
         self, worker: int, batch: int, rows: Sequence[int], dense: Sequence[int], part_rows: Sequence[int] = ()
     ) -> None:
-        """Write an announced gradient and the versions of rows and dense parameters it was computed from, one per shard.
+        """Write an announced gradient and its base versions of rows and dense parameters, one per shard.
 
         `part_rows`: rows of its slices, where they are counted."""
         if len(rows) != len(dense) or not rows or len(part_rows) not in (0, len(rows)):

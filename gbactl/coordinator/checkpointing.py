@@ -43,7 +43,7 @@ CLOSING_SECONDS = 10.0  # seconds that a server failure waits for a checkpoint w
 
 @dataclass
 class OpenCheckpoint:
-    """Checkpoint in progress: its manifest, and which servers have written their files."""
+    """Checkpoint that is being written: its manifest, and which servers have written their files."""
 
     manifest: Manifest
     samples: int
@@ -57,13 +57,13 @@ class OpenCheckpoint:
 
     @property
     def error(self) -> str:
-        """First error that a server reported, empty if none; an error about infinity or NaN comes first."""
+        """First error that a server reported, empty if none; an error about infinity or NaN takes precedence."""
         failed = sorted((part for part in self.parts.values() if part.error), key=lambda part: part.finite)
         return failed[0].error if failed else ""
 
     @property
     def finite(self) -> bool:
-        """Whether no node found an infinity or NaN."""
+        """Whether no node found an infinity or NaN in the parameters to save."""
         return all(part.finite for part in self.parts.values()) and (self.closing is None or self.closing.finite)
 
 
@@ -101,7 +101,7 @@ class Checkpointing:
     # -- the run ------------------------------------------------------------------------------------
 
     def begin(self, samples: int) -> None:
-        """Begin checkpointing once every node is ready; the job has `samples` in all.
+        """Start checkpointing once every node is ready; the job trains `samples` samples in all.
 
         Resumes from the run's checkpoint if it has one. After a coordinator failover, the checkpoint in progress is
         given up and the next one is whole."""
@@ -135,7 +135,7 @@ class Checkpointing:
         run.step = position.step
 
     def unread(self, number: int, samples: int) -> Ranges:
-        """Sample ranges of round `number`, which has `samples` samples, that are still to be trained."""
+        """Sample ranges of round `number` (of `samples` samples) that the checkpoint resumed from left untrained."""
         left = self.at.unread if self.at is not None and self.at.round == number else None
         return ((0, samples),) if left is None else tuple(left)
 
@@ -191,7 +191,7 @@ class Checkpointing:
             self._forget()  # it is written at a limited rate
 
     def _look_at_stop(self, until: float, seconds: float) -> None:
-        """Save at once where the round is trained and being evaluated; give up at the deadline."""
+        """Save at once if the current round is trained and being evaluated; give up the final save at the deadline."""
         if time.monotonic() >= until:
             self._forget()
             self._stopped({"state": "failed", "why": f"it took longer than cluster.stop_seconds={seconds:g}"})
@@ -208,14 +208,14 @@ class Checkpointing:
     # -- when to save -------------------------------------------------------------------------------
 
     def watch(self, training: LivePhase) -> None:
-        """Attach the checkpoints to a phase that begins."""
+        """Connect checkpointing to a phase that begins, so that its steps trigger saves."""
         self._planned = None
         training.granted, training.ordered = self._granted, self._ordered
         if self.on:
             training.phase.slices = StagedSlices(self.unsaved.updates.applied, self._missed)
 
     def _missed(self, shard: int, samples: int, rows: int) -> None:
-        """Count a gradient slice that was in flight when its server was lost, and is not applied."""
+        """Count a gradient slice that is not applied because it was in flight when its server failed."""
         if self.estimate.recovery != "full":
             self.run.failures.cost(f"S{shard}", self.unsaved.missed(shard, samples, rows))
 
@@ -246,7 +246,7 @@ class Checkpointing:
         return number
 
     def _ordered(self, step: int) -> None:
-        """Begin a checkpoint, if one is due, once step `step` - 1 was ordered."""
+        """Begin a checkpoint, if one is due, when all steps below `step` are ordered."""
         if self._planned is not None and self._planned[0] == step and self.run.savable:
             number, self._planned = self._planned[1], None
         elif self.run.home != "workers" and self._is_due(step):
@@ -294,14 +294,14 @@ class Checkpointing:
         return {"numeric": schema.numeric, "cardinalities": sizes, "shared_ids": schema.shared_ids, "fields": names}
 
     def saved(self, message: Saved) -> None:
-        """Record that a server has written its file, or failed to."""
+        """Record that a server has written its file of the checkpoint, or failed to."""
         cut = self._open
         if cut is not None and message.number == cut.manifest.number:
             cut.parts[message.shard] = message
             self._complete()
 
     def dense(self, message: DenseSaved, values: Floats, worker: int = -1) -> None:
-        """Take a worker's dense parameters and optimizer state, or its answer that it has none any more.
+        """Take a worker's dense parameters and optimizer state to save, or its answer that it has none any more.
 
         Raises WireError where their sizes do not match."""
         cut = self._open
@@ -342,13 +342,13 @@ class Checkpointing:
         self.look()
 
     def _waits(self, cut: OpenCheckpoint) -> bool:
-        """Whether a worker has yet to send its dense parameters."""
+        """Whether a checkpoint still waits for dense parameters of a worker."""
         if cut.replicas is not None:
             return bool(cut.replicas.due)
         return cut.with_dense and cut.manifest.number not in self._dense
 
     def _told_dense(self, cut: OpenCheckpoint) -> dict[str, NDArray[Any]] | None:
-        """Dense tensors that workers sent for a checkpoint; None if there are none."""
+        """Dense tensors that workers sent for a checkpoint; None if no worker sent any."""
         optimizer = self.run.cfg.optim.name
         if cut.replicas is not None:
             return cut.replicas.tensors(optimizer)
@@ -383,7 +383,7 @@ class Checkpointing:
             self._stopped({"state": "saved", "name": manifest.name, "step": manifest.step, "bytes": manifest.bytes})
 
     def _count_saved(self, cut: OpenCheckpoint) -> None:
-        """Record what a server failure from now on would no longer undo."""
+        """Record the work in a complete checkpoint as saved: a server failure no longer undoes it."""
         kind, step = cut.manifest.kind, cut.manifest.step
         safe = {s: cut.updates[s] if kind == "whole" else part.updates for s, part in cut.parts.items()}
         self.unsaved.saved(step, None if kind == "chosen" else cut.samples, safe)
@@ -397,7 +397,7 @@ class Checkpointing:
             self.abandon(why)
 
     def server_gone(self, shard: int) -> None:
-        """Handle a server failure: the next checkpoint is whole, since the successor is older than the others."""
+        """Handle a server failure: give up the checkpoint in progress; the next one saves all rows of every shard."""
         self.settle(f"S{shard} is gone")
         self._base, self._mixed = None, True
 
@@ -439,7 +439,7 @@ class Checkpointing:
 
     @property
     def _number_open(self) -> int | None:
-        """Number of the checkpoint that still waits for a worker's dense parameters; None if there is none."""
+        """Number of the checkpoint that waits for a worker's dense parameters; None if no checkpoint does."""
         cut = self._open
         return cut.manifest.number if cut is not None and cut.with_dense and cut.closing is None else None
 
@@ -455,9 +455,9 @@ class Checkpointing:
             raise DivergedError(f"The model diverged at or before step {step}: {found}; {ADVICE}")
 
     def way_back(self, *keys: str) -> str:
-        """Name the newest good checkpoint and the command that resumes from it with `keys` appended, in a sentence.
+        """Sentence that names the newest good checkpoint and the command that resumes from it, with `keys` appended.
 
-        "" where there is none. Reads the checkpoint to its end. A checkpoint in progress is given up, unless all its
+        Empty where there is no checkpoint. Reads it to its end. A checkpoint in progress is given up, unless all its
         files are written."""
         if self._open is not None and self._open.closing is not None:
             self._open.closing.wait(CLOSING_SECONDS)
@@ -474,7 +474,7 @@ class Checkpointing:
         return f"The newest good checkpoint is {last.name}, of step {last.step}; go on from it with '{command}'."
 
     def abandon(self, why: str) -> None:
-        """Give up the checkpoint in progress, if there is one, and report it; the next interval tries again."""
+        """Give up the checkpoint in progress, if any, and report why; the next interval begins another."""
         cut = self._forget()
         if cut is None:
             return
@@ -484,7 +484,7 @@ class Checkpointing:
         self.run.tell("checkpoint", {"state": "failed", "step": cut.manifest.step, "why": why})
 
     def _forget(self) -> OpenCheckpoint | None:
-        """Discard and return the checkpoint in progress; the next one is whole."""
+        """Discard and return the checkpoint in progress; the next one saves all rows."""
         cut, self._open = self._open, None
         self._planned = None
         if cut is not None:

@@ -44,7 +44,7 @@ _WORKERS, _NUMBERS, _VERSIONS = range(-1, 1 << 16), range(1 << 32), range(-(1 <<
 
 
 class GrantRecord(NamedTuple):
-    """Record: a batch was handed out."""
+    """Event log record: a batch was handed out to a worker."""
 
     worker: int
     batch: int
@@ -52,7 +52,7 @@ class GrantRecord(NamedTuple):
 
 
 class AnnounceRecord(NamedTuple):
-    """Record: a gradient was announced; versions pulled per shard, rows and dense apart (-1: none).
+    """Event log record: a gradient was announced, with the versions it was computed from per shard (-1: none).
 
     `part_rows`: rows of its slice on each shard, where a failover needs them (~rows: the slice went to a failed
     server)."""
@@ -65,42 +65,42 @@ class AnnounceRecord(NamedTuple):
 
 
 class DropRecord(NamedTuple):
-    """Record: an announced gradient was discarded."""
+    """Event log record: an announced gradient was discarded."""
 
     worker: int
     batch: int
 
 
 class LeftRecord(NamedTuple):
-    """Record: a worker was lost, and its leases are handed out again."""
+    """Event log record: a worker failed, and the batches that it had are handed out again."""
 
     worker: int
 
 
 class JoinedRecord(NamedTuple):
-    """Record: a worker joined."""
+    """Event log record: a worker joined the phase."""
 
     worker: int
 
 
 class StopRecord(NamedTuple):
-    """Record: a phase was ordered to end before a batch, for a switch."""
+    """Event log record: a phase was ordered to end before a given batch, for a switch."""
 
     batch: int
 
 
 class ForgoRecord(NamedTuple):
-    """Record: the number of batches in flight that were given up at a switch's deadline."""
+    """Event log record: batches in flight were given up at a switch's deadline (their number)."""
 
     batches: int
 
 
 class FinishRecord(NamedTuple):
-    """Record: nothing is in flight any more, and the rest of the phase's buffer is applied."""
+    """Event log record: no batch is in flight any more, and the gradients left in the phase's buffer are applied."""
 
 
 class OrderRecord(NamedTuple):
-    """Record: a step was ordered (the journal)."""
+    """Event log record: a step was ordered. These records are the journal of a coordinator failover."""
 
     step: int
     divisor: float
@@ -111,9 +111,9 @@ class OrderRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class InfoRecord:
-    """Record of another kind: header, phase, checksum, switch, server failure, failure times, end or note.
+    """Event log record with named fields: header, phase, checksum, switch, server failure, failure times, end, note.
 
-    A switch has the mode of the phases after it. A note is for a coordinator failover; a replay does not need it."""
+    A switch record has the mode of the phases after it. A note serves coordinator failovers; a replay ignores it."""
 
     kind: int
     fields: dict[str, Any]
@@ -126,14 +126,14 @@ Record = (
 
 
 def most_bytes(gradients: int, shards: int) -> int:
-    """Upper bound of a log's bytes with so many gradients, without its header."""
+    """Upper bound of an event log's size in bytes for a number of gradients and shards, without its header."""
     return gradients * (_GRADIENT_BYTES + shards * _SHARD_BYTES)
 
 
 class EventLog:
-    """Writer of an event log. One writer, no lock. Numbers out of range raise ValueError and nothing is written.
+    """Writer of an event log. One writer, no lock. Numbers out of range raise ValueError and write nothing.
 
-    With `after` it appends to a log of so many valid bytes and truncates what follows them. With `ahead` every
+    With `after` it keeps this many bytes of an existing log, truncates the others and appends. With `ahead` every
     record that other nodes act upon is in the file before they learn of it."""
 
     def __init__(self, path: Path, header: dict[str, Any], after: int | None = None, ahead: bool = False) -> None:
@@ -163,7 +163,7 @@ class EventLog:
             self.flush()
 
     def write(self, record: Record) -> None:
-        """Write a record of any kind. What an event leads to follows it in the log."""
+        """Append a record of any kind; records of its consequences come after it."""
         if isinstance(record, AnnounceRecord):
             self.announce(*record)
         elif isinstance(record, OrderRecord):
@@ -194,14 +194,14 @@ class EventLog:
         self._add(ANNOUNCE, (_in(worker, _WORKERS), _in(batch, _NUMBERS), len(rows), first, *rest, *counted))
 
     def order(self, record: OrderRecord) -> None:
-        """Journal a step: it is in the file when this returns."""
+        """Write an ordered step to the journal; it is in the file when this returns."""
         factors = map(_short, (record.divisor, record.weight_sum, record.lr_scale))
         members = [part for b, w in record.members for part in (_in(b, _NUMBERS), _short(w))]
         self._add(ORDER, (_in(record.step, _NUMBERS), *factors, *members))
         self.flush()
 
     def flush(self) -> None:
-        """Write the buffer to the file. Raises OSError, with the log's name."""
+        """Write buffered records to the file. Raises OSError that names the log."""
         view = memoryview(bytes(self._buffer))
         try:
             while view:
@@ -211,7 +211,7 @@ class EventLog:
         self._buffer.clear()
 
     def close(self, **fields: Any) -> None:
-        """Write the end record and close."""
+        """Write the end record and close the file."""
         self.info(END, fields)
         self.flush()
         os.close(self._fd)
@@ -237,7 +237,7 @@ def _short(number: float) -> float | int:
 
 
 def read(path: Path, formats: Sequence[int] = READ) -> Iterator[Record]:
-    """Read the records of a log.
+    """Read the records of an event log.
 
     Raises EventLogError with the offset where it is damaged, TornLogError where it ends within a record."""
     try:
@@ -258,7 +258,7 @@ def read(path: Path, formats: Sequence[int] = READ) -> Iterator[Record]:
 
 
 def tail(path: Path, offset: int) -> tuple[list[Record], int]:
-    """Read the records from a byte offset on. Also returns the offset at which the last complete one ends.
+    """Read an event log's records from a byte offset on, and the offset at which the last complete one ends.
 
     A record must begin at the offset. A killed writer may have left an incomplete record at the end. Raises
     EventLogError where the log is damaged."""

@@ -1,7 +1,7 @@
-"""Parts of the coordinator, and the order in which they handle each event.
+"""Routing of events to the parts of the coordinator, in the order in which they must handle each event.
 
 No part knows another one. An event that concerns several of them (a worker or server failure, its successor, a
-staged gradient slice) is a method of Core, which calls them one after the other.
+staged gradient slice) is a method of CoordinatorCore, which calls these parts one after the other.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class CoordinatorCore:
-    """Parts of one run's coordinator. `term`: number of coordinators before this one."""
+    """All parts of one run's coordinator. `term`: number of coordinators of this run before this one."""
 
     def __init__(self, run: RunContext, term: int = 0) -> None:
         self.run = run
@@ -56,7 +56,7 @@ class CoordinatorCore:
         return ReplicaMean(self.replicas.saved, self.replicas.centred) if self.replicas.saved else None
 
     def look(self) -> None:
-        """Do what is due between two messages."""
+        """Do what is due between two messages: checkpoints, heartbeats, successors, mode switches, replicas."""
         run = self.run
         self.checkpoints.look()
         for worker in self.workers.look():
@@ -76,7 +76,7 @@ class CoordinatorCore:
             self.switch.ask(event.fields)
 
     def staged(self, message: Staged) -> None:
-        """Record a staged gradient slice; once all shards have theirs, hand the worker its next batch."""
+        """Record a staged gradient slice; once all shards have one of this gradient, hand its worker the next batch."""
         training = self.run.training
         self.servers.staged(message)
         wants_next = False
@@ -89,7 +89,7 @@ class CoordinatorCore:
     # -- failures -----------------------------------------------------------------------------------
 
     def node_lost(self, peer: Peer, failure: str = "death") -> bool:
-        """Handle the failure of a server or worker, no member any more. Returns whether the run goes on."""
+        """Handle the failure of a server or worker that is already removed. Returns whether the run goes on."""
         return self.server_lost(peer.index, failure) if peer.role == "server" else self.worker_lost(peer, failure)
 
     def _silent(self, role: str, index: int) -> None:
@@ -105,7 +105,7 @@ class CoordinatorCore:
     # -- workers ------------------------------------------------------------------------------------
 
     def worker_lost(self, peer: Peer, failure: str = "death") -> bool:
-        """Handle a worker failure; the worker is no member any more. Returns whether the run goes on without it."""
+        """Handle the failure of a worker that is already removed. Returns whether the run goes on without it."""
         self.run.failures.detected(str(peer), failure)
         self.workers.lost()
         if not self._can_do_without(peer):
@@ -114,7 +114,7 @@ class CoordinatorCore:
         return True
 
     def _can_do_without(self, peer: Peer) -> bool:
-        """Whether the run can go on without a node: a worker, where the others or the servers hold all parameters."""
+        """Whether the run can go on without this node: a worker whose dense parameters other nodes hold, too."""
         run = self.run
         allowed = run.cfg.cluster.lost_worker != "end" and peer.role == "worker"
         settled = run.members.settled and (self.workers.survivable or self.migration.moving)
@@ -122,7 +122,7 @@ class CoordinatorCore:
         return allowed and settled and (others or (self.workers.replaces and run.home == "servers"))
 
     def give_up(self, peer: Peer) -> None:
-        """Go on without a worker: its batches are handed out again once every server refuses it."""
+        """Continue without a failed worker: its batches are handed out again once every server refuses its messages."""
         run, worker = self.run, peer.index
         while worker in run.waiting:  # once per batch that it asked for
             run.waiting.remove(worker)
@@ -141,27 +141,27 @@ class CoordinatorCore:
         self.tell_lost(peer, len(batches))
 
     def tell_lost(self, peer: Peer, batches: int) -> None:
-        """Report a worker failure to the launcher, with the number of batches that it had."""
+        """Report a worker failure to the launcher, with the number of batches that the worker had."""
         run = self.run
         told = {"step": run.step_now, "batches": batches, "shared": run.current.collective_now}
         run.tell("lost", {"process": str(peer), "replaced": self.workers.replaces, **told, "epoch": peer.incarnation})
 
     def summed(self, message: SummandsLost | RingBroken) -> None:
-        """Handle a message of a server's all-reduce fallback: gradients are missing, or a ring is broken."""
+        """Handle a report of a server's all-reduce fallback: gradients are missing, or the workers' ring is broken."""
         if isinstance(message, SummandsLost):
             self.sums.lost(message)
         else:
             self.run.members.tell("worker", message)
 
     def fenced(self, message: Fenced) -> None:
-        """Record that a server refuses a failed worker; once all do, hand out its batches again."""
+        """Record that a server refuses a failed worker; once all servers do, hand out the worker's batches again."""
         if self.run.fencing.fenced(message) and self.run.training is not None:
             self.run.training.left(message.worker)
 
     # -- servers ------------------------------------------------------------------------------------
 
     def server_lost(self, shard: int, failure: str = "death") -> bool:
-        """Handle a server failure; the server is no member any more. Returns whether a successor takes its place."""
+        """Handle the failure of a server that is already removed. Returns whether a successor replaces it."""
         run = self.run
         run.failures.detected(f"S{shard}", failure)
         if not self.servers.replaces:
@@ -180,7 +180,7 @@ class CoordinatorCore:
         return True
 
     def server_loaded(self, channel: Channel, message: CheckpointLoaded) -> None:
-        """Handle a server that has loaded a checkpoint: a successor, or one that went back with all others.
+        """Handle a server that has loaded a checkpoint: a successor, or any server in a rollback of all nodes.
 
         Raises WireError for any other sender."""
         run, shard = self.run, message.shard
@@ -201,7 +201,7 @@ class CoordinatorCore:
         run.tell("joined", {"process": f"S{shard}", "step": run.step_now, "loaded": message.step})
 
     def _bring_up(self, channel: Channel, loaded: int) -> None:
-        """Send a new server what the others know: the phase, failed workers, the number of steps, open questions."""
+        """Send a server's successor the state of the run: phase, failed workers, number of steps, open requests."""
         run = self.run
         if self.servers.begun is not None:
             channel.send(self.servers.begun)
@@ -212,13 +212,13 @@ class CoordinatorCore:
         self.requests.repeat(channel)
 
     def tell_workers_of(self, server: Channel) -> None:
-        """Tell the workers the new address of a shard."""
+        """Tell the workers the new address of a failed server's shard."""
         self.servers.tell_workers(server, self.switch.abandoned.by_worker())
 
     # -- coordinators -------------------------------------------------------------------------------
 
     def took_over(self, failure: str, missed: float, sign: float) -> None:
-        """Record a coordinator failover. `failure`: its kind; `missed`: when it was detected.
+        """Record a coordinator failover. `failure`: kind of the failure; `missed`: when it was detected.
 
         `sign`: the last sign of life."""
         run = self.run

@@ -1,9 +1,9 @@
-"""Coordinator failover: a new coordinator brings the run to where its predecessor's log ends.
+"""Coordinator failover: a new coordinator restores the run to where its predecessor's log ends.
 
 What any other process can know of the failed coordinator's decisions is in its log (see state.py), so the policy is
 driven to the log's end again. Then servers report their state and get the orders that they miss; gradients staged there
 and never announced are announced now. Workers report their grants and get those that they have not received; a worker
-with fewer batches than it asked for waits for one. Nothing is trained twice and nothing is lost; an evaluation begins
+with fewer batches than it asked for waits for one. No batch is trained twice or lost; an evaluation begins
 anew, and a checkpoint in progress is given up. Costs a message to and from every node.
 """
 
@@ -48,7 +48,7 @@ MOST_JOINS = 4  # more than a worker may hold at once
 
 
 class Failover:
-    """Takeover by a new coordinator, until every node goes on. `found`: the state that the failed one left."""
+    """Takeover of a run by a new coordinator, until every node continues. `found`: state that the failed one left."""
 
     def __init__(self, core: CoordinatorCore, found: JournalState) -> None:
         self.core, self.run, self.found, self.state = core, core.run, found, found.state
@@ -101,7 +101,7 @@ class Failover:
         channel.send(Takeover(self.found.term))
 
     def lost(self, channel: Channel) -> bool:
-        """Whether a lost connection is accepted now, because the node may reconnect."""
+        """Forget a node whose connection is lost. Returns whether that is accepted now, since it may reconnect."""
         if self.run.members.settled:
             return False
         if self.run.members.forget(channel):
@@ -110,7 +110,7 @@ class Failover:
         return True
 
     def keeps(self, channel: Channel, message: Any) -> bool:
-        """Whether a message is held back: messages sent before the answer to Revive are contained in that answer.
+        """Hold back a message that a node sent before its answer to Revive, which covers it. Returns whether it did.
 
         Raises WireError where its sender may not send it."""
         if isinstance(message, Staged):
@@ -125,16 +125,16 @@ class Failover:
 
     @property
     def phase_began(self) -> float:
-        """Start of the current phase, in seconds of the run."""
+        """Start of the current phase, in seconds since the start of the run."""
         return self.state.stood.at - self.state.stood.began
 
     def server_state(self, message: ServerState) -> None:
-        """Record a server's state; ignore answers to an earlier coordinator."""
+        """Record a server's answer to Revive; ignore one for an earlier coordinator."""
         if message.term == self.found.term:
             self._standing[message.shard] = message
 
     def worker_state(self, message: WorkerState) -> None:
-        """Record a worker's state; ignore answers to an earlier coordinator."""
+        """Record a worker's answer to Revive; ignore one for an earlier coordinator."""
         if message.term == self.found.term:
             self._holding[message.worker] = message
 
@@ -161,7 +161,7 @@ class Failover:
         return self.stage == OVER
 
     def stood(self, number: int) -> tuple[Ranges, bool, bool] | None:
-        """Rest of a round that the failed coordinator had begun, returned once: (rest, inside, True)."""
+        """Untrained rest of a round that the failed coordinator had begun, returned once: (rest, inside, True)."""
         if self._stood is None or self._stood[0] != number:
             return None
         stood, self._stood = self._stood[1], None
@@ -170,7 +170,7 @@ class Failover:
     # -- within a phase -----------------------------------------------------------------------------
 
     def go_on(self, training: LivePhase) -> Flow[None]:
-        """Bring a phase with a new policy, and every node with it, to where the log ends.
+        """Bring a resumed phase, and every node with it, to the point where the log ends.
 
         Raises ClusterError or DivergenceError where the log does not belong to this run."""
         begun, policy = self.begun, training.policy
@@ -192,7 +192,7 @@ class Failover:
         yield from self._go_on(training, missing)
 
     def _fed(self, logged: LoggedPhase) -> list[Command]:
-        """Apply the log to a phase. Returns the commands that it confirms."""
+        """Apply the log's records to a phase. Returns the commands that they confirm."""
         commands: list[Command] = []
         slices = logged.phase.slices
         with nullcontext(list[Any]()) if slices is None else slices.held() as counted:
@@ -205,7 +205,7 @@ class Failover:
     def _tell_server(
         self, training: LivePhase, channel: Channel, standing: ServerState, commands: Sequence[Command]
     ) -> None:
-        """Send a server the phase and the orders that it has not received."""
+        """Send a server the phase and the step orders that it has not received."""
         assert self.begun is not None
         if standing.phase != training.number:
             channel.send(self._begun_for_servers)
@@ -215,7 +215,7 @@ class Failover:
 
     @property
     def _begun_for_servers(self) -> BeginPhase:
-        """Phase as it is announced to servers (see RunFlow)."""
+        """Message that announces the current phase to servers (see RunFlow._begin)."""
         assert self.begun is not None
         return self.begun._replace(served_dense=self.run.home != "workers")
 
@@ -266,7 +266,7 @@ class Failover:
             training.hand(holding.worker, grant, training.phase.lr_scale_of(grant))
 
     def _waits(self, training: LivePhase | None, holding: WorkerState, missing: list[Grant]) -> int:
-        """Number of batches a worker waits for: those that it may have, less those that it has."""
+        """Number of batches that a worker waits for: those that it may have, less those that it has."""
         policy, worker = None if training is None else training.policy, holding.worker
         mine = set() if policy is None else {batch for batch, (owner, _) in policy.leases.items() if owner == worker}
         has = len(mine) + sum(grant.samples == 0 for grant in missing)
@@ -285,7 +285,7 @@ class Failover:
         return max(0, may_have - has)
 
     def _lose(self, training: LivePhase | None) -> None:
-        """Treat the workers that had failed before, and those that have not reconnected, as failed."""
+        """Handle as failed the workers that had failed before, and those that have not reconnected."""
         run, core = self.run, self.core
         run.fencing.gone.clear()
         for worker in self.gone:
@@ -307,18 +307,18 @@ class Failover:
             self._let_in(training)
 
     def _let_in(self, training: LivePhase) -> None:
-        """Let workers join the phase if the log lacks that they had joined it."""
+        """Let reconnected workers join the phase where the log does not say that they had joined."""
         policy, members = training.policy, self.run.members.of("worker")
         for worker in sorted(set(self._holding) & set(members) & set(policy.phase.workers) - policy.live):
             training.joined(worker)
 
     def _back(self) -> None:
-        """Report that the run goes on."""
+        """Report to log, result and launcher that the new coordinator has taken over."""
         found = self.found
         log.info("coordinator %d goes on at step %d", found.term, self.run.step_now)
         self.core.took_over(found.failure, found.missed, found.sign)
 
 
 def _groups(numbers: list[int], size: int) -> list[tuple[int, ...]]:
-    """Split a flat list into tuples of `size` numbers."""
+    """Split a flat list of numbers into tuples of `size` numbers."""
     return list(zip(*(numbers[n::size] for n in range(size)), strict=True))

@@ -1,4 +1,4 @@
-"""Recovery from failures of workers and servers by their successors; and the clock of the fault plan.
+"""Recovery from failures of workers and servers by their successors; injection of the fault plan's failures.
 
 Workers: tells the launcher which faults are due, detects workers that hang, and keeps successors waiting until every
 server refuses their predecessors; then they join the phase. Dense gradients that are lost with workers are counted
@@ -9,7 +9,7 @@ workers keep their state and wait for it. Full: once it is there and nothing is 
 complete checkpoint, and what was trained since is trained again. Between the failure and the successor no gradient can
 be announced, since every one has a slice on that shard.
 
-Costs a comparison a message, and heartbeats. event_routing.py has the order of what follows from a failure.
+Costs a comparison a message, and heartbeats. event_routing.py has the order of the actions after a failure.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ UNANSWERED = -1  # request number of a MoveDense whose answer is ignored
 
 
 def hang_error(peer: Peer, seconds: float) -> ClusterError:
-    """Error for a node that does not answer and that the run cannot do without."""
+    """Error for a node that does not answer and that the run cannot continue without."""
     silent = f"{peer} has not answered for {seconds:g} s (is it stopped?)"
     more = f"cluster.hang_seconds={2 * seconds:g}"
     if peer.role == "worker":
@@ -50,7 +50,7 @@ def hang_error(peer: Peer, seconds: float) -> ClusterError:
 
 
 class WorkerRecovery:
-    """Worker failures and successors. Faults that a failed coordinator's plan has injected are not injected again."""
+    """Worker failures and successors. Faults that a failed coordinator has already injected are not repeated."""
 
     def __init__(self, run: RunContext) -> None:
         self.run = run
@@ -72,20 +72,20 @@ class WorkerRecovery:
 
     @property
     def so_far(self) -> tuple[int, float]:
-        """Global step and seconds of training so far; both below 0 before it begins."""
+        """Global step and seconds of training so far; negative values before training begins."""
         return (self.run.step_now, self.run.record.seconds) if self.run.members.settled else (-1, -1.0)
 
     # -- while the coordinator waits ----------------------------------------------------------------
 
     def left(self, seconds: float) -> float:
-        """Limit a wait of `seconds` to the time until a fault or heartbeat is due."""
+        """Shorten a wait of `seconds` to end when the next fault or heartbeat is due."""
         if not self.run.members.settled or self.run.stopped:
             return seconds
         least = min(seconds, self.heartbeat.beat_seconds) if self._beats else seconds
         return max(0.0, min(least, self.injector.next_seconds - self.run.record.seconds)) if self._fails else least
 
     def look(self) -> list[int]:
-        """Order the faults that are due. Returns the workers that have been silent for too long."""
+        """Inject the faults that are due. Returns the workers that have been silent for too long."""
         run = self.run
         if not run.members.settled or run.stopped:
             return []
@@ -108,7 +108,7 @@ class WorkerRecovery:
         run.tell("inject", {"kind": injection.kind, "process": injection.process, **told})
 
     def look_for_successors(self) -> None:
-        """Admit successors, or end the phase so that they can be admitted."""
+        """Admit waiting successors of workers, or end the phase so that they can be admitted."""
         run = self.run
         if not run.members.settled or run.stopped:
             return
@@ -125,33 +125,33 @@ class WorkerRecovery:
         return role is not None and (role, int(process[1:])) in self.run.members.channels
 
     def server_lost(self) -> None:
-        """Mark the workers' dense parameters as unequal: a failed server may have lost a part of their move."""
+        """Mark the workers' dense parameters as perhaps unequal: a server failure may have cut off a migration."""
         self.run.state.ongoing.unequal |= self.run.cfg.collects
 
     # -- successors ---------------------------------------------------------------------------------
 
     def lost(self) -> None:
-        """Mark the workers' dense parameters as unequal where a failed worker took part in a ring all-reduce."""
+        """Mark the workers' dense parameters as perhaps unequal if a failed worker took part in a ring all-reduce."""
         cfg = self.run.cfg
         ring = cfg.collective.name != SHARED_MEMORY and cfg.place.real
         self.run.state.ongoing.unequal |= ring and self.run.home == "workers"
 
     def early(self, channel: Channel, worker: int) -> bool:
-        """Whether a request for a batch comes from a successor not admitted yet, which gets one on admission."""
+        """Keep a successor's request for a batch until it is admitted. Returns whether the request was from one."""
         if self.run.members.joining.get(worker) is not channel:
             return False
         self._takes[worker] = self._takes.get(worker, 0) + 1
         return True
 
     def ready(self, channel: Channel, worker: int) -> bool:
-        """Whether a ready worker is a successor."""
+        """Record that a successor is ready. Returns whether the ready worker is a successor."""
         if self.run.members.joining.get(worker) is not channel:
             return False
         self._ready.add(worker)
         return True
 
     def joiner_lost(self, channel: Channel) -> bool:
-        """Whether a lost connection belonged to a successor not admitted yet; the launcher starts the next one."""
+        """Forget a successor that failed before it was admitted. Returns whether the lost connection was one's."""
         joining = self.run.members.joining
         for worker, known in list(joining.items()):
             if known is channel:
@@ -163,7 +163,7 @@ class WorkerRecovery:
 
     @property
     def survivable(self) -> bool:
-        """Whether the current mode survives the failure of a worker that is no member any more."""
+        """Whether the current mode can continue after the worker failures so far."""
         now = self.run.current
         trainers = [worker for worker in self.run.members.of("worker") if worker < now.cluster.workers]
         if now.home == "workers" and now.place.real:
@@ -172,13 +172,13 @@ class WorkerRecovery:
 
     @property
     def waiting(self) -> bool:
-        """Whether a successor can be admitted."""
+        """Whether a worker's successor waits and can be admitted."""
         return any(not self.run.fencing.fencing(worker) for worker in self._ready)
 
     def admit(self, begun: BeginPhase | None, home: str | None = None) -> None:
-        """Admit ready successors.
+        """Admit ready successors of failed workers.
 
-        `begun`: the current phase, which they do not know; `home`: the holder of the dense parameters."""
+        `begun`: the current phase, which the successors do not know; `home`: the holder of the dense parameters."""
         for worker in sorted(self._ready):
             if not self.run.fencing.fencing(worker):
                 self._ready.discard(worker)
@@ -202,7 +202,7 @@ class WorkerRecovery:
             run.take(worker)
 
     def summary(self, inspected: Mapping[str, Inspected]) -> dict[str, Any]:
-        """Fields of result.json about failures, and about messages where the fault plan disturbed them."""
+        """Fields of result.json about failures, and about messages where the fault plan disturbed messages."""
         counts: Counter[str] = Counter(getattr(self.run.hub, "counts", None))
         for node in inspected.values():
             counts.update(node.counters)
@@ -211,13 +211,13 @@ class WorkerRecovery:
         return {"fenced_frames": counts["fenced"], "recovery": self.run.failures.told(), **messages}
 
     def dismiss(self) -> None:
-        """Dismiss the successors not admitted yet, at the end of the run."""
+        """Stop the successors not admitted yet, at the end of the run."""
         for channel in self.run.members.joining.values():
             channel.send(Stop("done"))
 
 
 class ServerRecovery:
-    """Server failures and successors. `full`: all nodes go back."""
+    """Server failures and successors. `full`: after a failure all nodes roll back to a checkpoint."""
 
     def __init__(self, run: RunContext, full: bool) -> None:
         self.run, self.full = run, full
@@ -230,15 +230,15 @@ class ServerRecovery:
         return Heartbeat(max(c.hang_seconds, c.start_timeout) if reading else c.hang_seconds, self.run.hub.now)
 
     def asking(self, reading: bool) -> None:
-        """Reset the heartbeat when servers are asked something or have answered.
+        """Reset the servers' heartbeat when a request to them begins or has been answered.
 
-        `reading` all their data takes longest."""
+        `reading`: the request makes them read all their data, so they may be silent for longer."""
         self.heartbeat = self._new_heartbeat(reading)
 
     # -- failures -----------------------------------------------------------------------------------
 
     def look(self) -> list[int]:
-        """Stop a phase that is to be rolled back. Returns the shards whose servers have been silent for too long.
+        """End a phase that is to be rolled back. Returns the shards whose servers have been silent for too long.
 
         Raises ClusterError where a failed server gets no successor in time."""
         run = self.run
@@ -271,10 +271,10 @@ class ServerRecovery:
         self._unproven.discard(shard)
 
     def restore(self, told: Sequence[Mapping[str, Any]]) -> None:
-        """Continue after a coordinator failover; `told`: the log's records about servers since nothing was in flight.
+        """Restore after a coordinator failover; `told`: the log's server records since the last standstill.
 
-        Raises ClusterError where a server had no successor yet, or a rollback was pending: the log has not what each
-        node has."""
+        Raises ClusterError where a server had no successor yet, or a rollback was pending: the log does not tell what
+        each node holds."""
         back = {each["shard"] for each in told if each["state"] == "back"}
         lost = {each["shard"] for each in told if each["state"] == "lost"}
         if told and (self.full or lost - back or told[-1]["state"] == "lost"):
@@ -285,7 +285,7 @@ class ServerRecovery:
     # -- successors ---------------------------------------------------------------------------------
 
     def back(self, shard: int) -> None:
-        """Record that a successor has loaded a checkpoint."""
+        """Record that a failed server's successor has loaded a checkpoint."""
         del self.run.servers_gone[shard]
         if self.full:
             self.run.rollback_pending = True
@@ -293,12 +293,12 @@ class ServerRecovery:
             self.of_use(shard)
 
     def of_use(self, shard: int) -> None:
-        """Expect useful work from a server that has loaded what it needs."""
+        """Record that a server has loaded what it needs; its first staged slice will prove that it works."""
         self.run.failures.loaded(f"S{shard}")
         self._unproven.add(shard)
 
     def tell_workers(self, server: Channel, abandoned: Mapping[int, Sequence[tuple[int, int]]]) -> None:
-        """Tell workers the new address of a shard, and which gradients must have a slice there.
+        """Tell workers the new address of a shard, and which gradients need a slice on its new server.
 
         These are the batches that they have leased, and (phase, batch) of those that they have `abandoned`."""
         run, shard = self.run, server.peer.index
@@ -311,31 +311,31 @@ class ServerRecovery:
         run.members.tell_joining(ShardRelocated(shard, address, incarnation, []))
 
     def staged(self, message: Staged) -> None:
-        """Record a staged slice: the first one on a successor shows that it is useful."""
+        """Record a staged slice: the first one on a successor shows that it has recovered."""
         if message.rows >= 0 and message.shard in self._unproven:
             self._unproven.discard(message.shard)
             self.run.failures.useful(f"S{message.shard}")
 
 
 class LostDenseGradients:
-    """Account of lost dense gradients.
+    """Counter of dense gradients that were lost with failed workers.
 
-    Keeps the last phase that trained and the one before, to which late ones may belong."""
+    Keeps the last phase that trained and the one before, to which late reports may belong."""
 
     def __init__(self, run: RunContext) -> None:
         self.run, self.state = run, run.state.ongoing.sums
 
     def begins(self, phase: Phase) -> None:
-        """Record the start of a phase; after a failover or rollback perhaps once more."""
+        """Record the start of a phase; after a failover or rollback perhaps a second time."""
         before = [each for each in self.state.phases if each[3] < phase.first_step]
         self.state.phases[:] = [*before[-1:], _outline(phase)]
 
     def ends(self, phase: Phase) -> None:
-        """Update the phase at its end: a switch may have shortened it."""
+        """Correct the phase's extent at its end: a switch may have shortened it."""
         self.state.phases[-1] = _outline(phase)
 
     def lost(self, message: SummandsLost) -> None:
-        """Count the dense gradients of which a server has no slice. Raises WireError for those of no known phase."""
+        """Count the dense gradients of which a server has no slice. Raises WireError if their phase is unknown."""
         known = set(self.state.lost.get(message.step, ()))
         new = set(message.parts) - known
         self.state.lost[message.step] = sorted(known | new)
@@ -347,7 +347,7 @@ class LostDenseGradients:
             self.run.log_note()
 
     def _phase(self, step: int) -> Phase:
-        """Phase that a step belongs to. Raises WireError where none is known."""
+        """Phase to which a step belongs. Raises WireError where no known phase contains it."""
         for samples, local, whole, first in reversed(self.state.phases):
             if step >= first:
                 return Phase(samples, local, whole, first, ())

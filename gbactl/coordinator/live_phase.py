@@ -1,4 +1,4 @@
-"""Live shell of a training phase: hands out batches, takes announcements, orders and journals steps.
+"""Training phase with its I/O: hands out batches, takes announcements, orders and journals steps.
 
 The phase (phase_decisions.py) makes every decision. Here each event and each command is written into the event log,
 and then carried out on the channels to workers and servers. A gradient costs the coordinator about 60 us.
@@ -51,18 +51,18 @@ class PhaseClock:
     gradients: tuple[float, float] | None = None  # when the first and the last one was announced
 
     def tick(self) -> None:
-        """Record a hand-out."""
+        """Record the time of a hand-out."""
         self.last = self.now()
         self.first = self.last if self.first is None else self.first
 
     def announced(self) -> None:
-        """Record an announced gradient."""
+        """Record the time of an announced gradient."""
         now = self.now()
         self.gradients = (now if self.gradients is None else self.gradients[0], now)
 
     @property
     def seconds(self) -> float:
-        """Seconds from the first hand-out to the last announced gradient, which EPS counts."""
+        """Seconds from the first hand-out to the last announced gradient: the time base of EPS (samples per second)."""
         return 0.0 if self.first is None or self.gradients is None else self.gradients[1] - self.first
 
 
@@ -94,12 +94,12 @@ class LivePhase:
 
     @property
     def policy(self) -> Policy:
-        """Policy of the phase."""
+        """Policy of the phase, which decides about batches and steps."""
         return self.phase.policy
 
     @property
     def finished(self) -> FinishedBatches:
-        """Batches of the phase that have a fate."""
+        """Batches of the phase whose samples have a fate: trained, decayed or lost."""
         return self.phase.finished
 
     def _reach_servers(self) -> None:
@@ -109,23 +109,23 @@ class LivePhase:
         self.servers = [channel for _, channel in sorted(self.members.of("server").items())]
 
     def server_gone(self, shard: int) -> None:
-        """Handle a server failure: no gradient is announced before the successor has its slice."""
+        """Handle a server failure: announce no gradient before the successor has its slice of that gradient."""
         self._reach_servers()
         for told in self._staged.values():
             told.pop(shard, None)
         self.phase.server_lost(shard)
 
     def server_back(self) -> list[int]:
-        """Handle a server's successor. Returns the announced, not yet applied batches of which it has no slice."""
+        """Handle a server's successor. Returns the announced, unapplied batches of which it has no slice."""
         self._reach_servers()
         return [] if self.phase.slices is None else self.phase.slices.waiting
 
     def owed(self, worker: int) -> list[int]:
-        """Batches that a worker has and has not announced."""
+        """Batches that a worker holds and has not announced."""
         return [batch for batch, (owner, _) in self.policy.leases.items() if owner == worker]
 
     def serve(self) -> None:
-        """Hand batches to waiting workers, as far as the policy allows."""
+        """Hand batches to the workers that wait for one, as far as the policy allows."""
         if self.policy.openings == self._openings:
             return
         self._openings = self.policy.openings
@@ -147,7 +147,7 @@ class LivePhase:
         return bool(commands)
 
     def _tell_ahead(self) -> None:
-        """Tell workers the batches that they will get next, if the hand-out settled that."""
+        """Tell workers which batches they will get next, if the policy has already fixed that."""
         phase = self.policy.phase
         for worker, batch in self.policy.ahead:
             if worker in self.workers and worker not in self._leaving | self._untold:
@@ -171,11 +171,9 @@ class LivePhase:
         )
 
     def take_up(self, due: Iterable[Command], untold: set[int]) -> None:
-        """Continue a phase that was driven to the end of a failed coordinator's log.
+        """Continue a phase that was brought to the end of a failed coordinator's log.
 
-        `due`: commands still to be carried out.
-
-        Workers in `untold` get nothing before `tell` is called."""
+        `due`: commands still to be carried out; `untold`: workers that get no message before `tell` is called."""
         self._untold = untold
         self._flying.update(owner for owner, _ in self.policy.leases.values())
         if self.phase.stopped:
@@ -184,18 +182,18 @@ class LivePhase:
             self._carry_out(command)
 
     def tell(self) -> None:
-        """Resume the hand-out once all workers know the phase."""
+        """Resume the hand-out after a failover, once all workers know the phase."""
         self._untold, self._openings = set(), -1
         self.serve()
         self._hand_out_unasked()
 
     @property
     def unread(self) -> Ranges:
-        """Sample ranges of the phase that have no fate yet."""
+        """Sample ranges of the phase that are not yet trained, decayed or lost."""
         return self.finished.unread(self.ranges, self.policy.phase.local_batch)
 
     def staged(self, message: Staged) -> bool:
-        """Record a shard's staged slice of a gradient. True when it was the last one: the gradient is announced."""
+        """Record a shard's staged slice of a gradient. Returns whether all shards have theirs: it is then announced."""
         owner, grant = self.policy.leases.get(message.batch, (None, None))
         if grant is None or message.worker in self._leaving or owner != message.worker or message.phase != self.number:
             return False
@@ -208,7 +206,7 @@ class LivePhase:
         return True
 
     def leaving(self, worker: int) -> list[int]:
-        """Ignore a failed worker's messages from now on. Returns the batches that it has."""
+        """Ignore a failed worker's messages from now on. Returns the batches that it holds."""
         self._leaving.add(worker)
         mine = sorted(batch for batch, (owner, _) in self.policy.leases.items() if owner == worker)
         for batch in mine:
@@ -217,7 +215,7 @@ class LivePhase:
         return mine
 
     def left(self, worker: int) -> None:
-        """Let a failed worker's batches be handed out again, once every server refuses it."""
+        """Let a failed worker's batches be handed out again, once every server refuses its messages."""
         if worker not in self.policy.live:
             return
         self._leaving.add(worker)
@@ -226,13 +224,13 @@ class LivePhase:
         self._hand_out_unasked()
 
     def _hand_out_unasked(self) -> None:
-        """Hand a failed worker's share of open steps to the workers that take part in them."""
+        """Hand a failed worker's share of open steps to the other workers of those steps, without their asking."""
         for worker in sorted(self.policy.live):
             while self.policy.owes(worker) and self.take(worker, asked=False):
                 pass
 
     def asked(self, batch: int) -> bool:
-        """Whether a worker had asked for a batch: if so, it gets the next one when it announces this one."""
+        """Whether a worker had asked for a batch: it then gets the next one when it announces this one."""
         if batch not in self._unasked:
             return True
         self._unasked.discard(batch)
@@ -248,7 +246,7 @@ class LivePhase:
         self.serve()
 
     def _announce(self, slices: list[Staged], samples: int) -> None:
-        """Log a gradient that every shard has staged, and carry out what the phase decides."""
+        """Log a gradient that every shard has staged, and carry out the policy's decisions."""
         one = slices[0]
         rows, dense = tuple(each.row_version for each in slices), tuple(each.dense_version for each in slices)
         self._check(rows, dense)
@@ -277,7 +275,7 @@ class LivePhase:
         self.serve()
 
     def forgo(self) -> list[tuple[int, int, set[int]]]:
-        """Give up what is in flight. Returns (worker, batch, shards that have staged their slice) of each."""
+        """Give up the batches in flight. Returns (worker, batch, shards that have staged its slice) of each."""
         commands = self.phase.apply(Forgo())
         self.log.write(ForgoRecord(len(commands)))
         for command in commands:
@@ -289,19 +287,19 @@ class LivePhase:
         return [(each.worker, each.batch, staged[each.batch]) for each in given_up]
 
     def finish(self) -> None:
-        """Apply the rest of the buffer once nothing is in flight, and check the accounting."""
+        """Apply the gradients left in the buffer once no batch is in flight, and check that all samples add up."""
         if not self.phase.closed:
             self._do(FinishRecord())
         self.policy.ledger.check()
 
     def _do(self, event: LeftRecord | JoinedRecord | StopRecord | FinishRecord) -> None:
-        """Log an event before the policy is told, and carry out what follows."""
+        """Log an event before the policy sees it, and carry out the policy's decisions."""
         self.log.write(event)
         for command in self.phase.apply(event):
             self._carry_out(command)
 
     def _carry_out(self, command: Command) -> None:
-        """Log a command, let it take effect, and send it to the nodes that it concerns."""
+        """Log a command, apply its effects, and send it to the nodes concerned."""
         if isinstance(command, HandOut):
             self._hand_out(command)
         elif isinstance(command, ApplyStep):
@@ -336,7 +334,7 @@ class LivePhase:
         self.ordered(command.step.step + 1)
 
     def told(self, command: ApplyStep) -> OrderStep:
-        """Step as a message to the servers."""
+        """Convert a step command to the message that orders it on the servers."""
         step = command.step
         batches, weights = [m.batch for m in step.members], [m.weight for m in step.members]
         return OrderStep(
@@ -347,7 +345,7 @@ class LivePhase:
 
 
 def _row_weights(step: Step) -> tuple[list[float], list[int]]:
-    """Weights by row staleness, concatenated over the members, and the number per member; empty without them."""
+    """Weights by row staleness, concatenated over a step's gradients, and their number per gradient; else empty."""
     if not any(m.row_weights for m in step.members):
         return [], []
     return [w for m in step.members for w in m.row_weights], [len(m.row_weights) for m in step.members]

@@ -19,7 +19,7 @@ from gbactl.wire.messages import Fence, Fenced, Hello, Ping, Pong, ShardAddresse
 
 
 class Membership:
-    """Nodes of a run of `workers` workers and `servers` servers, and their channels."""
+    """Nodes of a run of `workers` workers and `servers` servers, and the channels to them."""
 
     def __init__(self, workers: int, servers: int) -> None:
         self.expected = {"worker": workers, "server": servers}
@@ -32,7 +32,7 @@ class Membership:
         self._told: set[int] = set()
 
     def hello(self, channel: Channel, hello: Hello) -> None:
-        """Register a node; workers get the servers' addresses once all are known. Raises WireError."""
+        """Register a node by its Hello; workers get the servers' addresses once all are known. Raises WireError."""
         node = (hello.role, hello.number)
         if self.settled and hello.role == "worker":
             self._joins(channel, hello.number)
@@ -50,11 +50,11 @@ class Membership:
             self._tell_workers()
 
     def knows(self, workers: Collection[int]) -> None:
-        """Record workers that know the servers' addresses."""
+        """Record workers that already know the servers' addresses."""
         self._told.update(workers)
 
     def _joins(self, channel: Channel, number: int) -> None:
-        """Register a worker's successor, which is no member before it is admitted."""
+        """Register a worker's successor, which becomes a member when it is admitted."""
         vacant = 0 <= number < self.expected["worker"] and ("worker", number) not in self.channels
         before = self.joining.get(number)
         later = channel.peer.incarnation > (0 if before is None else before.peer.incarnation)
@@ -65,7 +65,7 @@ class Membership:
         self._tell_joining()
 
     def _returns(self, channel: Channel, hello: Hello) -> None:
-        """Register a server's successor, which is no member before it has loaded a checkpoint."""
+        """Register a server's successor, which becomes a member when it has loaded a checkpoint."""
         number, peer = hello.number, channel.peer
         vacant = 0 <= number < self.expected["server"] and ("server", number) not in self.channels
         if not vacant or not peer.incarnation or (peer.role, peer.index) != ("server", number):
@@ -77,14 +77,14 @@ class Membership:
         return number in self._returning and self._returning[number][0] is channel
 
     def returner_lost(self, channel: Channel) -> bool:
-        """Whether a lost connection belonged to a server's pending successor, which is forgotten."""
+        """Forget a server's pending successor that failed. Returns whether the lost connection was one's."""
         found = [number for number, (known, _) in self._returning.items() if known is channel]
         for number in found:
             del self._returning[number]
         return bool(found)
 
     def admit_server(self, number: int) -> None:
-        """Make a server's pending successor a member, and tell workers that wait for all servers."""
+        """Make a server's pending successor a member, and tell the workers that wait for all servers."""
         self.channels["server", number], self.addresses[number] = self._returning.pop(number)
         self._tell_joining()
 
@@ -98,13 +98,13 @@ class Membership:
                 channel.send(ShardAddresses(self._servers()))
 
     def tell_joining(self, message: Any) -> None:
-        """Send a message to every joining worker that knows the servers."""
+        """Send a message to every joining worker that knows the servers' addresses."""
         for number, channel in self.joining.items():
             if number in self._told:
                 channel.send(message)
 
     def admit(self, number: int) -> Channel:
-        """Make a joining worker a member."""
+        """Make a joining worker (a failed worker's successor) a member."""
         channel = self.channels["worker", number] = self.joining.pop(number)
         return channel
 
@@ -128,23 +128,23 @@ class Membership:
         self.authentic(channel, channel.peer.role, channel.peer.index)
 
     def forget(self, channel: Channel) -> bool:
-        """Remove a lost channel. Returns whether it was a node's."""
+        """Remove a lost channel. Returns whether it belonged to a node of the run."""
         nodes = [node for node, known in self.channels.items() if known is channel]
         for node in nodes:
             del self.channels[node]
         return bool(nodes)
 
     def of(self, role: str) -> dict[int, Channel]:
-        """Channels of the nodes of a role, by index."""
+        """Channels of the nodes of a role ("server", "worker"), by index."""
         return {index: c for (r, index), c in self.channels.items() if r == role}
 
     def complete(self) -> bool:
-        """Whether every node is ready."""
+        """Whether every expected node is ready."""
         count = {role: sum(r == role for r, _ in self.ready) for role in self.expected}
         return count == self.expected
 
     def missing(self) -> list[str]:
-        """Names of the nodes that are not ready."""
+        """Names of the expected nodes that are not ready."""
         return [
             f"{role[0].upper()}{index}"
             for role, count in self.expected.items()
@@ -160,7 +160,7 @@ class Membership:
 
 @dataclass
 class Incarnations:
-    """Incarnations of the nodes of a run.
+    """Incarnation numbers of a run's nodes: how often each was replaced.
 
     `gone`: failed workers without a successor, in the order in which they were detected; `workers`, `servers`:
     incarnations of those that are successors."""
@@ -180,32 +180,32 @@ class Fencing:
         self._incarnations: dict[int, int] = {}  # worker -> its last incarnation that has ended
 
     def fence(self, worker: int, phase: int, batches: list[int], incarnation: int = 0) -> None:
-        """Tell every server to refuse a failed worker and to discard its slices of these batches."""
+        """Have every server refuse a failed worker's messages and discard its slices of these batches."""
         self.gone.append(worker)
         self._closed[worker] = set()
         self._incarnations[worker] = incarnation
         self.members.tell("server", Fence(worker, phase, batches, incarnation))
 
     def tell_workers(self) -> None:
-        """Tell the workers, who form a new group, of all workers that failed before."""
+        """Tell the workers, who form a new all-reduce group, which workers have failed before."""
         for worker in self.gone:
             self.members.tell("worker", WorkerFailed(worker))
 
     def tell(self, server: Channel) -> None:
-        """Tell a server's successor which workers to refuse."""
+        """Tell a server's successor which failed workers to refuse."""
         for worker, incarnation in sorted(self._incarnations.items()):
             server.send(Fence(worker, -1, [], incarnation))
 
     def fencing(self, worker: int) -> bool:
-        """Whether some server has yet to refuse a worker."""
+        """Whether some server has yet to confirm that it refuses a failed worker."""
         return worker in self._closed
 
     def returned(self, worker: int) -> None:
-        """Record that a worker's successor was admitted."""
+        """Record that a failed worker's successor was admitted."""
         self.gone.remove(worker)
 
     def fenced(self, message: Fenced) -> bool:
-        """Record that a server refuses a worker. Returns whether it was the last one."""
+        """Record that a server refuses a failed worker. Returns whether it was the last server to do so."""
         closed = self._closed.get(message.worker)
         if closed is None:
             return False
@@ -220,7 +220,7 @@ BEAT_SECONDS = 1.0
 
 
 def beat(tell: Callable[[], None], seconds: float) -> None:
-    """Start a thread that calls `tell` every `seconds`, to show that this process is not stopped."""
+    """Start a thread that calls `tell` every `seconds`, to show that this process is alive."""
 
     def run() -> None:
         while True:
@@ -244,17 +244,17 @@ class Heartbeat:
         self._heard: dict[int, float] = {}
 
     def answered(self, message: Pong) -> None:
-        """Record a worker's answer."""
+        """Record a worker's answer to a ping."""
         if message.worker in self._heard:
             self._heard[message.worker] = self.now()
 
     @property
     def due(self) -> bool:
-        """Whether it is time to check again: four times per beat."""
+        """Whether the nodes' silence is to be checked again: four times per heartbeat."""
         return self._looked is None or self.now() >= self._looked + self.beat_seconds / 4
 
     def silent(self, workers: Mapping[int, Channel]) -> list[int]:
-        """Ping the given workers; returns those that have been silent for longer than `patience`."""
+        """Ping the given nodes. Returns those that have been silent for longer than `patience`."""
         now = self.now()
         self._forgive(now)
         self._heard = {worker: self._heard.get(worker, now) for worker in workers}
@@ -269,7 +269,7 @@ class Heartbeat:
         return gone
 
     def _forgive(self, now: float) -> None:
-        """Extend all deadlines where the coordinator itself did not run for two beats: answers may be unread."""
+        """Extend all deadlines if this coordinator itself was stopped for two beats: answers may be unread."""
         away = 0.0 if self._looked is None else now - self._looked
         self._looked = now
         if away > 2 * self.beat_seconds:

@@ -1,4 +1,4 @@
-"""Shell of the coordinator: one loop that reads channels and the clock. One thread, never blocked by a node.
+"""Message loop of the coordinator: reads channels and the clock in one thread, which no node can block.
 
 The launcher gets events; it alone logs and shows them.
 """
@@ -86,7 +86,7 @@ class Coordinator:
             self._handlers[WorkerState] = self._from("worker", self.failover.worker_state)
 
     def _from(self, role: str, handle: Callable[[Any], None]) -> Callable[[Channel, Any, Frame], None]:
-        """Handler of messages that name their sender, a node of this role, and concern one part of the coordinator."""
+        """Make a handler of messages that name their sender, a node of this role, and concern one coordinator part."""
 
         def checked(channel: Channel, message: Any, _: Frame) -> None:
             self.context.members.authentic(channel, role, message.shard if role == "server" else message.worker)
@@ -123,7 +123,7 @@ class Coordinator:
             held = self._wait(until)
 
     def _wait(self, until: WaitCondition) -> bool:
-        """Handle messages until a condition holds; False when the deadline passes first."""
+        """Handle messages until a condition holds; False when its deadline passes first."""
         condition, deadline = until
         while not condition():
             left = PROGRESS_SECONDS if deadline is None else min(PROGRESS_SECONDS, deadline - self.hub.now())
@@ -164,7 +164,7 @@ class Coordinator:
 
     @property
     def _failover_under_way(self) -> Failover | None:
-        """Failover that has not finished, if there is one."""
+        """Failover in progress; None if there is none."""
         return self.failover if self.context.taking_over else None
 
     def _refuse(self, channel: Channel, error: WireError) -> None:

@@ -1,4 +1,4 @@
-"""Mode switches between two phases of a run: schedule and requests, checks, reports.
+"""Mode switches between two phases of a run: schedule and requests, consistency checks, reports.
 
 A phase that a switch ends early hands out no more batches; what is in flight arrives or, after a deadline, is given up.
 Then the dense parameters move if they must, and the rest of the day is the next phase. Checksums of the state after the
@@ -31,7 +31,7 @@ SMALL_TABLES = 4 << 20  # bytes on all servers below which checksums include the
 
 
 class AbandonedGradients:
-    """Gradients in flight that a switch gave up, and that may still arrive. `servers`: number of shards.
+    """Gradients in flight that a switch gave up, and that may arrive later. `servers`: number of shards.
 
     A worker asks for its next batch by announcing one, but a gradient given up is never announced. So when every shard
     has seen such a gradient, its worker is free."""
@@ -41,19 +41,19 @@ class AbandonedGradients:
         self._seen: dict[tuple[int, int], tuple[int, set[int]]] = {}
 
     def add(self, phase: int, given_up: Iterable[tuple[int, int, set[int]]]) -> None:
-        """Add (worker, batch, shards that have seen it) of gradients of a phase that were given up."""
+        """Add a phase's abandoned gradients, each as (worker, batch, shards that have staged its slice)."""
         for worker, batch, seen in given_up:
             self._seen[phase, batch] = (worker, set(seen))
 
     def by_worker(self) -> dict[int, list[tuple[int, int]]]:
-        """Gradients that are still to arrive, as (phase, batch) for each worker."""
+        """Abandoned gradients that are still to arrive, as (phase, batch) for each worker."""
         found: dict[int, list[tuple[int, int]]] = {}
         for key, (owner, _) in self._seen.items():
             found.setdefault(owner, []).append(key)
         return found
 
     def staged(self, message: Staged) -> bool:
-        """Record that a shard has seen a gradient. Returns whether it was given up and is now seen by all."""
+        """Record an abandoned gradient's slice. Returns whether all shards have now received this gradient."""
         worker, seen = self._seen.get((message.phase, message.batch), (-1, set[int]()))
         if worker != message.worker:
             return False
@@ -65,7 +65,7 @@ class AbandonedGradients:
 
 
 class ModeSwitch:
-    """Mode switches of a run."""
+    """Decision about mode switches of a run, and their execution between two phases."""
 
     def __init__(self, run: RunContext, requests: NodeRequests, migration: DenseMigration) -> None:
         self.run, self.requests, self.migration = run, requests, migration
@@ -80,7 +80,7 @@ class ModeSwitch:
         self._wish: dict[str, Any] = {}
 
     def restore(self, number: int, taken: int) -> None:
-        """Continue in round `number`, after `taken` entries of the schedule."""
+        """Continue in round `number`, with the first `taken` entries of the schedule already done."""
         self._round, self.plan.taken = number, taken
 
     # -- between two phases -------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class ModeSwitch:
         run.log.info(event_log.SWITCH, {"mode": mode_values(cfg), "step": run.step, **dense})
 
     def _begun(self, cfg: RunConfig, servers: dict[str, Inspected], inside: bool) -> Flow[str]:
-        """Compute checksums and move the dense parameters. Returns why that failed, empty if it did not."""
+        """Compute checksums and migrate the dense parameters for a switch. Returns an error, empty if none."""
         workers: dict[str, Inspected] = {}
         if "workers" in (cfg.home, self.run.home):
             workers = yield from self.requests.inspect("worker", what=self.what, seconds=self._patience)
@@ -153,7 +153,7 @@ class ModeSwitch:
         return "servers"
 
     def _reason(self, cfg: RunConfig) -> str:
-        """Reason why a due switch is impossible; empty if it is possible."""
+        """Reason why a due switch to `cfg` is impossible; empty if it is possible."""
         if not cfg.collective_now:
             return ""
         gone = ", ".join(f"W{worker}" for worker in self.run.fencing.gone)
@@ -171,7 +171,7 @@ class ModeSwitch:
         return "checksum" if cfg.switch.checksum == "all" or size <= SMALL_TABLES else "dense"
 
     def _sum(self, when: str, found: dict[str, Inspected]) -> str:
-        """Combine the checksums of all inspected nodes into the model's, and log it."""
+        """Combine the checksums of all inspected nodes into the model's checksum, and log it."""
         total = checksums(found)["model"] or ""
         self.run.log.info(
             event_log.CHECKSUM, {"step": self.run.step - 1, "model": total, "when": when, "of": self.what}
@@ -179,13 +179,13 @@ class ModeSwitch:
         return total
 
     def log_checksums(self, servers: dict[str, Inspected]) -> None:
-        """Log the checksum of every shard's state at a pause, for replays; empty where it was not computed."""
+        """Log the checksum of every shard's state at a pause, which a replay compares."""
         for name, found in servers.items():
             whole = {"shard": int(name[1:]), "step": self.run.step - 1, "whole": found.checksum}
             self.run.log.info(event_log.CHECKSUM, whole)
 
     def resumed(self) -> Flow[None]:
-        """Check that a switch has not changed the model: servers know the next phase, workers do not yet.
+        """Check by checksums that a switch has not changed the model, when servers know the next phase.
 
         Raises ClusterError if it has."""
         if self._drained is None:
@@ -199,7 +199,7 @@ class ModeSwitch:
     # -- within a phase -----------------------------------------------------------------------------
 
     def begin(self, policy: Policy) -> int | None:
-        """Begin a phase with the rest of its day, or one that ends early at a known point of the schedule.
+        """Choose the batch before which a new phase ends, where the schedule has a switch within its day.
 
         Returns the global step that ends it if the batch is not known in advance."""
         self._rest = policy.phase.samples
@@ -212,7 +212,7 @@ class ModeSwitch:
         return None
 
     def look(self) -> None:
-        """End the phase if a switch is due; report a switch once its first gradient has arrived.
+        """End the phase if a switch is due; report a past switch once its first gradient has arrived.
 
         Called between messages."""
         training = self.run.training
@@ -228,7 +228,7 @@ class ModeSwitch:
             training.stop()
 
     def _consult(self, auto: AutoSwitch, training: LivePhase) -> None:
-        """Let switch=auto decide, and request the switch that it wants."""
+        """Ask switch=auto for a decision, and request the switch that it recommends."""
         look = None if self._busy else auto.look(training)
         if look is None:
             return
@@ -247,7 +247,7 @@ class ModeSwitch:
         return self.run.record.ledger.read + (0 if training is None else training.policy.ledger.read)
 
     def _tell(self, first: float | None) -> None:
-        """Report a switch that was not reported yet; `first`: when its first gradient arrived, None if never."""
+        """Report the last switch if that was not done; `first`: when its first gradient arrived, None if never."""
         if self.state.report is None:
             return
         report, self.state.report = self.state.report, None
@@ -257,7 +257,7 @@ class ModeSwitch:
         self.run.tell("switch", {**report, "pause_ms": pause})
 
     def drain(self, training: LivePhase) -> Flow[None]:
-        """Wait until everything in flight has arrived; before a switch no longer than its deadline.
+        """Wait until all gradients in flight have arrived; before a switch no longer than its deadline.
 
         The deadline counts from the order to stop the phase, or else from its last hand-out."""
         run, policy = self.run, training.policy
@@ -273,7 +273,7 @@ class ModeSwitch:
     # -- requests of users --------------------------------------------------------------------------
 
     def ask(self, fields: dict[str, Any]) -> None:
-        """Handle a request of `gbactl switch`, sent by the launcher: {id, mode: {...}}. It is always answered."""
+        """Handle a request of `gbactl switch`, sent by the launcher: {id, mode: {...}}. It always gets an answer."""
         wish = {"id": fields.get("id", BY_AUTO)}
         try:
             cfg = wished(self.run.cfg, self.run.current, fields.get("mode"))
@@ -304,7 +304,7 @@ class ModeSwitch:
         return self._reason(cfg) or obstacle(self.run.cfg, cfg)
 
     def ended(self) -> None:
-        """Answer a pending request at the end of the run."""
+        """Answer a pending `gbactl switch` request at the end of the run."""
         self._tell(None)
         if self._wish:
             now = {"from": self.run.current.mode.name, "step": self.run.step}

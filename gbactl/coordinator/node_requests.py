@@ -1,4 +1,4 @@
-"""Requests to all nodes whose answers the run waits for: barriers, checksums, reloading, moving the dense parameters.
+"""Requests to all nodes whose answers the run waits for: barrier, checksums, reload, migration of dense parameters.
 
 A server's successor is asked what its predecessor has not answered. A request costs a message to and from each node.
 
@@ -25,7 +25,7 @@ SUM_DIGITS = 24  # of a node's share of a model's checksum, which is below 2^64
 
 
 class NodeRequests:
-    """Requests to all nodes.
+    """Requests to all nodes, with waits for their answers.
 
     `asking` is called when servers are asked, with whether they read all their data, and when all have answered."""
 
@@ -44,14 +44,14 @@ class NodeRequests:
         yield from self._ask(Barrier(step), lambda shard: shard in self._reached)
 
     def reload(self, path: str) -> Flow[None]:
-        """Have every server load a checkpoint's folder; "" is the beginning."""
+        """Have every server load the checkpoint in folder `path`; "" is the beginning of the run."""
         self._reloaded.clear()
         yield from self._ask(ReloadCheckpoint(path), lambda shard: shard in self._reloaded)
 
     def inspect(
         self, *roles: str, what: str = "checksum", seconds: float | None = None
     ) -> Flow[dict[str, Inspected]]:  # fmt: skip
-        """Collect checksums and memory of every node of some roles; nothing if one does not answer within `seconds`."""
+        """Collect checksums and memory use of all nodes of some roles; empty if one is silent for `seconds`."""
         self.inspected.clear()
         deadline = None if seconds is None else self.run.hub.now() + seconds
         if "worker" in roles:
@@ -63,7 +63,7 @@ class NodeRequests:
         return {node: each for node, each in self.inspected.items() if node in self._names(roles)}
 
     def repeat(self, server: Channel) -> None:
-        """Repeat an open request to a server's successor, if its predecessor has not answered."""
+        """Repeat an unanswered request to a server's successor, if its predecessor has not answered."""
         if self._open is not None and not self._open[1](server.peer.index):
             server.send(self._open[0])
 
@@ -92,15 +92,15 @@ class NodeRequests:
     # -- answers ------------------------------------------------------------------------------------
 
     def reached(self, message: Reached) -> None:
-        """Record that a shard has applied the ordered steps."""
+        """Record that a shard has applied all steps below the barrier's step."""
         self._reached.add(message.shard)
 
     def reloaded(self, shard: int) -> None:
-        """Record that a shard has loaded its checkpoint."""
+        """Record that a shard has reloaded the requested checkpoint."""
         self._reloaded.add(shard)
 
     def answered(self, channel: Channel, message: Inspected) -> None:
-        """Record a node's checksum. Raises WireError for an impossible one."""
+        """Record a node's checksums. Raises WireError for impossible ones."""
         total = message.model_sum
         if message.node != str(channel.peer) or (total and not (total.isdecimal() and len(total) <= SUM_DIGITS)):
             raise WireError(f"{channel.peer} answers for {message.node} with the sum {total[:SUM_DIGITS]}.")
@@ -108,7 +108,7 @@ class NodeRequests:
 
 
 class DenseMigration:
-    """Migration of the dense parameters.
+    """Migration of the dense parameters between servers, workers and trainers.
 
     `deadline` returns the time until which nodes may answer; `note` is called when a migration begins and ends."""
 
@@ -126,9 +126,9 @@ class DenseMigration:
             self._moved.add(message.worker)
 
     def move(self, to: str, source: str = "") -> Flow[bool]:
-        """Move the dense parameters. False where a worker failed and they are back where they were.
+        """Migrate the dense parameters. False if a worker failed: they are then held where they were before.
 
-        That is on the servers, which by the end of a phase also hold the mean of the replicas, or their centre.
+        In that case the servers hold them, which after a phase also hold the mean or centre of the replicas.
 
         Raises ClusterError if a worker does not answer, or fails in a move between the workers and the replicas."""
         source = source or ("workers" if to == "servers" else "servers")
@@ -184,7 +184,7 @@ class DenseMigration:
             self.moving = False
 
     def _give(self) -> Flow[None]:
-        """Have one worker send the dense parameters to the servers; if it fails before it is done, the next one."""
+        """Have one worker send the dense parameters to the servers; if it fails before the end, another one."""
         while True:
             giver = min(self.members.of("worker"))
             yield from self._ask("servers", giver, lambda giver=giver: giver in self.fencing.gone)  # type: ignore[misc]

@@ -37,14 +37,14 @@ from gbactl.policies import Decision, Drop, Grant, Policy, Step
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Event: a worker asks for its next batch. In the log it is the hand-out that follows."""
+    """Event: a worker asks for its next batch. The event log has the resulting hand-out instead."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class Forgo:
-    """Event: give up what is in flight. The log has it with the number of batches given up."""
+    """Event: give up the batches in flight. The event log has it with the number of these batches."""
 
 
 Event = Take | Forgo | AnnounceRecord | LeftRecord | JoinedRecord | StopRecord | FinishRecord
@@ -52,7 +52,7 @@ Event = Take | Forgo | AnnounceRecord | LeftRecord | JoinedRecord | StopRecord |
 
 @dataclass(frozen=True, slots=True)
 class HandOut:
-    """Command: send a worker its batch. `lr_scale`: of a step that workers apply themselves (`sync`), else 0."""
+    """Command: send a worker its batch. `lr_scale`: learning-rate factor if workers apply the step (`sync`), or 0."""
 
     worker: int
     grant: Grant
@@ -69,7 +69,7 @@ class ApplyStep:
 
 @dataclass(frozen=True, slots=True)
 class DiscardGradient:
-    """Command: every shard discards an announced gradient. `worker`: its sender (-1: nobody in particular)."""
+    """Command: every shard discards an announced gradient. `worker`: its sender (-1: none in particular)."""
 
     worker: int
     drop: Drop
@@ -77,7 +77,7 @@ class DiscardGradient:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpBatch:
-    """Command: every shard discards its slice of a batch in flight; `worker`: the holder of its lease (-1: nobody)."""
+    """Command: every shard discards its slice of a batch in flight; `worker`: holder of its lease (-1: none)."""
 
     worker: int
     batch: int
@@ -97,11 +97,11 @@ class StagedSlices:
         self._rows: dict[int, list[int]] = {}
 
     def announced(self, batch: int, rows: Sequence[int]) -> None:
-        """Record the rows of an announced gradient's slice on each shard; ~rows where it went to a failed server."""
+        """Record the rows of an announced gradient's slice on each shard; ~rows where the shard's server had failed."""
         self._rows[batch] = list(rows)
 
     def applied(self, batch: int, samples: int, weight: float) -> None:
-        """Count the slices of a gradient that is in an ordered step."""
+        """Report an ordered step's gradient slices by calling `hit`, or `missed` for those on failed shards."""
         rows = self._rows.pop(batch, ())
         for shard, count in enumerate(rows if weight > 0 else ()):
             if count >= 0:
@@ -120,7 +120,7 @@ class StagedSlices:
 
     @contextmanager
     def held(self) -> Iterator[list[tuple[Callable[..., None], tuple[int, ...]]]]:
-        """Defer calls of `hit` and `missed` in the context to a list; those left in it are made at its end."""
+        """Collect the calls of `hit` and `missed` within the context; those left in the list are made at its end."""
         kept: list[tuple[Callable[..., None], tuple[int, ...]]] = []
         hit, missed = self.hit, self.missed
         self.hit, self.missed = lambda *told: kept.append((hit, told)), lambda *told: kept.append((missed, told))
@@ -131,7 +131,7 @@ class StagedSlices:
 
     @property
     def waiting(self) -> list[int]:
-        """Announced batches that are not applied yet."""
+        """Announced batches whose gradients are not applied yet."""
         return list(self._rows)
 
 
@@ -151,7 +151,7 @@ class TrainingPhase:
         self.closed = False  # the rest of the buffer is applied
 
     def apply(self, event: Event) -> list[Command]:
-        """Let the policy decide what follows from an event. Each command takes effect when it is settled."""
+        """Apply an event. Returns the policy's decisions as commands, each of which takes effect by `settle`."""
         policy, before = self.policy, self.policy.ledger.finished
         if isinstance(event, Take):
             return self._take(event.worker)
@@ -174,7 +174,7 @@ class TrainingPhase:
         return self._decided(policy.poll(), before, -1)
 
     def settle(self, command: Command) -> None:
-        """Count the effects of a command: fates of samples, staleness, gradient slices that no longer wait."""
+        """Account for a command that is carried out: fates of samples, staleness, slices that no longer wait."""
         if isinstance(command, ApplyStep):
             self.finished.settle(command.step)
             self.statistics.applied(command.step)
@@ -190,7 +190,7 @@ class TrainingPhase:
             self.finished.forgo([command.batch], self.policy.phase.size(command.batch))
 
     def server_lost(self, shard: int) -> None:
-        """Mark the slices that a failed shard had not applied as lost."""
+        """Mark the gradient slices that a failed shard had not applied as lost."""
         if self.slices is not None:
             self.slices.gone(shard)
 
@@ -215,7 +215,7 @@ class TrainingPhase:
         return [GiveUpBatch(owners.get(batch, -1), batch) for batch in self.policy.forgo()]
 
     def _decided(self, decisions: Sequence[Decision], finished: int, worker: int) -> list[Command]:
-        """Turn decisions into commands; `finished`: samples of the phase with a fate before the first of them."""
+        """Convert a policy's decisions to commands; `finished`: samples of the phase with a fate before them."""
         commands: list[Command] = []
         for decision in decisions:
             if isinstance(decision, Drop):
@@ -244,7 +244,7 @@ class Divergence:
     batches: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain containers."""
+        """Convert to plain containers for JSON."""
         return {**asdict(self), "workers": list(self.workers), "batches": list(self.batches)}
 
 
@@ -257,14 +257,14 @@ class DivergenceError(GbactlError):
 
 
 class LoggedPhase:
-    """Phase driven by the records of a log, fed in order. Raises DivergenceError where log and policy differ."""
+    """Replayed phase, driven by a log's records in order. Raises DivergenceError where log and policy differ."""
 
     def __init__(self, phase: TrainingPhase) -> None:
         self.phase = phase
         self.due: deque[Command] = deque()  # steps and drops that the policy decided and the log has yet to confirm
 
     def feed(self, record: Record) -> list[Command]:
-        """Apply the next record. Returns the commands that it confirms, each of them settled."""
+        """Apply the log's next record. Returns the commands that it confirms, each of them settled."""
         if isinstance(record, InfoRecord):
             if record.kind == event_log.SERVER and record.fields["state"] == "lost":
                 self.phase.server_lost(record.fields["shard"])
@@ -281,11 +281,11 @@ class LoggedPhase:
         return confirmed
 
     def discards(self, batch: int) -> bool:
-        """Whether the policy has decided to discard an announced gradient."""
+        """Whether the policy has decided to discard an announced gradient of `batch`."""
         return any(isinstance(command, DiscardGradient) and command.drop.batch == batch for command in self.due)
 
     def close(self) -> None:
-        """Check that the phase is over and that its samples add up."""
+        """Check that the replayed phase is over and that its samples add up."""
         self._undisturbed("The phase ends in the log")
         self._idle("The phase ends in the log")
         if not self.phase.closed:
@@ -351,12 +351,12 @@ class LoggedPhase:
         return due
 
     def _undisturbed(self, text: str = "The log goes on") -> None:
-        """Check that the log has confirmed everything that was decided."""
+        """Check that the log has a record of every command that the policy decided."""
         if self.due:
             self._part(f"{text}, but the policy {_shown(self.due[0])}", [])
 
     def _idle(self, text: str) -> None:
-        """Check that no batch is in flight."""
+        """Check that no batch is in flight at this record."""
         if not self.phase.policy.idle:
             leases = [(worker, batch) for batch, (worker, _) in sorted(self.phase.policy.leases.items())]
             self._part(f"{text} while something is in flight ({named(leases)})", leases)
@@ -369,13 +369,13 @@ class LoggedPhase:
 
 
 def order_record(command: ApplyStep) -> OrderRecord:
-    """Convert a step to its record in the event log."""
+    """Convert a step command to its record in the event log."""
     step = command.step
     return OrderRecord(step.step, step.divisor, step.weight_sum, command.lr_scale, _members(step))
 
 
 def named(gradients: Sequence[tuple[int, int]]) -> str:
-    """Format (worker, batch) pairs as `W0 batch 3, W2 batch 5`, the first few of them."""
+    """Format (worker, batch) pairs as `W0 batch 3, W2 batch 5`; of many, the first few."""
     text = ", ".join(f"W{worker} batch {batch}" for worker, batch in gradients[:MOST_NAMED])
     more = len(gradients) - MOST_NAMED
     return f"{text} and {more} more" if more > 0 else text or "no gradient"
@@ -394,7 +394,7 @@ def _shown(due: Command | None) -> str:
 
 
 def _difference(logged: OrderRecord, own: OrderRecord) -> str:
-    """Describe the first field that differs."""
+    """Describe the first field in which a logged and a replayed record differ."""
     for name, log_has, policy_has in zip(OrderRecord._fields, logged, own, strict=True):
         if name == "members":
             return _member_difference(logged, own)

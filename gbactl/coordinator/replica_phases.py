@@ -1,4 +1,4 @@
-"""Coordinator's part in phases whose workers are trainers: opens and closes them, adds up the trainers' notes.
+"""Coordinator's part in replica phases, whose workers are trainers: opens and closes them, sums trainers' statistics.
 
 A phase is closed when everything has arrived, since a failed trainer's batches may still be handed to one that was out
 of data. Where replicas average in rounds in the foreground, a trainer out of data is told so before: it must answer
@@ -45,7 +45,7 @@ class ReplicaPhases:
         self._notes: dict[int, dict[str, Any]] = {}
 
     def open(self, began: float | None = None) -> None:
-        """Open the replica phase that has just begun; nobody has a batch of it yet.
+        """Open the replica phase that has just begun; no trainer has a batch of it yet.
 
         A trainer asks for as many further batches as its threads beyond the first can use. A phase that `began` so many
         seconds into the run is continued after a failover: trainers that know it ignore the message, and waiting ones
@@ -77,7 +77,7 @@ class ReplicaPhases:
         self.state.settings = dict(self.state.last)
 
     def _tell_of_the_dead(self) -> None:
-        """Tell a newly formed group of the workers that failed before."""
+        """Tell a newly formed group of trainers which workers have failed before."""
         for worker in sorted(set(range(self.members.expected["worker"])) - set(self.members.of("worker"))):
             self.members.tell("worker", WorkerFailed(worker))
 
@@ -92,7 +92,7 @@ class ReplicaPhases:
             self.members.of("worker")[worker].send(CloseReplicas(self.request, False))
 
     def close(self) -> Flow[None]:
-        """Wait until all trainers have given their replicas, then have the servers settle them.
+        """Wait until all trainers have sent their replicas to the servers, which then keep the mean or the centre.
 
         Nothing is in flight."""
         if self._kind is None:
@@ -131,7 +131,7 @@ class ReplicaPhases:
             self.members.of("worker")[worker].send(CloseReplicas(self.request))
 
     def left(self, worker: int) -> None:
-        """Forget the requests of a failed worker's threads: its successor sends its own."""
+        """Drop the batch requests of a failed worker's threads: its successor sends its own."""
         self._more = [each for each in self._more if each != worker]
         self.run.surplus.pop(worker, None)
 
@@ -140,7 +140,7 @@ class ReplicaPhases:
         return self._more.count(worker)
 
     def closed(self, message: ClosedReplicas) -> None:
-        """Take a worker's answer to a closing. Raises WireError where its notes are malformed."""
+        """Take a worker's answer to the end of a phase. Raises WireError where its statistics are malformed."""
         check_notes(message.notes)
         if message.turn == self.request:
             self._notes[message.worker] = message.notes
@@ -153,7 +153,7 @@ class ReplicaPhases:
 
     @property
     def centred(self) -> bool:
-        """Whether the dense parameters of this phase are a centre, which the servers hold."""
+        """Whether the dense parameters of this phase are an EASGD centre, which the servers hold."""
         return self._kind is not None and not self._kind.collective
 
     @property
@@ -162,7 +162,7 @@ class ReplicaPhases:
         return str(self.state.last.get("evaluated", ""))
 
     def phase(self) -> dict[str, Any]:
-        """Fields about replicas of the phase just closed; empty where it had none."""
+        """Result fields about replicas of the phase just closed; empty where it had no replicas."""
         return {"replicas": self.state.last} if self.state.last else {}
 
     def result(self) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class ReplicaPhases:
 
 
 def check_notes(told: Mapping[str, Any]) -> None:
-    """Check the form of a trainer's notes. Raises WireError."""
+    """Check the form of a trainer's statistics. Raises WireError."""
     counts = [told.get(key) for key in _COUNTS]
     times = [told.get(key) for key in _TIMES]
     gaps, distances = told.get("gaps"), told.get("distances")
@@ -203,7 +203,7 @@ def _point(value: Any) -> bool:
 
 
 def total_notes(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Combine the trainers' notes (or totals of them): sums, all gaps, all distances in order of time."""
+    """Combine trainers' statistics (or totals of them): sums, all gaps, all distances in order of time."""
     told = list(found)
     gaps: Counter[str] = Counter()
     for each in told:
@@ -213,7 +213,7 @@ def total_notes(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def notes_summary(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of result.json from a total: milliseconds per exchange, bytes, distance over time in at most 20 points."""
+    """Fields of result.json from total statistics: ms per exchange, bytes, distance over time in at most 20 points."""
     exchanges = notes["exchanges"]
     gaps = Counter({int(gap): count for gap, count in notes["gaps"].items()})
     return {

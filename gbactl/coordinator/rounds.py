@@ -1,4 +1,4 @@
-"""Rounds of a run: what it trains on and is evaluated on, the evaluation itself, early stopping.
+"""Rounds of a run: the data to train and evaluate on, the evaluation itself, early stopping.
 
 A round is a day with next-day evaluation, or an epoch with validation. Also the disk space that such a run needs for
 what it writes beside its checkpoints.
@@ -33,15 +33,15 @@ class Round:
 
 
 class Splits(Protocol):
-    """Attributes of a Dataset that the schedule needs."""
+    """Attributes of a Dataset from which the list of rounds is made."""
 
     @property
     def kind(self) -> str:
-        """Kind of the splits: "days" or "splits"; the latter are train, validation and test."""
+        """Kind of the dataset's splits: "days", or "splits" (train, validation and test)."""
 
     @property
     def splits(self) -> tuple[object, ...]:
-        """Days or splits."""
+        """Days or splits of the dataset."""
 
 
 def rounds(dataset: Splits, train: TrainConfig) -> list[Round]:
@@ -61,19 +61,19 @@ def rounds(dataset: Splits, train: TrainConfig) -> list[Round]:
 
 
 def samples_of(dataset: Dataset, train: TrainConfig) -> int:
-    """Count the samples of all rounds of a run."""
+    """Number of training samples in all rounds of a run."""
     return sum(dataset.splits[part.split].rows for part in rounds(dataset, train))
 
 
 def spare_bytes(cfg: RunConfig, samples: int) -> int:
-    """Disk space that checkpoints leave free for the event log of a job of `samples` samples and its last files."""
+    """Disk space that checkpoints must leave free, for the event log and last files of a job of `samples` samples."""
     gradients = -(-samples // min(phase.local_batch for phase in cfg.possible))
     return event_log.most_bytes(gradients, cfg.cluster.servers) + END_BYTES
 
 
 @dataclass
 class EarlyStopping:
-    """Stop after `patience` rounds without a better score; 0 never stops."""
+    """Early stopping after `patience` rounds without a better score; 0 never stops."""
 
     patience: int
     best: float = float("-inf")
@@ -81,7 +81,7 @@ class EarlyStopping:
     seen: int = 0
 
     def update(self, score: float) -> bool:
-        """Note a round's score; True when it is time to stop."""
+        """Record a round's score. Returns whether to stop."""
         if score > self.best:
             self.best, self.best_round = score, self.seen
         self.seen += 1
@@ -89,7 +89,7 @@ class EarlyStopping:
 
 
 class Evaluation:
-    """Hands out evaluation batches and collects float32[samples] predictions."""
+    """Evaluation of a split: hands out batches and collects float32[samples] predictions."""
 
     def __init__(self, samples: int, batch: int, version: int) -> None:
         self.samples, self.batch, self.version = samples, batch, version
@@ -101,7 +101,7 @@ class Evaluation:
         self._next = 0
 
     def take(self, worker: int) -> tuple[int, int, int] | None:
-        """(batch, start, samples) of a worker's next batch; None when all are handed out."""
+        """Next evaluation batch for a worker, as (batch, start, samples); None when all are handed out."""
         number = self._again.pop() if self._again else self._next
         start = number * self.batch
         if start >= self.samples:

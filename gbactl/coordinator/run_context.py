@@ -29,7 +29,7 @@ from gbactl.wire.messages import Event, Granted
 
 
 class WaitCondition(NamedTuple):
-    """Condition that a generator waits for, until `deadline` by the hub's clock at most.
+    """Condition that a generator waits for, until `deadline` by the hub's clock at the latest.
 
     The generator is sent whether the condition holds."""
 
@@ -87,32 +87,32 @@ class RunContext:
 
     @property
     def home(self) -> str:
-        """Holder of the dense parameters in the current mode."""
+        """Holder of the dense parameters in the current mode: "servers", "workers" or "replicas"."""
         return self.current.home
 
     @property
     def step_now(self) -> int:
-        """Steps ordered so far, including the current phase."""
+        """Number of steps ordered so far, including the current phase."""
         return self.step if self.training is None else self.training.policy.step
 
     @property
     def finished(self) -> int:
-        """Samples with a fate so far, including the current phase."""
+        """Number of samples trained, decayed or lost so far, including the current phase."""
         return self.record.ledger.finished + (0 if self.training is None else self.training.policy.ledger.finished)
 
     @property
     def savable(self) -> bool:
-        """Whether the servers' state may be saved: every shard is served, and no rollback is pending."""
+        """Whether the servers' state can be saved now: every shard is served, and no rollback is pending."""
         return not (self.servers_gone or self.rollback_pending)
 
     def position(self, step: int, training: LivePhase | None = None, ended: bool = False) -> JobPosition:
-        """Position of the job in its data and schedule, at a step."""
+        """Position of the job in its data and schedule at global step `step`."""
         return self.record.position(training, step, mode_values(self.current), self.switch_plan.taken, ended)
 
     # -- batches ------------------------------------------------------------------------------------
 
     def take(self, worker: int) -> None:
-        """Hand a worker its next batch, or queue its request."""
+        """Hand a worker its next batch, or queue its request for one."""
         if self.surplus[worker]:
             self.surplus[worker] -= 1
         elif self.evaluation is not None:
@@ -150,13 +150,13 @@ class RunContext:
         self.tell("progress", {**self.record.progress(self.training, self.step), **told})
 
     def log_note(self) -> None:
-        """Log what changed within a phase, for a coordinator failover."""
+        """Log the state that changed within a phase, for a coordinator failover."""
         if self.journal.on and self.started:
             self._update()
             self.journal.note(self.log)
 
     def save_standstill(self, stage: str, number: int, rest: Any = (), inside: bool = False) -> None:
-        """Save the state while nothing is in flight: round `number` enters a stage, with `rest` still to train."""
+        """Save the state while no batch is in flight: round `number` enters a stage, with `rest` still to train."""
         if not self.journal.on:
             return
         self.log.flush()
@@ -168,7 +168,7 @@ class RunContext:
         self.journal.write()
 
     def _update(self) -> None:
-        """Copy into the state what other objects keep."""
+        """Copy incarnations and active faults, which other objects keep, into the state to be saved."""
         servers = self.members.of("server").items()
         self.state.ongoing.lives.servers = {shard: channel.peer.incarnation for shard, channel in servers}
         self.state.ongoing.acted = self.record.statistics.acted

@@ -30,7 +30,7 @@ GOODBYE_SECONDS = 5.0
 
 
 class RunFlow:
-    """Flow of one run, as generators that yield what they wait for.
+    """Flow of one run, as generators that yield the conditions that they wait for.
 
     `failover` brings the run to where a failed coordinator left it; `began`: when it did, if that was in another
     cluster; `amend` adds to the result."""
@@ -64,7 +64,7 @@ class RunFlow:
         yield from self._dismiss("done")
 
     def _gather(self) -> Flow[None]:
-        """Wait until every node is ready. Raises ClusterError that names those that are not."""
+        """Wait until every node is ready. Raises ClusterError that names the missing nodes."""
         run = self.run
         if self.failover is not None:
             yield from self.failover.gather()
@@ -82,7 +82,7 @@ class RunFlow:
             run.record.go_on(run.hub.now() - self.began)
 
     def _work(self, over: bool) -> Flow[bool]:
-        """Work through the remaining rounds, then save the final checkpoint. False where a rollback must come first."""
+        """Run the remaining rounds, then save the final checkpoint. False if all nodes must roll back first."""
         run, core = self.run, self.core
         rounds = [] if over or core.checkpoints.trained else list(enumerate(run.rounds))
         for number, part in rounds[len(run.record.results) :]:
@@ -103,7 +103,7 @@ class RunFlow:
         return (yield from self._save_last())
 
     def _save_last(self) -> Flow[bool]:
-        """Save the final model; repeat if a server fails meanwhile. False as in _work."""
+        """Save the final model, again if a server fails meanwhile. False if all nodes must roll back first."""
         run, checkpoints = self.run, self.core.checkpoints
         while checkpoints.on:
             losses = run.server_losses
@@ -117,13 +117,13 @@ class RunFlow:
 
     @property
     def _must_go_back(self) -> bool:
-        """Whether all nodes have to go back to a checkpoint, given that nothing is in flight."""
+        """Whether all nodes must roll back to a checkpoint now, while no batch is in flight."""
         return self.run.rollback_pending or (bool(self.run.servers_gone) and self.core.servers.full)
 
     # -- training -----------------------------------------------------------------------------------
 
     def _train(self, part: Round, number: int) -> Flow[bool]:
-        """Train a round to its last applied gradient: one phase, and one more for every switch within it.
+        """Train a round to its last applied gradient: one phase, and one more for every switch within the round.
 
         False where a rollback must come first."""
         run, core = self.run, self.core
@@ -144,7 +144,7 @@ class RunFlow:
         return True
 
     def _phase(self, part: Round, rest: Ranges) -> Flow[int]:
-        """Train in one mode on the `rest` of a day; returns the number of samples of the phase."""
+        """Train one phase on the sample ranges `rest` of a round. Returns the phase's number of samples."""
         run, core = self.run, self.core
         if not run.taking_over:  # else the phase has begun, and all nodes know it
             yield from self._rejoin()
@@ -167,7 +167,7 @@ class RunFlow:
         return policy.phase.samples
 
     def _open(self, part: Round, rest: Ranges) -> Flow[LivePhase]:
-        """Announce a phase on the `rest` of a day, or bring one to where a failed coordinator's log ends."""
+        """Announce a phase on the sample ranges `rest`, or bring one to where a failed coordinator's log ends."""
         run, core, cfg = self.run, self.core, self.run.current
         workers, joiners = range(cfg.cluster.workers), range(cfg.cluster.workers, run.cfg.processes)
         phase = Phase(
@@ -248,11 +248,10 @@ class RunFlow:
     # -- between two phases -------------------------------------------------------------------------
 
     def _rejoin(self) -> Flow[None]:
-        """Let successors in where workers hold the dense parameters.
+        """Admit successors of failed workers, and give all workers the same dense parameters, which workers hold.
 
-        One worker sends them to the servers, and all workers with the successors fetch them from there. So all hold the
-        same values again after a ring broke in the middle of a sum. Trainers also begin with what the servers hold
-        then."""
+        One worker sends the parameters to the servers, and all workers with the successors fetch them there. So all
+        hold the same values again after a ring broke in the middle of a sum. Trainers also begin with these values."""
         run, core, home = self.run, self.core, self.run.home
         ongoing = run.state.ongoing
         ongoing.unequal &= home != "servers"  # the servers hold the only copy that counts
@@ -270,7 +269,7 @@ class RunFlow:
         run.fencing.tell_workers()
 
     def _rewind(self) -> Flow[None]:
-        """Restore all nodes, and the job with them, to the last complete checkpoint."""
+        """Roll all nodes and the job's position back to the last complete checkpoint."""
         run, core = self.run, self.core
         yield WaitCondition(lambda: not run.servers_gone)
         core.checkpoints.settle("everybody goes back")
@@ -345,7 +344,7 @@ class RunFlow:
         return traffic.summary(nodes, self.run.step - (self._first_step or 0))
 
     def _dismiss(self, reason: str) -> Flow[None]:
-        """Dismiss the workers, and the servers once those are gone."""
+        """Stop the workers, and once they are gone the servers."""
         run = self.run
         run.stopped = True
         run.members.tell("worker", Stop(reason))

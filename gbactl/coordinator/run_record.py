@@ -1,4 +1,4 @@
-"""Record of a run: its ledger, phases, curve, failures, and the result made of them. No I/O.
+"""Record of a run: ledger of samples, phases, loss curve, failures, and the result computed from them. No I/O.
 
 Two kinds of samples are undone by a failure. A server that goes back alone, or a worker that loses a gradient slice of
 the dense parameters, lacks their updates for good: `samples_undone` of this process, while the others keep them, and in
@@ -35,12 +35,12 @@ OF_A_PHASE = ("mode", "first_sample", "first_step", "pause_ms", "fresh_optimizer
 
 
 def eps(trained: int, seconds: float) -> float:
-    """Samples trained per second; 0 where no time was counted."""
+    """Trained samples per second (EPS); 0 where no time was counted."""
     return trained / seconds if seconds > 0 else 0.0
 
 
 def _sum_of(parts: Sequence[Ledger]) -> Ledger:
-    """Sum ledgers, with `read` set to the samples that have a fate."""
+    """Sum ledgers of samples, with `read` set to the samples that were trained, decayed or lost."""
     whole = Ledger()
     for part in parts:
         whole.add(part)
@@ -49,13 +49,13 @@ def _sum_of(parts: Sequence[Ledger]) -> Ledger:
 
 
 def _thinned(curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Thin a curve to about MOST_POINTS points, including its last one."""
+    """Thin a curve to about MOST_POINTS points, and keep its last one."""
     every = -(-len(curve) // MOST_POINTS)
     return list(curve) if every <= 1 else [*curve[::every], curve[-1]]
 
 
 def by_round(phases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sum phases up to rounds (days or epochs), with the scores of each round's evaluation."""
+    """Combine phases into rounds (days or epochs), with the scores of each round's evaluation."""
     return [_added_up(list(parts)) for _, parts in groupby(phases, key=lambda phase: phase["day"])]
 
 
@@ -89,12 +89,12 @@ class RunSummary:
         self._began = self.now()
 
     def go_on(self, seconds: float) -> None:
-        """Set the run's start to `seconds` ago or earlier, in a run that continues another."""
+        """Set the start of the run's clock to `seconds` ago or earlier, in a run that continues another one."""
         self._began = min(self._began, self.now() - seconds)
 
     @property
     def began(self) -> float:
-        """Time by `now` when every node was ready."""
+        """Time by the clock `now` when every node was ready."""
         return self._began
 
     @property
@@ -108,15 +108,15 @@ class RunSummary:
         return "" if self.round is None else self.round[0].label
 
     def pause(self, milliseconds: float | None) -> None:
-        """Record the pause from the last gradient before a switch to the first one after it."""
+        """Record a switch's pause: time from the last gradient before it to the first one after it."""
         self._pause = milliseconds
 
     def afresh(self) -> None:
-        """Record that the optimizer's state is reset with the next phase."""
+        """Record that the optimizer's state is reset before the next phase."""
         self._fresh = True
 
     def close_phase(self, part: Round, mode: str, training: LivePhase, first_sample: int) -> None:
-        """Record a phase whose last gradient is applied.
+        """Record a finished phase, all of whose gradients are applied.
 
         EPS covers first hand-out to last announced gradient; the time from there to the last applied step is
         `closing_seconds`."""
@@ -145,7 +145,7 @@ class RunSummary:
         )
 
     def close_round(self, evaluated: dict[str, dict[str, float]], judged_on: str) -> dict[str, Any]:
-        """Add evaluations by split to the last phase, and return its round.
+        """Add evaluation scores by split to the last phase. Returns its round.
 
         The last of the evaluations is the round's score; early stopping uses the one on `judged_on`."""
         *_, last = evaluated
@@ -154,7 +154,7 @@ class RunSummary:
         return by_round(self.phases)[-1]
 
     def progress(self, training: LivePhase | None, step: int) -> dict[str, Any]:
-        """Progress of the run; adds a point to the curve if there is a new loss."""
+        """Progress of the run for a report; adds a point to the loss curve if there is a new loss."""
         ledger = training.policy.ledger if training else Ledger()
         loss, now = self.statistics.take_loss(), self.seconds
         finished = self.ledger.finished + ledger.finished
@@ -180,7 +180,7 @@ class RunSummary:
         }
 
     def _of_round(self, label: str, training: LivePhase | None) -> dict[str, Any]:
-        """Samples of a round that have a fate, and its EPS so far."""
+        """Samples of a round trained, decayed or lost so far, and the round's EPS (samples per second)."""
         parts = [phase for phase in self.phases if phase["day"] == label]
         ledger = training.policy.ledger if training else Ledger()
         trained = sum(phase["samples"] for phase in parts) + ledger.trained
@@ -192,7 +192,7 @@ class RunSummary:
     def position(
         self, training: LivePhase | None, step: int, mode: dict[str, Any], switches: int, ended: bool = False
     ) -> JobPosition:
-        """Position of the job in its data and schedule.
+        """Position of the job in its data and schedule, for checkpoints and the journal.
 
         `training`: the current phase, whose steps below `step` are ordered; `mode`: its keys; `switches`: entries of
         the schedule that were taken."""
@@ -207,7 +207,7 @@ class RunSummary:
         )  # fmt: skip
 
     def _open_phase(self, training: LivePhase | None, step: int, mode: dict[str, Any]) -> list[dict[str, Any]]:
-        """Finished part of the current phase, as a phase of its own."""
+        """Finished part of the current phase, in the form of a phase of its own."""
         if training is None or step == training.policy.phase.first_step:
             return []
         done, seconds = training.finished.ledger, training.clock.seconds
@@ -221,7 +221,7 @@ class RunSummary:
         ]  # fmt: skip
 
     def restore(self, position: JobPosition) -> None:
-        """Continue from a position, replacing what was recorded so far."""
+        """Replace the record so far by that at a position, and continue from there."""
         patience, stopping = self.stopping.patience, position.stopping
         self.stopping = EarlyStopping(patience) if stopping is None else replace(stopping, patience=patience)
         self.results = list(position.results)
@@ -248,7 +248,7 @@ class RunSummary:
 
 
 def checksums(inspected: dict[str, Inspected]) -> dict[str, str | None]:
-    """Checksums per node, and `model`: the same for any number of servers; None where tables are too large for it.
+    """Checksums by node, and the whole model's as `model`: the same for any number of servers; None for large tables.
 
     Raises ClusterError if the workers' replicas differ."""
     own = {name: v.checksum for name, v in sorted(inspected.items()) if v.checksum}
@@ -262,7 +262,7 @@ def checksums(inspected: dict[str, Inspected]) -> dict[str, str | None]:
 
 
 class RecoveryTimes:
-    """Times of all failures. `now` in seconds. A process may fail more than once.
+    """Times of all failures of a run's processes and of their recoveries.
 
     `log` gets each failure with its number, once: when its process is useful again, or at the end."""
 
@@ -279,15 +279,15 @@ class RecoveryTimes:
 
     @property
     def all(self) -> list[FailureRecord]:
-        """Failures so far."""
+        """All failures so far."""
         return self.state.failed
 
     def alive(self, process: str) -> None:
-        """Record a message of a process as a sign of life."""
+        """Record the time of a message from a process as its last sign of life."""
         self._signs[process] = self.now()
 
     def injected(self, process: str, kind: str) -> None:
-        """Record that the fault plan injects a fault into a process now."""
+        """Record that the fault plan now injects a failure of this kind into a process."""
         self.state.injured[process] = (kind, self.now())
 
     def detected(self, process: str, failure: str) -> None:
@@ -297,19 +297,19 @@ class RecoveryTimes:
         self.all.append(FailureRecord(process, kind, at, self.now()))
 
     def reborn(self, process: str, failure: str, detected: float, sign: float) -> None:
-        """Record a failover of this process: when its predecessor's failure was detected, and its last sign of life."""
+        """Record a process's failover: when its predecessor's failure was detected, and the last sign of life."""
         kind, at = self.state.injured.pop(process, (failure, sign))
         self._reborn = FailureRecord(process, kind, min(at, detected), detected, self.now())
         self.all.append(self._reborn)
 
     def loaded(self, process: str) -> None:
-        """Record that a process's successor is ready."""
+        """Record that a failed process's successor is ready."""
         failed = self.last(process)
         if failed is not None and failed.loaded is None:
             failed.loaded = self.now()
 
     def useful(self, process: str) -> None:
-        """Record that a process has done useful work."""
+        """Record that a process has done useful work, which completes its recovery."""
         if self._reborn is not None:
             reborn, self._reborn = self._reborn, None
             self._of_use(reborn)
@@ -328,13 +328,13 @@ class RecoveryTimes:
             self._log(number, failed)
 
     def end(self) -> None:
-        """Log the failures whose processes are not useful again by the end of the run."""
+        """Log at the end of the run the failures from which processes have not recovered."""
         for failed in self.all:
             if failed.useful is None:
                 self._tell(failed)
 
     def heard(self, logged: Iterable[Mapping[str, Any]]) -> None:
-        """Restore the times that a failed coordinator logged; it may have failed before it saved them in its state."""
+        """Restore the times of a failed coordinator's log, which may be newer than its saved state."""
         for each in logged:
             self._logged.add(each["number"])
             failed = self.all[each["number"]]
@@ -342,13 +342,13 @@ class RecoveryTimes:
                 failed.useful = failed.at + each["useful_s"]
 
     def dense_lost(self, samples: int) -> None:
-        """Count samples whose dense gradients were lost with a worker; the last failed one, as far as is known."""
+        """Add samples whose dense gradients a worker failure lost to the cost of the last one."""
         failed = next((failed for failed in reversed(self.all) if failed.process.startswith("W")), None)
         if failed is not None:
             failed.samples_undone += samples
 
     def cost(self, process: str, loss: ServerFailureLoss) -> None:
-        """Add to the cost of a process's last failure."""
+        """Add lost work to the cost of a process's last failure."""
         failed = self.last(process)
         if failed is not None:
             failed.add(loss)
@@ -358,5 +358,5 @@ class RecoveryTimes:
         return next((failed for failed in reversed(self.all) if failed.process == process), None)
 
     def told(self) -> list[dict[str, Any]]:
-        """Entries of result.json's `recovery`."""
+        """Failures as entries of result.json's `recovery`."""
         return [failed.told() for failed in self.all]

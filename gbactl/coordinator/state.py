@@ -56,19 +56,19 @@ class FailureRecord:
     samples_rolled_back: int = 0
 
     def add(self, loss: ServerFailureLoss) -> None:
-        """Add to the cost of the failure."""
+        """Add lost work to the cost of the failure."""
         self.samples_undone += loss.samples
         self.pls += loss.pls
         self.row_updates_undone += loss.updates
 
     def timed(self) -> dict[str, Any]:
-        """Fields for the event log: seconds since it was injected, else since the last sign of life."""
+        """Fields for the event log: seconds since the failure was injected, else since the last sign of life."""
         times = {"detected_s": self.detected, "loaded_s": self.loaded, "useful_s": self.useful}
         since = {name: None if time is None else time - self.at for name, time in times.items()}
         return {"process": self.process, "failure": self.failure, **since}
 
     def told(self) -> dict[str, Any]:
-        """Fields for result.json: times and what the failure undid."""
+        """Fields for result.json: times of the recovery, and the work that the failure undid."""
         undone = ("samples_undone", "pls", "row_updates_undone", "samples_rolled_back")
         return {**self.timed(), **{name: getattr(self, name) for name in undone}}
 
@@ -110,7 +110,7 @@ class JobPosition:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> JobPosition:
-        """Read a manifest's position. Raises CheckpointError where it is invalid."""
+        """Decode the position in a checkpoint's manifest. Raises CheckpointError where it is invalid."""
         try:
             return decoded(_today(values), cls)
         except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
@@ -118,7 +118,7 @@ class JobPosition:
 
     @property
     def dense(self) -> str:
-        """Kind of the dense parameters: for trainers the centre or the mean of their replicas."""
+        """Kind of the saved dense parameters: for trainers the centre or the mean of their replicas."""
         mode = policy_class(str(self.mode["name"]))
         if mode.home != "replicas":
             return "the dense parameters"
@@ -131,7 +131,7 @@ class JobPosition:
         return stopping is not None and 0 < stopping.patience <= stopping.seen - 1 - stopping.best_round
 
     def modes_with(self, mode: str) -> str:
-        """Name of a run that goes on from here in `mode`."""
+        """Mode name of a run that continues from this position in `mode`."""
         return self.modes if mode == self.mode["name"] else switched(self.modes, mode, f"step{self.step}")
 
 
@@ -147,7 +147,7 @@ def _today(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_at(chain: CheckpointChain) -> dict[str, Any]:
-    """Configuration of a run at a checkpoint: in the mode of that moment, with the switches yet to come."""
+    """Configuration for continuing from a checkpoint: its mode at that moment, with the switches yet to come."""
     config, position = copy.deepcopy(chain.last.config), JobPosition.read(chain.last.position)
     mode = dict(position.mode)
     config["cluster"]["workers"] = mode.pop("workers", config["cluster"]["workers"])
@@ -160,7 +160,7 @@ def config_at(chain: CheckpointChain) -> dict[str, Any]:
 
 @dataclass
 class CheckpointState:
-    """Checkpoints made so far: how many, how many failed, their bytes and seconds.
+    """Counts of the checkpoints made so far: complete and failed ones, their bytes and seconds.
 
     `tick`: number of the next interval."""
 
@@ -174,9 +174,9 @@ class CheckpointState:
 
 @dataclass
 class DensePlacementState:
-    """Placement of the dense parameters.
+    """Placement of the dense parameters, and the migration in progress.
 
-    Of a move in progress its target `to`, its `source` and its number `request`."""
+    `to`, `source`, `request`: target, source and number of that migration; `home`: the holder while there is none."""
 
     request: int = 0
     home: str = ""
@@ -186,7 +186,7 @@ class DensePlacementState:
 
 @dataclass
 class LostGradientState:
-    """Dense gradients lost with workers.
+    """Dense gradients lost with failed workers, by step.
 
     `phases`: the last one that trained and the one before, as (samples, local batch, global batch, first step);
     `lost`: step -> its lost dense gradients."""
@@ -197,7 +197,7 @@ class LostGradientState:
 
 @dataclass
 class PhaseState:
-    """State that changes within a phase and is not part of a step.
+    """State that changes within a phase and that the records of steps do not contain.
 
     `unequal`: the workers' dense parameters may differ in their last bits; `acted`: faults of the plan that were active
     on workers."""
@@ -213,7 +213,7 @@ class PhaseState:
 
 @dataclass
 class LastSwitch:
-    """Switch that was made and is not reported yet, as `report`; `gradient`: time of the last gradient before it."""
+    """Last switch while it is not reported: its `report`, and `gradient`, the time of the last gradient before it."""
 
     report: dict[str, Any] | None = None
     gradient: float | None = None
@@ -221,7 +221,7 @@ class LastSwitch:
 
 @dataclass
 class ReplicaState:
-    """Notes of phases with replicas.
+    """Statistics and settings of phases with replicas.
 
     `last`: the settings of the current or last phase; `settings`: of the last one that had replicas."""
 
@@ -232,7 +232,7 @@ class ReplicaState:
 
 @dataclass
 class Standstill:
-    """Moment when nothing is in flight.
+    """State of the run's flow at a moment when no batch is in flight.
 
     Round `round` enters `stage`, with the `rest` of its samples to train; `inside`: it has begun. `offset`: bytes of
     the event log; `phase`: number of the last one; `at`, `began`: this moment and the start of the run, in seconds of
@@ -250,13 +250,13 @@ class Standstill:
 
     @property
     def ranges(self) -> Ranges:
-        """Sample ranges of the rest, as a tuple."""
+        """Sample ranges still to be trained, as a tuple."""
         return tuple(self.rest)
 
 
 @dataclass
 class RunState:
-    """State of a run: the root of the tree."""
+    """State of a run: the root of the tree that a coordinator saves."""
 
     stood: Standstill = field(default_factory=Standstill)
     switch: LastSwitch = field(default_factory=LastSwitch)
@@ -286,7 +286,7 @@ JOURNAL_FILE = "coordinator.json"
 
 
 def kept(cfg: RunConfig) -> bool:
-    """Whether a run survives a coordinator failure; one in virtual time needs no journal for that."""
+    """Whether a run survives a coordinator failure, for which it writes a journal; in virtual time it needs none."""
     return cfg.place.real and cfg.cluster.lost_coordinator == "replace"
 
 
@@ -309,7 +309,7 @@ class JournalState:
     def of(
         cls, run_dir: Path, term: int, missed: float, failure: str = "death", sign: float | None = None
     ) -> JournalState:
-        """Read what a run's coordinator left. Raises EventLogError where it cannot be used."""
+        """Read a failed coordinator's state from the run directory. Raises EventLogError where it cannot be used."""
         try:
             state = decoded(json.loads((run_dir / JOURNAL_FILE).read_text()), RunState)
         except (OSError, ValueError, TypeError, msgspec.ValidationError) as error:
@@ -331,11 +331,11 @@ class Journal:
             self._path.unlink(missing_ok=True)  # left by an earlier part of a resumed run
 
     def write(self) -> None:
-        """Replace the file by the current state."""
+        """Replace the state file by the current state."""
         partial = self._path.with_name(f".{JOURNAL_FILE}.partial")
         partial.write_text(json.dumps(encoded(self.state)))
         partial.replace(self._path)
 
     def note(self, log: EventLog) -> None:
-        """Log what has changed within a phase."""
+        """Append the state that has changed within a phase to the event log."""
         log.info(event_log.NOTE, encoded(self.state.ongoing))

@@ -43,7 +43,7 @@ def quantiles(histogram: Counter[int]) -> dict[str, float]:
 
 @dataclass
 class LossLimit:
-    """Limit above which a loss counts as divergence.
+    """Limit above which a training loss counts as divergence.
 
     A loss is compared with `first`, the run's first one, which is taken as at least LEAST_FIRST: a tiny first loss
     would set too low a limit."""
@@ -59,7 +59,7 @@ class LossLimit:
         return loss > DIVERGED * self.first
 
     def sentence(self, worker: int, step: int, loss: float, rate: float) -> str:
-        """Describe the divergence and what to type; `rate`: the current learning rate."""
+        """Error sentence about the divergence and what to type; `rate`: the current learning rate."""
         first = "" if self.first is None else f", {DIVERGED:,.0f} times the first one is {DIVERGED * self.first:.4g}"
         return (
             f"The model diverged: the loss of W{worker} at step {step} is {loss:.4g}{first}, at a learning rate of "
@@ -69,7 +69,7 @@ class LossLimit:
 
 @dataclass
 class WorkerRate:
-    """Rate of one worker: what it has delivered; `untimed`: samples whose compute time is unknown."""
+    """Throughput of one worker; `untimed`: samples whose compute time is unknown."""
 
     batches: int = 0
     samples: int = 0
@@ -84,7 +84,7 @@ class WorkerRate:
 
 @dataclass
 class StatisticsCounts:
-    """Counts that a checkpoint keeps of the statistics. Staleness is k_apply - k_pull, in steps and in samples."""
+    """Counts that a checkpoint keeps of the statistics. Staleness: step (or sample) when applied minus when pulled."""
 
     staleness: dict[int, int] = field(default_factory=dict)
     token_staleness: dict[int, int] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class StatisticsCounts:
 
 @dataclass
 class Statistics(StatisticsCounts):
-    """Statistics of a run: the counts, and what only the running process needs."""
+    """Statistics of a run: the counts that checkpoints keep, and values that only the running process needs."""
 
     staleness: Counter[int] = field(default_factory=Counter)
     token_staleness: Counter[int] = field(default_factory=Counter)
@@ -115,7 +115,7 @@ class Statistics(StatisticsCounts):
         return copy.deepcopy(StatisticsCounts(*(getattr(self, each.name) for each in fields(StatisticsCounts))))
 
     def restore(self, counts: StatisticsCounts, step: int, finished: int) -> None:
-        """Continue from a checkpoint's counts at a global step, when `finished` samples had a fate."""
+        """Continue from a checkpoint's counts at a global step; `finished`: samples trained, decayed or lost before."""
         vars(self).update(vars(counts))
         self.staleness, self.token_staleness = Counter(counts.staleness), Counter(counts.token_staleness)
         self.gradients = Counter(counts.gradients)
@@ -142,31 +142,31 @@ class Statistics(StatisticsCounts):
             self.heard(worker, samples, seconds)
 
     def note_message_faults(self, places: Collection[int]) -> None:
-        """Record that the fault plan's message faults at these places are active."""
+        """Record that the fault plan's message faults at these places in the plan are active."""
         if self.observed is not None:
             self.observed.note_message_faults(places)
 
     @property
     def acted(self) -> list[dict[str, Any]]:
-        """Faults of the plan that were active on workers so far, for a coordinator failover."""
+        """Faults of the plan that were active on workers so far, to be saved for a coordinator failover."""
         return [] if self.observed is None else self.observed.acted.told()
 
     def restore_acted(self, told: list[dict[str, Any]]) -> None:
-        """Add the active faults that a failed coordinator recorded."""
+        """Add the faults that were active before a coordinator failover."""
         if self.observed is not None:
             self.observed.acted.restore(told)
 
     def usual(self, worker: int, samples: int) -> float:
-        """Seconds that undisturbed workers take for `samples`, if the plan slows this worker; 0 if unknown."""
+        """Seconds that workers without faults need for `samples`, if the plan slows this worker; 0 if unknown."""
         return 0.0 if self.observed is None else samples * self.observed.usual(worker)
 
     def dropped(self, batch: int) -> None:
-        """Count a discarded gradient."""
+        """Count the discarded gradient of a batch."""
         del self.pulled[batch]
         self.gradients["dropped"] += 1
 
     def applied(self, step: Step) -> None:
-        """Count an ordered step."""
+        """Count the gradients of an ordered step, and their staleness."""
         before = self.samples_at[step.step]
         for member in step.members:
             self._member(step, member, before)
@@ -188,7 +188,7 @@ class Statistics(StatisticsCounts):
         return {f"W{w}": (n - before.get(w, 0)) / passed for w, n in sorted(done.items())}
 
     def take_loss(self) -> float | None:
-        """Mean loss since the last call; None without a gradient."""
+        """Mean training loss since the last call; None if no gradient was announced since."""
         if not self.loss_samples:
             return None
         mean = self.loss_sum / self.loss_samples
@@ -196,7 +196,7 @@ class Statistics(StatisticsCounts):
         return mean
 
     def summary(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
-        """Fields of result.json from these statistics; `counters` are the servers' own."""
+        """Fields of result.json from these statistics; `counters` are those of the servers."""
         gradients = sum(self.staleness.values())
         behind = self.samples_behind / gradients if gradients else 0.0
         return {
@@ -217,14 +217,14 @@ class Statistics(StatisticsCounts):
 
 
 class NormLog:
-    """Combines the nodes' shares of a step's gradient norms and writes them; `tellers` nodes report each step."""
+    """Writer of gradient norms per step, combined from the shares of `tellers` nodes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._parts: defaultdict[int, list[GradientNorms]] = defaultdict(list)
 
     def add(self, mode: str, part: GradientNorms, tellers: int) -> None:
-        """Add a node's share of a step's norms; the last one writes the line."""
+        """Add a node's share of a step's gradient norms; the last node's share completes the step, which is written."""
         parts = self._parts[part.step]
         parts.append(part)
         if len(parts) < tellers:

@@ -1,4 +1,4 @@
-"""When the mode is switched: the schedule, requests from outside, and the automatic choice (switch=auto).
+"""Plan of mode switches: the schedule, requests from outside, and the automatic choice (switch=auto).
 
 Entries of the schedule are taken in order; a request takes effect at once and does not change the entries after it.
 switch=auto feeds its controller with announced gradients. auto.jsonl in the run directory has one line per decision:
@@ -44,18 +44,18 @@ class SwitchPlan:
 
     @property
     def next(self) -> ScheduleEntry | None:
-        """Entry that comes next; None after the last."""
+        """Next entry of the schedule; None after the last."""
         return self.entries[self.taken] if self.taken < len(self.entries) else None
 
     @property
     def coming(self) -> str:
-        """Name of the mode that comes next; empty if none."""
+        """Name of the next mode in the schedule; empty if there is none."""
         if self.asked is not None:
             return self.asked.mode.name
         return "" if self.next is None else self.next.to
 
     def take(self, at: RunProgress) -> RunConfig | None:
-        """Configuration from here on, if a switch is due: the last due entry, or the request."""
+        """Configuration after the switch that is due, by the last due entry or a request; None if no switch is due."""
         found, self.fresh, self.point = None, False, ""
         while (entry := self.next) is not None and self._due(entry, at):
             self.taken, self.point = self.taken + 1, entry.point
@@ -75,12 +75,12 @@ class SwitchPlan:
         return point is not None and point <= at.samples
 
     def called(self, seconds: float) -> bool:
-        """Whether a phase has to end now, at a point that was not known when it began."""
+        """Whether a phase has to end now, for a switch by request or by time."""
         entry = self.next
         return self.asked is not None or (entry is not None and entry.unit == "seconds" and entry.value <= seconds)
 
     def last_batch(self, policy: Policy, at: RunProgress) -> int | None:
-        """Batch before which a phase that begins at `at` reaches the next entry; None if unknown."""
+        """Batch at which a phase that begins at `at` reaches the next entry of the schedule; None if unknown."""
         entry, point = self.next, None if self.next is None else self.points[self.taken]
         if entry is None or entry.unit in ("day", "epoch"):
             return None
@@ -89,7 +89,7 @@ class SwitchPlan:
         return None if point is None else -(-(point - at.samples) // policy.phase.local_batch)
 
     def last_step(self) -> int | None:
-        """Global step at which the next entry is reached, if it is given as a step."""
+        """Global step at which the next entry of the schedule is due, if the entry is given as a step."""
         entry = self.next
         return int(entry.value) if entry is not None and entry.unit == "step" else None
 
@@ -122,7 +122,7 @@ class AutoSwitch:
         return cls(cfg, run_dir / AUTO_FILE, now, tell) if cfg.candidates else None
 
     def begin(self, mode: str, policy: Policy) -> None:
-        """Begin a phase in a mode."""
+        """Reset the controller for a phase that begins in a mode."""
         self._full, self._step = policy.phase.local_batch, policy.step
         self.controller.begin(self.now(), mode)
 
@@ -132,7 +132,7 @@ class AutoSwitch:
             self.controller.seen(self.now(), worker, seconds, samples)
 
     def look(self, training: LivePhase) -> SwitchDecision | None:
-        """Feed the steps to the controller; every `switch.every` seconds return the mode that it recommends."""
+        """Feed the applied steps to the controller; every `switch.every` seconds return the mode that it recommends."""
         policy, now = training.policy, self.now()
         if policy.step != self._step:
             self._step = policy.step
@@ -143,7 +143,7 @@ class AutoSwitch:
         return self.controller.look(now)
 
     def note(self, look: SwitchDecision, at: dict[str, Any], obstacle: str) -> None:
-        """Log a decision and the run's position; `obstacle`: why the wanted mode is impossible, empty if it is not."""
+        """Log a decision of the controller and the run's position; `obstacle`: why its mode is impossible, or empty."""
         self._looks += 1
         self.last = {**at, **dataclasses.asdict(look), **({"obstacle": obstacle} if obstacle else {})}
         with self.path.open("a") as out:
@@ -153,5 +153,5 @@ class AutoSwitch:
         self.tell(self.last)
 
     def summary(self) -> dict[str, Any]:
-        """result.json's `auto`: number of decisions, those that led to a switch, the last one."""
+        """Field `auto` of result.json: number of decisions, those that led to a switch, the last one."""
         return {"looks": self._looks, "switched": self._asked, "last": self.last or None}

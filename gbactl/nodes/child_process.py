@@ -1,4 +1,4 @@
-"""Entry point of every child process: `python -m gbactl.nodes.child_process`, its bootstrap on standard input.
+"""Entry point of every child process: `python -m gbactl.nodes.child_process`, with its bootstrap document on stdin.
 
 Logs to logs/<node>.log in the run directory, each line prefixed with the node's name. Dies with its launcher.
 With `fork-server` as first argument it imports what nodes need and forks them (see engine/fork_server.py).
@@ -45,7 +45,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def set_up_log(run_dir: Path, node: str) -> None:
-    """Log to one file per node, with warnings and what the interpreter prints."""
+    """Log to one file per node, including warnings and the interpreter's own messages."""
     handler = logging.FileHandler(run_dir / "logs" / f"{node}.log")
     handler.setFormatter(logging.Formatter(f"%(asctime)s.%(msecs)03d {node} %(levelname)s %(message)s", "%H:%M:%S"))
     logger = logging.getLogger("gbactl")
@@ -54,7 +54,7 @@ def set_up_log(run_dir: Path, node: str) -> None:
 
 
 def serve_forks(launcher: int) -> None:
-    """Fork a node at each request on standard input until the launcher is gone. Returns in each of the nodes.
+    """Fork a node at each request on standard input until the launcher is gone. Returns in each forked process.
 
     A fork copies only one thread: exits at once if an import has started another one."""
     line = socket.socket(fileno=os.dup(0))
@@ -79,7 +79,7 @@ def serve_forks(launcher: int) -> None:
 
 
 def _fork_orphan(launcher: int) -> int:
-    """Fork a process that the launcher has adopted before this returns: its pid, and 0 in the process itself."""
+    """Fork a process whose parent is the launcher when this returns: its pid, and 0 in the new process."""
     read, write = os.pipe()
     between = os.fork()
     if between:
@@ -99,7 +99,7 @@ def _fork_orphan(launcher: int) -> int:
 
 
 def _become(launcher: int, asked: dict[str, Any], fds: list[int]) -> None:
-    """Set this process up as if it had been started for the request."""
+    """Set up a forked process (folder, environment, file descriptors) as if it had been started for the request."""
     os.setsid()
     os.chdir(asked["folder"])
     os.environ.clear()
@@ -116,7 +116,7 @@ def _become(launcher: int, asked: dict[str, Any], fds: list[int]) -> None:
 
 
 def _show_arguments(before: str, after: str) -> None:
-    """Change the arguments that ps and py-spy show, if the kernel tells where they are."""
+    """Change this process's arguments as ps and py-spy show them, if the kernel tells where they are."""
     shown = Path("/proc/self/cmdline").read_bytes()
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])
@@ -126,7 +126,7 @@ def _show_arguments(before: str, after: str) -> None:
 
 
 def use_core(core: str, begin: str, end: str) -> None:
-    """Compute on a core from `begin` to `end`, in seconds from now; an empty end is never."""
+    """Occupy a core by computing from `begin` to `end`, in seconds from now; an empty end means forever."""
     began = time.monotonic()
     if sys.platform.startswith("linux"):
         os.sched_setaffinity(0, {int(core)})
@@ -138,7 +138,7 @@ def use_core(core: str, begin: str, end: str) -> None:
 
 
 def main() -> None:
-    """Read the bootstrap, run that node, exit 0; on failure log one sentence (and the traceback), exit 1."""
+    """Run the node that the bootstrap describes, exit 0; on failure log one sentence (and the traceback), exit 1."""
     special = sys.argv[1] in (FORK_SERVER, CPU_HOG)
     parent = int(sys.argv[2 if special else 1])
     die_with_parent(parent)

@@ -1,4 +1,4 @@
-"""Roles of a child process in a run: coordinator, server, worker. Each gets its bootstrap document."""
+"""Set-up of a child process as coordinator, server or worker from its bootstrap document."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gbactl.wire.reliable import exposed
 
 
 def header(cfg: RunConfig, dataset: Dataset) -> dict[str, Any]:
-    """First record of the event log: what a replay needs to know whether it can reproduce the same bits."""
+    """First record of the event log: what a replay must know to reproduce the run bit by bit."""
     from gbactl import __version__
     from gbactl.kernels import load
 
@@ -59,7 +59,7 @@ def _version(package: str) -> str:
 
 
 def run_coordinator(boot: Bootstrap) -> None:
-    """Run the coordinator."""
+    """Run the coordinator of a run in this process."""
     from gbactl.coordinator.message_loop import Coordinator
     from gbactl.wire.event_loop import SocketHub
 
@@ -79,22 +79,22 @@ def run_coordinator(boot: Bootstrap) -> None:
 
 
 def of_hub(cfg: RunConfig) -> dict[str, Any]:
-    """Arguments of a SocketHub from the configuration."""
+    """Keyword arguments of a SocketHub from the configuration."""
     return {"encrypt": cfg.transport.encrypt, "silence": cfg.cluster.hang_seconds}
 
 
 def lasting(hub: Hub, cfg: RunConfig, epoch: int = 0) -> Hub:
-    """Wrap a node's hub so that it reconnects after a coordinator failover, where one is possible."""
+    """Wrap a node's hub so that it reconnects after a coordinator failover, if the run survives one."""
     return ReconnectingHub(hub, first=epoch == 0) if kept(cfg) else hub
 
 
 def dressed(hub: Hub, cfg: RunConfig, me: Peer) -> Hub:
-    """Wrap a server's or worker's hub with all that its configuration does to messages."""
+    """Wrap a server's or worker's hub with message faults, compression and reconnection, as configured."""
     return lasting(narrowed(exposed(hub, me, cfg.fault_plan()), cfg.transport.wire_dtype), cfg, me.incarnation)
 
 
 def run_server(boot: Bootstrap) -> None:
-    """Run a server: say hello, get the dense slice if this mode keeps it here, build the shard, serve."""
+    """Run a server on sockets: connect, build or load the shard, serve until stopped."""
     from gbactl.server.shard_server import Server
     from gbactl.wire.event_loop import SocketHub
 
@@ -129,7 +129,7 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
 def _first_shard(
     hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset
 ) -> tuple[Shard, Ready | CheckpointLoaded] | None:
-    """Shard at the start of a run, or as a checkpoint to resume from has it. None when the run ends before."""
+    """Shard at the start of a run, initial or from the checkpoint to resume from. None if the run ends before."""
     cfg = boot.cfg
     momentum = cfg.model.batch_norm_momentum
     spec = await_dense(hub, coordinator, shard_spec(cfg, dataset.schema.rows, boot.index), momentum)
@@ -144,7 +144,7 @@ def _first_shard(
 
 
 def _shard_again(boot: Bootstrap, dataset: Dataset) -> tuple[Shard, Ready | CheckpointLoaded]:
-    """Shard of a failed server's successor, loaded from its newest checkpoint."""
+    """Shard of a failed server's successor, loaded from the newest checkpoint."""
     cfg, run_dir = boot.cfg, Path(boot.run_dir)
     spec = shard_spec(cfg, dataset.schema.rows, boot.index)
     shard = Shard(load_initial(run_dir, spec, cfg.model.batch_norm_momentum))

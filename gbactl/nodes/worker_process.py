@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 def work(
     hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset, collective: Any = None
 ) -> None:
-    """Run a worker from hello to stop. `collective` replaces the one that the environment names."""
+    """Run a worker from Hello to the end. `collective` replaces the one that the environment names."""
     _settle(cfg)
     coordinator.send(Hello("worker", boot.index, "", os.getpid()))
     life = WorkerProcess(hub, coordinator, boot, cfg, dataset)
@@ -74,7 +74,7 @@ def work(
 
 
 def warm_up(computer: GradientComputer, dataset: Dataset, cfg: RunConfig) -> None:
-    """Compute a gradient of zeros in a successor before it takes batches: the first one takes far longer."""
+    """Compute a gradient of zeros in a successor before it takes batches: the first gradient takes far longer."""
     schema, count = dataset.schema, cfg.local_batch
     numeric = np.zeros((count, schema.numeric), np.float32)
     rows = np.zeros((count, schema.fields, row_width(cfg.model)), np.float32)
@@ -82,13 +82,13 @@ def warm_up(computer: GradientComputer, dataset: Dataset, cfg: RunConfig) -> Non
 
 
 def _settle(cfg: RunConfig) -> None:
-    """Prepare a compute thread."""
+    """Set the number of torch threads and flush denormals to zero in a compute thread."""
     torch.set_num_threads(cfg.threads)
     flush()
 
 
 class WorkerProcess:
-    """Parts of a worker process, built once it has said hello. Raises PeerGoneError when the run ends before."""
+    """Parts of a worker process, built after Hello is answered. Raises PeerGoneError if the run ends before."""
 
     def __init__(self, hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset) -> None:
         self.boot, self.cfg, self.dataset, self.kernels = boot, cfg, dataset, load()
@@ -119,7 +119,7 @@ class WorkerProcess:
 
     @property
     def flat(self) -> FlatModel:
-        """Dense parameters of the model."""
+        """Dense parameters of the model as one flat vector."""
         return self.computer.flat
 
     def _block(self, value: Any) -> DenseBlock:
@@ -127,7 +127,7 @@ class WorkerProcess:
         return DenseBlock(value, self.flat.dense_spec, optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay))
 
     def placements(self, collective: Any) -> tuple[dict[str, DensePlacement], TrainerDense]:
-        """Make the dense placements of all modes of this run, by the mode's home; and the trainer's."""
+        """Make the dense placements of all modes of this run, by holder of the dense parameters, and the trainer's."""
         flat = self.flat
         if collective is not None:
             collective.moved = self.exchange.hub.traffic.summed
@@ -173,7 +173,7 @@ class WorkerProcess:
         self.core_slots = join(None if place is None or self.cfg.lanes > 1 else CoreAssignment(*place))
 
     def worker(self, computer: GradientComputer, dense: Placements) -> WorkerLoop:
-        """Make a compute loop on `computer`."""
+        """Make a compute loop for the model computation `computer`."""
         cfg = self.cfg
         delay = WorkerSlowdown(cfg.fault_plan(), self.boot.index)
         return WorkerLoop(
@@ -181,7 +181,7 @@ class WorkerProcess:
         )
 
     def compute_thread(self, thread: int, trainer: TrainerDense) -> ComputeThread:
-        """Start another compute thread on the trainer's replica."""
+        """Start an additional compute thread on the trainer's replica."""
         computer = self._computer()
         made = ComputeThread(computer.flat, thread, trainer)
         worker = self.worker(computer, Placements({"replicas": made}, "replicas"))

@@ -1,9 +1,9 @@
-"""All-reduce fallback: the first server sums gradients where the workers' ring is broken and they share no memory.
+"""All-reduce fallback on the first server: sums gradients where the workers' ring is broken and they share no memory.
 
 A round's sum is complete when all its parts are there (where every rank contributes one part: those of all live ranks),
-or as soon as a rank sends the sum that the ring had still computed. A part that was dealt to a rank which died with it
+or as soon as a rank sends the sum that the ring had still computed. A part whose rank died before sending it
 is waited for until its step was ordered: then all its batches were announced, none is handed out again, and ranks that
-have sent all they have send no more. The sum is then made without that part, and the coordinator is told.
+have sent all their parts send no more. The sum is then made without that part, and the coordinator is told.
 
 A sum is made once, in the order of the parts, and is the same for all. It is sent when all live ranks have reached
 the round before: so no rank is more than one round behind, and two sums are kept. Memory: the parts of two
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class SumAnswer(NamedTuple):
-    """Answer to one rank: the sum of a round."""
+    """Answer to one rank: the sum of an all-reduce round."""
 
     rank: int
     message: Sum
@@ -52,11 +52,11 @@ class _Round:
     told: set[int] = field(default_factory=set)  # ranks that have no further part on the way
 
     def missing(self, ranks: int) -> set[int]:
-        """Numbers of the parts that have not arrived."""
+        """Numbers of the summands that have not arrived."""
         return set(range(self.dealt or ranks)) - set(self.parts)
 
     def complete(self, ranks: int, absent: set[int], version: int) -> bool:
-        """Whether the round's sum can be made."""
+        """Whether all summands that can still arrive are there, so that the round's sum can be computed."""
         missing = self.missing(ranks)
         if not self.dealt:
             return bool(self.parts) and not missing - absent
@@ -71,14 +71,14 @@ class _Name:
     forgotten: int = 0  # rounds up to this one are forgotten
 
     def forget(self, number: int) -> None:
-        """Forget the rounds up to `number`, which no rank needs any more."""
+        """Discard the rounds up to `number`, which no rank needs any more."""
         self.forgotten = max(self.forgotten, number)
         for old in [each for each in self.rounds if each <= number]:
             del self.rounds[old]
 
 
 class GenerationSums:
-    """Sums of one generation of the workers. Pure: messages in, answers out."""
+    """Sums of one generation (group membership) of the workers, as a state machine: messages in, answers out."""
 
     def __init__(self) -> None:
         self.generation = 0
@@ -89,7 +89,7 @@ class GenerationSums:
         self._names: dict[str, _Name] = {}
 
     def part(self, rank: int, message: Summand, values: Floats | None) -> Iterator[SumAnswer]:
-        """Take a part f32[n] from a rank, or only its request (part -1). Raises WireError for an invalid one."""
+        """Take a summand f32[n] from a rank, or only its request for the sum (part -1). Raises WireError."""
         parts = message.parts or message.ranks
         if not 0 <= rank < message.ranks <= RANKS or not -1 <= message.part < parts <= RANKS:
             raise WireError(f"part {message.part} of {message.parts} from rank {rank} of {message.ranks}")
@@ -108,7 +108,7 @@ class GenerationSums:
         return self._settle()
 
     def brought(self, rank: int, message: Sum, total: Floats) -> Iterator[SumAnswer]:
-        """Take a sum that a rank got from the ring. Raises WireError for an invalid one."""
+        """Take a round's sum from a rank that got it from the unbroken ring. Raises WireError for an invalid one."""
         if self._of_now(message.generation):
             each = self._round(rank, message, len(total))
             if each is not None and each.total is None:
@@ -116,12 +116,12 @@ class GenerationSums:
         return self._settle()
 
     def reached(self, version: int) -> Iterator[SumAnswer]:
-        """Record the new version of the rows."""
+        """Record the new version of this server's rows, and answer sums that waited for it."""
         self.version = version
         return self._settle()
 
     def _of_now(self, generation: int) -> bool:
-        """Whether a generation is the current one; a newer one replaces it."""
+        """Whether a generation is the current one; a newer one becomes the current one first."""
         if generation > self.generation:
             self.generation = generation
             self._absent.clear()
@@ -129,7 +129,7 @@ class GenerationSums:
         return generation == self.generation
 
     def _round(self, rank: int, message: Summand | Sum, length: int) -> _Round | None:
-        """Find or make a round; None for one that every rank has had."""
+        """Find or create the round of a message; None for one that every rank has finished."""
         name = self._names.get(message.name)
         if name is None:
             if len(self._names) == NAMES:
@@ -171,7 +171,7 @@ class GenerationSums:
 
 
 class SumHandlers:
-    """Handlers of the all-reduce fallback on a server's channels."""
+    """Handlers of the all-reduce fallback's messages on a server's channels."""
 
     def __init__(self, shard: Shard, coordinator: Channel) -> None:
         self.sums, self.shard, self.coordinator = GenerationSums(), shard, coordinator
@@ -197,7 +197,7 @@ class SumHandlers:
         frame.release()
 
     def _heard_of(self, worker: Channel) -> None:
-        """Record that a worker sums here, and report the broken ring: others may wait in it without noticing."""
+        """Record that a worker sums on this server, and report the broken ring, unnoticed by other workers perhaps."""
         self._channels[worker.peer.index] = worker
         if not self._broken:
             self._broken = True
@@ -208,7 +208,7 @@ class SumHandlers:
         self._tell(self.sums.reached(self.shard.version))
 
     def revive(self) -> None:
-        """Report lost parts and a broken ring to a new coordinator, which may know nothing of them."""
+        """Report missing gradients and a broken ring to a new coordinator, which may not know of them."""
         self._told.clear()
         self._report()
         if self._broken:

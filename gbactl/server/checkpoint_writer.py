@@ -1,4 +1,4 @@
-"""Writer of a server's checkpoint files: rows are copied piece by piece between messages and written by a thread.
+"""Writer of a server's checkpoint files: copies rows piece by piece between messages; a thread writes the files.
 
 A piece (1 MiB, about 0.2 ms) is copied after each message, and at once while there is none: a row that
 changes before it was copied costs more than its copy, since it is copied first, once. Memory: 4 bytes per row, and
@@ -39,7 +39,7 @@ KINDS = ("whole", "rest", "chosen")
 
 
 class RowChooser:
-    """Choice of the rows of a save.
+    """Choice of the rows that a checkpoint saves.
 
     A `share` (r) of the rows of the large tables, whose local rows are `spans`, is chosen by priority. 4 bytes per row
     count the updates that a failure would undo. Without a priority every save is whole."""
@@ -49,7 +49,7 @@ class RowChooser:
         self.updates = None if order is None else RowUpdates(len(self.table))
 
     def touched(self, parts: Sequence[RowPart]) -> None:
-        """Count the rows that a step with these gradients touches."""
+        """Count the updates of the rows that a step with these gradients changes."""
         if self.order is None or self.updates is None:
             return
         for index, _, _ in parts:
@@ -71,7 +71,7 @@ class RowChooser:
         return chosen if kind == "chosen" else np.union1d(chosen, self._small()).astype(np.int32)
 
     def part(self, kind: str) -> float:
-        """Largest fraction of the rows that a save of a kind has."""
+        """Largest fraction of a shard's rows that a checkpoint of this kind saves."""
         large = row_priority.size(self.spans)
         if self.order is None or kind == "whole" or not len(self.table):
             return 1.0
@@ -105,7 +105,7 @@ class ShardSaver:
 
     @property
     def room(self) -> bool:
-        """Whether a piece may be copied now."""
+        """Whether another piece of rows may be copied to the writer now."""
         if self._writing is None or self._snapshot is None:
             return False
         waiting = self._writing.waiting
@@ -113,7 +113,7 @@ class ShardSaver:
 
     @property
     def patience(self) -> float | None:
-        """Seconds that the server may wait for a message.
+        """Seconds that the server may wait for a message before it copies the next piece.
 
         None (no limit) where nothing is being saved, else half the time that the writing thread needs for its queue:
         shorter waits take the processor from the workers."""
@@ -125,7 +125,7 @@ class ShardSaver:
         return LEAST_WAIT if pace <= 0 else min(MOST_WAIT, max(LEAST_WAIT, PIECES_AHEAD * COPY / pace / 2))
 
     def begin(self, save: Save, with_dense: bool) -> None:
-        """Begin to save the shard as it is now. Raises WireError for an invalid order."""
+        """Begin to save the shard's present state. Raises WireError for an invalid order."""
         right = save.kind in KINDS and CUT.fullmatch(save.name) and save.step == self.shard.version
         if not right:
             raise WireError(f"a {save.kind} checkpoint {save.name} of step {save.step} at version {self.shard.version}")
@@ -158,7 +158,7 @@ class ShardSaver:
         return {"gbactl": FORMAT, **{name: str(number) for name, number in numbers.items()}}
 
     def _watch(self) -> None:
-        """Subscribe to the shard's steps if a save or the choice of rows depends on them."""
+        """Subscribe to the shard's steps if a save in progress or the choice of rows depends on them."""
         needed = self._snapshot is not None or self.chooser.order is not None
         self.shard.watcher = self._step_comes if needed else None
 
@@ -177,7 +177,7 @@ class ShardSaver:
             self._copy_all()
 
     def advance(self) -> None:
-        """Copy a piece if there is room, and report a finished save. Called between two messages."""
+        """Copy a piece of rows if the writer has room, and report a finished save. Called between two messages."""
         writing, snapshot = self._writing, self._snapshot
         if writing is None:
             return
@@ -220,7 +220,7 @@ def saver_of(
     cfg: RunConfig, schema: Schema, run_dir: Path, shard: Shard, tell: Callable[[Saved], None], spare: int,
     inline: bool = False,
 ) -> ShardSaver:  # fmt: skip
-    """Make the saver of a shard, also where the run saves only when it is stopped by a signal.
+    """Make the saver of a shard, also for a run that saves only when a signal stops it.
 
     `spare`: bytes that a save leaves free on the disk; `inline`: write within the calls, without a thread."""
     c = cfg.checkpoint
@@ -235,7 +235,7 @@ def saver_of(
 
 
 def tables(schema: Schema) -> list[tuple[int, int]]:
-    """List each field's rows in the fused table; a single range where the fields share their ids."""
+    """List each field's row range in the fused table; a single range where the fields share their ids."""
     if schema.shared_ids:
         return [(0, schema.rows)]
     edges = [0, *itertools.accumulate(schema.cardinalities)]
@@ -249,7 +249,7 @@ FIRST_ROOM = 4096
 
 
 class Snapshot:
-    """Snapshot of the rows `index` int32[n], ascending (None: all), of `arrays` [rows, ...], which are not copied."""
+    """Snapshot of the rows `index` int32[n], ascending (None: all), of `arrays` [rows, ...], copied piece by piece."""
 
     def __init__(self, arrays: Arrays, index: Ints | None = None) -> None:
         self.arrays, self.index = arrays, index
@@ -268,16 +268,16 @@ class Snapshot:
 
     @property
     def done(self) -> bool:
-        """Whether every piece was given out."""
+        """Whether all rows of the snapshot were read."""
         return self._given >= self.rows
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of rows kept because they changed since."""
+        """Bytes of the rows copied because they changed after the snapshot."""
         return self._count * self.row_bytes
 
     def changing(self, index: Ints | None = None) -> None:
-        """Keep copies of the rows `index`, distinct (None: all), which are about to change."""
+        """Copy the rows `index`, distinct (None: all), before a step changes them."""
         wanted = self._state == WANTED if index is None else self._state[index] == WANTED
         rows = np.flatnonzero(wanted) if index is None else index[wanted]
         if not len(rows):

@@ -1,7 +1,7 @@
-"""Server's part in replica averaging: its slice of the centre, and the mean of the replicas that trainers give it.
+"""Server's part in replica averaging: its slice of the EASGD centre, and the mean of the trainers' replicas.
 
 An exchange costs two passes over the slice, in the server's one thread: where many trainers exchange often, this
-saturates first. Giving costs a float64 sum of value and moments until it is settled.
+saturates first. Averaging holds a float64 sum of values and moments until the phase is closed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gbactl.wire.messages import Ack, AddReplica, AverageReplicas, EasgdCentre, 
 
 
 class EasgdHandlers:
-    """Handlers of replica messages; they change only the shard's dense slice. Raise WireError for wrong sizes."""
+    """Handlers of replica messages, which change only the shard's dense slice. Raise WireError for wrong sizes."""
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
@@ -32,7 +32,7 @@ class EasgdHandlers:
         self.handlers = {**self.from_workers, AverageReplicas: self._settle}
 
     def _elastic(self, channel: Channel, message: EasgdUpdate, frame: Frame) -> None:
-        """Send the centre, then move it towards the replica, bit for bit as the replica moves towards it."""
+        """Send a trainer the centre, then move the centre towards the trainer's replica by the EASGD rule."""
         value = self.shard.dense_block().value
         if frame.payload.size != value.nbytes or not 0.0 <= message.alpha <= 1.0:
             raise WireError(f"an exchange of {frame.payload.size} bytes by {message.alpha} with {value.nbytes}")

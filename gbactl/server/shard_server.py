@@ -1,4 +1,4 @@
-"""Parameter server: one shard behind a hub. Single-threaded; the shard's kernels do the work.
+"""Parameter server: one shard behind a hub. Single-threaded; the shard's kernels do the computation.
 
 Pulls wait here until the shard has reached the version they ask for, so nobody polls. Gradient slices
 stay in the sender's shared memory until they are applied, or are copied out when the sender runs short.
@@ -104,7 +104,7 @@ class Server:
         }  # fmt: skip
 
     def run(self) -> None:
-        """Serve until stopped."""
+        """Handle messages until the coordinator stops this server."""
         settle_garbage()
         while not self.stopped:
             for channel, frame in self.hub.poll(None if self.saver is None else self.saver.patience):
@@ -120,7 +120,7 @@ class Server:
             self.saver.advance()
 
     def handle(self, channel: Channel, frame: Frame) -> None:
-        """Handle one frame; a malformed one is refused, counted and logged."""
+        """Handle one message; a malformed one is refused, counted and logged."""
         if frame.kind == frames.CLOSED:
             self.stopped |= channel is self.coordinator
             return
@@ -225,7 +225,7 @@ class Server:
         self.stepped()
 
     def stepped(self) -> None:
-        """Serve the pulls and sums that waited for the shard's new version."""
+        """Answer the pulls and all-reduce sums that waited for the shard's new version."""
         self._sums.stepped()
         self._wake()
 
@@ -246,7 +246,7 @@ class Server:
             self.shard.drop(drop.batch)
 
     def _fence(self, _: Channel, fence: Fence, frame: Frame) -> None:
-        """Refuse a worker that the coordinator has given up: its messages on the way are too late."""
+        """Refuse a failed worker from now on: its messages that are still in transit come too late."""
         self._fenced[fence.worker] = fence.incarnation
         self._waiting = [entry for entry in self._waiting if entry[0].peer.index != fence.worker]
         if fence.phase == self.phase:
@@ -291,7 +291,7 @@ class Server:
         self.coordinator.send(Inspected(f"S{self.index}", checksum, told, self.shard.nbytes, counters, refused))
 
     def _sent(self) -> dict[str, int]:
-        """Traffic of this node, for its counters."""
+        """Traffic counters of this node."""
         return self.hub.traffic.counters()
 
     def _save(self, _: Channel, save: Save, frame: Frame) -> None:
@@ -300,14 +300,14 @@ class Server:
         self.saver.begin(save, save.dense)
 
     def _adopt(self, _: Channel, message: AdoptVersion, frame: Frame) -> None:
-        """Continue a failed server's shard at the version that the others have."""
+        """Continue a failed server's shard at the step that the other shards have reached."""
         if message.fresh:
             self.shard.reset_optimizer()
         self.shard.adopt(message.version, message.lost)
         self.stepped()  # workers may have asked before
 
     def _reload(self, channel: Channel, message: ReloadCheckpoint, frame: Frame) -> None:
-        """Go back to a checkpoint with all others."""
+        """Load a checkpoint, in a rollback of all nodes."""
         shard = self.shard
         if self.saver is not None:
             self.saver.give_up()
@@ -320,7 +320,7 @@ class Server:
         channel.send(Pong(self.index, ping.beat))
 
     def _revive(self, _: Channel, revive: Takeover, frame: Frame) -> None:
-        """Answer a new coordinator with the server's state; questions of its predecessor are dropped."""
+        """Answer a new coordinator with the server's state; drop open requests of its predecessor."""
         self._barriers.clear()
         self.coordinator.send(ServerState(self.index, revive.term, self.shard.version, self.phase))
         self._sums.revive()
@@ -332,7 +332,7 @@ class Server:
 
 
 def _row_weights(message: OrderStep) -> tuple[tuple[float, ...], ...]:
-    """Split an order's weights by row staleness per member. Raises WireError where counts and weights do not match."""
+    """Split an order's weights by row staleness per gradient. Raises WireError where their counts do not match."""
     counts, weights = message.row_counts, iter(message.row_weights)
     if sum(counts) != len(message.row_weights) or min(counts, default=0) < 0:
         raise WireError("an order whose row weights do not fit its members")
@@ -343,7 +343,7 @@ log = logging.getLogger(__name__)
 
 
 def load_last(shard: Shard, folder: CheckpointFolder, resumed: Path | None) -> int:
-    """Load a new shard's newest checkpoint; without one, the checkpoint from which its run `resumed`, if any.
+    """Load a shard's newest checkpoint, or, without one, the checkpoint from which its run `resumed`, if any.
 
     Returns the step loaded, or BEGINNING."""
     found = load_newest(shard, folder, lambda why: log.warning("%s", why))

@@ -52,21 +52,21 @@ class LauncherChannel:
         self._listen = listen
 
     def reserve(self, nbytes: int) -> Any:
-        """Allocate memory."""
+        """Allocate memory for a payload."""
         return np.empty(nbytes, np.uint8)
 
     def send(self, message: Any, payload: Any = None) -> None:
-        """Pass an event on at once."""
+        """Pass an event to the launcher at once."""
         if isinstance(message, Event):
             self._listen(message)
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: there is no connection."""
 
 
 @dataclass(frozen=True)
 class NodeHosts:
-    """Hosts of all nodes."""
+    """Hosts of the coordinator, all servers and all workers."""
 
     workers: list[Host]
     servers: list[Host]
@@ -88,12 +88,12 @@ def place(cfg: RunConfig, events: EventQueue) -> NodeHosts:
 
 
 class VirtualCluster:
-    """Nodes of one run. `run()` returns when the result has been sent to the launcher."""
+    """All nodes of one run in virtual time. `run()` returns when the result has been sent to the launcher."""
 
     def __init__(
         self, cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen, before: ClusterHandover | None = None
     ) -> None:
-        """Build the nodes. `before`: the state of the cluster that this one replaces."""
+        """Build the nodes. `before`: state of the cluster that this one replaces after a rollback."""
         self.cfg, self.dataset, self.run_dir = cfg, dataset, run_dir
         self.events = EventQueue() if before is None else EventQueue(before.now, before.stalled)
         self.cost = CostModel(cfg.cost, cfg.seed)
@@ -118,7 +118,7 @@ class VirtualCluster:
         self.failures.servers.begin()
 
     def run(self) -> None:
-        """Run the training. Raises GbactlError."""
+        """Run the training to its end. Raises GbactlError."""
         for server in self.servers:
             server.coordinator.send(Hello("server", server.index, str(server.peer), 0))
             server.coordinator.send(Ready("server", server.index))
@@ -132,11 +132,11 @@ class VirtualCluster:
         worker.start(max(phase.mode.prefetch for phase in self.cfg.possible))
 
     def lose_worker(self, index: int) -> None:
-        """See failures.Cluster.lose_worker."""
+        """Exclude a failed worker from dense steps and means (FailingCluster.lose_worker)."""
         self.sides.left(index)
 
     def replace_worker(self, index: int, epoch: int) -> None:
-        """See failures.Cluster.replace_worker."""
+        """Start a failed worker's successor (FailingCluster.replace_worker)."""
         worker = VirtualWorker(index, self.hosts.workers[index], self.workers[index].shared, epoch)
         self._connect(worker)
         self.workers[index] = worker
@@ -176,7 +176,7 @@ class VirtualCluster:
         return server
 
     def new_shard(self, shard: int) -> Shard:
-        """See failures.Cluster.new_shard."""
+        """Make a shard with initial parameters (FailingCluster.new_shard)."""
         return Shard(self._spec(shard))
 
     def _spec(self, shard: int) -> ShardSpec:
@@ -211,13 +211,13 @@ class VirtualCluster:
         return Placements(ServedDense(self.compute), replicated, trainers, cfg.home)
 
     def _ring(self, buckets: int, least: float = 0.0) -> SimulatedRing:
-        """Make the ring of all workers; with Horovod ranks agree on every bucket."""
+        """Make the all-reduce ring of all workers; with Horovod its ranks agree on every bucket."""
         name = self.cfg.collective.name
         item, agreed = ring_item(name, self.cfg.transport.wire_dtype), buckets if name == "horovod" else 0
         return SimulatedRing(self.events, self.cost, self.hosts.workers, self.hub.traffic, agreed, item, least)
 
     def _replicas(self) -> Callable[[], DenseBlock]:
-        """Return a function that makes a trainer's replica: see WorkerProcess._replica in nodes/worker_process.py."""
+        """Return a function that makes a trainer's replica, like WorkerProcess._replica (nodes/worker_process.py)."""
         cfg, flat = self.cfg, self.compute.flat
         begins = cfg.resume is not None and cfg.home == "replicas"
         state = dense_state(chain_at(Path(cfg.resume))) if begins and cfg.resume is not None else None

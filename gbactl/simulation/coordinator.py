@@ -44,14 +44,14 @@ class VirtualHub:
         self._inbox: deque[tuple[Channel, Frame]] = deque()
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
-        """See Endpoint.receive."""
+        """Queue an arrived frame for the coordinator's process (Endpoint.receive)."""
         self.process.submit(self._cost, self._inbox.append, (channel, frame))
 
     def _cost(self) -> float:
         return self._seconds
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
-        """See Hub.poll; one frame at a time. Raises ClusterError when no event is left."""
+        """Advance virtual time to the next frame, returned alone (Hub.poll). Raises ClusterError without events."""
         events = self.events
         if self.absent:
             while self.absent:
@@ -76,16 +76,16 @@ class VirtualHub:
 
     @property
     def absent(self) -> bool:
-        """Whether the coordinator is absent."""
+        """Whether the coordinator has failed or hangs, and handles no messages."""
         return self._left is not None
 
     def leave(self) -> None:
-        """Make the coordinator absent: messages wait from now on."""
+        """Stop the coordinator, as by a failure: messages to it wait from now on."""
         self._left = self.now()
         self.process.hold()
 
     def come_back(self) -> None:
-        """Make the coordinator present again."""
+        """Resume the coordinator after `leave`, with the messages that waited."""
         assert self._left is not None
         self.away, self._left = self.away + self.now() - self._left, None
         self.process.release()
@@ -95,11 +95,11 @@ class VirtualHub:
         return self.events.clock
 
     def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR) -> Channel:
-        """Raise WireError: nodes connect to the coordinator, it does not connect."""
+        """Raise WireError: nodes connect to the coordinator; it connects to none."""
         raise WireError(f"The virtual coordinator cannot connect to {address}.")
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: there is no socket."""
 
 
 class VirtualCoordinator(Coordinator):
@@ -110,7 +110,7 @@ class VirtualCoordinator(Coordinator):
     look: Callable[[Callable[[Event], None]], None] | None = None  # called between two messages
 
     def _wait(self, until: WaitCondition) -> bool:
-        """See Coordinator._wait; a deadline is extended by the time for which the coordinator was absent."""
+        """Wait for a condition, with the deadline extended by the time for which the coordinator was absent."""
         away = self.hub.away
         while not super()._wait(until):
             if until.deadline is None or self.hub.away == away:
@@ -119,7 +119,7 @@ class VirtualCoordinator(Coordinator):
         return True
 
     def _handle(self, channel: Channel, frame: Frame) -> None:
-        """See Coordinator._handle."""
+        """Let `look` act between two messages, then handle the frame."""
         if self.look is not None:
             self.look(self.core.asked)
         super()._handle(channel, frame)
@@ -135,7 +135,7 @@ class VirtualCoordinator(Coordinator):
     _noted = (0, 0)
 
     def spent(self, told: Callable[[float], dict[str, Any]]) -> None:
-        """Add to the result the virtual time that has passed, and by `told` the part of it spent on checkpoints."""
+        """Have the result include the virtual time passed and, by `told`, its part spent on checkpoints."""
 
         def amend(result: dict[str, Any]) -> None:
             result["virtual_seconds"] = self.hub.now()

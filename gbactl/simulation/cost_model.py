@@ -1,4 +1,4 @@
-"""Cost model: seconds of computing, serving and sending. Pure; a microsecond a call.
+"""Cost model: seconds of computing, serving and sending. Pure functions, a microsecond per call.
 
 A batch's random factor depends only on (seed, worker, the worker's own count of batches), not on
 other events.
@@ -31,7 +31,7 @@ class CostModel:
         return scales[worker % len(scales)] if scales else 1.0
 
     def factor(self, worker: int, turn: int) -> float:
-        """Random factor of a worker's batch, with mean 1."""
+        """Random factor of the compute time of a worker's batch number `turn`, with mean 1."""
         scale = self.cfg.spread_scale
         if self.cfg.spread == "none" or scale == 0:
             return 1.0
@@ -41,20 +41,20 @@ class CostModel:
         return 1.0 - scale + scale * random_streams.exponential(u)
 
     def gradient(self, worker: int, turn: int, samples: int) -> float:
-        """Core time for the gradient of `samples`."""
+        """Core time to compute a batch's gradient of `samples` samples."""
         base = (self.cfg.batch_us + self.cfg.sample_us * samples) * _US
         return base * self._scale(worker) * self.factor(worker, turn)
 
     def predict(self, worker: int, samples: int) -> float:
-        """Core time for an evaluation batch."""
+        """Core time to compute the predictions of an evaluation batch."""
         return self.cfg.predict_us * _US * samples * self._scale(worker)
 
     def pull(self, rows: int, floats: int) -> float:
-        """Server time to gather rows and copy dense values."""
+        """Server time to answer a pull: gather rows and copy dense values."""
         return (self.cfg.row_pull_ns * rows + self.cfg.dense_pull_ns * floats) * _NS
 
     def apply(self, rows: int, gradients: int, floats: int) -> float:
-        """Server time for a step: `rows` of all its gradients together, a dense slice of `floats`."""
+        """Server time to apply a step to `rows` rows of all its gradients together, and a dense slice of `floats`."""
         dense = (self.cfg.dense_apply_ns * gradients + self.cfg.dense_step_ns) * floats
         return (self.cfg.row_apply_ns * rows + dense) * _NS
 
@@ -67,7 +67,7 @@ class CostModel:
         return 3 * self.cfg.dense_apply_ns * floats * _NS
 
     def elastic(self, floats: int) -> float:
-        """Server time to answer with its slice of the centre and to move it."""
+        """Server time to send its slice of the EASGD centre and to move the slice."""
         return (self.cfg.dense_pull_ns + 2 * self.cfg.dense_apply_ns) * floats * _NS
 
     def ring_work(self, floats: int, workers: int) -> float:
@@ -82,18 +82,18 @@ class CostModel:
         return fixed * _US + self.cfg.allreduce_float_ns * messages / workers * floats * _NS
 
     def ring(self, nbytes: int, workers: int, hosts: int) -> float:
-        """Time of an all-reduce of `nbytes` in a ring: each worker sends 2 (N-1) messages of bytes / N."""
+        """Network time of a ring all-reduce of `nbytes`: each of n workers sends 2 (n - 1) messages of nbytes / n."""
         if workers == 1:
             return 0.0
         latency = self.local_latency if hosts == 1 else self.latency
         return 2 * (workers - 1) * latency + self.sending(nbytes, workers, hosts)
 
     def sending(self, nbytes: int, workers: int, hosts: int) -> float:
-        """Transmission time of a ring's bytes from a rank to the next."""
+        """Transmission time of a ring all-reduce's bytes from one rank to the next."""
         return 2 * (workers - 1) * nbytes / workers / (self.local_bandwidth if hosts == 1 else self.bandwidth)
 
     def agreement(self, workers: int, hosts: int, buckets: int) -> float:
-        """Extra time that ranks on several hosts need to agree on what to sum; `allreduce_us` contains one host's.
+        """Extra time that ranks on several hosts need to agree on the buckets to sum; `allreduce_us` has one host's.
 
         Horovod sums two bit vectors in a ring before each bucket, and a bucket waits while those of others are in
         progress: 7.6 and 11.9 times the latency were measured for one and two small buckets of two ranks 5 ms apart."""
@@ -103,7 +103,7 @@ class CostModel:
         return self.cfg.allreduce_rounds * buckets * 2 * (workers - 1) * further
 
     def all_reduce(self, nbytes: int, workers: int, hosts: int, compute: float, agreed: int = 0) -> float:
-        """Time from the last worker's arrival, after `compute` seconds, to the sum.
+        """Time of an all-reduce after `compute` seconds, from the last worker's arrival to the sum.
 
         `agreed`: number of its buckets that ranks have to agree on first."""
         if workers == 1:

@@ -31,13 +31,13 @@ Payloads = list[tuple[int, Any, int, int]]
 
 
 def _room(item: BatchInProgress, low: int, high: int, width: int, dense: int) -> tuple[Any, Floats]:
-    """Allocate a push's payload uint8[n] with its index written, and a view of its rows float32[high - low, width]."""
+    """Allocate a push's payload uint8[n] with row ids, and a view of its row gradients float32[high - low, width]."""
     out = np.empty(4 * ((high - low) * (1 + width) + dense), np.uint8)
     return out, push_views(out, item.unique.index[low:high], width)[0]
 
 
 def computed(compute: SharedCompute, item: BatchInProgress, dense: Sequence[int] = ()) -> Payloads:
-    """Compute an item's gradient: (shard, payload, rows, dense values) of every shard; `dense`: values of its slice."""
+    """Compute a batch's gradient: (shard, payload, rows, dense values) of each shard; `dense`: values of its slice."""
     sizes = dense or [0] * compute.servers
     shares = list(item.unique.shares())
     rooms = [_room(item, low, high, compute.width, sizes[shard]) for shard, low, high in shares]
@@ -51,7 +51,7 @@ def computed(compute: SharedCompute, item: BatchInProgress, dense: Sequence[int]
 
 
 def computed_apart(compute: SharedCompute, item: BatchInProgress, gradient: Floats) -> Payloads:
-    """Compute an item's gradient: payloads of the rows alone, and the weighted dense one in `gradient`."""
+    """Compute a batch's gradient: payloads of the rows alone, and the weighted dense gradient into `gradient`."""
     payloads = computed(compute, item)
     compute.flat.gradient_into(gradient)
     weigh(gradient, item.weight)
@@ -59,14 +59,14 @@ def computed_apart(compute: SharedCompute, item: BatchInProgress, gradient: Floa
 
 
 def push(worker: VirtualWorker, item: BatchInProgress, payloads: Payloads) -> None:
-    """Push every shard its gradient slice."""
+    """Send every shard its slice of a batch's gradient."""
     worker.core.pushed(item)
     for shard, out, rows, dense in payloads:
         worker.servers[shard].send(item.push(shard, rows, dense), out)
 
 
 class ServedDense(DensePlacement):
-    """Placement on the servers: dense parameters are pulled with the rows, and pushed with their gradients."""
+    """Placement on the servers: dense parameters are pulled, and their gradients pushed, together with the rows."""
 
     def __init__(self, compute: SharedCompute) -> None:
         super().__init__(compute)
@@ -74,7 +74,7 @@ class ServedDense(DensePlacement):
         self._whole = np.empty(self.flat.size if len(compute.held) > 1 else 0, np.float32)
 
     def finish(self, worker: VirtualWorker, item: BatchInProgress) -> None:
-        """Compute the gradient from what was pulled, and push it."""
+        """Compute the gradient from the pulled parameters, and push it."""
         if item.grant.samples == 0:
             worker.take(item)
         else:
@@ -85,7 +85,7 @@ class ServedDense(DensePlacement):
         worker.free()
 
     def _write(self, payloads: Payloads) -> None:
-        """Write the dense gradient behind each shard's rows."""
+        """Write the dense gradient behind each shard's rows in the payloads."""
         parts = [out.view(np.float32)[len(out) // 4 - dense :] for _, out, _, dense in payloads]
         if len(self.compute.held) == 1:
             self.flat.gradient_into(parts[next(iter(self.compute.held))])
@@ -104,7 +104,7 @@ class OrderedSum:
         self._held: dict[int, Floats] = {}
 
     def add(self, rank: int, vector: Floats) -> None:
-        """Add a rank's vector, once; it is copied if it has to wait for an earlier rank."""
+        """Add a rank's vector, which is copied if it has to wait for an earlier rank."""
         if rank < self._next or rank in self._held:
             return
         if rank != self._next:
@@ -122,11 +122,11 @@ class OrderedSum:
         self._next += 1
 
     def complete(self, ranks: int) -> bool:
-        """Whether `ranks` ranks were added."""
+        """Whether the vectors of `ranks` ranks were added."""
         return self._next == ranks
 
     def take(self) -> Floats:
-        """Take the sum, valid until the next `add`."""
+        """Return the sum, which is valid until the next `add`."""
         self._next = 0
         return self.total
 
@@ -155,7 +155,7 @@ class ReplicatedDense(DensePlacement):
         self._checksum: tuple[int, tuple[str, str]] = (-1, ("", ""))
 
     def begin(self, worker: VirtualWorker, item: BatchInProgress) -> None:
-        """Compute now: the vector is this step's until all workers have finished."""
+        """Compute a worker's gradient at once: the parameters stay at this step until all workers have finished."""
         place, gradient = self.steps.place(item), self._gradient
         if place is None:
             self._compute_again(worker, item)
@@ -168,7 +168,7 @@ class ReplicatedDense(DensePlacement):
         self._sum.add(place.part, gradient)
 
     def _compute_again(self, worker: VirtualWorker, item: BatchInProgress) -> None:
-        """Compute a failed worker's batch of a step that is already taken, for its rows."""
+        """Compute a failed worker's batch of a step that is already summed, for its row gradients."""
         now = self.block.value.copy()
         self.flat.load(self._before)
         self._payloads[worker.index] = computed(self.compute, item)
@@ -176,7 +176,7 @@ class ReplicatedDense(DensePlacement):
         self._again.add(worker.index)
 
     def finish(self, worker: VirtualWorker, item: BatchInProgress) -> None:
-        """Push the rows; the last worker to arrive starts the all-reduce."""
+        """Push the row gradients; the last worker to arrive starts the all-reduce."""
         if item.grant.samples == 0:
             worker.take(item)
         else:
@@ -190,7 +190,7 @@ class ReplicatedDense(DensePlacement):
         self._look()
 
     def _look(self) -> None:
-        """Begin the all-reduce when all live workers and all parts have arrived."""
+        """Begin the all-reduce when all live workers and all gradients have arrived."""
         if self._stepping or not self._there or not self.members <= set(self._there):
             return
         if self._sum.complete(self._parts):
@@ -199,14 +199,14 @@ class ReplicatedDense(DensePlacement):
             self.ring.sum(self.flat.size, sorted(self._there), item.seconds, functools.partial(self._step, item))
 
     def resume(self, worker: VirtualWorker) -> None:
-        """Let a worker go on that waits for a step of which it has another batch now."""
+        """Let a worker that waits for a step compute another batch of the same step."""
         _, item = self._there.get(worker.index, (worker, None))
         if item is not None and not self._stepping and worker.core.has_batch_of(item.grant.token):
             del self._there[worker.index]
             worker.free()
 
     def left(self, index: int) -> None:
-        """Stop waiting for a failed worker."""
+        """Stop waiting for a failed worker in the all-reduce."""
         self.members.discard(index)
         self._there.pop(index, None)
         self._look()
@@ -232,21 +232,21 @@ class ReplicatedDense(DensePlacement):
             worker.host.cores.run(seconds, worker.free)
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """Dense state after a step, if it is that of now."""
+        """Dense parameters and optimizer state after step `after`, if that is the present step."""
         there = self.steps.at(after)
         if not there:
             return None if there is None else NOT_HERE
         return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
 
     def checksum(self) -> tuple[str, str]:
-        """Compute the checksum and model sum of the one replica, once per step for all."""
+        """Compute the checksum and model sum of the parameters, once per step for all workers."""
         if self._checksum[0] != self.block.step:
             own = digest(self.block.arrays)
             self._checksum = (self.block.step, (own, str(self.block.model_sum())))
         return self._checksum[1]
 
     def leave(self) -> None:
-        """Keep the vector: the model computes with the replica itself."""
+        """Keep the vector when this placement ends: the model computes with it directly."""
 
 
 class TrainerDense(DensePlacement):
@@ -259,7 +259,7 @@ class TrainerDense(DensePlacement):
         self._computed: dict[tuple[int, int], tuple[Payloads, Floats]] = {}
 
     def trainer(self, worker: VirtualWorker) -> VirtualTrainer:
-        """See Placements.trainer."""
+        """Return a worker's trainer, made at the first call."""
         known = self._trainers.get(worker.index)
         if known is None or known.worker is not worker:  # a successor has a replica of its own
             made = VirtualTrainer(worker, self._make_block(), self.compute.held, self._rounds)
@@ -267,11 +267,11 @@ class TrainerDense(DensePlacement):
         return self._trainers[worker.index]
 
     def left(self, index: int) -> None:
-        """Exclude a failed worker from further means."""
+        """Exclude a failed worker's replica from further means."""
         self._rounds.left(index)
 
     def begin(self, worker: VirtualWorker, item: BatchInProgress) -> None:
-        """Compute with the worker's replica as it is now."""
+        """Compute a gradient with the worker's replica as it is at the batch's start."""
         value = self.trainer(worker).replica.value
         if self.flat.buffers:
             self.flat.load(value)
@@ -281,7 +281,7 @@ class TrainerDense(DensePlacement):
         self._computed[worker.index, item.grant.batch] = (computed_apart(self.compute, item, gradient), gradient)
 
     def finish(self, worker: VirtualWorker, item: BatchInProgress) -> None:
-        """Push the rows; then take the local step, which takes its time."""
+        """Push the row gradients, then take the replica's local step."""
         grant = item.grant
         payloads, gradient = self._computed.pop((worker.index, grant.batch))
         push(worker, item, payloads)
@@ -290,7 +290,7 @@ class TrainerDense(DensePlacement):
 
 
 class Placements:
-    """Dense placements that a run uses, by home, and the current one."""
+    """Dense placements that a run uses, by holder of the dense parameters, and the current one."""
 
     def __init__(
         self, served: ServedDense, replicated: ReplicatedDense | None, trainers: TrainerDense, first: str
@@ -302,13 +302,13 @@ class Placements:
 
     @property
     def now(self) -> DensePlacement:
-        """Current placement."""
+        """Placement in the current mode."""
         placement = self._placements[self._home]
         assert placement is not None
         return placement
 
     def trainer(self, worker: VirtualWorker) -> VirtualTrainer:
-        """See Placements.trainer."""
+        """Return a worker's trainer, made at the first call."""
         return self._trainers.trainer(worker)
 
     def left(self, index: int) -> None:
@@ -318,7 +318,7 @@ class Placements:
             self._replicated.left(index)
 
     def move(self, home: str, index: int) -> list[tuple[int, Floats]]:
-        """See Placements.move."""
+        """Move worker `index` to another placement. Returns the dense state that it must send to the servers."""
         replicas = self._replicated
         if home == self._home:
             if replicas is not None and home == "workers":
@@ -334,7 +334,7 @@ class Placements:
         return [(replicas.block.step, replicas.block.packed(*cut)) for cut in replicas.compute.held.values()]
 
     def take_over(self, states: list[tuple[int, Floats]]) -> None:
-        """See Placements.take_over; all workers get the same state, of which there is one copy."""
+        """Load the dense state from the servers; of the same state for all workers there is one copy."""
         replicas = self._replicated
         assert replicas is not None
         if not self._due:

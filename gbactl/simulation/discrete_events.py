@@ -1,4 +1,4 @@
-"""Discrete-event core of a simulation: the event queue with its virtual clock, and resources that processes queue for.
+"""Discrete-event core of the simulation: the event queue with its virtual clock, and resources with waiting jobs.
 
 Events happen in order of (time, sequence), and cost about a microsecond. Resources: a FIFO pipe, shared cores, a
 process on such cores, a network interface's direction; an arrival or a departure costs O(log n), about 3 us.
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class EventQueue:
-    """Event queue. `now`: virtual seconds of work since the start; it moves only in `step` and `wait`.
+    """Queue of events. `now`: virtual seconds of work since the start, changed only by `step` and `wait`.
 
     `clock` also counts the seconds for which the whole cluster stood still, `stalled` in all."""
 
@@ -62,7 +62,7 @@ class EventQueue:
         return True
 
     def wait(self, until: float) -> None:
-        """Advance the clock to `until`, with no event before it. Raises ValueError if there is one."""
+        """Advance the clock to `until`. Raises ValueError if an event is due before."""
         if until < self.now or until > self.next_time:
             raise ValueError(f"the clock cannot be moved from {self.now} to {until}")
         self.now = until
@@ -72,7 +72,7 @@ Done = Callable[..., None]
 
 
 class Fifo:
-    """Pipe, served first come first served: a connection within a host."""
+    """First-come, first-served resource: the connection between two processes of a host."""
 
     def __init__(self, events: EventQueue) -> None:
         self.events = events
@@ -80,7 +80,7 @@ class Fifo:
         self.busy_seconds = 0.0
 
     def reserve(self, seconds: float) -> float:
-        """Queue a job of `seconds`; returns when it will begin."""
+        """Queue a job of `seconds`. Returns when it will begin."""
         begins = max(self.events.now, self.free)
         self.free = begins + seconds
         self.busy_seconds += seconds
@@ -88,7 +88,7 @@ class Fifo:
 
 
 class SharedCores:
-    """Shared cores: each of n runnable jobs runs at rate min(1, cores / n).
+    """Cores of a host, shared equally: each of n runnable jobs runs at rate min(1, cores / n).
 
     All jobs run at one rate, so a job ends when the service that each has attained since the cores were last
     idle reaches a mark that is known on its arrival."""
@@ -105,7 +105,7 @@ class SharedCores:
 
     @property
     def rate(self) -> float:
-        """Current speed of every job; 1 is a core of its own."""
+        """Current speed of every job; 1 means a core of its own."""
         return min(1.0, self.cores / max(1, len(self._jobs)))
 
     def run(self, seconds: float, done: Done, *args: Any) -> None:
@@ -118,13 +118,13 @@ class SharedCores:
         self._plan()
 
     def _advance(self) -> None:
-        """Bring the attained service up to now; it restarts from 0 whenever the cores are idle."""
+        """Bring the attained service of all jobs up to now; it restarts from 0 whenever the cores are idle."""
         now = self.events.now
         self._attained = self._attained + (now - self._since) * self.rate if self._jobs else 0.0
         self._since = now
 
     def _plan(self) -> None:
-        """Schedule the end of the first job; an entry that is still right stays."""
+        """Schedule the end of the job that finishes first, if its event is not scheduled for that time already."""
         if not self._jobs:
             self._planned = (-1, 0.0)
             return
@@ -149,7 +149,7 @@ class SharedCores:
 
 
 class InterfaceDirection(SharedCores):
-    """Direction of a network interface: n connections that send at once get an n-th of it each, as TCP roughly does.
+    """One direction of a network interface, shared equally by the connections that send, as TCP roughly does.
 
     A job's seconds are those that it takes alone."""
 
@@ -159,13 +159,13 @@ class InterfaceDirection(SharedCores):
         self._packets = Fifo(events)
 
     def run(self, seconds: float, done: Done, *args: Any) -> None:
-        """See SharedCores.run."""
+        """Send a message that takes `seconds` at full bandwidth, then call `done`."""
         self._taken += seconds
         owed, self._owed = self._owed, 0.0
         super().run(seconds + owed, done, *args)
 
     def slip_in(self, seconds: float) -> float:
-        """Send a packet, which waits only for other packets.
+        """Send a small packet, which waits only for other packets, not for messages.
 
         While a large message is in transit, a packet's time is charged to the next one. Returns when it is through."""
         self._packets.reserve(seconds)
@@ -176,14 +176,14 @@ class InterfaceDirection(SharedCores):
 
     @property
     def busy_seconds(self) -> float:
-        """Seconds of use so far."""
+        """Seconds so far in which this direction was in use."""
         self._advance()
         waiting = sum(mark - self._attained for mark, *_ in self._jobs) + self._owed
         return self._taken - waiting - max(0.0, self._packets.free - self.events.now)
 
 
 class SerialProcess:
-    """Process that does one job after the other, each on shared cores: a server, the coordinator, or a connection."""
+    """Process that does one job after the other on shared cores: a server, the coordinator, or a connection."""
 
     def __init__(self, cores: SharedCores) -> None:
         self.cores = cores
@@ -195,21 +195,21 @@ class SerialProcess:
         self.stretch: Callable[[float], float] | None = None  # seconds a job took -> seconds to wait after it
 
     def submit(self, cost: Callable[[], float], done: Done, *args: Any) -> None:
-        """Queue a job; `cost()` is called when it begins."""
+        """Queue a job for this process; `cost()` is called when the job begins."""
         self._queue.append((cost, done, args))
         self._next()
 
     def first(self, cost: Callable[[], float], done: Done, *args: Any) -> None:
-        """Queue a job that belongs to the last one before all waiting jobs; several of these keep their order."""
+        """Queue a job before all waiting ones, as part of the last job; several of these keep their order."""
         self._urgent.append((cost, done, args))
         self._next()
 
     def hold(self) -> None:
-        """Begin no job before `release`, since the process is absent."""
+        """Begin no job before `release`, as while the process is stopped."""
         self._held = True
 
     def release(self) -> None:
-        """Continue with the waiting jobs."""
+        """Continue with the waiting jobs after `hold`."""
         self._held = False
         self._next()
 

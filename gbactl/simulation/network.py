@@ -36,7 +36,7 @@ PACKET_BYTES = 1500
 
 
 class Host:
-    """Host: its cores, and the two directions of its network interface."""
+    """Host of a virtual cluster: its cores, and the two directions of its network interface."""
 
     def __init__(self, events: EventQueue, cores: int) -> None:
         self.cores = SharedCores(events, cores)
@@ -44,37 +44,37 @@ class Host:
 
 
 class Endpoint(Protocol):
-    """Endpoint of a channel."""
+    """Node at one end of a channel, which receives its frames."""
 
     peer: Peer
     host: Host
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
-        """Take a frame that has arrived."""
+        """Handle a frame that has arrived."""
 
 
 class LinkDirection(Protocol):
-    """Direction of a connection."""
+    """One direction of a connection between two nodes."""
 
     def carry(self, nbytes: int, arrive: Callable[[], None]) -> None:
-        """Send `nbytes` after those already under way, then call `arrive`."""
+        """Send `nbytes` after the bytes already under way, then call `arrive`."""
 
 
 class HostLocalLink:
-    """Connection within a host: each has its own pipe."""
+    """One direction of a connection within a host, which shares no bandwidth with other connections."""
 
     def __init__(self, events: EventQueue, cost: CostModel) -> None:
         self.cost, self._pipe = cost, Fifo(events)
 
     def carry(self, nbytes: int, arrive: Callable[[], None]) -> None:
-        """See LinkDirection.carry."""
+        """Send `nbytes` over the host's memory after the bytes already under way, then call `arrive`."""
         pipe = self._pipe
         pipe.reserve(nbytes / self.cost.local_bandwidth)
         pipe.events.at(pipe.free + self.cost.local_latency, arrive)
 
 
 class HostToHostLink:
-    """Connection between hosts: through both network interfaces, shared with their other traffic.
+    """One direction of a connection between hosts, through their network interfaces, shared with other traffic.
 
     A message flows through without being stored: it arrives when all of it has left and all of it is in. One of at most
     a packet waits only for other packets, and for earlier messages of this connection."""
@@ -87,7 +87,7 @@ class HostToHostLink:
         self.packets_until = 0.0  # arrival of the last packet before them
 
     def carry(self, nbytes: int, arrive: Callable[[], None]) -> None:
-        """See LinkDirection.carry."""
+        """Send `nbytes` through the two interfaces after the bytes already under way, then call `arrive`."""
         seconds = nbytes / self.bandwidth
         if nbytes <= PACKET_BYTES and not self.under_way:
             self.packets_until = max(end.slip_in(seconds) for end in self._ends) + self.latency
@@ -109,12 +109,12 @@ class _Passing:
         self.last = False  # whether it passed the target's interface completely before that
 
     def begins(self) -> float:
-        """Begin sending the first bytes."""
+        """Begin to send: the first bytes reach the other interface after the latency. Returns the sending time."""
         self.wire.events.after(self.wire.latency, self._enters)
         return self.seconds
 
     def left(self) -> None:
-        """Record that the last bytes have left."""
+        """Record that the last bytes have left the sending interface."""
         self.there = self.wire.events.now + self.wire.latency
         if self.last:
             self.wire.events.at(self.there, self._whole)
@@ -143,7 +143,7 @@ class _Passing:
 
 @dataclass(frozen=True)
 class Network:
-    """Network of a cluster: what all its channels share."""
+    """Network of a virtual cluster: cost model, compression and traffic counters that all its channels share."""
 
     events: EventQueue
     cost: CostModel
@@ -154,23 +154,23 @@ class Network:
         self.traffic.item = 4 if self.codec is None else 2
 
     def arrived(self, values: Floats) -> Floats:
-        """Values as they arrive after transmission between a worker and a server."""
+        """Values as a worker or server receives them, rounded by the compression."""
         return rounded(self.codec, values)
 
     def wire_bytes(self, frame: Frame, nbytes: int, within: bool = False) -> int:
-        """Bytes on the wire of a frame, `within` a host or not, with a payload of `nbytes` before compression."""
+        """Bytes that a frame takes on the wire, `within` a host or not, with `nbytes` of payload before compression."""
         nbytes = nbytes if self.codec is None else narrowed_bytes(frame.message, nbytes)
         self.traffic.sent(frame.message, MESSAGE_BYTES, nbytes, within)
         return MESSAGE_BYTES + nbytes
 
     def connect(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
-        """Connect two nodes; returns the near end."""
+        """Connect two nodes. Returns the near end of the channel."""
         here, there = self.end(near, far), self.end(far, near)
         here.other, there.other = there, here
         return here
 
     def end(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
-        """Make one end of a connection."""
+        """Make one end of a channel."""
         return VirtualChannel(self, near, far)
 
     def wire(self, source: Host, target: Host) -> LinkDirection:
@@ -183,7 +183,7 @@ class Network:
 
 
 class VirtualChannel:
-    """End of a connection."""
+    """One end of a channel between two virtual nodes."""
 
     def __init__(self, network: Network, near: Endpoint, far: Endpoint) -> None:
         self.network, self.near, self.far = network, near, far
@@ -192,11 +192,11 @@ class VirtualChannel:
         self.wire = network.wire(near.host, far.host)
 
     def reserve(self, nbytes: int) -> Bytes:
-        """Allocate memory."""
+        """Allocate memory for a payload."""
         return np.empty(nbytes, np.uint8)
 
     def send(self, message: Any, payload: Bytes | None = None) -> None:
-        """See Channel.send; the payload belongs to the receiver from here on."""
+        """Send a message over virtual time (Channel.send); the payload belongs to the receiver from here on."""
         data = NO_BYTES if payload is None else payload
         if self.network.codec is not None and isinstance(message, VALUES):
             ids = ids_of(message)
@@ -215,13 +215,13 @@ class VirtualChannel:
             self.far.receive(self.other, frame)
 
     def close(self) -> None:
-        """Close the connection; the peer is told after all earlier messages."""
+        """Close the channel; the peer is told after all earlier messages."""
         if self.other is not None:
             self.carry(Frame(CLOSED, b"", NO_BYTES), 0)
 
 
 class LossyChannel(VirtualChannel):
-    """End of a lossy connection. `weather` decides its transmissions' faults; `on`: the active message faults."""
+    """End of a lossy channel. `weather` decides the faults of its messages; `on`: the active message faults."""
 
     def __init__(
         self, network: Network, near: Endpoint, far: Endpoint, weather: MessageFaultStream,
@@ -234,7 +234,7 @@ class LossyChannel(VirtualChannel):
         self._early: dict[int, Frame] = {}
 
     def carry(self, frame: Frame, nbytes: int) -> None:
-        """See VirtualChannel.carry; a closed connection is reported without faults."""
+        """Send a frame with the faults that are drawn for it; the notice of a closed channel gets none."""
         if frame.kind == CLOSED:
             super().carry(frame, nbytes)
             return
@@ -267,7 +267,7 @@ class LossyChannel(VirtualChannel):
 
 @dataclass(frozen=True)
 class LossyNetwork(Network):
-    """Network whose connections have a fault plan's message faults.
+    """Network whose channels have a fault plan's message faults.
 
     `on`: the message faults that are active; `counts`: what happened to transmissions."""
 
@@ -276,7 +276,7 @@ class LossyNetwork(Network):
     counts: Counter[str]
 
     def end(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
-        """Make one end of a connection, lossy where the plan says so."""
+        """Make one end of a channel, lossy where the plan says so."""
         weather = message_faults_of(self.plan, near.peer, far.peer)
         if weather is None:
             return VirtualChannel(self, near, far)

@@ -1,7 +1,7 @@
-"""Failures of virtual processes: the fault plan's kills and hangs, and what follows from them.
+"""Failures of virtual processes: the fault plan's kills and hangs, and their consequences.
 
 Costs nothing while no process fails. A worker disappears, or stands still, at the planned time. Messages that a killed
-one had sent arrive; its current computation is lost. Its successor is ready after `cost.restart_us`.
+worker had sent arrive; its current computation is lost. Its successor is ready after `cost.restart_us`.
 
 A failed server alone goes back to its newest checkpoint, or all nodes do. Rows, dense slice and
 optimizer state are really restored; the time for saving, loading and rescheduling is configured, and
@@ -42,7 +42,7 @@ from gbactl.wire.messages import Event, Save
 
 
 class FailingCluster(Protocol):
-    """Cluster as failures see it (cluster.py)."""
+    """Interface of VirtualCluster (cluster.py) to the simulation of failures."""
 
     cfg: RunConfig
     run_dir: Path
@@ -55,27 +55,27 @@ class FailingCluster(Protocol):
     workers: Sequence[VirtualWorker]
 
     def new_shard(self, shard: int) -> Shard:
-        """Make the shard of a server that has just started."""
+        """Make the shard of a server that has just started, with initial parameters."""
 
     def lose_worker(self, index: int) -> None:
-        """Drop a failed worker's contribution to the dense step."""
+        """Exclude a failed worker from dense steps and means."""
 
     def replace_worker(self, index: int, epoch: int) -> None:
         """Start a failed worker's successor, with incarnation `epoch`."""
 
 
 class FailureInjection:
-    """Injected failures and their consequences; listens to the coordinator as a launcher does."""
+    """Failures to inject and their consequences; listens to the coordinator's events as a launcher does."""
 
     def __init__(self, cluster: FailingCluster, before: ClusterHandover | None = None) -> None:
-        """Watch a cluster. `before`: the state of the cluster that this one replaces."""
+        """Attach to a cluster. `before`: state of the cluster that this one replaces after a rollback."""
         self.cluster = cluster
         self.servers, self.coordinator = ServerFailures(cluster, before), CoordinatorFailures(cluster)
         self._epochs: Counter[int] = Counter()
         self._over = False
 
     def heard(self, event: Event) -> None:
-        """Handle an event about failures and successors."""
+        """Handle a coordinator's event: a failure to inject, a lost worker, the end of the run."""
         self.servers.heard(event)
         if event.name == "inject":
             self._inject(event.fields)
@@ -116,7 +116,7 @@ class FailureInjection:
             self.cluster.events.after(seconds, worker.wake)
 
     def _at_server(self, shard: int, kind: str, seconds: float | None) -> None:
-        """Kill or stop a server; a hang that is too long counts as its failure."""
+        """Kill or hang a server; a hang that exceeds the heartbeat's limit counts as its failure."""
         cluster, patience = self.cluster, self.cluster.cfg.cluster.hang_seconds
         if not cluster.coordinator.core.checkpoints.on:
             why = f"The fault plan hit S{shard} ({kind})"
@@ -141,7 +141,7 @@ class CoordinatorFailures:
         self.server_lost = (-1, -1.0)
 
     def inject(self, kind: str, seconds: float | None) -> None:
-        """Kill or stop the coordinator; a hang that is too long counts as its failure.
+        """Kill or hang the coordinator; a hang that exceeds the heartbeat's limit counts as its failure.
 
         Raises ClusterError where the run ends with it."""
         cluster, cfg = self.cluster, self.cluster.cfg.cluster
@@ -160,7 +160,7 @@ class CoordinatorFailures:
         cluster.events.after(cluster.cost.local_latency if kind == "kill" else cfg.hang_seconds, self._missed)
 
     def _check_servers(self) -> None:
-        """Check that no server failed at the same time: a failover needs all servers, see Failover.gather."""
+        """Check that no server failed at the same time: a failover needs all servers (see Failover.gather)."""
         shard, when = self.server_lost
         if when == self.cluster.events.now:
             raise ClusterError(f"S{shard} did not come back when another coordinator took over.")
@@ -173,7 +173,7 @@ class CoordinatorFailures:
         cluster.events.after(seconds, self._back, cluster.events.clock)
 
     def _back(self, missed: float) -> None:
-        """Complete the failover."""
+        """Complete the failover: the coordinator handles messages again."""
         c = self.cluster.coordinator
         c.core.checkpoints.taken_over()
         if c.core.switch.auto is not None and c.context.training is not None:
@@ -183,7 +183,7 @@ class CoordinatorFailures:
 
 
 class RollbackAll(Exception):
-    """Signal that a server failed, and all nodes go back to a checkpoint."""
+    """Signal that a server failed, and all nodes roll back to a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ COUNTED = ("done", "failed", "bytes", "seconds")
 
 
 class ServerFailures:
-    """Server failures and recoveries; `spent`: time spent on them so far."""
+    """Server failures and recoveries; `spent`: virtual time spent on checkpoints and recoveries so far."""
 
     def __init__(self, cluster: FailingCluster, before: ClusterHandover | None) -> None:
         self.cluster, self.before = cluster, before
@@ -221,7 +221,7 @@ class ServerFailures:
         self._safe = (0.0, 0.0, 0)
 
     def begin(self) -> None:
-        """Continue where the replaced cluster ended."""
+        """Continue the accounts of the cluster that this one replaces after a rollback."""
         before, c = self.before, self.cluster.coordinator
         if before is None:
             return
@@ -244,7 +244,7 @@ class ServerFailures:
             self.cluster.events.stall(self.spent.save(self.costs, part))
 
     def heard(self, event: Event) -> None:
-        """Record the last checkpoint: its time, the overhead spent until then, and its samples."""
+        """Record the last checkpoint from its event: its time, the overhead until then, and its samples."""
         if event.name == "checkpoint" and event.fields["state"] in ("planned", "saved"):
             c = self.cluster.coordinator
             record = c.context.record
@@ -253,7 +253,7 @@ class ServerFailures:
     # -- going back ---------------------------------------------------------------------------------
 
     def lost(self, shard: int) -> None:
-        """Handle a server failure. Raises RollbackAll where all nodes go back."""
+        """Handle a server failure. Raises RollbackAll where all nodes roll back to a checkpoint."""
         c = self.cluster.coordinator
         c.context.failures.detected(f"S{shard}", "death")
         if c.core.checkpoints.estimate.recovery == "partial":
@@ -276,7 +276,7 @@ class ServerFailures:
         self._tell(f"{process} was lost at step {c.context.step_now}: {back}")
 
     def _count_lost(self, shard: int) -> ServerFailureLoss:
-        """Count the work lost with a server.
+        """Count the work lost with a failed server.
 
         Unless a checkpoint was in progress, the next one can build on the newest, since all shards have its state."""
         cuts = self.cluster.coordinator.core.checkpoints
@@ -287,7 +287,7 @@ class ServerFailures:
         return cuts.unsaved.lost(shard, self.cluster.coordinator.context.finished)
 
     def _state(self, shard: int) -> Shard:
-        """Make the shard that a new process would hold."""
+        """Make the shard that a failed server's successor would load."""
         state = self.cluster.new_shard(shard)
         chain, resumed = self._newest(), self.cluster.cfg.resume
         if chain is None and resumed is not None:
@@ -319,7 +319,7 @@ class ServerFailures:
     # -- the next cluster ---------------------------------------------------------------------------
 
     def leave(self) -> ClusterHandover:
-        """Make the state for the next cluster; this one's log is renamed."""
+        """Make the state to hand to the cluster that replaces this one; rename this one's event log."""
         cluster, c, chain = self.cluster, self.cluster.coordinator, self._newest()
         cfg = cluster.cfg
         if chain is not None:
@@ -344,7 +344,7 @@ class ServerFailures:
         return None if position is None else position.step
 
     def told(self, seconds: float) -> dict[str, Any]:
-        """Fields of result.json beside those of the checkpoints; `seconds`: of the whole run."""
+        """Fields of result.json about overhead and lost work; `seconds`: duration of the whole run."""
         overhead = self.spent.told(seconds)
         return {"overhead": overhead, "resumed_at": self._resumed_at, "row_updates": self._row_updates}
 
@@ -356,6 +356,6 @@ class ServerFailures:
 
 
 def aside(run_dir: Path) -> None:
-    """Rename the event log of a part of a run with a number, as a continued run does."""
+    """Rename the event log of a run's finished part by a number, as a continued run does."""
     part = 1 + sum(1 for _ in run_dir.glob("events.*.log"))
     (run_dir / "events.log").replace(run_dir / f"events.{part}.log")

@@ -29,7 +29,7 @@ class SimulatedRing:
         self.agreed, self.item, self.least = agreed, item, least
 
     def sum(self, floats: int, ranks: Sequence[int], compute: float, done: Callable[[], None]) -> None:
-        """Sum over these ranks, the last of which arrives after `compute` seconds.
+        """Simulate a sum over these ranks, the last of which arrives after `compute` seconds.
 
         Call `done` when they have the sum."""
         hosts = [self.hosts[rank] for rank in ranks]
@@ -45,7 +45,7 @@ class SimulatedRing:
         self.events.after(max(self.least, seconds - sending), self._send, links, sending, summed)
 
     def _send(self, links: list[tuple[Host, Host]], seconds: float, summed: Callable[[], None]) -> None:
-        """Send every rank's bytes to the next, for `seconds` without other traffic on the interfaces."""
+        """Send every rank's bytes to the next rank, in `seconds` if the interfaces have no other traffic."""
         left = 2 * len(links)
 
         def sent() -> None:
@@ -65,7 +65,7 @@ TICK = 1e-5  # seconds a round takes at least
 
 
 class RingRounds:
-    """Rounds of all ranks of a ring. Sums are in rank order; a rank that fails counts if it had joined the round."""
+    """Rounds of an all-reduce between a ring's ranks. Sums are in rank order; a failed rank counts if it had joined."""
 
     def __init__(self, ring: SimulatedRing) -> None:
         self.ring = ring
@@ -79,17 +79,17 @@ class RingRounds:
         return len(self._living)
 
     def meet(self, rank: int, vector: Floats, done: Callable[[], None]) -> None:
-        """Join a round with f32[n], which holds the sum when `done` is called."""
+        """Join a round with the vector f32[n], which is overwritten by the sum before `done` is called."""
         self._there[rank] = (vector, done)
         self._look()
 
     def left(self, rank: int) -> None:
-        """Stop waiting for a failed rank."""
+        """Stop waiting for a failed rank in the rounds."""
         self._living.discard(rank)
         self._look()
 
     def joined(self, rank: int) -> None:
-        """Add a rank, perhaps a successor, while nothing is in flight."""
+        """Add a rank, perhaps a failed one's successor, while no round is in progress."""
         self._living.add(rank)
 
     def _look(self) -> None:

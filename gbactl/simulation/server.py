@@ -1,4 +1,4 @@
-"""Parameter server on the virtual network: the real one, whose jobs queue for its process and its host's cores.
+"""Parameter server on the virtual network: the real server, whose jobs queue for its process and its host's cores.
 
 Frames are handled in order of arrival; the rows of a pull are read at the moment it is served. Pulls that a
 step makes ready are served before anything else, as on the real server.
@@ -63,7 +63,7 @@ def aligned(floats: int) -> Floats:
 
 
 class VirtualServer(Server):
-    """Virtual server of one shard; also a Node of the network."""
+    """Virtual server of one shard, and an Endpoint of the network."""
 
     def __init__(
         self, hub: VirtualHub, shard: Shard, host: Host, network: Network, norms_every: int,
@@ -86,7 +86,7 @@ class VirtualServer(Server):
         self._stretched = False
 
     def slow(self, slowness: ServerSlowdown | None) -> None:
-        """Slow pulls, pushes and orders down as a fault plan says; the added time takes no core."""
+        """Slow pulls, pushes and orders down as a fault plan says; the added time uses no core."""
         self.slowness = slowness
         self.process.stretch = None if slowness is None else self._stretch
 
@@ -99,11 +99,11 @@ class VirtualServer(Server):
         return (factor - 1.0) * busy
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
-        """See Node.receive."""
+        """Queue an arrived frame as a job of the server's process (Endpoint.receive)."""
         self.process.submit(lambda: self._seconds(frame.message), self.handle, channel, frame)
 
     def _seconds(self, message: Any) -> float:
-        """Cost of handling a message, without serving a pull that has to wait; computed when its job begins."""
+        """Cost of handling a message, without that of a pull that has to wait; computed when its job begins."""
         seconds = self.cost.server_message
         self._stretched = isinstance(message, Pull | Push | OrderStep)
         if isinstance(message, Pull):
@@ -137,7 +137,7 @@ class VirtualServer(Server):
         self._packed = None
 
     def _sent(self) -> dict[str, int]:
-        """See Server._sent: the network counts for all."""
+        """No traffic counters: the network counts for all nodes."""
         return {}
 
     def _save(self, channel: Any, save: Save, frame: Frame) -> None:
@@ -146,7 +146,7 @@ class VirtualServer(Server):
         super()._save(channel, save, frame)
 
     def go_back(self, state: Shard, with_dense: bool, useful: Callable[[], None]) -> None:
-        """Load what a successor would hold: `state`, and no priorities.
+        """Load the state that a failed server's successor would hold: `state`, without row priorities.
 
         Messages in flight are kept, since they would be sent again. `useful` is called when this server works again."""
         take_over(self.shard, state, with_dense)
@@ -154,7 +154,7 @@ class VirtualServer(Server):
         self.saver, self.useful = self._make_saver(), useful
 
     def handle(self, channel: Any, frame: Frame) -> None:
-        """See Server.handle."""
+        """Handle one frame (Server.handle), and report the first useful one after a recovery."""
         super().handle(channel, frame)
         if self.useful is not None and isinstance(frame.message, Pull | Push | OrderStep):
             useful, self.useful = self.useful, None
@@ -174,12 +174,12 @@ class VirtualServer(Server):
             self.process.first(lambda: self._late(pull), self._answer, channel, pull, frame)
 
     def _late(self, pull: Pull) -> float:
-        """Cost of serving a pull that had to wait."""
+        """Cost of answering a pull that had to wait for a step."""
         self._stretched = True
         return self.cost.pull(pull.rows, self._dense_floats(pull))
 
     def _dense_floats(self, pull: Pull) -> int:
-        """Number of floats of the dense slice to send."""
+        """Number of floats of the dense slice in the answer to a pull."""
         return self.dense_size if pull.dense and pull.have_dense != self.shard.version else 0
 
     def _answer(self, channel: VirtualChannel, pull: Pull, frame: Frame) -> None:

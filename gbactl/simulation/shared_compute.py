@@ -26,19 +26,19 @@ from gbactl.worker.state_machine import BatchInProgress
 
 
 def answer_of(item: BatchInProgress, shard: int) -> PullAnswer:
-    """Virtual server's answer for an item."""
+    """Shard's answer to the pull of a batch."""
     frame = item.answers[shard][1]
     assert isinstance(frame, PullAnswer)
     return frame
 
 
 def set_answer(item: BatchInProgress, shard: int, rows: Floats | None = None) -> None:
-    """Give an item a server's answer without a message: `rows` float32[n, width], and no dense slice yet."""
+    """Give a batch its rows `rows` float32[n, width] from a shard without a message, and no dense slice yet."""
     item.answers[shard] = (Rows(0, 0, 0, 0), PullAnswer(0, b"", NO_BYTES, None, None, rows))
 
 
 class SharedCompute:
-    """Model that computes for all workers.
+    """Model that computes for all workers of a virtual cluster.
 
     `width` floats a row; `cuts` are the servers' slices of the dense vector, loaded where the servers hold it."""
 
@@ -52,12 +52,12 @@ class SharedCompute:
 
     @classmethod
     def of(cls, cfg: RunConfig, schema: Schema) -> SharedCompute:
-        """Build a run's model on its initial parameters."""
+        """Build a run's model with its initial parameters."""
         computer = GradientComputer(build(cfg.model, schema.numeric, schema.fields, cfg.seed), precision=cfg.precision)
         return cls(computer, load(), row_width(cfg.model), dense_cuts(cfg, computer.flat.size), cfg.seed)
 
     def load(self, item: BatchInProgress) -> None:
-        """Load the pulled dense vector into the model."""
+        """Load the dense vector that a batch pulled into the model."""
         for shard in item.answers:
             values = answer_of(item, shard).dense
             if values is None or values is self._loaded[shard]:
@@ -71,16 +71,14 @@ class SharedCompute:
                 self.flat.use(values)
 
     def come_home(self) -> None:
-        """Return to the model's own memory, and forget the loaded slices."""
+        """Let the model compute with its own memory again, and forget the loaded dense slices."""
         self.flat.come_home()
         self._loaded = [None] * self.servers
 
     def gradient(self, item: BatchInProgress, out: Floats | None = None) -> Floats:
-        """Compute the gradient of the item's distinct rows, float32[U, W] (`out`, if given).
+        """Compute the gradient of the batch's distinct rows, float32[U, W] (into `out`, if given).
 
-        The dense one stays in `flat`.
-
-        Sets `item.loss`, and releases the pulled parameters."""
+        The dense gradient stays in `flat`. Sets `item.loss`, and releases the pulled parameters."""
         batch, phase = item.batch, item.phase
         emb = self._embed(item)
         item.answers.clear()
@@ -91,7 +89,7 @@ class SharedCompute:
         return sums
 
     def predict(self, item: BatchInProgress) -> Floats:
-        """Compute click probabilities float32[B]; releases the pulled parameters."""
+        """Compute a batch's click probabilities float32[B]; releases the pulled parameters."""
         emb = self._embed(item)
         item.answers.clear()
         return self.computer.predict(item.batch.numeric, emb)
@@ -106,7 +104,7 @@ class SharedCompute:
         return emb.reshape(count, fields, self.width)
 
     def _gathered(self, item: BatchInProgress) -> Floats:
-        """Concatenate the shards' answers in the order of the item's distinct rows, float32[U, W]."""
+        """Concatenate the shards' rows in the order of the batch's distinct ids, float32[U, W]."""
         parts = [answer_of(item, shard).rows for shard in range(self.servers)]
         if len(parts) == 1:
             assert parts[0] is not None

@@ -1,4 +1,4 @@
-"""Trainer of a virtual cluster: its replica, its shadow exchanges as a chain of events, its foreground exchanges.
+"""Trainer of a virtual cluster: its replica, its background exchanges as a chain of events, its foreground exchanges.
 
 The arithmetic and the statistics are those of gbactl/replicas/; the centre is on the real servers, behind their queues
 and network interfaces, and rounds take the time of an all-reduce. A trainer's own passes over the vector are a job on
@@ -36,7 +36,7 @@ Done = Callable[[bool], None]
 
 
 class VirtualTrainer:
-    """Trainer of one worker; `cuts` are the non-empty slices of the servers."""
+    """Trainer of one worker; `cuts`: the servers' slices of the dense vector that are not empty."""
 
     def __init__(self, worker: VirtualWorker, block: DenseBlock, cuts: dict[int, Cut], rounds: RingRounds) -> None:
         self.worker, self.cuts, self.rounds = worker, cuts, rounds
@@ -57,7 +57,7 @@ class VirtualTrainer:
     # -- phases -------------------------------------------------------------------------------------
 
     def open(self, message: OpenReplicas, then: Callable[[], None]) -> None:
-        """Begin a phase; call `then` when the replica is there."""
+        """Begin a phase; call `then` when the replica is loaded."""
         behind = self.core.open(message)
         self._leaving = self._pausing = self._due = self._begun = False
 
@@ -92,7 +92,7 @@ class VirtualTrainer:
             self._pause(self._pace.part)
 
     def take_over(self, states: list[tuple[int, Floats]]) -> None:
-        """Begin with what the servers hold, as every trainer does."""
+        """Load the replica with the dense state from the servers."""
         self.rounds.joined(self.worker.index)
         self._load(states)
         self.core.took_over()
@@ -102,7 +102,7 @@ class VirtualTrainer:
             self.replica.block.unpack(*cut, values, step)
 
     def idle(self) -> None:
-        """See Foreground.idle in trainer/exchange_schedule.py; the worker is free at once."""
+        """Keep exchanging while other trainers compute, when no batches are left to hand out; does not wait."""
         if not self._pace.shadow and not math.isinf(self._pace.k):
             self.core.statistics.idle = True
             self._pace, self._next = ExchangePace(True, IDLE_SECONDS), math.inf
@@ -110,7 +110,7 @@ class VirtualTrainer:
         self.worker.answered()
 
     def close(self, message: CloseReplicas) -> None:
-        """Answer the others until all leave, when no batch comes any more."""
+        """Take part in the others' exchanges until all trainers end the phase, when no batch comes any more."""
         self._leaving, self._turn = True, message.turn
         if not self._pace.shadow:
             self._exchange(self._closing)
@@ -125,7 +125,7 @@ class VirtualTrainer:
             self._exchange(self._closing)
 
     def _parted(self) -> None:
-        """Give the servers this trainer's replica."""
+        """Send the servers this trainer's replica, at the end of a phase."""
         block = self.replica.block
         states = [(block.step, block.packed(*cut)) for cut in self.cuts.values()] if self.core.trains else []
         self.worker.moves.give(states, self._told, lambda step: AddReplica(step, self._turn))
@@ -135,7 +135,7 @@ class VirtualTrainer:
         self.worker.answered()
 
     def save(self, message: SaveReplica) -> None:
-        """Send the coordinator the replica as it is now."""
+        """Send the coordinator the replica as it is now, for a checkpoint."""
         told, values = self.core.saved(message.number, self.core.trains and self._begun)
         self.worker.coordinator.send(told, None if values is None else values.view(np.uint8))
 
@@ -191,7 +191,7 @@ class VirtualTrainer:
     # -- one exchange -------------------------------------------------------------------------------
 
     def _exchange(self, done: Done) -> None:
-        """Begin an exchange now; calls `done(whether it was the last)`."""
+        """Begin an exchange now; `done` is called with whether it was the phase's last."""
         began = self.worker.shared.events.now
         if self._leaving and not isinstance(self._encounter, AveragingRound):
             done(True)
@@ -199,7 +199,7 @@ class VirtualTrainer:
             self._work(self._offer, began, done)
 
     def _work(self, call: Callable[..., None], *args: Any) -> None:
-        """Run half of an exchange's own work on the host's cores (vector passes, share of a ring), then `call`."""
+        """Run half of an exchange's computation on the host's cores (vector passes, part of a ring), then `call`."""
         self.worker.host.cores.run(self._own_work() / 2 if self.core.trains else 0.0, self._worked, call, *args)
 
     def _own_work(self) -> float:
@@ -222,7 +222,7 @@ class VirtualTrainer:
             self.worker.servers[shard].send(told, values.copy().view(np.uint8))
 
     def centre(self, shard: int, message: EasgdCentre, frame: Frame) -> None:
-        """Take a server's slice of the centre."""
+        """Take a server's slice of the EASGD centre, as an answer in an exchange."""
         self._slices.arrived(shard, message, frame.payload)
         if not self._slices.missing:
             self._arrived()

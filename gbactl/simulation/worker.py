@@ -65,9 +65,9 @@ State = tuple[int, Floats]
 
 
 class DenseTransfers:
-    """Transfer of (optimizer steps, float32) of every shard that has a slice, in shard order.
+    """Transfer of the dense state between a worker and the servers: (optimizer steps, float32) of every shard's slice.
 
-    `servers`: their channels."""
+    `servers`: channels to the servers that have a slice, in shard order."""
 
     def __init__(self, servers: Mapping[int, VirtualChannel]) -> None:
         self.servers = servers
@@ -75,7 +75,7 @@ class DenseTransfers:
         self._then: Callable[[], None] = lambda: None
 
     def fetch(self, then: Callable[[list[State]], None]) -> None:
-        """Fetch the state of all shards; call `then` with it."""
+        """Fetch the dense state of all shards; call `then` with the list of states."""
 
         def all_here() -> None:
             found = self._transfer.taken().values()
@@ -86,7 +86,7 @@ class DenseTransfers:
     def give(
         self, states: list[State], then: Callable[[], None], how: Callable[[int], PutDense | AddReplica] = PutDense
     ) -> None:
-        """Give each shard its state (or nothing, if empty); call `then` when all have it."""
+        """Send each shard its dense state (or none, if empty); call `then` when all shards have it."""
         each = zip(self.servers, states, strict=False)
         self._begin({shard: (how(step), values.view(np.uint8)) for shard, (step, values) in each}, then)
         if not states:
@@ -99,11 +99,11 @@ class DenseTransfers:
             self.servers[shard].send(*told)
 
     def came(self, shard: int, message: DenseState, frame: Frame) -> None:
-        """Take a server's state."""
+        """Take a server's dense state, as its answer to `fetch`."""
         self._answered(shard, (message, frame))
 
     def acked(self, shard: int) -> None:
-        """Record that a server has what it was given."""
+        """Record that a server has received the dense state that it was sent."""
         self._answered(shard, None)
 
     def _answered(self, shard: int, state: tuple[DenseState, Frame] | None) -> None:
@@ -126,7 +126,7 @@ class ClusterShared:
 
 
 class DensePlacement:
-    """Compute backend for one placement of the dense parameters (see dense_placements.py)."""
+    """Compute backend for one placement of the dense parameters (implementations: dense_placements.py)."""
 
     def __init__(self, compute: SharedCompute) -> None:
         self.compute, self.flat = compute, compute.flat
@@ -135,31 +135,31 @@ class DensePlacement:
         """Begin a worker's computation of a batch."""
 
     def finish(self, worker: VirtualWorker, item: BatchInProgress) -> None:
-        """Push a computed gradient, and free the worker when it may go on."""
+        """Push a computed gradient, and free the worker when it may continue."""
         raise NotImplementedError
 
     def resume(self, worker: VirtualWorker) -> None:
-        """Let a waiting worker go on if it has another batch of the same step."""
+        """Let a waiting worker continue if it has another batch of the same step."""
 
     def checksum(self) -> tuple[str, str]:
         """Compute (checksum, model sum) of the parameters that all workers hold; empty where they hold none."""
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """See DensePlacementState.packed in worker/dense_placement.py."""
+        """Dense parameters and optimizer state after step `after`; NOT_HERE where workers hold none."""
         return NOT_HERE
 
     def leave(self) -> None:
-        """Release the dense vector, which moves elsewhere."""
+        """Release the dense vector when the run moves to another placement."""
         self.compute.come_home()
 
 
 class Placements(Protocol):
-    """Placements of the dense vector that a run uses (see trainer_params.py)."""
+    """Interface of the dense placements that a run uses (implemented in dense_placements.py)."""
 
     @property
     def now(self) -> DensePlacement:
-        """Current placement."""
+        """Placement in the current mode."""
 
     def move(self, home: str, index: int) -> list[State]:
         """Move worker `index` to another placement, while nothing is in flight.
@@ -168,40 +168,40 @@ class Placements(Protocol):
         nothing where they have it, or were given it."""
 
     def take_over(self, states: list[State]) -> None:
-        """Load (optimizer steps, float32) of every shard, fetched from the servers."""
+        """Load the dense state from the servers: (optimizer steps, float32) of every shard."""
 
     def trainer(self, worker: VirtualWorker) -> Trainer:
-        """Return a worker as a trainer, made at the first call."""
+        """Return a worker's trainer, made at the first call."""
 
 
 class Trainer(Protocol):
-    """Worker with a replica of its own (see trainer.py)."""
+    """Interface of a worker with a replica of its own (implemented in trainer.py)."""
 
     @property
     def standing(self) -> bool:
         """Whether no compute thread may begin a batch: a foreground exchange is due or in progress."""
 
     def open(self, message: OpenReplicas, then: Callable[[], None]) -> None:
-        """Begin a phase; call `then` when the replica is there."""
+        """Begin a phase; call `then` when the replica is loaded."""
 
     def idle(self) -> None:
-        """Answer the others, who may still compute, when no batches are left to hand out."""
+        """Keep exchanging while other trainers compute, when no batches are left to hand out."""
 
     def close(self, message: CloseReplicas) -> None:
-        """Answer the others until all leave, when no batch comes any more."""
+        """Take part in the others' exchanges until all trainers end the phase, when no batch comes any more."""
 
     def save(self, message: SaveReplica) -> None:
-        """Send the coordinator the replica as it is now."""
+        """Send the coordinator the replica as it is now, for a checkpoint."""
 
     def centre(self, shard: int, message: EasgdCentre, frame: Frame) -> None:
-        """Take a server's slice of the centre."""
+        """Take a server's slice of the EASGD centre, as an answer in an exchange."""
 
     def take_over(self, states: list[State]) -> None:
-        """Begin with what the servers hold."""
+        """Load the replica with the dense state from the servers."""
 
 
 class VirtualWorker:
-    """Virtual worker; an Endpoint of the network. `dead`: killed, or told to stop."""
+    """Virtual worker, and an Endpoint of the network. `dead`: killed, or told to stop."""
 
     def __init__(self, index: int, host: Host, shared: ClusterShared, epoch: int = 0) -> None:
         self.index, self.peer, self.host, self.shared = index, Peer("worker", index, epoch), host, shared
@@ -223,28 +223,28 @@ class VirtualWorker:
         self._shard = {id(channel): shard for shard, channel in enumerate(servers)}
 
     def start(self, ahead: int) -> None:
-        """Ask for `ahead` batches beyond the one to compute."""
+        """Send the first requests for batches: one to compute and `ahead` to prefetch."""
         self._carry_out(self.core.start(ahead))
 
     def take(self, item: BatchInProgress) -> None:
-        """Ask for another batch in place of `item`; after a push the announcement does that."""
+        """Ask for another batch in place of `item`, which is not announced (an announcement would ask, too)."""
         self._carry_out(self.core.give_back(item))
 
     @property
     def trainer(self) -> Trainer:
-        """Trainer of this worker."""
+        """Trainer of this worker, made at the first use."""
         return self.shared.placements.trainer(self)
 
     # -- failures -----------------------------------------------------------------------------------
 
     def die(self) -> None:
-        """Kill the worker: its pending events are dropped; what it has sent arrives."""
+        """Kill the worker: its pending events are dropped; messages already sent still arrive."""
         self.dead = True
         for channel in (*self.servers, self.coordinator):
             channel.close()
 
     def freeze(self) -> None:
-        """Stop the worker: its events wait for `wake`."""
+        """Hang the worker: its events wait for `wake`."""
         self._frozen = True
 
     def wake(self) -> None:
@@ -255,7 +255,7 @@ class VirtualWorker:
             call(*args)
 
     def holds(self, call: Callable[..., None], *args: Any) -> bool:
-        """Whether a call must not be made now: the worker is dead, or makes it when it wakes up."""
+        """Whether to skip a call now: the worker is dead, or hangs and makes the call when it wakes up."""
         if self._frozen:
             self._held.append((call, args))
         return self._frozen or self.dead
@@ -263,7 +263,7 @@ class VirtualWorker:
     # -- messages -----------------------------------------------------------------------------------
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
-        """See Node.receive."""
+        """Handle a frame that has arrived (Endpoint.receive)."""
         if self.holds(self.receive, channel, frame):
             return
         message = frame.message
@@ -322,13 +322,13 @@ class VirtualWorker:
             self._go_on()
 
     def answered(self) -> None:
-        """Finish the current question, which took time."""
+        """Finish the coordinator's current request, whose answer took time, and handle the next."""
         if not self.holds(self.answered):
             self._carry_out(self.core.answered())
             self._go_on()
 
     def pull_ahead(self) -> None:
-        """Pull the next batch's rows now if it is known; a shard answers once the step is applied."""
+        """Pull the next batch's rows now if the batch is known; a shard answers once the required step is applied."""
         self._carry_out(self.core.pull_ahead())
 
     def _go_on(self) -> None:
@@ -345,7 +345,7 @@ class VirtualWorker:
         return self.core.threads > 1 and self.trainer.standing
 
     def _answer(self, question: Question) -> None:
-        """Answer a question; one that takes time keeps the worker busy until it is answered."""
+        """Answer a coordinator's request; one that takes time keeps the worker busy until it is answered."""
         if isinstance(question, Inspect):
             self.coordinator.send(self._inspected())
             self._carry_out(self.core.answered())
@@ -374,7 +374,7 @@ class VirtualWorker:
         return Inspected(str(self.peer), checksum, total, {}, {})
 
     def _move(self, question: MoveDense) -> None:
-        """Do this worker's part in moving the dense vector."""
+        """Do this worker's part in a migration of the dense vector."""
         placements = self.shared.placements
 
         def moved() -> None:
@@ -419,7 +419,7 @@ class VirtualWorker:
         self.free()
 
     def _computed(self, item: BatchInProgress, began: float) -> None:
-        """Finish a computation, after the delay that the fault plan adds."""
+        """Finish a batch's computation, after the delay that the fault plan adds."""
         if self.holds(self._computed, item, began):
             return
         events = self.shared.events

@@ -23,7 +23,7 @@ _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of a number; None means unbounded."""
+    """Allowed range of a number; None means no bound."""
 
     at_least: float | None = None
     above: float | None = None
@@ -31,7 +31,7 @@ class Bounds:
     below: float | None = None
 
     def holds(self, number: float) -> bool:
-        """Whether a number is within all bounds."""
+        """Return whether a number is within the bounds."""
         return (
             number == number
             and (self.at_least is None or number >= self.at_least)
@@ -41,7 +41,7 @@ class Bounds:
         )
 
     def __str__(self) -> str:
-        """Text of the bounds, such as "from 0 to 9", "above 0 and at most 1"."""
+        """Describe the bounds, as "from 0 to 9" or "above 0 and at most 1"."""
         if self.at_least is not None and self.at_most is not None:
             return f"from {_number(self.at_least)} to {_number(self.at_most)}"
         bounds = zip(("of at least", "above", "at most", "below"), dataclasses.astuple(self), strict=True)
@@ -63,7 +63,7 @@ ShareBelowOne = Annotated[float, Bounds(at_least=0, below=1)]
 
 
 def build(cls: type[T], values: Mapping[str, Any], path: str, unknown: Unknown | None = None) -> T:
-    """Build a dataclass from a group's keys, checked by type and bounds; groups within it are built likewise.
+    """Build a dataclass, and those nested in it, from a group's keys, checked by type and bounds.
 
     `path`: prefix of the keys, such as "mode.". `unknown(strange, known)`: sentence on keys that the class does not
     have. Raises ConfigError that names the key."""
@@ -88,19 +88,19 @@ def _unknown_keys(path: str) -> Unknown:
 
 
 def expect(key: str, value: Any, hint: Any, default: Any = dataclasses.MISSING) -> None:
-    """Raise ConfigError unless `value` fits a field's annotation; `default`: the field's, shown as an example."""
+    """Raise ConfigError unless `value` fits a field's annotation; the error shows `default` as an example."""
     if not matches(value, hint):
         example = "" if default is dataclasses.MISSING else f"; type for instance {key}={_typed(default)}"
         raise ConfigError(f"{key}={value!r} is not {shown(hint)}{example}.")
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """Default of a dataclass field, MISSING where it has none."""
+    """Return the default of a dataclass field; MISSING where it has none."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def matches(value: Any, hint: Any) -> bool:
-    """Whether a value fits an annotation; a whole number may stand for a float, a bool is never a number."""
+    """Return whether a value fits an annotation; a whole number fits float, a bool is never a number."""
     origin, inside = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
@@ -122,7 +122,7 @@ def matches(value: Any, hint: Any) -> bool:
 
 
 def shown(hint: Any) -> str:
-    """Describe a type in a user's words."""
+    """Describe an annotated type in a user's words, such as "a whole number"."""
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -142,5 +142,5 @@ def _number(bound: float) -> str:
 
 
 def _typed(value: Any) -> str:
-    """Write a default as it is typed on the command line."""
+    """Format a default value as it is typed on the command line."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""`gbactl doctor`: check what a run needs of this machine, one line each, with advice.
+"""`gbactl doctor`: check whether this machine has what a run needs, one line for each check, with advice.
 
 Costs about two seconds, nearly all of it importing torch and Horovod. Writes nothing.
 """
@@ -29,7 +29,7 @@ THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY")
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check: `essential` ones decide the exit code; `advice` is what to do when not ok."""
+    """Result of one check; only `essential` checks decide the exit code; `advice` says what to do if not ok."""
 
     name: str
     found: str
@@ -45,7 +45,7 @@ def check_python() -> Check:
 
 
 def check_torch() -> Check:
-    """Check that torch can be imported, whichever build it is."""
+    """Check that torch can be imported, and show which build it is."""
     try:
         import torch
     except Exception as error:
@@ -70,7 +70,7 @@ def check_horovod() -> Check:
 
 
 def check_kernels() -> Check:
-    """Check whether the row kernels are compiled, or their slower torch twin is used."""
+    """Check whether the compiled row kernels or their slower torch twin are used."""
     from gbactl.kernels import load
 
     name = type(load()).__name__
@@ -80,13 +80,13 @@ def check_kernels() -> Check:
 
 
 def check_cores() -> Check:
-    """Check how many cores this process may use."""
+    """Show how many cores this process may use."""
     usable = len(os.sched_getaffinity(0))
     return Check("cores", f"{usable} usable of {os.cpu_count()}", usable >= 2, False, "2 or more are better")
 
 
 def check_bf16() -> Check:
-    """Check for processor instructions for matrix products in bf16."""
+    """Check whether the processor has instructions for bf16 matrix products."""
     from gbactl.processor import lacks_bf16, widest
 
     found = f"{widest() or 'not told'}{', nothing for bf16' if lacks_bf16() else ''}"
@@ -94,7 +94,7 @@ def check_bf16() -> Check:
 
 
 def check_threads() -> Check:
-    """Report the thread settings of the environment; the launcher sets them for its workers."""
+    """Show the thread settings in the environment; the launcher sets its workers' own."""
     found = ", ".join(f"{key}={os.environ.get(key, '-')}" for key in THREAD_SETTINGS)
     return Check("threads", f"{found} (train sets them for its workers)")
 
@@ -109,7 +109,7 @@ def check_shared_memory() -> Check:
 
 
 def check_own_name() -> Check:
-    """Check that this machine's own host name has an address, on which Horovod's ring listens."""
+    """Check that this machine's host name resolves to an address, on which Horovod's ring listens."""
     from gbactl.collective.rendezvous import address_of_own_name
 
     name, address = socket.gethostname(), address_of_own_name()
@@ -118,7 +118,7 @@ def check_own_name() -> Check:
 
 
 def check_cache() -> Check:
-    """Check the free space of the folder of prepared data."""
+    """Check the free disk space in the folder of prepared data."""
     path = Path(os.environ.get("GBACTL_CACHE") or Path.home() / ".cache" / "gbactl").expanduser()
     existing = _existing(path)
     free = shutil.disk_usage(existing).free
@@ -141,7 +141,7 @@ def check_tracking() -> Check:
 
 
 def check_compiler() -> Check:
-    """Check for a C++ compiler; only installation needs it."""
+    """Check for a C++ compiler, which only the installation needs."""
     from gbactl.install.horovod import find_compiler
 
     path = find_compiler()
@@ -150,7 +150,7 @@ def check_compiler() -> Check:
 
 
 def check_cmake() -> Check:
-    """Check for cmake; only building Horovod needs it."""
+    """Check for cmake, which only the building of Horovod needs."""
     from gbactl.install.horovod import OLDEST_CMAKE, cmake_version
 
     version = cmake_version("cmake")
@@ -166,12 +166,12 @@ CHECKS: tuple[Callable[[], Check], ...] = (
 
 
 def examine() -> list[Check]:
-    """Run every check; an unforeseen failure becomes a line, not a traceback."""
+    """Run all checks; an unexpected exception becomes the line of its check."""
     return [_guarded(check) for check in CHECKS]
 
 
 def exit_code(checks: list[Check]) -> int:
-    """Exit code: 1 when an essential check failed, else 0."""
+    """Return the exit code: 1 if an essential check failed, else 0."""
     return int(any(check.essential and not check.ok for check in checks))
 
 
@@ -182,7 +182,7 @@ def as_json(checks: list[Check]) -> str:
 
 
 def print_table(checks: list[Check]) -> None:
-    """Print the checks as a table; 80 columns wide on a pipe."""
+    """Print the checks as a table, 80 columns wide if the output is a pipe."""
     from rich.console import Console
     from rich.table import Table
 
@@ -209,7 +209,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _existing(path: Path) -> Path:
-    """Nearest existing folder at or above `path`."""
+    """Return the nearest existing folder at or above `path`."""
     return path if path.exists() else _existing(path.parent)
 
 

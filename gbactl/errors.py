@@ -1,4 +1,4 @@
-"""Exception hierarchy: one sentence a user can act on, and an exit code.
+"""Exception hierarchy: every error is one sentence that a user can act on, with an exit code.
 
 Everything a user can cause is a GbactlError; any other escaping exception is a bug and shows a traceback.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 
 class GbactlError(Exception):
-    """Failure that is explained in one sentence. Exit code 1."""
+    """Failure explained by one sentence; exit code 1."""
 
     exit_code = 1
 
 
 class Stopped(BaseException):
-    """Stop of the program by signal `number`.
+    """Stop of the program by the signal `number`.
 
     `told`: the outcome of what was stopped, as the second half of a sentence.
     """
@@ -24,29 +24,29 @@ class Stopped(BaseException):
 
 
 class UsageError(GbactlError):
-    """Command line or configuration that is wrong. Exit code 2."""
+    """Error in the command line or configuration; exit code 2."""
 
     exit_code = 2
 
 
 class ConfigError(UsageError):
-    """Configuration value, or combination of values, that cannot work."""
+    """Invalid configuration value, or combination of values."""
 
 
 class DataError(GbactlError):
-    """Input data that are missing, malformed or damaged; names file and line."""
+    """Input data that are missing, malformed or damaged; the sentence names file and line."""
 
 
 class MissingDependencyError(GbactlError):
-    """Optional library that is required here and not installed."""
+    """Optional library that is needed here and not installed."""
 
 
 class ClusterError(GbactlError):
-    """Failure of a process of the run: died, hung or could not be started."""
+    """Failure of a process of the run, which died, hung or could not be started."""
 
 
 class PeerGoneError(ClusterError):
-    """Loss of another process of the run; that process reports its own failure."""
+    """Consequence of another process's failure, which that process reports itself."""
 
 
 class DivergedError(GbactlError):
@@ -54,7 +54,7 @@ class DivergedError(GbactlError):
 
 
 class NoRoomError(GbactlError):
-    """Full disk; names what could not be written."""
+    """Full disk; the sentence names what could not be written."""
 
 
 class AccountingError(ClusterError):
@@ -78,14 +78,14 @@ class TornLogError(EventLogError):
 
 
 class CheckpointError(GbactlError):
-    """Checkpoint that is torn, damaged, foreign or missing; names the file."""
+    """Checkpoint that is incomplete, damaged, of another run, or missing; the sentence names the file."""
 
 
 class NotFiniteError(CheckpointError):
-    """Checkpoint that contains infinities or NaN."""
+    """Checkpoint with infinities or NaN."""
 
 
 def require(ok: bool, message: str) -> None:
-    """Raise ConfigError with `message` unless ok."""
+    """Raise ConfigError with `message` unless `ok`."""
     if not ok:
         raise ConfigError(message)

@@ -15,14 +15,14 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Scramble uint64 values (a bijection)."""
+    """Hash uint64 values to uint64 values; a bijection."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def mix_int(x: int) -> int:
-    """Scramble one Python integer like `mix`, taken modulo 2**64."""
+    """Hash one Python integer like `mix`, taken modulo 2**64."""
     x &= MASK64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK64
@@ -30,12 +30,12 @@ def mix_int(x: int) -> int:
 
 
 def text_value(text: str) -> int:
-    """Hash a text to a stable 63-bit number; used for texts that are not hexadecimal numbers."""
+    """Hash a text that is not a hexadecimal number to a stable 63-bit number."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def bucket(values: NDArray[np.int64], field: int, buckets: int) -> NDArray[np.int32]:
-    """Hash one field's values to ids 1..buckets-1; id 0 is kept for "missing"."""
+    """Hash the values of one field to ids 1..buckets-1; id 0 means "missing"."""
     salted = values.view(np.uint64) ^ np.uint64(mix_int((field + 1) * GOLDEN))
     top = mix(salted) >> np.uint64(32)
     return ((top * np.uint64(buckets - 1)) >> np.uint64(32)).astype(np.int32) + np.int32(1)

@@ -27,7 +27,7 @@ def _both_classes(labels: Labels) -> bool:
 
 
 def auc(labels: Labels, p: Probabilities) -> float:
-    """Exact area under the ROC curve of labels uint8[n] and p float32[n]; ties count a half."""
+    """Compute the exact area under the ROC curve of labels uint8[n] and p float32[n]; ties count a half."""
     from sklearn.metrics import roc_auc_score
 
     _checked(labels, p)
@@ -35,7 +35,7 @@ def auc(labels: Labels, p: Probabilities) -> float:
 
 
 def logloss(labels: Labels, p: Probabilities) -> float:
-    """Mean binary cross-entropy in nats, with p clipped one float32 rounding away from 0 and 1."""
+    """Compute the mean binary cross-entropy in nats, with p kept one float32 rounding away from 0 and 1."""
     _checked(labels, p)
     tiny = float(np.finfo(np.float32).eps)
     kept = np.clip(p.astype(np.float64), tiny, 1.0 - tiny)
@@ -43,7 +43,9 @@ def logloss(labels: Labels, p: Probabilities) -> float:
 
 
 def ne(labels: Labels, p: Probabilities) -> float:
-    """Normalised entropy: log loss divided by that of always predicting the base rate. 1 is useless."""
+    """Compute the normalised entropy: log loss divided by that of always predicting the base rate.
+
+    1 is as bad as that prediction."""
     return _normalised(labels, logloss(labels, p))
 
 
@@ -56,7 +58,7 @@ def _normalised(labels: Labels, loss: float) -> float:
 
 
 def calibration(labels: Labels, p: Probabilities) -> float:
-    """Mean prediction over mean label; 1 is perfect."""
+    """Compute the mean prediction divided by the mean label; 1 is perfect."""
     _checked(labels, p)
     clicks = np.count_nonzero(labels)
     return float(np.sum(p, dtype=np.float64) / clicks) if clicks else math.nan
@@ -74,7 +76,7 @@ def evaluate(labels: Labels, p: Probabilities) -> dict[str, float]:
 
 
 class StreamingAuc:
-    """Streaming AUC from counts of clicks and non-clicks per bin of p. The order of additions does not matter."""
+    """AUC computed from counts of clicks and non-clicks per bin of p, which can be added in any order."""
 
     def __init__(self, bins: int = 100_000) -> None:
         self.bins = bins
@@ -82,7 +84,7 @@ class StreamingAuc:
         self.others = np.zeros(bins, np.int64)
 
     def add(self, labels: NDArray[Any], p: NDArray[Any]) -> None:
-        """Count labels uint8[n] with probabilities p[n], 0 <= p <= 1 (ValueError otherwise)."""
+        """Count labels uint8[n] with their probabilities p[n]. Raises ValueError for p outside [0, 1]."""
         if p.size == 0:
             return
         low, high = float(p.min()), float(p.max())
@@ -95,7 +97,7 @@ class StreamingAuc:
         self.others += np.bincount(index[~clicked], minlength=self.bins)
 
     def merge(self, other: StreamingAuc) -> None:
-        """Add another instance's counts. Raises ValueError where the numbers of bins differ."""
+        """Add the counts of another instance. Raises ValueError if the numbers of bins differ."""
         if other.bins != self.bins:
             raise ValueError(f"cannot merge {other.bins} bins into {self.bins}")
         self.clicks += other.clicks
@@ -103,7 +105,7 @@ class StreamingAuc:
 
     @property
     def value(self) -> float:
-        """AUC of everything added so far; nan until both classes were seen."""
+        """AUC of all samples added so far; nan until both classes were seen."""
         positives, negatives = int(self.clicks.sum()), int(self.others.sum())
         if positives == 0 or negatives == 0:
             return math.nan

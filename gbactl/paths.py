@@ -15,14 +15,14 @@ FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of an OSError: a disk, or a quota, 
 
 
 def conf_dir() -> Path:
-    """Directory of the Hydra configuration tree."""
+    """Return the directory of the Hydra configuration tree."""
     package = Path(__file__).resolve().parent
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
 
 
 def take_room(fd: int, size: int) -> None:
-    """Reserve `size` bytes of disk for an empty file, where supported. Raises OSError where the disk is full."""
+    """Reserve `size` bytes of disk for an empty file, where the system supports that. Raises OSError if it is full."""
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
@@ -32,7 +32,7 @@ def take_room(fd: int, size: int) -> None:
 
 @contextlib.contextmanager
 def room_needed(path: Path) -> Iterator[None]:
-    """Context that raises NoRoomError in place of a full disk's OSError; `path`: the file written, or its folder."""
+    """Raise NoRoomError in place of a full disk's OSError inside this context; `path`: the file or folder written."""
     try:
         yield
     except OSError as error:

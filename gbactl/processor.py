@@ -28,7 +28,7 @@ _ATTRIBUTES = struct.Struct("<IIQiIQQQII")
 
 @functools.cache
 def _told(path: Path) -> dict[str, str]:
-    """Fields of the first core in a cpuinfo file; empty where the file does not exist."""
+    """Read the fields of the first core from a cpuinfo file; {} if the file does not exist."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -38,42 +38,42 @@ def _told(path: Path) -> dict[str, str]:
 
 
 def model(path: Path = TOLD) -> str:
-    """Model name of the processor; "" where unknown."""
+    """Return the model name of the processor; "" where unknown."""
     return _told(path).get("model name", "")
 
 
 def features(path: Path = TOLD) -> tuple[str, ...]:
-    """Processor features by Linux's names ("avx2"), in Linux's order; empty where unknown."""
+    """Return the processor's features by Linux's names ("avx2"), in Linux's order; empty where unknown."""
     told = _told(path)
     return tuple((told.get("flags") or told.get("Features", "")).split())  # x86, ARM
 
 
 def vectors(path: Path = TOLD) -> str:
-    """Vector instructions of an x86 processor, which determine the order in which sums of floats are computed."""
+    """Return the vector instructions of an x86 processor, which determine the order of floating-point sums."""
     return " ".join(name for name in features(path) if name.startswith(("avx", "sse4", "fma", "amx")))
 
 
 def lacks_bf16(path: Path = TOLD) -> bool:
-    """Whether matrix products in bf16 are slower than in fp32 here. False where the features are unknown."""
+    """Return whether bf16 matrix products are slower than fp32 ones here; false where unknown."""
     return bool(features(path)) and not BF16 & {*features(path)}
 
 
 def widest(path: Path = TOLD) -> str:
-    """Widest vector instructions, for a table: "AVX-512 with bf16", "AVX2", or "" where unknown."""
+    """Return the widest vector instructions, as "AVX-512 with bf16", "AVX2", or "" where unknown."""
     there = {*features(path)}
     name = "AVX-512" if "avx512f" in there else "AVX2" if "avx2" in there else ""
     return f"{name} with bf16" if name and BF16 & there else name
 
 
 def available_cores() -> list[int]:
-    """Cores this process may run on."""
+    """Return the cores that this process may run on."""
     if sys.platform.startswith("linux"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def sharing(workers: int, cores: list[int]) -> list[int]:
-    """Assign a core to each worker; empty where workers need not share cores, or could not share equally."""
+    """Assign a core to each worker that must share one; empty if no core is shared, or not equally."""
     count = len(cores)
     if not sys.platform.startswith("linux") or workers <= count or workers % count:
         return []
@@ -81,7 +81,9 @@ def sharing(workers: int, cores: list[int]) -> list[int]:
 
 
 def ask_for_long_slices(milliseconds: float) -> bool:
-    """Set the calling thread's time slice to this many milliseconds (at most 100). False where the kernel refuses."""
+    """Set the calling thread's scheduler time slice in milliseconds (at most 100).
+
+    Returns False where the kernel refuses."""
     number = _SCHED_SETATTR.get(platform.machine())
     if sys.platform != "linux" or number is None:
         return False
@@ -92,6 +94,6 @@ def ask_for_long_slices(milliseconds: float) -> bool:
 
 
 def settle_garbage() -> None:
-    """Freeze existing objects, so that the garbage collector no longer walks through libraries and models."""
+    """Exclude all existing objects (libraries, models) from later garbage collections."""
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Names of shared-memory segments, and locks on them by which leftovers of dead processes are found and removed. Linux.
+"""Names of shared-memory segments, and locks by which leftovers of dead processes are found and removed. Linux.
 
 Every process that uses such a name holds a lock on it. The kernel releases a lock with the last descriptor of the
 process, however that dies, and sees it in every pid namespace that has the file system.
@@ -20,17 +20,17 @@ NAME = re.compile(r"gbactl-([0-9]+)-[0-9a-f]{16}")
 
 
 def available() -> bool:
-    """Whether this host has shared memory that this process may write to."""
+    """Return whether this host has shared memory to which this process may write."""
     return DIRECTORY.is_dir() and os.access(DIRECTORY, os.W_OK | os.X_OK)
 
 
 def new() -> str:
-    """Generate an unused name, with this process's id in it for readers of the folder."""
+    """Generate an unused segment name that contains this process's id, for readers of the folder."""
     return f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
 
 
 def held(path: Path, flags: int = 0) -> int:
-    """Open a segment or folder with `flags` and lock it: no sweep removes it while the descriptor or a copy is open.
+    """Open a segment or folder with `flags` and lock it, so that no sweep removes it while it is open.
 
     With O_CREAT it is created again where a sweep was faster than the lock. Raises FileNotFoundError where it does not
     exist.
@@ -45,7 +45,7 @@ def held(path: Path, flags: int = 0) -> int:
 
 
 def sweep() -> int:
-    """Remove this user's segments and folders that no process holds; return how many.
+    """Remove this user's segments and folders that no process has locked; returns how many.
 
     Processes killed before all others have opened what they created leave such names.
     """
@@ -58,7 +58,7 @@ def sweep() -> int:
 
 
 def _removed(path: Path) -> bool:
-    """Remove a segment or folder. Raises BlockingIOError where a process holds it."""
+    """Remove a segment or folder. Raises BlockingIOError if a process has locked it."""
     handle = os.open(path, os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

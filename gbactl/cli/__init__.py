@@ -27,7 +27,7 @@ VERBS = {
 
 
 class LazyGroup(click.Group):
-    """A group whose verbs live in gbactl.cli.<verb> as `command`."""
+    """Command group whose verbs are the objects `command` in gbactl.cli.<verb>, imported when called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -61,7 +61,7 @@ def cli(debug: bool) -> None:
 
 
 def main() -> None:
-    """Run the command line; a GbactlError becomes one sentence and its exit code."""
+    """Run the command line; a GbactlError is printed as one sentence and sets its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character shows a "?" instead
             stream.reconfigure(errors="replace")

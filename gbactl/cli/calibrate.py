@@ -15,12 +15,12 @@ from gbactl.errors import UsageError
     "--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("calibrated.yaml"), show_default=True,
     metavar="FILE", help="Where to write the cost model.",
 )  # fmt: skip
-@click.option("--workers", default="2,4", show_default=True, metavar="N,N", help="The clusters that are run.")
+@click.option("--workers", default="2,4", show_default=True, metavar="N,N", help="Workers of the measured runs.")
 @click.option("--seconds", type=click.FloatRange(0.5), default=8.0, show_default=True, help="How long each run lasts.")
 @click.option("--repeat", type=click.IntRange(1), default=1, show_default=True, help="Runs of each kind.")
 @click.option(
     "--network", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-    help="Lines between hosts, as gbactl doctor --hosts --out has measured them.",
+    help="Measured connections between hosts, a file of gbactl doctor --hosts --out.",
 )  # fmt: skip
 def command(
     overrides: tuple[str, ...], out: Path, workers: str, seconds: float, repeat: int, network: Path | None
@@ -34,13 +34,14 @@ def command(
     gbactl calibrate --network network.yaml     of gbactl doctor --hosts
 
     \b
-    Measured are a worker and a server by themselves, then short local runs of
-    sync, async and gba; OVERRIDES are those of `gbactl train` and say for which
-    model, data and local batch. A table compares what was measured with what
-    the model says of the same runs.
+    It first measures one worker and one server, each alone, then short local
+    runs of sync, async and gba. OVERRIDES are those of `gbactl train`: they
+    choose the model, the data and the local batch, and the cost model holds
+    for these only. A table compares the measured runs with the cost model's
+    predictions for them.
 
-    A cost model is for its model, data and local batch. Nothing else should run meanwhile. On a pipe the last
-    line printed is the comparison as JSON. Exit code 1 where nothing sensible came out.
+    Nothing else should run on this machine meanwhile. On a pipe the last line printed is the comparison as JSON.
+    Exit code 1 if the measurements give no usable cost model.
     """
     try:
         counts = tuple(int(count) for count in workers.split(","))

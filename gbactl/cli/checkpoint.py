@@ -9,7 +9,7 @@ import click
 
 @click.group("checkpoint", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """What a run has saved.
+    """List, verify and export the checkpoints of a run.
 
     RUN is a run directory, an MLflow run id, or the beginning of either's name; or the folder of one checkpoint.
 
@@ -26,7 +26,7 @@ def command() -> None:
 @click.argument("run")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a checkpoint.")
 def ls(run: str, as_json: bool) -> None:
-    """List a run's checkpoints, oldest first, by their manifests; nothing else is read."""
+    """List a run's checkpoints, oldest first; only their manifests are read."""
     from gbactl.launch.checkpoint_command import show_list
 
     show_list(run, as_json)
@@ -35,7 +35,7 @@ def ls(run: str, as_json: bool) -> None:
 @command.command("verify")
 @click.argument("run")
 def verify(run: str) -> None:
-    """Read every byte of every checkpoint and compare checksums. Exit code 1 if one is not good; it is named."""
+    """Read every byte of every checkpoint and compare checksums. Exit code 1, with its name, if one is damaged."""
     from gbactl.launch.checkpoint_command import verify_all
 
     verify_all(run)
@@ -45,7 +45,7 @@ def verify(run: str) -> None:
 @click.argument("run")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="A folder (default: RUN/export).")
 def export(run: str, out: Path | None) -> None:
-    """Write the model of the newest good checkpoint, however many servers it is from.
+    """Write the model of the newest good checkpoint, for any number of servers.
 
     \b
     model.safetensors  rows of all tables, dense vector, optimizer state

@@ -13,7 +13,7 @@ def command() -> None:
 @command.command("prepare")
 @click.argument("overrides", nargs=-1)
 def prepare(overrides: tuple[str, ...]) -> None:
-    """Read or generate the data once, into its cache."""
+    """Read or generate the data once, and store them in the cache."""
     from gbactl.launch.data_command import run_prepare
 
     run_prepare(list(overrides))
@@ -23,7 +23,7 @@ def prepare(overrides: tuple[str, ...]) -> None:
 @click.argument("overrides", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe(overrides: tuple[str, ...], as_json: bool) -> None:
-    """Rows, days, CTR, fields with cardinalities and their skew."""
+    """Print rows, days, click rate (CTR), and fields with cardinalities and skew."""
     from gbactl.launch.data_command import run_describe
 
     run_describe(list(overrides), as_json)

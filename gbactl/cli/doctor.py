@@ -1,4 +1,4 @@
-"""`gbactl doctor`: what this machine has, and what to do about what it has not."""
+"""`gbactl doctor`: what this machine has, and what to do about what is missing."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import click
 
 @click.command("doctor")
 @click.option("--json", "wants_json", is_flag=True, help="Print JSON instead of a table.")
-@click.option("--hosts", metavar="A,B,...", help="Check these machines instead, and the lines between them.")
-@click.option("--ssh", metavar="COMMAND", help="What reaches a host, with its options (as cluster.ssh).")
+@click.option("--hosts", metavar="A,B,...", help="Check these machines instead, and the connections between them.")
+@click.option("--ssh", metavar="COMMAND", help="The command that reaches a host, with its options (as cluster.ssh).")
 @click.option("--python", metavar="PATH", help="The interpreter on the hosts (as cluster.python).")
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-    help="Write what was measured between hosts, for gbactl calibrate --network.",
+    help="Write the measured connections, for gbactl calibrate --network.",
 )  # fmt: skip
 def command(wants_json: bool, hosts: str | None, ssh: str | None, python: str | None, out: Path | None) -> None:
     """Check this machine; exit code 1 when something essential is missing.
@@ -37,7 +37,7 @@ def command(wants_json: bool, hosts: str | None, ssh: str | None, python: str | 
 
 
 def _examine_hosts(hosts: str, ssh: str | None, python: str | None, out: Path | None, wants_json: bool) -> int:
-    """The exit code."""
+    """Check the hosts and print the findings; returns the exit code."""
     from gbactl.engine import host_agents
     from gbactl.engine.agent_connection import SSH, HostAccess
 

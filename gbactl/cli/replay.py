@@ -1,4 +1,4 @@
-"""`gbactl replay`: a run's steps again from its event log, to the last bit."""
+"""`gbactl replay`: execute a run's steps again from its event log, to the last bit."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def command(run: str, until: int | None, keep: Path | None, uri: str | None) -> 
     """Execute a run again from its event log and compare, to the last bit.
 
     RUN is a run directory, an MLflow run id, or the beginning of either's name. The log says which worker pulled
-    which version of which server and what was announced; the policy must decide again as it did, and every
-    checksum in the log must come out. A run whose trainers have replicas cannot be replayed; one of mode=sync can
+    which version of which server and what was announced; the policy must make the same decisions again, and
+    every checksum in the log must match. A run whose trainers have replicas cannot be replayed; one of mode=sync can
     where its gradients were summed in a known order: with collective=shm, two workers, or cluster=virtual.
 
     \b

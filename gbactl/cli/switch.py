@@ -11,10 +11,10 @@ from gbactl.errors import UsageError
     "switch",
     context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]},
 )
-@click.option("--run", metavar="RUN", help="A running job: its directory, its MLflow run id, or how that begins.")
-@click.option("--to", metavar="MODE", help="The mode it goes on in.")
+@click.option("--run", metavar="RUN", help="A running job: its directory, its MLflow run id, or how either begins.")
+@click.option("--to", metavar="MODE", help="The mode to switch to.")
 @click.option("--set", "changes", metavar="KEY=VALUE", multiple=True, help="Changes a key of conf/mode/MODE.yaml.")
-@click.option("--wait", is_flag=True, help="Come back when the first gradient in the new mode was computed.")
+@click.option("--wait", is_flag=True, help="Return once the first gradient in the new mode was computed.")
 @click.option("--status", is_flag=True, help="Mode, step, rates, staleness and workers of the running job.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--uri", metavar="URI", help="The tracking store (default: MLFLOW_TRACKING_URI, ./mlflow.db).")
@@ -33,7 +33,7 @@ def command(
     Points: day epoch samples step seconds fraction; `set` changes keys of
     conf/mode/MODE.yaml, and how many workers train; fresh_optimizer: true
     begins the optimizer's state anew.
-      gbactl switch mode=sync switch=auto            sync or gba, by itself
+      gbactl switch mode=sync switch=auto            chooses sync or gba by itself
 
     \b
     While it runs:
@@ -41,8 +41,8 @@ def command(
       gbactl switch --run runs/DIR --to gba --set iota=4
       gbactl switch --run 4f1c --status
 
-    What is in flight arrives, the dense parameters move, and the rest of the day goes on in the new mode: the same
-    processes, optimizer state, step and learning rate. To ask for sync later, start with switch.prepare=all.
+    Gradients in flight arrive, the dense parameters move, and the rest of the day goes on in the new mode with the
+    same processes, optimizer state, step and learning rate. To ask for sync later, start with switch.prepare=all.
     """
     from gbactl.launch.control import ask, tell_status
 

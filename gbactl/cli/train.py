@@ -42,7 +42,7 @@ def command(overrides: tuple[str, ...]) -> None:
 
 
 def _real(overrides: tuple[str, ...]) -> bool:
-    """Whether processes will be started where the run will be, as far as that is typed."""
+    """Return whether the typed overrides select real processes, as far as they tell."""
     chosen = [text.partition("=")[2] for text in overrides if text.startswith("cluster=")]
     if not chosen:
         return True

@@ -1,4 +1,4 @@
-"""`gbactl ui`: the MLflow UI on the store that the runs are in."""
+"""`gbactl ui`: open the MLflow UI on the store that contains the runs."""
 
 from __future__ import annotations
 

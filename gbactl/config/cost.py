@@ -21,7 +21,9 @@ Factor = Annotated[float, Bounds(at_least=1e-3, at_most=1e6)]
 
 @dataclass
 class CostConfig:
-    """Costs of hosts, computing, serving and sending; conf/cost/laptop.yaml explains each key."""
+    """Cost model of a virtual cluster: its hosts, and the times of computing, serving and sending.
+
+    conf/cost/laptop.yaml explains each key."""
 
     name: str = "laptop"
     cores: Processes = 4
@@ -53,7 +55,7 @@ class CostConfig:
     restart_us: Time = 3_000_000.0
 
     def check(self) -> None:
-        """Raise ConfigError, with the key to type, for invalid values."""
+        """Raise ConfigError, with the key to type, if a value is invalid."""
         for key, known in (("servers_on", SERVERS_ON), ("spread", SPREADS)):
             if getattr(self, key) not in known:
                 raise ConfigError(f"cost.{key}={getattr(self, key)} cannot be; type one of: {', '.join(known)}.")

@@ -1,4 +1,4 @@
-"""Interface of a place, where the processes of a run are: local, on several hosts, or simulated.
+"""Interface of a place: where a run's processes are (on this host, on several hosts, or simulated).
 
 A place answers what is possible there, so that no code tests its name. It is the constant PLACE of
 gbactl/engine/NAME.py, beside conf/cluster/NAME.yaml. The module is loaded by its name, as the configuration is a layer
@@ -27,11 +27,13 @@ ENGINES = "gbactl.engine"
 
 @dataclass(frozen=True)
 class PlaceOptions:
-    """Keys of conf/cluster/NAME.yaml beside those that all places have; a place with such keys subclasses this."""
+    """Options of one place, beside the keys of `cluster` that all places have.
+
+    A place with keys of its own in conf/cluster/NAME.yaml subclasses this."""
 
 
 class Place:
-    """Place of a run's processes: real processes on this host, unless a subclass says otherwise."""
+    """Place of a run's processes: as real processes on this host, unless a subclass overrides that."""
 
     #: its own keys
     Options: ClassVar[type[PlaceOptions]] = PlaceOptions
@@ -43,20 +45,20 @@ class Place:
 
     @property
     def here(self) -> bool:
-        """Whether its processes run on this host and share its cores."""
+        """Whether the run's processes are on this host and share its cores."""
         return self.real and self.one_host
 
     @property
     def clock(self) -> str:
-        """Clock of a run's seconds: wall or virtual."""
+        """Clock by which a run's seconds are counted: wall or virtual."""
         return "wall" if self.real else "virtual"
 
     def workers(self, cluster: Mapping[str, Any]) -> int | None:
-        """Return the number of workers where `cluster` does not give it; None where it must."""
+        """Return the default number of workers; None if `cluster` must give it."""
         return None
 
     def options(self, cluster: ClusterConfig) -> PlaceOptions:
-        """Build the place's own keys. Raises ConfigError for an unknown key or a bad value."""
+        """Build the options of this place. Raises ConfigError for an unknown key or an invalid value."""
         common = [f.name for f in dataclasses.fields(ClusterConfig) if f.name != "options"]
 
         def unknown(strange: list[str], own: list[str]) -> str:
@@ -66,16 +68,16 @@ class Place:
         return build(self.Options, cluster.options, "cluster.", unknown)
 
     def check(self, cluster: ClusterConfig, workers: int) -> None:
-        """Raise ConfigError, with the key to type, on keys that cannot work with so many workers."""
+        """Raise ConfigError, with the key to type, if the options do not fit the number of workers."""
 
     def threads(self, cluster: ClusterConfig, computing: int) -> int:
-        """Return the OpenMP threads of one worker, where `computing` threads compute at a time."""
+        """Return the OpenMP threads of one worker if `computing` threads compute at the same time."""
         return cluster.threads or max(1, (os.cpu_count() or 1) // computing)
 
 
 @functools.cache
 def place_of(name: str) -> Place:
-    """Return the place of a cluster's name. Raises ConfigError that lists the places."""
+    """Return the place that `cluster=NAME` selects. Raises ConfigError with the valid names."""
     module = f"{ENGINES}.{name}"
     if name.isidentifier() and importlib.util.find_spec(module) is not None:
         found = getattr(importlib.import_module(module), "PLACE", None)

@@ -1,4 +1,4 @@
-"""Groups of a run's configuration, as in conf/.
+"""Dataclasses of the groups of a run's configuration, one for each group in conf/.
 
 A group that one module uses as a whole is defined beside that module: faults/fault_plan.py,
 checkpoint/interval_plan.py, models/options.py, store/optimizers.py.
@@ -16,7 +16,7 @@ from gbactl.store.optimizers import ScheduleConfig
 
 @dataclass
 class ModeConfig:
-    """Mode: the rule by which gradients are applied.
+    """Configuration of the mode, the rule by which gradients are applied.
 
     `options` are the mode's own keys; in files they stand beside the others."""
 
@@ -29,7 +29,7 @@ class ModeConfig:
 
 @dataclass
 class ClusterConfig:
-    """Processes, their addresses and transport. `options` are the place's own keys, as in ModeConfig."""
+    """Configuration of the processes, their addresses and transport; `options` are the place's own keys."""
 
     name: str = "local"
     workers: Processes = 4
@@ -53,13 +53,13 @@ class ClusterConfig:
 
     @property
     def dense_holders(self) -> int:
-        """Number of servers, the first ones, that hold a slice of the dense vector; the others hold rows alone."""
+        """Number of servers (the first ones) that hold a slice of the dense vector beside rows."""
         return self.servers if self.dense_servers is None else self.dense_servers
 
 
 @dataclass
 class TransportConfig:
-    """Transport of messages: TLS around TCP (wire/tls.py), and values in two bytes (wire/compression.py)."""
+    """Configuration of the wire: TLS around TCP (wire/tls.py), and half precision (wire/compression.py)."""
 
     encrypt: bool = False
     wire_dtype: str = "fp32"
@@ -67,7 +67,9 @@ class TransportConfig:
 
 @dataclass
 class CollectiveConfig:
-    """All-reduce of `sync`. `cycle_time_ms` None: see RunConfig.cycle_time_ms."""
+    """Configuration of the all-reduce.
+
+    `cycle_time_ms` None: see RunConfig.cycle_time_ms."""
 
     name: str = "horovod"
     cycle_time_ms: Annotated[float, Bounds(at_least=0.01, at_most=10_000)] | None = None
@@ -76,7 +78,7 @@ class CollectiveConfig:
 
 @dataclass
 class OptimConfig:
-    """Optimizer of dense parameters and rows; `row_lr` overrides the rate of rows."""
+    """Configuration of the optimizer of dense parameters and rows; `row_lr` overrides the learning rate of rows."""
 
     name: str = "adam"
     lr: Annotated[float, Bounds(above=0, at_most=1e38)] = 1e-3  # a finite fp32
@@ -93,7 +95,7 @@ class OptimConfig:
 
 @dataclass
 class TrainConfig:
-    """Batches, epochs and evaluation of the training."""
+    """Configuration of batches, epochs and evaluation."""
 
     global_batch: Count = 2048
     epochs: Count = 1
@@ -109,7 +111,7 @@ class TrainConfig:
 
 @dataclass
 class TrackingConfig:
-    """MLflow tracking: the store and the experiment."""
+    """Configuration of MLflow tracking: the store and the experiment."""
 
     uri: str | None = None
     experiment: str = "gbactl"
@@ -120,7 +122,7 @@ class TrackingConfig:
 
 @dataclass
 class SwitchConfig:
-    """Switches of the mode: by a schedule (`name` none; see switching/mode_switches.py), or automatic (auto).
+    """Configuration of mode switches: by a schedule, or automatic (auto).
 
     For auto: `window` to `minimum_stay`, see switching/auto_controller.py; `every`: seconds between two decisions;
     `changes`: keys of the mode that the run does not begin in. `modes`: resolved files of the schedule's modes, or of
@@ -145,7 +147,7 @@ WITH_OPTIONS: dict[str, type[Any]] = {"mode": ModeConfig, "cluster": ClusterConf
 
 
 def own_keys(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Gather the keys of a mode or a place that its group `kind` does not have under `options`."""
+    """Move the keys that the dataclass `kind` does not have, those of one mode or place, to the key `options`."""
     common = {f.name for f in dataclasses.fields(kind)} - {"options"}
     own = {key: value for key, value in values.items() if key not in common}
     return {**{key: value for key, value in values.items() if key in common}, "options": own}

@@ -19,14 +19,14 @@ _HOST = re.compile(r"(?!-)([\w.-]+):([0-9]{1,4})")  # Horovod's own pattern of a
 
 @dataclass(frozen=True)
 class Host:
-    """Machine as ssh names it, and its number of worker slots."""
+    """Host by its name for ssh, with its number of worker slots."""
 
     name: str
     slots: int
 
 
 def hosts_of(given: Sequence[str]) -> tuple[Host, ...]:
-    """Parse `["a:4", "b:2"]`. Raises ConfigError that says what to type."""
+    """Parse a list of hosts such as `["a:4", "b:2"]`. Raises ConfigError that says what to type."""
     if not given:
         raise ConfigError("cluster=hosts needs machines; type cluster.hosts='[a:4,b:4]', each with its worker slots.")
     found = []
@@ -48,7 +48,9 @@ def slots(hosts: Sequence[Host]) -> int:
 
 
 def place(hosts: Sequence[Host], workers: int, servers: int, placement: str = SPREAD) -> dict[str, str]:
-    """Return process -> host, for W0.. and S0.. in their order. Raises ConfigError where slots do not suffice."""
+    """Choose the host of each worker and server; returns hosts by process name.
+
+    Raises ConfigError where the slots do not suffice for the workers."""
     if placement not in PLACEMENTS:
         raise ConfigError(f"cluster.placement={placement} is not known; type one of: {', '.join(PLACEMENTS)}.")
     if workers > slots(hosts):
@@ -64,7 +66,7 @@ def place(hosts: Sequence[Host], workers: int, servers: int, placement: str = SP
 
 
 def successor(process: str, placed: Mapping[str, str], hosts: Sequence[Host], live: Collection[str]) -> str | None:
-    """Choose the host of a failed process's successor: its own host if live, else the least loaded live one, or None.
+    """Choose the host for a failed process's successor: its own if live, else the least loaded live one, or None.
 
     Load: processes of its kind, with the successor; for workers, to a slot."""
     if placed[process] in live:

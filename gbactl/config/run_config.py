@@ -1,4 +1,4 @@
-"""Configuration of a whole run, values derived from it, and its plain containers."""
+"""Configuration of a whole run, with the values derived from it and its conversion to plain containers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CYCLE_MS, CYCLE_BATCH = 3.0, 1024
 
 @contextlib.contextmanager
 def naming(where: str) -> Iterator[None]:
-    """Prefix configuration errors inside this context with `where`, such as an entry of the switch schedule."""
+    """Prefix the configuration errors raised inside this context with `where`, such as a schedule entry's name."""
     try:
         yield
     except ConfigError as error:
@@ -46,7 +46,9 @@ def naming(where: str) -> Iterator[None]:
 
 @dataclass
 class RunConfig:
-    """Configuration of a whole run. `data` is an open dictionary: each reader validates its own options."""
+    """Configuration of a whole run.
+
+    `data` is an open dictionary: each reader validates its own options."""
 
     mode: ModeConfig = field(default_factory=ModeConfig)
     data: dict[str, Any] = field(default_factory=dict)
@@ -68,14 +70,14 @@ class RunConfig:
 
     @property
     def local_batch(self) -> int:
-        """Samples B_a in one worker's gradient (default G / workers)."""
+        """Number of samples in one worker's gradient (default: the global batch / workers)."""
         if self.mode.local_batch is not None:
             return self.mode.local_batch
         return self.train.global_batch // max(1, self.cluster.workers)
 
     @property
     def cycle_time_ms(self) -> float:
-        """Interval at which Horovod's thread looks for work, by default longer for longer steps.
+        """Interval in which Horovod's thread looks for tensors; by default it grows with the local batch.
 
         A look costs every worker about .9 ms of a core, whether there is work or not, and a sum waits for half a cycle:
         3 ms are best for local batches of 512, 12 ms for those of 4,096 (experiments/performance)."""
@@ -85,17 +87,17 @@ class RunConfig:
 
     @property
     def gradients_per_step(self) -> int:
-        """M = G / B_a: number of gradients in one global batch."""
+        """Number of gradients in one global batch."""
         return self.train.global_batch // self.local_batch
 
     @functools.cached_property
     def entries(self) -> list[ScheduleEntry]:
-        """Entries of the switch schedule. Raises ConfigError that names the wrong entry."""
+        """Entries of the switch schedule. Raises ConfigError with the number of an invalid entry."""
         return entries(self.switch.schedule)
 
     @functools.cached_property
     def phases(self) -> list[RunConfig]:
-        """Configurations of the scheduled phases: this one, then one in the mode of each switch schedule entry."""
+        """Configurations before and after each scheduled switch: this one, then one for each schedule entry."""
         files = self.switch.modes if self.entries and self.switch.modes else [{} for _ in self.entries]
         given = [{**file, "name": entry.to, **entry.changes} for entry, file in zip(self.entries, files, strict=True)]
         return [self, *(self._named(number, values) for number, values in enumerate(given))]
@@ -106,7 +108,7 @@ class RunConfig:
 
     @functools.cached_property
     def candidates(self) -> dict[str, RunConfig]:
-        """Configurations that switch=auto chooses from, by mode: this one and the other mode's; {} without it."""
+        """Configurations between which switch=auto chooses, by mode; {} without switch=auto."""
         own = self.mode.name
         if self.switch.name != "auto" or own not in MODES:
             return {}
@@ -118,11 +120,11 @@ class RunConfig:
 
     @property
     def possible(self) -> list[RunConfig]:
-        """Configurations of all phases that are known at the run's start."""
+        """Configurations that phases of the run may have, as far as they are known at its start."""
         return [*self.phases, *(phase for phase in self.candidates.values() if phase is not self)]
 
     def in_mode(self, values: dict[str, Any]) -> RunConfig:
-        """Return this configuration in another mode. Raises ConfigError for a key that the mode does not have.
+        """Return a copy of this configuration in another mode. Raises ConfigError for a key that the mode lacks.
 
         `values`: the mode's keys and, under `workers`, its number of workers."""
         workers = values.get("workers", self.cluster.workers)
@@ -134,42 +136,42 @@ class RunConfig:
 
     @property
     def processes(self) -> int:
-        """Number of workers to start: the largest of any phase."""
+        """Number of worker processes to start: the largest number that any phase needs."""
         return max(phase.cluster.workers for phase in self.possible)
 
     @property
     def home(self) -> str:
-        """Placement of the dense parameters in this mode: "servers", "workers" or "replicas"."""
+        """Placement of the dense parameters in the present mode: "servers", "workers" or "replicas"."""
         return policy_class(self.mode.name).home
 
     @property
     def collective_now(self) -> bool:
-        """Whether this mode needs an all-reduce among all workers, and so all of them."""
+        """Whether the present mode has an all-reduce among all workers."""
         return policy_class(self.mode.name).collective
 
     @property
     def place(self) -> Place:
-        """Place (engine) that runs its processes. Raises ConfigError for an unknown cluster."""
+        """Place of the run's processes. Raises ConfigError for an unknown cluster."""
         return place_of(self.cluster.name)
 
     @property
     def server_returns(self) -> bool:
-        """Whether a failed server is replaced from its checkpoint: only real servers, in a run with checkpoints."""
+        """Whether a failed server is replaced from its checkpoint: real servers of a run with checkpoints."""
         return self.checkpoint.name != "none" and self.place.real
 
     @property
     def collects(self) -> bool:
-        """Whether the run is started with an all-reduce, as a mode that it may switch to needs one."""
+        """Whether the run starts with an all-reduce, which any of its possible modes needs."""
         return self.switch.prepare == "all" or any(phase.collective_now for phase in self.possible)
 
     @property
     def homes(self) -> set[str]:
-        """Possible placements of the dense parameters: "servers", always possible, and others."""
+        """Placements of the dense parameters that the run may use; "servers" is always among them."""
         more = {"workers"} if self.switch.prepare == "all" else set()
         return {"servers", *more, *(phase.home for phase in self.possible)}
 
     def policy_options(self) -> PolicyOptions:
-        """Build the options of the mode's policy. Raises ConfigError for an unknown key or a bad value."""
+        """Build the options of the mode's policy. Raises ConfigError for an unknown key or an invalid value."""
 
         def unknown(strange: list[str], known: list[str]) -> str:
             own = f"its own keys are: {', '.join(known)}" if known else "it has none of its own"
@@ -185,7 +187,7 @@ class RunConfig:
 
     @property
     def row_staleness(self) -> str:
-        """Staleness by which rows are weighted: "row" (their own) in any phase of the run, else "token"."""
+        """Staleness that weights rows: "row" (each row's own) if any phase uses it, else "token"."""
         chosen = {getattr(phase.policy_options(), "row_staleness", "token") for phase in self.possible}
         return "row" if "row" in chosen else "token"
 
@@ -201,12 +203,12 @@ class RunConfig:
 
     @property
     def lanes(self) -> int:
-        """Largest number of compute threads (Hogwild) that a worker has in any phase."""
+        """Number of compute threads (Hogwild) of a worker, the largest of any phase."""
         return max(1, *(int(phase.mode.options.get("hogwild_threads", 1)) for phase in self.possible))
 
 
 def to_dict(cfg: RunConfig) -> dict[str, Any]:
-    """Convert to plain containers, for the resolved file and for MLflow's params."""
+    """Convert a run's configuration to plain containers, for the resolved file and MLflow's params."""
     values = dataclasses.asdict(cfg)
     for group in WITH_OPTIONS:
         values[group].update(values[group].pop("options"))
@@ -214,12 +216,12 @@ def to_dict(cfg: RunConfig) -> dict[str, Any]:
 
 
 def mode_values(cfg: RunConfig) -> dict[str, Any]:
-    """Return all keys of the mode as in conf/mode/, and its number of workers."""
+    """Return all keys of the mode as in conf/mode/, together with its number of workers."""
     return {**to_dict(cfg)["mode"], "workers": cfg.cluster.workers}
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten {'a': {'b': 1}} to {'a.b': 1}."""
+    """Flatten nested dictionaries: {'a': {'b': 1}} becomes {'a.b': 1}."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"

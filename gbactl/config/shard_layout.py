@@ -11,13 +11,13 @@ from gbactl.store.shard import ShardSpec
 
 
 def optimizer(cfg: RunConfig, lr: float, weight_decay: float) -> OptimizerSpec:
-    """Return the configured optimizer with one rate and decay."""
+    """Return the specification of the configured optimizer with this learning rate and weight decay."""
     o = cfg.optim
     return OptimizerSpec(o.name, lr, (o.beta1, o.beta2), o.eps, weight_decay, o.initial_accumulator)
 
 
 def shard_spec(cfg: RunConfig, rows: int, shard: int) -> ShardSpec:
-    """Return a server's shard specification for a table of `rows` rows, without its dense slice."""
+    """Return the specification of a server's shard of a table with `rows` rows, without a dense slice."""
     row_lr = cfg.optim.lr if cfg.optim.row_lr is None else cfg.optim.row_lr
     return ShardSpec(
         shard, cfg.cluster.servers, rows, row_width(cfg.model), cfg.seed, cfg.model.init_scale,
@@ -30,7 +30,7 @@ def shard_spec(cfg: RunConfig, rows: int, shard: int) -> ShardSpec:
 
 
 def dense_cuts(cfg: RunConfig, size: int) -> list[Cut]:
-    """Return every server's slice [low, high) of a dense vector of `size` values.
+    """Divide a dense vector of `size` values among the servers; returns each server's slice [low, high).
 
     Servers that hold rows alone have an empty one."""
     cluster = cfg.cluster
@@ -38,9 +38,10 @@ def dense_cuts(cfg: RunConfig, size: int) -> list[Cut]:
 
 
 def segment_bytes(cfg: RunConfig, dataset: Dataset, dense: int) -> tuple[int, int]:
-    """Compute the largest push and the largest answer between one worker and one server, in bytes; (0, 0) over TCP.
+    """Compute the sizes of the shared-memory slots between one worker and one server.
 
-    The server holds `dense` values of the dense vector."""
+    They are the largest push and the largest answer, in bytes; (0, 0) over TCP. The server holds `dense` values of the
+    dense vector."""
     if cfg.cluster.transport != "shm":
         return 0, 0
     fields, width = dataset.schema.fields, row_width(cfg.model)

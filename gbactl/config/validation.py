@@ -1,4 +1,4 @@
-"""Configuration built from plain containers and checked; requests to a running job are checked by the same rules.
+"""Building of a run's configuration from plain containers, and the checks that span several of its fields.
 
 Each rule that holds between several fields has a sentence on what to type."""
 
@@ -57,7 +57,7 @@ def _check_faults(cfg: RunConfig) -> None:
 
 
 def check_switch(cfg: RunConfig, to: RunConfig) -> None:
-    """Raise ConfigError unless a run of `cfg` can switch to `to`."""
+    """Raise ConfigError unless a run with the configuration `cfg` can switch to the configuration `to`."""
     _check_mode(to)
     require(
         to.mode.sparse_divisor == cfg.mode.sparse_divisor,
@@ -66,7 +66,7 @@ def check_switch(cfg: RunConfig, to: RunConfig) -> None:
 
 
 def wished(cfg: RunConfig, now: RunConfig, mode: Any) -> RunConfig:
-    """Return the configuration of a run after a requested switch. Raises ConfigError where it is invalid.
+    """Build the configuration that a run has after a requested switch. Raises ConfigError if it is invalid.
 
     `cfg`: the run's configuration; `now`: its current one; `mode`: the keys of the requested mode."""
     if not isinstance(mode, dict):
@@ -77,7 +77,7 @@ def wished(cfg: RunConfig, now: RunConfig, mode: Any) -> RunConfig:
 
 
 def obstacle(cfg: RunConfig, to: RunConfig) -> str:
-    """Describe why a run that was started as `cfg` cannot switch to `to`; "" if it can."""
+    """Describe why a run that was started with `cfg` cannot switch to `to`; "" if it can."""
     if (to.home == "workers" and to.home not in cfg.homes) or (to.collective_now and not cfg.collects):
         return (
             f"this run was not started for mode={to.mode.name}, whose workers need an all-reduce; type "
@@ -143,7 +143,7 @@ def _check_mode(cfg: RunConfig) -> None:
 
 
 def check_transport(cfg: RunConfig) -> None:
-    """Raise ConfigError where encryption does not cover everything that a run sends."""
+    """Raise ConfigError if TLS would not cover everything that the run sends."""
     choice("transport.wire_dtype", cfg.transport.wire_dtype, ("fp32", "fp16", "bf16"))
     ring = cfg.collects and cfg.collective.name in ("horovod", "gloo") and not cfg.place.one_host
     require(
@@ -154,7 +154,7 @@ def check_transport(cfg: RunConfig) -> None:
 
 
 def check(cfg: RunConfig) -> RunConfig:
-    """Apply the cross-field rules. Raises ConfigError with one sentence that says what to type."""
+    """Check the rules that span several fields. Raises ConfigError, one sentence that says what to type."""
     choice("cluster.transport", cfg.cluster.transport, ("shm", "tcp"))
     choice("cluster.pin", cfg.cluster.pin, ("auto", "off"))
     choice("cluster.lost_worker", cfg.cluster.lost_worker, ("end", "continue", "replace"))
@@ -192,13 +192,13 @@ def check(cfg: RunConfig) -> RunConfig:
 
 
 def from_dict(values: dict[str, Any]) -> RunConfig:
-    """Build and check a run's configuration from plain containers. Raises ConfigError."""
+    """Build a run's configuration from plain containers and check it. Raises ConfigError."""
     cfg = build(RunConfig, _with_workers(_with_options(values)), "")
     return check(cfg)
 
 
 def _with_options(values: dict[str, Any]) -> dict[str, Any]:
-    """Gather the mode's own keys, and the place's, under `options`."""
+    """Move the own keys of the mode and of the place to the key `options` of their groups."""
     found = {group: own_keys(kind, values[group]) for group, kind in WITH_OPTIONS.items() if _is_dict(values, group)}
     return {**values, **found}
 
@@ -208,7 +208,7 @@ def _is_dict(values: dict[str, Any], group: str) -> bool:
 
 
 def _with_workers(values: dict[str, Any]) -> dict[str, Any]:
-    """Fill in the place's number of workers where none is given."""
+    """Set the place's default number of workers where none is given."""
     cluster = values.get("cluster")
     if not isinstance(cluster, dict) or cluster.get("workers", 0) is not None:
         return values

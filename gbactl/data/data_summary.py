@@ -55,7 +55,7 @@ def _field(dataset: Dataset, field: int) -> dict[str, Any]:
 
 
 def summarise(dataset: Dataset, progress: Progress | None = None) -> dict[str, Any]:
-    """Collect everything that `describe` shows, in plain containers."""
+    """Collect everything that `gbactl data describe` shows, in plain containers."""
     fields = []
     for f in range(dataset.schema.fields):
         if progress:
@@ -84,7 +84,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def splits_table(summary: dict[str, Any]) -> Table:
-    """Table of rows, click rate and best possible AUC of each split."""
+    """Build the table of rows, click rate and best possible AUC of each day or split."""
     known = any(split["best_possible_auc"] is not None for split in summary["splits"])
     word = "Days" if summary["kind"] == "days" else "Splits"
     table = _table(word, "name", "rows", "CTR", *(["best possible AUC"] if known else []))
@@ -95,7 +95,7 @@ def splits_table(summary: dict[str, Any]) -> Table:
 
 
 def fields_table(summary: dict[str, Any]) -> Table:
-    """Table of ids and skew of each field."""
+    """Build the table of each field's distinct ids and skew."""
     table = _table("Fields", "name", "ids", "seen", "top id", "top 1 % of ids")
     for field in summary["fields"]:
         shares = [f"{100 * field[key]:.1f} %" for key in ("top_id_share", "top_1_percent_share")]
@@ -104,7 +104,7 @@ def fields_table(summary: dict[str, Any]) -> Table:
 
 
 def overview(dataset: Dataset) -> Text:
-    """One paragraph about a data set: name, size, cache path."""
+    """Write one paragraph about a data set: name, size, cache path."""
     schema, bad = dataset.schema, dataset.meta["bad_lines"]
     shared = ", shared by all fields" if schema.shared_ids else ""
     lines = [

@@ -41,7 +41,7 @@ ROUNDS = 8
 
 @dataclass(frozen=True)
 class Schema:
-    """Shape of a row: N numeric features and F categorical fields.
+    """Shape of a data set's rows: numeric features, and categorical fields with their cardinalities.
 
     `cardinalities[f]` bounds the ids of field f. With `shared_ids` all fields draw from one id space.
     """
@@ -52,24 +52,24 @@ class Schema:
 
     @property
     def fields(self) -> int:
-        """Number F of categorical fields."""
+        """Number of categorical fields."""
         return len(self.cardinalities)
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
-        """First row of each field in the fused table, int64[F]; all 0 with shared ids."""
+        """Return the first row of each field in the fused embedding table, int64[F]; all 0 with shared ids."""
         ends = np.cumsum(self.cardinalities, dtype=np.int64)
         return np.zeros_like(ends) if self.shared_ids else ends - np.array(self.cardinalities, np.int64)
 
     @property
     def rows(self) -> int:
-        """Rows of the fused table."""
+        """Number of rows of the fused embedding table."""
         return max(self.cardinalities, default=0) if self.shared_ids else sum(self.cardinalities)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Batch of samples: labels uint8[n], numeric float32[n, N], ids int32[n, F] (0 <= id < cardinality of its field).
+    """Batch of samples: labels uint8[n], numeric float32[n, N], ids int32[n, F].
 
     A batch from `Split.slice` is read-only (it is the cache itself); `torch.tensor(batch.numeric)` copies it.
     """
@@ -84,24 +84,24 @@ class Batch:
 
 @dataclass(frozen=True)
 class Split:
-    """One day or split: a range of rows of the mapped arrays."""
+    """One day, or one split of the data set: a range of rows of the mapped arrays."""
 
     name: str
     whole: Batch
 
     @property
     def rows(self) -> int:
-        """Number of samples."""
+        """Number of samples in the split."""
         return len(self.whole)
 
     def slice(self, lo: int, hi: int) -> Batch:
-        """Rows lo..hi as views. Raises IndexError outside 0 <= lo <= hi <= rows."""
+        """Return rows lo..hi as views. Raises IndexError outside 0 <= lo <= hi <= rows."""
         if not 0 <= lo <= hi <= self.rows:
             raise IndexError(f"rows {lo}..{hi} of split {self.name}, which has {self.rows}")
         return Batch(self.whole.labels[lo:hi], self.whole.numeric[lo:hi], self.whole.ids[lo:hi])
 
     def take(self, index: NDArray[np.int64]) -> Batch:
-        """Rows in the order of `index` (int64[n]), copied. Raises IndexError outside 0 <= index < rows."""
+        """Copy the rows with the numbers `index` (int64[n]), in that order. Raises IndexError for an invalid number."""
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= self.rows):
             raise IndexError(f"an index outside split {self.name}, which has {self.rows} rows")
         return Batch(self.whole.labels[index], self.whole.numeric[index], self.whole.ids[index])
@@ -109,7 +109,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Data set as splits in time order. kind "days": train on d, evaluate on d+1; "splits": train, validation, test."""
+    """Data set as a list of splits in time order: days, or train, validation and test.
+
+    kind "days": train on day d, evaluate on d+1; "splits": train, validation, test."""
 
     schema: Schema
     splits: tuple[Split, ...]
@@ -124,16 +126,16 @@ class Dataset:
 
     @property
     def rows(self) -> int:
-        """Samples in all splits."""
+        """Number of samples in all splits."""
         return sum(split.rows for split in self.splits)
 
     def split(self, name: str) -> Split:
-        """Find the split of that name. Raises KeyError."""
+        """Return the split with this name. Raises KeyError."""
         return {split.name: split for split in self.splits}[name]
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """Read meta.json of a cache directory. Raises DataError where it is missing, unreadable or of an old format."""
+    """Read meta.json of a cache directory. Raises DataError if it is missing, unreadable or of an old format."""
     try:
         meta = json.loads((path / META).read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -152,7 +154,7 @@ def _map(path: Path) -> Batch:
 
 
 def open_dataset(path: Path, *, full: bool = False) -> Dataset:
-    """Map a cache directory made by `prepare`. Raises DataError if it is damaged.
+    """Memory-map the data set in a cache directory made by `prepare`. Raises DataError if it is damaged.
 
     Sizes and sampled pages are checked; `full` reads every byte (about 1 GB/s).
     """
@@ -179,7 +181,7 @@ def _encrypt(x: NDArray[np.uint64], bits: int, keys: list[int]) -> NDArray[np.ui
 
 
 def permuted(lo: int, hi: int, n: int, key: int) -> NDArray[np.int64]:
-    """Positions lo..hi, int64[hi - lo], of the permutation of range(n) that belongs to `key` (any integer).
+    """Return positions lo..hi of the random permutation of range(n) that `key` (any integer) determines, int64.
 
     Raises ValueError unless 0 <= lo <= hi <= n.
     """
@@ -222,13 +224,13 @@ def _crc(path: Path) -> int:
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """Size, sampled digest and CRC of a file, {size, sample, crc}, for `check_files` to compare with."""
+    """Compute a file's size, sampled digest and CRC, {size, sample, crc}, for `check_files`."""
     size = path.stat().st_size
     return {"size": size, "sample": _sample(path, size), "crc": _crc(path)}
 
 
 def check_files(folder: Path, files: dict[str, dict[str, Any]], *, full: bool) -> None:
-    """Compare the files with their descriptions. Raises DataError that names the damaged file."""
+    """Compare the files of a cache with their stored descriptions. Raises DataError with the damaged file's name."""
     for name, expected in files.items():
         path = folder / name
         if path.is_symlink():
@@ -244,7 +246,7 @@ def check_files(folder: Path, files: dict[str, dict[str, Any]], *, full: bool) -
 
 
 def fingerprint(path: Path) -> str:
-    """Identity of a source file, independent of its path: a hash of its content.
+    """Hash the content of a source file to identify it independently of its path.
 
     Above 64 MiB of size, time and samples.
     """

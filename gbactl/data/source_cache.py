@@ -1,4 +1,4 @@
-"""Data sources by name, and their caches: built, or reused where the source files and every option are the same.
+"""Data sources by name, and the caches of their data: built once, reused while source and options are the same.
 
 To add a source, write a module with a frozen dataclass of its options and list it in SOURCES. The module is imported
 when its source is asked for: most read text with polars, which takes a quarter of a second to import. A cache is built
@@ -32,10 +32,10 @@ PATHS = ("path", "patterns", "train", "validation", "test")
 
 
 class Source(Protocol):
-    """Data source: options that know their files and write the cache arrays."""
+    """Data source: options that find their source files and write the cache's arrays."""
 
     def sources(self) -> list[Path]:
-        """Find the source files. Raises ConfigError, DataError."""
+        """Find the source files. Raises ConfigError or DataError."""
 
     def build(self, folder: Path, progress: Progress) -> WrittenArrays:
         """Write labels.npy, numeric.npy and ids.npy into the folder. Raises DataError."""
@@ -51,13 +51,13 @@ SOURCES = {
 
 
 def options_class(name: str) -> type[Any]:
-    """Options dataclass of a source in SOURCES."""
+    """Return the options dataclass of a source named in SOURCES."""
     found: type[Any] = resolve_name(SOURCES[name])
     return found
 
 
 def make_source(cfg_data: Mapping[str, Any]) -> Source:
-    """Make the source that `cfg_data` (the `data` group) describes. Raises ConfigError that lists the known names."""
+    """Build the source that the configuration group `data` describes. Raises ConfigError with the known names."""
     name = cfg_data.get("name")
     if name not in SOURCES:
         raise ConfigError(f"data.name={name} is not known; it is one of: {', '.join(SOURCES)}.")
@@ -72,7 +72,7 @@ def make_source(cfg_data: Mapping[str, Any]) -> Source:
 
 
 def cache_root(cfg_data: Mapping[str, Any]) -> Path:
-    """Folder of all caches: data.cache, else $GBACTL_CACHE, else ~/.cache/gbactl/data."""
+    """Return the folder of all caches: data.cache, else $GBACTL_CACHE, else ~/.cache/gbactl/data."""
     chosen = cfg_data.get("cache") or os.environ.get("GBACTL_CACHE")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "gbactl" / "data"
 
@@ -146,7 +146,7 @@ def _lock(path: Path, progress: Progress) -> Iterator[None]:
 
 
 def prepare(cfg_data: Mapping[str, Any], progress: Progress | None = None) -> Path:
-    """Return the cache directory of the data that `cfg_data` describes; build it unless it exists and is intact.
+    """Return the cache directory of the configured data; build it unless it exists and is intact.
 
     `progress` gets a stage in words and a fraction. Raises ConfigError and DataError, and then leaves no cache.
     """

@@ -1,4 +1,4 @@
-"""Synthetic Criteo-shaped clicks from a hidden factorisation model, generated in parallel, reproducible from a seed.
+"""Synthetic Criteo-like clicks from a hidden factorisation model, generated in parallel, reproducible from a seed.
 
 Chunks of 65,536 rows are seeded by (seed, day, chunk), so the bytes do not depend on the number of threads
 (numpy releases the interpreter lock, so threads use all cores). Memory is a few MB a thread.
@@ -35,7 +35,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Options of data=synthetic."""
+    """Options of the data source data=synthetic."""
 
     rows_per_day: Annotated[int, Bounds(at_least=1, at_most=10**10)] = 200_000
     days: Days = 5
@@ -50,12 +50,12 @@ class Synthetic:
     seed: Seed = 1
 
     def sources(self) -> list[Path]:
-        """List no source files: the data are generated."""
+        """Return no source files, as the data are generated."""
         return []
 
     @property
     def cardinalities(self) -> tuple[int, ...]:
-        """Ids of each field: from 10 to `max_cardinality`, evenly spaced on a logarithmic scale."""
+        """Number of ids of each field: from 10 to `max_cardinality`, evenly spaced on a logarithmic scale."""
         return tuple(int(c) for c in np.geomspace(SMALLEST, self.max_cardinality, self.fields).round())
 
     def build(self, folder: Path, progress: Progress) -> WrittenArrays:
@@ -73,7 +73,7 @@ def _names(letter: str, count: int) -> list[str]:
 
 
 def zipf(uniform: NDArray[np.float64], size: int, skew: float) -> NDArray[np.int32]:
-    """Draw bounded Zipf ids in [0, size), id 0 the most frequent, by inverting the continuous power law.
+    """Draw Zipf-distributed ids in [0, size), id 0 the most frequent, by inverting the continuous power law.
 
     `skew` is the exponent: 0 is uniform, 1 is Zipf's law.
     """
@@ -87,7 +87,9 @@ def zipf(uniform: NDArray[np.float64], size: int, skew: float) -> NDArray[np.int
 
 
 def best_auc(seen: NDArray[np.int64]) -> float:
-    """AUC of the true probabilities on the drawn labels, from counts int64[2, bins] by (label, true-logit bin)."""
+    """Compute the AUC of the true click probabilities, the best possible one.
+
+    From counts int64[2, bins] by (label, bin of the true logit)."""
     negatives, positives = seen.astype(np.float64)
     below = np.cumsum(negatives) - negatives / 2
     pairs = negatives.sum() * positives.sum()
@@ -95,7 +97,7 @@ def best_auc(seen: NDArray[np.int64]) -> float:
 
 
 class Generator:
-    """Generator of chunks of rows; holds the hidden model and nothing that grows with the rows."""
+    """Generator of rows, chunk by chunk; its memory (the hidden model) does not grow with their number."""
 
     def __init__(self, options: Synthetic) -> None:
         self.options = options
@@ -117,7 +119,7 @@ class Generator:
         return random, numeric, ids
 
     def chunk(self, day: int, chunk: int, rows: int) -> tuple[Batch, NDArray[np.int64]]:
-        """Generate one chunk's rows, and their counts by (label, bin of the true logit)."""
+        """Generate the rows of one chunk, and their counts by (label, bin of the true logit)."""
         random, numeric, ids = self._features(self._random(day, chunk), rows)
         logit = self.hidden.logits(numeric, ids, day)
         noisy = logit + np.float32(self.options.noise) * random.standard_normal(rows, dtype=np.float32)
@@ -126,7 +128,7 @@ class Generator:
         return Batch(labels, numeric, ids), np.bincount(bins + labels * np.int64(BINS), minlength=2 * BINS)
 
     def fill(self, maps: Batch, progress: Progress) -> NDArray[np.int64]:
-        """Fill the mapped arrays with all days.
+        """Generate all days into the memory-mapped arrays.
 
         Return counts int64[days, 2, bins] by (label, bin of the true logit).
         """
@@ -158,7 +160,7 @@ def sigmoid(x: Floats) -> Floats:
 
 
 def weights(keys: NDArray[np.uint64]) -> list[Floats]:
-    """Hash each key to five uniform numbers in [-1, 1)."""
+    """Hash each key to five uniformly distributed numbers in [-1, 1)."""
     hashed = mix(keys)
     parts = []
     for k in range(PARTS):
@@ -168,7 +170,7 @@ def weights(keys: NDArray[np.uint64]) -> list[Floats]:
 
 
 class HiddenModel:
-    """Hidden model that gives rows their true logits.
+    """Hidden model that determines the rows' true click probabilities.
 
     `drift` is the angle (radians a day) by which the first-order weights rotate.
     """
@@ -202,7 +204,7 @@ class HiddenModel:
         return {"first": first, "numeric": numeric @ slope, "pairs": pairs}
 
     def logits(self, numeric: Floats, ids: NDArray[np.int32], day: int) -> Floats:
-        """Compute the true logits float32[n], before noise."""
+        """Compute the rows' true logits before noise, float32[n]."""
         parts = self._parts(numeric, ids, day)
         total = np.full(len(ids), self.shift, np.float32)
         for name, part in parts.items():
@@ -210,7 +212,7 @@ class HiddenModel:
         return total
 
     def calibrate(self, numeric: Floats, ids: NDArray[np.int32], signal: float, ctr: float) -> None:
-        """Scale the model's terms to their shares of a logit of deviation `signal`, and shift it to the click rate."""
+        """Scale the model's terms so that logits have the deviation `signal`, and shift them to the click rate."""
         for name, part in self._parts(numeric, ids, 0).items():
             spread = float(part.std())
             self.scale[name] = signal * SHARES[name] ** 0.5 / spread if spread > 0 else 0.0

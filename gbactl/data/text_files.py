@@ -1,4 +1,4 @@
-"""Text source files: found, read in blocks of whole lines whatever their compression, and parsed into arrays.
+"""Reading of text source files: find them, decompress, read blocks of whole lines, parse these into arrays.
 
 Plain, gzip, zstd and xz files are recognised by their first bytes. Memory is one block (16 MiB of text) and one read
 of 256 KiB. A truncated or damaged file is an error that names the line reached.
@@ -33,7 +33,7 @@ LONGEST_LINE = 1 << 20
 
 @dataclass(frozen=True)
 class LineBlock:
-    """Block of whole lines of one file, each ended by a newline; `first_line` counts from 1."""
+    """Block of whole lines of one file, each ended by a newline; `first_line` is the first one's number, from 1."""
 
     path: Path
     first_line: int
@@ -50,7 +50,7 @@ def _natural(path: Path) -> list[tuple[int, int | str]]:
 
 
 def find(path: str | list[str] | None, patterns: list[str], key: str = "data.path") -> list[Path]:
-    """Find the files of a path, a glob, a directory (files that match `patterns`) or a list of these.
+    """Find the files that a path, glob or directory (with `patterns`), or a list of these, denotes.
 
     Day_2 before day_10.
 
@@ -147,7 +147,7 @@ def _cut(path: Path, raw: BinaryIO) -> Iterator[LineBlock]:
 
 
 def read_blocks(path: Path) -> Iterator[tuple[int, LineBlock]]:
-    """Iterate over (bytes of the file read so far, block of whole lines). Raises DataError."""
+    """Iterate over a file as (bytes of the file read so far, block of whole lines). Raises DataError."""
     try:
         with path.open("rb") as raw:
             for block in _cut(path, raw):
@@ -157,7 +157,7 @@ def read_blocks(path: Path) -> Iterator[tuple[int, LineBlock]]:
 
 
 def read_all(paths: list[Path], progress: Progress) -> Iterator[tuple[int, LineBlock]]:
-    """Iterate over (number of the file, block) of all files in order; progress is one fraction over all of them."""
+    """Iterate over all files in order as (number of the file, block), with one progress over all of them."""
     sizes = [path.stat().st_size for path in paths]
     total = max(1, sum(sizes))
     for i, path in enumerate(paths):
@@ -172,28 +172,28 @@ C = TypeVar("C")
 
 
 class FastPathMismatch(Exception):
-    """Signal that a block holds text that the fast path does not read."""
+    """Signals that a block of lines contains text that the fast parser does not read."""
 
 
 class LineFormat(Protocol[C_co]):
-    """Text format, with a fast parse of a block and an explanation of one bad line."""
+    """Text format of a source: a fast parser of a block, and an explanation of an unreadable line."""
 
     def fast(self, data: bytes, lines: int) -> C_co:
-        """Parse `lines` whole lines into arrays. Raises FastPathMismatch or a polars error."""
+        """Parse a block of `lines` lines into arrays. Raises FastPathMismatch or a polars error."""
 
     def explain(self, line: str) -> str | None:
-        """Reason why this line cannot be read, in words; None if it can be."""
+        """Describe why a line cannot be read; None if it can be read."""
 
 
 class BadLines:
-    """Count of unreadable lines, limited by `data.max_bad_lines`."""
+    """Counter of unreadable lines, limited by `data.max_bad_lines`."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.count = 0
 
     def add(self, block: LineBlock, offset: int, reason: str) -> None:
-        """Count one unreadable line. Raises DataError past the limit."""
+        """Count one unreadable line. Raises DataError above the limit."""
         self.count += 1
         if self.count > self.limit:
             hint = f"fix it or type data.max_bad_lines={max(100, 10 * self.limit)} to skip such lines."
@@ -230,7 +230,7 @@ def _scan(form: LineFormat[C], block: LineBlock, bad: BadLines) -> C | None:
 
 
 def parse(form: LineFormat[C], block: LineBlock, bad: BadLines) -> C | None:
-    """Parse the readable lines of a block into arrays; None if there are none.
+    """Parse a block's readable lines into arrays; None if none is readable.
 
     Raises DataError past the bad-line limit.
     """
@@ -244,7 +244,7 @@ def parse(form: LineFormat[C], block: LineBlock, bad: BadLines) -> C | None:
 
 
 def table(data: bytes, lines: int, separator: str, schema: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
-    """Read delimited text with exactly these columns. Raises FastPathMismatch unless every line has all of them."""
+    """Parse delimited text with exactly these columns. Raises FastPathMismatch unless every line has all of them."""
     if data.count(separator.encode()) != lines * (len(schema) - 1):
         raise FastPathMismatch("a line with another number of columns")
     frame = pl.read_csv(
@@ -261,13 +261,13 @@ def table(data: bytes, lines: int, separator: str, schema: Mapping[str, type[pl.
 
 
 def is_integer(text: str) -> bool:
-    """Whether polars reads the text as a 64-bit integer."""
+    """Return whether polars would read a text as a 64-bit integer."""
     digits = text.removeprefix("-")
     return digits.isascii() and digits.isdigit() and -(2**63) <= int(text) < 2**63
 
 
 def _texts(column: pl.Series, number: pl.Series) -> pl.Series:
-    """Map texts that are not hexadecimal numbers to hashed values, null elsewhere."""
+    """Hash the texts in a column that are not hexadecimal numbers; null for all others."""
     other = column.filter(number.is_null() & column.is_not_null()).unique()
     values = pl.Series([text_value(text) for text in other], dtype=pl.Int64)
     return column.replace_strict(other, values, default=None, return_dtype=pl.Int64)

@@ -1,4 +1,4 @@
-"""Writer of the three cache arrays: appended when the number of rows is not known, mapped when it is; cut into days.
+"""Writer of a cache's three arrays (labels, numeric, ids), and their division into days.
 
 Appending costs one buffered write a chunk; the .npy header is rewritten in place at the end.
 """
@@ -31,7 +31,7 @@ DEFAULT_DAYS = 7
 
 @dataclass(frozen=True)
 class WrittenArrays:
-    """Description of the arrays that a source wrote; `splits` are (name, first row, end row)."""
+    """Description of the arrays that a source has written; `splits` are (name, first row, end row)."""
 
     kind: str
     schema: Schema
@@ -56,7 +56,7 @@ def _write_headers(files: dict[str, BinaryIO], rows: int, numeric: int, fields: 
 
 
 def write_all(folder: Path, numeric: int, fields: int, chunks: Iterable[Batch]) -> int:
-    """Append every chunk to labels.npy, numeric.npy and ids.npy in a folder; return the number of rows."""
+    """Append all chunks to labels.npy, numeric.npy and ids.npy in a folder; return the number of rows."""
     rows = 0
     with ExitStack() as stack:
         files: dict[str, BinaryIO] = {name: stack.enter_context((folder / f"{name}.npy").open("wb")) for name in ARRAYS}
@@ -72,7 +72,7 @@ def write_all(folder: Path, numeric: int, fields: int, chunks: Iterable[Batch]) 
 
 
 def allocate(folder: Path, rows: int, numeric: int, fields: int) -> Batch:
-    """Create writable maps of the three arrays for a known number of rows.
+    """Create writable memory-mapped arrays for a known number of rows.
 
     Raises DataError where the disk is too small.
     """
@@ -91,7 +91,7 @@ def allocate(folder: Path, rows: int, numeric: int, fields: int) -> Batch:
 
 
 def reorder(source: Path, folder: Path, order: NDArray[np.int64], chunk: int = 1 << 18) -> None:
-    """Write the arrays of `source` into `folder` in the given order of rows, a chunk at a time."""
+    """Copy the arrays of `source` into `folder` with their rows in another order, a chunk at a time."""
     arrays = {name: np.load(source / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
     parts = (order[lo : lo + chunk] for lo in range(0, len(order), chunk))
     batches = (Batch(*(arrays[name][index] for name in ARRAYS)) for index in parts)
@@ -99,7 +99,7 @@ def reorder(source: Path, folder: Path, order: NDArray[np.int64], chunk: int = 1
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush every file of a folder, and the folder itself, to disk."""
+    """Sync a folder and every file in it to disk."""
     for path in [*folder.iterdir(), folder]:
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -109,7 +109,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def equal_days(rows: int, days: int | None) -> list[tuple[str, int, int]]:
-    """Cut rows into `days` (default 7) equal days: (name, first, end). Raises DataError with fewer rows than days."""
+    """Divide rows into `days` (default 7) days of equal size: (name, first, end). Raises DataError for too few rows."""
     count = days or DEFAULT_DAYS
     if rows < count:
         raise DataError(f"The data has {rows} rows, which cannot be cut into data.days={count}; set fewer days.")
@@ -117,5 +117,5 @@ def equal_days(rows: int, days: int | None) -> list[tuple[str, int, int]]:
 
 
 def days_between(ends: list[int]) -> list[tuple[str, int, int]]:
-    """Row ranges of consecutive days, (name, first, end), from the end row of each."""
+    """Return the row ranges of consecutive days, (name, first, end), from each day's end row."""
     return [(f"day{i}", start, end) for i, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))]

@@ -21,17 +21,17 @@ TAIL_LINES = 25
 
 
 class InstallError(GbactlError):
-    """Failed step of the installation; the sentence names it and its log."""
+    """Failure of an installation step; the sentence names the step and its log."""
 
 
 def say(text: str) -> None:
-    """Print one progress line at once on standard error."""
+    """Print a progress line on standard error, unbuffered."""
     print(f"[install] {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def heartbeat(what: str, about: str = "", every: float = HEARTBEAT_SECONDS) -> Iterator[None]:
-    """Announce `what`, repeat every 15 s that it is still running, and print how long it took."""
+    """Print that the step `what` begins, every 15 s that it still runs, and at the end how long it took."""
     hint = f" (about {about})" if about else ""
     say(f"{what}{hint} ...")
     started, done = time.monotonic(), threading.Event()
@@ -51,7 +51,7 @@ def heartbeat(what: str, about: str = "", every: float = HEARTBEAT_SECONDS) -> I
 
 
 def run(what: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None, about: str = "") -> None:
-    """Run `command` with its output in `log`. Raises InstallError with the log's last lines."""
+    """Run a command with its output in the file `log`. Raises InstallError with the log's last lines."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with heartbeat(what, about), log.open("wb") as out:
         code = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=env, check=False).returncode

@@ -29,7 +29,7 @@ INPUTS = (
 
 
 def fingerprint(horovod: bool) -> str:
-    """Hash (sha256) over everything the installation depends on."""
+    """Hash everything that the installation depends on, with SHA-256."""
     digest = hashlib.sha256(f"{sys.version_info[:2]} horovod={horovod} {ROOT}".encode())
     for name in INPUTS:
         digest.update(name.encode() + (ROOT / name).read_bytes())
@@ -37,7 +37,9 @@ def fingerprint(horovod: bool) -> str:
 
 
 def torch_requirement() -> str:
-    """Exact torch requirement of pyproject.toml, installed alone and first: an open range would take a CUDA build."""
+    """Return pyproject.toml's exact torch requirement, which is installed first and alone.
+
+    An open range would take a CUDA build."""
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -45,7 +47,7 @@ def torch_requirement() -> str:
 
 
 def install(horovod: bool) -> None:
-    """Make .venv, install torch, gbactl with its tools, and Horovod. Raises InstallError."""
+    """Create .venv and install torch, gbactl with its tools, and Horovod. Raises InstallError."""
     logs = VENV / "log"
     pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install"]
     if not PYTHON.exists():
@@ -63,7 +65,7 @@ def install(horovod: bool) -> None:
 
 
 def main() -> int:
-    """Run the installer and return the exit code."""
+    """Run the installer; returns the exit code."""
     horovod = "--no-horovod" not in sys.argv[1:]
     wanted = fingerprint(horovod)
     (ROOT / "build").mkdir(exist_ok=True)

@@ -30,13 +30,13 @@ WITHOUT = "or go without Horovod: type `make install HOROVOD=no` and use collect
 
 
 def find_compiler() -> str | None:
-    """Path of the C++ compiler that $CXX names, or of g++ or c++."""
+    """Return the path of the C++ compiler that $CXX names, or of g++ or c++."""
     named = os.environ.get("CXX")
     return shutil.which(named) if named else shutil.which("g++") or shutil.which("c++")
 
 
 def cmake_version(program: str) -> tuple[int, ...]:
-    """Version of cmake, such as (3, 25, 1), or () when the program does not answer."""
+    """Return the version of cmake, such as (3, 25, 1), or () if the program does not answer."""
     try:
         text = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     except OSError:
@@ -46,7 +46,7 @@ def cmake_version(program: str) -> tuple[int, ...]:
 
 
 def require_compiler() -> str:
-    """Find the compiler's path. Raises MissingDependencyError with what to install."""
+    """Return the C++ compiler's path. Raises MissingDependencyError that says what to install."""
     compiler = find_compiler()
     if compiler is None:
         raise MissingDependencyError(
@@ -62,7 +62,7 @@ def require_compiler() -> str:
 
 
 def require_cmake() -> str:
-    """Find the path of a usable cmake. Raises MissingDependencyError with what to install."""
+    """Return the path of a usable cmake. Raises MissingDependencyError that says what to install."""
     program = os.environ.get("HOROVOD_CMAKE") or shutil.which("cmake")
     if program is None or cmake_version(program) < OLDEST_CMAKE:
         raise MissingDependencyError(
@@ -73,7 +73,7 @@ def require_cmake() -> str:
 
 
 def cxx20_wrapper(folder: Path, compiler: str) -> Path:
-    """Write a compiler wrapper that appends the C++20 flag: Horovod sets C++14, which torch 2.13 does not support."""
+    """Write a compiler wrapper that appends the C++20 flag, as Horovod sets C++14, which torch 2.13 rejects."""
     wrapper = folder / "cxx20"
     wrapper.write_text(f'#!/bin/sh\nexec "{compiler}" "$@" -std=gnu++20\n')
     wrapper.chmod(0o755)
@@ -94,19 +94,19 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 def cache_root() -> Path:
-    """Cache folder: ${XDG_CACHE_HOME:-~/.cache}/gbactl."""
+    """Return the cache folder, ${XDG_CACHE_HOME:-~/.cache}/gbactl."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gbactl"
 
 
 def wheel_dir(torch_version: str) -> Path:
-    """Folder of the wheel for this torch, Python and machine."""
+    """Return the cache folder of the Horovod wheel for this torch, Python and machine."""
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     return cache_root() / "wheels" / f"{torch_version}-{python}-{platform.machine()}"
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `path`; prints a message when it has to wait."""
+    """Hold an exclusive lock on the file `path`; prints a message if it has to wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         try:
@@ -118,7 +118,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def works() -> str:
-    """Check that horovod.torch imports and has Gloo: '' if so, else the reason why not."""
+    """Check that horovod.torch can be imported and has Gloo; returns "" if so, else the reason why not."""
     code = "import horovod.torch.mpi_ops as h; assert h.gloo_built(), 'built without Gloo'"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     lines = done.stderr.strip().splitlines()
@@ -126,7 +126,7 @@ def works() -> str:
 
 
 def _build(folder: Path) -> Path:
-    """Build into a temporary directory, then rename the wheel into `folder`."""
+    """Build Horovod in a temporary directory, and move the complete wheel into `folder`."""
     compiler, cmake = require_compiler(), require_cmake()
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "build.log"
@@ -151,7 +151,7 @@ def _build(folder: Path) -> Path:
 
 
 def _keep(made: Path, folder: Path, log: Path) -> Path:
-    """Move a complete wheel into the cache. Raises InstallError for one without its library."""
+    """Move a complete wheel into the cache. Raises InstallError if the wheel lacks its compiled library."""
     if not any("mpi_lib_v2" in name and name.endswith(".so") for name in zipfile.ZipFile(made).namelist()):
         raise InstallError(f"Horovod's build left its torch library out; the whole output is in {log}.")
     partial = folder / f".{made.name}.{os.getpid()}"
@@ -168,7 +168,7 @@ def _install(wheel: Path) -> str:
 
 
 def ensure() -> None:
-    """Make `import horovod.torch` work in this Python. Raises InstallError or MissingDependencyError."""
+    """Install Horovod, built or from the cache, unless it works. Raises InstallError or MissingDependencyError."""
     try:
         torch_version = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -191,7 +191,7 @@ def ensure() -> None:
 
 
 def main() -> int:
-    """Run the builder and return the exit code."""
+    """Run the builder; returns the exit code."""
     try:
         ensure()
     except GbactlError as error:

@@ -28,10 +28,10 @@ class BuildWithConf(build_py):  # type: ignore[misc]
                 self.copy_file(str(source), str(target))
 
     def get_source_files(self) -> list[str]:
-        """List the files that a source distribution must contain."""
+        """List the files that a source distribution must contain, conf/ among them."""
         return [*super().get_source_files(), *map(str, self._conf_files())]
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        """List the files that were built."""
+        """List the files that the build wrote."""
         made = [] if self.editable_mode else self._conf_files()
         return [*super().get_outputs(include_bytecode), *(f"{self.build_lib}/gbactl/{f}" for f in made)]

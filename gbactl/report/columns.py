@@ -12,7 +12,7 @@ MISSING = "-"
 
 @dataclass(frozen=True)
 class Column:
-    """Column of the table; several metrics share a cell.
+    """Column of the report's table: its title, its metrics (several share a cell) and its number format.
 
     `digits` after the decimal point; None: six significant digits. Several metrics in a cell are written with one
     digit.
@@ -24,7 +24,7 @@ class Column:
     thousands: bool = False
 
     def write(self, value: float) -> str:
-        """Format one number."""
+        """Format one number as the column shows it."""
         if self.digits is None:
             return f"{value:.6g}"
         return f"{value:,.{self.digits}f}" if self.thousands else f"{value:.{self.digits}f}"
@@ -39,7 +39,7 @@ class Cell:
 
     @property
     def line(self) -> str:
-        """Value and spread on one line."""
+        """Text of the cell on one line: the value, then its spread."""
         return f"{self.value} {self.spread}".strip()
 
 
@@ -65,14 +65,14 @@ SLOWDOWN = (Column("injected", ("injected",), 2), Column("observed", ("observed"
 
 
 def column_of(metric: str) -> Column:
-    """Make a column for any MLflow metric; `auc/day 3` is formatted like `auc`."""
+    """Make a column for any MLflow metric; `auc/day 3` gets the format of `auc`."""
     family = metric.split("/")[0]
     like = next((column for column in STANDARD if column.metrics == (family,)), None)
     return Column(metric, (metric,)) if like is None else replace(like, title=metric, metrics=(metric,))
 
 
 def cell(column: Column, stats: Mapping[str, Stat | None], mark: str = "") -> Cell:
-    """Make the column's cell for one group; `mark` is appended to its value."""
+    """Make a group's cell in this column; `mark` is appended to its value."""
     found = [stats.get(metric) for metric in column.metrics]
     if len(found) > 1:
         if not any(found):
@@ -89,7 +89,7 @@ def _short(value: float) -> str:
 
 
 def difference_cell(column: Column, difference: Difference | None) -> Cell:
-    """Make a cell of the signed mean difference and its half-width, in the digits of the compared column."""
+    """Make the cell of a group's mean difference to the baseline, with its confidence half-width."""
     if difference is None:
         return Cell(MISSING)
     spread = "" if difference.half is None else f"+-{column.write(difference.half)}"

@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Options of the command line."""
+    """Options of `gbactl report` on the command line."""
 
     uri: str | None
     experiments: Sequence[str]
@@ -40,7 +40,9 @@ class ReportOptions:
 
 
 def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str], None]) -> None:
-    """Print the comparison to `out` and everything else to `aside`; call `opened` with the store before it is read."""
+    """Compare runs; print the table to `out`, all other text to `aside`.
+
+    Calls `opened` with the store before it is read."""
     uri = tracking_uri(uri=options.uri)
     path = sqlite_path(uri)
     if path is not None and not path.exists():
@@ -67,7 +69,7 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
 
 
 def send(run_dir: Path, uri: str | None, out: Say) -> None:
-    """Send the unsent records of a run to its tracking store."""
+    """Send the records of a run that its tracking store has not accepted yet."""
     sent = send_backlog(run_dir, uri)
     if sent is None:
         out(f"Nothing to send: everything of {run_dir} is in its tracking store.")
@@ -76,7 +78,7 @@ def send(run_dir: Path, uri: str | None, out: Say) -> None:
 
 
 def read_curves(uri: str, runs: list[Run], report: Report) -> tuple[list[Curves], list[str]]:
-    """Read curves of the runs in the report's lines, in its order.
+    """Read the curves of the runs in a report from their result.json, in the order of its lines.
 
     Also list the runs without a readable result.json.
     """

@@ -45,7 +45,9 @@ MARKS = {"eps": "*", "ne": "!"}  # after a value: a rate over little time, a mod
 
 @dataclass(frozen=True)
 class Group:
-    """One line of the table, made of `runs` (their MLflow ids). `marks`: warnings for the reader, as in MARKS."""
+    """One line of the report's table, with statistics over its runs.
+
+    `runs`: their MLflow ids. `marks`: warnings for the reader, as in MARKS."""
 
     key: Key
     n: int
@@ -58,7 +60,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Line:
-    """Runs that share a line of the table.
+    """Runs that form one line of the report's table.
 
     `alike`: values that a line and its baseline line must have in common. `place`: sort key.
     """
@@ -71,7 +73,7 @@ class Line:
 
 @dataclass(frozen=True)
 class ExcludedRun:
-    """Run that is not in the table, and the reason."""
+    """Run that was left out of the report, and the reason."""
 
     run: str
     reason: str
@@ -79,7 +81,7 @@ class ExcludedRun:
 
 @dataclass(frozen=True)
 class Report:
-    """Comparison as the renderers need it. The first column is the compared metric."""
+    """Comparison of runs in the form that the renderers need; the first column is the compared metric."""
 
     by: Key
     columns: tuple[Column, ...]
@@ -100,7 +102,7 @@ def compare(
     metrics: Sequence[str] = (),
     on: str = "auc",
 ) -> Report:
-    """Group runs by parameters or tags and compare `on` with the groups whose first key is `baseline`.
+    """Group runs by parameters or tags, and compare the metric `on` between each group and the baseline.
 
     Without `by`, runs share a line if they differ in their seed alone. With `by`, a line has the mean over all other
     differences except the mode. Without `baseline`, sync is the baseline if there is one. Raises UsageError for a key,
@@ -128,7 +130,9 @@ def compare(
 
 
 def _lines(runs: Sequence[Run]) -> tuple[Key, list[Line]]:
-    """Make a line for every mode and configuration; a second key names how they differ, if they do."""
+    """Make a line of the table for every mode and configuration.
+
+    If several lines have the same mode, a second key names the differences."""
     members: dict[tuple[str, Key, Key], list[tuple[Run, Key]]] = defaultdict(list)
     for run, each in zip(runs, differing(runs), strict=True):
         members[value_of(run, "mode"), each.beyond, each.own].append((run, each.told))
@@ -142,7 +146,9 @@ def _lines(runs: Sequence[Run]) -> tuple[Key, list[Line]]:
 
 
 def _lines_by(runs: Sequence[Run], by: Sequence[str]) -> tuple[Key, list[Line]]:
-    """Make a line for every combination of the keys' values and mode."""
+    """Make a line of the table for every combination of the values of the keys `by` (and of modes).
+
+    The mode becomes a further key if the given ones do not separate modes."""
     keys = tuple(key.removeprefix("params.").strip('`"') for key in by)
     _check_keys(runs, keys)
     if len({_values(run, (*keys, "mode")) for run in runs}) > len({_values(run, keys) for run in runs}):
@@ -158,13 +164,15 @@ def _values(run: Run, keys: Key) -> Key:
 
 
 def _order(line: Line, chosen: str | None, by_likeness: bool) -> tuple[object, ...]:
-    """Sort key of a line: the baseline first; with `by_likeness` first among the lines with the same `alike` values."""
+    """Return a line's sort key: the baseline comes first.
+
+    With `by_likeness` it comes first among the lines with the same `alike` values."""
     first = natural(line.alike) if by_likeness else []
     return first, chosen is None or line.key[0] != chosen, natural(line.place)
 
 
 def _reference(line: Line, lines: Sequence[Line], chosen: str | None) -> Line | None:
-    """Choose the baseline's line to compare with; of several that differ in the mode's own keys, the most similar."""
+    """Choose the line of the baseline to compare a line with, the most similar one if there are several."""
     if chosen is None or line.key[0] == chosen:
         return None
     found = [each for each in lines if each.key[0] == chosen and each.alike == line.alike]
@@ -173,7 +181,7 @@ def _reference(line: Line, lines: Sequence[Line], chosen: str | None) -> Line | 
 
 
 def _columns(runs: Sequence[Run], on: str, metrics: Sequence[str]) -> tuple[Column, ...]:
-    """List the columns: the compared metric, then the standard ones, then `metrics`."""
+    """List the table's columns: the compared metric, the standard ones, then `metrics`."""
     clocks = CLOCKS if any("virtual_seconds" in run.metrics for run in runs) else ()
     replicas = REPLICAS if any("elp" in run.metrics for run in runs) else ()
     first = AUC if on == "auc" else column_of(on)
@@ -182,7 +190,7 @@ def _columns(runs: Sequence[Run], on: str, metrics: Sequence[str]) -> tuple[Colu
 
 
 def _completed(run: Run) -> Run:
-    """Add the share of decayed samples to a run's metrics, and drop rates over no time."""
+    """Add the share of decayed samples to a run's metrics, and drop throughputs of 0, which took no time."""
     metrics = {name: value for name, value in run.metrics.items() if value or name.partition("/")[0] != "eps"}
     read, decayed = metrics.get("samples_read"), metrics.get("samples_decayed")
     if read and decayed is not None:
@@ -191,19 +199,21 @@ def _completed(run: Run) -> Run:
 
 
 def _marks(runs: Sequence[Run]) -> str:
-    """Marks that apply to any of the runs."""
+    """Return the warning marks that apply to any of the runs."""
     found = {"eps": any(map(_is_short, runs)), "ne": any(run.metrics.get("ne", 0.0) > 1 for run in runs)}
     return "".join(MARKS[metric] for metric, deserved in found.items() if deserved)
 
 
 def _is_short(run: Run) -> bool:
-    """Whether a run trained for so few seconds that its rate says little."""
+    """Return whether a run trained for too few seconds for its throughput to be meaningful."""
     rate, trained = run.metrics.get("eps"), run.metrics.get("samples_trained")
     return bool(rate) and trained is not None and trained < SHORT_SECONDS * (rate or 0.0)
 
 
 def _usable(runs: Sequence[Run], on: str) -> tuple[list[Run], list[ExcludedRun]]:
-    """Select the newest finished run with a compared value of every configuration (seed included); list the others."""
+    """Split runs into usable and excluded ones.
+
+    Usable is the newest finished run of every configuration (seed included) with a value of the metric `on`."""
     left_out: list[ExcludedRun] = []
     newest: dict[tuple[str, Configuration], Run] = {}
     for run in sorted(runs, key=lambda run: run.start_ms):
@@ -238,7 +248,7 @@ def _baseline(lines: Sequence[Line], wanted: str | None) -> str | None:
 
 
 def _mixtures(lines: Sequence[Line], keys: Key) -> list[str]:
-    """Note on the configuration keys that lines have means over."""
+    """Note which configuration keys differ between runs of the same line."""
     names = sorted({name for line in lines for name in mixed(line.runs)})
     if not names:
         return []
@@ -247,7 +257,9 @@ def _mixtures(lines: Sequence[Line], keys: Key) -> list[str]:
 
 
 def _group(line: Line, reference: Line | None, columns: Sequence[Column], rule: Pairing) -> tuple[Group, list[str]]:
-    """Make a line's group from the runs with a partner, or all if none has one, and the notes on it."""
+    """Compute the statistics of a line, and the notes about it.
+
+    Only the runs with a partner count, or all runs if none has one."""
     pairs = pairs_of(line.runs, [] if reference is None else reference.runs, rule)
     kept = pairs.ours or line.runs
     names = [metric for column in columns for metric in column.metrics]
@@ -260,7 +272,7 @@ def _group(line: Line, reference: Line | None, columns: Sequence[Column], rule: 
 
 
 def _unpaired(pairs: Pairs, line: Line, reference: Line, compared: Column, rule: Pairing) -> list[str]:
-    """Notes on runs of a line without a partner, and on the baseline where only part of it is compared."""
+    """Note which runs of a line have no partner in the baseline, and whether only part of the baseline was compared."""
     said, name = [], reference.key[0]
     if pairs.alone:
         end = " and are not in its line" if pairs.ours else ""
@@ -275,7 +287,7 @@ def _unpaired(pairs: Pairs, line: Line, reference: Line, compared: Column, rule:
 
 
 def _evaluated(runs: Sequence[Run]) -> list[str]:
-    """Notes on which dense vector was evaluated in modes where every trainer has its own."""
+    """Note which dense vector was evaluated (centre or mean) in modes where every trainer has a replica."""
     found = {value_of(run, "mode") for run in runs if "elp" in run.metrics}
     averaged = set(names(lambda mode: mode.home == "replicas" and mode.collective))
     centred = set(names(lambda mode: mode.home == "replicas" and not mode.collective))
@@ -284,7 +296,7 @@ def _evaluated(runs: Sequence[Run]) -> list[str]:
 
 
 def _collectives(runs: Sequence[Run]) -> list[str]:
-    """Notes on the all-reduce of modes that sum gradients with one, without which their speed cannot be judged."""
+    """Note which all-reduce was used, on which the speed of modes with an all-reduce depends."""
     found = defaultdict(set)
     for run in runs:
         if "collective.name" in run.params and not is_modelled(value_of(run, "cluster")):

@@ -1,4 +1,4 @@
-"""Configuration of a run as far as it can change a result, and the keys that differ between runs. Pure.
+"""Parts of a run's configuration that can change a result, and the keys that differ between runs. Pure.
 
 A key that an older run has not logged takes its current default.
 """
@@ -34,7 +34,9 @@ Settings = Mapping[str, str]
 
 
 class DifferingKeys(NamedTuple):
-    """Values of the keys in which a run differs from others, beyond the mode and within it, and all as key=value."""
+    """Values of the configuration keys in which a run differs from others.
+
+    `beyond`: of keys other than the mode's. `own`: of the mode's own keys. `told`: all of them as key=value."""
 
     beyond: tuple[str, ...]
     own: tuple[str, ...]
@@ -42,7 +44,7 @@ class DifferingKeys(NamedTuple):
 
 
 def value_of(run: Run, key: str) -> str:
-    """Value of a parameter, or of a tag (tags.NAME); `-` where a run has none.
+    """Return a run's value of a parameter, or of a tag (tags.NAME); `-` where it has none.
 
     `mode` is the modes run: sync>gba@day2.
     """
@@ -55,7 +57,7 @@ def value_of(run: Run, key: str) -> str:
 
 
 def without(found: Settings, listed: Iterable[str]) -> dict[str, str]:
-    """Copy all keys except those listed and those that begin with a listed prefix ending in a dot."""
+    """Copy a mapping without the listed keys and without those that begin with a listed prefix ending in a dot."""
     exact = frozenset(listed)
     prefixes = tuple(each for each in exact if each.endswith("."))
     return {key: value for key, value in found.items() if key not in exact and not key.startswith(prefixes)}
@@ -68,13 +70,13 @@ def _defaults() -> Settings:
 
 
 def settings(run: Run) -> dict[str, str]:
-    """Parameters that can change this run's result."""
+    """Return the parameters of a run, defaults included, that can change its result."""
     found = {**_defaults(), **run.params}
     return without(found, (*_IRRELEVANT, *_unused(found, value_of(run, "mode"))))
 
 
 def _unused(found: Settings, mode: str) -> list[str]:
-    """Keys, or key prefixes, that have no effect in a run like this."""
+    """List the keys, or key prefixes, that have no effect on a run with this mode and cluster."""
     modelled = is_modelled(found["cluster.name"])
     skipped = [] if modelled else ["cost."]
     if modelled or not any(_collects(each) for each in each_mode(mode)):
@@ -87,7 +89,7 @@ def _unused(found: Settings, mode: str) -> list[str]:
 
 
 def is_modelled(cluster: str) -> bool:
-    """Whether a run's processes were simulated; false for an unknown cluster name."""
+    """Return whether a run's processes were simulated; false for an unknown cluster name."""
     with contextlib.suppress(ConfigError):
         return not place_of(cluster).real
     return False
@@ -98,12 +100,12 @@ def _collects(mode: str) -> bool:
 
 
 def configuration(run: Run, free: Iterable[str] = ()) -> Configuration:
-    """Configuration that can change a run's result, without the `free` parameters (or prefixes that end with a dot)."""
+    """Return the parameters that can change a run's result as a set, without `free` keys and prefixes."""
     return frozenset(without(settings(run), free).items())
 
 
 def _varying(found: Iterable[Settings]) -> list[str]:
-    """Keys that have more than one value."""
+    """List the keys that have more than one value among these configurations."""
     values: dict[str, set[str]] = defaultdict(set)
     for each in found:
         for key, value in each.items():
@@ -146,7 +148,9 @@ def _grouped(found: Sequence[Settings], called: Sequence[str]) -> dict[str, list
 
 
 def _labels(group: str, runs: Sequence[Run], found: Sequence[Settings], beyond: Sequence[str]) -> list[list[str]]:
-    """Label each run's values of a group: the group's name, and the keys that differ among runs with that name."""
+    """Label the values that each run has in one group of keys, such as faults.
+
+    A label is the group's name, and the keys that differ among runs with that name."""
     keys = [key for key in beyond if key.startswith(f"{group}.")]
     called = [_name(group, run, each) for run, each in zip(runs, found, strict=True)]
     namesakes, made = _grouped(found, called), []
@@ -158,7 +162,9 @@ def _labels(group: str, runs: Sequence[Run], found: Sequence[Settings], beyond: 
 
 
 def _name(group: str, run: Run, found: Settings) -> str:
-    """Name of a group's values in a run; "" where they have none (fault plans typed by hand, or of an older run)."""
+    """Return the name of the option that a run chose for a group of keys; "" where it has no name.
+
+    Fault plans typed by hand, or of an older run, have none."""
     if not any(key.startswith(f"{group}.") for key in found):
         return ""
     name = run.params.get(f"{group}.name", "")
@@ -170,7 +176,7 @@ def _name(group: str, run: Run, found: Settings) -> str:
 
 
 def mixed(runs: Sequence[Run]) -> list[str]:
-    """Names of the keys that differ between runs of one line.
+    """List the keys that differ between runs of one line.
 
     Group keys where the group's name does not tell them apart.
     """
@@ -179,7 +185,7 @@ def mixed(runs: Sequence[Run]) -> list[str]:
 
 
 def short(value: str) -> str:
-    """Shorten a value to a readable text of bounded length; different values stay different."""
+    """Shorten a value to a readable text of limited length; different values give different texts."""
     try:
         text = _plain(ast.literal_eval(value)) if value[:1] in "[{" else value
     except (ValueError, SyntaxError):
@@ -190,7 +196,7 @@ def short(value: str) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Write a value without Python's punctuation."""
+    """Format a value without Python's quotes and braces."""
     if isinstance(value, dict):
         return " ".join(f"{key} {_plain(each)}" for key, each in value.items())
     if isinstance(value, list) and any(isinstance(each, dict) for each in value):

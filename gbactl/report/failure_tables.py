@@ -1,4 +1,4 @@
-"""Tables of failures and faults: for runs in which processes died, hung or were slow. Pure.
+"""Tables of process failures and of injected slow-downs in compared runs. Pure.
 
 The injected slow-down of faulty workers and servers is shown beside the observed one.
 """
@@ -33,7 +33,7 @@ _FACTOR = re.compile(rf"fault_({'|'.join(SLOWDOWN_KINDS)})/([WS]\d+)")
 
 @dataclass(frozen=True)
 class FailureLine:
-    """Line of the failure table: one kind of failure of one process of a group, in `n` runs.
+    """Line of the failure table: one kind of failure of one process, averaged over `n` runs of a group.
 
     Seconds count from the failure, or from the last sign of life where it was not injected.
     """
@@ -46,7 +46,7 @@ class FailureLine:
 
 
 def failures(key: tuple[str, ...], runs: Sequence[Run]) -> list[FailureLine]:
-    """Failure lines of one group; none where nothing failed."""
+    """Make the lines of the failure table for one group; none where nothing failed."""
     values: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         for name, value in run.metrics.items():
@@ -66,7 +66,7 @@ def _order(line: tuple[str, str]) -> tuple[str, int, str]:
 
 @dataclass(frozen=True)
 class SlowdownLine:
-    """Line of the slow-down table: one worker or server of a group, or all its faulty ones, in `n` runs.
+    """Line of the slow-down table: a worker or server (or several together), averaged over `n` runs of a group.
 
     Slow-down factors, None where not known.
     """
@@ -79,19 +79,19 @@ class SlowdownLine:
 
     @property
     def stats(self) -> Mapping[str, Stat | None]:
-        """Both factors by name."""
+        """Injected and observed slow-down factors by name."""
         return {"injected": self.injected, "observed": self.observed}
 
     @property
     def error(self) -> float | None:
-        """Percentage by which the observed factor exceeds the injected one."""
+        """Difference of the observed to the injected slow-down factor, in percent."""
         if self.injected is None or self.observed is None:
             return None
         return 100.0 * (self.observed.mean / self.injected.mean - 1.0)
 
 
 def slowdowns(key: tuple[str, ...], runs: Sequence[Run]) -> list[SlowdownLine]:
-    """Slow-down lines of one group; none where no run has faults."""
+    """Make the lines of the slow-down table for one group; none where no run has faults."""
     found = [_of(run.metrics) for run in runs]
     names = sorted({name for each in found for name in each}, key=lambda name: (name[0] != "W", int(name[1:])))
     workers, servers = ([name for name in names if name[0] == letter] for letter in "WS")
@@ -118,7 +118,7 @@ def _of(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
 def _line(
     key: tuple[str, ...], name: str, workers: Sequence[str], found: Sequence[Mapping[str, Mapping[str, float]]]
 ) -> SlowdownLine:
-    """Make one slow-down line; a run's value is the mean over the line's workers."""
+    """Make one line of the slow-down table; a run's value is the mean over the line's workers."""
     stats = []
     for kind in SLOWDOWN_KINDS:
         values = [[each[w][kind] for w in workers if kind in each.get(w, {})] for each in found]

@@ -21,7 +21,7 @@ from gbactl.tracking.mlflow_connection import Run
 
 @dataclass(frozen=True)
 class Stat:
-    """Mean over n runs; sd is the sample standard deviation, None for one run."""
+    """Mean and sample standard deviation over n values; sd is None for n = 1."""
 
     mean: float
     sd: float | None
@@ -30,7 +30,7 @@ class Stat:
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of n paired differences; `half` is half the 95 % interval's width, None for one pair."""
+    """Mean of n paired differences, with half the width of its 95 % interval (None for one pair)."""
 
     mean: float
     half: float | None
@@ -38,14 +38,14 @@ class Difference:
 
 
 def stat(values: Sequence[float]) -> Stat | None:
-    """Compute mean and sample deviation; None for no values."""
+    """Compute mean and sample standard deviation; None if there are no values."""
     if not values:
         return None
     return Stat(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
 
 def paired(pairs: Sequence[tuple[float, float]], confidence: float = 0.95) -> Difference | None:
-    """Compute the mean of second minus first with a Student's t interval over the pairs; None for no pairs."""
+    """Compute the mean of (second - first) over pairs, with a Student's t interval; None if there are no pairs."""
     if not pairs:
         return None
     differences = [second - first for first, second in pairs]
@@ -63,7 +63,7 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Pairing:
-    """Rule by which runs are compared: the metric, and the keys in which a pair may differ.
+    """Rule for pairing runs: the compared metric, and the keys in which the runs of a pair may differ.
 
     `free`: parameters, and prefixes that end with a dot. `varied`: the free ones that a reader has to be told of.
     """
@@ -75,7 +75,7 @@ class Pairing:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Runs of two groups that have a partner in the other group, and those of the first that have none."""
+    """Result of pairing two groups of runs: the runs with a partner, and those of the first group without."""
 
     ours: list[Run]
     theirs: list[Run]
@@ -83,7 +83,7 @@ class Pairs:
 
 
 def values(runs: Iterable[Run], without: Iterable[str] = ()) -> dict[str, set[str]]:
-    """Values of every parameter over some runs."""
+    """Collect the values of every parameter over some runs."""
     found: dict[str, set[str]] = defaultdict(set)
     skipped = tuple(without)
     for run in runs:
@@ -93,7 +93,7 @@ def values(runs: Iterable[Run], without: Iterable[str] = ()) -> dict[str, set[st
 
 
 def pairing(on: str, keys: Key, members: Mapping[Key, Sequence[Run]]) -> Pairing:
-    """Make the pairing rule for runs grouped by `keys`."""
+    """Choose the pairing rule for runs that are grouped by `keys`."""
     names = [key.removesuffix(".name") for key in keys]
     free = [*(f"{name}." for name in names), *keys, *names]
     if "mode" in names:
@@ -106,7 +106,7 @@ def pairing(on: str, keys: Key, members: Mapping[Key, Sequence[Run]]) -> Pairing
 
 
 def _one_value_each(members: Mapping[Key, Sequence[Run]], without: Iterable[str]) -> list[str]:
-    """Parameters that have one value in every group, but not the same in all groups."""
+    """List the parameters that are constant within every group but differ between groups."""
     groups = [values(runs, without) for runs in members.values()]
     names = {name for group in groups for name in group}
     single = [name for name in names if all(len(group.get(name, ())) <= 1 for group in groups)]
@@ -114,7 +114,7 @@ def _one_value_each(members: Mapping[Key, Sequence[Run]], without: Iterable[str]
 
 
 def pairs_of(runs: Sequence[Run], reference: Sequence[Run], rule: Pairing) -> Pairs:
-    """Pair the runs by seed and by every key that `rule` does not leave free."""
+    """Pair runs with runs of `reference` that have the same seed and configuration, apart from the rule's free keys."""
     ours, theirs = _by_pair(runs, rule), _by_pair(reference, rule)
     return Pairs(
         [run for pair in ours if pair in theirs for run in ours[pair]],
@@ -124,7 +124,9 @@ def pairs_of(runs: Sequence[Run], reference: Sequence[Run], rule: Pairing) -> Pa
 
 
 def by_pairs(pairs: Pairs, rule: Pairing) -> list[tuple[float, float]]:
-    """Compared values (theirs, ours), one pair for each of our seeds, as means over the seed's configurations."""
+    """Return pairs of the compared metric (reference, ours), one pair a seed.
+
+    A seed's value is the mean over its configurations."""
     ours, theirs = _by_pair(pairs.ours, rule), _by_pair(pairs.theirs, rule)
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for pair, runs in ours.items():
@@ -134,7 +136,9 @@ def by_pairs(pairs: Pairs, rule: Pairing) -> list[tuple[float, float]]:
 
 
 def stats_of(runs: Sequence[Run], metrics: Iterable[str], rule: Pairing) -> dict[str, Stat | None]:
-    """Mean and deviation of each metric over seeds, each seed's value being the mean over its configurations."""
+    """Compute mean and deviation of each metric over seeds.
+
+    A seed's value is the mean over its configurations."""
     alike = list(_by_pair(runs, rule).values())
     return {metric: _stat(alike, metric) for metric in metrics}
 
@@ -156,7 +160,7 @@ def _by_pair(runs: Sequence[Run], rule: Pairing) -> dict[Configuration, list[Run
 
 
 def why_alone(alone: Sequence[Run], reference: Sequence[Run], rule: Pairing) -> str:
-    """Reason why runs have no partner in `reference`: seeds or parameters that differ."""
+    """Describe why runs have no partner in `reference`: the seeds or parameters that differ."""
     seeds = {run.seed for run in reference}
     lonely = sorted({run.seed for run in alone if run.seed not in seeds}, key=lambda seed: natural((seed,)))
     if lonely:
@@ -168,7 +172,7 @@ def why_alone(alone: Sequence[Run], reference: Sequence[Run], rule: Pairing) -> 
 
 
 def natural(key: Key) -> list[tuple[int, float, str]]:
-    """Sort key: numbers before words, in numeric order."""
+    """Return a sort key with numbers before words, in numeric order."""
     order = []
     for part in key:
         try:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ModeSegment(NamedTuple):
-    """Consecutive phases of a run in one mode, as ranges of samples and seconds."""
+    """Consecutive phases of a run in the same mode, with their range of samples and of seconds."""
 
     mode: str
     samples: tuple[float, float]
@@ -29,10 +29,10 @@ class ModeSegment(NamedTuple):
 
 @dataclass(frozen=True)
 class Curves:
-    """Curves of one run; auc[i] was measured after samples[i] samples and seconds[i] of training and draining.
+    """Curves of one run over its evaluations, and its staleness and mode segments.
 
-    `modes`: (mode, first and last sample, first and last second) of all consecutive phases in one mode.
-    """
+    auc[i] was measured after samples[i] samples and seconds[i] of training and draining. `modes`: all segments of
+    consecutive phases in one mode."""
 
     group: str
     seed: str
@@ -45,12 +45,14 @@ class Curves:
 
     @property
     def switched(self) -> bool:
-        """Whether the run was in more than one mode."""
+        """Whether the run used more than one mode."""
         return len(self.modes) > 1
 
 
 def curves_of(group: str, seed: str, result: Mapping[str, Any]) -> Curves:
-    """Extract the curves; phases add up, and one without an evaluation adds samples and time but no point."""
+    """Extract a run's curves from its result.json.
+
+    Phases add up; one without an evaluation adds samples and time but no point."""
     samples = seconds = 0.0
     points: list[tuple[float, float, float]] = []
     modes: list[ModeSegment] = []
@@ -78,7 +80,7 @@ def curves_of(group: str, seed: str, result: Mapping[str, Any]) -> Curves:
 def _stretch(
     modes: list[ModeSegment], mode: str | None, before: tuple[float, float], after: tuple[float, float]
 ) -> None:
-    """Add a phase, merged into the previous stretch if the mode is the same."""
+    """Append a phase to the mode segments, or extend the last segment if the mode is the same."""
     if mode is None:
         return
     if modes and modes[-1].mode == mode:
@@ -88,7 +90,7 @@ def _stretch(
 
 
 def shares(runs: Sequence[Curves]) -> dict[int, float]:
-    """Percentage of the gradients of all runs together, by staleness in steps."""
+    """Compute the percentage of gradients at each staleness (in steps), over all runs together."""
     total = sum(sum(run.staleness.values()) for run in runs)
     steps = sorted({step for run in runs for step in run.staleness})
     return {step: 100.0 * sum(run.staleness.get(step, 0) for run in runs) / total for step in steps if total}
@@ -99,7 +101,7 @@ _LONG = 20  # characters of a name that does not fit within the axes
 
 
 def plot(runs: Sequence[Curves], folder: Path, advice: str = "type --plots with another folder") -> list[Path]:
-    """Write auc_over_samples, auc_over_time, eps and staleness; figures without data are left out.
+    """Write the figures auc_over_samples, auc_over_time, eps and staleness; those without data are left out.
 
     Raises GbactlError, with `advice` at its end, if the folder cannot be written.
     """
@@ -136,7 +138,7 @@ def _is_long(groups: dict[str, list[Curves]]) -> bool:
 
 
 def _legend(axes: Axes, groups: dict[str, list[Curves]]) -> None:
-    """Place the legend within the axes, or below them where names are long."""
+    """Draw the legend within the axes, or below them if names are long."""
     figure = axes.get_figure(root=True)
     if figure is not None and _is_long(groups):
         figure.legend(loc="outside lower left", fontsize=8)
@@ -160,7 +162,7 @@ def _switches(
     along: Callable[[Curves], Sequence[float]],
     begins: Callable[[ModeSegment], float],
 ) -> None:
-    """Mark the switches of mode on a run's own line; each mode is named once a group."""
+    """Mark the mode switches of a run on its curve; each mode is labelled once in a group."""
     for place, runs in enumerate(groups.values()):
         named = set[tuple[int, str]]()
         for run in runs:

@@ -35,7 +35,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class GridColumn:
-    """Column: a title and one cell a group. `key`: the column identifies the group."""
+    """Column of a rendered table: a title and one cell a line; `key`: the column identifies the line."""
 
     title: str
     cells: tuple[Cell, ...]
@@ -43,7 +43,7 @@ class GridColumn:
 
 
 def grid(report: Report) -> list[GridColumn]:
-    """Make the main table: group keys, n, compared metric, difference to the baseline if any, other columns."""
+    """Make the main table: group keys, n, compared metric, difference to the baseline, other columns."""
     groups = report.groups
     made = [
         GridColumn(name, tuple(Cell(group.key[place]) for group in groups), key=True)
@@ -67,7 +67,7 @@ def _lines_grid(
     names: Iterable[str],
     columns: Sequence[Column],
 ) -> list[GridColumn]:
-    """Make a table of lines: group keys, the `names` of what each line is about, n, and `columns` of its statistics."""
+    """Make the table of slow-downs or failures: group keys, process names, n, and statistics in `columns`."""
     made = [GridColumn(name, tuple(Cell(each.key[i]) for each in lines), key=True) for i, name in enumerate(report.by)]
     made.append(GridColumn(title, tuple(map(Cell, names)), key=True))
     made.append(GridColumn("n", tuple(Cell(str(each.n)) for each in lines)))
@@ -75,7 +75,7 @@ def _lines_grid(
 
 
 def grids(report: Report) -> list[list[GridColumn]]:
-    """Make all tables: the comparison, and slow-downs and failures where there are any.
+    """Make all tables of a report: the comparison and, if there are any, slow-downs and failures.
 
     Slow-downs: injected and observed factor and error of each faulty process. Failures: how often a process failed in a
     run, how soon it was replaced, and what that cost."""
@@ -91,14 +91,14 @@ def grids(report: Report) -> list[list[GridColumn]]:
 
 
 def _but_for(report: Report) -> str:
-    """Clause on the keys in which the runs of a pair may differ, where groups are made by a tag."""
+    """Format the clause of a sentence that names the keys in which paired runs may differ; "" if there are none."""
     if not report.varied:
         return ""
     return f", but for {', '.join(report.varied)}"
 
 
 def sentences(report: Report) -> list[str]:
-    """Sentences on how to read the table, what was noticed, and which runs were left out and why."""
+    """Write the sentences below the table: how to read it, warnings, and which runs were left out and why."""
     said = []
     if any(group.n > 1 for group in report.groups):
         said.append("+-: standard deviation over the seeds of a line.")
@@ -123,7 +123,7 @@ def sentences(report: Report) -> list[str]:
 
 
 def _left_out(report: Report) -> list[str]:
-    """Sentences on the runs left out, one for each reason."""
+    """Write one sentence for each reason for which runs were left out."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for each in report.left_out:
         reason = "repeated by a newer run" if each.reason.startswith("repeated by") else each.reason
@@ -158,7 +158,7 @@ _STYLE = (
 
 
 def render(report: Report, form: str, width: int = 80, colour: bool = False) -> str:
-    """Render the report as text in one format; `width` and `colour` are for the table alone."""
+    """Render the report as text in one of FORMATS; `width` and `colour` apply to "table" only."""
     if form == "table":
         return text(report, width, colour)
     renderers = {"md": markdown, "csv": csv, "tex": tex, "html": html, "json": json}
@@ -166,12 +166,14 @@ def render(report: Report, form: str, width: int = 80, colour: bool = False) -> 
 
 
 def beside(report: Report, form: str) -> list[str]:
-    """Sentences that have no place in the format and belong on stderr."""
+    """Return the sentences that a format has no place for, to be printed on stderr."""
     return sentences(report) if form == "csv" else []
 
 
 def text(report: Report, width: int = 80, colour: bool = False) -> str:
-    """Render the report as a table of at most `width` characters a line (a key or title that is wider stays whole)."""
+    """Render the report as a plain-text table with lines of at most `width` characters.
+
+    A key or title that is wider stays whole."""
     from rich.console import Console
 
     out = io.StringIO()
@@ -195,7 +197,7 @@ def _title(column: GridColumn) -> str:
 
 
 def _stacked(cell: Cell, key: bool) -> list[str]:
-    """Lines of a cell: a key's differences one below the other, or a value above its spread."""
+    """Split a cell into lines: the differences in a key one per line, or a value above its spread."""
     if key:
         return [line for part in cell.value.split(", ") for line in textwrap.wrap(part, _KEY_WIDTH) or [""]]
     return [cell.value, cell.spread] if cell.spread else [cell.value]
@@ -207,7 +209,7 @@ def _width(column: GridColumn) -> int:
 
 
 def _blocks(columns: list[GridColumn], width: int) -> list[list[GridColumn]]:
-    """Split columns into blocks that fit side by side; every block begins with the keys."""
+    """Split a table's columns into blocks that are at most `width` wide; every block begins with the key columns."""
     keys = [column for column in columns if column.key]
     start = sum(_width(column) for column in keys)
     blocks, used = [list(keys)], start
@@ -238,7 +240,7 @@ def _rows(columns: list[GridColumn]) -> list[list[str]]:
 
 
 def markdown(report: Report) -> str:
-    """Render as Markdown: pipe tables and a list of sentences."""
+    """Render the report as Markdown: pipe tables and a list of sentences."""
     blocks = [_pipes(columns) for columns in grids(report)]
     said = [f"- {sentence}" for sentence in sentences(report)]
     return "\n\n".join("\n".join(block) for block in [*blocks, *([said] if said else [])]) + "\n"
@@ -256,7 +258,7 @@ def tex_escape(text: str) -> str:
 
 
 def tex(report: Report) -> str:
-    """Render as LaTeX: one booktabs tabular for each table, separated by a blank line; the sentences as comments."""
+    """Render the report as LaTeX: one booktabs tabular for each table, and the sentences as comments."""
     blocks = ["\n".join(_tabular(columns)) for columns in grids(report)]
     said = [f"% {sentence}" for sentence in sentences(report)]
     return "\n".join(["\n\n".join(blocks), *said]) + "\n"
@@ -274,7 +276,7 @@ def _tex_line(row: list[str]) -> str:
 
 
 def html(report: Report) -> str:
-    """Render as a complete HTML page."""
+    """Render the report as a complete HTML page."""
     tables = [line for columns in grids(report) for line in _html_table(columns)]
     said = [f"<li>{html_module.escape(sentence)}</li>" for sentence in sentences(report)]
     page = [
@@ -298,7 +300,9 @@ def _html_line(row: list[str], tag: str) -> str:
 
 
 def csv(report: Report) -> str:
-    """Render as CSV, one line a group, numbers in full: means, deviations, difference, half-width, pairs, marks."""
+    """Render the report as CSV, one line a group, with unrounded numbers.
+
+    Numbers are means, deviations, difference, half-width and number of pairs; marks follow."""
     metrics = [metric for column in report.columns for metric in column.metrics]
     out = io.StringIO()
     writer = csv_module.writer(out, lineterminator="\n")
@@ -317,7 +321,7 @@ def csv(report: Report) -> str:
 
 
 def _slowdowns(report: Report, writer: Any) -> None:
-    """Write the slow-down table as the second one, after an empty line."""
+    """Write the slow-down table to the CSV output."""
     names = ("injected_mean", "injected_sd", "observed_mean", "observed_sd", "error_percent")
     writer.writerow([*report.by, "slowed", "n", *names])
     for each in report.slowdowns:
@@ -326,7 +330,7 @@ def _slowdowns(report: Report, writer: Any) -> None:
 
 
 def _failures(report: Report, writer: Any) -> None:
-    """Write the failure table as the third one."""
+    """Write the failure table to the CSV output."""
     kinds = (f"{kind}_{part}" for kind in FAILURE_KINDS for part in ("mean", "sd"))
     writer.writerow([*report.by, "process", "failure", "n", *kinds])
     for each in report.failures:
@@ -347,5 +351,5 @@ def _numbers(stats: Mapping[str, Stat | None], metrics: list[str]) -> list[objec
 
 
 def json(report: Report) -> str:
-    """Render as JSON, with every field of the report."""
+    """Render the report as JSON with all its fields."""
     return json_module.dumps(dataclasses.asdict(report), indent=2) + "\n"

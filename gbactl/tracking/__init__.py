@@ -1,1 +1,1 @@
-"""MLflow tracking, used by the launcher alone. Importing this package does not import mlflow (1 s)."""
+"""MLflow tracking, used by the launcher alone; importing this package does not import mlflow, which takes 1 s."""

@@ -33,16 +33,16 @@ BATCH = 1000  # rows of metrics that a store takes at once
 
 
 def batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Cut into lists of at most `size` items."""
+    """Split a list into consecutive lists of at most `size` items."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch
 
 
 class MlflowSender:
-    """Sender of one run to an MLflow store. Any exception means: not accepted, try again later.
+    """Client that sends one run to an MLflow store.
 
-    A SQLite file that was removed or replaced meanwhile counts as unreachable."""
+    Any exception means: not accepted, try again later."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -51,7 +51,7 @@ class MlflowSender:
         self._file: tuple[int, int] | None = None
 
     def open(self, run: Record, run_id: str | None) -> str:
-        """Find the run (by id, else by its local id) or create it; return the store's id for it.
+        """Find the run in the store (by id, else by its local id) or create it; return the store's id.
 
         Creates the store and the experiment if need be."""
         if self._client is None:
@@ -72,7 +72,7 @@ class MlflowSender:
         self._live().log_batch(self._run_id, metrics=entities)
 
     def artifact(self, path: Path) -> None:
-        """Upload a file; one that does not exist is skipped."""
+        """Upload a file; a file that does not exist is skipped."""
         client = self._live()
         if path.is_file():
             client.log_artifact(self._run_id, str(path))
@@ -84,11 +84,11 @@ class MlflowSender:
         self._live().log_batch(self._run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
     def reopen(self) -> None:
-        """Mark a finished or interrupted run as running again."""
+        """Set the status of a finished or interrupted run back to running."""
         self._live().update_run(self._run_id, status="RUNNING")
 
     def finish(self, status: str, end_ms: int) -> None:
-        """End the run as FINISHED, FAILED or KILLED."""
+        """Set the run's final status: FINISHED, FAILED or KILLED."""
         self._live().set_terminated(self._run_id, status=status, end_time=end_ms)
 
     def _identity(self) -> tuple[int, int] | None:
@@ -144,13 +144,13 @@ class MlflowSender:
 
 
 class Delivery:
-    """Queue of records for a sender, persisted in the backlog.
+    """Queue of a run's records for a sender, also stored in the backlog file.
 
     `push` sends all, an exception leaves the rest queued.
     """
 
     def __init__(self, sender: MlflowSender, backlog: Backlog, records: Sequence[Record] = ()) -> None:
-        """Start with `records` that are on disk already, the first being the run itself."""
+        """Start with `records` that are in the backlog already, the first being the run itself."""
         self._sender = sender
         self._backlog = backlog
         self._waiting = deque(records)
@@ -161,15 +161,15 @@ class Delivery:
 
     @property
     def run_id(self) -> str | None:
-        """Store's id of the run; None until the store has answered."""
+        """Id of the run in the store; None until the store has answered."""
         return self._known
 
     def resume(self, run_id: str | None, sent: int) -> None:
-        """Continue where an earlier delivery stopped, if the store still knows that run."""
+        """Skip the records that an earlier delivery sent, if the store still has that run."""
         self._known, self._sent = run_id, sent
 
     def add(self, records: Sequence[Record]) -> None:
-        """Queue records and write them to the backlog; if writing fails they are still sent."""
+        """Queue records and write them to the backlog; records that cannot be written are still sent."""
         self._waiting.extend(records)
         self._backlog.append(list(records))
 
@@ -213,7 +213,7 @@ class Delivery:
         return 1
 
     def _send_metrics(self) -> int:
-        """Send one batch of as many consecutive metrics records as fit; a larger record in several batches."""
+        """Send as many queued metrics records as fit into one batch; a larger record takes several batches."""
         rows: list[MetricRow] = []
         count = 0
         for record in takewhile(lambda waiting: waiting["kind"] == "metrics", self._waiting):
@@ -232,7 +232,7 @@ Record = dict[str, Any]
 
 @dataclass
 class BacklogContents:
-    """Contents of a backlog file: all records, the store's run id if known, the number of records accepted."""
+    """Contents of a backlog file: all records, the store's id of the run, the number of accepted records."""
 
     records: list[Record] = field(default_factory=list)
     run_id: str | None = None
@@ -240,7 +240,7 @@ class BacklogContents:
 
 
 class Backlog:
-    """Append-only backlog file of a run directory.
+    """Append-only file in the run directory with the records for the tracking store.
 
     It survives the process, not a power cut (no fsync). Write errors (a full disk) are ignored.
     """
@@ -253,12 +253,12 @@ class Backlog:
             file.write("".join(json.dumps(record) + "\n" for record in records))
 
     def append(self, records: list[Record]) -> None:
-        """Append records that are to be sent."""
+        """Append records to the file before they are sent."""
         if records:
             self._write(records)
 
     def opened(self, run_id: str) -> None:
-        """Record the store's id of the run; records accepted under another id no longer count as sent."""
+        """Record the store's id of the run; records accepted under another id then count as unsent."""
         self._write([{"kind": "opened", "run_id": run_id}])
 
     def sent(self, count: int) -> None:
@@ -266,11 +266,11 @@ class Backlog:
         self._write([{"kind": "sent", "count": count}])
 
     def remove(self) -> None:
-        """Remove the file, after everything was accepted."""
+        """Delete the file, after all records were accepted."""
         self.path.unlink(missing_ok=True)
 
     def read(self) -> BacklogContents:
-        """Read the whole file. A truncated last line is ignored; any other damage raises TrackingError."""
+        """Read the whole file, ignoring a truncated last line. Raises TrackingError for any other damage."""
         contents = BacklogContents()
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
         for number, line in enumerate(lines, 1):
@@ -297,7 +297,7 @@ def _take(contents: BacklogContents, record: Record) -> None:
 
 @dataclass(frozen=True)
 class SendResult:
-    """Result of sending a backlog: store, run id, number of records."""
+    """Result of sending a backlog: the store, the run's id in it, and the number of records sent."""
 
     uri: str
     run_id: str
@@ -305,7 +305,7 @@ class SendResult:
 
 
 def send_backlog(run_dir: Path, uri: str | None = None, sender: MlflowSender | None = None) -> SendResult | None:
-    """Send a run's backlog to the store it was meant for, or to `uri`; None if nothing is left.
+    """Send a run's backlog to its own store, or to the store `uri`; None if nothing is left to send.
 
     Raises TrackingError if there is no such run, it is still running, or the store does not answer.
     """
@@ -337,7 +337,7 @@ def _send(backlog: Backlog, run_dir: Path, uri: str | None, sender: MlflowSender
 
 
 def _complete(backlog: Backlog, contents: BacklogContents, run_dir: Path) -> None:
-    """Add the `finish` record that a killed launcher could not write."""
+    """Append the `finish` record if the launcher was killed before it could write one."""
     if contents.records[-1]["kind"] == "finish":
         return
     last: Record = {"kind": "finish", "status": status_of(run_dir), "end_ms": _last_ms(contents)}
@@ -346,7 +346,7 @@ def _complete(backlog: Backlog, contents: BacklogContents, run_dir: Path) -> Non
 
 
 def status_of(run_dir: Path) -> str:
-    """Status of a run according to its result.json; KILLED where there is none."""
+    """Return the status in a run's result.json; KILLED where there is no result."""
     try:
         status = json.loads((run_dir / "result.json").read_text(encoding="utf-8")).get("status")
     except (OSError, ValueError):

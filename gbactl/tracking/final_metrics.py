@@ -45,14 +45,14 @@ def _pairs(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _wire(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Metrics of bytes sent: wire_bytes_per_step_dense, ..., and wire_shared_memory of the whole run."""
+    """Iterate over the metrics of bytes sent: wire_bytes_per_step_dense, ..., wire_shared_memory."""
     for kind, value in (told.get("bytes_per_step") or {}).items():
         yield f"wire_bytes_per_step_{kind}", value
     yield "wire_shared_memory", told.get("shared_memory")
 
 
 def _replicas(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Metrics of runs whose trainers hold replicas: sync_gap_mean, elp, replica_distance (the last one), ..."""
+    """Iterate over the metrics of trainers with replicas: sync_gap_mean, elp, replica_distance (the last one), ..."""
     for name, value in (told.get("sync_gap") or {}).items():
         yield f"sync_gap_{name}", value
     for name in ("elp", "exchanges", "exchange_ms", "foreground_seconds", "bytes_exchanged"):
@@ -62,13 +62,13 @@ def _replicas(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def replica_metrics(phase: Mapping[str, Any]) -> dict[str, float | None]:
-    """Metrics that a phase adds to the curves of a run whose trainers hold replicas."""
+    """Return the metrics that a phase of trainers with replicas adds to the run's curves."""
     told = dict(_replicas(phase.get("replicas") or {}))
     return {name: told[name] for name in ("sync_gap_mean", "exchange_ms", "replica_distance") if name in told}
 
 
 def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
-    """Final metrics of a result.json: auc, staleness_p99, samples_decayed, worker_compute_eps/W0, auc/day 3, ...
+    """Extract the final metrics from a result.json: auc, staleness_p99, worker_compute_eps/W0, auc/day 3, ...
 
     Missing values, None and non-numbers are left out.
     """
@@ -81,7 +81,7 @@ def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def failure_metrics(result: Mapping[str, Any]) -> dict[str, float]:
-    """Failure metrics by process and kind: recovery_count/W1.kill, and means of the other values over such failures."""
+    """Count failures by process and kind (recovery_count/W1.kill), and average their other values."""
     found: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for each in result.get("recovery") or ():
         found[f"{each['process']}.{each['failure']}"].append(each)
@@ -95,12 +95,12 @@ def failure_metrics(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def failed_in_short(result: Mapping[str, Any]) -> str:
-    """List a run's failures for a tag, such as "W1 kill, W1 death, S0 hang"."""
+    """List a run's failures in the text of a tag, such as "W1 kill, W1 death, S0 hang"."""
     return ", ".join(f"{each['process']} {each['failure']}" for each in result.get("recovery") or ())
 
 
 def useless(result: Mapping[str, Any]) -> str:
-    """Warning about a result that is worse than predicting the base rate; "" for any other."""
+    """Warn of a result that is worse than predicting the base rate; "" for any other."""
     found = result.get("ne")
     if found is None or not found > 1:
         return ""
@@ -111,7 +111,7 @@ def useless(result: Mapping[str, Any]) -> str:
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """Hash the nested configuration to 12 hex digits, leaving out the tracking group and the run directory."""
+    """Hash a configuration to 12 hex digits, without its tracking group and run directory."""
     kept = {key: value for key, value in config.items() if key not in _NOT_CONFIGURATION}
     text = json.dumps(kept, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -128,7 +128,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def git_tags(folder: Path) -> dict[str, str]:
-    """Tags with the commit of the working tree around `folder` and whether it was changed; {} without git."""
+    """Return tags with the commit of the working tree around `folder` and whether it was changed; {} without git."""
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return {}
@@ -137,7 +137,7 @@ def git_tags(folder: Path) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of gbactl, Python and the libraries that affect numerical results; missing ones are left out."""
+    """Return the versions of gbactl, Python and the libraries that affect numerical results."""
     from gbactl import __version__
 
     found = {"gbactl": __version__, "python": platform.python_version()}
@@ -150,7 +150,7 @@ def versions() -> dict[str, str]:
 
 
 def tags_of(config: Mapping[str, Any], fingerprint: str | None, folder: Path | None = None) -> dict[str, str]:
-    """Tags of a run: git commit, versions, data fingerprint, host, configuration hash.
+    """Return the MLflow tags of a run: git commit, versions, data fingerprint, host, configuration hash.
 
     `config` is nested; its tracking.tags win over all others. `folder`: the working tree whose commit is logged
     (default: the current folder).

@@ -1,4 +1,4 @@
-"""MLflow store: which one to use, race-free creation by several launchers, a quiet client, and the runs in it.
+"""Connection to the MLflow store: its location, its creation by one of several launchers, a quiet client, its runs.
 
 Creating a SQLite store takes about 3 s once; connecting to one 0.2 s, after 1 s for importing mlflow. Reading its
 finished runs costs about 1 ms a run.
@@ -32,7 +32,7 @@ _QUIET = {
 
 
 def tracking_uri(uri: str | None = None) -> str:
-    """URI of the tracking store: `uri`, else MLFLOW_TRACKING_URI, else ./mlflow.db.
+    """Return the URI of the tracking store: `uri`, else MLFLOW_TRACKING_URI, else ./mlflow.db.
 
     A relative SQLite file becomes absolute. Raises TrackingError for a file store.
     """
@@ -40,7 +40,7 @@ def tracking_uri(uri: str | None = None) -> str:
 
 
 def absolute(uri: str) -> str:
-    """Make the SQLite file of `uri` absolute. Raises TrackingError for a URI that MLflow would refuse."""
+    """Make a SQLite URI's path absolute; others are returned unchanged. Raises TrackingError for a file store."""
     path = sqlite_path(uri)
     if path is not None:
         query = uri.partition("?")[2]
@@ -54,7 +54,7 @@ def absolute(uri: str) -> str:
 
 
 def sqlite_path(uri: str) -> Path | None:
-    """Absolute path of the file behind a SQLite URI, None for any other store."""
+    """Return the absolute path of a SQLite URI's file; None for any other store."""
     scheme, found, rest = uri.partition(":///")
     if not found or scheme.partition("+")[0] != "sqlite":
         return None
@@ -62,13 +62,15 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def artifact_root(uri: str) -> str | None:
-    """Artifact folder of a SQLite store, beside its file; None for another store, which chooses its own."""
+    """Return the artifact folder beside a SQLite store's file; None for other stores, which choose their own."""
     path = sqlite_path(uri)
     return None if path is None else (path.parent / "mlartifacts").as_uri()
 
 
 def quiet_mlflow() -> None:
-    """Switch off MLflow's telemetry, long network waits and migration messages; call before and after importing it."""
+    """Switch off MLflow's telemetry, network retries and migration messages.
+
+    Call it before and after importing mlflow."""
     import logging
 
     for name, value in _QUIET.items():
@@ -78,7 +80,7 @@ def quiet_mlflow() -> None:
 
 
 def connect(uri: str) -> MlflowClient:
-    """Make a client whose SQLite connections wait for each other. Raises TrackingError."""
+    """Create an MLflow client whose SQLite connections wait for locks. Raises TrackingError."""
     quiet_mlflow()
     from mlflow import MlflowClient
 
@@ -95,7 +97,7 @@ def connect(uri: str) -> MlflowClient:
 
 
 def first_line(error: Exception) -> str:
-    """First line of an error's text; "" where it has none."""
+    """Return the first line of an error's text; "" where it has none."""
     return (str(error).strip().splitlines() or [""])[0]
 
 
@@ -107,7 +109,7 @@ def _explained(uri: str, error: Exception) -> str:
 
 
 def ensure_store(uri: str) -> None:
-    """Create a SQLite store if there is none, under a file lock; do nothing for other stores.
+    """Create the file of a SQLite store if it does not exist, under a file lock; other stores are left alone.
 
     A store is made under another name and renamed into place when complete. Raises TrackingError.
     """
@@ -143,7 +145,7 @@ def _create(path: Path) -> None:
 
 
 def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
-    """Id of an experiment, which is created if need be. Raises TrackingError if it was deleted."""
+    """Return the id of an experiment, creating it if it does not exist. Raises TrackingError if it was deleted."""
     found: Any = client.get_experiment_by_name(name)
     if found is None:
         from mlflow.exceptions import MlflowException
@@ -170,7 +172,7 @@ FORMERLY = {
 
 @dataclass(frozen=True)
 class Run:
-    """One training run. `params` are strings as in MLflow; times in milliseconds."""
+    """One training run as read from MLflow; `params` are strings, times are in milliseconds."""
 
     run_id: str
     name: str
@@ -249,6 +251,6 @@ def _run(entity: Any) -> Run:
 
 
 def _current_name(metric: str) -> str:
-    """Current name of a metric that older runs logged under another name; a suffix after `/` stays."""
+    """Map the name of a metric in older runs to its current name; a suffix after `/` stays."""
     family, slash, rest = metric.partition("/")
     return FORMERLY.get(family, family) + slash + rest

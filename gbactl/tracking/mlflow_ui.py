@@ -20,7 +20,7 @@ _START_SECONDS = 90.0
 
 
 def command_line(uri: str, port: int) -> list[str]:
-    """Command line of the UI process."""
+    """Return the command line that starts the MLflow UI."""
     return [
         *(sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri),
         *("--host", HOST, "--port", str(port), "--workers", "1"),
@@ -28,7 +28,7 @@ def command_line(uri: str, port: int) -> list[str]:
 
 
 def serve(uri: str | None, port: int, say: Callable[[str], None]) -> None:
-    """Run the UI until Ctrl-C, then end it. Raises UsageError if the port is taken."""
+    """Run the MLflow UI until Ctrl-C, then end it. Raises UsageError if the port is in use."""
     where = tracking_uri(uri=uri)
     if where.startswith(("http://", "https://")):
         say(f"The tracking store is a server with a UI of its own; open {where}")
@@ -81,7 +81,7 @@ def _wait_until_up(process: subprocess.Popen[bytes], port: int, log: IO[bytes]) 
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the whole session: SIGTERM first, then SIGKILL."""
+    """End the UI's process session: SIGTERM first, then SIGKILL."""
     for how, wait in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
         try:
             os.killpg(process.pid, how)

@@ -1,4 +1,4 @@
-"""One training as one MLflow run, sent by a background thread, so that no call here waits for the store.
+"""One training as one MLflow run, sent by a background thread, so that no call waits for the store.
 
 Everything is written to the run directory first, so that an unreachable store loses nothing.
 """
@@ -51,7 +51,7 @@ def _run_record(
 
 
 class TrackedRun:
-    """MLflow run of one training; sends to the store from the start. Call `finish` in every case."""
+    """MLflow run of one training, sent to the store while it runs; `finish` must be called in every case."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class TrackedRun:
         resumed: str | None = None,
         beside: Callable[[str], None] | None = None,
     ) -> None:
-        """Open the run's backlog and start the sending thread.
+        """Create the run's backlog file and start the sending thread.
 
         `params`: the flattened configuration. `warn` gets a sentence when the store becomes unreachable. `resumed`:
         continue the run of this id, or with "" the run of the directory's backlog. `beside` is called once with the
@@ -97,28 +97,28 @@ class TrackedRun:
 
     @property
     def run_id(self) -> str:
-        """Store's id of the run; the local id while the store has not answered (waits up to 5 s)."""
+        """Id of the run in the store (waits up to 5 s for its answer); until then the local id."""
         self._tried.wait(5)
         return self._delivery.run_id or self._local_id
 
     def log(self, metrics: Mapping[str, float | None], step: int, seconds: float) -> None:
-        """Log metrics at `step`, `seconds` after the run's start; None values are left out. Returns at once."""
+        """Queue metrics at `step`, `seconds` after the run's start; None values are left out."""
         at = self._start_ms + int(seconds * 1000)
         rows = [[_name(key), float(value), at, step] for key, value in metrics.items() if value is not None]
         if rows:
             self._queue.put({"kind": "metrics", "rows": rows})
 
     def tag(self, **tags: str) -> None:
-        """Set tags; the first `_` in a name becomes the `.` of a gbactl tag. Returns at once."""
+        """Queue tags; the first `_` in a name becomes the `.` of a gbactl tag."""
         named = {_name(key.replace("_", ".", 1)): value[:5000] for key, value in tags.items()}
         self._queue.put({"kind": "tags", "tags": named})
 
     def artifact(self, path: Path) -> None:
-        """Send a file, which must stay in place until it was sent. Returns at once."""
+        """Queue a file for upload; it must stay in place until it was sent."""
         self._queue.put({"kind": "artifact", "path": str(Path(path).resolve())})
 
     def finish(self, status: str, wait: float = 20.0) -> str | None:
-        """End the run as FINISHED, FAILED or KILLED; None, or a sentence if something was not sent.
+        """End the run as FINISHED, FAILED or KILLED; returns a sentence if records are unsent, else None.
 
         Waits for the store `wait` seconds at most; unsent records stay in the run directory. A second call only waits
         again.
@@ -152,7 +152,7 @@ class TrackedRun:
                 return
 
     def _collected(self) -> list[Record]:
-        """Collect the records that arrive within the flush interval, or those queued when the run ends."""
+        """Collect the records queued within one flush interval, or what is left when the run ends."""
         records: list[Record] = []
         until = time.monotonic() + (_FLUSH_SECONDS if self._tried.is_set() else 0.0)
         while True:

@@ -154,7 +154,7 @@ class WorkerLoop:
     def _compute(self, item: BatchInProgress) -> Any:
         """Compute the gradient of a batch's distinct rows, and leave the dense gradient in the model.
 
-        float32[distinct rows, row width]"""
+        The row gradient is float32[distinct rows, row width]."""
         began = time.perf_counter()
         emb = self._embed(item)
         item.release()

@@ -1,3 +1,3 @@
-"""Readers of click-log formats, one module each, with its options, fast parse and explanation of a bad line."""
+"""Readers of click-log formats, one module each: options, fast parser, and explanation of an unreadable line."""
 
 from __future__ import annotations

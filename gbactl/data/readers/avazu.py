@@ -36,7 +36,7 @@ LAST_HOUR = 99123123
 
 @dataclass(frozen=True)
 class DatedRows:
-    """Chunk of rows with the day (YYMMDD) of each row."""
+    """Chunk of parsed rows with the day (YYMMDD) of each row."""
 
     batch: Batch
     days: np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -44,7 +44,7 @@ class DatedRows:
 
 @dataclass(frozen=True)
 class AvazuLines:
-    """Line format of Avazu files with one header."""
+    """Line format of Avazu files, with the columns that a file's header names."""
 
     columns: tuple[str, ...]
     buckets: int
@@ -83,14 +83,14 @@ class AvazuLines:
 
 
 def _integers(column: pl.Series) -> pl.Series:
-    """Convert plain digits to Int64. Raises FastPathMismatch on anything else."""
+    """Convert texts of plain digits to Int64. Raises FastPathMismatch for any other text."""
     if not column.str.contains(r"^-?[0-9]+$").fill_null(False).all():
         raise FastPathMismatch("characters that polars would skip")
     return column.cast(pl.Int64)
 
 
 class DayBoundaries:
-    """First row of each day in a stream of day numbers."""
+    """Finds the first row of each day in a stream of day numbers."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -98,7 +98,7 @@ class DayBoundaries:
         self._last = -1
 
     def add(self, days: np.ndarray[tuple[int], np.dtype[np.int64]], path: Path) -> None:
-        """Take the day numbers of the next rows. Raises DataError where time goes backwards."""
+        """Process the day numbers of the next rows. Raises DataError where time goes backwards."""
         steps = np.diff(days, prepend=self._last)
         if (steps < 0).any():
             wrong = int(days[np.argmax(steps < 0)])
@@ -109,7 +109,7 @@ class DayBoundaries:
         self.rows += len(days)
 
     def splits(self) -> list[tuple[str, int, int]]:
-        """Row range of each day: (date, first, end)."""
+        """Return each day's range of rows: (date, first, end)."""
         ends = [*list(self.starts.values())[1:], self.rows]
         return [(_date(day), start, end) for (day, start), end in zip(self.starts.items(), ends, strict=True)]
 
@@ -130,7 +130,7 @@ def _header(block: LineBlock) -> tuple[tuple[str, ...], LineBlock]:
 
 @dataclass(frozen=True)
 class Avazu:
-    """Options of data=avazu."""
+    """Options of the data source data=avazu."""
 
     path: str | list[str] | None = None
     patterns: list[str] = field(default_factory=lambda: ["train*", "*.csv*"])

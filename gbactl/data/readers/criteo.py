@@ -43,7 +43,7 @@ def signed_log(values: NDArray[np.float64]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class CriteoLines:
-    """Line format of Criteo files, with ids hashed into `buckets`."""
+    """Line format of Criteo files; ids are hashed into `buckets` values a field."""
 
     buckets: int
 
@@ -81,7 +81,9 @@ class CriteoLines:
 
 @dataclass(frozen=True)
 class Criteo:
-    """Options of data=criteo; each file is a day, or the rows of all files are cut into `days` equal days."""
+    """Options of the data source data=criteo.
+
+    Each file is a day, or the rows of all files are cut into `days` equal days."""
 
     path: str | list[str] | None = None
     patterns: list[str] = field(default_factory=lambda: ["day_*", "*.tsv*", "*.txt*"])

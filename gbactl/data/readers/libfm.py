@@ -26,7 +26,7 @@ LARGEST = 2**31 - 2
 
 @dataclass(frozen=True)
 class LibfmLines:
-    """Line format of libfm files with `fields` pairs a line."""
+    """Line format of libfm files with `fields` id:value pairs a line."""
 
     fields: int
 
@@ -64,7 +64,7 @@ class LibfmLines:
 
 @dataclass(frozen=True)
 class Libfm:
-    """Options of data=libfm."""
+    """Options of the data source data=libfm."""
 
     train: str | None = None
     validation: str | None = None
@@ -72,7 +72,7 @@ class Libfm:
     max_bad_lines: Natural = 0
 
     def sources(self) -> list[Path]:
-        """Find the files of train, validation and test."""
+        """Find the source files of train, validation and test."""
         for name in SPLITS:
             require(bool(getattr(self, name)), f"data.{name} is not set; type data.{name}=FILE.")
         paths = [find(getattr(self, name), ["*.libfm*"], f"data.{name}") for name in SPLITS]

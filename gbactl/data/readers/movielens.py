@@ -30,7 +30,7 @@ HEADER = b"userId,movieId,rating,timestamp"
 
 @dataclass(frozen=True)
 class Ratings:
-    """Chunk of ratings with the time of each row, in seconds since 1970 UTC."""
+    """Chunk of parsed ratings with the time of each row, in seconds since 1970 UTC."""
 
     batch: Batch
     times: NDArray[np.int64]
@@ -38,7 +38,7 @@ class Ratings:
 
 @dataclass(frozen=True)
 class RatingLines:
-    """Line format of ratings with one separator: `::`, a tab or a comma."""
+    """Line format of rating files with one separator: `::`, a tab or a comma."""
 
     separator: str
 
@@ -89,7 +89,7 @@ def _without(block: LineBlock, header: bytes) -> LineBlock:
 
 @dataclass(frozen=True)
 class Movielens:
-    """Options of data=movielens."""
+    """Options of the data source data=movielens."""
 
     path: str | list[str] | None = None
     patterns: list[str] = field(default_factory=lambda: ["ratings.dat*", "u.data*", "ratings.csv*"])
@@ -112,7 +112,7 @@ class Movielens:
                 yield rows
 
     def build(self, folder: Path, progress: Progress) -> WrittenArrays:
-        """Write the cache arrays, with rows sorted by time."""
+        """Write the cache's arrays, with rows sorted by time."""
         bad, times = BadLines(self.max_bad_lines), list[NDArray[np.int64]]()
         largest = np.zeros(2, np.int64)
 

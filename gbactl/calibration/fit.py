@@ -43,7 +43,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "all-reduce sums": ("allreduce_float_ns",),
 }  # fmt: skip
 OF_WORKERS = tuple(group for group in GROUPS if group.startswith("all-reduce"))  # apply where workers hold replicas
-CPU_WEIGHT = 0.25  # weight of a role's CPU seconds, with a rate's weight 1: the rate is to be predicted
+CPU_WEIGHT = 0.25  # weight of a role's CPU seconds, less than a rate's 1: rates matter most
 PRIOR = {
     "compute": 0.05,
     "serving": 0.05,

@@ -60,7 +60,7 @@ def cpu_by_role(run_dir: Path) -> dict[str, float]:
 
 
 def machine_cpu() -> float | None:
-    """Return the CPU seconds used by the whole machine, hypervisor's stolen time included; None where unknown."""
+    """Return the CPU seconds used by the whole machine, including time stolen by a hypervisor; None if unknown."""
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     except OSError:

@@ -79,7 +79,7 @@ def error_table(found: FittedModel) -> list[str]:
 
 
 MODES = ("sync", "async", "gba")
-MESSAGES_US = 500.0  # least cost of a batch beside computing
+MESSAGES_US = 500.0  # microseconds that a batch costs at least beside computing
 FEWEST_STEPS = 60  # least steps of a run, however short its --seconds
 WORST = 0.5  # a relative error above this makes the model worthless
 OWN = ("mode", "cluster", "cost", "cluster.workers", "train.global_batch", "mode.local_batch", "run_dir")

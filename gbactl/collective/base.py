@@ -163,7 +163,7 @@ class FaultTolerantCollective(ABC):
 
     @abstractmethod
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """Set the summand that this rank gives next: `part` (None: none) of the `parts` summands of round `number`.
+        """Set which summand the next `start` calls give: `part` (None: none) of the `parts` summands of round `number`.
 
         The round belongs to the step that rows contain from version `after` on. Rounds of a generation are numbered
         from 1, one after the other, the same on every rank. A summand may be given twice, with the same numbers. A wait

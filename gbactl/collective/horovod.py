@@ -57,7 +57,7 @@ def import_horovod() -> Any:
         import horovod.torch as hvd
     except Exception as error:  # a wheel built for another torch raises many types of errors
         raise missing(error) from error
-    if not hasattr(hvd, "init"):  # it ignores the failure and continues without its library
+    if not hasattr(hvd, "init"):  # horovod ignores a missing library and continues without it
         raise missing("its compiled part is missing")
     return hvd
 
@@ -196,7 +196,7 @@ def _server(bind: str, handler: Any, visitors: RequestLimit) -> Any:
         request_queue_size = 128  # the base class has 5, with which many ranks would wait for seconds
 
         def server_bind(self) -> None:
-            socketserver.TCPServer.server_bind(self)  # HTTPServer's asks the name service, which can hang
+            socketserver.TCPServer.server_bind(self)  # HTTPServer.server_bind asks the name service, which can hang
 
         def process_request(self, request: Any, client_address: Any) -> None:
             visitors.register(request)

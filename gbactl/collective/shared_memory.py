@@ -64,7 +64,7 @@ class _Bucket:
     length: int
     path: Path
     lines: list[Any]
-    slots: tuple[list[Vector], list[Vector]]  # two parities, one slot per summand
+    slots: tuple[list[Vector], list[Vector]]  # of even and of odd rounds, one per summand
     round: int = 0
     named: bool = True
 

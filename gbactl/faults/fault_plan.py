@@ -20,15 +20,15 @@ from gbactl.faults.load_trace import LoadTrace  # noqa: F401 - registers its kin
 from gbactl.faults.message_faults import ActivePeriods, AllActivePeriods, MessageFaults
 from gbactl.faults.random_streams import key_of, uniform
 
-_SERVERS, _STORMS = 2, 5  # random numbers of servers, and of the periods of message faults, differ from the workers'
+_SERVERS, _STORMS = 2, 5  # separate the random numbers of servers, and of active periods, from the workers'
 _CHOICE = 1  # separates the random numbers of the choice from those of batches
 
 
 @dataclass
 class FaultsConfig:
-    """Configuration of fault injection: the list of faults (see fault_kinds.py), and the seed of random ones.
+    """Configuration of fault injection: the list of faults (see fault_kinds.py), and the `seed` of random ones.
 
-    `name` is for users; plans that are typed beside `none` have none."""
+    `seed` null: the run's. `name` is for users; plans that are typed beside `none` have none."""
 
     seed: Seed | None = None
     plans: list[dict[str, Any]] = field(default_factory=list)

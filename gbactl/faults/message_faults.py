@@ -3,7 +3,7 @@
 It concerns messages between a worker and a server or the coordinator. A reordered message is delayed so shortly that
 only the next one overtakes it. Each fault has a probability, drawn for every transmission on every connection and
 direction separately, while the plan's storm is active: always, or from a step, a time or the times of a distribution
-(see base.py). About 5 us a draw.
+(see fault_kinds.py). About 5 us a draw.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gbactl.faults.fault_kinds import NextOccurrence, TimedFault, kind, require
 from gbactl.faults.random_streams import exponential, key_of, uniform
 
 _DIRECTIONS = 4  # separates these random numbers from the plan's others
-_OVERTAKEN = 0.002  # seconds
+_OVERTAKEN = 0.002  # seconds by which a reordered message is delayed
 Probability = Annotated[float, Bounds(at_least=0, at_most=0.5)]
 
 
@@ -60,7 +60,7 @@ class ActivePeriods:
     def on(self, step: int, seconds: float) -> bool:
         """Whether the fault is active at a global step and a time since training began (both negative before that)."""
         while self._due.there(step, seconds):
-            self._until = min(seconds, self._due.seconds) + self._lasts  # one due by step begins at this call
+            self._until = min(seconds, self._due.seconds) + self._lasts  # a period due by step begins at this call
             self._due.next()
         self._now = max(self._now, seconds)
         return self._now < self._until

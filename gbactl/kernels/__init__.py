@@ -37,7 +37,7 @@ def _twin() -> Kernels:
 
 
 def load(which: str | None = None) -> Kernels:
-    """Load the row kernels named `native` or `twin`; by default what GBACTL_KERNELS names, else native before twin.
+    """Load the row kernels `native` (compiled) or `twin` (torch): by default GBACTL_KERNELS, else native if present.
 
     Raises ConfigError on another name, MissingDependencyError when `native` is demanded and missing.
     """
@@ -55,7 +55,7 @@ def load(which: str | None = None) -> Kernels:
 
 
 def codec_of(name: str) -> Codec | None:
-    """Codec of a two-byte float type by its name (fp16 or bf16); None for fp32, which is sent unconverted."""
+    """Return the codec of a two-byte float type by its name (fp16 or bf16); None for fp32, sent as it is."""
     return load().codec(name) if name in CODECS else None
 
 

@@ -163,7 +163,7 @@ class Kernels(Protocol):
         """Update running statistics: running += momentum * (sum of weight * part / weight_sum - running)."""
 
     def codec(self, name: str) -> Codec:
-        """Codec of the two-byte float type `name`: fp16 or bf16 (see half_precision.py)."""
+        """Return the codec of the two-byte float type `name`: fp16 or bf16 (see half_precision.py)."""
 
     def bind_rows(self, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any) -> RowStep:
         """Prepare optimizer steps on a table f32[rows, width]; the arrays are held, and updated in place."""

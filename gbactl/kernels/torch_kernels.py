@@ -173,7 +173,7 @@ def combine(parts: Sequence[DensePart], low: int, high: int) -> Tensor:
 
 def _rowwise(value: Tensor, moment: Tensor, grad: Tensor, step: Scale, eps: float) -> None:
     total = torch.zeros(len(value))
-    for column in range(grad.shape[1]):  # in column order: part of the definition
+    for column in range(grad.shape[1]):  # in column order, on which the bits depend
         total = total + grad[:, column] * grad[:, column]
     moment += total / float(grad.shape[1])
     value -= step * (grad / (_root(moment) + eps)[:, None])

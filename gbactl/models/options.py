@@ -23,12 +23,12 @@ class ModelConfig:
 
 
 def row_width(cfg: ModelConfig) -> int:
-    """Width of an embedding row in floats: `dim` for the factors and the MLP, one first-order weight."""
+    """Compute the width of an embedding row in floats: `dim` for the factors and the MLP, one first-order weight."""
     return cfg.dim + 1
 
 
 def dense_size(cfg: ModelConfig, numeric: int, fields: int) -> int:
-    """Length of the dense vector (parameters and batch-norm buffers) of a configured model."""
+    """Compute the length of the dense vector (parameters and batch-norm buffers) of a configured model."""
     own = {"deepfm": numeric * cfg.dim}.get(cfg.name, 0)
     widths = [numeric + fields * cfg.dim, *cfg.hidden]
     layers = sum((inputs + 1) * outputs for inputs, outputs in pairwise([*widths, 1]))

@@ -52,7 +52,7 @@ class BufferedPolicy(Policy):
         return self.phase.first_step + batch // self.size
 
     def announce(self, worker: int, batch: int) -> list[Decision]:
-        """Put a gradient into the buffer, and close a step if that is full; a duplicate is ignored."""
+        """Put a gradient into the buffer, and close a step if the buffer is full; a duplicate is ignored."""
         grant = self._return(worker, batch)
         if grant is None:
             return []

@@ -109,7 +109,7 @@ class HopBwPolicy(Policy):
         return [self._close()] if due and self.arrived else []
 
     def _last_batch(self, batch: int) -> int:
-        """Compute the batch at which hand-out stops; between two steps at once, as no step would be left partial."""
+        """Compute the batch at which hand-out stops: `batch` itself between two steps, as no step would be partial."""
         begun = self.arrived or self.reserved or any(grant.token == self.step for _, grant in self.leases.values())
         return batch if batch == self.next_batch and not begun else super()._last_batch(batch)
 

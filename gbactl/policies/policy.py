@@ -91,7 +91,7 @@ class Policy(ABC):
         return []
 
     def stop(self, batch: int = 0) -> None:
-        """End the phase early: hand out whole steps only, up to `batch` at least, and no more batches after that.
+        """End the phase early: hand-out stops at `batch` (or the next batch, if later), rounded up to whole steps.
 
         A failed worker's batches are still handed out again."""
         batches = min(self._last_batch(max(batch, self.next_batch)), self.phase.batches)

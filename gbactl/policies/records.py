@@ -36,7 +36,7 @@ class Phase:
         return self.global_batch // self.local_batch
 
     def size(self, batch: int) -> int:
-        """Number of samples in a batch; 0 past the end."""
+        """Return the number of samples in a batch; 0 past the end of the data."""
         return max(0, min(self.local_batch, self.samples - batch * self.local_batch))
 
 

@@ -87,7 +87,7 @@ class ReplicaPolicy(AsyncPolicy):
             return None
         share = grant.samples / self.phase.local_batch
         full = replace(grant, after=self.step, divisor=share, progress=self.ledger.finished)
-        return self._lease(worker, full)  # complete, for a new coordinator that sends it again
+        return self._lease(worker, full)  # the complete grant, which a new coordinator may send again
 
 
 @register("shadow_easgd", 6)

@@ -53,7 +53,7 @@ class Dealer:
         return self._behind == 0 and self._held == 0 and (bool(self._turn) or self.reached >= self.turns)
 
     def next(self, worker: int) -> DealtBatch | None:
-        """Take a worker's next batch, those of earlier turns first; None where it has none left.
+        """Take a worker's next batch, earlier turns first; None where the worker has none left.
 
         Its batch lies past the end where the worker only joins in."""
         turn, hand = self._turn.get(worker), self._hands.get(worker)

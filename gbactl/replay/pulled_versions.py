@@ -96,7 +96,7 @@ class CapturedValues:
         self.version = version
         self._held: dict[int, BatchInProgress] = {}
         self._dense: dict[int, Floats] = {}
-        self._computed: set[int] = set()  # at the current version
+        self._computed: set[int] = set()  # batches computed at the current version
 
     def leave(self) -> None:
         """Copy the values that later gradients pulled at the current version; call before the shards take a step."""

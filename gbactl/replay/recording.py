@@ -216,6 +216,6 @@ def _checksum(recording: Recording, fields: dict[str, Any]) -> None:
     if step not in range(-1, recording.steps):
         raise EventLogError(f"{recording.path} has a checksum of step {step} before that step.")
     if kind == "whole":
-        recording.phases[-1].whole.setdefault(shard, value)  # the first one is that of the training phase
+        recording.phases[-1].whole.setdefault(shard, value)  # the first checksum is that of the training phase
     else:
         recording.digests[step, shard] = value

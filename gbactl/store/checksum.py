@@ -1,4 +1,4 @@
-"""Digests of parameters: a BLAKE2b digest of array bytes, and a sum of row hashes that no sharding changes.
+"""Digests of parameters: a BLAKE2b digest of array bytes, and a sum of row hashes that does not depend on sharding.
 
 The shard-independent one is a sum over rows of a hash of (row number, values). The sums of all shards are added up and
 compared with those of a run with another number of shards. It makes temporaries and costs 10 times as much.

@@ -44,7 +44,7 @@ def dense_range(size: int, shard: int, holders: int) -> Cut:
 
 
 def held(cuts: Sequence[Cut]) -> dict[int, Cut]:
-    """Filter out empty slices: from all shards' slices in order to the non-empty ones by shard."""
+    """Map each shard to its slice of the dense vector, leaving out shards with an empty slice."""
     return {shard: cut for shard, cut in enumerate(cuts) if cut[0] < cut[1]}
 
 
@@ -119,7 +119,7 @@ class DenseBlock:
         return [self.value, *self.moments.values()]
 
     def _ranges(self, low: int, high: int) -> list[Floats]:
-        """Views of value and moments at positions [low, high) of the dense vector."""
+        """List views of value and moments at positions [low, high) of the dense vector."""
         return [array[low - self.lo : high - self.lo] for array in self.arrays]
 
     def packed(self, low: int, high: int) -> Floats:

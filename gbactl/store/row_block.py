@@ -1,4 +1,4 @@
-"""Embedding rows of one shard with their optimizer; a step reads and writes each row that it touches once.
+"""Embedding rows of one shard with their optimizer, which updates the rows of a step in one fused pass.
 
 A single gradient goes straight into the optimizer. Several gradients are summed per row first, in order, in a buffer
 that is kept between steps. A row may have its own staleness: the number of steps that touched it since it was pulled
@@ -19,7 +19,7 @@ from gbactl.store.aligned_memory import zeros
 from gbactl.store.gradient_slice import GradientSlice
 from gbactl.store.optimizers import OptimizerSpec, RowOptimizer
 
-NORMS_SAMPLED = 32  # rows of a step
+NORMS_SAMPLED = 32  # rows of a step whose gradient norms are reported
 
 
 class RowBlock:
@@ -150,11 +150,11 @@ class PullCounts:
         return sum(index.nbytes + counts.nbytes for index, counts in self._at_pull.values())
 
     def weigh(self, part: GradientSlice, weights: Sequence[float]) -> list[RowPart]:
-        """Split a gradient slice by row weight, `weights`[the row's own staleness], into one (index, grad, weight)
-        each.
+        """Split a gradient slice into groups of rows with the same weight: (index, grad, weight) each.
 
-        Rows of weight 0 are left out. The last of `weights` is that of the token's staleness, which no row's staleness
-        exceeds. All rows of a slice without a pull record get the last weight.
+        The weight is `weights`[the row's own staleness]. Rows of weight 0 are left out. The last of `weights` is that
+        of the token's staleness, which no row's staleness exceeds. All rows of a slice without a pull record get the
+        last weight.
         """
         if part.touches is None:
             return [(part.index, part.grad, weights[-1])] if weights[-1] > 0 and len(part.index) else []

@@ -246,7 +246,7 @@ class Shard:
         return self.spec.sparse_divisor == "contributors"
 
     def _divisor(self, order: StepOrder) -> float:
-        """Divisor that all rows share, before the slices that carry a row add theirs."""
+        """Compute the divisor that all rows share, before the slices that carry a row add theirs."""
         return 0.0 if self._by_contributors else order.divisor
 
     def _share(self, weight: float, member: int, order: StepOrder) -> float:

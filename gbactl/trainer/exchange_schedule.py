@@ -24,7 +24,7 @@ Stopped = Callable[[], AbstractContextManager[None]]
 
 
 class ExchangeDriver(Protocol):
-    """Interface of what starts a phase's exchanges, as the compute loop sees it."""
+    """Interface of a phase's exchange schedule, as the compute loop sees it."""
 
     def stepped(self, iterations: int) -> None:
         """Start an exchange if due after so many iterations of the phase. Raises the error of an earlier exchange."""
@@ -119,7 +119,7 @@ class ExchangePace:
     def of(
         cls, rule: AveragingRule, shadow: bool, trainers: int, index: int, values: Mapping[str, Any]
     ) -> ExchangePace:
-        """Pace that a mode's options set for worker `index`, which may be a trainer or only answer the trainers.
+        """Make the pace that a mode's options set for worker `index`, which may only answer the trainers.
 
         Trainers that exchange with a centre in the background are staggered: those that queue together from the
         first exchange on end together, pause equally long, and queue together ever after."""

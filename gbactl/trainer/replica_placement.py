@@ -212,7 +212,7 @@ class TrainerDense(ComputeThread):
     def take_over(self, turn: int) -> None:
         """Fetch the dense parameters from the servers into the replica, as every trainer does."""
         if isinstance(self.collective, FaultTolerantCollective):
-            self.collective.renew(turn)  # workers may have joined since it was formed, or parts been dealt
+            self.collective.renew(turn)  # since it was formed, workers may have joined or summands been set
         self._fetch()
         self.core.took_over()
 

@@ -423,7 +423,7 @@ class Ack(NamedTuple):
 class Save(NamedTuple):
     """To a server: write the shard as of step `step` into the checkpoint folder `name`.
 
-    `pace`: bytes a second (0: unlimited). `kind`: see Rhythm."""
+    `pace`: bytes a second (0: unlimited). `kind`: see SaveSchedule."""
 
     number: Integer
     step: Integer

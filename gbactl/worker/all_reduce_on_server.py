@@ -31,7 +31,7 @@ class _Round:
 
     number: int
     dealt: int  # number of parts; 0: one part of every rank
-    after: int  # for a dealt one: the first version of rows that includes its step
+    after: int  # for a round with dealt parts: the first version of the rows that includes its step
     length: int
     parts: dict[int, Vector] = field(default_factory=dict)  # this rank's own
     total: Vector | None = None
@@ -53,7 +53,7 @@ class ServerSums(RingFallback):
         self.exchange, self.rank, self.size = exchange, rank, size
         self.wanted: Callable[[], bool] = lambda: False
         self.moved: Moved = uncounted  # messages, which are counted where they are sent
-        self._lock = threading.Lock()  # taken inside the exchange's, never around it
+        self._lock = threading.Lock()  # may be taken while the exchange's lock is held, never the other way round
         self._generation, self._fallen = 0, False
         self._dealt: tuple[int, int | None, int, int] | None = None
         self._absent: set[int] = set()
@@ -63,7 +63,7 @@ class ServerSums(RingFallback):
         exchange.handlers[Sum] = self._arrived
         exchange.on_server_back = self._again
 
-    # -- methods of Surviving -----------------------------------------------------------------------
+    # -- methods of RingFallback --------------------------------------------------------------------
 
     def sum_live_ranks(self) -> None:
         self._dealt = None
@@ -120,7 +120,7 @@ class ServerSums(RingFallback):
         np.copyto(handle.buffer, each.total)
 
     def passed(self, handle: _Handle) -> bool:
-        """Keep a sum that the ring computed; return whether it counts, or the server's sum does."""
+        """Keep a sum that the ring computed; False where the server's sum replaces it."""
         with self._lock:
             if not self._fallen and handle.round.total is None:
                 handle.round.total = self._copied(handle.buffer)
@@ -147,7 +147,7 @@ class ServerSums(RingFallback):
                 return free
         return array.copy()
 
-    # -- the server; the lock is held ---------------------------------------------------------------
+    # -- messages to the server; the lock is held ---------------------------------------------------------------
 
     def _tell(self) -> None:
         """Send the server the sums and summands of the last two rounds, which it may lack."""

@@ -57,7 +57,7 @@ class DenseGradientSlices(Protocol):
     """Dense gradient, cut into one slice per shard."""
 
     def size(self, shard: int) -> int:
-        """Number of floats in one shard's slice."""
+        """Return the number of floats in one shard's slice."""
 
     def write(self, shard: int, out: Floats) -> None:
         """Copy one shard's slice into float32[size]."""
@@ -88,16 +88,16 @@ class WorkerClient:
         self._cv = threading.Condition()
         self.core = WorkerCore(index, len(servers))
         self._busy: set[int] = set()  # compute threads that have a batch
-        #: handlers of other messages of servers: message -> (its shard, message, frame), called by the reading thread
+        #: handlers (shard, message, frame) of other messages of servers, by message type; called by the reading thread
         self.handlers: dict[type[Any], Callable[[int, Any, Frame], None]] = {}
         self._dense = DenseTransfer()
-        #: handlers of other messages of the coordinator, called by the reading thread
+        #: handlers of other messages of the coordinator, by message type; called by the reading thread
         self.notices: dict[type[Any], Callable[[Any], None]] = {}
-        #: called by the reading thread: a batch of this step is next
+        #: called by the reading thread with the step of the batch that is now first in the queue
         self.on_next_batch: Callable[[int], None] = lambda _: None
-        #: called by the reading thread: a server failed; requests are repeated, except those answered by `handlers`
+        #: called by the reading thread when a server fails; requests answered by `handlers` are not repeated
         self.on_server_lost: Callable[[int], None] = lambda _: None
-        #: called by the reading thread: a server's successor is connected
+        #: called by the reading thread when a server's successor is connected
         self.on_server_back: Callable[[int], None] = lambda _: None
         self._thread = threading.Thread(target=self._read, name="exchange", daemon=True)
 
@@ -334,7 +334,7 @@ class WorkerClient:
         if self.routes.serves(shard, message.incarnation):  # repeated by a new coordinator
             return
         self.core.forget_dense(shard)
-        self._forsaken(shard)  # given up with a server that hung and is still connected
+        self._forsaken(shard)  # also where the old server hangs and is still connected
         if shard in self._overdue:
             self._overdue.pop(shard).cancel()
         if self.dial is None or self.routes.renew(message, self.dial) is None:

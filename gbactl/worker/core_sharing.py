@@ -53,7 +53,7 @@ class CoreSlots:
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) + LINE * place.line
 
     def settle(self) -> None:
-        """Pin the calling thread to its core."""
+        """Pin the calling thread to the worker's core."""
         os.sched_setaffinity(0, {self.place.core})
 
     @contextmanager
@@ -70,7 +70,7 @@ class UnsharedCore:
     """Stand-in for CoreSlots where a worker has its core to itself."""
 
     def settle(self) -> None:
-        """Do nothing."""
+        """Do nothing, as the worker shares no core."""
 
     def mine(self) -> Any:
         """Return an empty context, without waiting."""

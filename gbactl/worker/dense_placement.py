@@ -150,7 +150,7 @@ class ReplicatedDense(DensePlacement):
         self.steps = steps
         self.recovery, self.slices, self.exchange = recovery, slices, slices.exchange
         self.flat, self.collective, self.block = flat, collective, block
-        self.norms_every = norms_every if self.exchange.index == 0 else 0  # all have the same sum: one reports it
+        self.norms_every = norms_every if self.exchange.index == 0 else 0  # all have the same sum: worker 0 reports it
         self.gradient = np.zeros(flat.size, np.float32)
         spans = [*flat.spans, *([(flat.params, flat.size)] if flat.buffers else [])]
         cuts = Buckets.of_parameters("dense", [high - low for low, high in spans], buckets)

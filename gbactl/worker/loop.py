@@ -135,7 +135,7 @@ class WorkerLoop:
         memory = {"peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
         checksum, total = self.dense.checksum()
         hub = self.exchange.hub
-        counts = {**getattr(hub, "counts", {}), **hub.traffic.counters()}  # see reliable.py
+        counts = {**getattr(hub, "counts", {}), **hub.traffic.counters()}  # see wire/reliable.py
         return Inspected(f"W{self.exchange.index}", checksum, total, memory, counts, dict(hub.refused))
 
     def _train(self, item: BatchInProgress) -> None:
@@ -154,7 +154,7 @@ class WorkerLoop:
     def _compute(self, item: BatchInProgress) -> Any:
         """Compute the gradient of a batch's distinct rows, and leave the dense gradient in the model.
 
-        float32[distinct rows, row width]"""
+        The row gradient is float32[distinct rows, row width]."""
         began = time.perf_counter()
         emb = self._embed(item)
         item.release()

@@ -230,7 +230,7 @@ class WorkerCore:
     def granted(self, grant: Granted, batch: Batch, unique: DistinctRows) -> list[Command]:
         """Queue a granted batch, and pull its rows where that is due."""
         assert self.phase is not None
-        self.to_prepare = None  # it is this one, or another worker's
+        self.to_prepare = None  # the announced batch is this one, or went to another worker
         item = BatchInProgress(grant, self.phase, batch, unique)
         early = self._admit(item)
         self._holdings.granted(grant, self.phase)

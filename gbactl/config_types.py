@@ -115,9 +115,7 @@ def matches(value: Any, hint: Any) -> bool:
     if origin is dict:
         return isinstance(value, dict) and all(matches(item, inside[1]) for item in value.values())
     if hint is float:
-        return isinstance(value, float) or (
-            type(value) is int and abs(value) <= _INT64
-        )  # the range that messages can encode
+        return isinstance(value, float) or (type(value) is int and abs(value) <= _INT64)  # as messages encode
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint)

@@ -22,7 +22,7 @@ def conf_dir() -> Path:
 
 
 def take_room(fd: int, size: int) -> None:
-    """Reserve `size` bytes of disk for an empty file, where the system supports that. Raises OSError if it is full."""
+    """Reserve `size` bytes of disk for an empty file, where supported. Raises OSError if the disk is full."""
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:

@@ -231,9 +231,8 @@ class FileWriter:
         self._began = time.monotonic()
         self._given_up = self._ended = False
         self._pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
-        self._changed = (
-            threading.Condition()
-        )  # notified when a piece is taken from the queue, or the limit on the pace is removed
+        # notified when a piece is taken from the queue, or the limit on the pace is removed
+        self._changed = threading.Condition()
         self._thread = None if inline else threading.Thread(target=self._run, name="checkpoint", daemon=True)
         if self._thread is not None:
             self._thread.start()

@@ -172,7 +172,7 @@ C = TypeVar("C")
 
 
 class FastPathMismatch(Exception):
-    """Signals that a block of lines contains text that the fast parser does not read."""
+    """Signal that a block of lines contains text that the fast parser does not read."""
 
 
 class LineFormat(Protocol[C_co]):

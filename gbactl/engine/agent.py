@@ -208,7 +208,7 @@ class HostData:
         return partial
 
     def publish(self) -> None:
-        """Verify the received data and move them into the cache. Raises DataError where they are damaged or others."""
+        """Verify the received data and move them into the cache. Raises DataError if they are damaged or unexpected."""
         partial, self._partial = self._partial, None
         if partial is None:
             raise DataError("nothing of the data has arrived")

@@ -114,9 +114,8 @@ class RunProcesses:
         self.cfg, self.run_dir, self.key, self.dataset, self.config = cfg, run_dir, key, dataset, config
         self.running: list[ChildProcess] = []
         self.abandoned: list[ChildProcess] = []  # processes that failed or are taken as failed; no longer waited for
-        self.all_ready = (
-            False  # every process is ready: from then on the coordinator decides which failures the run survives
-        )
+        # every process is ready; from then on the coordinator decides which failures the run survives
+        self.all_ready = False
         self.coordinator = ""
         self._environments: list[dict[str, str]] = []
         self._places: list[tuple[int, int, int]] = []
@@ -237,9 +236,7 @@ class RunProcesses:
         A child failed if it was killed, ended with an error, or noticed a failure. None also while only processes
         failed that the coordinator can do without or replaces."""
         ended = [(child, sentence) for child in self.running if (sentence := child.exit_sentence())]
-        goes_on = (
-            self.coordinator_replaceable
-        )  # evaluated after `ended`, so that a coordinator killed in between counts too
+        goes_on = self.coordinator_replaceable  # after `ended`: a coordinator killed in between counts too
         if goes_on:
             ended = [(child, sentence) for child, sentence in ended if child is not self.running[0]]
         spared = "W" * (self.cfg.cluster.lost_worker != "end") + "S" * self.cfg.server_returns

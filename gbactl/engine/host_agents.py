@@ -185,9 +185,7 @@ class HostAgents:
                         pass  # short waits: Python handles signals between them
                     for each in asked:
                         each.result()
-                except (
-                    BaseException
-                ):  # Ctrl-C: without this the pool would wait for its threads, and these for their hosts
+                except BaseException:  # Ctrl-C: else the pool would wait for its threads, and these for their hosts
                     for link in links:
                         link.lose("the launcher was stopped")
                     raise
@@ -228,7 +226,7 @@ class NetworkParameters:
 
 @dataclass(frozen=True)
 class HostFindings:
-    """Results of `gbactl doctor --hosts` for every host, in the order in which they were typed."""
+    """Results of `gbactl doctor --hosts` for every host, in the order in which the hosts were typed."""
 
     found: dict[str, HostReport]
 
@@ -300,7 +298,7 @@ def text(examined: HostFindings) -> str:
 
 
 def read(path: Path) -> dict[str, float]:
-    """Read latency and bandwidth, as keys of `cost`, from the content of such a file. Raises UsageError."""
+    """Parse the file that `text` wrote into latency and bandwidth, as keys of `cost`. Raises UsageError."""
     import yaml
 
     try:

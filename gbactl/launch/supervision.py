@@ -112,7 +112,7 @@ MOST_TRIES = 3
 
 
 class Replacements:
-    """Starts replacements of failed processes at the coordinator's events; `say` prints a sentence."""
+    """Starter of replacements of failed processes, at the coordinator's events; `say` prints a sentence."""
 
     def __init__(self, children: RunProcesses, say: Callable[[str], None]) -> None:
         self.children, self.say = children, say

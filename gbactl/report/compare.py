@@ -40,10 +40,8 @@ from gbactl.tracking.mlflow_connection import Run
 DEFAULT_BASELINE = "sync"
 DIFFERS = "what differs"
 SHORT_SECONDS = 5.0  # seconds of training below which a throughput is marked
-MARKS = {
-    "eps": "*",
-    "ne": "!",
-}  # appended to a value: throughput over little time; model no better than predicting the base rate
+# appended to a value: throughput over little time; model no better than predicting the base rate
+MARKS = {"eps": "*", "ne": "!"}
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,8 @@ def curves_of(group: str, seed: str, result: Mapping[str, Any]) -> Curves:
     for phase in result.get("phases") or []:
         before = samples, seconds
         samples += phase.get("samples") or 0
-        rest = phase.get(
-            "closing_seconds", phase.get("drain_seconds")
-        )  # results of older runs: seconds since the last batch was granted
+        # results of older runs have drain_seconds: since the last batch was granted
+        rest = phase.get("closing_seconds", phase.get("drain_seconds"))
         seconds += (phase.get("seconds") or 0) + (rest or 0)
         _stretch(modes, phase.get("mode"), before, (samples, seconds))
         if phase.get("auc") is not None:

@@ -38,9 +38,8 @@ def _run_record(
 ) -> Record:
     known = {_name(key): str(value)[:6000] for key, value in params.items()}
     if "mode.name" in known:
-        known.setdefault(
-            "mode", known["mode.name"]
-        )  # so that a filter can say params.mode, without the quotes that params.`mode.name` needs
+        # so that a filter can say params.mode, without the quotes that params.`mode.name` needs
+        known.setdefault("mode", known["mode.name"])
     return {
         "kind": "run",
         "local_id": local_id,

@@ -21,10 +21,8 @@ from gbactl.errors import WireError
 
 STRANGE = "A connection does not show this run's certificate."
 CHANGED = "What a connection carries was changed on its way."
-_BEGIN, _END = (
-    datetime.datetime(2000, 1, 1),
-    datetime.datetime(9999, 12, 31),
-)  # validity that does not depend on the hosts' clocks
+# validity that does not depend on the hosts' clocks
+_BEGIN, _END = datetime.datetime(2000, 1, 1), datetime.datetime(9999, 12, 31)
 
 
 class TlsConnection(ssl.SSLSocket):

@@ -90,7 +90,7 @@ def _integers(column: pl.Series) -> pl.Series:
 
 
 class DayBoundaries:
-    """Finds the first row of each day in a stream of day numbers."""
+    """Finder of the first row of each day in a stream of day numbers."""
 
     def __init__(self) -> None:
         self.rows = 0

@@ -52,7 +52,7 @@ Seed = Annotated[int, Bounds(at_least=0, at_most=_INT64)]  # range that NumPy an
 Count = Annotated[int, Bounds(at_least=1, at_most=_INT32)]
 Natural = Annotated[int, Bounds(at_least=0, at_most=_INT32)]
 Processes = Annotated[int, Bounds(at_least=1, at_most=65_536)]
-TableRows = Annotated[int, Bounds(at_least=2, at_most=_INT32)]  # of the table of a field's hashed ids
+TableRows = Annotated[int, Bounds(at_least=2, at_most=_INT32)]  # rows of a field's table of hashed ids
 Days = Annotated[int, Bounds(at_least=2, at_most=100_000)]  # one day is trained on, the next one evaluated
 Seconds = Annotated[float, Bounds(at_least=0, at_most=1e9)]  # 31 years; the range that timers take
 Interval = Annotated[float, Bounds(at_least=1e-3, at_most=1e9)]  # seconds between repetitions
@@ -115,7 +115,9 @@ def matches(value: Any, hint: Any) -> bool:
     if origin is dict:
         return isinstance(value, dict) and all(matches(item, inside[1]) for item in value.values())
     if hint is float:
-        return isinstance(value, float) or (type(value) is int and abs(value) <= _INT64)  # the range of messages
+        return isinstance(value, float) or (
+            type(value) is int and abs(value) <= _INT64
+        )  # the range that messages can encode
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint)

@@ -247,7 +247,7 @@ class CheckpointFolder:
             try:
                 kept.update(read_manifest(self.path / name).base)
             except CheckpointError:
-                return []  # unknown which checkpoints it builds on
+                return []  # unknown which checkpoints the newest ones build on: remove none
         found = [entry.name for entry in self.path.iterdir() if CUT.fullmatch(entry.name)] if names else []
         gone = [name for name in found if name not in kept and number_of(name) < number_of(names[-1])]
         for name in gone:

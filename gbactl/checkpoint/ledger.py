@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from gbactl.checkpoint.interval_plan import JobCosts, SaveSchedule
 from gbactl.faults.fault_plan import FaultInjector, FaultPlan, FaultsConfig
 
-MOST_SAVES = 256  # checkpoints remembered: more than are kept on disk
+MOST_SAVES = 256  # newest checkpoints that UnsavedWork remembers: more than are kept on disk
 PARTS = ("saving", "loading", "rescheduling", "again")
 
 
@@ -259,7 +259,7 @@ class CostSeconds:
         }  # fmt: skip
 
 
-SAMPLES = 10**12  # in a job: enough to resolve the share of lost ones
+SAMPLES = 10**12  # samples of an emulated job: enough to resolve the share of lost ones
 
 
 @dataclass(frozen=True)

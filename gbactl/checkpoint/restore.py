@@ -174,7 +174,7 @@ def _load_own(block: DenseBlock, chain: CheckpointChain, spec: ShardSpec) -> Non
     own = _dense_of(chain.files(spec.shard)[-1]) if same else None
     if own is not None and len(own["value"]) == len(block.value):
         _fit(block, own)
-    else:  # workers held it then, or another number of servers
+    else:  # the workers held the dense vector at that time, or the number of servers differed
         load_dense(block, dense_state(chain))
 
 

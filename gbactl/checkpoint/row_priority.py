@@ -151,7 +151,7 @@ class Ssu(RowPriority):
     Every second row that a gradient carries enters a set of `room` rows; in a full set it replaces a random row."""
 
     def __init__(self, rows: int, spans: Spans, room: int, seed: int) -> None:
-        self._within = np.zeros(rows, np.uint8)  # 0: not to be chosen, 1: outside the set, 2: in it
+        self._within = np.zeros(rows, np.uint8)  # 0: row outside the spans, 1: not in the sample, 2: in the sample
         for low, high in spans:
             self._within[low:high] = 1
         self._members = np.empty(room, np.int32)
@@ -177,7 +177,7 @@ class Ssu(RowPriority):
             return
         places = self._random.integers(len(self._members), size=len(new))
         self._within[self._members[places]] = 1
-        self._members[places] = new  # where two drew the same place, the later one stays
+        self._members[places] = new  # of two rows that drew the same place, the later one stays
         self._within[self._members[places]] = 2
 
     def choose(self, count: int, table: Floats) -> Ints:

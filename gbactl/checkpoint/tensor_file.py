@@ -231,7 +231,9 @@ class FileWriter:
         self._began = time.monotonic()
         self._given_up = self._ended = False
         self._pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()  # a piece was taken, or the pace was lifted
+        self._changed = (
+            threading.Condition()
+        )  # notified when a piece is taken from the queue, or the limit on the pace is removed
         self._thread = None if inline else threading.Thread(target=self._run, name="checkpoint", daemon=True)
         if self._thread is not None:
             self._thread.start()

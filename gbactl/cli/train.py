@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-NO_NODES = ("--cfg", "-c", "--info", "-i")  # where these are typed nothing is started
+NO_NODES = ("--cfg", "-c", "--info", "-i")  # options with which no process is started
 
 
 @click.command(
@@ -34,7 +34,7 @@ def command(overrides: tuple[str, ...]) -> None:
     from gbactl.engine.fork_server import open_fork_server
 
     if not any(text.startswith(NO_NODES) for text in overrides) and _real(overrides):
-        open_fork_server()  # it imports torch while this process imports and composes
+        open_fork_server()  # the fork server imports torch while this process composes the configuration
     from gbactl.launch.compose import run_hydra
     from gbactl.launch.run import train
 
@@ -51,5 +51,5 @@ def _real(overrides: tuple[str, ...]) -> bool:
 
     try:
         return place_of(chosen[-1]).real
-    except ConfigError:  # several, or none: composing tells
+    except ConfigError:  # several names, as in a sweep, or an unknown one, which composing reports
         return False

@@ -35,7 +35,7 @@ class PlaceOptions:
 class Place:
     """Place of a run's processes: as real processes on this host, unless a subclass overrides that."""
 
-    #: its own keys
+    #: dataclass of the options of this place
     Options: ClassVar[type[PlaceOptions]] = PlaceOptions
 
     #: whether its processes are real; else they and their time are simulated in this process

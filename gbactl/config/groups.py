@@ -81,7 +81,7 @@ class OptimConfig:
     """Configuration of the optimizer of dense parameters and rows; `row_lr` overrides the learning rate of rows."""
 
     name: str = "adam"
-    lr: Annotated[float, Bounds(above=0, at_most=1e38)] = 1e-3  # a finite fp32
+    lr: Annotated[float, Bounds(above=0, at_most=1e38)] = 1e-3  # finite as a float32
     row_lr: Annotated[float, Bounds(above=0, at_most=1e38)] | None = None
     beta1: ShareBelowOne = 0.9
     beta2: ShareBelowOne = 0.999

@@ -1,1 +1,1 @@
-"""Coordinator of a run: hands out batches, orders steps, and decides what happens when a process fails."""
+"""Coordinator of a run: hands out batches, orders steps, and handles failures of processes."""

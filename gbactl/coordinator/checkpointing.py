@@ -2,8 +2,8 @@
 
 "Checkpoint at step k" is sent to every server right behind the order of step k - 1, so all of them save the same
 state. Where workers hold the dense parameters, one of them is asked for them right behind its batch of that step;
-where the workers are trainers, each sends its replica (see publishing.py). A checkpoint costs the coordinator
-a message to and from every server and trainer; a thread writes the manifest.
+where the workers are trainers, each sends its replica (see checkpoint/publishing.py). A checkpoint costs the
+coordinator a message to and from every server and trainer; a thread writes the manifest.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Checkpointing:
         self.resumed: JobPosition | None = None
         self.at: JobPosition | None = None  # position from which the job was continued last
         self._number = 1
-        self._base: list[str] | None = []  # what the next partial one builds on; None: it must be whole
+        self._base: list[str] | None = []  # base of the next partial checkpoint; None: it must save all rows
         self._due = float("inf")
         self._planned: tuple[int, int] | None = None
         self._dense: dict[int, tuple[int, int, Floats]] = {}
@@ -188,7 +188,7 @@ class Checkpointing:
         self._stop = time.monotonic() + seconds, seconds
         cut = self._open
         if cut is not None and cut.closing is None and not cut.manifest.position["ended"]:
-            self._forget()  # it is written at a limited rate
+            self._forget()  # this checkpoint is written at a limited rate
 
     def _look_at_stop(self, until: float, seconds: float) -> None:
         """Save at once if the current round is trained and being evaluated; give up the final save at the deadline."""
@@ -265,7 +265,7 @@ class Checkpointing:
         if run.evaluation is not None:
             position.unread = []  # the round is trained but not evaluated
         gathering = self.gathering()
-        home = "servers" if run.home == "replicas" else run.home  # at a phase's end they hold the mean or centre
+        home = "servers" if run.home == "replicas" else run.home  # at a phase's end servers hold the mean or centre
         if gathering is not None and not gathering.centred:
             home = "workers"
         manifest = Manifest(
@@ -454,7 +454,7 @@ class Checkpointing:
             step, found = cut.manifest.step, why.rstrip(".")
             raise DivergedError(f"The model diverged at or before step {step}: {found}; {ADVICE}")
 
-    def way_back(self, *keys: str) -> str:
+    def resume_hint(self, *keys: str) -> str:
         """Sentence that names the newest good checkpoint and the command that resumes from it, with `keys` appended.
 
         Empty where there is no checkpoint. Reads it to its end. A checkpoint in progress is given up, unless all its

@@ -1,12 +1,12 @@
-"""Event log of a run: what was handed out, announced and applied. The coordinator's orders in it are its journal.
+"""Event log of a run: batches handed out, gradients announced, steps ordered; also the coordinator's journal.
 
 A file is MAGIC, version u16, then records: kind u8, length u32, crc32 u32 (of kind and body), body in msgpack.
 Versions are written as differences and whole numbers as integers, so a gradient takes about 75 bytes with three
 shards, 100 at most, and 3 more per shard where its rows are counted. Orders reach the file (os.write) before they are
-sent; the rest is buffered, or, where a coordinator failover is possible, also written before the messages that it
-leads to. Under 10 us a record, and 2 us a write.
+sent; other records are buffered, or, where a coordinator failover is possible, written before the messages that they
+lead to. Under 10 us a record, and 2 us a write.
 
-A FAILURE stands once for each entry of `recovery` in result.json, with its `number` there: injected (else last
+There is one FAILURE record for each entry of `recovery` in result.json, with its `number` there: injected (else last
 heard of) `at_s` seconds after training began; `detected_s`, `loaded_s` and `useful_s` count from then, as in
 result.json (null: not reached). It is written when the process does useful work again, at the latest when the run
 ends well.
@@ -38,7 +38,7 @@ HEADER, PHASE, GRANT, ANNOUNCE, ORDER, CHECKSUM, END, DROP, LEFT, JOINED, SWITCH
 SERVER, NOTE, MOVED, DENSE_LOST, FAILURE, FINISH = 14, 15, 16, 17, 18, 19
 INFOS = (HEADER, PHASE, CHECKSUM, END, SWITCH, SERVER, NOTE, MOVED, DENSE_LOST, FAILURE)
 FLUSH_BYTES = 1 << 16
-_GRADIENT_BYTES, _SHARD_BYTES = 100, 16  # of all records about one gradient, and per shard
+_GRADIENT_BYTES, _SHARD_BYTES = 100, 16  # at most, of all records about one gradient, and per shard
 _WHOLE = float(1 << 53)
 _WORKERS, _NUMBERS, _VERSIONS = range(-1, 1 << 16), range(1 << 32), range(-(1 << 31), 1 << 31)
 
@@ -179,7 +179,7 @@ class EventLog:
     def announce(
         self, worker: int, batch: int, rows: Sequence[int], dense: Sequence[int], part_rows: Sequence[int] = ()
     ) -> None:
-        """Write an announced gradient and the versions that it was computed from, one per shard in each list.
+        """Write an announced gradient and its base versions of rows and dense parameters, one per shard.
 
         `part_rows`: rows of its slices, where they are counted."""
         if len(rows) != len(dense) or not rows or len(part_rows) not in (0, len(rows)):

@@ -114,7 +114,7 @@ class CoordinatorCore:
         return True
 
     def _can_do_without(self, peer: Peer) -> bool:
-        """Whether the run can go on without this node: a worker whose dense parameters other nodes hold, too."""
+        """Whether the run can continue without this node: a worker whose dense parameters other nodes also hold."""
         run = self.run
         allowed = run.cfg.cluster.lost_worker != "end" and peer.role == "worker"
         settled = run.members.settled and (self.workers.survivable or self.migration.moving)
@@ -218,7 +218,7 @@ class CoordinatorCore:
     # -- coordinators -------------------------------------------------------------------------------
 
     def took_over(self, failure: str, missed: float, sign: float) -> None:
-        """Record a coordinator failover. `failure`: kind of the failure; `missed`: when it was detected.
+        """Record a coordinator failover. `failure`: kind of the failure; `missed`: time of its detection.
 
         `sign`: the last sign of life."""
         run = self.run

@@ -110,7 +110,7 @@ class Failover:
         return True
 
     def keeps(self, channel: Channel, message: Any) -> bool:
-        """Hold back a message that a node sent before its answer to Revive, which covers it. Returns whether it did.
+        """Hold back a message sent before the node's answer to Revive, which covers it. Returns whether that was done.
 
         Raises WireError where its sender may not send it."""
         if isinstance(message, Staged):
@@ -141,7 +141,7 @@ class Failover:
     # -- restoring the run --------------------------------------------------------------------------
 
     def restore(self) -> Flow[bool]:
-        """Restore the run to the last point at which nothing was in flight. Returns whether all rounds are over."""
+        """Restore the run to the last point without batches in flight. Returns whether all rounds are over."""
         run, stood, position = self.run, self.state.stood, self.state.stood.position
         assert position is not None
         run.record.restore(position)
@@ -211,7 +211,7 @@ class Failover:
             channel.send(self._begun_for_servers)
         for command in commands:
             if isinstance(command, ApplyStep) and command.step.step >= standing.version:
-                channel.send(training.told(command))
+                channel.send(training.order_message(command))
 
     @property
     def _begun_for_servers(self) -> BeginPhase:
@@ -220,7 +220,7 @@ class Failover:
         return self.begun._replace(served_dense=self.run.home != "workers")
 
     def _missing(self, training: LivePhase, holding: WorkerState, joins: Sequence[HandOut]) -> list[Grant]:
-        """Grants that a worker never received; of hand-outs without samples, the last few."""
+        """Grants that a worker never received; of empty grants (hand-outs without samples), the last few."""
         heard = set(_groups(holding.granted, 2))
         leases = [grant for owner, grant in training.policy.leases.values() if owner == holding.worker]
         joined = [each.grant for each in joins if each.worker == holding.worker][-MOST_JOINS:]
@@ -266,7 +266,7 @@ class Failover:
             training.hand(holding.worker, grant, training.phase.lr_scale_of(grant))
 
     def _waits(self, training: LivePhase | None, holding: WorkerState, missing: list[Grant]) -> int:
-        """Number of batches that a worker waits for: those that it may have, less those that it has."""
+        """Number of batches that a worker waits for: the number it may hold, less the number it holds."""
         policy, worker = None if training is None else training.policy, holding.worker
         mine = set() if policy is None else {batch for batch, (owner, _) in policy.leases.items() if owner == worker}
         has = len(mine) + sum(grant.samples == 0 for grant in missing)
@@ -275,7 +275,7 @@ class Failover:
                 continue
             has += 1
             joins = phase == self.number and policy is not None and batch >= policy.phase.batches
-            if trains and not joins:  # it was given up at a switch
+            if trains and not joins:  # this batch was given up at a switch
                 self.core.switch.abandoned.add(phase, [(worker, batch, set())])
                 self.run.members.of("worker")[worker].send(Abandon(phase))
         may_have = 1 + max(each.mode.prefetch for each in self.run.cfg.possible)

@@ -137,7 +137,7 @@ class WorkerRecovery:
         self.run.state.ongoing.unequal |= ring and self.run.home == "workers"
 
     def early(self, channel: Channel, worker: int) -> bool:
-        """Keep a successor's request for a batch until it is admitted. Returns whether the request was from one."""
+        """Keep a batch request of a successor that is not admitted yet. Returns whether the request was one."""
         if self.run.members.joining.get(worker) is not channel:
             return False
         self._takes[worker] = self._takes.get(worker, 0) + 1
@@ -151,7 +151,7 @@ class WorkerRecovery:
         return True
 
     def joiner_lost(self, channel: Channel) -> bool:
-        """Forget a successor that failed before it was admitted. Returns whether the lost connection was one's."""
+        """Forget a successor that failed before it was admitted. Returns whether the channel was that of one."""
         joining = self.run.members.joining
         for worker, known in list(joining.items()):
             if known is channel:
@@ -230,7 +230,7 @@ class ServerRecovery:
         return Heartbeat(max(c.hang_seconds, c.start_timeout) if reading else c.hang_seconds, self.run.hub.now)
 
     def asking(self, reading: bool) -> None:
-        """Reset the servers' heartbeat when a request to them begins or has been answered.
+        """Reset the servers' heartbeat when the coordinator sends them a request, and when all have answered.
 
         `reading`: the request makes them read all their data, so they may be silent for longer."""
         self.heartbeat = self._new_heartbeat(reading)
@@ -290,10 +290,10 @@ class ServerRecovery:
         if self.full:
             self.run.rollback_pending = True
         else:
-            self.of_use(shard)
+            self.loaded(shard)
 
-    def of_use(self, shard: int) -> None:
-        """Record that a server has loaded what it needs; its first staged slice will prove that it works."""
+    def loaded(self, shard: int) -> None:
+        """Record that a server has loaded its state; its first staged slice will complete the recovery."""
         self.run.failures.loaded(f"S{shard}")
         self._unproven.add(shard)
 

@@ -48,7 +48,7 @@ class PhaseClock:
     now: Callable[[], float]
     first: float | None = None
     last: float = 0.0
-    gradients: tuple[float, float] | None = None  # when the first and the last one was announced
+    gradients: tuple[float, float] | None = None  # times of the first and last announcement
 
     def tick(self) -> None:
         """Record the time of a hand-out."""
@@ -80,7 +80,7 @@ class LivePhase:
         self.ordered: Callable[[int], None] = lambda steps: None
         self.told_loss: Callable[[int, float], None] = lambda worker, loss: None  # called before the gradient is logged
         self.stop_at: int | None = None  # the global step at which the phase ends
-        self.stopped: float | None = None  # when it was ordered to end
+        self.stopped: float | None = None  # time at which the phase was ordered to end
         self.one_each = False  # whether a worker gets no second batch while it has one: without prefetch in this phase
         self._flying: Counter[int] = Counter()  # per worker: batches in flight
         self._openings = -1
@@ -136,7 +136,7 @@ class LivePhase:
 
     def take(self, worker: int, asked: bool = True) -> bool:
         """Try to hand a worker its next batch."""
-        absent = worker not in self.workers or worker in self._untold  # or not brought up after a failover
+        absent = worker not in self.workers or worker in self._untold  # or does not know the phase yet after a failover
         if absent or (self.one_each and self._flying[worker]):
             return False
         commands = self.phase.apply(Take(worker))
@@ -211,7 +211,7 @@ class LivePhase:
         mine = sorted(batch for batch, (owner, _) in self.policy.leases.items() if owner == worker)
         for batch in mine:
             self._staged.pop(batch, None)
-        self._flying.pop(worker, None)  # its successor has none
+        self._flying.pop(worker, None)  # a successor holds no batch of the phase
         return mine
 
     def left(self, worker: int) -> None:
@@ -224,13 +224,13 @@ class LivePhase:
         self._hand_out_unasked()
 
     def _hand_out_unasked(self) -> None:
-        """Hand a failed worker's share of open steps to the other workers of those steps, without their asking."""
+        """Hand a failed worker's batches of open steps to the other workers of those steps, without their request."""
         for worker in sorted(self.policy.live):
             while self.policy.owes(worker) and self.take(worker, asked=False):
                 pass
 
     def asked(self, batch: int) -> bool:
-        """Whether a worker had asked for a batch: it then gets the next one when it announces this one."""
+        """Whether the holder of a batch had asked for that batch: announcing it then counts as asking for the next."""
         if batch not in self._unasked:
             return True
         self._unasked.discard(batch)
@@ -327,13 +327,13 @@ class LivePhase:
 
     def _order(self, command: ApplyStep) -> None:
         self.log.order(order_record(command))
-        order = self.told(command)
+        order = self.order_message(command)
         for channel in self.servers:
             channel.send(order)
         self.phase.settle(command)
         self.ordered(command.step.step + 1)
 
-    def told(self, command: ApplyStep) -> OrderStep:
+    def order_message(self, command: ApplyStep) -> OrderStep:
         """Convert a step command to the message that orders it on the servers."""
         step = command.step
         batches, weights = [m.batch for m in step.members], [m.weight for m in step.members]

@@ -77,7 +77,7 @@ class Membership:
         return number in self._returning and self._returning[number][0] is channel
 
     def returner_lost(self, channel: Channel) -> bool:
-        """Forget a server's pending successor that failed. Returns whether the lost connection was one's."""
+        """Forget a server's pending successor that failed. Returns whether the channel was that of one."""
         found = [number for number, (known, _) in self._returning.items() if known is channel]
         for number in found:
             del self._returning[number]

@@ -108,9 +108,9 @@ class Coordinator:
             self.context.tell_progress()
             self.context.log.flush()
             key = f"optim.lr={self.context.cfg.optim.lr / 10:g}"
-            raise DivergedError(f"{error} {checkpoints.way_back(key)}".rstrip()) from error
+            raise DivergedError(f"{error} {checkpoints.resume_hint(key)}".rstrip()) from error
         except NoRoomError as error:
-            raise NoRoomError(f"{error} {checkpoints.way_back()}".rstrip()) from error
+            raise NoRoomError(f"{error} {checkpoints.resume_hint()}".rstrip()) from error
 
     def _loop(self) -> None:
         flow = self.flow.run_all()

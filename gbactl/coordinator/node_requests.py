@@ -21,7 +21,7 @@ from gbactl.errors import ClusterError, WireError
 from gbactl.wire.channel import Channel
 from gbactl.wire.messages import Barrier, DenseMoved, Inspect, Inspected, MoveDense, Reached, ReloadCheckpoint
 
-SUM_DIGITS = 24  # of a node's share of a model's checksum, which is below 2^64
+SUM_DIGITS = 24  # maximum of digits of a node's share of a model's checksum, which is below 2^64
 
 
 class NodeRequests:

@@ -44,7 +44,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Forgo:
-    """Event: give up the batches in flight. The event log has it with the number of these batches."""
+    """Event: give up the batches in flight. The event log records it with their number."""
 
 
 Event = Take | Forgo | AnnounceRecord | LeftRecord | JoinedRecord | StopRecord | FinishRecord
@@ -147,8 +147,8 @@ class TrainingPhase:
     ) -> None:  # fmt: skip
         self.policy, self.lr_scale, self.statistics, self.slices = policy, lr_scale, statistics, slices
         self.finished = FinishedBatches()
-        self.stopped = False  # ordered to end early
-        self.closed = False  # the rest of the buffer is applied
+        self.stopped = False  # whether the phase was ordered to end early
+        self.closed = False  # whether the gradients left in the buffer are applied
 
     def apply(self, event: Event) -> list[Command]:
         """Apply an event. Returns the policy's decisions as commands, each of which takes effect by `settle`."""

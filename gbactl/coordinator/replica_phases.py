@@ -28,7 +28,7 @@ from gbactl.wire.messages import AverageReplicas, ClosedReplicas, CloseReplicas,
 
 POINTS = 20
 MOST_DIGITS = 20
-_COUNTS, _TIMES = ("iterations", "exchanges"), ("seconds", "foreground", "sent")  # fields of a trainer's notes
+_COUNTS, _TIMES = ("iterations", "exchanges"), ("seconds", "foreground", "sent")  # fields of a trainer's statistics
 
 
 class ReplicaPhases:
@@ -37,7 +37,7 @@ class ReplicaPhases:
     def __init__(self, run: RunContext, term: int = 0) -> None:
         self.run, self.members, self.state = run, run.members, run.state.replicas
         self._began = 0.0
-        self.request = term << 20  # number of a closing; unique across coordinators
+        self.request = term << 20  # number of the request to close a phase; unique across coordinators
         self._kind: type[ReplicaPolicy] | None = None
         self._told: set[int] = set()
         self._idle = False
@@ -64,7 +64,7 @@ class ReplicaPhases:
         self._idle = False
         rule, shadow = self._kind.rule, self._kind.shadow
         self.members.tell("worker", OpenReplicas(self.run.phase_number, rule, shadow, trainers, values))
-        self._tell_of_the_dead()
+        self._tell_failed_workers()
         self._close(worker for worker in self.members.of("worker") if worker >= trainers)
         threads = options.hogwild_threads
         live = [worker for worker in self.members.of("worker") if worker < trainers]
@@ -76,7 +76,7 @@ class ReplicaPhases:
         }  # fmt: skip
         self.state.settings = dict(self.state.last)
 
-    def _tell_of_the_dead(self) -> None:
+    def _tell_failed_workers(self) -> None:
         """Tell a newly formed group of trainers which workers have failed before."""
         for worker in sorted(set(range(self.members.expected["worker"])) - set(self.members.of("worker"))):
             self.members.tell("worker", WorkerFailed(worker))
@@ -136,7 +136,7 @@ class ReplicaPhases:
         self.run.surplus.pop(worker, None)
 
     def more(self, worker: int) -> int:
-        """Number of batches that a worker's threads ask for in this phase beyond those asked for in any mode."""
+        """Number of batches that a worker's additional threads ask for in this phase."""
         return self._more.count(worker)
 
     def closed(self, message: ClosedReplicas) -> None:

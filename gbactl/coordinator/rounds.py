@@ -45,7 +45,7 @@ class Splits(Protocol):
 
 
 def rounds(dataset: Splits, train: TrainConfig) -> list[Round]:
-    """List the rounds of a run. Raises ConfigError where there is nothing to evaluate on."""
+    """List the rounds of a run. Raises ConfigError if a round would have no data for its evaluation."""
     if dataset.kind == "splits":
         return [Round(0, epoch, f"epoch {epoch}", (1, 2), 1) for epoch in range(train.epochs)]
     if train.epochs != 1:

@@ -73,7 +73,7 @@ class RunContext:
         self.surplus: Counter[int] = Counter()  # per worker: requests for batches by threads of a phase that is over
         self.started = self.stopped = False
         self.taking_over = found is not None
-        self.server_losses = 0  # so far
+        self.server_losses = 0  # server failures so far
         self.servers_gone: dict[int, float] = {}  # shard -> time at which its failure was detected
         self.rollback_pending = False  # every node must go back to the last checkpoint, as soon as nothing is in flight
         self.fresh_at: int | None = None  # the step at which the optimizer's state was reset

@@ -264,7 +264,7 @@ class RunFlow:
             run.log.info(event_log.MOVED, {"step": run.step})
         yield from core.migration.move("servers", home)
         core.workers.admit(None, "servers")
-        while not (yield from core.migration.move(home, "servers")):  # a worker failed meanwhile: again, without it
+        while not (yield from core.migration.move(home, "servers")):  # a worker failed: repeat without it
             pass
         run.fencing.tell_workers()
 
@@ -286,7 +286,7 @@ class RunFlow:
         for failed in run.failures.all:
             if failed.process.startswith("S") and failed.loaded is None:
                 failed.samples_rolled_back, again = again, 0
-                core.servers.of_use(int(failed.process[1:]))
+                core.servers.loaded(int(failed.process[1:]))
         run.log.info(event_log.SERVER, {"shard": -1, "state": "rewound", "step": before, "loaded": run.step})
         run.tell("rewound", {"step": before, "to": run.step, "samples": rolled_back})
 

@@ -30,7 +30,7 @@ from gbactl.wire.messages import Inspected
 METRICS = ("auc", "logloss", "ne", "calibration")
 FATES = ("read", "trained", "decayed", "lost", "effective")
 SUMMED = ("steps", "samples", "decayed", "lost", "seconds", "closing_seconds")
-MOST_POINTS = 1000  # of the curve in a checkpoint
+MOST_POINTS = 1000  # maximum of points of the loss curve in a checkpoint
 OF_A_PHASE = ("mode", "first_sample", "first_step", "pause_ms", "fresh_optimizer")
 
 
@@ -72,14 +72,14 @@ class RunSummary:
     def __init__(self, now: Callable[[], float] = time.monotonic, patience: int = 0) -> None:
         self.now = now
         self.stopping = EarlyStopping(patience)
-        self.results: list[dict[str, Any]] = []  # of each finished round
+        self.results: list[dict[str, Any]] = []  # scores of each finished round
         self.ledger = Ledger()
         self.statistics = Statistics()
         self.phases: list[dict[str, Any]] = []
         self.curve: list[dict[str, Any]] = []
         self.modes = ""  # modes so far: sync>gba@day2
         self.round: tuple[Round, int, int, int] | None = None  # round, its number, number of rounds, its samples
-        self.last_gradient: float | None = None  # of the last phase, by `now`
+        self.last_gradient: float | None = None  # end of the last phase, by `now`
         self._pause: float | None = None
         self._fresh = False
         self.start()

@@ -213,7 +213,7 @@ class PhaseState:
 
 @dataclass
 class LastSwitch:
-    """Last switch while it is not reported: its `report`, and `gradient`, the time of the last gradient before it."""
+    """Last mode switch until it is reported: its `report`, and `gradient`, the time of the last gradient before it."""
 
     report: dict[str, Any] | None = None
     gradient: float | None = None

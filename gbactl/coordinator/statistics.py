@@ -22,7 +22,7 @@ from gbactl.policies import Member, Step
 from gbactl.wire.messages import GradientNorms
 
 NORMS_FILE = "norms.jsonl"
-DIVERGED = 1000.0  # times the first loss
+DIVERGED = 1000.0  # limit of a loss, as a multiple of the first loss
 ADVICE = "type a smaller optim.lr, or train.on_divergence=continue to train on."
 LEAST_FIRST = math.log(2.0)  # nats: the loss of a model that predicts one half for every sample
 

@@ -109,7 +109,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def equal_days(rows: int, days: int | None) -> list[tuple[str, int, int]]:
-    """Divide rows into `days` (default 7) days of equal size: (name, first, end). Raises DataError for too few rows."""
+    """Divide rows into `days` (default 7) equal days; returns (name, first, end). Raises DataError for too few rows."""
     count = days or DEFAULT_DAYS
     if rows < count:
         raise DataError(f"The data has {rows} rows, which cannot be cut into data.days={count}; set fewer days.")

@@ -38,10 +38,10 @@ from gbactl.worker.core_sharing import open_board, places
 
 NODE = re.compile(r"[SW][0-9]{1,6}(-[0-9]{1,6})?")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
-FILES = (*(f"{name}.npy" for name in ARRAYS), META)  # of prepared data
+FILES = (*(f"{name}.npy" for name in ARRAYS), META)  # files of a prepared data set
 GRACE_SECONDS = 2.0
 LOOK_SECONDS, PULSE_SECONDS = 0.05, 0.5
-FIRST_PATIENCE = 60.0  # until the launcher has set the limit
+FIRST_PATIENCE = 60.0  # seconds of silence allowed until the launcher has set the limit
 READ_BYTES = 1 << 18
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 Tell = Callable[[str, dict[str, Any]], None]
@@ -139,7 +139,7 @@ class AgentProcesses:
                 self.tell("log", {"name": node.name, "data": data})
 
     def kill(self) -> None:
-        """Kill all processes of this host at once."""
+        """Kill all of the run's processes on this host at once."""
         for node in list(self.all.values()):
             node.process.kill()
 
@@ -170,7 +170,7 @@ def mark(token: str) -> str:
 
 
 class HostData:
-    """Prepared data of one host."""
+    """Prepared data on one host: found there, or received from the launcher."""
 
     def __init__(self) -> None:
         self.place: Path | None = None
@@ -232,7 +232,7 @@ class HostData:
 
 
 class HostAgent:
-    """Agent of one host.
+    """Agent of a run on one host, which handles the launcher's requests.
 
     It reads and starts processes in the main thread: they end with the thread that started them."""
 
@@ -264,7 +264,7 @@ class HostAgent:
                 self._handle(name, fields)
 
     def end(self) -> None:
-        """End all processes of this host and remove their files."""
+        """End the run's processes on this host and remove their files."""
         self.nodes.end()
         self.holding.drop()
         self._unlisten({})

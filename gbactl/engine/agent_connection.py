@@ -50,7 +50,7 @@ AGENT = "gbactl.engine.agent"
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 LOOK_SECONDS = 0.25
 END_SECONDS = 4.0
-LAST_WORDS_SECONDS = 1.0  # wait for ssh's error message when it ends
+LAST_WORDS_SECONDS = 1.0  # time that ssh's last error message may take after ssh has ended
 READ_BYTES = 1 << 18
 Told = Callable[[str, dict[str, Any]], None]
 
@@ -172,7 +172,7 @@ class AgentConnection:
 
     def __init__(self, host: str, command: str, errors: Path, patience: float) -> None:
         self.host, self.errors, self.patience = host, errors, patience
-        self.gone: str | None = None  # why
+        self.gone: str | None = None  # reason why the host is lost
         self.told: Told = lambda name, fields: None
         self.on_lost: Callable[[str], None] = lambda why: None
         with errors.open("ab") as output:

@@ -113,14 +113,16 @@ class RunProcesses:
     def __init__(self, cfg: RunConfig, run_dir: Path, key: bytes, dataset: Path, config: Mapping[str, object]) -> None:
         self.cfg, self.run_dir, self.key, self.dataset, self.config = cfg, run_dir, key, dataset, config
         self.running: list[ChildProcess] = []
-        self.abandoned: list[ChildProcess] = []  # failed or taken as failed; not awaited any more
-        self.all_ready = False  # all are ready: from now on the coordinator decides which failures the run survives
+        self.abandoned: list[ChildProcess] = []  # processes that failed or are taken as failed; no longer waited for
+        self.all_ready = (
+            False  # every process is ready: from then on the coordinator decides which failures the run survives
+        )
         self.coordinator = ""
         self._environments: list[dict[str, str]] = []
         self._places: list[tuple[int, int, int]] = []
         self._board: BinaryIO | None = None
         self._incarnations: Counter[str] = Counter()
-        self._listener: socket.socket | None = None  # the coordinator's
+        self._listener: socket.socket | None = None  # listening socket of the coordinator
         self._coordinator_tries, self._coordinators = MOST_COORDINATOR_TRIES, 0
 
     @property
@@ -235,7 +237,9 @@ class RunProcesses:
         A child failed if it was killed, ended with an error, or noticed a failure. None also while only processes
         failed that the coordinator can do without or replaces."""
         ended = [(child, sentence) for child in self.running if (sentence := child.exit_sentence())]
-        goes_on = self.coordinator_replaceable  # asked last: a coordinator that was killed just now counts too
+        goes_on = (
+            self.coordinator_replaceable
+        )  # evaluated after `ended`, so that a coordinator killed in between counts too
         if goes_on:
             ended = [(child, sentence) for child, sentence in ended if child is not self.running[0]]
         spared = "W" * (self.cfg.cluster.lost_worker != "end") + "S" * self.cfg.server_returns

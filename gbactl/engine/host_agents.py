@@ -185,7 +185,9 @@ class HostAgents:
                         pass  # short waits: Python handles signals between them
                     for each in asked:
                         each.result()
-                except BaseException:  # Ctrl-C: else the pool would wait for its threads, and those for hosts
+                except (
+                    BaseException
+                ):  # Ctrl-C: without this the pool would wait for its threads, and these for their hosts
                     for link in links:
                         link.lose("the launcher was stopped")
                     raise

@@ -104,7 +104,7 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-ANY_PORT = 9  # nothing is sent
+ANY_PORT = 9  # port of a connected UDP socket over which nothing is sent
 
 
 def route_to(address: str) -> str:

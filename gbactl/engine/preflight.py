@@ -22,7 +22,7 @@ from gbactl.models import dense_size, row_width
 from gbactl.store.optimizers import MOMENTS, OptimizerSpec
 
 MEBI = 1 << 20
-# last message of a worker that has lost a server, or did not reach one
+# last message of a worker that has lost a server, or could not reach it
 CUT = re.compile(r"lost its connection to (S\d+)\.|answers at ([\d.]+):")
 LABELS = {"gbactl": "gbactl", "python": "Python", "torch": "torch", "horovod": "Horovod"}
 GET = {
@@ -149,7 +149,7 @@ def unseen(host: str, what: str, path: str, instead: str) -> str:
 BESIDE = 1.03  # ratio of a server's memory to that of its rows and moments (docs/studies/performance.md)
 STEPS_BYTES = 4  # Adam's count of a row's steps
 FLOAT = 4
-OF_MODEL = 4  # vectors: its values, their initial values, the gradient as computed and as sent
+OF_MODEL = 4  # dense-sized vectors of a model: values, initial values, the gradient as computed and as sent
 
 
 def shard_bytes(cfg: RunConfig, dataset: Dataset, shard: int) -> int:

@@ -134,7 +134,7 @@ class StopRequest:
         An error during the requested save is the reason why nothing was saved."""
         if isinstance(error, Stopped):
             return error
-        if isinstance(error, KeyboardInterrupt):  # raised by an earlier handler
+        if isinstance(error, KeyboardInterrupt):  # raised by a handler that was set before `stoppable`
             return Stopped(signal.SIGINT)
         if not asked() or not isinstance(error, GbactlError):
             return None

@@ -37,7 +37,7 @@ class RemoteProcess(ProcessHandle):
     def __init__(self, link: AgentConnection, name: str, **asked: Any) -> None:
         """Start the process through its host's agent; if that fails, it counts as failed."""
         self.link, self.name = link, name
-        self.why = ""  # why it could not be started
+        self.why = ""  # reason why the process could not be started
         self._code: int | None = None
         self._over = threading.Event()
         try:

@@ -3,7 +3,7 @@
 It concerns messages between a worker and a server or the coordinator. A reordered message is delayed so shortly that
 only the next one overtakes it. Each fault has a probability, drawn for every transmission on every connection and
 direction separately, while the plan's storm is active: always, or from a step, a time or the times of a distribution
-(see base.py). About 5 us a draw.
+(see fault_kinds.py). About 5 us a draw.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
             typed = [text for text in HydraConfig.get().overrides.task if text not in chosen]
             return job(to_run_config(cfg, typed))
         except GbactlError as error:
-            if os.getpid() != home:  # a sweep's launcher (joblib, submitit) passes it to the parent process
+            if os.getpid() != home:  # a sweep's launcher (joblib, submitit) passes the error to the parent process
                 raise
             # Hydra prints a line of its own for an exception; the command line prints this one instead
             failed.append(error)

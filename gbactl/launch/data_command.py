@@ -51,7 +51,7 @@ def _lines(console: Console) -> Callback:
 
 @contextlib.contextmanager
 def shown(console: Console | None = None) -> Iterator[Callback]:
-    """Create the callback with which `prepare` reports (stage, fraction), which shows a progress bar."""
+    """Show a progress bar inside this context; yields the callback to which `prepare` reports (stage, fraction)."""
     console = console or Console(stderr=True)
     if not console.is_terminal:
         yield _lines(console)

@@ -31,7 +31,7 @@ from gbactl.launch import run_dir as run_dirs
 
 KEY = "resume"
 NOT_BESIDE = ("experiment",)
-COMMANDS = ("cluster.ssh", "cluster.python", "cluster.forward")  # they run here or on hosts
+COMMANDS = ("cluster.ssh", "cluster.python", "cluster.forward")  # keys with commands that run here or on the hosts
 EXPECTED = ("interval", "full_overhead", "partial_overhead", "expected_pls")  # logged fields of the estimate
 
 

@@ -60,8 +60,8 @@ from gbactl.wire.messages import Event, unpack
 
 EXIT_SECONDS = 15.0
 CAUSE_SECONDS = 3.0
-LOOK_SECONDS, ENDED_SECONDS = 0.25, 0.02  # interval of checks on children, and that after the result
-MOST_CURVES = 16  # up to so many workers have their rates logged
+LOOK_SECONDS, ENDED_SECONDS = 0.25, 0.02  # intervals of checks on child processes: before and after the result
+MOST_CURVES = 16  # throughputs are logged by worker for at most so many workers
 OVER = "the training had come to its end"
 FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # time-outs for the tracking store
 
@@ -265,7 +265,7 @@ class LaunchedRun:
             self._check(children, failure, over)
             self._look()
             if coordinator.missed():
-                self._hear(hub, 0.0)  # its last messages
+                self._hear(hub, 0.0)  # the last messages of a failed coordinator
                 self._replace(coordinator)
 
     def _hear(self, hub: SocketHub, seconds: float) -> None:

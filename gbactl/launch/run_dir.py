@@ -76,7 +76,7 @@ def keep_room(path: Path) -> None:
 
 
 def lock(path: Path) -> FileLock:
-    """Lock a run directory for as long as the run uses it. Raises UsageError if another run holds the lock."""
+    """Lock a run directory while the run uses it. Raises UsageError if another process holds the lock."""
     held = FileLock(path / LOCK, thread_local=False)
     try:
         held.acquire(timeout=0)

@@ -124,7 +124,7 @@ class Replacements:
         name = event.fields.get("process")
         if event.name == "lost" and isinstance(name, str):
             if event.fields.get("epoch", self.children.incarnation(name)) < self.children.incarnation(name):
-                return  # repeated by a replacement coordinator
+                return  # the event was repeated by a replacement coordinator
             self.children.abandon(name, kill=bool(event.fields.get("shared")))
             if event.fields.get("replaced"):
                 self._tries[name] = 1

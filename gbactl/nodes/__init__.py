@@ -1,1 +1,1 @@
-"""Child processes of a run: from the bootstrap document to the coordinator, server or worker that it describes."""
+"""Child processes of a run: coordinator, server or worker, as a bootstrap document describes."""

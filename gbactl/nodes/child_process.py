@@ -79,7 +79,7 @@ def serve_forks(launcher: int) -> None:
 
 
 def _fork_orphan(launcher: int) -> int:
-    """Fork a process whose parent is the launcher when this returns: its pid, and 0 in the new process."""
+    """Fork a process that becomes the launcher's child. Returns its pid, and 0 in the new process."""
     read, write = os.pipe()
     between = os.fork()
     if between:

@@ -33,7 +33,7 @@ from gbactl.wire.reliable import exposed
 
 
 def header(cfg: RunConfig, dataset: Dataset) -> dict[str, Any]:
-    """First record of the event log: what a replay must know to reproduce the run bit by bit."""
+    """First record of the event log: facts that a replay needs to reproduce the run bit by bit."""
     from gbactl import __version__
     from gbactl.kernels import load
 
@@ -83,14 +83,14 @@ def of_hub(cfg: RunConfig) -> dict[str, Any]:
     return {"encrypt": cfg.transport.encrypt, "silence": cfg.cluster.hang_seconds}
 
 
-def lasting(hub: Hub, cfg: RunConfig, epoch: int = 0) -> Hub:
+def reconnecting(hub: Hub, cfg: RunConfig, epoch: int = 0) -> Hub:
     """Wrap a node's hub so that it reconnects after a coordinator failover, if the run survives one."""
     return ReconnectingHub(hub, first=epoch == 0) if kept(cfg) else hub
 
 
-def dressed(hub: Hub, cfg: RunConfig, me: Peer) -> Hub:
+def wrapped_hub(hub: Hub, cfg: RunConfig, me: Peer) -> Hub:
     """Wrap a server's or worker's hub with message faults, compression and reconnection, as configured."""
-    return lasting(narrowed(exposed(hub, me, cfg.fault_plan()), cfg.transport.wire_dtype), cfg, me.incarnation)
+    return reconnecting(narrowed(exposed(hub, me, cfg.fault_plan()), cfg.transport.wire_dtype), cfg, me.incarnation)
 
 
 def run_server(boot: Bootstrap) -> None:
@@ -102,7 +102,7 @@ def run_server(boot: Bootstrap) -> None:
     where = local(boot.host or cfg.cluster.bind, cfg.cluster.transport)
     hub = SocketHub(bytes.fromhex(boot.key), boot.peer, bind=where, **of_hub(cfg))
     hub.patience = cfg.cluster.start_timeout
-    open_hub = dressed(hub, cfg, boot.peer)
+    open_hub = wrapped_hub(hub, cfg, boot.peer)
     coordinator = open_hub.connect(boot.coordinator)
     serve(open_hub, coordinator, boot, open_dataset(Path(boot.dataset)), Server)
     hub.close()
@@ -160,7 +160,7 @@ def run_worker(boot: Bootstrap) -> None:
     cfg = boot.cfg
     hub = SocketHub(bytes.fromhex(boot.key), boot.peer, **of_hub(cfg))
     hub.patience = cfg.cluster.start_timeout
-    open_hub = dressed(hub, cfg, boot.peer)
+    open_hub = wrapped_hub(hub, cfg, boot.peer)
     coordinator = open_hub.connect(boot.coordinator)
     from gbactl.nodes.worker_process import work  # it imports torch, which takes a second
 

@@ -39,8 +39,11 @@ from gbactl.tracking.mlflow_connection import Run
 
 DEFAULT_BASELINE = "sync"
 DIFFERS = "what differs"
-SHORT_SECONDS = 5.0  # of training, below which a rate is marked
-MARKS = {"eps": "*", "ne": "!"}  # after a value: a rate over little time, a model no better than none
+SHORT_SECONDS = 5.0  # seconds of training below which a throughput is marked
+MARKS = {
+    "eps": "*",
+    "ne": "!",
+}  # appended to a value: throughput over little time; model no better than predicting the base rate
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,9 @@ def curves_of(group: str, seed: str, result: Mapping[str, Any]) -> Curves:
     for phase in result.get("phases") or []:
         before = samples, seconds
         samples += phase.get("samples") or 0
-        rest = phase.get("closing_seconds", phase.get("drain_seconds"))  # older runs: since the last hand-out
+        rest = phase.get(
+            "closing_seconds", phase.get("drain_seconds")
+        )  # results of older runs: seconds since the last batch was granted
         seconds += (phase.get("seconds") or 0) + (rest or 0)
         _stretch(modes, phase.get("mode"), before, (samples, seconds))
         if phase.get("auc") is not None:
@@ -90,7 +92,7 @@ def _stretch(
 
 
 def shares(runs: Sequence[Curves]) -> dict[int, float]:
-    """Compute the percentage of gradients at each staleness (in steps), over all runs together."""
+    """Compute the percentage of all runs' gradients at each staleness (in steps)."""
     total = sum(sum(run.staleness.values()) for run in runs)
     steps = sorted({step for run in runs for step in run.staleness})
     return {step: 100.0 * sum(run.staleness.get(step, 0) for run in runs) / total for step in steps if total}
@@ -169,7 +171,7 @@ def _switches(
             for number, stretch in enumerate(run.modes[1:] if run.auc else ()):
                 at, colour = begins(stretch), f"C{place % 10}"
                 height = float(np.interp(at, along(run), run.auc))
-                if at < along(run)[0]:  # no evaluation before the switch
+                if at < along(run)[0]:  # the curve has no point before the switch
                     axes.plot([at, along(run)[0]], [height, height], color=colour, ls=":", alpha=0.7)
                 axes.plot([at], [height], marker="D", ms=6, mfc="white", mec=colour, ls="none", zorder=3)
                 if (number, stretch.mode) not in named:

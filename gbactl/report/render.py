@@ -26,7 +26,7 @@ from gbactl.tracking.final_metrics import FAILURE_KINDS
 if TYPE_CHECKING:
     from rich.table import Table
 
-MOST_NAMED = 3  # runs named for each reason of being left out
+MOST_NAMED = 3  # excluded runs that are named for each reason
 MEANINGS = {
     "eps": f"EPS{MARKS['eps']}: over less than {SHORT_SECONDS:g} s of training.",
     "ne": f"NE{MARKS['ne']}: a run's log loss is above that of always predicting the base rate (NE above 1).",
@@ -138,7 +138,7 @@ def _some(runs: list[str]) -> str:
 
 FORMATS = ("table", "md", "csv", "tex", "html", "json")
 _GAP = 2
-_KEY_WIDTH = 24  # of a cell that identifies the line; longer text wraps
+_KEY_WIDTH = 24  # width of a key's cell; longer text wraps
 _TEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",

@@ -46,10 +46,10 @@ class SumAnswer(NamedTuple):
 class _Round:
     parts: dict[int, Floats] = field(default_factory=dict)
     dealt: int = 0  # number of parts; 0: one part of every rank
-    after: int = 0  # for a dealt one: the first version of rows that includes its step
+    after: int = 0  # for a round of dealt parts: the first version of rows that includes its step
     total: Floats | None = None
     wanting: set[int] = field(default_factory=set)
-    told: set[int] = field(default_factory=set)  # ranks that have no further part on the way
+    told: set[int] = field(default_factory=set)  # ranks that will send no further part
 
     def missing(self, ranks: int) -> set[int]:
         """Numbers of the summands that have not arrived."""
@@ -82,7 +82,7 @@ class GenerationSums:
 
     def __init__(self) -> None:
         self.generation = 0
-        self.version = 0  # of the rows on this server
+        self.version = 0  # version of the rows on this server
         self.lost: dict[int, set[int]] = {}  # step -> parts that its sum lacks
         self._ranks = 0
         self._absent: set[int] = set()
@@ -108,7 +108,7 @@ class GenerationSums:
         return self._settle()
 
     def brought(self, rank: int, message: Sum, total: Floats) -> Iterator[SumAnswer]:
-        """Take a round's sum from a rank that got it from the unbroken ring. Raises WireError for an invalid one."""
+        """Take a round's sum that a rank got from the ring before it broke. Raises WireError for an invalid one."""
         if self._of_now(message.generation):
             each = self._round(rank, message, len(total))
             if each is not None and each.total is None:
@@ -197,7 +197,7 @@ class SumHandlers:
         frame.release()
 
     def _heard_of(self, worker: Channel) -> None:
-        """Record that a worker sums on this server, and report the broken ring, unnoticed by other workers perhaps."""
+        """Record a worker whose sums this server computes, and report the broken ring to the coordinator."""
         self._channels[worker.peer.index] = worker
         if not self._broken:
             self._broken = True

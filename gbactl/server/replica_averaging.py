@@ -51,7 +51,7 @@ class EasgdHandlers:
             raise WireError(f"a replica of {frame.payload.size} bytes for a slice of {expected}")
         if message.turn > self._turn:
             self._begin(message.turn)
-        if message.turn == self._turn:  # else all were asked again since
+        if message.turn == self._turn:  # otherwise all trainers were asked again since
             self._add(frame.payload.view(np.float32), message.step)
         frame.release()
         channel.send(Ack(0, 0))

@@ -127,7 +127,7 @@ class Server:
         if channel.peer.role == "worker" and channel.peer.incarnation <= self._fenced.get(channel.peer.index, -1):
             frame.release()
             self.fenced_frames += 1
-            channel.close()  # a live one learns that it is excluded
+            channel.close()  # a failed worker that is still alive learns that it is excluded
             return
         try:
             message = decode(frame)
@@ -271,7 +271,7 @@ class Server:
     def _begin_phase(self, _: Channel, phase: BeginPhase, frame: Frame) -> None:
         self.phase, self.served_dense = phase.number, phase.served_dense
         self.hub.traffic.training = phase.training
-        for batch in self.shard.staged:  # given up at a switch
+        for batch in self.shard.staged:  # this batch was given up at a switch
             self.shard.drop(batch)
         self._parts.clear()
         self.shard.begin_phase()

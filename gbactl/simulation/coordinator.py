@@ -34,7 +34,7 @@ class VirtualHub:
         self.events, self.host, self.peer = events, host, COORDINATOR
         self.process = SerialProcess(host.cores)
         self.refused: Counter[str] = Counter()
-        self.traffic = TrafficCounter()  # of the whole cluster
+        self.traffic = TrafficCounter()  # traffic of the whole cluster
         self.counts: Counter[str] = Counter()  # message faults that the fault plan caused
         self.waits = 0.0  # seconds without events to wait for, where a node may hang
         self._waited = 0.0
@@ -135,7 +135,7 @@ class VirtualCoordinator(Coordinator):
     _noted = (0, 0)
 
     def spent(self, told: Callable[[float], dict[str, Any]]) -> None:
-        """Have the result include the virtual time passed and, by `told`, its part spent on checkpoints."""
+        """Add the virtual time passed, and the part of it spent on checkpoints (by `told`), to the run's result."""
 
         def amend(result: dict[str, Any]) -> None:
             result["virtual_seconds"] = self.hub.now()

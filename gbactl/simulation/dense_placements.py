@@ -168,7 +168,7 @@ class ReplicatedDense(DensePlacement):
         self._sum.add(place.part, gradient)
 
     def _compute_again(self, worker: VirtualWorker, item: BatchInProgress) -> None:
-        """Compute a failed worker's batch of a step that is already summed, for its row gradients."""
+        """Compute a failed worker's batch of an already finished step with the parameters before that step."""
         now = self.block.value.copy()
         self.flat.load(self._before)
         self._payloads[worker.index] = computed(self.compute, item)

@@ -192,7 +192,7 @@ class SerialProcess:
         self._busy = self._held = False
         self._begun = 0.0
         self.busy_seconds = 0.0
-        self.stretch: Callable[[float], float] | None = None  # seconds a job took -> seconds to wait after it
+        self.stretch: Callable[[float], float] | None = None  # seconds of a job -> seconds to wait after it
 
     def submit(self, cost: Callable[[], float], done: Done, *args: Any) -> None:
         """Queue a job for this process; `cost()` is called when the job begins."""

@@ -234,7 +234,7 @@ class LossyChannel(VirtualChannel):
         self._early: dict[int, Frame] = {}
 
     def carry(self, frame: Frame, nbytes: int) -> None:
-        """Send a frame with the faults that are drawn for it; the notice of a closed channel gets none."""
+        """Send a frame with its random loss, delay and duplication; the notice of a closed channel has none."""
         if frame.kind == CLOSED:
             super().carry(frame, nbytes)
             return

@@ -86,7 +86,7 @@ class FailureInjection:
 
     def _lost(self, index: int, fields: dict[str, Any]) -> None:
         if fields["shared"]:
-            self.cluster.workers[index].die()  # it could still write to shared state, as a hanging one could
+            self.cluster.workers[index].die()  # an excluded worker could still write to shared state
         self.cluster.lose_worker(index)
         if fields["replaced"]:
             self.cluster.events.after(self.cluster.cost.restart, self._replace, index)
@@ -221,7 +221,7 @@ class ServerFailures:
         self._safe = (0.0, 0.0, 0)
 
     def begin(self) -> None:
-        """Continue the accounts of the cluster that this one replaces after a rollback."""
+        """Continue with the failures, counts and costs of the cluster that this one replaces after a rollback."""
         before, c = self.before, self.cluster.coordinator
         if before is None:
             return

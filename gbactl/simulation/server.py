@@ -70,7 +70,7 @@ class VirtualServer(Server):
         saver_of: Callable[[Callable[[Any], None]], ShardSaver | None] = lambda tell: None,
         saves: Callable[[Save, float], None] = lambda save, part: None,
     ) -> None:  # fmt: skip
-        """Make a server. `saves` is called with each save, and the fraction of all rows that it has."""
+        """Make a server. `saves` is called with each save and the fraction of all rows in it."""
         self._saves = saves
         self.useful: Callable[[], None] | None = None
         self.host, self.cost, self.peer = host, network.cost, Peer("server", shard.spec.shard)

@@ -33,7 +33,7 @@ def answer_of(item: BatchInProgress, shard: int) -> PullAnswer:
 
 
 def set_answer(item: BatchInProgress, shard: int, rows: Floats | None = None) -> None:
-    """Give a batch its rows `rows` float32[n, width] from a shard without a message, and no dense slice yet."""
+    """Give a batch a shard's rows float32[n, width] without a message, and no dense slice yet."""
     item.answers[shard] = (Rows(0, 0, 0, 0), PullAnswer(0, b"", NO_BYTES, None, None, rows))
 
 
@@ -57,7 +57,7 @@ class SharedCompute:
         return cls(computer, load(), row_width(cfg.model), dense_cuts(cfg, computer.flat.size), cfg.seed)
 
     def load(self, item: BatchInProgress) -> None:
-        """Load the dense vector that a batch pulled into the model."""
+        """Load the dense vector that was pulled for a batch into the model."""
         for shard in item.answers:
             values = answer_of(item, shard).dense
             if values is None or values is self._loaded[shard]:

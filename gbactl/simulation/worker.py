@@ -227,7 +227,7 @@ class VirtualWorker:
         self._carry_out(self.core.start(ahead))
 
     def take(self, item: BatchInProgress) -> None:
-        """Ask for another batch in place of `item`, which is not announced (an announcement would ask, too)."""
+        """Give back a batch without announcing it, and ask for another one (an announcement would also ask)."""
         self._carry_out(self.core.give_back(item))
 
     @property
@@ -255,7 +255,7 @@ class VirtualWorker:
             call(*args)
 
     def holds(self, call: Callable[..., None], *args: Any) -> bool:
-        """Whether to skip a call now: the worker is dead, or hangs and makes the call when it wakes up."""
+        """Whether to skip a call now: the worker is dead, or hangs and will make the call when it resumes."""
         if self._frozen:
             self._held.append((call, args))
         return self._frozen or self.dead
@@ -304,7 +304,7 @@ class VirtualWorker:
             elif type(command) is TellCoordinator:
                 self.coordinator.send(command.message)
             elif type(command) is ComputeNext:
-                if not command.item.pulled:  # else when its rows are there
+                if not command.item.pulled:  # otherwise it begins when its rows have arrived
                     self.shared.placements.now.resume(self)
             elif type(command) is ReleaseFrames:
                 command.item.answers.clear()

@@ -65,7 +65,7 @@ class MlflowSender:
         return self._run_id
 
     def metrics(self, rows: Sequence[MetricRow]) -> None:
-        """Log at most 1,000 rows of metrics."""
+        """Log at most 1,000 rows of metrics to the store."""
         from mlflow.entities import Metric
 
         entities = [Metric(name, value, time, step) for name, value, time, step in rows]
@@ -150,7 +150,7 @@ class Delivery:
     """
 
     def __init__(self, sender: MlflowSender, backlog: Backlog, records: Sequence[Record] = ()) -> None:
-        """Start with `records` that are in the backlog already, the first being the run itself."""
+        """Start with `records` that are in the backlog already; the first one describes the run."""
         self._sender = sender
         self._backlog = backlog
         self._waiting = deque(records)
@@ -195,7 +195,7 @@ class Delivery:
         for _ in range(min(self._sent, len(self._waiting))):
             taken = self._waiting.popleft()
             self.done |= taken["kind"] == "finish"
-            if taken["kind"] == "tags":  # opening has set the first tags again
+            if taken["kind"] == "tags":  # opening the run has set its first tags again, over later ones
                 self._sender.tag(taken["tags"])
         self._known, self._open = run_id, True
 
@@ -337,7 +337,7 @@ def _send(backlog: Backlog, run_dir: Path, uri: str | None, sender: MlflowSender
 
 
 def _complete(backlog: Backlog, contents: BacklogContents, run_dir: Path) -> None:
-    """Append the `finish` record if the launcher was killed before it could write one."""
+    """Append the run's final record `finish` if the launcher was killed before it could write that."""
     if contents.records[-1]["kind"] == "finish":
         return
     last: Record = {"kind": "finish", "status": status_of(run_dir), "end_ms": _last_ms(contents)}

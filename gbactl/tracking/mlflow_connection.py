@@ -152,7 +152,7 @@ def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
 
         try:
             return str(client.create_experiment(name, artifact_location=artifact_root(uri)))
-        except MlflowException:  # another process was faster
+        except MlflowException:  # another process has created it first
             found = client.get_experiment_by_name(name)
             if found is None:
                 raise

@@ -38,7 +38,9 @@ def _run_record(
 ) -> Record:
     known = {_name(key): str(value)[:6000] for key, value in params.items()}
     if "mode.name" in known:
-        known.setdefault("mode", known["mode.name"])  # so that a filter needs no quotes
+        known.setdefault(
+            "mode", known["mode.name"]
+        )  # so that a filter can say params.mode, without the quotes that params.`mode.name` needs
     return {
         "kind": "run",
         "local_id": local_id,
@@ -167,7 +169,7 @@ class TrackedRun:
     def _try(self) -> None:
         try:
             self._delivery.push()
-        except Exception as error:  # whatever the error, the run goes on without its store
+        except Exception as error:  # whatever the error is, training continues without the store
             self._next_try = time.monotonic() + self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
             if not self._warned:

@@ -51,7 +51,7 @@ class SocketHub:
         self.refused: Counter[str] = RejectionCounter()
         self.on_refused: Callable[[str], None] = lambda _: None
         self.address = ""
-        self.patience = HANDSHAKE_SECONDS  # the other end may still be importing, or filling its table
+        self.patience = HANDSHAKE_SECONDS  # the peer may still be importing, or initialising its table
         self.queued = QueuedBytes()
         self.traffic = TrafficCounter()
         self._tls = TlsContexts(key) if encrypt else None

@@ -122,7 +122,7 @@ class ClosedReplicas(NamedTuple):
 
 
 class EasgdUpdate(NamedTuple):
-    """To a server: a replica's slice, payload float32; the EASGD centre moves the share `alpha` towards it.
+    """To a server: a replica's slice, payload float32; the EASGD centre moves towards it by the share `alpha`.
 
     The answer, EasgdCentre, has the centre before the move."""
 
@@ -264,7 +264,7 @@ class Staged(NamedTuple):
     slowdown: float
     row_version: Integer
     dense_version: Integer
-    rows: Integer = 0  # in its slice; ~rows where that went to a failed server
+    rows: Integer = 0  # rows in the slice; ~rows if the slice went to a failed server
 
 
 class Predictions(NamedTuple):
@@ -423,7 +423,7 @@ class Ack(NamedTuple):
 class Save(NamedTuple):
     """To a server: write the shard as of step `step` into the checkpoint folder `name`.
 
-    `pace`: bytes a second (0: unlimited). `kind`: see Rhythm."""
+    `pace`: bytes a second (0: unlimited). `kind`: see SaveSchedule."""
 
     number: Integer
     step: Integer
@@ -443,8 +443,8 @@ class Saved(NamedTuple):
     sums: dict[str, str]
     seconds: float
     error: str
-    updates: Integer = 0  # row updates that were unsaved before and are in it, where rows are chosen
-    finite: bool = True  # False: the error is that values are infinite or NaN
+    updates: Integer = 0  # row updates that this save has made safe, where it saves chosen rows
+    finite: bool = True  # False: `error` is that there are infinities or NaN
 
 
 class SaveDense(NamedTuple):

@@ -33,7 +33,7 @@ from gbactl.wire.messages import (
     decode,
 )
 
-REDIAL_SECONDS, PAUSE_SECONDS = 5.0, 0.05  # dial for so long, with a pause between attempts
+REDIAL_SECONDS, PAUSE_SECONDS = 5.0, 0.05  # duration of attempts to reconnect, and the pause between them
 MOST_TRIES = 5  # connections in a row that may break before a frame arrives
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import KIND, Acknowledged, Granted, NumberedMessage, Rows, Staged, decode, kind_of, pack
 
 RETRY_SECONDS, TICK_SECONDS = 0.05, 0.005
-MOST_EARLY = 4096  # messages that may wait for an earlier one
+MOST_EARLY = 4096  # messages received ahead of a missing one that are kept
 #: messages that show training's progress to a worker, a server and the coordinator, with the field of the step
 _STEPS: dict[type[Any], str | None] = {Granted: None, Rows: "version", Staged: "row_version"}
 _TELLING = frozenset(KIND[message] for message in _STEPS)

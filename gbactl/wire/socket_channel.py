@@ -117,7 +117,9 @@ class SocketChannel:
         self._lock = lock
         self._sent = self._received = 0
         self._encrypted = isinstance(sock, TlsConnection)
-        self._patient = not self._encrypted and sock.family != socket.AF_UNIX  # TLS reads ahead unseen
+        self._patient = (
+            not self._encrypted and sock.family != socket.AF_UNIX
+        )  # with TLS, data that were read ahead would not wake the selector
         self._pool, self._traffic = BufferPool(), traffic
         self._out = SendQueue(sock, self._pool, all_queued)
         self._buffer = bytearray(RECEIVE_BYTES)
@@ -199,7 +201,9 @@ class SocketChannel:
         self.given_up = True
         self._out.clear()
         with contextlib.suppress(OSError):
-            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)  # TLS's own would read on without decrypting
+            socket.socket.shutdown(
+                self.sock, socket.SHUT_RDWR
+            )  # not the TLS socket's shutdown, after which it would read undecrypted bytes
 
     # -- receiving ----------------------------------------------------------------------------------
 

@@ -21,7 +21,10 @@ from gbactl.errors import WireError
 
 STRANGE = "A connection does not show this run's certificate."
 CHANGED = "What a connection carries was changed on its way."
-_BEGIN, _END = datetime.datetime(2000, 1, 1), datetime.datetime(9999, 12, 31)  # no clock is needed
+_BEGIN, _END = (
+    datetime.datetime(2000, 1, 1),
+    datetime.datetime(9999, 12, 31),
+)  # validity that does not depend on the hosts' clocks
 
 
 class TlsConnection(ssl.SSLSocket):

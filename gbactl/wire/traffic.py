@@ -33,7 +33,7 @@ from gbactl.wire.messages import (
 
 KINDS = ("dense", "rows", "ids", "control", "other")
 SHARED = "shared"
-PREFIX = "sent "  # of these counters' names among a node's counters
+PREFIX = "sent "  # prefix of the traffic counters' names among a node's counters
 _DENSE = frozenset((EasgdCentre, DenseSaved, DenseState, EasgdUpdate, AddReplica, InstallDense, PutDense, Sum, Summand))
 
 

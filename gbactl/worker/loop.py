@@ -135,7 +135,7 @@ class WorkerLoop:
         memory = {"peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
         checksum, total = self.dense.checksum()
         hub = self.exchange.hub
-        counts = {**getattr(hub, "counts", {}), **hub.traffic.counters()}  # see reliable.py
+        counts = {**getattr(hub, "counts", {}), **hub.traffic.counters()}  # see wire/reliable.py
         return Inspected(f"W{self.exchange.index}", checksum, total, memory, counts, dict(hub.refused))
 
     def _train(self, item: BatchInProgress) -> None:

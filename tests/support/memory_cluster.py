@@ -16,7 +16,7 @@ from gbactl.coordinator.message_loop import Coordinator
 from gbactl.coordinator.state import JournalState
 from gbactl.data.dataset import open_dataset
 from gbactl.errors import PeerGoneError, WireError
-from gbactl.nodes.node_setup import dressed, header, serve
+from gbactl.nodes.node_setup import header, serve, wrapped_hub
 from gbactl.nodes.worker_process import work
 from gbactl.server.shard_server import Server
 from gbactl.wire.auth import Peer
@@ -75,7 +75,7 @@ def run_in_memory(
         return exposed(MemoryHub(network, peer), peer, plan)
 
     def joined(me: Peer) -> Hub:
-        return dressed(Node(network, me, failed), cfg, me)
+        return wrapped_hub(Node(network, me, failed), cfg, me)
 
     hub = open_hub(Peer("coordinator", 0))
     launcher = MemoryHub(network, Peer("launcher", 0))

@@ -26,7 +26,7 @@ LARGEST = 2**31 - 2
 
 @dataclass(frozen=True)
 class LibfmLines:
-    """Line format of libfm files with `fields` id:value pairs a line."""
+    """Line format of libfm files with `fields` pairs `id:1` a line."""
 
     fields: int
 

@@ -12,7 +12,7 @@ import pytest
 from gbactl.config import CollectiveConfig, RunConfig, TransportConfig, check
 from gbactl.errors import ConfigError
 from gbactl.kernels.half_precision import CODECS, rounded
-from gbactl.nodes.node_setup import dressed
+from gbactl.nodes.node_setup import wrapped_hub
 from gbactl.replay.replay_run import replay, sentence
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
@@ -132,7 +132,7 @@ def test_fp32_is_the_hub_itself() -> None:
     hub = MemoryHub({}, Peer("worker", 0))
     assert narrowed(hub, "fp32") is hub
     assert isinstance(narrowed(hub, "bf16"), HalfPrecisionHub)
-    lasting = dressed(hub, with_dtype(config("shadow_easgd", {"name": "libfm"}), "fp16"), hub.me)
+    lasting = wrapped_hub(hub, with_dtype(config("shadow_easgd", {"name": "libfm"}), "fp16"), hub.me)
     assert isinstance(lasting, ReconnectingHub) and isinstance(lasting.hub, HalfPrecisionHub)
 
 

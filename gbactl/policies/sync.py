@@ -86,7 +86,7 @@ class Dealer:
         self._held -= len(hand)
         self._behind -= turn < self.turns
         owed = [DealtBatch(batch, batch // self.width, False) for batch in leased]
-        owed += hand + [card for t in range(turn, self.reached) for card in self._share(worker, t)]
+        owed += hand + [dealt for t in range(turn, self.reached) for dealt in self._share(worker, t)]
         self._deal(owed)
 
     def join(self, worker: int) -> None:
@@ -120,21 +120,21 @@ class Dealer:
     def _ring(self, turn: int) -> DealRing:
         return next(ring for ring in reversed(self._rings) if ring.turn <= turn)
 
-    def _deal(self, cards: list[DealtBatch]) -> None:
+    def _deal(self, batches: list[DealtBatch]) -> None:
         """Distribute batches of a failed worker over the live workers, who also share all turns not begun yet."""
         left = sorted(self._turn)
         if not left:
-            self._orphans += cards
-            self._held += len(cards)
+            self._orphans += batches
+            self._held += len(batches)
             return
         self._rings.append(DealRing(self.reached, {worker: place for place, worker in enumerate(left)}))
-        for number, card in enumerate(sorted(cards)):
-            self._give(left[number % len(left)], [card])
+        for number, dealt in enumerate(sorted(batches)):
+            self._give(left[number % len(left)], [dealt])
 
-    def _give(self, worker: int, cards: list[DealtBatch]) -> None:
-        self._held += len(cards)
-        for card in cards:
-            heappush(self._hands[worker], card)
+    def _give(self, worker: int, batches: list[DealtBatch]) -> None:
+        self._held += len(batches)
+        for dealt in batches:
+            heappush(self._hands[worker], dealt)
 
 
 @register("sync", 0)
@@ -158,21 +158,21 @@ class SyncPolicy(Policy):
 
     def take(self, worker: int) -> Grant | None:
         """Grant a worker its batch of its next step; a batch of 0 samples where none is left for it."""
-        card = self.dealer.next(worker)
-        if card is None:
+        dealt = self.dealer.next(worker)
+        if dealt is None:
             return None
-        samples = self.phase.size(card.batch)
-        step = self.phase.first_step + card.turn
+        samples = self.phase.size(dealt.batch)
+        step = self.phase.first_step + dealt.turn
         grant = Grant(
-            card.batch,
+            dealt.batch,
             step,
-            card.batch * self.phase.local_batch,
+            dealt.batch * self.phase.local_batch,
             samples,
             after=step,
-            divisor=self._divisor(card.turn),
-            progress=card.turn * self.width * self.phase.local_batch,
+            divisor=self._divisor(dealt.turn),
+            progress=dealt.turn * self.width * self.phase.local_batch,
         )
-        self.ledger.read += samples if card.fresh else 0
+        self.ledger.read += samples if dealt.fresh else 0
         return self._lease(worker, grant) if samples else grant
 
     def stop(self, batch: int = 0) -> None:

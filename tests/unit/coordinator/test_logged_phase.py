@@ -194,7 +194,8 @@ def test_the_log_alone_gives_the_state_that_was(tmp_path: Path, mode: str, seed:
     assert counted(found.statistics) == counted(run.statistics)
     assert inside(found.phase.finished) == inside(run.phase.finished)
     assert found.phase.stopped == run.phase.stopped == (training.stopped is not None)
-    assert [training.told(command) for command in found.commands if isinstance(command, ApplyStep)] == run.orders()
+    orders = [training.order_message(each) for each in found.commands if isinstance(each, ApplyStep)]
+    assert orders == run.orders()
     assert inside(found.phase.slices)["_rows"] == inside(run.phase.slices)["_rows"]
     assert (found.applied, found.missed) == (run.applied, run.missed)
 
@@ -220,7 +221,7 @@ def test_cut_off_anywhere_it_goes_on_to_an_end_that_adds_up(
     again = Run(path, mode, 150, EventLog(path, {}, after=end, ahead=True))
     statistics = again.statistics
     logged = LoggedPhase(again.phase)
-    orders = [again.training.told(each) for each in fed(logged, records) if isinstance(each, ApplyStep)]
+    orders = [again.training.order_message(each) for each in fed(logged, records) if isinstance(each, ApplyStep)]
     assert orders == run.orders()[: len(orders)]
     again.training.take_up(logged.due, set())
     for worker in set(range(WORKERS)) - again.policy.live:

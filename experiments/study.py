@@ -106,7 +106,7 @@ def code_version(package: Path = ROOT / "gbactl") -> str:
 def key_of(cell: Cell, version: str) -> str:
     """Name of a cell's folder; for a timing-only cell (see timing_only.py) it includes the number of batches."""
     from gbactl.config import to_dict
-    from gbactl.launch.compose import compose
+    from gbactl.launch.hydra_config import compose
     from gbactl.tracking.final_metrics import config_hash
 
     batches = "".join("-" + o.removeprefix(BATCHES).strip("'") for o in cell.overrides if o.startswith(BATCHES))

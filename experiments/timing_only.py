@@ -20,7 +20,7 @@ from gbactl.calibration.fit import ZeroComputeCluster
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Batch, Dataset, Split, open_dataset
 from gbactl.data.source_cache import prepare
-from gbactl.launch.compose import compose
+from gbactl.launch.hydra_config import compose
 from gbactl.wire.messages import Event
 
 EVERY = 0.002  # virtual seconds between two samplings

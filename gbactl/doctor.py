@@ -87,7 +87,7 @@ def check_cores() -> Check:
 
 def check_bf16() -> Check:
     """Check whether the processor has instructions for bf16 matrix products."""
-    from gbactl.processor import lacks_bf16, widest
+    from gbactl.cpu import lacks_bf16, widest
 
     found = f"{widest() or 'not told'}{', nothing for bf16' if lacks_bf16() else ''}"
     return Check("processor", found, not lacks_bf16(), False, "train with precision=fp32: it is faster here")

@@ -20,10 +20,10 @@ import yaml
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
+from gbactl.checked_dataclasses import default_of, shown
 from gbactl.cli import cli
 from gbactl.config import RunConfig, from_dict
-from gbactl.config.engine_capabilities import place_of
-from gbactl.config_types import default_of, shown
+from gbactl.config.engine_interface import engine_named
 from gbactl.coordinator import event_log
 from gbactl.data.source_cache import options_class
 from gbactl.errors import ConfigError
@@ -113,7 +113,7 @@ def hints_of(group: str, source: str) -> dict[str, Any]:
             add(policy_class(mode).Options)
     if group == "cluster":
         for path in (CONF / "cluster").glob("*.yaml"):
-            add(place_of(path.stem).Options)
+            add(engine_named(path.stem).Options)
     return found
 
 

@@ -25,11 +25,11 @@ sys.path.insert(0, str(HERE.parent))
 import accuracy  # noqa: E402  (a script in the same folder, not a package)
 import study  # noqa: E402
 
-from gbactl.calibration.local_runs import QUIET, undisturbed  # noqa: E402
+from gbactl.calibration.measured_runs import QUIET, undisturbed  # noqa: E402
+from gbactl.cpu import available_cores  # noqa: E402
 from gbactl.data.dataset import open_dataset  # noqa: E402
 from gbactl.data.source_cache import prepare  # noqa: E402
-from gbactl.launch.compose import compose  # noqa: E402
-from gbactl.processor import available_cores  # noqa: E402
+from gbactl.launch.hydra_config import compose  # noqa: E402
 
 SWEEP = HERE / "sweep.yaml"
 MODEL = HERE / "calibrated.yaml"

@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gbactl.checkpoint.interval_plan import JobCosts, SaveSchedule, costs_of, estimate
 from gbactl.checkpoint.ledger import EmulationResult, emulate
+from gbactl.checkpoint.planning import JobCosts, SaveSchedule, costs_of, estimate
 from gbactl.config import CheckpointConfig
 
 SERVERS, TARGET = 8, 0.035

@@ -23,12 +23,11 @@ from bench_lines import Line
 from plain_loop import prepared
 
 from gbactl.config import to_dict
-from gbactl.launch.compose import compose
+from gbactl.launch.hydra_config import compose
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.channel import Channel
-from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.listener import address_of, listen
 from gbactl.wire.messages import (
     Barrier,
@@ -45,6 +44,7 @@ from gbactl.wire.messages import (
     TakeBatch,
     decode,
 )
+from gbactl.wire.socket_hub import SocketHub
 
 WAITING = 2  # batches a worker asks for at a time, as with prefetch
 

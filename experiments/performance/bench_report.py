@@ -22,7 +22,7 @@ COLUMNS = ("line", "what", "measured", "min - max", "target", "", "figures")
 
 def machine() -> dict[str, Any]:
     """Description of this machine, with library versions."""
-    from gbactl.processor import model, widest
+    from gbactl.cpu import model, widest
     from gbactl.tracking.final_metrics import versions
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

@@ -23,7 +23,7 @@ def measure(path: str, overrides: list[str], shuffle: bool, seconds: float) -> f
     """Samples per second over day 0, repeated from its start when it ends."""
     from gbactl.data.dataset import open_dataset
     from gbactl.kernels import load
-    from gbactl.launch.compose import compose
+    from gbactl.launch.hydra_config import compose
     from gbactl.wire.messages import BeginPhase, Granted
     from gbactl.worker.loop import MappedBatchSource
 

@@ -21,11 +21,10 @@ from plain_loop import prepared
 from ratio_sides import Bench, SideError
 
 from gbactl.config import to_dict
-from gbactl.launch.compose import compose
+from gbactl.launch.hydra_config import compose
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.bootstrap import Bootstrap
-from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.messages import (
     Ack,
     Barrier,
@@ -43,6 +42,7 @@ from gbactl.wire.messages import (
     Staged,
     unpack,
 )
+from gbactl.wire.socket_hub import SocketHub
 
 CHUNK, MEMBERS, DENSE = 13_312, 4, 493_000
 WIDTH = 16

@@ -14,7 +14,7 @@ from gbactl.config.shard_layout import optimizer, shard_spec
 from gbactl.data.dataset import Batch, Dataset, open_dataset
 from gbactl.kernels import Kernels, load
 from gbactl.kernels.base import DistinctRows
-from gbactl.launch.compose import compose
+from gbactl.launch.hydra_config import compose
 from gbactl.models import build
 from gbactl.models.gradient_computer import GradientComputer
 from gbactl.store.dense import DenseBlock, DenseSpec

@@ -71,7 +71,7 @@ def measure(overrides: list[str], mode: str) -> tuple[float, float]:
     from plain_loop import PlainLoop, Trainee, prepared
 
     from gbactl.data.dataset import open_dataset
-    from gbactl.launch.compose import compose
+    from gbactl.launch.hydra_config import compose
     from gbactl.simulation.cluster import run_virtual
 
     path = prepared(overrides)

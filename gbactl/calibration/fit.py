@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.calibration.local_runs import Observation, ProgressLog
+from gbactl.calibration.measured_runs import Observation, ProgressLog
 from gbactl.config import RunConfig
 from gbactl.config.cost import CostConfig
 from gbactl.data.dataset import Dataset
@@ -27,9 +27,9 @@ from gbactl.kernels.base import Floats
 from gbactl.policies.policy import policy_class
 from gbactl.simulation.cluster import VirtualCluster
 from gbactl.simulation.cost_model import CostModel
-from gbactl.simulation.shared_compute import SharedCompute
+from gbactl.simulation.gradient_compute import SharedCompute
 from gbactl.wire.messages import Event
-from gbactl.worker.state_machine import BatchInProgress
+from gbactl.worker.worker_core import BatchInProgress
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "compute": ("batch_us", "sample_us"),

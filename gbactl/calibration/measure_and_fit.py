@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.calibration.fit import FittedModel, fit, predict
-from gbactl.calibration.local_runs import WARM_UP, Observation, undisturbed
+from gbactl.calibration.measured_runs import WARM_UP, Observation, undisturbed
 from gbactl.calibration.microbenchmarks import measure_server, measure_worker
 from gbactl.config import RunConfig
 from gbactl.config.cost import CostConfig
+from gbactl.cpu import available_cores
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.source_cache import prepare
 from gbactl.engine.host_agents import read
 from gbactl.engine.signals import stoppable
 from gbactl.errors import ClusterError, UsageError
-from gbactl.launch.compose import compose
+from gbactl.launch.hydra_config import compose
 from gbactl.paths import conf_dir
-from gbactl.processor import available_cores
 
 KEY = re.compile(r"(\w+):\s*[^#]*?(\s*#.*)?$")
 

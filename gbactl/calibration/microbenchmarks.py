@@ -21,12 +21,12 @@ from gbactl.config.shard_layout import shard_spec
 from gbactl.data.dataset import Dataset
 from gbactl.kernels.base import Ints
 from gbactl.kernels.native import flushed
-from gbactl.simulation.shared_compute import SharedCompute, set_answer
+from gbactl.simulation.gradient_compute import SharedCompute, set_answer
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import BeginPhase, Granted
 from gbactl.worker.loop import MappedBatchSource
-from gbactl.worker.state_machine import BatchInProgress
+from gbactl.worker.worker_core import BatchInProgress
 
 LEAST = 5  # measurements of each job
 Key = TypeVar("Key")

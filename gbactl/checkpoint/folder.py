@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from gbactl.checked_dataclasses import matches
 from gbactl.checkpoint.tensor_file import PIECE, finite, not_finite, sync_folder
-from gbactl.config_types import matches
 from gbactl.errors import CheckpointError
 
 FORMAT = 1

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.checkpoint.interval_plan import JobCosts, SaveSchedule
+from gbactl.checkpoint.planning import JobCosts, SaveSchedule
 from gbactl.faults.fault_plan import FaultInjector, FaultPlan, FaultsConfig
 
 MOST_SAVES = 256  # newest checkpoints that UnsavedWork remembers: more than are kept on disk

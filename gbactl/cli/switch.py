@@ -49,7 +49,7 @@ def command(
     if run is None:
         if to or changes or wait or status or as_json:
             raise UsageError("--to, --set, --wait, --status and --json need --run RUN.")
-        from gbactl.launch.run import train_switching
+        from gbactl.launch.training_run import train_switching
 
         train_switching(list(overrides))
     elif overrides:

@@ -35,8 +35,8 @@ def command(overrides: tuple[str, ...]) -> None:
 
     if not any(text.startswith(NO_NODES) for text in overrides) and _real(overrides):
         open_fork_server()  # the fork server imports torch while this process composes the configuration
-    from gbactl.launch.compose import run_hydra
-    from gbactl.launch.run import train
+    from gbactl.launch.hydra_config import run_hydra
+    from gbactl.launch.training_run import train
 
     run_hydra(list(overrides), train)
 
@@ -46,10 +46,10 @@ def _real(overrides: tuple[str, ...]) -> bool:
     chosen = [text.partition("=")[2] for text in overrides if text.startswith("cluster=")]
     if not chosen:
         return True
-    from gbactl.config.engine_capabilities import place_of
+    from gbactl.config.engine_interface import engine_named
     from gbactl.errors import ConfigError
 
     try:
-        return place_of(chosen[-1]).real
+        return engine_named(chosen[-1]).real
     except ConfigError:  # several names, as in a sweep, or an unknown one, which composing reports
         return False

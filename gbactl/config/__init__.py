@@ -3,7 +3,7 @@
 Only the launcher composes and checks; every other process reads the resolved result.
 """
 
-from gbactl.checkpoint.interval_plan import CheckpointConfig
+from gbactl.checkpoint.planning import CheckpointConfig
 from gbactl.config.groups import (
     ClusterConfig,
     CollectiveConfig,

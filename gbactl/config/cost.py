@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from gbactl.config_types import Bounds, Processes, Share
+from gbactl.checked_dataclasses import Bounds, Processes, Share
 from gbactl.errors import ConfigError
 
 SPREADS = ("none", "lognormal", "exponential")

@@ -1,7 +1,7 @@
 """Dataclasses of the groups of a run's configuration, one for each group in conf/.
 
 A group that one module uses as a whole is defined beside that module: faults/fault_plan.py,
-checkpoint/interval_plan.py, models/options.py, store/optimizers.py.
+checkpoint/planning.py, models/options.py, store/optimizers.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from gbactl.config_types import Bounds, Count, Interval, Natural, Processes, Seconds, ShareBelowOne
+from gbactl.checked_dataclasses import Bounds, Count, Interval, Natural, Processes, Seconds, ShareBelowOne
 from gbactl.store.optimizers import ScheduleConfig
 
 
@@ -29,7 +29,7 @@ class ModeConfig:
 
 @dataclass
 class ClusterConfig:
-    """Configuration of the processes, their addresses and transport; `options` are the place's own keys."""
+    """Configuration of the processes, their addresses and transport; `options` are the engine's own keys."""
 
     name: str = "local"
     workers: Processes = 4
@@ -59,7 +59,7 @@ class ClusterConfig:
 
 @dataclass
 class TransportConfig:
-    """Configuration of the wire: TLS around TCP (wire/tls.py), and half precision (wire/compression.py)."""
+    """Configuration of the wire: TLS (wire/tls.py), and half precision (wire/half_precision_transport.py)."""
 
     encrypt: bool = False
     wire_dtype: str = "fp32"
@@ -147,7 +147,7 @@ WITH_OPTIONS: dict[str, type[Any]] = {"mode": ModeConfig, "cluster": ClusterConf
 
 
 def own_keys(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Move the keys that the dataclass `kind` does not have, those of one mode or place, to the key `options`."""
+    """Move the keys that the dataclass `kind` does not have, those of one mode or engine, to the key `options`."""
     common = {f.name for f in dataclasses.fields(kind)} - {"options"}
     own = {key: value for key, value in values.items() if key not in common}
     return {**{key: value for key, value in values.items() if key in common}, "options": own}

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gbactl.checkpoint.interval_plan import CheckpointConfig
+from gbactl.checked_dataclasses import Processes, Seed, build, expect
+from gbactl.checkpoint.planning import CheckpointConfig
 from gbactl.config.cost import CostConfig
-from gbactl.config.engine_capabilities import Place, place_of
+from gbactl.config.engine_interface import EngineInterface, engine_named
 from gbactl.config.groups import (
     WITH_OPTIONS,
     ClusterConfig,
@@ -24,13 +25,12 @@ from gbactl.config.groups import (
     TransportConfig,
     own_keys,
 )
-from gbactl.config_types import Processes, Seed, build, expect
 from gbactl.errors import ConfigError
 from gbactl.faults.fault_plan import FaultPlan, FaultsConfig
 from gbactl.models.options import ModelConfig
 from gbactl.policies.policy import PolicyOptions, policy_class
 from gbactl.switching.auto_controller import GBA, MODES, SYNC
-from gbactl.switching.mode_switches import ScheduleEntry, entries, name
+from gbactl.switching.switch_schedule import ScheduleEntry, entries, name
 
 CYCLE_MS, CYCLE_BATCH = 3.0, 1024
 
@@ -150,14 +150,14 @@ class RunConfig:
         return policy_class(self.mode.name).collective
 
     @property
-    def place(self) -> Place:
-        """Place of the run's processes. Raises ConfigError for an unknown cluster."""
-        return place_of(self.cluster.name)
+    def engine(self) -> EngineInterface:
+        """Engine of the run. Raises ConfigError for an unknown cluster."""
+        return engine_named(self.cluster.name)
 
     @property
     def server_returns(self) -> bool:
         """Whether a failed server is replaced from its checkpoint: real servers of a run with checkpoints."""
-        return self.checkpoint.name != "none" and self.place.real
+        return self.checkpoint.name != "none" and self.engine.real
 
     @property
     def collects(self) -> bool:
@@ -194,12 +194,12 @@ class RunConfig:
     @property
     def pinned(self) -> bool:
         """Whether each worker is pinned to one core of this host."""
-        return self.place.here and self.cluster.pin == "auto"
+        return self.engine.here and self.cluster.pin == "auto"
 
     @property
     def threads(self) -> int:
         """OpenMP threads of one worker."""
-        return self.place.threads(self.cluster, self.processes * self.lanes)
+        return self.engine.threads(self.cluster, self.processes * self.lanes)
 
     @property
     def lanes(self) -> int:

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from gbactl.checkpoint.interval_plan import SAVED_DTYPES, VARIANTS
-from gbactl.config.engine_capabilities import place_of
+from gbactl.checked_dataclasses import build
+from gbactl.checkpoint.planning import SAVED_DTYPES, VARIANTS
+from gbactl.config.engine_interface import engine_named
 from gbactl.config.groups import WITH_OPTIONS, own_keys
 from gbactl.config.run_config import RunConfig, naming
-from gbactl.config_types import build
 from gbactl.errors import ConfigError, require
 from gbactl.models import NAMES as MODEL_NAMES
 from gbactl.policies.policy import policy_class
 from gbactl.store.shard import ROW_L2_SCOPES
 from gbactl.switching.auto_controller import MODES
-from gbactl.switching.mode_switches import name
+from gbactl.switching.switch_schedule import name
 
 LEAST_PATIENCE = 0.1  # seconds: four heartbeats fit into it (coordinator/membership.py)
 
@@ -50,7 +50,7 @@ def _check_batches(cfg: RunConfig) -> None:
 def _check_faults(cfg: RunConfig) -> None:
     plan = cfg.fault_plan()
     require(
-        not plan.hogs or cfg.place.here,
+        not plan.hogs or cfg.engine.here,
         f"A fault of kind hog takes a real CPU, and cluster={cfg.cluster.name} has none; type cluster=local, or "
         "faults.plans with another kind.",
     )
@@ -127,10 +127,10 @@ def _check_checkpoint(cfg: RunConfig) -> None:
 
 
 def _check_place(cfg: RunConfig) -> None:
-    cfg.place.options(cfg.cluster)
-    cfg.place.check(cfg.cluster, cfg.processes)
+    cfg.engine.options(cfg.cluster)
+    cfg.engine.check(cfg.cluster, cfg.processes)
     require(
-        cfg.place.one_host or cfg.collective.name == "horovod",
+        cfg.engine.one_host or cfg.collective.name == "horovod",
         f"collective={cfg.collective.name} works within one host; with cluster={cfg.cluster.name} type "
         "collective=horovod.",
     )
@@ -145,7 +145,7 @@ def _check_mode(cfg: RunConfig) -> None:
 def check_transport(cfg: RunConfig) -> None:
     """Raise ConfigError if TLS would not cover everything that the run sends."""
     choice("transport.wire_dtype", cfg.transport.wire_dtype, ("fp32", "fp16", "bf16"))
-    ring = cfg.collects and cfg.collective.name in ("horovod", "gloo") and not cfg.place.one_host
+    ring = cfg.collects and cfg.collective.name in ("horovod", "gloo") and not cfg.engine.one_host
     require(
         not (cfg.transport.encrypt and ring),
         f"transport.encrypt=true does not reach the all-reduce of collective={cfg.collective.name} between hosts, "
@@ -160,7 +160,7 @@ def check(cfg: RunConfig) -> RunConfig:
     choice("cluster.lost_worker", cfg.cluster.lost_worker, ("end", "continue", "replace"))
     choice("cluster.lost_coordinator", cfg.cluster.lost_coordinator, ("end", "replace"))
     require(
-        cfg.cluster.hang_seconds >= LEAST_PATIENCE or not cfg.place.real,
+        cfg.cluster.hang_seconds >= LEAST_PATIENCE or not cfg.engine.real,
         f"cluster.hang_seconds={cfg.cluster.hang_seconds:g} is too short to tell a process that hangs from one that "
         f"is busy; type cluster.hang_seconds={LEAST_PATIENCE} or more.",
     )
@@ -198,7 +198,7 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
 
 
 def _with_options(values: dict[str, Any]) -> dict[str, Any]:
-    """Move the own keys of the mode and of the place to the key `options` of their groups."""
+    """Move the own keys of the mode and of the engine to the key `options` of their groups."""
     found = {group: own_keys(kind, values[group]) for group, kind in WITH_OPTIONS.items() if _is_dict(values, group)}
     return {**values, **found}
 
@@ -208,9 +208,9 @@ def _is_dict(values: dict[str, Any], group: str) -> bool:
 
 
 def _with_workers(values: dict[str, Any]) -> dict[str, Any]:
-    """Set the place's default number of workers where none is given."""
+    """Set the engine's default number of workers where none is given."""
     cluster = values.get("cluster")
     if not isinstance(cluster, dict) or cluster.get("workers", 0) is not None:
         return values
-    place = place_of(str(cluster.get("name")))
-    return {**values, "cluster": {**cluster, "workers": place.workers(cluster)}}
+    engine = engine_named(str(cluster.get("name")))
+    return {**values, "cluster": {**cluster, "workers": engine.workers(cluster)}}

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from gbactl import __version__
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, FileEntry, Manifest, identity, read_manifest
-from gbactl.checkpoint.interval_plan import CostEstimate, estimate_of, job_named, save_schedule_of
 from gbactl.checkpoint.ledger import UnsavedWork
+from gbactl.checkpoint.planning import CostEstimate, estimate_of, job_named, save_schedule_of
 from gbactl.checkpoint.publishing import Publication, ReplicaMean, fits, unpacked
 from gbactl.checkpoint.restore import BEGINNING, chain_at
 from gbactl.checkpoint.sample_ranges import Ranges
@@ -337,7 +337,7 @@ class Checkpointing:
         for s, part in sorted(cut.parts.items()):
             cut.manifest.files.append(FileEntry(f"S{s}.safetensors", s, part.bytes, part.rows, part.sums))
         cfg = self.run.cfg
-        inline = not cfg.place.real or cut.manifest.position["ended"]
+        inline = not cfg.engine.real or cut.manifest.position["ended"]
         cut.closing = Publication(self.folder, cut.manifest, dense, cfg.checkpoint.keep, inline, self._spare)
         self.look()
 

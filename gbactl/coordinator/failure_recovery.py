@@ -59,7 +59,7 @@ class WorkerRecovery:
         self.injector.due(*run.state.ongoing.failures.struck)
         self.heartbeat = Heartbeat(cfg.cluster.hang_seconds, run.hub.now)
         self.begun: BeginPhase | None = None  # last phase announced to workers
-        self._beats = cfg.place.real or any(isinstance(fault, Hang) for fault in plan.faults)
+        self._beats = cfg.engine.real or any(isinstance(fault, Hang) for fault in plan.faults)
         self._fails = plan.fails
         self._storms = plan.active_periods() if plan.has_message_faults else None
         self._takes: dict[int, int] = {}  # batches that a successor asked for before it was admitted
@@ -133,7 +133,7 @@ class WorkerRecovery:
     def lost(self) -> None:
         """Mark the workers' dense parameters as perhaps unequal if a failed worker took part in a ring all-reduce."""
         cfg = self.run.cfg
-        ring = cfg.collective.name != SHARED_MEMORY and cfg.place.real
+        ring = cfg.collective.name != SHARED_MEMORY and cfg.engine.real
         self.run.state.ongoing.unequal |= ring and self.run.home == "workers"
 
     def early(self, channel: Channel, worker: int) -> bool:
@@ -166,8 +166,8 @@ class WorkerRecovery:
         """Whether the current mode can continue after the worker failures so far."""
         now = self.run.current
         trainers = [worker for worker in self.run.members.of("worker") if worker < now.cluster.workers]
-        if now.home == "workers" and now.place.real:
-            return not now.place.one_host or available()  # else they cannot sum once their ring is broken
+        if now.home == "workers" and now.engine.real:
+            return not now.engine.one_host or available()  # else they cannot sum once their ring is broken
         return now.home != "replicas" or bool(trainers)
 
     @property
@@ -242,7 +242,7 @@ class ServerRecovery:
 
         Raises ClusterError where a failed server gets no successor in time."""
         run = self.run
-        if not run.members.settled or run.stopped or not run.cfg.place.real:
+        if not run.members.settled or run.stopped or not run.cfg.engine.real:
             return []
         silent = self.heartbeat.silent(run.members.of("server")) if self.heartbeat.due else []
         self._check_returns()

@@ -22,7 +22,7 @@ from gbactl.coordinator.switch_plan import AutoSwitch, RunProgress
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.models import row_width
 from gbactl.policies import Policy
-from gbactl.switching.mode_switches import switched
+from gbactl.switching.switch_schedule import switched
 from gbactl.wire.messages import Abandon, Inspected, ResetOptimizer, Staged
 
 log = logging.getLogger(__name__)

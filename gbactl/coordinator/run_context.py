@@ -23,7 +23,7 @@ from gbactl.coordinator.run_record import RecoveryTimes, RunSummary
 from gbactl.coordinator.state import FailureRecord, JobPosition, Journal, JournalState, RunState
 from gbactl.coordinator.switch_plan import AutoSwitch, SwitchPlan
 from gbactl.data.dataset import Dataset
-from gbactl.faults.observed_effects import ObservedBatches
+from gbactl.faults.measured_effects import ObservedBatches
 from gbactl.wire.channel import Channel, Hub
 from gbactl.wire.messages import Event, Granted
 

@@ -31,7 +31,7 @@ from gbactl.coordinator.statistics import StatisticsCounts
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.policies import Ledger
 from gbactl.policies.policy import policy_class
-from gbactl.switching.mode_switches import switched
+from gbactl.switching.switch_schedule import switched
 
 T = TypeVar("T")
 TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
@@ -287,7 +287,7 @@ JOURNAL_FILE = "coordinator.json"
 
 def kept(cfg: RunConfig) -> bool:
     """Whether a run survives a coordinator failure, for which it writes a journal; in virtual time it needs none."""
-    return cfg.place.real and cfg.cluster.lost_coordinator == "replace"
+    return cfg.engine.real and cfg.cluster.lost_coordinator == "replace"
 
 
 @dataclass

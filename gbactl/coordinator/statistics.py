@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.faults.observed_effects import ObservedBatches
+from gbactl.faults.measured_effects import ObservedBatches
 from gbactl.policies import Member, Step
 from gbactl.wire.messages import GradientNorms
 

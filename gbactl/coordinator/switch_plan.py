@@ -18,7 +18,7 @@ from gbactl.config import RunConfig
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.policies import Policy
 from gbactl.switching.auto_controller import SYNC, AutoController, AutoOptions, SwitchDecision
-from gbactl.switching.mode_switches import ScheduleEntry, located
+from gbactl.switching.switch_schedule import ScheduleEntry, located
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
-from gbactl.config_types import build
+from gbactl.checked_dataclasses import build
 from gbactl.data.dataset import ARRAYS, FORMAT, META, Progress, describe_file, fingerprint, open_dataset, read_meta
 from gbactl.data.writer import WrittenArrays, sync_folder
 from gbactl.errors import ConfigError, DataError

@@ -19,7 +19,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.config_types import Bounds, Days, Seed
+from gbactl.checked_dataclasses import Bounds, Days, Seed
 from gbactl.data.dataset import Batch, Progress, Schema
 from gbactl.data.writer import WrittenArrays, allocate
 from gbactl.hashing import GOLDEN, mix, mix_int

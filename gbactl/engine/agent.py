@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 from filelock import FileLock
 
 from gbactl import shared_memory_names
+from gbactl.cpu import available_cores
 from gbactl.data.dataset import ARRAYS, META, open_dataset
 from gbactl.data.source_cache import cache_root
 from gbactl.engine.agent_connection import MAGIC, PIECE, MessageDecoder, field, pack, write_all
@@ -33,7 +34,6 @@ from gbactl.engine.bandwidth_probe import ReachabilityProbe, dial
 from gbactl.engine.fork_server import Started, start_node, tell
 from gbactl.engine.host_info import facts, interface_to
 from gbactl.errors import DataError, GbactlError, WireError
-from gbactl.processor import available_cores
 from gbactl.worker.core_sharing import open_board, places
 
 NODE = re.compile(r"[SW][0-9]{1,6}(-[0-9]{1,6})?")
@@ -98,7 +98,7 @@ class AgentProcesses:
         return process.pid
 
     def _place(self, seat: list[int] | None) -> tuple[int, int, int] | None:
-        """Return a worker's share of the cores (core_sharing.Place); None where no cores need to be shared."""
+        """Return a worker's share of the cores (core_sharing.CoreAssignment); None where no cores need to be shared."""
         if seat is None:
             return None
         cores = available_cores()

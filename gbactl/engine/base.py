@@ -1,6 +1,6 @@
 """Base of the engines: interfaces of an engine and a process, and the child processes of a local run.
 
-To add an engine: engine/NAME.py with its PLACE (config/engine_capabilities.py), which has a method `train`,
+To add an engine: engine/NAME.py with its ENGINE (config/engine_interface.py), which has a method `train`,
 conf/cluster/NAME.yaml, one test. tests/integration/test_additions.py does it.
 """
 
@@ -18,11 +18,11 @@ from typing import Any, BinaryIO, Protocol, cast
 from gbactl.collective.rendezvous import RankSlot
 from gbactl.config import RunConfig
 from gbactl.coordinator.state import JOURNAL_FILE, kept
+from gbactl.cpu import available_cores
 from gbactl.data.dataset import Dataset
 from gbactl.engine.fork_server import ProcessHandle, await_fork_server, start_node, tell, thread_environment
 from gbactl.engine.signals import deferred
 from gbactl.nodes.child_process import FAILED_LINE, NOTICED_LINE
-from gbactl.processor import available_cores
 from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.listener import address_of, listen, local
 from gbactl.wire.messages import Event
@@ -33,7 +33,7 @@ MOST_COORDINATOR_TRIES = 3  # replacement coordinators in a row that may be kill
 
 
 class LaunchContext(Protocol):
-    """Launcher's side of a run, as an engine needs it (implemented in launch/run.py).
+    """Launcher's side of a run, as an engine needs it (implemented in launch/training_run.py).
 
     `config`: the run's configuration as its processes get it; `key`: the run's key for authentication."""
 
@@ -63,7 +63,7 @@ class Engine(Protocol):
 
 def engine_of(cfg: RunConfig) -> Engine:
     """Return the engine that a configuration selects."""
-    return cast(Engine, cfg.place)
+    return cast(Engine, cfg.engine)
 
 
 @dataclass

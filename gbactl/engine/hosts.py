@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gbactl.config.engine_capabilities import Place
+from gbactl.config.engine_interface import EngineInterface
 from gbactl.config.groups import ClusterConfig
 from gbactl.config.host_placement import hosts_of, place, slots
 from gbactl.errors import require
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gbactl.engine.base import LaunchContext
 
 
-class HostsEngine(Place):
+class HostsEngine(EngineInterface):
     """Engine that starts processes through agents on hosts; the coordinator runs beside the launcher."""
 
     one_host: ClassVar[bool] = False
@@ -42,4 +42,4 @@ class HostsEngine(Place):
         launch.follow(children)
 
 
-PLACE = HostsEngine()
+ENGINE = HostsEngine()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gbactl.config.engine_capabilities import Place
+from gbactl.config.engine_interface import EngineInterface
 
 if TYPE_CHECKING:
     from gbactl.engine.base import LaunchContext
 
 
-class LocalEngine(Place):
+class LocalEngine(EngineInterface):
     """Engine that starts processes as children of the launcher."""
 
     def train(self, launch: LaunchContext) -> None:
@@ -19,4 +19,4 @@ class LocalEngine(Place):
         launch.follow(RunProcesses(launch.cfg, launch.run_dir, launch.key, launch.dataset.path, launch.config))
 
 
-PLACE = LocalEngine()
+ENGINE = LocalEngine()

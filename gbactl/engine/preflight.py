@@ -188,7 +188,7 @@ def vectors(cfg: RunConfig) -> int:
 
     The workers of a virtual cluster share one model."""
     served = served_vectors(cfg)
-    if cfg.place.real:
+    if cfg.engine.real:
         return served + cfg.processes * worker_vectors(cfg)
     trainers = cfg.processes * ("replicas" in cfg.homes)
     return OF_MODEL + served * (1 + trainers) + (served - 1) * ("workers" in cfg.homes)
@@ -219,7 +219,7 @@ def check_collective(cfg: RunConfig) -> None:
     """Raise ConfigError where the run's all-reduce cannot work on this machine.
 
     With several hosts, preflight checks them."""
-    if cfg.place.here and cfg.collects:
+    if cfg.engine.here and cfg.collects:
         check_here(cfg.collective.name)
 
 
@@ -227,7 +227,7 @@ def check_memory(cfg: RunConfig, dataset: Dataset) -> None:
     """Raise ConfigError where servers and workers on this machine need more memory than is free.
 
     With several hosts, preflight checks them."""
-    if cfg.place.one_host and (why := too_large(cfg, dataset, free_memory())):
+    if cfg.engine.one_host and (why := too_large(cfg, dataset, free_memory())):
         raise ConfigError(why)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from gbactl.config.engine_capabilities import Place
+from gbactl.config.engine_interface import EngineInterface
 from gbactl.config.groups import ClusterConfig
 
 if TYPE_CHECKING:
     from gbactl.engine.base import LaunchContext
 
 
-class VirtualEngine(Place):
+class VirtualEngine(EngineInterface):
     """Engine that runs a simulated cluster within the launcher."""
 
     real: ClassVar[bool] = False
@@ -28,4 +28,4 @@ class VirtualEngine(Place):
             run_virtual(launch.cfg, launch.dataset, launch.run_dir, launch.on_event, launch.look_at_signals)
 
 
-PLACE = VirtualEngine()
+ENGINE = VirtualEngine()

@@ -10,9 +10,9 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+from gbactl.cpu import available_cores, sharing
 from gbactl.errors import ConfigError
 from gbactl.faults.fault_plan import FaultPlan
-from gbactl.processor import available_cores, sharing
 
 GRACE_SECONDS = 2.0
 

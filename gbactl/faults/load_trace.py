@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from gbactl.config_types import Bounds, Interval, Seconds, expect
+from gbactl.checked_dataclasses import Bounds, Interval, Seconds, expect
 from gbactl.errors import ConfigError
 from gbactl.faults.fault_kinds import Fault, Shape, Sigma, Slower, drawn, kind, random_factor, require
 

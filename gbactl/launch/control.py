@@ -18,17 +18,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gbactl.config.engine_capabilities import place_of
+from gbactl.config.engine_interface import engine_named
 from gbactl.errors import ConfigError, GbactlError, UsageError, WireError
 from gbactl.launch.run_dir import CONFIG, LOG, RESULT, find, lock
 from gbactl.policies.policy import names
-from gbactl.switching.mode_switches import answer, status
+from gbactl.switching.switch_schedule import answer, status
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.channel import Channel
-from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.frames import CLOSED, Frame
 from gbactl.wire.listener import local
 from gbactl.wire.messages import Event, decode
+from gbactl.wire.socket_hub import SocketHub
 
 FILE = "control.json"
 ROLE = "control"
@@ -225,7 +225,7 @@ def _virtual(run_dir: Path) -> bool:
 
     try:
         config = yaml.safe_load((run_dir / CONFIG).read_text())
-        return not place_of(str(config["cluster"]["name"])).real
+        return not engine_named(str(config["cluster"]["name"])).real
     except (OSError, yaml.YAMLError, KeyError, TypeError, ConfigError):
         return False
 
@@ -236,7 +236,7 @@ def mode_with(to: str, changes: tuple[str, ...]) -> dict[str, Any]:
     Raises UsageError for an unknown mode, and for a change that is not KEY=VALUE."""
     import yaml
 
-    from gbactl.launch.compose import mode_file
+    from gbactl.launch.hydra_config import mode_file
 
     if to not in names():
         raise UsageError(f"--to {to} is no mode; type --to one of: {', '.join(names())}.")

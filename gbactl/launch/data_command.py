@@ -16,7 +16,7 @@ from gbactl.data.data_summary import show, summarise
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.dataset import Progress as Callback
 from gbactl.data.source_cache import prepare
-from gbactl.launch.compose import compose
+from gbactl.launch.hydra_config import compose
 
 
 def _prepared(overrides: list[str]) -> Dataset:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from gbactl.engine.signals import leave_terminal
-from gbactl.faults.observed_effects import fault_lines
+from gbactl.faults.measured_effects import fault_lines
 
 LINE_SECONDS = 5.0
 

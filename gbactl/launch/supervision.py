@@ -17,9 +17,9 @@ from typing import Any
 from gbactl.coordinator.state import kept
 from gbactl.engine.base import ChildProcess, RunProcesses
 from gbactl.errors import ClusterError, WireError
-from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.messages import Event, Hello
 from gbactl.wire.socket_channel import SocketChannel
+from gbactl.wire.socket_hub import SocketHub
 
 LOOK_SECONDS, AWAY_SECONDS = 0.1, 2.0
 Check = Callable[[RunProcesses, tuple[str, bool] | None, bool], None]

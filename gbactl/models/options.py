@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated
 
-from gbactl.config_types import Bounds, Count, ShareBelowOne, SomeShare
+from gbactl.checked_dataclasses import Bounds, Count, ShareBelowOne, SomeShare
 
 
 @dataclass

@@ -150,14 +150,14 @@ def main() -> None:
         return
     line = sys.stdin.buffer.readline()
     from gbactl.errors import GbactlError, PeerGoneError
-    from gbactl.nodes import node_setup
+    from gbactl.nodes import role_setup
     from gbactl.wire.bootstrap import Bootstrap
 
     boot = Bootstrap.loads(line)
     set_up_log(Path(boot.run_dir), boot.log_name)
     log = logging.getLogger("gbactl.process")
     log.info("pid %d, threads %s", os.getpid(), os.environ.get("OMP_NUM_THREADS"))
-    run = {"coordinator": node_setup.run_coordinator, "server": node_setup.run_server, "worker": node_setup.run_worker}
+    run = {"coordinator": role_setup.run_coordinator, "server": role_setup.run_server, "worker": role_setup.run_worker}
     try:
         run[boot.role](boot)
     except PeerGoneError as error:

@@ -43,7 +43,7 @@ from gbactl.worker.dense_placement import (
     SyncRecovery,
 )
 from gbactl.worker.loop import MappedBatchSource, WorkerLoop
-from gbactl.worker.state_machine import ReplicatedSteps
+from gbactl.worker.worker_core import ReplicatedSteps
 
 if TYPE_CHECKING:
     from gbactl.wire.bootstrap import Bootstrap

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
-from gbactl.config_types import NumberOrInfinity, Share
+from gbactl.checked_dataclasses import NumberOrInfinity, Share
 from gbactl.errors import ConfigError
 from gbactl.policies.buffered import BufferedPolicy
 from gbactl.policies.policy import PolicyOptions, register

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
-from gbactl.config_types import NumberOrInfinity
+from gbactl.checked_dataclasses import NumberOrInfinity
 from gbactl.policies.async_ps import AsyncPolicy
 from gbactl.policies.policy import PolicyOptions, register
 from gbactl.policies.records import Grant

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
-from gbactl.config_types import Natural
+from gbactl.checked_dataclasses import Natural
 from gbactl.errors import ConfigError
 from gbactl.policies.policy import Policy, PolicyOptions, register
 from gbactl.policies.records import Decision, Grant, Member, Step

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from gbactl.config_types import Bounds, Count, NumberOrInfinity, Processes, Share, ShareBelowOne
+from gbactl.checked_dataclasses import Bounds, Count, NumberOrInfinity, Processes, Share, ShareBelowOne
 from gbactl.policies.async_ps import AsyncPolicy
 from gbactl.policies.policy import PolicyOptions, register
 from gbactl.policies.records import Grant

@@ -17,13 +17,13 @@ from gbactl.kernels import codec_of
 from gbactl.kernels.base import Floats, Ints
 from gbactl.kernels.half_precision import round_here, rounded
 from gbactl.policies import Step
-from gbactl.simulation.shared_compute import SharedCompute, set_answer
+from gbactl.simulation.gradient_compute import SharedCompute, set_answer
 from gbactl.store.dense import DenseBlock
 from gbactl.store.gradient_slice import GradientSlice
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import BeginPhase, Granted
 from gbactl.worker.loop import MappedBatchSource
-from gbactl.worker.state_machine import BatchInProgress
+from gbactl.worker.worker_core import BatchInProgress
 
 
 class GradientRecomputer:

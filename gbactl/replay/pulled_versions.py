@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from gbactl.coordinator.event_log import AnnounceRecord
 from gbactl.kernels.base import Floats
 from gbactl.replay.gradient_recomputation import GradientRecomputer, index_of
-from gbactl.simulation.shared_compute import answer_of
+from gbactl.simulation.gradient_compute import answer_of
 from gbactl.store.gradient_slice import GradientSlice
 from gbactl.store.shard import Shard
-from gbactl.worker.state_machine import BatchInProgress
+from gbactl.worker.worker_core import BatchInProgress
 
 
 class PulledVersions:

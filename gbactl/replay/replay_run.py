@@ -27,8 +27,8 @@ from gbactl.errors import DataError, EventLogError, UsageError
 from gbactl.kernels.native import flushed
 from gbactl.launch.progress import ProgressDisplay
 from gbactl.launch.run_dir import LOG, find
-from gbactl.nodes.node_setup import header
-from gbactl.replay.recording import Recording, scan
+from gbactl.nodes.role_setup import header
+from gbactl.replay.event_log_scan import Recording, scan
 from gbactl.replay.replayer import Replayer
 from gbactl.store.shard import Shard
 

@@ -22,9 +22,9 @@ from gbactl.coordinator.statistics import Statistics
 from gbactl.data.dataset import Dataset
 from gbactl.errors import EventLogError
 from gbactl.policies import Ledger, Phase, Step, make
+from gbactl.replay.event_log_scan import PhaseRecord, Recording
 from gbactl.replay.gradient_recomputation import GradientRecomputer, ReplayedReplica
 from gbactl.replay.pulled_versions import CapturedValues
-from gbactl.replay.recording import PhaseRecord, Recording
 from gbactl.store.checksum import MODULUS
 from gbactl.store.gradient_slice import StepOrder
 from gbactl.store.optimizers import factor

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gbactl.config import RunConfig, flatten, to_dict
-from gbactl.config.engine_capabilities import place_of
+from gbactl.config.engine_interface import engine_named
 from gbactl.errors import ConfigError
 from gbactl.policies.policy import names, policy_class
-from gbactl.switching.mode_switches import each_mode, from_listed
+from gbactl.switching.switch_schedule import each_mode, from_listed
 from gbactl.tracking.mlflow_connection import Run
 
 TAGS = "tags."
@@ -91,7 +91,7 @@ def _unused(found: Settings, mode: str) -> list[str]:
 def is_modelled(cluster: str) -> bool:
     """Return whether a run's processes were simulated; false for an unknown cluster name."""
     with contextlib.suppress(ConfigError):
-        return not place_of(cluster).real
+        return not engine_named(cluster).real
     return False
 
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from gbactl.checkpoint import row_priority
 from gbactl.checkpoint.folder import CHECKPOINTS, CUT
-from gbactl.checkpoint.interval_plan import save_schedule_of
 from gbactl.checkpoint.ledger import RowUpdates
+from gbactl.checkpoint.planning import save_schedule_of
 from gbactl.checkpoint.restore import arrays_of
 from gbactl.checkpoint.row_priority import RowPriority
 from gbactl.checkpoint.tensor_file import FileWriter, Layout, halved, layout_of

@@ -18,9 +18,9 @@ import numpy as np
 
 from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.checkpoint.restore import BEGINNING, chain_at, load_newest, load_shard
+from gbactl.cpu import settle_garbage
 from gbactl.errors import WireError
 from gbactl.faults.slowdown import ServerSlowdown
-from gbactl.processor import settle_garbage
 from gbactl.server.allreduce_fallback import SumHandlers
 from gbactl.server.checkpoint_writer import ShardSaver
 from gbactl.server.replica_averaging import EasgdHandlers

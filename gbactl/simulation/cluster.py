@@ -21,17 +21,17 @@ from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import ServerSlowdown
 from gbactl.kernels import codec_of
 from gbactl.kernels.native import flushed
-from gbactl.nodes.node_setup import header
+from gbactl.nodes.role_setup import header
 from gbactl.server.checkpoint_writer import ShardSaver, saver_of
 from gbactl.simulation.coordinator import VirtualCoordinator, VirtualHub
 from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.dense_placements import Placements, ReplicatedDense, ServedDense, TrainerDense
 from gbactl.simulation.discrete_events import EventQueue
+from gbactl.simulation.gradient_compute import SharedCompute
 from gbactl.simulation.network import Host, LossyNetwork, Network
 from gbactl.simulation.process_failures import ClusterHandover, FailureInjection, RollbackAll
 from gbactl.simulation.ring_all_reduce import TICK, RingRounds, SimulatedRing
 from gbactl.simulation.server import VirtualServer
-from gbactl.simulation.shared_compute import SharedCompute
 from gbactl.simulation.worker import ClusterShared, VirtualWorker
 from gbactl.store.aligned_memory import copied
 from gbactl.store.dense import DenseBlock
@@ -244,7 +244,7 @@ def run_virtual(
     requests of a launcher."""
     import torch
 
-    from gbactl.processor import settle_garbage
+    from gbactl.cpu import settle_garbage
 
     torch.set_num_threads(cfg.threads)
     before: ClusterHandover | None = None

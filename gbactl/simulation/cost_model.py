@@ -7,7 +7,7 @@ other events.
 from __future__ import annotations
 
 from gbactl.config.cost import CostConfig
-from gbactl.faults import random_streams
+from gbactl.faults import counter_based_random
 
 MESSAGE_BYTES = 120  # a frame's header, MAC and descriptor
 BACKWARD_SHARE = 2 / 3  # share of a batch's time in which an all-reduce can be hidden
@@ -35,10 +35,10 @@ class CostModel:
         scale = self.cfg.spread_scale
         if self.cfg.spread == "none" or scale == 0:
             return 1.0
-        u = random_streams.uniform(random_streams.key_of(_COMPUTE, self.seed, worker), turn)
+        u = counter_based_random.uniform(counter_based_random.key_of(_COMPUTE, self.seed, worker), turn)
         if self.cfg.spread == "lognormal":
-            return random_streams.lognormal(u, scale)
-        return 1.0 - scale + scale * random_streams.exponential(u)
+            return counter_based_random.lognormal(u, scale)
+        return 1.0 - scale + scale * counter_based_random.exponential(u)
 
     def gradient(self, worker: int, turn: int, samples: int) -> float:
         """Core time to compute a batch's gradient of `samples` samples."""

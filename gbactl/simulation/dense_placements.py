@@ -16,8 +16,8 @@ import numpy as np
 
 from gbactl.kernels.base import Floats
 from gbactl.kernels.half_precision import Codec, round_here
+from gbactl.simulation.gradient_compute import SharedCompute
 from gbactl.simulation.ring_all_reduce import RingRounds, SimulatedRing
-from gbactl.simulation.shared_compute import SharedCompute
 from gbactl.simulation.trainer import VirtualTrainer
 from gbactl.simulation.worker import DensePlacement, VirtualWorker
 from gbactl.store.checksum import digest
@@ -25,7 +25,7 @@ from gbactl.store.dense import DenseBlock, dense_square
 from gbactl.store.optimizers import due
 from gbactl.wire.messages import GradientNorms
 from gbactl.worker.dense_placement import NOT_HERE
-from gbactl.worker.state_machine import BatchInProgress, ReplicatedSteps, push_views, weigh
+from gbactl.worker.worker_core import BatchInProgress, ReplicatedSteps, push_views, weigh
 
 Payloads = list[tuple[int, Any, int, int]]
 

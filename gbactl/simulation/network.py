@@ -26,8 +26,8 @@ from gbactl.simulation.cost_model import MESSAGE_BYTES, CostModel
 from gbactl.simulation.discrete_events import EventQueue, Fifo, InterfaceDirection, SerialProcess, SharedCores
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import NO_BYTES
-from gbactl.wire.compression import VALUES, ids_of, narrowed_bytes
 from gbactl.wire.frames import CLOSED, Bytes, Frame
+from gbactl.wire.half_precision_transport import VALUES, ids_of, narrowed_bytes
 from gbactl.wire.messages import kind_of
 from gbactl.wire.reliable import RETRY_SECONDS, message_faults_of
 from gbactl.wire.traffic import TrafficCounter
@@ -147,7 +147,7 @@ class Network:
 
     events: EventQueue
     cost: CostModel
-    codec: Codec | None = field(default=None, kw_only=True)  # see wire/compression.py
+    codec: Codec | None = field(default=None, kw_only=True)  # see wire/half_precision_transport.py
     traffic: TrafficCounter = field(default_factory=TrafficCounter, kw_only=True)
 
     def __post_init__(self) -> None:

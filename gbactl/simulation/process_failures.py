@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gbactl.checkpoint.folder import CheckpointChain
-from gbactl.checkpoint.interval_plan import costs_of
 from gbactl.checkpoint.ledger import CostSeconds, ServerFailureLoss
+from gbactl.checkpoint.planning import costs_of
 from gbactl.checkpoint.restore import chain_at, load_shard
 from gbactl.config import RunConfig, from_dict
 from gbactl.coordinator import event_log

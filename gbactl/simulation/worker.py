@@ -19,8 +19,8 @@ from gbactl.kernels.base import Floats
 from gbactl.kernels.half_precision import Codec
 from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.discrete_events import EventQueue
+from gbactl.simulation.gradient_compute import SharedCompute
 from gbactl.simulation.network import Host, VirtualChannel
-from gbactl.simulation.shared_compute import SharedCompute
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import CLOSED, Bytes, Frame
 from gbactl.wire.messages import (
@@ -47,7 +47,7 @@ from gbactl.wire.messages import (
 )
 from gbactl.worker.client import BatchSource
 from gbactl.worker.dense_placement import NOT_HERE
-from gbactl.worker.state_machine import (
+from gbactl.worker.worker_core import (
     BatchComplete,
     BatchInProgress,
     Command,

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from gbactl.config_types import Bounds, Share
+from gbactl.checked_dataclasses import Bounds, Share
 from gbactl.errors import ConfigError
 from gbactl.kernels.base import DensePart, Floats, Ints, Kernels, OptimizerRule, float32
 from gbactl.store.aligned_memory import full, zeros

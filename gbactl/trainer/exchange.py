@@ -33,7 +33,7 @@ from gbactl.kernels.base import Floats
 from gbactl.kernels.half_precision import Codec, round_here
 from gbactl.replicas.base import AveragingRule
 from gbactl.store.dense import Cut
-from gbactl.trainer.replica import ExchangeStatistics, Replica
+from gbactl.trainer.dense_replica import ExchangeStatistics, Replica
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import EasgdCentre, EasgdUpdate
 from gbactl.worker.client import WorkerClient

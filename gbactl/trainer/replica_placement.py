@@ -26,14 +26,14 @@ from gbactl.kernels.half_precision import Codec
 from gbactl.models.flat_parameters import FlatModel
 from gbactl.replicas import AveragingRule
 from gbactl.store.dense import DenseBlock
+from gbactl.trainer.dense_replica import Replica
 from gbactl.trainer.exchange import AveragingRounds, CentreExchange, EasgdExchange, ExchangeKind
 from gbactl.trainer.exchange_schedule import ExchangeDriver
-from gbactl.trainer.replica import Replica
-from gbactl.trainer.trainer_phase import TrainerCore
+from gbactl.trainer.trainer_core import TrainerCore
 from gbactl.wire.messages import AddReplica, ClosedReplicas, CloseReplicas, OpenReplicas, SaveReplica
 from gbactl.worker.client import WorkerClient
 from gbactl.worker.dense_placement import DensePlacement, ServedDense, ShardSlices
-from gbactl.worker.state_machine import BatchInProgress, weigh
+from gbactl.worker.worker_core import BatchInProgress, weigh
 
 
 class ComputeThread(DensePlacement):

@@ -114,7 +114,7 @@ class CloseReplicas(NamedTuple):
 
 
 class ClosedReplicas(NamedTuple):
-    """Answer to CloseReplicas: statistics of the trainer's exchanges (ExchangeStatistics in trainer/replica.py)."""
+    """Answer to CloseReplicas: the trainer's ExchangeStatistics (trainer/dense_replica.py)."""
 
     worker: Integer
     turn: Integer

@@ -1,6 +1,6 @@
 """Client side of a worker's connections: takes batches, pulls rows, pushes and announces gradients.
 
-A lock, a reading thread and compute threads around state_machine.py. The reading thread reads the network while a
+A lock, a reading thread and compute threads around worker_core.py. The reading thread reads the network while a
 compute thread computes, so the next batch's data and rows are there when they are needed. A push does not block; the
 shards tell the coordinator that they have staged it. Costs about 0.3 ms of CPU a batch, most of it for deduplicating
 ids.
@@ -36,7 +36,7 @@ from gbactl.wire.messages import (
     decode,
 )
 from gbactl.worker.routing import Dial, ParkedConnection, Routes
-from gbactl.worker.state_machine import (
+from gbactl.worker.worker_core import (
     BatchInProgress,
     Command,
     ComputeNext,

@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from gbactl.processor import sharing
+from gbactl.cpu import sharing
 
 LINE = 64
 PATIENCE_MS = 1000

@@ -24,7 +24,7 @@ from gbactl.store.optimizers import due
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import AddReplica, GradientNorms, PutDense
 from gbactl.worker.client import WorkerClient
-from gbactl.worker.state_machine import BatchInProgress, ReplicatedSteps, weigh
+from gbactl.worker.worker_core import BatchInProgress, ReplicatedSteps, weigh
 
 NOT_HERE = (0, -1, np.empty(0, np.float32))  # see DensePlacement.packed
 

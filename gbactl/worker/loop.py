@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from gbactl.checkpoint.sample_ranges import Ranges, of_phase, pieces
+from gbactl.cpu import ask_for_long_slices, settle_garbage
 from gbactl.data.dataset import Batch, Dataset, Split, permuted
 from gbactl.faults.slowdown import WorkerSlowdown
 from gbactl.kernels.base import DistinctRows, Kernels
 from gbactl.models.gradient_computer import GradientComputer
-from gbactl.processor import ask_for_long_slices, settle_garbage
 from gbactl.wire.messages import (
     BeginPhase,
     DenseMoved,
@@ -31,7 +31,7 @@ from gbactl.wire.messages import (
 from gbactl.worker.client import LATER, WorkerClient
 from gbactl.worker.core_sharing import CoreSlots, UnsharedCore
 from gbactl.worker.dense_placement import DensePlacement, Placements
-from gbactl.worker.state_machine import BatchInProgress, Question
+from gbactl.worker.worker_core import BatchInProgress, Question
 
 SLICE_MS = 20.0  # about one batch
 _MIX = 0x9E3779B97F4A7C15

@@ -28,15 +28,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gbactl.config.engine_capabilities import Place, PlaceOptions
+from gbactl.config.engine_interface import EngineInterface, EngineOptions
 
 
 @dataclass(frozen=True)
-class NotedOptions(PlaceOptions):
+class NotedOptions(EngineOptions):
     file: str = "started"
 
 
-class Noted(Place):
+class Noted(EngineInterface):
     Options = NotedOptions
 
     def train(self, launch):
@@ -53,7 +53,7 @@ class Noted(Place):
         launch.follow(NotedProcesses(launch.cfg, launch.run_dir, launch.key, launch.dataset.path, launch.config))
 
 
-PLACE = Noted()
+ENGINE = Noted()
 '''
 ENGINE = {
     "gbactl/engine/noted.py": NOTED,

@@ -26,16 +26,16 @@ from gbactl.coordinator.event_log import (
 )
 from gbactl.data.dataset import open_dataset
 from gbactl.data.source_cache import prepare
-from gbactl.nodes.node_setup import header
+from gbactl.nodes.role_setup import header
 from gbactl.policies import Drop, Grant, Phase, Policy, make
 from gbactl.policies.policy import Decision
 from gbactl.replay.gradient_recomputation import GradientRecomputer, index_of
 from gbactl.replay.replayer import store_order
-from gbactl.simulation.shared_compute import answer_of
+from gbactl.simulation.gradient_compute import answer_of
 from gbactl.store.gradient_slice import StepOrder
 from gbactl.store.optimizers import factor
 from gbactl.wire.messages import BeginPhase
-from gbactl.worker.state_machine import BatchInProgress
+from gbactl.worker.worker_core import BatchInProgress
 
 
 @dataclass

@@ -11,9 +11,9 @@ import numpy as np
 
 from gbactl.wire import auth
 from gbactl.wire.auth import Peer
-from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import TakeBatch, unpack
+from gbactl.wire.socket_hub import SocketHub
 from tests.support.in_memory import MemoryHub
 
 KEY = auth.new_key()

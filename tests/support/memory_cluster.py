@@ -16,7 +16,7 @@ from gbactl.coordinator.message_loop import Coordinator
 from gbactl.coordinator.state import JournalState
 from gbactl.data.dataset import open_dataset
 from gbactl.errors import PeerGoneError, WireError
-from gbactl.nodes.node_setup import header, serve, wrapped_hub
+from gbactl.nodes.role_setup import header, serve, wrapped_hub
 from gbactl.nodes.worker_process import work
 from gbactl.server.shard_server import Server
 from gbactl.wire.auth import Peer

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import gbactl
-from gbactl.config.engine_capabilities import place_of
+from gbactl.config.engine_interface import engine_named
 from gbactl.paths import conf_dir
 from gbactl.policies.policy import names
 
@@ -42,11 +42,11 @@ def test_nothing_asks_for_the_name_of_a_place() -> None:
             compared = [node.left, *node.comparators]
             inside = [each for value in compared for each in getattr(value, "elts", [])]
             if any("cluster" in ast.unparse(value) for value in compared):
-                assert not texts([*compared, *inside]) & PLACES, f"{where}: ask cfg.place"
+                assert not texts([*compared, *inside]) & PLACES, f"{where}: ask cfg.engine"
 
 
 def test_every_place_has_a_file_of_its_own_and_its_configuration() -> None:
     for name in PLACES:
-        assert type(place_of(name)).__module__ == f"gbactl.engine.{name}"
-    facts = {name: (place_of(name).real, place_of(name).one_host, place_of(name).here) for name in PLACES}
+        assert type(engine_named(name)).__module__ == f"gbactl.engine.{name}"
+    facts = {name: (engine_named(name).real, engine_named(name).one_host, engine_named(name).here) for name in PLACES}
     assert facts == {"local": (True, True, True), "hosts": (True, False, False), "virtual": (False, True, False)}

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from gbactl.cli import cli
-from gbactl.launch.compose import compose
+from gbactl.launch.hydra_config import compose
 from tests.support.pages import MARKS, ROOT, blocks, commands, files, pages, text_of
 
 LINK = re.compile(r"\]\(<?([^)\s>]+)>?\)")

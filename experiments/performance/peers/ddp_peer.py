@@ -32,7 +32,7 @@ def one(
     from torch_model import FieldTables, Plain, stepping, timed
 
     from gbactl.data.dataset import open_dataset
-    from gbactl.launch.compose import compose
+    from gbactl.launch.hydra_config import compose
 
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
     cfg, dataset = compose(overrides), open_dataset(Path(path))

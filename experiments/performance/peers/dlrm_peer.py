@@ -26,7 +26,7 @@ def one(path: str, overrides: list[str], rank: int, size: int, seconds: float, _
     from torch_model import FieldBags, Plain, stepping, timed
 
     from gbactl.data.dataset import open_dataset
-    from gbactl.launch.compose import compose
+    from gbactl.launch.hydra_config import compose
 
     cfg, dataset = compose(overrides), open_dataset(Path(path))
     model = Plain(cfg, dataset.schema, FieldBags)

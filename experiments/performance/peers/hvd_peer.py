@@ -38,7 +38,7 @@ def one(
     from torch_model import FieldTables, Plain, batch_of, timed
 
     from gbactl.data.dataset import open_dataset
-    from gbactl.launch.compose import compose
+    from gbactl.launch.hydra_config import compose
 
     hvd.init()
     cfg, dataset = compose(overrides), open_dataset(Path(path))

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from gbactl.config_types import Natural, TableRows
+from gbactl.checked_dataclasses import Natural, TableRows
 from gbactl.data.dataset import Batch, Progress, Schema
 from gbactl.data.text_files import (
     BadLines,

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from gbactl.config_types import Days, Natural, TableRows
+from gbactl.checked_dataclasses import Days, Natural, TableRows
 from gbactl.data.dataset import Batch, Progress, Schema
 from gbactl.data.text_files import (
     BadLines,

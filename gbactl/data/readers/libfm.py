@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from gbactl.config_types import Natural
+from gbactl.checked_dataclasses import Natural
 from gbactl.data.dataset import Batch, Progress, Schema
 from gbactl.data.text_files import BadLines, FastPathMismatch, LineBlock, find, is_integer, parse, read_all, table
 from gbactl.data.writer import WrittenArrays, write_all

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from gbactl.config_types import Days, Natural
+from gbactl.checked_dataclasses import Days, Natural
 from gbactl.data.dataset import Batch, Progress, Schema
 from gbactl.data.text_files import BadLines, FastPathMismatch, LineBlock, find, is_integer, parse, read_all, table
 from gbactl.data.writer import WrittenArrays, equal_days, reorder, write_all

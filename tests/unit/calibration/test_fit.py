@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gbactl.calibration.fit import GROUPS, Predict, averaged, fit, predict, scaled
-from gbactl.calibration.local_runs import Observation, ProgressLog
+from gbactl.calibration.measured_runs import Observation, ProgressLog
 from gbactl.config.cost import CostConfig
 from gbactl.data.dataset import Dataset
 from gbactl.simulation.cluster import run_virtual

@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from gbactl.calibration.fit import FittedModel
-from gbactl.calibration.local_runs import Observation
 from gbactl.calibration.measure_and_fit import CalibrationPlan, calibrate, cost_file_text, error_table
+from gbactl.calibration.measured_runs import Observation
 from gbactl.config.cost import CostConfig
 from gbactl.errors import UsageError
-from gbactl.launch.compose import compose, with_cost_file
+from gbactl.launch.hydra_config import compose, with_cost_file
 from tests.support.calibration_runs import MACHINE
 
 COST = replace(MACHINE, name="it's mine", worker_scale=[1.0, 2.5], workers_per_host=4, batch_us=1234.5678)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gbactl.checkpoint.interval_plan import JobCosts, SaveSchedule, bases, expected_pls, full, partial
 from gbactl.checkpoint.ledger import (
     PARTS,
     CostSeconds,
@@ -23,6 +22,7 @@ from gbactl.checkpoint.ledger import (
     by_distribution,
     emulate,
 )
+from gbactl.checkpoint.planning import JobCosts, SaveSchedule, bases, expected_pls, full, partial
 from gbactl.config import FaultsConfig
 from gbactl.errors import ConfigError
 from gbactl.faults.fault_plan import FaultInjector, FaultPlan

@@ -116,7 +116,9 @@ def test_the_version() -> None:
 
 
 def test_composing_imports_no_torch() -> None:
-    code = "import sys; from gbactl.launch.compose import compose; compose(['experiment=smoke']); print(*sys.modules)"
+    code = (
+        "import sys; from gbactl.launch.hydra_config import compose\ncompose(['experiment=smoke']); print(*sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     modules = set(done.stdout.split())
     assert "hydra" in modules and not {"torch", "mlflow", "sklearn", "horovod"} & modules

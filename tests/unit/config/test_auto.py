@@ -8,7 +8,7 @@ import pytest
 
 from gbactl.config import RunConfig, from_dict, to_dict
 from gbactl.errors import ConfigError, UsageError
-from gbactl.launch.compose import compose
+from gbactl.launch.hydra_config import compose
 
 
 def test_it_chooses_between_the_run_s_mode_and_the_other_one_s_file() -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import pytest
 
-from gbactl.checkpoint.interval_plan import VARIANTS
+from gbactl.checkpoint.planning import VARIANTS
 from gbactl.config import RunConfig, from_dict
 from gbactl.data.dataset import open_dataset
 from gbactl.data.source_cache import SOURCES, make_source, options_class, prepare
@@ -18,7 +18,7 @@ from gbactl.errors import ConfigError, DivergedError
 from gbactl.faults.fault_kinds import KINDS, typed
 from gbactl.policies.policy import names, policy_class
 from gbactl.simulation.cluster import run_virtual
-from gbactl.switching.mode_switches import UNITS
+from gbactl.switching.switch_schedule import UNITS
 from tests.support import small_data
 
 EXTREMES = (0, -1, 1e-9, 1e20, 10**20, math.nan, math.inf, -math.inf)

@@ -27,7 +27,7 @@ from gbactl.config import (
 from gbactl.coordinator import event_log
 from gbactl.coordinator.failure_recovery import FATES
 from gbactl.errors import ClusterError, EventLogError, PeerGoneError
-from gbactl.replay.recording import scan
+from gbactl.replay.event_log_scan import scan
 from gbactl.server import shard_server
 from gbactl.server.shard_server import Server
 from gbactl.wire.messages import (
@@ -284,7 +284,7 @@ def test_a_damaged_or_foreign_checkpoint_costs_more(
         path.write_bytes(content)
         return plain(shard, folder, resumed)
 
-    monkeypatch.setattr("gbactl.nodes.node_setup.load_last", load_last)
+    monkeypatch.setattr("gbactl.nodes.role_setup.load_last", load_last)
     told: list[Event] = []
     result = run_in_memory(config("async", every=8), data, tmp_path, told=told)
     adds_up(result)

@@ -15,7 +15,7 @@ from gbactl.coordinator.replica_phases import check_notes, curve, notes_summary,
 from gbactl.coordinator.statistics import LossLimit, Statistics, quantiles
 from gbactl.errors import WireError
 from gbactl.policies import Member, Step
-from gbactl.trainer.replica import ExchangeStatistics
+from gbactl.trainer.dense_replica import ExchangeStatistics
 
 
 def step(number: int, *members: tuple[int, float], samples: int = 10, token: int = 0) -> Step:

@@ -74,7 +74,7 @@ def test_every_config_file_holds_exactly_the_options_of_its_source(name: str) ->
     import dataclasses
 
     from gbactl.data.source_cache import options_class
-    from gbactl.launch.compose import compose
+    from gbactl.launch.hydra_config import compose
 
     composed = compose([f"data={name}"]).data
     options = options_class(name)
@@ -83,7 +83,7 @@ def test_every_config_file_holds_exactly_the_options_of_its_source(name: str) ->
 
 
 def test_frappe_is_a_libfm_preset(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gbactl.launch.compose import compose
+    from gbactl.launch.hydra_config import compose
 
     monkeypatch.setenv("GBACTL_DATA", "/data")
     data = compose(["data=frappe"]).data

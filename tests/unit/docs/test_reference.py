@@ -20,8 +20,8 @@ from gbactl.coordinator.event_log import InfoRecord
 from gbactl.coordinator.state import RunState
 from gbactl.errors import DivergedError
 from gbactl.faults.fault_kinds import KINDS
-from gbactl.launch.compose import compose
-from gbactl.launch.run import train
+from gbactl.launch.hydra_config import compose
+from gbactl.launch.training_run import train
 from gbactl.paths import conf_dir
 from gbactl.wire.messages import BeginPhase
 

@@ -6,7 +6,7 @@ import pytest
 
 from gbactl.engine.preflight import bytes_on, shard_bytes, vector_bytes, vectors, worker_vectors
 from gbactl.errors import ConfigError
-from gbactl.launch.compose import compose
+from gbactl.launch.hydra_config import compose
 
 HOSTS = ["cluster=hosts", "cluster.hosts=[a:4,10.0.0.7:2]", "train.global_batch=1200", "mode=gba"]
 
@@ -14,7 +14,7 @@ HOSTS = ["cluster=hosts", "cluster.hosts=[a:4,10.0.0.7:2]", "train.global_batch=
 def test_there_are_as_many_workers_as_slots() -> None:
     cfg = compose(HOSTS)
     assert (cfg.cluster.workers, cfg.local_batch, cfg.threads) == (6, 200, 1)
-    assert cfg.place.real and not cfg.place.one_host and not cfg.place.here
+    assert cfg.engine.real and not cfg.engine.one_host and not cfg.engine.here
     assert compose([*HOSTS, "cluster.workers=5"]).cluster.workers == 5
 
 

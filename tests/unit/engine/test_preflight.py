@@ -10,8 +10,8 @@ from gbactl.engine import preflight
 from gbactl.engine.bandwidth_probe import LinkMeasurement
 from gbactl.engine.preflight import HostReport, too_few, too_large
 from gbactl.errors import ConfigError
-from gbactl.launch.compose import compose
-from gbactl.launch.run import train
+from gbactl.launch.hydra_config import compose
+from gbactl.launch.training_run import train
 
 HERE = {"gbactl": "0.1.0", "python": "3.11.2", "torch": "2.13.0", "horovod": "0.28.1"}
 

@@ -68,7 +68,7 @@ def test_the_curves_vary_what_the_issue_names(bench: Modules) -> None:
 
 
 def test_every_point_is_a_configuration_that_composes(bench: Modules) -> None:
-    from gbactl.launch.compose import compose
+    from gbactl.launch.hydra_config import compose
 
     shared = bench["ratio_sides"].Bench(Path(), 1000, 1.0)
     for points in bench["curves"].settings().values():

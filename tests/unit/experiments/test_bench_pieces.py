@@ -13,7 +13,7 @@ import pytest
 
 from gbactl.coordinator.event_log import EventLog, GrantRecord, OrderRecord
 from gbactl.wire.auth import Peer, new_key
-from gbactl.wire.event_loop import SocketHub
+from gbactl.wire.socket_hub import SocketHub
 
 Modules = dict[str, ModuleType]
 

@@ -68,7 +68,7 @@ def test_the_sweep_holds_every_variant_with_the_failures_of_its_seed(scripts: An
 @pytest.mark.parametrize("size", ["default", "full", "tiny"])
 def test_real_jobs_lose_a_server_a_worker_and_the_coordinator(scripts: Any, size: str) -> None:
     from gbactl.faults.fault_kinds import parse
-    from gbactl.launch.compose import compose
+    from gbactl.launch.hydra_config import compose
 
     parts = {part.name: part for part in scripts["study"].read_study(FOLDER / "sweep.yaml", size)}
     jobs, plain = (
@@ -100,8 +100,8 @@ def test_the_table_of_real_jobs_holds_every_failure(scripts: Any) -> None:
 
 
 def test_one_cell_of_every_line_composes_to_the_reference_setting(scripts: Any) -> None:
-    from gbactl.checkpoint.interval_plan import costs_of
-    from gbactl.launch.compose import compose
+    from gbactl.checkpoint.planning import costs_of
+    from gbactl.launch.hydra_config import compose
 
     cells = [cell for part in scripts["study"].read_study(FOLDER / "sweep.yaml") for cell in part.cells]
     lines = {scripts["study_results"].options(cell.overrides).get("line", cell.part): cell for cell in cells}

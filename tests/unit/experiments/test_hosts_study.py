@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.launch.compose import compose
+from gbactl.launch.hydra_config import compose
 
 FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "hosts"
 OWN = {"latency_us": 30.0, "bandwidth_gbit": 20.0}

@@ -22,7 +22,7 @@ def scripts() -> dict[str, ModuleType]:
 
 @pytest.mark.parametrize("size", ["default", "full"])
 def test_every_training_is_there_in_both(scripts: Any, size: str) -> None:
-    from gbactl.launch.compose import compose
+    from gbactl.launch.hydra_config import compose
 
     for part in scripts["study"].read_study(FOLDER / "sweep.yaml", size):
         cells = [scripts["study_results"].options(cell.overrides) for cell in part.cells]

@@ -17,7 +17,7 @@ import pytest
 
 from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.config import CheckpointConfig
-from gbactl.launch.compose import compose
+from gbactl.launch.hydra_config import compose
 from gbactl.policies.policy import names, policy_class
 from tests.support import recorded
 

@@ -10,7 +10,7 @@ import yaml
 from gbactl.config import flatten, from_dict, to_dict
 from gbactl.errors import ConfigError
 from gbactl.faults.fault_kinds import ConstantSlowdown, PeriodicSlowdown, RandomSlowdown, WindowSlowdown, parse
-from gbactl.launch.compose import compose
+from gbactl.launch.hydra_config import compose
 from gbactl.paths import conf_dir
 from tests.support.fault_plans import EVERY_KIND
 

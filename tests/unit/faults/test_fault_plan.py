@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gbactl.config import from_dict
 from gbactl.errors import ConfigError
-from gbactl.faults import random_streams
+from gbactl.faults import counter_based_random
 from gbactl.faults.fault_plan import FaultInjector, Injection, choose
 from tests.support.fault_plans import EVERY_KIND, plan
 
@@ -212,10 +212,11 @@ def test_the_mean_time_between_failures_is_met(distribution: str, shape: float |
 
 
 @pytest.mark.parametrize(
-    ("draw", "shape", "deviation"), [(random_streams.weibull, 2.0, 0.5227), (random_streams.gamma, 4.0, 0.5)]
+    ("draw", "shape", "deviation"),
+    [(counter_based_random.weibull, 2.0, 0.5227), (counter_based_random.gamma, 4.0, 0.5)],
 )
 def test_intervals_have_the_spread_of_their_distribution(draw: Any, shape: float, deviation: float) -> None:
-    found = [draw(random_streams.uniform(7, turn), shape) for turn in range(20_000)]
+    found = [draw(counter_based_random.uniform(7, turn), shape) for turn in range(20_000)]
     assert statistics.fmean(found) == pytest.approx(1.0, rel=0.02)
     assert statistics.pstdev(found) == pytest.approx(deviation, rel=0.03)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gbactl.config import from_dict, to_dict
 from gbactl.errors import ConfigError
 from gbactl.faults.load_trace import LoadTrace, read_trace
-from gbactl.launch.compose import compose
+from gbactl.launch.hydra_config import compose
 from tests.support.fault_plans import plan
 
 DAY = [[0.0, 1.0], [2.0, 4.0], [3.0, 1.5]]

@@ -16,9 +16,9 @@ from gbactl.errors import GbactlError, UsageError
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.control import FILE, ControlClient, ControlSocket, ask, mode_with
 from gbactl.wire.auth import Peer
-from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.frames import CLOSED
 from gbactl.wire.messages import Event, TakeBatch
+from gbactl.wire.socket_hub import SocketHub
 
 PROGRESS = {"mode": "gba", "step": 7}
 

@@ -19,7 +19,7 @@ from gbactl.errors import CheckpointError, EventLogError
 from gbactl.launch import resume as resuming
 from gbactl.launch.checkpoint_command import verify_all, whole_rows
 from gbactl.launch.resume import checkpoint_sentence
-from gbactl.replay.recording import scan
+from gbactl.replay.event_log_scan import scan
 from gbactl.wire.messages import Event, Push
 from tests.support import recorded
 from tests.support.deaths import Victim

@@ -12,7 +12,7 @@ import pytest
 
 from gbactl.config import to_dict
 from gbactl.errors import CheckpointError, GbactlError, UsageError
-from gbactl.launch.compose import compose
+from gbactl.launch.hydra_config import compose
 from gbactl.launch.resume import find, group_choices
 from gbactl.paths import conf_dir
 from tests.support.checkpoint_files import POSITION, save, shards_of

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.config_types import build
+from gbactl.checked_dataclasses import build
 from gbactl.errors import ConfigError
 from gbactl.policies import HopBsOptions, make
 from gbactl.policies.hop_bs import WorkerClocks

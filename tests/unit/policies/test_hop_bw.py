@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.config_types import build
+from gbactl.checked_dataclasses import build
 from gbactl.errors import ConfigError
 from gbactl.policies import Drop, HopBwOptions, Step, make
 from tests.support.policy_driver import Driver, phase, run

@@ -206,7 +206,7 @@ def test_policies_know_no_torch_no_numpy_and_no_clock() -> None:
         "__future__", "abc", "collections", "collections.abc", "dataclasses", "heapq", "importlib", "pkgutil",
             "typing",
     }  # fmt: skip
-    known = ("gbactl.policies", "gbactl.errors", "gbactl.config_types")
+    known = ("gbactl.policies", "gbactl.errors", "gbactl.checked_dataclasses")
     assert all(name.startswith(known) for name in imported if "gbactl" in name)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.config_types import build
+from gbactl.checked_dataclasses import build
 from gbactl.errors import ConfigError
 from gbactl.policies import make
 from gbactl.policies.policy import policy_class

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gbactl.coordinator import event_log
-from gbactl.processor import SLOW_BF16, lacks_bf16
+from gbactl.cpu import SLOW_BF16, lacks_bf16
 from tests.support.processes import Launcher, environment, wait_for
 
 SMALL = (

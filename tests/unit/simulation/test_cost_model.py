@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from gbactl.checked_dataclasses import build
 from gbactl.config.cost import CostConfig
-from gbactl.config_types import build
 from gbactl.errors import ConfigError
 from gbactl.paths import conf_dir
 from gbactl.simulation.cost_model import CostModel

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from gbactl.checkpoint.folder import CheckpointFolder
-from gbactl.checkpoint.interval_plan import VARIANTS
+from gbactl.checkpoint.planning import VARIANTS
 from gbactl.checkpoint.restore import arrays_of, load_shard
 from gbactl.config import CheckpointConfig, RunConfig, check, from_dict
 from gbactl.coordinator.state import config_at
 from gbactl.errors import ClusterError, EventLogError
-from gbactl.replay.recording import scan
+from gbactl.replay.event_log_scan import scan
 from gbactl.simulation.process_failures import ServerFailures
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import Event

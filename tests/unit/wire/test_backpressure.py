@@ -8,8 +8,8 @@ import pytest
 
 from gbactl.wire import frames, socket_channel
 from gbactl.wire.auth import Peer
-from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.messages import Ack, TakeBatch, unpack
+from gbactl.wire.socket_hub import SocketHub
 from tests.support.hubs import KEY, SECONDS, SERVER, Pair, noise, while_polling
 
 KILO, MEGA = 1 << 10, 1 << 20

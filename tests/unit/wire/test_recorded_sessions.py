@@ -11,8 +11,8 @@ import pytest
 
 from gbactl.errors import WireError
 from gbactl.wire import auth, frames
-from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.messages import Ack, TakeBatch
+from gbactl.wire.socket_hub import SocketHub
 from tests.support.hubs import KEY, SECONDS, SERVER, WORKER, Pair, noise, while_polling
 from tests.support.relays import Relay
 

@@ -13,9 +13,9 @@ import pytest
 
 from gbactl.errors import WireError
 from gbactl.wire import auth, frames, tls
-from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.listener import UNIX
 from gbactl.wire.messages import Ack, Event, TakeBatch, unpack
+from gbactl.wire.socket_hub import SocketHub
 from gbactl.wire.tls import CHANGED, STRANGE, TlsContexts
 from tests.support.hubs import KEY, SECONDS, SERVER, WORKER, Pair, noise, while_polling
 from tests.support.relays import Relay

@@ -10,7 +10,7 @@ import pytest
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import Abandon, BeginPhase, Granted, Inspect, Inspected, PrefetchHint, Stop, TakeBatch, decode
 from gbactl.worker.client import BatchSource, WorkerClient
-from gbactl.worker.state_machine import BatchInProgress
+from gbactl.worker.worker_core import BatchInProgress
 from tests.support.in_memory import MemoryChannel, MemoryHub
 
 

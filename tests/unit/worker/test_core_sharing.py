@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from gbactl.cpu import sharing
 from gbactl.kernels.build import find_library
-from gbactl.processor import sharing
 from gbactl.worker import core_sharing
 from gbactl.worker.core_sharing import CoreAssignment, CoreSlots, UnsharedCore, join, open_board
 from tests.support.processes import wait_for

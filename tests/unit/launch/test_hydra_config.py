@@ -10,7 +10,7 @@ import yaml
 
 from gbactl.config import ModeConfig, RunConfig, flatten, to_dict
 from gbactl.errors import UsageError
-from gbactl.launch.compose import compose, known_keys, mode_file
+from gbactl.launch.hydra_config import compose, known_keys, mode_file
 from gbactl.paths import conf_dir
 from gbactl.policies.policy import names, policy_class
 

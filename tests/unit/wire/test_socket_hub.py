@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from gbactl.errors import WireError
 from gbactl.wire import auth, frames, shared_memory
-from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.messages import Ack, TakeBatch, kind_of, pack, unpack
 from gbactl.wire.socket_channel import ATTACH, ATTACHED
+from gbactl.wire.socket_hub import SocketHub
 from tests.support.hubs import KEY, SECONDS, SERVER, SLOT, WORKER, Pair, noise, while_polling
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.faults.random_streams import DISTRIBUTIONS, exponential, key_of, lognormal, pareto, uniform
+from gbactl.faults.counter_based_random import DISTRIBUTIONS, exponential, key_of, lognormal, pareto, uniform
 
 WORDS = st.integers(0, 2**64 - 1)
 

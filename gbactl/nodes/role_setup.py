@@ -15,17 +15,17 @@ from gbactl.config.shard_layout import shard_spec
 from gbactl.coordinator.membership import BEAT_SECONDS, beat
 from gbactl.coordinator.rounds import samples_of, spare_bytes
 from gbactl.coordinator.state import JournalState, kept
+from gbactl.cpu import vectors
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.faults.slowdown import ServerSlowdown
 from gbactl.kernels.native import flush
-from gbactl.processor import vectors
 from gbactl.server.checkpoint_writer import saver_of
 from gbactl.server.shard_server import load_last
 from gbactl.store.shard import Shard
 from gbactl.wire.auth import Peer
 from gbactl.wire.bootstrap import Bootstrap, await_dense
 from gbactl.wire.channel import Channel, Hub
-from gbactl.wire.compression import narrowed
+from gbactl.wire.half_precision_transport import narrowed
 from gbactl.wire.listener import local
 from gbactl.wire.messages import CheckpointLoaded, Hello, Ready
 from gbactl.wire.reconnecting import ReconnectingHub
@@ -61,7 +61,7 @@ def _version(package: str) -> str:
 def run_coordinator(boot: Bootstrap) -> None:
     """Run the coordinator of a run in this process."""
     from gbactl.coordinator.message_loop import Coordinator
-    from gbactl.wire.event_loop import SocketHub
+    from gbactl.wire.socket_hub import SocketHub
 
     listener = socket.socket(fileno=boot.listener)
     hub: Hub = SocketHub(bytes.fromhex(boot.key), boot.peer, listener=listener, **of_hub(boot.cfg))
@@ -96,7 +96,7 @@ def wrapped_hub(hub: Hub, cfg: RunConfig, me: Peer) -> Hub:
 def run_server(boot: Bootstrap) -> None:
     """Run a server on sockets: connect, build or load the shard, serve until stopped."""
     from gbactl.server.shard_server import Server
-    from gbactl.wire.event_loop import SocketHub
+    from gbactl.wire.socket_hub import SocketHub
 
     cfg = boot.cfg
     where = local(boot.host or cfg.cluster.bind, cfg.cluster.transport)
@@ -155,7 +155,7 @@ def _shard_again(boot: Bootstrap, dataset: Dataset) -> tuple[Shard, Ready | Chec
 
 def run_worker(boot: Bootstrap) -> None:
     """Run a worker on sockets."""
-    from gbactl.wire.event_loop import SocketHub
+    from gbactl.wire.socket_hub import SocketHub
 
     cfg = boot.cfg
     hub = SocketHub(bytes.fromhex(boot.key), boot.peer, **of_hub(cfg))

@@ -19,6 +19,7 @@ from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.coordinator.rounds import rounds
 from gbactl.coordinator.run_record import METRICS, by_round
 from gbactl.coordinator.switch_plan import AUTO_FILE
+from gbactl.cpu import SLOW_BF16, lacks_bf16
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.source_cache import prepare
 from gbactl.engine.base import RunProcesses, engine_of
@@ -27,7 +28,7 @@ from gbactl.engine.preflight import check_collective, check_memory, too_few
 from gbactl.engine.signals import NOTHING, StopRequest, asked, deferred, look, patient, stoppable
 from gbactl.errors import ClusterError, GbactlError, NoRoomError, Stopped, UsageError
 from gbactl.faults.cpu_hogs import CpuHogs
-from gbactl.faults.observed_effects import fault_lines, fault_metrics, with_injected
+from gbactl.faults.measured_effects import fault_lines, fault_metrics, with_injected
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.control import ControlSocket
 from gbactl.launch.progress import ProgressDisplay, unit_of
@@ -42,8 +43,7 @@ from gbactl.launch.supervision import (
     switch_known,
 )
 from gbactl.paths import room_needed
-from gbactl.processor import SLOW_BF16, lacks_bf16
-from gbactl.switching.mode_switches import answer, legend, listed, located, mode_id
+from gbactl.switching.switch_schedule import answer, legend, listed, located, mode_id
 from gbactl.tracking.final_metrics import (
     failed_in_short,
     failure_metrics,
@@ -55,8 +55,8 @@ from gbactl.tracking.final_metrics import (
 from gbactl.tracking.mlflow_connection import tracking_uri
 from gbactl.tracking.tracked_run import TrackedRun
 from gbactl.wire.auth import Peer, new_key
-from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.messages import Event, unpack
+from gbactl.wire.socket_hub import SocketHub
 
 EXIT_SECONDS = 15.0
 CAUSE_SECONDS = 3.0
@@ -78,7 +78,7 @@ def train(cfg: RunConfig) -> dict[str, Any]:
 
 def train_switching(overrides: list[str]) -> None:
     """Run one training like `train`, but require a switch schedule. Raises UsageError without one."""
-    from gbactl.launch.compose import run_hydra
+    from gbactl.launch.hydra_config import run_hydra
 
     def job(cfg: RunConfig) -> Any:
         if not cfg.switch.schedule and not cfg.candidates:
@@ -93,11 +93,11 @@ def train_switching(overrides: list[str]) -> None:
 
 def _train(cfg: RunConfig) -> dict[str, Any]:
     check_collective(cfg)
-    if cfg.place.real:
+    if cfg.engine.real:
         open_fork_server()
     else:
         close_fork_server()
-    show = ProgressDisplay(unit_of(cfg.place.clock))
+    show = ProgressDisplay(unit_of(cfg.engine.clock))
     hogs = CpuHogs(cfg.fault_plan(), cfg.pinned)
     path = prepare(cfg.data, show.step)
     show.clear()
@@ -110,7 +110,7 @@ def _train(cfg: RunConfig) -> dict[str, Any]:
     show.say(_headline(cfg, dataset))
     if warning := too_few(cfg, {part.label: dataset.splits[part.split].rows for part in plan}):
         show.say(f"Warning: {warning}")
-    if cfg.precision == "bf16" and cfg.place.one_host and lacks_bf16():
+    if cfg.precision == "bf16" and cfg.engine.one_host and lacks_bf16():
         show.say(f"  {SLOW_BF16}")
     with run_dirs.lock(run_dir):
         job.begin(run_dir, cfg)
@@ -125,7 +125,7 @@ def _train(cfg: RunConfig) -> dict[str, Any]:
 
 
 def _headline(cfg: RunConfig, dataset: Dataset) -> str:
-    modelled = "" if cfg.place.real else f"virtual cluster ({cfg.cost.name}), "
+    modelled = "" if cfg.engine.real else f"virtual cluster ({cfg.cost.name}), "
     return (
         f"{modelled}mode {cfg.mode.name}: {cfg.cluster.workers} workers, {cfg.cluster.servers} servers, "
         f"G {cfg.train.global_batch}, local batch {cfg.local_batch}, M {cfg.gradients_per_step}, "
@@ -470,11 +470,11 @@ class LaunchedRun:
         """Return the name of the all-reduce implementation; None if no phase has an all-reduce."""
         if not self.cfg.collects:
             return None
-        return self.cfg.collective.name if self.cfg.place.real else "modelled"
+        return self.cfg.collective.name if self.cfg.engine.real else "modelled"
 
     def _clock(self) -> dict[str, Any]:
         """Return the fields on the clock in the result; `virtual_seconds` is None in real time."""
-        return {"clock": self.cfg.place.clock, "virtual_seconds": None}
+        return {"clock": self.cfg.engine.clock, "virtual_seconds": None}
 
     def _plots(self, result: dict[str, Any]) -> list[Path]:
         from gbactl.report.plots import curves_of, plot

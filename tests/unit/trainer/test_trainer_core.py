@@ -11,7 +11,7 @@ from gbactl.errors import WireError
 from gbactl.store.dense import DenseBlock, DenseSpec
 from gbactl.store.optimizers import OptimizerSpec
 from gbactl.trainer.exchange import CentreSlices
-from gbactl.trainer.trainer_phase import TrainerCore
+from gbactl.trainer.trainer_core import TrainerCore
 from gbactl.wire.frames import Bytes
 from gbactl.wire.messages import DenseSaved, EasgdCentre, EasgdUpdate, OpenReplicas
 

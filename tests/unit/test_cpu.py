@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gbactl import processor
+from gbactl import cpu
 from gbactl.doctor import check_bf16
 
 ZEN4 = "model name\t: AMD EPYC\nflags\t\t: fpu sse4_1 fma avx avx2 avx512f avx512_bf16 sha_ni\n\nflags\t\t: other\n"
@@ -30,21 +30,21 @@ def test_what_is_made_of_it(tmp_path: Path, told: str | None, lacks: bool, wides
     path = tmp_path / "cpuinfo"
     if told is not None:
         path.write_text(told)
-    assert processor.lacks_bf16(path) is lacks
-    assert processor.widest(path) == widest
-    assert processor.vectors(path) == vectors
+    assert cpu.lacks_bf16(path) is lacks
+    assert cpu.widest(path) == widest
+    assert cpu.vectors(path) == vectors
 
 
 @pytest.mark.parametrize(("told", "name"), [(ZEN4, "AMD EPYC"), (GRAVITON, ""), ("", "")])
 def test_what_it_is_called(tmp_path: Path, told: str, name: str) -> None:
     path = tmp_path / "cpuinfo"
     path.write_text(told)
-    assert processor.model(path) == name
+    assert cpu.model(path) == name
 
 
 @pytest.mark.parametrize("lacks", [True, False])
 def test_the_doctor_tells_of_it(monkeypatch: pytest.MonkeyPatch, lacks: bool) -> None:
-    monkeypatch.setattr(processor, "lacks_bf16", lambda: lacks)
+    monkeypatch.setattr(cpu, "lacks_bf16", lambda: lacks)
     check = check_bf16()
     assert check.ok is not lacks and not check.essential
     assert ("nothing for bf16" in check.found) is lacks

@@ -10,7 +10,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal
 
-from gbactl.config_types import Bounds, Count, Interval, Natural, Seconds, SomeShare
+from gbactl.checked_dataclasses import Bounds, Count, Interval, Natural, Seconds, SomeShare
 from gbactl.errors import ConfigError
 
 PARTIAL = ("cpr", "cpr_scar", "cpr_mfu", "cpr_ssu")

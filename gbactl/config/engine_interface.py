@@ -1,8 +1,8 @@
-"""Interface of a place: where a run's processes are (on this host, on several hosts, or simulated).
+"""Interface of an engine, which runs a run's processes: on this host, on several hosts, or simulated.
 
-A place answers what is possible there, so that no code tests its name. It is the constant PLACE of
+An engine says what is possible in it, so that no code tests its name. It is the constant ENGINE of
 gbactl/engine/NAME.py, beside conf/cluster/NAME.yaml. The module is loaded by its name, as the configuration is a layer
-below the engines; a new place changes no file here. Such a module imports its launching code only when it starts
+below the engines; a new engine changes no file here. Such a module imports its launching code only when it starts
 processes (see engine/base.py), so that every process can load it.
 """
 
@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from gbactl.checked_dataclasses import build
 from gbactl.config.groups import ClusterConfig
-from gbactl.config_types import build
 from gbactl.errors import ConfigError
 from gbactl.paths import conf_dir
 
@@ -26,17 +26,17 @@ ENGINES = "gbactl.engine"
 
 
 @dataclass(frozen=True)
-class PlaceOptions:
-    """Options of one place, beside the keys of `cluster` that all places have.
+class EngineOptions:
+    """Options of one engine, beside the keys of `cluster` that all engines have.
 
-    A place with keys of its own in conf/cluster/NAME.yaml subclasses this."""
+    An engine with keys of its own in conf/cluster/NAME.yaml subclasses this."""
 
 
-class Place:
-    """Place of a run's processes: as real processes on this host, unless a subclass overrides that."""
+class EngineInterface:
+    """Engine of a run: real processes on this host, unless a subclass overrides that."""
 
-    #: dataclass of the options of this place
-    Options: ClassVar[type[PlaceOptions]] = PlaceOptions
+    #: dataclass of the options of this engine
+    Options: ClassVar[type[EngineOptions]] = EngineOptions
 
     #: whether its processes are real; else they and their time are simulated in this process
     real: ClassVar[bool] = True
@@ -57,8 +57,8 @@ class Place:
         """Return the default number of workers; None if `cluster` must give it."""
         return None
 
-    def options(self, cluster: ClusterConfig) -> PlaceOptions:
-        """Build the options of this place. Raises ConfigError for an unknown key or an invalid value."""
+    def options(self, cluster: ClusterConfig) -> EngineOptions:
+        """Build the options of this engine. Raises ConfigError for an unknown key or an invalid value."""
         common = [f.name for f in dataclasses.fields(ClusterConfig) if f.name != "options"]
 
         def unknown(strange: list[str], own: list[str]) -> str:
@@ -76,12 +76,12 @@ class Place:
 
 
 @functools.cache
-def place_of(name: str) -> Place:
-    """Return the place that `cluster=NAME` selects. Raises ConfigError with the valid names."""
+def engine_named(name: str) -> EngineInterface:
+    """Return the engine that `cluster=NAME` selects. Raises ConfigError with the valid names."""
     module = f"{ENGINES}.{name}"
     if name.isidentifier() and importlib.util.find_spec(module) is not None:
-        found = getattr(importlib.import_module(module), "PLACE", None)
-        if isinstance(found, Place):
+        found = getattr(importlib.import_module(module), "ENGINE", None)
+        if isinstance(found, EngineInterface):
             return found
     known = sorted(path.stem for path in (conf_dir() / "cluster").glob("*.yaml"))
     raise ConfigError(f"cluster={name} is not known; type cluster= one of: {', '.join(known)}.")

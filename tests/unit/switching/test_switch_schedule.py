@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gbactl.errors import ConfigError, GbactlError
-from gbactl.launch.compose import compose
+from gbactl.launch.hydra_config import compose
 from gbactl.policies.policy import names
-from gbactl.switching.mode_switches import (
+from gbactl.switching.switch_schedule import (
     ScheduleEntry,
     answer,
     each_mode,

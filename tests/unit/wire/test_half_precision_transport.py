@@ -12,11 +12,11 @@ import pytest
 from gbactl.config import CollectiveConfig, RunConfig, TransportConfig, check
 from gbactl.errors import ConfigError
 from gbactl.kernels.half_precision import CODECS, rounded
-from gbactl.nodes.node_setup import wrapped_hub
+from gbactl.nodes.role_setup import wrapped_hub
 from gbactl.replay.replay_run import replay, sentence
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
-from gbactl.wire.compression import HalfPrecisionHub, narrowed
+from gbactl.wire.half_precision_transport import HalfPrecisionHub, narrowed
 from gbactl.wire.messages import (
     DenseState,
     EasgdCentre,

@@ -22,7 +22,7 @@ from gbactl.store.dense import Cut, held
 from gbactl.wire.channel import NO_BYTES
 from gbactl.wire.messages import Rows
 from gbactl.worker.loop import dropout_key
-from gbactl.worker.state_machine import BatchInProgress
+from gbactl.worker.worker_core import BatchInProgress
 
 
 def answer_of(item: BatchInProgress, shard: int) -> PullAnswer:

@@ -25,7 +25,7 @@ from yaml import YAMLError
 
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
 from gbactl.config.cost import CostConfig
-from gbactl.config.engine_capabilities import place_of
+from gbactl.config.engine_interface import engine_named
 from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.faults.load_trace import with_traces
 from gbactl.launch.resume import group_choices, resumed
@@ -183,8 +183,8 @@ def _keys(path: Path, group: str) -> list[str]:
 
 
 def known_keys() -> list[str]:
-    """List all valid configuration keys, including those of single modes and places."""
-    places = [place_of(path.stem) for path in (conf_dir() / "cluster").glob("*.yaml")]
+    """List all valid configuration keys, including those of single modes and engines."""
+    engines = [engine_named(path.stem) for path in (conf_dir() / "cluster").glob("*.yaml")]
     own = {f"mode.{field.name}" for name in names() for field in dataclasses.fields(policy_class(name).Options)}
-    own |= {f"cluster.{field.name}" for place in places for field in dataclasses.fields(place.Options)}
+    own |= {f"cluster.{field.name}" for engine in engines for field in dataclasses.fields(engine.Options)}
     return [*sorted(own | {key for key in flatten(to_dict(RunConfig())) if key != "data"}), "data.*"]

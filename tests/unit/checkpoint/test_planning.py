@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.checkpoint.interval_plan import (
+from gbactl.checkpoint.ledger import PlsCounter
+from gbactl.checkpoint.planning import (
     JobCosts,
     SaveSchedule,
     bases,
@@ -23,7 +24,6 @@ from gbactl.checkpoint.interval_plan import (
     partial,
     save_schedule_of,
 )
-from gbactl.checkpoint.ledger import PlsCounter
 from gbactl.config import CheckpointConfig
 from gbactl.errors import ConfigError
 

@@ -116,7 +116,7 @@ def _summed(run: RunConfig, *cfgs: RunConfig) -> None:
             f"A run with phases of mode={replicas[0]} cannot be replayed: its replicas meet when they meet. Its "
             f"accounting and checksums in result.json check it instead; runs of {_replayed()} can be replayed."
         )
-    known = not run.place.real or run.collective.name == "shm" or run.processes <= 2
+    known = not run.engine.real or run.collective.name == "shm" or run.processes <= 2
     summed = [mode.name for mode in modes if mode.collective]
     if summed and not known:
         raise EventLogError(

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gbactl.config import RunConfig
+from gbactl.cpu import available_cores
 from gbactl.data.dataset import Dataset
 from gbactl.errors import ClusterError
 from gbactl.faults.cpu_hogs import CpuHogs
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import ProgressDisplay
-from gbactl.launch.run import LaunchedRun
-from gbactl.processor import available_cores
+from gbactl.launch.training_run import LaunchedRun
 from gbactl.wire.messages import Event
 
 NODE = re.compile(r"pid (\d+)")

@@ -35,7 +35,7 @@ from gbactl.wire.messages import (
     Takeover,
     WorkerState,
 )
-from gbactl.worker.state_machine import (
+from gbactl.worker.worker_core import (
     BatchComplete,
     BatchInProgress,
     CheckForWork,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.launch.compose import compose
-from gbactl.launch.run import train
+from gbactl.launch.hydra_config import compose
+from gbactl.launch.training_run import train
 from gbactl.tracking.mlflow_connection import connect, tracking_uri
 
 

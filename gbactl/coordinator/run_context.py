@@ -156,7 +156,7 @@ class RunContext:
             self.journal.note(self.log)
 
     def save_standstill(self, stage: str, number: int, rest: Any = (), inside: bool = False) -> None:
-        """Save the run's state between batches: round `number` is at `stage`, with the sample ranges `rest` untrained."""
+        """Save the run's state while no batch is in flight; `rest`: untrained sample ranges of round `number`."""
         if not self.journal.on:
             return
         self.log.flush()

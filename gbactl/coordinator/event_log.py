@@ -84,7 +84,7 @@ class JoinedRecord(NamedTuple):
 
 
 class StopRecord(NamedTuple):
-    """Event log record: a phase was ordered to end before a given batch, because the mode will be switched."""
+    """Event log record: a phase was ordered to end before a given batch, for a switch, successor or rollback."""
 
     batch: int
 

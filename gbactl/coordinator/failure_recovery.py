@@ -108,7 +108,7 @@ class WorkerRecovery:
         run.tell("inject", {"kind": injection.kind, "process": injection.process, **told})
 
     def look_for_successors(self) -> None:
-        """Admit waiting successors of workers, or end the phase so that they can be admitted."""
+        """Admit ready successors of failed workers, or end the phase so that they can be admitted."""
         run = self.run
         if not run.members.settled or run.stopped:
             return
@@ -238,7 +238,7 @@ class ServerRecovery:
     # -- failures -----------------------------------------------------------------------------------
 
     def look(self) -> list[int]:
-        """End a phase if a rollback is pending. Returns the shards whose servers have been silent for too long.
+        """End the phase if a rollback is pending. Returns the shards whose servers have been silent for too long.
 
         Raises ClusterError where a failed server gets no successor in time."""
         run = self.run

@@ -269,7 +269,7 @@ class LivePhase:
             raise WireError(f"versions {list(rows)} and {list(dense)} at step {self.policy.step}")
 
     def stop(self, batch: int = 0) -> None:
-        """End the phase for a switch: before the given batch or, if none is given, as soon as possible."""
+        """End the phase early (for a switch, successor or rollback): before `batch` or, if 0, as soon as possible."""
         self._do(StopRecord(batch))
         self.stop_at, self.stopped = None, self.clock.now()
         self.serve()

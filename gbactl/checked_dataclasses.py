@@ -88,7 +88,7 @@ def _unknown_keys(path: str) -> Unknown:
 
 
 def expect(key: str, value: Any, hint: Any, default: Any = dataclasses.MISSING) -> None:
-    """Raise ConfigError unless `value` fits a field's annotation; the error shows `default` as an example."""
+    """Raise ConfigError unless `value` fits the type annotation `hint`; the error shows `default` as an example."""
     if not matches(value, hint):
         example = "" if default is dataclasses.MISSING else f"; type for instance {key}={_typed(default)}"
         raise ConfigError(f"{key}={value!r} is not {shown(hint)}{example}.")

@@ -28,7 +28,7 @@ _ATTRIBUTES = struct.Struct("<IIQiIQQQII")
 
 @functools.cache
 def _told(path: Path) -> dict[str, str]:
-    """Read the fields of the first core from a cpuinfo file; {} if the file does not exist."""
+    """Read the fields of the first core from the file `path` (/proc/cpuinfo); {} if the file does not exist."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -73,7 +73,7 @@ def available_cores() -> list[int]:
 
 
 def sharing(workers: int, cores: list[int]) -> list[int]:
-    """Assign a core to each worker that must share one; empty if no core is shared, or not equally."""
+    """Assign cores to workers if there are more workers than cores; empty if no core is shared, or not equally."""
     count = len(cores)
     if not sys.platform.startswith("linux") or workers <= count or workers % count:
         return []
@@ -94,6 +94,6 @@ def ask_for_long_slices(milliseconds: float) -> bool:
 
 
 def settle_garbage() -> None:
-    """Exclude all existing objects (libraries, models) from later garbage collections."""
+    """Exclude all existing Python objects (libraries, models) from later garbage collections."""
     gc.collect()
     gc.freeze()

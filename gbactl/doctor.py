@@ -141,7 +141,7 @@ def check_tracking() -> Check:
 
 
 def check_compiler() -> Check:
-    """Check for a C++ compiler, which only the installation needs."""
+    """Check for a C++ compiler, which is needed only at installation."""
     from gbactl.install.horovod import find_compiler
 
     path = find_compiler()
@@ -150,7 +150,7 @@ def check_compiler() -> Check:
 
 
 def check_cmake() -> Check:
-    """Check for cmake, which only the building of Horovod needs."""
+    """Check for cmake, which is needed only to build Horovod."""
     from gbactl.install.horovod import OLDEST_CMAKE, cmake_version
 
     version = cmake_version("cmake")

@@ -13,7 +13,7 @@ class GbactlError(Exception):
 
 
 class Stopped(BaseException):
-    """Stop of the program by the signal `number`.
+    """Raised when signal `number` stops the program.
 
     `told`: the outcome of what was stopped, as the second half of a sentence.
     """
@@ -46,11 +46,11 @@ class ClusterError(GbactlError):
 
 
 class PeerGoneError(ClusterError):
-    """Consequence of another process's failure, which that process reports itself."""
+    """Error of a process that only noticed another process's failure, which that process reports itself."""
 
 
 class DivergedError(GbactlError):
-    """Divergence: parameters that are infinite or NaN."""
+    """Divergence of training: parameters that are infinite or NaN."""
 
 
 class NoRoomError(GbactlError):
@@ -74,7 +74,7 @@ class EventLogError(GbactlError):
 
 
 class TornLogError(EventLogError):
-    """Event log that ends within a record."""
+    """Event log that ends within a record, as after a crash."""
 
 
 class CheckpointError(GbactlError):

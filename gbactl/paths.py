@@ -32,7 +32,7 @@ def take_room(fd: int, size: int) -> None:
 
 @contextlib.contextmanager
 def room_needed(path: Path) -> Iterator[None]:
-    """Raise NoRoomError in place of a full disk's OSError inside this context; `path`: the file or folder written."""
+    """Context that raises NoRoomError in place of a full disk's OSError; `path`: the file or folder written."""
     try:
         yield
     except OSError as error:

@@ -237,7 +237,7 @@ class CheckpointFolder:
         raise CheckpointError(f"{self.path} holds no complete checkpoint.")
 
     def keep(self, count: int) -> list[str]:
-        """Remove all but the newest `count` checkpoints, what they build on, and one in progress.
+        """Remove all checkpoints except the newest `count`, those they build on, and one being written.
 
         Returns the names of those removed."""
         names = self.names()
@@ -265,14 +265,14 @@ class CheckpointFolder:
         shutil.rmtree(trash, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove incomplete checkpoints; no checkpoint may be in progress."""
+        """Remove incomplete checkpoints; call it only while no checkpoint is being written."""
         for path in list(self.path.iterdir()) if self.path.is_dir() else []:
             half = CUT.fullmatch(path.name) and not (path / MANIFEST).exists()
             if half or path.name.startswith(TRASH):
                 shutil.rmtree(path, ignore_errors=True)
 
     def begin(self, number: int) -> Path:
-        """Create the folder of a new checkpoint, still without a manifest. Raises OSError."""
+        """Create the folder of a new checkpoint, without a manifest. Raises OSError."""
         path = self.path / cut_name(number)
         path.mkdir(parents=True)
         return path
@@ -284,7 +284,7 @@ def number_of(name: str) -> int:
 
 
 def loaded_by(part: Part, cut: Manifest) -> list[FileEntry]:
-    """Return the files of a checkpoint that a shard loads.
+    """Return the files of a checkpoint that a shard has to load.
 
     These are its own file and the dense parameters', or all files where the number of shards differs."""
     if part is None or part[1] != cut.shards:

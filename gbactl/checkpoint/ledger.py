@@ -27,7 +27,7 @@ PARTS = ("saving", "loading", "rescheduling", "again")
 
 @dataclass
 class PlsCounter:
-    """Portion of lost samples (PLS) of each shard in a job of `samples` samples on `shards` shards.
+    """Portion of lost samples (PLS) of each of `shards` shards in a job that trains on `samples` samples.
 
     Every `at` is a number of samples finished so far in the job. `saved_at`: for each shard, samples finished at its
     last save; `of`: each shard's PLS."""
@@ -47,7 +47,7 @@ class PlsCounter:
         self.saved_at = [max(at, before) for before in self.saved_at]
 
     def lost(self, shard: int, at: int) -> float:
-        """Count a shard's return to its checkpoint when `at` samples are finished; returns the increase of the PLS.
+        """Count a shard's return to its checkpoint after `at` finished samples; return the increase of the PLS.
 
         That is (samples since) / (samples N). The shard counts from `at` from then on, so that a sample is lost only
         once."""
@@ -57,7 +57,7 @@ class PlsCounter:
         return grown
 
     def missed(self, shard: int, samples: int) -> float:
-        """Count `samples` samples whose gradient slices a failed shard never applied; returns the PLS's increase."""
+        """Count `samples` samples whose gradient slices a failed shard never applied; return the PLS's increase."""
         grown = samples / (self.samples * self.shards)
         self.of[shard] += grown
         return grown
@@ -103,7 +103,7 @@ class UpdateCounter:
         return undone
 
     def again(self) -> None:
-        """Discard all unsaved and lost row updates after a full recovery, as they are done again and count once."""
+        """Reset unsaved and lost row updates after a full recovery, which repeats them, so that each counts once."""
         for shard, undone in enumerate(self.pending):
             self.applied_on[shard] -= undone + self.lost_on[shard]
             self.pending[shard] = self.lost_on[shard] = 0
@@ -184,12 +184,12 @@ class UnsavedWork:
             self.updates.saved(shard, count)
 
     def lost(self, shard: int, finished: int) -> ServerFailureLoss:
-        """Count the loss of a shard that alone goes back to its checkpoint when `finished` samples are finished."""
+        """Count the loss when one shard alone returns to its checkpoint after `finished` finished samples."""
         samples = max(0, finished - self.pls.saved_at[shard])
         return ServerFailureLoss(samples, self.pls.lost(shard, finished), self.updates.lost(shard))
 
     def older(self, shard: int, step: int) -> ServerFailureLoss:
-        """Count the additional loss of a shard that had to load an older checkpoint, that of step `step`.
+        """Count the additional loss of a shard whose newest valid checkpoint is an older one, that of step `step`.
 
         Its row updates are not known."""
         found = [samples for at, samples in self.saves if at == step]
@@ -222,13 +222,13 @@ class CostSeconds:
         return self.saving + self.loading + self.rescheduling + self.again
 
     def save(self, costs: JobCosts, part: float) -> float:
-        """Add the cost of a save of the share `part` of all data; returns its seconds."""
+        """Add the cost of saving the fraction `part` of all data; return its seconds."""
         seconds = costs.save * part
         self.saving += seconds
         return seconds
 
     def one_back(self, costs: JobCosts) -> float:
-        """Add the cost of recovering one server alone; returns the seconds until it is ready."""
+        """Add the cost of a partial recovery (one server); return the seconds until the server is ready."""
         self.alone += 1
         return self._returned(costs.load / costs.servers, costs.reschedule)
 
@@ -247,7 +247,7 @@ class CostSeconds:
         return load + reschedule
 
     def told(self, seconds: float) -> dict[str, Any]:
-        """Encode the costs for result.json; `seconds`: duration of the whole job.
+        """Encode the costs of saves and recoveries for result.json; `seconds`: duration of the whole job.
 
         Shares are of the job without all these costs, T in the equations."""
         job = seconds - self.total

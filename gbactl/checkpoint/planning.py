@@ -59,7 +59,7 @@ class CostEstimate:
     expected_pls: float
 
     def told(self) -> dict[str, Any]:
-        """Encode the estimate as a dictionary for result.json."""
+        """Encode the cost estimate as a dictionary for result.json."""
         return asdict(self)
 
     @property
@@ -105,7 +105,7 @@ def estimate(
 
 @dataclass(frozen=True)
 class SaveSchedule:
-    """Schedule of a job's checkpoint saves: how often, and what each of them contains.
+    """Schedule of a job's checkpoint saves: their interval, and which rows each of them contains.
 
     `parts`: saves in an interval (1/r where rows are chosen, else 1). `every_steps`: steps in an interval, where it is
     configured in steps. A whole save comes every `base_every` intervals (0: never, but for the last)."""
@@ -197,12 +197,12 @@ class JobCosts:
 
 
 def full(costs: JobCosts, interval: float) -> float:
-    """Compute the overhead of full recovery, where all servers go back: O_s T/T_s + (O_l + O_r + T_s/2) T/T_f."""
+    """Compute the overhead of full recovery (all servers reload): O_s T/T_s + (O_l + O_r + T_s/2) T/T_f."""
     return _saves(costs, interval) + (costs.load + costs.reschedule + interval / 2) * costs.failures
 
 
 def partial(costs: JobCosts, interval: float) -> float:
-    """Compute the overhead of partial recovery, where one server goes back: O_s T/T_s + (O_l/N + O_r) T/T_f.
+    """Compute the overhead of partial recovery (one server reloads): O_s T/T_s + (O_l/N + O_r) T/T_f.
 
     Nothing is computed again."""
     return _saves(costs, interval) + (costs.load / costs.servers + costs.reschedule) * costs.failures
@@ -215,7 +215,7 @@ def _saves(costs: JobCosts, interval: float) -> float:
 
 
 def bases(costs: JobCosts, interval: float, parts: int, every: int) -> float:
-    """Compute the cost of whole saves under partial recovery, gbactl's addition to the published equations.
+    """Compute the cost of whole saves under partial recovery, an addition of gbactl to the published equations.
 
     It is (1 - 1/parts) O_s floor(T / (every T_s)). Each of the `parts` saves in an interval has a part of the rows;
     the last one in `every` intervals has all of them (0: never); see SaveSchedule."""

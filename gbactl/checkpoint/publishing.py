@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Publication:
-    """Publication of one checkpoint, which the constructor starts in a thread.
+    """Publication of one checkpoint in a thread that the constructor starts.
 
     `dense`: the tensors that workers sent, if any. `keep`: checkpoints to keep. `spare`: bytes that the dense file
     leaves free on the disk. `inline`: run within the constructor, without a thread."""
@@ -48,7 +48,7 @@ class Publication:
 
     @property
     def over(self) -> bool:
-        """Whether the publication has ended; `error` is then "" or the reason of a failure."""
+        """Whether the publication has ended; afterwards `error` is the reason of its failure, or ""."""
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self, seconds: float) -> None:
@@ -122,7 +122,7 @@ class ReplicaMean:
         self._count, self._step, self._params = self._count + 1, max(self._step, step), params
 
     def forget(self, worker: int) -> None:
-        """Take a failed trainer off the trainers whose replicas are awaited."""
+        """Remove a failed trainer from the trainers whose replicas the mean still needs."""
         self.due.discard(worker)
 
     def tensors(self, optimizer: str) -> dict[str, NDArray[Any]] | None:

@@ -169,7 +169,7 @@ def load_newest(shard: Shard, folder: CheckpointFolder, refused: Callable[[str],
 
 
 def _load_own(block: DenseBlock, chain: CheckpointChain, spec: ShardSpec) -> None:
-    """Load a shard's dense slice from the shard's own file or, if that has none, from the whole vector."""
+    """Load a shard's dense slice from its own checkpoint file or, if that has none, from the whole dense vector."""
     same = chain.last.home == "servers" and chain.last.shards == spec.shards
     own = _dense_of(chain.files(spec.shard)[-1]) if same else None
     if own is not None and len(own["value"]) == len(block.value):

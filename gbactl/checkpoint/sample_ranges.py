@@ -14,7 +14,7 @@ Ranges = tuple[Range, ...]
 
 
 def merged(found: Iterable[Range]) -> Ranges:
-    """Join adjacent ranges and drop empty ones; the input is ascending."""
+    """Join adjacent ranges of samples and drop empty ones; `found` must be ascending."""
     out: list[Range] = []
     for low, high in found:
         if low >= high:
@@ -27,12 +27,12 @@ def merged(found: Iterable[Range]) -> Ranges:
 
 
 def total(ranges: Iterable[Range]) -> int:
-    """Count the samples of all ranges."""
+    """Return the number of samples in all ranges together."""
     return sum(high - low for low, high in ranges)
 
 
 def pieces(ranges: Iterable[Range], start: int, samples: int) -> list[Range]:
-    """Map samples [start, start + samples), counted through all ranges, to the ranges that they lie in.
+    """Return the ranges that contain samples [start, start + samples) of the concatenated `ranges`.
 
     They are fewer where the ranges end before."""
     found, end = [], start + samples
@@ -48,7 +48,7 @@ def pieces(ranges: Iterable[Range], start: int, samples: int) -> list[Range]:
 
 
 def after(ranges: Ranges, samples: int) -> Ranges:
-    """Return what is left of the ranges after their first `samples` samples."""
+    """Return the ranges without their first `samples` samples."""
     return merged(pieces(ranges, samples, total(ranges)))
 
 
@@ -65,7 +65,7 @@ def of_phase(first: int, samples: int, numbers: Sequence[int]) -> Ranges:
 
 
 class FinishedBatches:
-    """Finished batches of a phase (trained, decayed or lost), with their ledger.
+    """Finished batches of a phase (trained, decayed or lost), and the numbers of their samples by outcome.
 
     O(1) a batch; stores only those out of order."""
 
@@ -75,18 +75,18 @@ class FinishedBatches:
         self._beyond: set[int] = set()
 
     def settle(self, step: Step) -> None:
-        """Record the batches of an ordered step as finished."""
+        """Record the batches of a step that was ordered as finished."""
         self.ledger.settle(step)
         for member in step.members:
             self._add(member.batch)
 
     def drop(self, drop: Drop) -> None:
-        """Record the batch of a dropped gradient as finished, its samples as lost."""
+        """Record the batch of a discarded gradient as finished, and its samples as lost."""
         self.ledger.lost += drop.samples
         self._add(drop.batch)
 
     def forgo(self, batches: Iterable[int], samples: int) -> None:
-        """Record batches in flight that were given up as finished, their `samples` samples as decayed."""
+        """Record abandoned batches in flight as finished, and their `samples` samples as decayed."""
         self.ledger.decayed += samples
         for batch in batches:
             self._add(batch)
@@ -98,7 +98,7 @@ class FinishedBatches:
             self._below += 1
 
     def unread(self, ranges: Ranges, local_batch: int) -> Ranges:
-        """Return the samples of a phase that are not finished, which a job resumed here still has to read."""
+        """Return the ranges of a phase's samples that are not finished, for a resumed job to train on."""
         edges = [self._below, *(batch + 1 for batch in sorted(self._beyond))]
         ends = [*sorted(self._beyond), -(-total(ranges) // local_batch)]
         found: list[Range] = []

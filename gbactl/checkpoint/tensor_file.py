@@ -58,7 +58,7 @@ def halved(layout: Layout, names: Iterable[str]) -> Layout:
 
 
 def narrowed(values: NDArray[Any]) -> NDArray[np.uint16]:
-    """Round float32 values to bf16; returns the bits as uint16."""
+    """Round float32 values to bf16; return the bits as uint16."""
     out = np.empty(values.shape, np.uint16)
     CODECS["bf16"].narrow(values, out)
     return out
@@ -95,7 +95,7 @@ def _header(layout: Layout, told: Mapping[str, str]) -> tuple[bytes, dict[str, i
 
 
 class TensorFile:
-    """Safetensors file in the course of being written.
+    """Safetensors file that is being written piece by piece.
 
     Every method may raise OSError; `discard` then removes the partial file. `spare`: bytes that must stay free on the
     disk. `not_finite`: the first tensor with an infinity or NaN, "" so far."""
@@ -212,7 +212,7 @@ def write_tensors(
 
 
 class FileWriter:
-    """Thread that writes one file, begun by the constructor.
+    """Thread that writes one file; the constructor starts it.
 
     `pace`: bytes a second (0: unlimited). A failure is in `error` at the end; no file is left then. `finite`: whether
     no infinity and no NaN was found; with one, there is no file. `inline`: everything is written within `end`, without
@@ -253,20 +253,20 @@ class FileWriter:
                 self._changed.wait_for(lambda: self.waiting <= most)
 
     def hurry(self) -> None:
-        """Remove the limit on bytes written per second."""
+        """Write without the limit on bytes per second from now on."""
         with self._changed:
             self.pace = 0.0
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Finish the file after the pieces queued so far."""
+        """Let the thread complete the file once all pieces queued so far are written."""
         self._pieces.put(None)
         if self._thread is None:
             self._run()
 
     @property
     def over(self) -> bool:
-        """Whether the thread has ended, with a complete file or an error."""
+        """Whether the thread has ended, by completing the file or by an error."""
         return self.written is not None or bool(self.error)
 
     def give_up(self) -> None:
@@ -299,7 +299,7 @@ class FileWriter:
                 yield piece
 
     def _rest(self, written: int) -> None:
-        """Pause so that writing stays below the configured bytes per second."""
+        """Sleep as long as needed to keep the writing rate below the configured bytes per second."""
         with self._changed:
             if self.pace > 0:
                 left = written / self.pace - (time.monotonic() - self._began)

@@ -1,4 +1,4 @@
-"""All-reduce behind one interface (Horovod, Gloo, shared memory): the launcher's rendezvous, and a worker's rank.
+"""All-reduce behind one interface (Horovod, Gloo, shared memory): launcher's rendezvous and workers' ranks.
 
 launcher:  with open_rendezvous("horovod", size=4, run_dir=path) as meeting:
                spawn(env={**os.environ, **meeting.environment(rank)})
@@ -67,7 +67,7 @@ def open_rendezvous(
 
 
 class ExternalFallback(Rendezvous):
-    """Rendezvous for ranks that share no memory, whose fallback is made by the workers themselves (see `connect`)."""
+    """Rendezvous for ranks that share no memory, where the workers create the fallback themselves (see `connect`)."""
 
     def __init__(self, size: int) -> None:
         self.size = size

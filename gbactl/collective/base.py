@@ -1,4 +1,4 @@
-"""Interfaces of an all-reduce among workers, and of one whose sums continue when a rank fails.
+"""Interfaces of an all-reduce among workers, and of a fault-tolerant one that continues when a rank fails.
 
 A vector is summed in place over all ranks, under a name that stands for one length for the whole run. Nothing is fused
 or reordered by timing, so that the same inputs give the same bits every time.
@@ -25,7 +25,7 @@ Moved = Callable[[int, bool], None]
 
 
 def uncounted(nbytes: int, shared: bool) -> None:
-    """Ignore the bytes that a collective moves; the default for Collective.moved."""
+    """Ignore the number of bytes that a collective sends: the default callback Collective.moved."""
 
 
 class Collective(Protocol):
@@ -71,7 +71,7 @@ def as_tensor(buffer: Any) -> Any:
 
 
 def ring_item(collective: str, wire_dtype: str) -> int:
-    """Return the bytes that a float takes in a collective's messages: 2 with fp16 on Gloo, else 4.
+    """Return the bytes per float in a collective's messages: 2 with fp16 on Horovod or Gloo, else 4.
 
     Gloo, with which Horovod sums too, adds fp16 and not bf16. In shared memory values have four bytes."""
     return 2 if wire_dtype == "fp16" and collective != SHARED_MEMORY else 4
@@ -86,12 +86,12 @@ def ring_bytes(length: int, ranks: int, item: int = 4) -> int:
 
 
 def ring_share(length: int, ranks: int, rank: int, item: int = 4) -> int:
-    """Compute the bytes that one rank of a ring sends to sum `length` values; the ranks add up to `ring_bytes`."""
+    """Compute the bytes that one rank of a ring sends to sum `length` values; summed over ranks: `ring_bytes`."""
     return (ring_bytes(length, ranks, item) + rank) // ranks
 
 
 class WireTensors:
-    """Tensors that a ring sums: the caller's buffers, or fp16 copies where a float takes two bytes on the wire.
+    """Tensors that a ring sums: the callers' buffers, or fp16 copies of them where wire_dtype is fp16.
 
     A copy costs two passes over the vector; rounding is the caller's (see kernels/half_precision.py)."""
 
@@ -100,7 +100,7 @@ class WireTensors:
         self._halves: dict[str, Any] = {}
 
     def to_ring(self, name: str, buffer: Any) -> Any:
-        """Return a tensor of the buffer's values for the ring to sum, in use for `name` until `from_ring` is called."""
+        """Return a tensor of the buffer's values for the ring to sum; it is reserved for `name` until `from_ring`."""
         tensor = as_tensor(buffer)
         if self.item == 4:
             return tensor
@@ -123,7 +123,7 @@ def sum_in_rank_order(parts: list[Vector]) -> Vector:
 
 
 def rank_gone(name: str, rank: int) -> ClusterError:
-    """Build the error for an all-reduce that another rank's failure ended half-way."""
+    """Build the error for an all-reduce that failed because another rank has failed."""
     return ClusterError(f"all-reduce {name} failed on rank {rank}: another rank is gone.")
 
 
@@ -152,18 +152,18 @@ class SingleRankCollective:
 
 
 class InterruptedSum(Exception):
-    """Raised when a wait for a sum is interrupted; the ranks' summands are kept."""
+    """Raised when a wait for a sum is interrupted; the summands of all ranks are kept."""
 
 
 class FaultTolerantCollective(ABC):
-    """Collective that continues when a rank fails. `wanted` is polled during a wait: whether to interrupt the wait."""
+    """Collective that continues when a rank fails; a wait polls `wanted`, and ends when that returns True."""
 
     wanted: Callable[[], bool]
     moved: Moved  # see Collective
 
     @abstractmethod
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """Set which summand the next `start` calls give: `part` (None: none) of the `parts` summands of round `number`.
+        """Assign this rank summand `part` of `parts` in round `number` for the next `start` calls; None: no summand.
 
         The round belongs to the step that rows contain from version `after` on. Rounds of a generation are numbered
         from 1, one after the other, the same on every rank. A summand may be given twice, with the same numbers. A wait
@@ -171,22 +171,22 @@ class FaultTolerantCollective(ABC):
 
     @abstractmethod
     def sum_live_ranks(self) -> None:
-        """Sum one summand per live rank in every round, until the next `deal` or `renew`.
+        """Sum one summand of every live rank in each round, until the next call of `deal` or `renew`.
 
         A sum is over the live ranks. The summand of a rank that fails counts for all ranks or for none: whether it had
         been given."""
 
     @abstractmethod
     def leave_out(self, rank: int) -> None:
-        """Exclude a failed rank: wait neither for its summands nor for its reads."""
+        """Exclude a failed rank: wait neither for its summands, nor until it has read the other ranks' summands."""
 
     @abstractmethod
     def interrupt(self) -> None:
-        """Wake a blocked wait, so that it calls `wanted` now. Callable from another thread."""
+        """Wake a blocked wait to poll `wanted` now. Callable from another thread."""
 
     @abstractmethod
     def renew(self, generation: int) -> None:
-        """Start a new generation with all ranks that are present, including new ones, and clear all summands.
+        """Start generation number `generation` with all present ranks, including new ones, and clear all summands.
 
         Nothing may be in flight."""
 
@@ -209,13 +209,13 @@ class RingFallback(FaultTolerantCollective):
 
     @abstractmethod
     def passed(self, handle: Any) -> bool:
-        """Record that the ring has put the sum into the buffer, and return whether it counts.
+        """Record that the ring has completed this sum; return False if the fallback's sum must replace it.
 
         It does not where other ranks were told before that this rank lacks it: then all take another sum."""
 
     @abstractmethod
     def fall_back(self) -> None:
-        """Take over all sums from a broken ring, or from one that this rank never joined. Callable from any thread."""
+        """Compute all sums in place of a ring that is broken or was never joined by this rank. From any thread."""
 
     @abstractmethod
     def close(self) -> None:

@@ -72,7 +72,7 @@ class OverlappedGradient:
         self._started: list[tuple[Any, Any]] = []
 
     def filled(self, parameter: int) -> None:
-        """Record that a parameter's gradient is computed, and start the all-reduce of complete buckets."""
+        """Record that a parameter's gradient is computed, and start the all-reduce of buckets that are now complete."""
         self._missing[self._bucket[parameter]] -= 1
         while self._next >= 0 and self._missing[self._next] <= 0:
             self._start()

@@ -150,7 +150,7 @@ def outlive() -> None:
 
 
 def _ended(current: Callable[[], Any], usual: Callable[[], None]) -> None:
-    """Handle an uncaught C++ exception: block a Gloo thread for ever, end the process for any other."""
+    """Handle an uncaught C++ exception: block the thread for ever if it is Gloo's, else end the process."""
     thrown = current()
     name = thrown.contents.name.decode() if thrown else ""
     if "4gloo" in name and threading.get_ident() != threading.main_thread().ident:

@@ -71,7 +71,7 @@ class _Handle:
 
 
 class HorovodCollective:
-    """Rank of a Horovod group, one instance a process. `item`: bytes of a value on the wire, 4 or 2 (fp16)."""
+    """Rank of a Horovod group, one instance a process; `item`: bytes of a float on the wire, 4 or 2 (fp16)."""
 
     def __init__(self, item: int = 4) -> None:
         self._handed, self._hvd = WireTensors(item), import_horovod()
@@ -135,7 +135,7 @@ VISIT_SECONDS = 10.0  # limit of one request, however slowly it is written
 
 
 def require_own_name() -> None:
-    """Raise ConfigError where this machine's own host name has no address, on which Horovod would listen.
+    """Raise ConfigError if this machine's host name resolves to no address on which Horovod could listen.
 
     The ring that sums would listen there, and its process would end without a message."""
     if not address_of_own_name():
@@ -248,7 +248,7 @@ class HorovodRendezvous(Rendezvous):
             self.refused += 1
 
     def environment(self, rank: int) -> dict[str, str]:
-        """Return a rank's environment variables, with what makes the ring deterministic: no fusion, no autotuning."""
+        """Return a rank's environment variables; they disable fusion and autotuning for deterministic sums."""
         seat = self.seats[rank]
         values = {
             "GBACTL_COLLECTIVE": "horovod",
@@ -282,7 +282,7 @@ class HorovodRendezvous(Rendezvous):
 
 
 class RequestLimit:
-    """Limit on open rendezvous requests: beyond it the oldest is closed, and `refuse` is called for each closed one."""
+    """Limit on open rendezvous requests: beyond it the oldest is closed, and `refuse` is called."""
 
     def __init__(self, refuse: Callable[[], None], most: int = MOST_VISITORS, seconds: float = VISIT_SECONDS) -> None:
         self.most, self.seconds, self._refuse = most, seconds, refuse
@@ -312,7 +312,7 @@ class RequestLimit:
                 self._send_away(visitor)
 
     def _send_away(self, visitor: socket.socket) -> None:
-        """Shut a connection down, so that its thread reads the end and returns."""
+        """Shut a connection down, which ends the thread that reads from it."""
         del self._here[visitor]
         self._refuse()
         with contextlib.suppress(OSError):

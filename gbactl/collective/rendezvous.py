@@ -28,7 +28,7 @@ class RankSlot:
 
 
 class Rendezvous:
-    """Interface of the launcher's rendezvous: environment variables of every rank, a count of rejected requests."""
+    """Interface of the launcher's rendezvous: every rank's environment variables, and a count of rejected requests."""
 
     refused = 0
 

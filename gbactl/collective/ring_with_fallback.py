@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 
 class InterruptibleRing(Collective, Protocol):
-    """Ring all-reduce whose waits can be made to fail."""
+    """Ring all-reduce whose waits can be made to fail by another thread."""
 
     def abandon(self) -> None:
-        """Make waits fail soon, because another rank has failed. Callable from any thread."""
+        """Make pending and later waits fail soon, as another rank has failed. Callable from any thread."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class CollectiveWithFallback(FaultTolerantCollective):
         self.fallback.leave_out(rank)
 
     def fall_back(self) -> None:
-        """Leave the ring because it is broken on another rank, which this rank may not notice; from any thread."""
+        """Leave the ring because another rank has found it broken. Callable from any thread."""
         self._break("another rank's ring is broken")
 
     def interrupt(self) -> None:
@@ -96,7 +96,7 @@ class CollectiveWithFallback(FaultTolerantCollective):
         return _Handle(ring, of_ring, in_fallback)
 
     def _give(self, name: str, buffer: Any) -> Any:
-        """Record this rank's summand in the fallback; None where the fallback has no memory left.
+        """Record this rank's summand in the fallback; None if the fallback is out of memory.
 
         A failed rank then ends the run."""
         if not self._room:
@@ -111,7 +111,7 @@ class CollectiveWithFallback(FaultTolerantCollective):
             return None
 
     def wait(self, handle: _Handle) -> None:
-        """Wait for a sum: of the ring if it was started there, and of the fallback once the ring is broken."""
+        """Wait for a sum from the ring or, once the ring is broken, from the fallback."""
         if handle.ring is not None:
             try:
                 handle.ring.wait(handle.of_ring)

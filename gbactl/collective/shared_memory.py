@@ -48,7 +48,7 @@ _PATIENCE = _Timespec(0, 200_000_000)  # interval at which a waiting rank checks
 
 
 class _Line(ctypes.Structure):
-    """Counters in shared memory, on a cache line of their own: of rank i and of summand i.
+    """Counters of one rank and of one summand in shared memory, on a cache line of their own.
 
     `round`: last round of which the summand of this index is written. `pid`: process of the rank of this index. `done`:
     last round that it has read."""
@@ -160,7 +160,7 @@ class SharedMemoryCollective(RingFallback):
         return _Handle(name, bucket, number, array, parts)
 
     def _make_room(self, bucket: _Bucket, number: int) -> None:
-        """Wait until every live rank has read the summand of two rounds before, whose memory is to be overwritten."""
+        """Wait until every live rank has read the summand of two rounds ago, which is about to be overwritten."""
         for rank, line in enumerate(bucket.lines):
             while line.done + 2 < number and rank not in self._absent and (not line.pid or alive(line.pid)):
                 time.sleep(_ROOM_SECONDS)
@@ -178,10 +178,10 @@ class SharedMemoryCollective(RingFallback):
         self.passed(handle)
 
     def fall_back(self) -> None:
-        """Do nothing, as the summands are already in shared memory."""
+        """Do nothing, as every rank already reads the summands in shared memory."""
 
     def passed(self, handle: _Handle) -> bool:
-        """Record that this rank has the sum of a round, and will not read the round's summands again."""
+        """Record that this rank has a round's sum, so that the round's summands may be overwritten."""
         handle.bucket.lines[self.rank].done = handle.round
         if handle.bucket.named:
             self._forget_name(handle.bucket)
@@ -197,7 +197,7 @@ class SharedMemoryCollective(RingFallback):
                 self._root.rmdir()
 
     def _await(self, handle: _Handle, part: int) -> bool:
-        """Wait for one summand of a round; False where its rank is gone, so that it will never come."""
+        """Wait for one rank's summand of a round; False if the rank has failed before writing it."""
         line = handle.bucket.lines[part]
         while (seen := line.round) < handle.round:
             slept = _libc.syscall(FUTEX, ctypes.byref(line), FUTEX_WAIT, seen, ctypes.byref(_PATIENCE), None, 0)
@@ -212,7 +212,7 @@ class SharedMemoryCollective(RingFallback):
         return True
 
     def _gone(self, rank: int, line: Any, slept: bool) -> bool:
-        """Whether a rank can write no more: its process has ended, or it was left out before its first write."""
+        """Whether a rank can no longer write: its process has ended, or it was excluded before its first write."""
         if not line.pid:
             return self._spares and rank in self._absent
         return slept and not alive(line.pid)
@@ -255,7 +255,7 @@ class SharedMemoryCollective(RingFallback):
         return handle
 
     def _hold(self) -> None:
-        """Mark the group's folder as in use. Raises FileNotFoundError where a clean-up has removed it."""
+        """Lock the group's folder against clean-ups. Raises FileNotFoundError if a clean-up has removed it."""
         held, self._held = self._held, shared_memory_names.held(self._root)
         if held is not None:
             os.close(held)
@@ -269,7 +269,7 @@ class SharedMemoryCollective(RingFallback):
 
 
 class SharedMemoryRendezvous(Rendezvous):
-    """Rendezvous by a private folder in shared memory, removed once all ranks have mapped its files or by close()."""
+    """Rendezvous by a private folder in shared memory, removed once all ranks have mapped its files, or at close()."""
 
     def __init__(self, size: int) -> None:
         require_available()

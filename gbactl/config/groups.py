@@ -147,7 +147,7 @@ WITH_OPTIONS: dict[str, type[Any]] = {"mode": ModeConfig, "cluster": ClusterConf
 
 
 def own_keys(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Move the keys that the dataclass `kind` does not have, those of one mode or engine, to the key `options`."""
+    """Move the keys that are not fields of dataclass `kind`, those of one mode or engine, to the key `options`."""
     common = {f.name for f in dataclasses.fields(kind)} - {"options"}
     own = {key: value for key, value in values.items() if key not in common}
     return {**{key: value for key, value in values.items() if key in common}, "options": own}

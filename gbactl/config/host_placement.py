@@ -19,7 +19,7 @@ _HOST = re.compile(r"(?!-)([\w.-]+):([0-9]{1,4})")  # Horovod's own pattern of a
 
 @dataclass(frozen=True)
 class Host:
-    """Host by its name for ssh, with its number of worker slots."""
+    """Host with its name for ssh and its number of worker slots."""
 
     name: str
     slots: int

@@ -37,7 +37,7 @@ CYCLE_MS, CYCLE_BATCH = 3.0, 1024
 
 @contextlib.contextmanager
 def naming(where: str) -> Iterator[None]:
-    """Prefix the configuration errors raised inside this context with `where`, such as a schedule entry's name."""
+    """Prefix configuration errors raised inside this context with `where`, such as "switch.schedule entry 2"."""
     try:
         yield
     except ConfigError as error:
@@ -97,7 +97,7 @@ class RunConfig:
 
     @functools.cached_property
     def phases(self) -> list[RunConfig]:
-        """Configurations before and after each scheduled switch: this one, then one for each schedule entry."""
+        """Configurations before and after each scheduled switch: this one, then one per entry of the schedule."""
         files = self.switch.modes if self.entries and self.switch.modes else [{} for _ in self.entries]
         given = [{**file, "name": entry.to, **entry.changes} for entry, file in zip(self.entries, files, strict=True)]
         return [self, *(self._named(number, values) for number, values in enumerate(given))]
@@ -120,7 +120,7 @@ class RunConfig:
 
     @property
     def possible(self) -> list[RunConfig]:
-        """Configurations that phases of the run may have, as far as they are known at its start."""
+        """Configurations that the run may switch to or starts with, as far as they are known at the start."""
         return [*self.phases, *(phase for phase in self.candidates.values() if phase is not self)]
 
     def in_mode(self, values: dict[str, Any]) -> RunConfig:
@@ -161,7 +161,7 @@ class RunConfig:
 
     @property
     def collects(self) -> bool:
-        """Whether the run starts with an all-reduce, which any of its possible modes needs."""
+        """Whether the run's workers join an all-reduce at the start, as any of the run's possible modes needs one."""
         return self.switch.prepare == "all" or any(phase.collective_now for phase in self.possible)
 
     @property

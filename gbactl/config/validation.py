@@ -198,7 +198,7 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
 
 
 def _with_options(values: dict[str, Any]) -> dict[str, Any]:
-    """Move the own keys of the mode and of the engine to the key `options` of their groups."""
+    """Move the keys specific to the mode or the engine to the key `options` of their groups."""
     found = {group: own_keys(kind, values[group]) for group, kind in WITH_OPTIONS.items() if _is_dict(values, group)}
     return {**values, **found}
 

@@ -84,7 +84,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Split:
-    """One day, or one split of the data set: a range of rows of the mapped arrays."""
+    """One day or one split (such as test) of the data set: a range of rows of the mapped arrays."""
 
     name: str
     whole: Batch
@@ -181,7 +181,7 @@ def _encrypt(x: NDArray[np.uint64], bits: int, keys: list[int]) -> NDArray[np.ui
 
 
 def permuted(lo: int, hi: int, n: int, key: int) -> NDArray[np.int64]:
-    """Return positions lo..hi of the random permutation of range(n) that `key` (any integer) determines, int64.
+    """Return elements lo..hi of the pseudorandom permutation of range(n) with key `key`, int64.
 
     Raises ValueError unless 0 <= lo <= hi <= n.
     """

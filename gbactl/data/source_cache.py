@@ -57,7 +57,7 @@ def options_class(name: str) -> type[Any]:
 
 
 def make_source(cfg_data: Mapping[str, Any]) -> Source:
-    """Build the source that the configuration group `data` describes. Raises ConfigError with the known names."""
+    """Build the data source that the configuration group `data` selects. Raises ConfigError for an unknown name."""
     name = cfg_data.get("name")
     if name not in SOURCES:
         raise ConfigError(f"data.name={name} is not known; it is one of: {', '.join(SOURCES)}.")

@@ -157,7 +157,7 @@ def read_blocks(path: Path) -> Iterator[tuple[int, LineBlock]]:
 
 
 def read_all(paths: list[Path], progress: Progress) -> Iterator[tuple[int, LineBlock]]:
-    """Iterate over all files in order as (number of the file, block), with one progress over all of them."""
+    """Iterate over all files in order as (index of the file, block); reports the progress over all files together."""
     sizes = [path.stat().st_size for path in paths]
     total = max(1, sum(sizes))
     for i, path in enumerate(paths):
@@ -193,7 +193,7 @@ class BadLines:
         self.count = 0
 
     def add(self, block: LineBlock, offset: int, reason: str) -> None:
-        """Count one unreadable line. Raises DataError above the limit."""
+        """Count an unreadable line. Raises DataError if there are more than `data.max_bad_lines`."""
         self.count += 1
         if self.count > self.limit:
             hint = f"fix it or type data.max_bad_lines={max(100, 10 * self.limit)} to skip such lines."
@@ -267,7 +267,7 @@ def is_integer(text: str) -> bool:
 
 
 def _texts(column: pl.Series, number: pl.Series) -> pl.Series:
-    """Hash the texts in a column that are not hexadecimal numbers; null for all others."""
+    """Hash the texts in a column that are not hexadecimal numbers; null for hexadecimal ones."""
     other = column.filter(number.is_null() & column.is_not_null()).unique()
     values = pl.Series([text_value(text) for text in other], dtype=pl.Int64)
     return column.replace_strict(other, values, default=None, return_dtype=pl.Int64)

@@ -117,5 +117,5 @@ def equal_days(rows: int, days: int | None) -> list[tuple[str, int, int]]:
 
 
 def days_between(ends: list[int]) -> list[tuple[str, int, int]]:
-    """Return the row ranges of consecutive days, (name, first, end), from each day's end row."""
+    """Return the rows of consecutive days as (name, first, end), from the end row of each day."""
     return [(f"day{i}", start, end) for i, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))]

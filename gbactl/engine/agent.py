@@ -72,7 +72,7 @@ class AgentProcesses:
         self._looking = threading.Lock()
 
     def settle(self, run_dir: Path | None, token: str) -> bool:
-        """Choose the folder for logs: the launcher's run directory if this host sees it, else one of its own.
+        """Choose the log folder: the launcher's run directory if it is visible on this host, else a temporary folder.
 
         Returns whether this host sees the launcher's directory."""
         with contextlib.suppress(OSError):
@@ -98,7 +98,7 @@ class AgentProcesses:
         return process.pid
 
     def _place(self, seat: list[int] | None) -> tuple[int, int, int] | None:
-        """Return a worker's share of the cores (core_sharing.CoreAssignment); None where no cores need to be shared."""
+        """Return the core that a worker shares with others (CoreAssignment); None where no cores need to be shared."""
         if seat is None:
             return None
         cores = available_cores()
@@ -116,7 +116,7 @@ class AgentProcesses:
             node.process.send_signal(number)
 
     def look(self) -> None:
-        """Forward new log output and report processes that have ended."""
+        """Send new log output to the launcher, and report processes that have ended."""
         with self._looking:
             for node in list(self.all.values()):
                 if not node.told:
@@ -165,12 +165,12 @@ class AgentProcesses:
 
 
 def mark(token: str) -> str:
-    """Return the name of a file by which a host recognises the launcher's run directory."""
+    """Return the name of the marker file that shows a host whether it sees the launcher's run directory."""
     return f".seen-{token[:16]}"
 
 
 class HostData:
-    """Prepared data on one host: found there, or received from the launcher."""
+    """Prepared data on one host: an existing copy, or one received from the launcher."""
 
     def __init__(self) -> None:
         self.place: Path | None = None
@@ -208,7 +208,7 @@ class HostData:
         return partial
 
     def publish(self) -> None:
-        """Verify the received data and move them into the cache. Raises DataError if they are damaged or unexpected."""
+        """Verify the received data and move them into the cache. Raises DataError if they are damaged or other data."""
         partial, self._partial = self._partial, None
         if partial is None:
             raise DataError("nothing of the data has arrived")
@@ -226,7 +226,7 @@ class HostData:
         self.place = place
 
     def drop(self) -> None:
-        """Remove data that were only partly received."""
+        """Delete data files that were only partly received."""
         if self._partial is not None:
             shutil.rmtree(self._partial, ignore_errors=True)
 
@@ -292,7 +292,7 @@ class HostAgent:
             time.sleep(LOOK_SECONDS)
 
     def _fence(self) -> None:
-        """Kill every process once the launcher has been silent for too long.
+        """Kill all processes of the run on this host if the launcher has been silent for too long.
 
         A thread of its own does this, as a full pipe blocks the others."""
         looked = time.monotonic()

@@ -64,7 +64,7 @@ def pack(name: str, fields: dict[str, Any]) -> bytes:
 
 
 class MessageDecoder:
-    """Decoder of a byte stream into messages; `greeted`: MAGIC has been seen, or is not expected."""
+    """Decoder of a byte stream into messages; `greeted`: the prefix MAGIC was received or is not expected."""
 
     def __init__(self, greeted: bool = True) -> None:
         self._buffer = bytearray()
@@ -280,7 +280,7 @@ class AgentConnection:
     # -- the end ------------------------------------------------------------------------------------
 
     def said(self) -> str:
-        """Return the last line of the error output of ssh or the agent."""
+        """Return the last line that ssh or the agent wrote to standard error."""
         try:
             lines = self.errors.read_text(errors="replace").strip().splitlines()
         except OSError:
@@ -294,7 +294,7 @@ class AgentConnection:
             threading.Thread(target=lambda: self.tell("end"), daemon=True).start()  # a full pipe must not block
 
     def close(self) -> None:
-        """End the agent and wait for it, a few seconds at most."""
+        """Terminate the agent and wait a few seconds at most for its end."""
         self.end()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_SECONDS)

@@ -33,7 +33,7 @@ MOST_COORDINATOR_TRIES = 3  # replacement coordinators in a row that may be kill
 
 
 class LaunchContext(Protocol):
-    """Launcher's side of a run, as an engine needs it (implemented in launch/training_run.py).
+    """Interface of the launcher to an engine: configuration, data and callbacks of one run (launch/training_run.py).
 
     `config`: the run's configuration as its processes get it; `key`: the run's key for authentication."""
 
@@ -51,7 +51,7 @@ class LaunchContext(Protocol):
         """Handle an event of a coordinator that runs within the launcher."""
 
     def look_at_signals(self, tell: Callable[[Event], None]) -> None:
-        """Forward received stop signals to a coordinator within the launcher; to be called repeatedly."""
+        """Forward a received stop signal to a coordinator within the launcher; the engine calls it repeatedly."""
 
 
 class Engine(Protocol):
@@ -84,7 +84,7 @@ class ChildProcess:
         return f"{self.name} (pid {self.process.pid}) failed: {self._reason()}"
 
     def only_noticed(self) -> bool:
-        """Return whether a child ended only because another process had failed."""
+        """Return whether a child ended only as a consequence of another process's failure."""
         try:
             text = self.log.read_text(errors="replace")
         except OSError:
@@ -131,7 +131,7 @@ class RunProcesses:
 
     @property
     def seats(self) -> list[RankSlot] | None:
-        """Slot of each rank in an all-reduce over several hosts; None where all ranks are on this host."""
+        """RankSlot of each rank in an all-reduce over several hosts; None where all ranks are on this host."""
         return None
 
     def prepare(self) -> None:
@@ -194,7 +194,7 @@ class RunProcesses:
         self.running.insert(0, self.running.pop())
 
     def coordinator_continues(self) -> None:
-        """Record that the replacement coordinator continues the run, which resets the limit of attempts."""
+        """Record that the replacement coordinator continues the run; resets the count of failed replacements."""
         self._coordinator_tries = MOST_COORDINATOR_TRIES
 
     def incarnation(self, name: str) -> int:

@@ -49,7 +49,7 @@ class HostAgents:
         self._probe: ReachabilityProbe | None = None
 
     def connect(self) -> None:
-        """Start all agents and collect facts about their hosts; a host that does not answer gets a fault."""
+        """Start all agents and collect facts about their hosts; record a fault for a host that does not answer."""
         for host in self.hosts:
             log = self.folder / f"host-{host}.log"
             self.links[host] = AgentConnection(host, command(host, self.reach), log, self.patience)
@@ -103,7 +103,7 @@ class HostAgents:
         return next(iter(seen.values()), LOOPBACK)
 
     def lines(self, measure: bool = False) -> None:
-        """Test the connections among all hosts, and from the launcher to each host.
+        """Test the network connections among all hosts, and from the launcher to each host.
 
         `measure`: measure the speed too, one connection after the other. Raises ClusterError where the launcher cannot
         listen."""

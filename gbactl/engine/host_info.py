@@ -38,7 +38,7 @@ SAME = ("gbactl", "python", "torch", "horovod")  # versions that must be equal o
 
 
 def facts() -> dict[str, Any]:
-    """Collect facts about this host: versions, cores, free memory, the ssh client's address, its own name's address."""
+    """Collect facts about this host: versions, cores, free memory, address of the ssh client and of its own name."""
     from gbactl import __version__
 
     return {
@@ -88,7 +88,7 @@ def _left_by_groups(root: Path) -> list[int]:
 
 
 def _left(folder: Path, group: CgroupFiles) -> int | None:
-    """Return the bytes below a control group's limit, counting unused file pages as free; None without a limit."""
+    """Return the free bytes below a control group's memory limit (unused file pages are free); None without a limit."""
     stat = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat"))
     try:
         limit, used = (int(_lines(folder / name)[0]) for name in (group.limit, group.used))

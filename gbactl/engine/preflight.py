@@ -78,7 +78,7 @@ def unreachable(host: str, said: str, why: str) -> str:
 
 
 def versions(host: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Describe the versions of a host that differ from this machine's, one sentence each."""
+    """List the package versions of a host that differ from this machine's, one sentence each."""
     found = []
     for name in SAME:
         own, other = str(here.get(name, "")), str(there.get(name, ""))
@@ -131,7 +131,7 @@ def _cut(who: str, whom: str, target: str, why: str) -> str:
 
 
 def cut(host: str, said: str, hosts: Mapping[str, str]) -> str:
-    """Describe the failed connection between two hosts that a process's last message names; "" if it names none.
+    """Describe the failed connection between two hosts that the last message of a process indicates; "" if none.
 
     `hosts`: host by server name and by address."""
     match = CUT.search(said)
@@ -175,7 +175,7 @@ def served_vectors(cfg: RunConfig) -> int:
 
 
 def worker_vectors(cfg: RunConfig) -> int:
-    """Count the vectors of dense size that a worker holds at least.
+    """Return the minimum number of vectors of dense size that a worker holds.
 
     These are the model's, and the optimizer's where workers hold the dense parameters or are trainers with a replica
     each."""
@@ -232,7 +232,7 @@ def check_memory(cfg: RunConfig, dataset: Dataset) -> None:
 
 
 def too_large(cfg: RunConfig, dataset: Dataset, free: int) -> str:
-    """Describe the lack of memory for rows and dense parameters, and what to type; "" where they fit.
+    """Describe by how much rows and dense parameters exceed the free memory, and the remedy; "" where they fit.
 
     `free`: free memory in bytes (0: unknown)."""
     rows = sum(shard_bytes(cfg, dataset, shard) for shard in range(cfg.cluster.servers))
@@ -256,7 +256,7 @@ def too_large(cfg: RunConfig, dataset: Dataset, free: int) -> str:
 
 
 def too_few(cfg: RunConfig, rows: Mapping[str, int]) -> str:
-    """Describe a global batch that is larger than the smallest day or epoch; "" for any other.
+    """Describe a global batch that is larger than the smallest day or epoch; "" if it is not larger.
 
     `rows`: number of samples by name of the day or epoch."""
     name, least = min(rows.items(), key=lambda item: item[1])

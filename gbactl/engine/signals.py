@@ -53,7 +53,7 @@ def stoppable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def patient() -> Iterator[None]:
-    """Leave the first stop signal inside this context to callers of `asked`; the second one raises Stopped."""
+    """Context in which the first stop signal is only recorded (see `asked`); the second one raises Stopped."""
     _patient.append(None)
     try:
         yield
@@ -74,13 +74,13 @@ def deferred() -> Iterator[None]:
 
 
 def look() -> None:
-    """Raise Stopped if a stop signal was received and is not deferred."""
+    """Raise Stopped if a stop signal was received, except within `deferred`."""
     if len(_asked) > len(_patient):
         raise Stopped(_asked[0])
 
 
 def asked() -> int:
-    """Return the first stop signal that was received, or 0."""
+    """Return the number of the first stop signal that was received, or 0."""
     return _asked[0] if _asked else 0
 
 
@@ -104,7 +104,7 @@ class StopRequest:
         self._told = False
 
     def look(self, tell: Callable[[Event], None]) -> None:
-        """Forward the first signal to the coordinator. Raises Stopped at its answer, or at the time-out."""
+        """Forward the first stop signal to the coordinator. Raises Stopped at its answer, or at the time-out."""
         if not asked():
             return
         if not self._until:
@@ -119,17 +119,17 @@ class StopRequest:
             tell(Event("stop", {"seconds": self.seconds}))
 
     def heard(self, event: Event) -> None:
-        """Handle a coordinator's event: record that training has begun, or the answer to this request."""
+        """Handle an event of the coordinator: record that training has begun, or the answer to the stop request."""
         self.trains |= event.name == "progress"
         if event.name == "stop":
             self.found = event.fields
 
     def again(self) -> None:
-        """Send the request again at the next `look`, as the coordinator was replaced."""
+        """Send the stop request again at the next `look`, to the replacement coordinator."""
         self._told = False
 
     def stopped_by(self, error: BaseException) -> Stopped | None:
-        """Return the signal that ended a run; None if it ended by an error of its own.
+        """Return the number of the signal that ended a run; None if the run ended by an error instead.
 
         An error during the requested save is the reason why nothing was saved."""
         if isinstance(error, Stopped):

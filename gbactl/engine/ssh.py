@@ -53,7 +53,7 @@ class RemoteProcess(ProcessHandle):
             self._over.set()
 
     def poll(self) -> int | None:
-        """Return None while the process runs, else its exit code; on a lost host it counts as killed."""
+        """Return the exit code, None while the process runs; a process on a lost host counts as killed."""
         if self._code is None and self.link.gone is not None:
             self.ended(-signal.SIGKILL)
         return self._code
@@ -63,7 +63,7 @@ class RemoteProcess(ProcessHandle):
             self.link.tell("signal", name=self.name, number=int(sig))
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the exit code.
+        """Wait until the process has ended, and return its exit code.
 
         Without a `timeout`, a host that does not answer for some seconds counts as lost."""
         if self.poll() is None and not self._over.wait(WAIT_SECONDS if timeout is None else timeout):
@@ -82,7 +82,7 @@ class StartedRemoteProcess(ChildProcess):
     process: RemoteProcess
 
     def exit_sentence(self) -> str | None:
-        """Describe why the process ended; the cause is the loss of its host, if it was lost."""
+        """Describe why the process ended: by the loss of its host, or by its exit code."""
         process = self.process
         if process.why:
             return f"{self.name} could not be started: {process.why}"
@@ -179,7 +179,7 @@ class RemoteRunProcesses(RunProcesses):
                 found.faults += preflight.memory(host, int(found.facts["memory"]), count)
 
     def _threads(self) -> int:
-        """Return the threads of each worker, as many as the host with the fewest cores a worker allows."""
+        """Return the number of threads per worker, determined by the host with the fewest cores per worker."""
         workers = [host for process, host in self.placed.items() if process[0] == "W"]
         cores = {host: int(found.facts["cores"]) for host, found in self.agents.found.items()}
         return max(1, min(cores[host] // (workers.count(host) * self.cfg.lanes) for host in set(workers)))
@@ -250,7 +250,7 @@ class RemoteRunProcesses(RunProcesses):
         self.running.append(StartedRemoteProcess(name, process, log))
 
     def _seat(self, name: str) -> list[int] | None:
-        """Return (index, number) of a worker among the workers of its host; None if workers are not pinned."""
+        """Return [index of the worker on its host, number of workers there]; None if workers are not pinned."""
         if name[0] != "W" or self.cfg.cluster.pin != "auto":
             return None
         there = sorted(int(p[1:]) for p, host in self.placed.items() if p[0] == "W" and host == self.placed[name])
@@ -284,7 +284,7 @@ class RemoteRunProcesses(RunProcesses):
 
 
 def seats(hosts: Sequence[Host], workers: int, interfaces: Mapping[str, str]) -> list[RankSlot]:
-    """Return each rank's slot among the hosts, for the first `workers` slots. Raises MissingDependencyError."""
+    """Return the RankSlot (host, local rank, interface) of each of `workers` ranks. Raises MissingDependencyError."""
     util = horovod_launcher()[2]
     infos = [util.HostInfo(host.name, host.slots) for host in hosts]
     found = util.get_host_assignments(infos, workers, workers)

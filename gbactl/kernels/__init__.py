@@ -37,7 +37,7 @@ def _twin() -> Kernels:
 
 
 def load(which: str | None = None) -> Kernels:
-    """Load the row kernels `native` (compiled) or `twin` (torch): by default GBACTL_KERNELS, else native if present.
+    """Load the row kernels `native` (compiled) or `twin` (torch); default: GBACTL_KERNELS, else native if present.
 
     Raises ConfigError on another name, MissingDependencyError when `native` is demanded and missing.
     """

@@ -59,7 +59,7 @@ class RowSums(NamedTuple):
 
 
 class OptimizerRule(NamedTuple):
-    """Optimizer constants in the form the kernels take: name and values already rounded to fp32.
+    """Optimizer name and constants in the form the kernels need, rounded to float32.
 
     `bias` f32[T, 2] holds 1/(1-beta1^t) and 1/sqrt(1-beta2^t); from T - 1 on both are 1.
     """
@@ -182,7 +182,7 @@ def require(array: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], w
 
 
 def live_parts(parts: Sequence[RowPart], shares: Sequence[float]) -> tuple[list[RowPart], list[float]]:
-    """Filter out slices of weight 0, with their shares, after checking all. Raises ValueError."""
+    """Check all gradient slices, and return those of weight > 0 with their shares. Raises ValueError."""
     if not parts:
         raise ValueError("Nothing to aggregate.")
     for index, grad, _ in parts:

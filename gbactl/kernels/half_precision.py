@@ -73,7 +73,7 @@ CODECS: dict[str, Codec] = {"fp16": Fp16(), "bf16": Bf16()}
 
 
 def rounded(codec: Codec | None, values: Floats) -> Floats:
-    """Round a copy of `values` to two-byte precision, as their receiver gets them.
+    """Return a copy of `values` rounded to the two-byte type, equal to what the receiver decodes.
 
     Without a codec return `values` itself.
     """
@@ -85,6 +85,6 @@ def rounded(codec: Codec | None, values: Floats) -> Floats:
 
 
 def round_here(codec: Codec | None, values: Floats) -> None:
-    """Round contiguous float32[n] in place to two-byte precision, as its receiver gets it; a no-op without a codec."""
+    """Round contiguous float32[n] in place to the two-byte type of `codec`; no effect without a codec."""
     if codec is not None:
         codec.round(values)

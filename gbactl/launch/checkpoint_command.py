@@ -49,7 +49,7 @@ def row(manifest: Manifest) -> dict[str, Any]:
 
 
 def line(told: dict[str, Any]) -> str:
-    """Format the values of one checkpoint (see `row`) as a line of text."""
+    """Format one checkpoint, as described by `row`, as a line of text."""
     if "error" in told:
         return f"{told['name']}  {told['error']}"
     base = f", on {len(told['rests_on'])} before it" if told["rests_on"] else ""

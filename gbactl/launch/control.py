@@ -55,7 +55,7 @@ class ControlSocket:
         self._thread.start()
 
     def heard(self, event: Event) -> None:
-        """Handle a coordinator's event: record progress, and send a switch's outcome to the requesting client."""
+        """Handle a coordinator's event: record progress, or send a switch's outcome to the client that requested it."""
         if event.name == "progress":
             self.progress = event.fields
         elif event.name == "switch":
@@ -72,7 +72,7 @@ class ControlSocket:
                 self._asking.pop(fields["id"], None)
 
     def interrupted(self) -> None:
-        """Refuse all open requests, as the coordinator that had them has failed."""
+        """Refuse all open switch requests, as the coordinator that was handling them has failed."""
         told = {"state": "refused", "why": "the coordinator was killed; ask again"}
         for number in list(self._asking):
             self._told(Event("switch", {"id": number, **told}))
@@ -111,7 +111,7 @@ class ControlSocket:
 
 
 def _write(path: Path, fields: dict[str, Any]) -> None:
-    """Write a file atomically, readable only by this user."""
+    """Write a JSON file atomically, readable only by this user."""
     partial = path.with_name(f".{path.name}.partial")
     with contextlib.suppress(OSError):
         partial.unlink()
@@ -143,7 +143,7 @@ def tell_status(run: str, as_json: bool, uri: str | None) -> None:
 
 
 class ControlClient:
-    """Client's connection to a run's control socket. Raises UsageError if the run does not listen."""
+    """Client's connection to a run's control socket; the constructor raises UsageError if the run does not listen."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir

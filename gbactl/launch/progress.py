@@ -18,7 +18,7 @@ LINE_SECONDS = 5.0
 
 
 def unit_of(clock: str | None) -> str:
-    """Return the unit of a throughput, samples/s or its form for a virtual clock."""
+    """Return the unit of throughput for a clock: samples/s of real or of virtual time."""
     return "samples/virtual s" if clock == "virtual" else "samples/s"
 
 
@@ -33,7 +33,7 @@ class Terminal(Console):
 
 
 class ProgressDisplay:
-    """Progress display on standard error; `unit` is that of rates.
+    """Progress display on standard error; `unit`: unit of throughput.
 
     Standard output is for the result."""
 
@@ -50,7 +50,7 @@ class ProgressDisplay:
         self.console.print(text, soft_wrap=not sys.stderr.isatty())
 
     def step(self, text: str, fraction: float) -> None:
-        """Show the progress of a preparation step, such as building the data cache, from 0 to 1."""
+        """Show the fraction (0 to 1) done of a preparation step, such as building the data cache."""
         self._update(text, fraction, "")
 
     def progress(self, fields: dict[str, Any]) -> None:

@@ -53,7 +53,7 @@ def find(name: str) -> CheckpointChain:
 
 
 def own(name: str) -> CheckpointFolder:
-    """Open the checkpoint folder of a run, ignoring another run's checkpoints in it. Raises UsageError."""
+    """Open a run's checkpoint folder so that checkpoints of other runs in it are ignored. Raises UsageError."""
     path = folder_of(name)
     return CheckpointFolder(path, identity_of(path.parent))
 
@@ -83,7 +83,7 @@ def folder_of(name: str) -> Path:
 
 
 def named(arguments: Iterable[str]) -> str | None:
-    """Return the value of `resume=` in a list of overrides, or None."""
+    """Return the value of the override `resume=` among the arguments; None without one."""
     found = [text.partition("=")[2] for text in arguments if text.startswith(f"{KEY}=")]
     value = found[-1].strip("'\"") if found else ""
     return None if value in ("", "null") else value
@@ -131,7 +131,7 @@ def _keys(arguments: Iterable[str]) -> set[str]:
 
 
 def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Raise UsageError for a stored command that the user has neither configured nor typed.
+    """Raise UsageError for a stored shell command that the user has neither configured nor typed.
 
     Its author would have it run here. `values`: the configuration from this machine's files and the typed overrides."""
     for key in COMMANDS:
@@ -145,7 +145,7 @@ def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> No
 
 
 def _take_over(stored: dict[str, Any], values: Mapping[str, Any], path: Sequence[str]) -> None:
-    """Copy one key, or a whole group, from the composed configuration into the stored one."""
+    """Copy the key or group at `path` from the composed configuration into the stored one."""
     for key in path[:-1]:
         if not isinstance(values.get(key), Mapping):
             return
@@ -192,7 +192,7 @@ class StartingPoint:
         return cls(chain, same, (run_dirs.tracked_as(own) or "") if same else "")
 
     def run_dir(self, cfg: RunConfig) -> Path:
-        """Return the directory to work in: the resumed run's own, or a new one."""
+        """Return the directory of the run: that of the resumed run, or a new one."""
         return run_of(self.chain) if self.chain is not None and self.same_run else run_dirs.create(cfg)
 
     def modes(self, cfg: RunConfig) -> str:

@@ -86,7 +86,7 @@ def lock(path: Path) -> FileLock:
 
 
 def tracked_as(path: Path) -> str | None:
-    """Return the MLflow run id in a run directory's result, or None."""
+    """Return the MLflow run id in a run directory's result.json; None without one."""
     try:
         found = json.loads((path / RESULT).read_text()).get("run_id")
     except (OSError, ValueError, AttributeError):
@@ -137,7 +137,7 @@ _MOST = 5
 
 
 def find(run: str, uri: str | None = None, runs: Path = Path("runs"), holding: str = LOG) -> Path:
-    """Return the run directory that a name, path or MLflow id denotes.
+    """Find the directory of a run by its name, path or MLflow id.
 
     The directory must have the file `holding`, by default the event log. Raises UsageError if there is none or more
     than one."""
@@ -168,7 +168,7 @@ def _named(run: str, runs: Path, file: str) -> list[Path]:
 
 
 def _tracked(run: str, uri: str | None) -> set[Path]:
-    """Return the directories of the MLflow runs whose id begins with `run`; none without a store."""
+    """Return the directories of the MLflow runs whose id begins with `run`; empty if there is no store."""
     if not run.isalnum():
         return set()
     try:

@@ -38,7 +38,7 @@ class CoordinatorConnection:
         self._error: WireError | None = None
 
     def meet(self, check: Check) -> None:
-        """Connect to the coordinator; if that fails, raise the error of the process that failed.
+        """Connect to the coordinator; if a process has failed meanwhile, raise that process's error.
 
         The dial runs in a thread: a pending connection to a failed coordinator stays open, as its replacement may
         accept it."""
@@ -75,7 +75,7 @@ class CoordinatorConnection:
         return code is not None and code < 0
 
     def missed(self) -> bool:
-        """Return whether the coordinator has failed and can be replaced; one that hangs is killed first."""
+        """Return whether the coordinator has failed and can be replaced; kill it first if it hangs."""
         self._failure = "hang" if self._silent() else "death"
         return self.children.coordinator_replaceable
 
@@ -102,7 +102,7 @@ class CoordinatorConnection:
         return False
 
     def heard(self, event: Event) -> None:
-        """Note the time of an event from the coordinator, and that a replacement has taken over."""
+        """Record the arrival time of a coordinator's event, and whether a replacement coordinator now runs the job."""
         self._heard = time.monotonic()
         if event.name == "joined" and event.fields.get("process") == "C":
             self.children.coordinator_continues()
@@ -112,7 +112,7 @@ MOST_TRIES = 3
 
 
 class Replacements:
-    """Starter of replacements of failed processes, at the coordinator's events; `say` prints a sentence."""
+    """Starts replacements of failed processes when the coordinator requests them; `say` prints a sentence."""
 
     def __init__(self, children: RunProcesses, say: Callable[[str], None]) -> None:
         self.children, self.say = children, say
@@ -137,7 +137,7 @@ class Replacements:
             self._tries.clear()
 
     def look(self) -> None:
-        """Start a further replacement for each one that ended before it had joined.
+        """Start another replacement for each replacement that ended before it had joined the run.
 
         Raises ClusterError for a server whose MOST_TRIES replacements all failed."""
         for name, tries in list(self._tries.items()):
@@ -156,7 +156,7 @@ class Replacements:
 
 
 def event_sentence(event: Event) -> str:
-    """Describe in one line a process's failure, its return, or a full recovery."""
+    """Describe in one line the failure of a process, its replacement, or a full recovery."""
     fields = event.fields
     if event.name == "rewound":
         again = f"{fields['samples']:,} samples are trained again"

@@ -165,7 +165,7 @@ class LaunchedRun:
         self.stop = StopRequest(cfg.cluster.stop_seconds, self._say_below)
 
     def go(self) -> dict[str, Any]:
-        """Run the training and return the result.
+        """Start all processes, train to the end, and return the result.
 
         However the training ends, child processes are stopped, tracking is finished and logs are kept."""
         shared_memory_names.sweep()
@@ -196,7 +196,7 @@ class LaunchedRun:
         self._end("KILLED", {"error": "stopped by a signal", "stopped": told})
 
     def _say_below(self, text: str) -> None:
-        """Remove the progress bar and print a line of text."""
+        """Remove the progress bar and print a line of text in its place."""
         self.show.clear()
         self.show.say(text)
 
@@ -228,7 +228,7 @@ class LaunchedRun:
 
     @contextlib.contextmanager
     def _collective(self, children: RunProcesses) -> Iterator[list[dict[str, str]]]:
-        """Return the workers' environments, with a rendezvous where the mode has an all-reduce."""
+        """Return the workers' environments; start a rendezvous where the mode has an all-reduce."""
         workers, c = self.cfg.processes, self.cfg.collective
         if not self.cfg.collects:
             yield [{} for _ in range(workers)]
@@ -242,7 +242,7 @@ class LaunchedRun:
             yield [rendezvous.environment(rank) for rank in range(workers)]
 
     def _talk_with(self, children: RunProcesses) -> None:
-        """Handle the coordinator's events until the result arrives; raise as soon as a child process fails."""
+        """Handle the coordinator's events until the result arrives; raise the error of a failed child process."""
         hub = SocketHub(self.key, Peer("launcher", 0), encrypt=self.cfg.transport.encrypt)
         try:
             self.coordinator = CoordinatorConnection(children, hub, self.show.say)
@@ -296,7 +296,7 @@ class LaunchedRun:
             raise ClusterError("The processes did not end after the result; they were killed.")
 
     def _cause(self, children: RunProcesses, failure: tuple[str, bool]) -> tuple[str, bool]:
-        """Wait briefly for the exit of the process that failed first; returns its failure in place of a consequence."""
+        """Wait briefly for the exit of the process that failed first; return its failure instead of a follow-up one."""
         deadline = time.monotonic() + CAUSE_SECONDS
         while not failure[1] and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -359,14 +359,14 @@ class LaunchedRun:
         self.show.say(f"  {checkpoint_sentence(fields)}")
 
     def _injected(self, fields: dict[str, Any]) -> None:
-        """Inject a fault that is due, and record it in faults.json at once."""
+        """Inject a fault into its process at the coordinator's request, and record it in faults.json at once."""
         pid = None if self.injection is None else self.injection.inflict(fields)
         done = self.injection is None or pid is not None
         self.injected.append({**fields, "pid": pid, "done": done})
         run_dirs.write_faults(self.run_dir, self.cfg, self.injected)
 
     def _switched(self, fields: dict[str, Any]) -> None:
-        """Show and log a mode switch that was done, or that failed."""
+        """Show and log a mode switch that was completed or has failed."""
         if fields["state"] == "stayed":
             self.show.say(f"  No switch to {fields['to']}: {fields['why']}; the run stays in {fields['from']}.")
         elif fields["state"] == "done":
@@ -378,7 +378,7 @@ class LaunchedRun:
             self.show.say(f"  {answer(fields)}")
 
     def _looked(self, fields: dict[str, Any]) -> None:
-        """Log the throughputs that switch=auto compared, and show the reason for a switch."""
+        """Log the throughputs of the modes that switch=auto compared, and show its reason for a switch."""
         self._log({"auto_sync_eps": fields["sync"], "auto_gba_eps": fields["gba"]}, fields["samples"])
         if fields["wanted"] != fields["mode"] and "obstacle" not in fields:
             self.show.say(f"  step {fields['step']}: {fields['reason']}.")
@@ -473,7 +473,7 @@ class LaunchedRun:
         return self.cfg.collective.name if self.cfg.engine.real else "modelled"
 
     def _clock(self) -> dict[str, Any]:
-        """Return the fields on the clock in the result; `virtual_seconds` is None in real time."""
+        """Return the result's fields `clock` (wall or virtual) and `virtual_seconds` (None in real time)."""
         return {"clock": self.cfg.engine.clock, "virtual_seconds": None}
 
     def _plots(self, result: dict[str, Any]) -> list[Path]:

@@ -17,7 +17,7 @@ NAMES = ("deepfm", "wide_deep")
 
 
 def build(cfg: ModelConfig, numeric: int, fields: int, seed: int) -> ClickModel:
-    """Build a model for so many numeric and categorical fields; its initial values depend on `seed` alone.
+    """Build a model for the given numbers of numeric and categorical fields; initial values depend on `seed` alone.
 
     Raises ConfigError for a name that is not known.
     """

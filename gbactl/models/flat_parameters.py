@@ -58,7 +58,7 @@ class FlatModel:
         return self._own_numpy
 
     def use(self, vector: Vector) -> bool:
-        """Use a caller's vector as the model's memory, without a copy, until the next `load` or `use`.
+        """Use the caller's `vector` as the model's memory, without a copy, until the next `load` or `use`.
 
         False, and a copy, where the vector is not aligned like the model's own memory: sums would differ in bits.
         """
@@ -97,7 +97,7 @@ class FlatModel:
         return self._initial.copy()
 
     def load(self, vector: Vector) -> None:
-        """Copy a vector into the model; its buffers become the running statistics."""
+        """Copy a vector into the model: the parameters, and the buffers as running statistics of batch norm."""
         if vector.shape != self._numpy.shape:
             raise ValueError(f"the vector has shape {vector.shape}, not ({self.size},)")
         if self._numpy is not self._own_numpy:
@@ -107,7 +107,7 @@ class FlatModel:
             np.copyto(self._running, vector[self.params :])
 
     def come_home(self) -> None:
-        """Move the model back to its own memory, with the values it had before the first `use`."""
+        """Return to the model's own memory, with the values from before the first `use`."""
         if self._numpy is not self._own_numpy:
             self._bind(self._own_numpy.ctypes.data, self._own_numpy)
         self._views.clear()
@@ -125,7 +125,7 @@ class FlatModel:
             np.copyto(self._numpy[self.params :], self._running)
 
     def keep_gradients(self, gradients: tuple[Tensor, ...]) -> None:
-        """Keep the gradient of every parameter, in order, until the next call."""
+        """Store the gradients of all parameters, in order, in place of those of the previous call."""
         self._gradients = gradients
 
     def listen(self, listener: Callable[[int, Tensor], None] | None) -> None:

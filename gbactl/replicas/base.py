@@ -17,7 +17,7 @@ from gbactl.kernels.base import Floats
 
 
 class AveragingRule(ABC):
-    """Averaging rule on one trainer: how a replica moves at an exchange.
+    """Averaging rule on one trainer: how an exchange changes the trainer's replica.
 
     `params`: how many of a vector's first values are parameters; the rest are batch-norm statistics, which are only
     averaged. `values`: the mode's own keys."""
@@ -32,7 +32,7 @@ class AveragingRule(ABC):
         self.alpha = np.float32(values.get("alpha", 1.0))
 
     def start(self, common: Floats) -> None:  # noqa: B027  (most rules remember nothing)
-        """Start with all replicas equal to the vector `common`, which may be overwritten afterwards."""
+        """Start with all replicas equal to the vector `common`, which the caller may overwrite afterwards."""
 
     @abstractmethod
     def exchange(self, replica: Floats, other: Floats) -> None:

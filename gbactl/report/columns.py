@@ -65,7 +65,7 @@ SLOWDOWN = (Column("injected", ("injected",), 2), Column("observed", ("observed"
 
 
 def column_of(metric: str) -> Column:
-    """Make a column for any MLflow metric; `auc/day 3` gets the format of `auc`."""
+    """Make a report column for any MLflow metric; `auc/day 3` is formatted like `auc`."""
     family = metric.split("/")[0]
     like = next((column for column in STANDARD if column.metrics == (family,)), None)
     return Column(metric, (metric,)) if like is None else replace(like, title=metric, metrics=(metric,))
@@ -89,7 +89,7 @@ def _short(value: float) -> str:
 
 
 def difference_cell(column: Column, difference: Difference | None) -> Cell:
-    """Make the cell of a group's mean difference to the baseline, with its confidence half-width."""
+    """Make the cell of a group's mean difference to the baseline, with half the width of its confidence interval."""
     if difference is None:
         return Cell(MISSING)
     spread = "" if difference.half is None else f"+-{column.write(difference.half)}"

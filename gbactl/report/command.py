@@ -40,7 +40,7 @@ class ReportOptions:
 
 
 def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str], None]) -> None:
-    """Compare runs; print the table to `out`, all other text to `aside`.
+    """Compare runs; print the table to the stream `out`, all other text to `aside`.
 
     Calls `opened` with the store before it is read."""
     uri = tracking_uri(uri=options.uri)
@@ -69,7 +69,7 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
 
 
 def send(run_dir: Path, uri: str | None, out: Say) -> None:
-    """Send the records of a run that its tracking store has not accepted yet."""
+    """Send the records of a run that the MLflow store has not accepted yet."""
     sent = send_backlog(run_dir, uri)
     if sent is None:
         out(f"Nothing to send: everything of {run_dir} is in its tracking store.")

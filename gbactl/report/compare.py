@@ -173,7 +173,7 @@ def _order(line: Line, chosen: str | None, by_likeness: bool) -> tuple[object, .
 
 
 def _reference(line: Line, lines: Sequence[Line], chosen: str | None) -> Line | None:
-    """Choose the line of the baseline to compare a line with, the most similar one if there are several."""
+    """Choose the baseline's line for the comparison with `line`; of several, the one with the most equal parameters."""
     if chosen is None or line.key[0] == chosen:
         return None
     found = [each for each in lines if each.key[0] == chosen and each.alike == line.alike]
@@ -249,7 +249,7 @@ def _baseline(lines: Sequence[Line], wanted: str | None) -> str | None:
 
 
 def _mixtures(lines: Sequence[Line], keys: Key) -> list[str]:
-    """Note which configuration keys differ between runs of the same line."""
+    """Describe in a sentence which configuration keys differ between runs of the same line."""
     names = sorted({name for line in lines for name in mixed(line.runs)})
     if not names:
         return []
@@ -273,7 +273,7 @@ def _group(line: Line, reference: Line | None, columns: Sequence[Column], rule: 
 
 
 def _unpaired(pairs: Pairs, line: Line, reference: Line, compared: Column, rule: Pairing) -> list[str]:
-    """Note which runs of a line have no partner in the baseline, and whether only part of the baseline was compared."""
+    """Describe which runs of a line have no partner in the baseline, and whether the baseline is compared in part."""
     said, name = [], reference.key[0]
     if pairs.alone:
         end = " and are not in its line" if pairs.ours else ""
@@ -288,7 +288,7 @@ def _unpaired(pairs: Pairs, line: Line, reference: Line, compared: Column, rule:
 
 
 def _evaluated(runs: Sequence[Run]) -> list[str]:
-    """Note which dense vector was evaluated (centre or mean) in modes where every trainer has a replica."""
+    """Describe which dense vector was evaluated (centre or mean) in modes where every trainer has a replica."""
     found = {value_of(run, "mode") for run in runs if "elp" in run.metrics}
     averaged = set(names(lambda mode: mode.home == "replicas" and mode.collective))
     centred = set(names(lambda mode: mode.home == "replicas" and not mode.collective))
@@ -297,7 +297,7 @@ def _evaluated(runs: Sequence[Run]) -> list[str]:
 
 
 def _collectives(runs: Sequence[Run]) -> list[str]:
-    """Note which all-reduce was used, on which the speed of modes with an all-reduce depends."""
+    """Describe which all-reduce was used, on which the speed of modes with an all-reduce depends."""
     found = defaultdict(set)
     for run in runs:
         if "collective.name" in run.params and not is_modelled(value_of(run, "cluster")):

@@ -57,7 +57,7 @@ def value_of(run: Run, key: str) -> str:
 
 
 def without(found: Settings, listed: Iterable[str]) -> dict[str, str]:
-    """Copy a mapping without the listed keys and without those that begin with a listed prefix ending in a dot."""
+    """Copy a mapping without the keys in `listed`, and without keys that begin with a prefix ending in a dot there."""
     exact = frozenset(listed)
     prefixes = tuple(each for each in exact if each.endswith("."))
     return {key: value for key, value in found.items() if key not in exact and not key.startswith(prefixes)}
@@ -76,7 +76,7 @@ def settings(run: Run) -> dict[str, str]:
 
 
 def _unused(found: Settings, mode: str) -> list[str]:
-    """List the keys, or key prefixes, that have no effect on a run with this mode and cluster."""
+    """List the configuration keys and prefixes that have no effect on a run with this mode and cluster."""
     modelled = is_modelled(found["cluster.name"])
     skipped = [] if modelled else ["cost."]
     if modelled or not any(_collects(each) for each in each_mode(mode)):
@@ -105,7 +105,7 @@ def configuration(run: Run, free: Iterable[str] = ()) -> Configuration:
 
 
 def _varying(found: Iterable[Settings]) -> list[str]:
-    """List the keys that have more than one value among these configurations."""
+    """List the keys that have different values in the configurations `found`."""
     values: dict[str, set[str]] = defaultdict(set)
     for each in found:
         for key, value in each.items():

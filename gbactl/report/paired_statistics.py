@@ -75,7 +75,7 @@ class Pairing:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Result of pairing two groups of runs: the runs with a partner, and those of the first group without."""
+    """Result of pairing the runs of two groups: the runs with a partner, and runs of the first group without."""
 
     ours: list[Run]
     theirs: list[Run]
@@ -83,7 +83,7 @@ class Pairs:
 
 
 def values(runs: Iterable[Run], without: Iterable[str] = ()) -> dict[str, set[str]]:
-    """Collect the values of every parameter over some runs."""
+    """Collect the set of values that each parameter has over some runs, except the parameters `without`."""
     found: dict[str, set[str]] = defaultdict(set)
     skipped = tuple(without)
     for run in runs:
@@ -124,7 +124,7 @@ def pairs_of(runs: Sequence[Run], reference: Sequence[Run], rule: Pairing) -> Pa
 
 
 def by_pairs(pairs: Pairs, rule: Pairing) -> list[tuple[float, float]]:
-    """Return pairs of the compared metric (reference, ours), one pair a seed.
+    """Return the compared metric of each pair of runs as (reference, ours), one pair a seed.
 
     A seed's value is the mean over its configurations."""
     ours, theirs = _by_pair(pairs.ours, rule), _by_pair(pairs.theirs, rule)

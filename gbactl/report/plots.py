@@ -163,7 +163,7 @@ def _switches(
     along: Callable[[Curves], Sequence[float]],
     begins: Callable[[ModeSegment], float],
 ) -> None:
-    """Mark the mode switches of a run on its curve; each mode is labelled once in a group."""
+    """Draw a run's mode switches on its curve; each mode is labelled once in a group."""
     for place, runs in enumerate(groups.values()):
         named = set[tuple[int, str]]()
         for run in runs:

@@ -166,7 +166,7 @@ def render(report: Report, form: str, width: int = 80, colour: bool = False) -> 
 
 
 def beside(report: Report, form: str) -> list[str]:
-    """Return the sentences that a format has no place for, to be printed on stderr."""
+    """Return the report's sentences that a format cannot include, to be printed on stderr."""
     return sentences(report) if form == "csv" else []
 
 
@@ -321,7 +321,7 @@ def csv(report: Report) -> str:
 
 
 def _slowdowns(report: Report, writer: Any) -> None:
-    """Write the slow-down table to the CSV output."""
+    """Write the slow-down table of the report to the CSV output."""
     names = ("injected_mean", "injected_sd", "observed_mean", "observed_sd", "error_percent")
     writer.writerow([*report.by, "slowed", "n", *names])
     for each in report.slowdowns:

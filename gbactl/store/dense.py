@@ -44,7 +44,7 @@ def dense_range(size: int, shard: int, holders: int) -> Cut:
 
 
 def held(cuts: Sequence[Cut]) -> dict[int, Cut]:
-    """Map each shard to its slice of the dense vector, leaving out shards with an empty slice."""
+    """Return the slice of the dense vector of each shard whose slice is not empty."""
     return {shard: cut for shard, cut in enumerate(cuts) if cut[0] < cut[1]}
 
 
@@ -86,11 +86,11 @@ class DenseBlock:
         self._optimizer.reset()
 
     def apply(self, total: Floats, divisor: float, weight_sum: float, lr_scale: float = 1.0) -> None:
-        """Take an optimizer step from a summed gradient: total / divisor, for buffers total / weight_sum."""
+        """Apply an optimizer step from a summed gradient: total / divisor; for buffers, total / weight_sum."""
         self.apply_parts([(total, 1.0)], divisor, weight_sum, lr_scale)
 
     def apply_parts(self, parts: Sequence[DensePart], divisor: float, weight_sum: float, lr_scale: float = 1.0) -> None:
-        """Take one optimizer step from (gradient f32[n], weight > 0) pairs, which are summed in order in the same pass.
+        """Apply one optimizer step from (gradient float32[n], weight > 0) pairs, summed in order in the same pass.
 
         Raises ValueError, before anything is changed, on a gradient of another shape.
         """

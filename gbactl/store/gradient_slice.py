@@ -32,7 +32,7 @@ class GradientSlice:
 
     @classmethod
     def missing(cls, width: int) -> GradientSlice:
-        """Make an empty slice in place of a lost one, for rows of `width` floats."""
+        """Make an empty slice that replaces a lost one, for a table with rows of `width` floats."""
         return cls(np.empty(0, INT), np.empty((0, width), FLOAT), None, lost=True)
 
     @property
@@ -63,7 +63,7 @@ class GradientSlice:
 
 @dataclass(frozen=True, slots=True)
 class StepOrder:
-    """Coordinator's order to apply staged gradients: step `step` applies `members` (batch, weight >= 0) in their order.
+    """Coordinator's order to apply staged gradients as step `step`; `members`: (batch, weight >= 0) in summing order.
 
     Rows and dense parameters are divided by `divisor`, batch-norm statistics by `weight_sum`. `row_weights`, if any,
     has an entry for each member: the weight of a row by the row's own staleness; the last weight is that of the token's

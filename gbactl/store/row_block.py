@@ -132,7 +132,7 @@ class PullCounts:
         self._at_pull[batch] = index, self._counts[index]
 
     def attach(self, batch: int, part: GradientSlice) -> None:
-        """Move a batch's touch counts into its gradient slice; drop them if the slice has other rows."""
+        """Move a batch's touch counts into its gradient slice; discard them if the slice has other rows than pulled."""
         index, counts = self._at_pull.pop(batch, (None, None))
         if index is not None and np.array_equal(index, part.index):
             part.touches = counts

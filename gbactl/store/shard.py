@@ -180,7 +180,7 @@ class Shard:
         return tuple(self._staged)
 
     def apply(self, order: StepOrder) -> tuple[int, ...]:
-        """Take the ordered step, free its gradient slices, and return its batches.
+        """Apply the step `order`, free its gradient slices, and return the batches applied.
 
         Members of weight 0 touch nothing; if all weights are 0, only the version advances. With the order's
         `row_weights` each row has its own weight, and a row of weight 0 is left out of its gradient. Raises ValueError,
@@ -223,7 +223,7 @@ class Shard:
     def _row_parts(
         self, parts: list[tuple[GradientSlice, float]], order: StepOrder
     ) -> tuple[list[RowPart], list[float]]:
-        """List each slice's rows of weight > 0, and what the slice adds to the divisor of its rows (see `_share`).
+        """List each slice's rows of weight > 0, with the slice's share of the divisor of its rows (see `_share`).
 
         A slice is empty where only dense gradients count. The second list is empty where all rows have the same
         divisor.
@@ -246,11 +246,11 @@ class Shard:
         return self.spec.sparse_divisor == "contributors"
 
     def _divisor(self, order: StepOrder) -> float:
-        """Compute the divisor that all rows share, before the slices that carry a row add theirs."""
+        """Compute the part of the gradient's divisor that is common to all rows (see `_share` for the other part)."""
         return 0.0 if self._by_contributors else order.divisor
 
     def _share(self, weight: float, member: int, order: StepOrder) -> float:
-        """Compute what a member's slice of this weight adds to the divisor of its rows.
+        """Compute how much one batch's slice adds to the divisor by which the gradients of its rows are divided.
 
         With `contributors` only the slices that carry a row count: by their weights if the order divides by weights,
         else by their samples. Otherwise the order's divisor already counts every member by its dense weight, and the
@@ -303,7 +303,7 @@ class Shard:
             self._notes.forget()
 
     def adopt(self, version: int, lost: Sequence[int]) -> None:
-        """Take a failed shard's place after `version` steps, with empty slices staged for the batches `lost`."""
+        """Take the place of a failed shard after `version` steps; stage empty slices for the batches `lost`."""
         self.version = version
         for batch in lost:
             self.stage(batch, GradientSlice.missing(self.spec.width))

@@ -165,7 +165,7 @@ class Delivery:
         return self._known
 
     def resume(self, run_id: str | None, sent: int) -> None:
-        """Skip the records that an earlier delivery sent, if the store still has that run."""
+        """Skip the first `sent` records, which an earlier delivery sent, if the store still has the run `run_id`."""
         self._known, self._sent = run_id, sent
 
     def add(self, records: Sequence[Record]) -> None:
@@ -337,7 +337,7 @@ def _send(backlog: Backlog, run_dir: Path, uri: str | None, sender: MlflowSender
 
 
 def _complete(backlog: Backlog, contents: BacklogContents, run_dir: Path) -> None:
-    """Append the run's final record `finish` if the launcher was killed before it could write that."""
+    """Append the record `finish` to a run's backlog if the launcher was killed before it wrote that record."""
     if contents.records[-1]["kind"] == "finish":
         return
     last: Record = {"kind": "finish", "status": status_of(run_dir), "end_ms": _last_ms(contents)}

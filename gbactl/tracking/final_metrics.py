@@ -52,7 +52,7 @@ def _wire(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _replicas(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Iterate over the metrics of trainers with replicas: sync_gap_mean, elp, replica_distance (the last one), ..."""
+    """Iterate over the final metrics of trainers with replicas: sync_gap_mean, elp, replica_distance, ..."""
     for name, value in (told.get("sync_gap") or {}).items():
         yield f"sync_gap_{name}", value
     for name in ("elp", "exchanges", "exchange_ms", "foreground_seconds", "bytes_exchanged"):
@@ -95,12 +95,12 @@ def failure_metrics(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def failed_in_short(result: Mapping[str, Any]) -> str:
-    """List a run's failures in the text of a tag, such as "W1 kill, W1 death, S0 hang"."""
+    """List a run's failures as the text of an MLflow tag, such as "W1 kill, W1 death, S0 hang"."""
     return ", ".join(f"{each['process']} {each['failure']}" for each in result.get("recovery") or ())
 
 
 def useless(result: Mapping[str, Any]) -> str:
-    """Warn of a result that is worse than predicting the base rate; "" for any other."""
+    """Describe a result that is worse than predicting the base rate, as a warning; "" for any other result."""
     found = result.get("ne")
     if found is None or not found > 1:
         return ""

@@ -119,7 +119,7 @@ class TrackedRun:
         self._queue.put({"kind": "artifact", "path": str(Path(path).resolve())})
 
     def finish(self, status: str, wait: float = 20.0) -> str | None:
-        """End the run as FINISHED, FAILED or KILLED; returns a sentence if records are unsent, else None.
+        """End the run as FINISHED, FAILED or KILLED; return a sentence on records that could not be sent, else None.
 
         Waits for the store `wait` seconds at most; unsent records stay in the run directory. A second call only waits
         again.
@@ -153,7 +153,7 @@ class TrackedRun:
                 return
 
     def _collected(self) -> list[Record]:
-        """Collect the records queued within one flush interval, or what is left when the run ends."""
+        """Return the records queued within one flush interval, or all remaining ones when the run ends."""
         records: list[Record] = []
         until = time.monotonic() + (_FLUSH_SECONDS if self._tried.is_set() else 0.0)
         while True:

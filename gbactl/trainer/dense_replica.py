@@ -1,4 +1,4 @@
-"""Dense replica of one trainer: compute threads step on it while exchanges add differences to it.
+"""Dense replica of one trainer: compute threads step it concurrently, and exchanges add differences to it.
 
 A compute thread holds only its own lock during its step, so threads never wait for each other (Hogwild). An exchange
 takes all of them, for as long as one copy or one addition takes (0.1 ms for 0.5 M values) and never while it waits for
@@ -30,7 +30,7 @@ class Replica:
         self.grow(threads)
 
     def grow(self, count: int) -> None:
-        """Allow `count` compute threads. No thread may be computing."""
+        """Allow `count` compute threads; call it while no thread computes."""
         more = max(0, count - len(self._locks))
         self._locks += [threading.Lock() for _ in range(more)]
         self._steps += [0] * more
@@ -46,7 +46,7 @@ class Replica:
         return sum(self._steps)
 
     def step(self, gradient: Floats, divisor: float, lr_scale: float, thread: int = 0) -> None:
-        """Take an optimizer step of one compute thread, with gradient / divisor."""
+        """Apply an optimizer step of compute thread `thread` with gradient / divisor."""
         with self._locks[thread]:
             self.block.apply(gradient, divisor, divisor, lr_scale)
             self._steps[thread] += 1
@@ -92,7 +92,7 @@ class ExchangeStatistics:
     _next: float = 1.0
 
     def distance(self, at: float, replica: Floats, other: Floats) -> None:
-        """Record the L2 distance of the replica from the mean or centre, `at` seconds into the phase.
+        """Record the L2 distance of the replica from the mean or centre `other`, `at` seconds into the phase.
 
         Not every time."""
         if self.exchanges + 1 >= self._next:
@@ -100,7 +100,7 @@ class ExchangeStatistics:
             self.distances.append((at, float(np.linalg.norm(replica - other))))
 
     def met(self, iterations: int, seconds: float, sent: float) -> None:
-        """Record an exchange: its seconds and bytes, and the local iterations done by then."""
+        """Record an exchange: its duration and bytes sent, and the local steps done so far."""
         self.exchanges += 1
         if iterations > self._last or not self.idle:
             self.gaps[iterations - self._last] += 1

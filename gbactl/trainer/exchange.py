@@ -48,7 +48,7 @@ class ExchangeKind(Protocol):
     statistics: ExchangeStatistics
 
     def once(self, leaving: bool) -> bool:
-        """Do one exchange; return whether it was the last one. Raises GbactlError when the other side is gone."""
+        """Do one exchange (`leaving`: this trainer is done); return whether it was the last. Raises GbactlError."""
 
 
 @dataclass(eq=False)
@@ -79,7 +79,7 @@ class ReplicaExchange:
         return self._sent
 
     def receive(self, other: Floats, began: float, values: float) -> None:
-        """Move the replica towards the centre or mean received; `values` floats were sent each way since `began`."""
+        """Move the replica towards the received mean or centre `other`, and record the exchange since time `began`."""
         self.statistics.distance(self.now() - self._began, self._sent, other)
         self.rule.exchange(self._sent, other)
         if self.rule.alpha:
@@ -109,7 +109,7 @@ class CentreExchange(ReplicaExchange):
 
 @dataclass(eq=False)
 class AveragingRound(ReplicaExchange):
-    """Averaging round of a replica with those of all trainers; with `weight` 0 the own replica does not count.
+    """Averaging round of a replica with all trainers' replicas; `weight` 0 excludes this trainer's replica.
 
     A round sums [replica | weight | leaving | there | computing]."""
 
@@ -120,7 +120,7 @@ class AveragingRound(ReplicaExchange):
         self._round: Floats = np.zeros(len(self._sent) + 4, np.float32)
 
     def offer(self, leaving: bool) -> Floats:
-        """Fill the round's vector f32[n + 4], which an all-reduce sums in place."""
+        """Fill the round's vector float32[n + 4] (replica and four flags), which an all-reduce sums in place."""
         total = self._round
         np.multiply(self.send(), np.float32(self.weight), out=total[:-4])
         total[-4:] = self.weight, leaving, 1.0, self.weight > 0 and not (leaving or self.statistics.idle)
@@ -141,7 +141,7 @@ class AveragingRound(ReplicaExchange):
 
 @dataclass(eq=False)
 class AveragingRounds(AveragingRound):
-    """Averaging rounds over a collective that is used for them alone."""
+    """Averaging rounds over a collective that is used for nothing else."""
 
     NAME: ClassVar[str] = "replicas"
 

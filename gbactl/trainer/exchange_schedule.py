@@ -1,4 +1,4 @@
-"""Schedule of a trainer's exchanges: continuously in a thread, or every k iterations in the foreground.
+"""Schedule of a trainer's exchanges: periodically in a thread, or every k iterations in the foreground.
 
 The shadow thread costs a core for the time of its passes over the vector and sleeps while it waits for others; the
 compute loop never waits for it. It has the scheduling of the compute thread that starts it: where workers share cores,
@@ -30,10 +30,10 @@ class ExchangeDriver(Protocol):
         """Start an exchange if due after so many iterations of the phase. Raises the error of an earlier exchange."""
 
     def idle(self) -> None:
-        """Keep answering the trainers that still compute, as no batches are left for this one."""
+        """Continue to answer the other trainers' exchanges, as this trainer has no more batches."""
 
     def close(self) -> None:
-        """Answer the other trainers until all leave, at a phase's end. Raises the error of an earlier exchange."""
+        """Join exchanges until every trainer has finished the phase. Raises the error of an earlier exchange."""
 
 
 class ForegroundDriver:
@@ -58,7 +58,7 @@ class ForegroundDriver:
             self.exchange.statistics.foreground += time.perf_counter() - began
 
     def idle(self) -> None:
-        """Answer the other trainers in a background thread; further exchanges do not count as sync gaps."""
+        """Join the other trainers' exchanges in a background thread; they no longer count as sync gaps."""
         if self._answers is None and not math.isinf(self.k):
             self.exchange.statistics.idle = True
             self._answers = ShadowDriver(self.exchange, IDLE_SECONDS)
@@ -72,7 +72,7 @@ class ForegroundDriver:
 
 
 class ShadowDriver:
-    """Background exchanges every `interval` seconds (infinity: never), the first after `part` of an interval."""
+    """Background exchanges every `interval` seconds (infinity: never); the first after the fraction `part` of it."""
 
     def __init__(self, exchange: ExchangeKind, interval: float, part: float = 1.0) -> None:
         self.exchange = exchange
@@ -96,7 +96,7 @@ class ShadowDriver:
             raise self._error
 
     def idle(self) -> None:
-        """Do nothing, as the background thread goes on with exchanges."""
+        """Do nothing: the background thread continues its exchanges without the compute threads."""
 
     def close(self) -> None:
         self._leaving.set()
@@ -119,7 +119,7 @@ class ExchangePace:
     def of(
         cls, rule: AveragingRule, shadow: bool, trainers: int, index: int, values: Mapping[str, Any]
     ) -> ExchangePace:
-        """Make the pace that a mode's options set for worker `index`, which may only answer the trainers.
+        """Make the pace that a mode's options set for worker `index`; one without a replica never starts an exchange.
 
         Trainers that exchange with a centre in the background are staggered: those that queue together from the
         first exchange on end together, pause equally long, and queue together ever after."""

@@ -1,4 +1,4 @@
-"""Dense placement of a trainer: its own replica, stepped by Hogwild threads and exchanged with other replicas.
+"""Dense placement of a trainer: its own replica, trained by Hogwild threads and exchanged with other replicas.
 
 Nothing is allocated before a phase needs it; then: the replica with its optimizer state, a gradient per thread, two
 vectors for exchanges. A step costs what the dense optimizer costs. Evaluation reads the servers' vector: the centre, or
@@ -37,7 +37,7 @@ from gbactl.worker.worker_core import BatchInProgress, weigh
 
 
 class ComputeThread(DensePlacement):
-    """Dense placement as used by compute thread number `thread` of a trainer."""
+    """Dense placement as compute thread number `thread` of a trainer uses it."""
 
     def __init__(self, flat: FlatModel, thread: int, trainer: TrainerDense) -> None:
         self.flat, self.thread, self.trainer = flat, thread, trainer
@@ -69,7 +69,7 @@ class ComputeThread(DensePlacement):
 
 
 def start(each: ComputeThread, work: Callable[[], None], exchange: WorkerClient) -> None:
-    """Run a compute loop in a new thread; an error in the thread ends the worker's own loop."""
+    """Run a compute loop in a new thread; an error there ends the whole worker with that error."""
 
     def run() -> None:
         try:
@@ -111,7 +111,7 @@ class TrainerDense(ComputeThread):
         return self.core.replica
 
     def handle(self, message: OpenReplicas | CloseReplicas) -> ClosedReplicas | None:
-        """Open or close a phase as the coordinator asks. Raises GbactlError when a process it waits for is gone."""
+        """Open or close a phase at the coordinator's request. Raises GbactlError if another process has failed."""
         if isinstance(message, OpenReplicas):
             if message.turn != self.core.opened:  # a new coordinator repeats what it has no record of
                 self.open(message)
@@ -142,7 +142,7 @@ class TrainerDense(ComputeThread):
 
     @contextmanager
     def _stopped(self) -> Iterator[None]:
-        """Context in which no compute thread of the trainer computes."""
+        """Context in which all compute threads of the trainer are paused."""
         with ExitStack() as held:
             for each in self._threads if self.stands else []:
                 held.enter_context(each.computing)
@@ -169,7 +169,7 @@ class TrainerDense(ComputeThread):
         self._drive.stepped(self.core.iterations)
 
     def close(self, message: CloseReplicas) -> ClosedReplicas:
-        """Answer the other trainers until all leave, then send the servers this trainer's replica; may be repeated."""
+        """Exchange until every trainer has finished, then send the servers this replica; may be called again."""
         if self._drive is not None:
             self._drive.close()
             self._drive, self.exchange.core.threads = None, 1
@@ -210,7 +210,7 @@ class TrainerDense(ComputeThread):
         self._evaluating = False
 
     def take_over(self, turn: int) -> None:
-        """Fetch the dense parameters from the servers into the replica, as every trainer does."""
+        """Load the servers' dense parameters into this trainer's replica at a mode switch."""
         if isinstance(self.collective, FaultTolerantCollective):
             self.collective.renew(turn)  # since it was formed, workers may have joined or summands been set
         self._fetch()

@@ -45,7 +45,7 @@ class TrainerCore:
         return self.replica.iterations - self._first
 
     def open(self, message: OpenReplicas) -> bool:
-        """Open a phase; return whether the replica is outdated, so that it must be fetched from the servers first.
+        """Open a phase; return whether the replica is outdated and must be fetched from the servers.
 
         A worker that is no trainer in the phase only answers the others."""
         self.opened, self.trains = message.turn, self.index < message.trainers
@@ -71,16 +71,16 @@ class TrainerCore:
         return self._rule[1]
 
     def took_over(self) -> None:
-        """Record that the replica was loaded from the servers, like the replicas of all trainers."""
+        """Record that this replica, like all others, was loaded from the servers, so that all are equal."""
         self._fresh = self._common = True
 
     def closed(self, turn: int) -> ClosedReplicas:
-        """Make the report of a finished phase for the coordinator."""
+        """Make the ClosedReplicas message of a finished phase; `turn`: number of the phase's opening in the run."""
         self.statistics.iterations = self.iterations
         return ClosedReplicas(self.index, turn, self.statistics.fields())
 
     def saved(self, number: int, trains: bool) -> tuple[DenseSaved, Floats | None]:
-        """Pack the current replica for a checkpoint; empty for a worker that does not train."""
+        """Pack the current replica for checkpoint `number`; no values for a worker that does not train."""
         if not trains:
             return DenseSaved(number, 0, -1), None
         block = self.replica.block

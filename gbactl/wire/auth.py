@@ -81,7 +81,7 @@ def answer(key: bytes, greeting_bytes: bytes, me: Peer, connector_nonce: bytes) 
 
 
 def accept(key: bytes, listener_nonce: bytes, answer_bytes: bytes, me: Peer) -> tuple[Peer, bytes, SessionKeys]:
-    """Verify the connector's handshake message; returns (peer, the listener's proof, keys). Raises WireError."""
+    """Verify the connector's handshake message; return (peer, the listener's proof, keys). Raises WireError."""
     role, index, incarnation, connector_nonce, proof = ANSWER.unpack(answer_bytes)
     expected = _proof(key, b"connector", listener_nonce, connector_nonce, answer_bytes[: _IDENTITY.size])
     if not hmac.compare_digest(proof, expected) or role >= len(ROLES):
@@ -91,7 +91,7 @@ def accept(key: bytes, listener_nonce: bytes, answer_bytes: bytes, me: Peer) -> 
 
 
 def confirm(key: bytes, greeting_bytes: bytes, connector_nonce: bytes, proof: bytes, peer: Peer) -> SessionKeys:
-    """Verify that the listener knows the key and is `peer`, in any incarnation. Raises WireError."""
+    """Verify the listener's `proof` that it knows the key and is `peer` (any incarnation). Raises WireError."""
     _, listener_nonce = GREETING.unpack(greeting_bytes)
     if not hmac.compare_digest(proof, _listener_proof(key, listener_nonce, connector_nonce, peer)):
         raise WireError(f"The listener does not know this run's key, or is not {peer}.")

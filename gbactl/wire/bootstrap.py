@@ -55,7 +55,7 @@ class Bootstrap:
 
     @property
     def log_name(self) -> str:
-        """Name of the child's log in logs/, without the suffix: W1, and W1-2 for W1's second successor."""
+        """Name of the child's log file in logs/, without the suffix: W1; W1-2 for the second replacement of W1."""
         return f"{self.peer}-{self.incarnation}" if self.incarnation else str(self.peer)
 
     @property

@@ -48,7 +48,7 @@ class Hub(Protocol):
     traffic: TrafficCounter
 
     def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR) -> Channel:
-        """Connect and authenticate, blocking; shared memory is used if `segment_bytes` gives two slot sizes.
+        """Connect to a node and authenticate; blocks. Two slot sizes in `segment_bytes` select shared memory.
 
         `segment_bytes`: bytes of the slot for outgoing payloads and of the one for incoming payloads. Raises WireError
         when the other end does not answer or does not know the key."""
@@ -66,7 +66,7 @@ class Hub(Protocol):
 
 
 class BufferPool:
-    """Pool of receive buffers: at most `keep` buffers, and MOST_KEPT bytes in all.
+    """Pool of free receive buffers: at most `keep` buffers and MOST_KEPT bytes in total.
 
     A fresh multi-megabyte allocation would page-fault at every use."""
 
@@ -75,7 +75,7 @@ class BufferPool:
         self.free: list[Bytes] = []
 
     def take(self, nbytes: int) -> Bytes:
-        """Take a buffer of at least `nbytes` from the pool, or allocate one."""
+        """Return a buffer of at least `nbytes` from the pool, or a new one if none is free."""
         for i, buffer in enumerate(self.free):
             if buffer.size >= nbytes:
                 return self.free.pop(i)
@@ -88,7 +88,7 @@ class BufferPool:
 
 
 class ChannelWrapper:
-    """Base of channels that change the messages of another channel, `inner`."""
+    """Base of channels that convert or add to the messages of another channel, `inner`."""
 
     def __init__(self, inner: Channel) -> None:
         self.inner, self.peer = inner, inner.peer

@@ -75,7 +75,7 @@ class Header(NamedTuple):
 
     @property
     def slot(self) -> int | None:
-        """Shared-memory slot that holds the payload, or None."""
+        """Index of the shared-memory slot that holds the payload; None if the payload follows on the wire."""
         return self.flags >> 8 if self.flags & IN_SLOT else None
 
 

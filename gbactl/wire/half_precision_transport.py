@@ -27,7 +27,7 @@ _KINDS = frozenset(KIND[message] for message in VALUES)
 
 
 def ids_of(message: Any) -> int:
-    """Return the number of bytes that the ids before the values take in a message's payload."""
+    """Return the size in bytes of the row ids that precede the float values in a message's payload."""
     return 4 * max(0, message.rows) if isinstance(message, Push) else 0
 
 
@@ -116,6 +116,6 @@ class HalfPrecisionHub(HubWrapper[HalfPrecisionChannel]):
 
 
 def narrowed(hub: Hub, wire_dtype: str) -> Hub:
-    """Wrap the hub of a server or worker so that it sends values as transport.wire_dtype says."""
+    """Wrap a server's or worker's hub in a HalfPrecisionHub if transport.wire_dtype is fp16 or bf16."""
     codec = codec_of(wire_dtype)
     return hub if codec is None else HalfPrecisionHub(hub, codec)

@@ -51,7 +51,7 @@ def listen(bind: str) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """Return the address at which peers reach a listening socket."""
+    """Return the address (HOST:PORT or unix:NAME) at which peers reach a listening socket."""
     name = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return UNIX + bytes(name)[1:].decode()
@@ -145,7 +145,7 @@ class UnauthenticatedConnection:
 
 
 class Admission:
-    """Admission of connections to one listener: at most so many unauthenticated ones, each with a deadline.
+    """Admission of connections to one listener, with a limit and deadlines for those not yet authenticated.
 
     `refuse` is called with the reason of a rejection."""
 
@@ -191,7 +191,7 @@ class Admission:
     def continue_handshake(
         self, connection: UnauthenticatedConnection, key: bytes, me: Peer
     ) -> AuthenticatedConnection | None:
-        """Continue a connection's handshake; returns the connection once it is authenticated, else None."""
+        """Continue a connection's handshake; return the AuthenticatedConnection if it is complete, else None."""
         if connection not in self.unauthenticated:
             return None
         try:

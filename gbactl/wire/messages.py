@@ -40,7 +40,7 @@ class InstallDense(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """To the coordinator: the node can take work."""
+    """To the coordinator: the node has started and can process batches."""
 
     role: str
     number: Integer
@@ -67,13 +67,13 @@ class BeginPhase(NamedTuple):
 
 
 class Abandon(NamedTuple):
-    """To a worker: drop the batches of a phase that it has not started, as the phase's results are no longer needed."""
+    """To a worker: discard the batches of a phase that it has not started to compute; their results are not needed."""
 
     phase: Integer
 
 
 class MoveDense(NamedTuple):
-    """To a worker, when nothing is in flight: move the dense parameters to `home`, "workers" or "servers".
+    """To a worker, while no batch is in flight: move the dense parameters to `home`, "workers" or "servers".
 
     "workers": pull them from the servers. "servers": worker `giver` sends them there. `turn` numbers the moves."""
 
@@ -83,7 +83,7 @@ class MoveDense(NamedTuple):
 
 
 class DenseMoved(NamedTuple):
-    """Answer to MoveDense: this worker has moved the dense parameters (move number `turn`)."""
+    """Answer to MoveDense: this worker has moved the dense parameters; `turn`: number of the move in the run."""
 
     worker: Integer
     turn: Integer
@@ -103,7 +103,7 @@ class OpenReplicas(NamedTuple):
 
 
 class CloseReplicas(NamedTuple):
-    """To a worker: end of the phase's data for the worker's replica.
+    """To a worker: no more batches of the phase follow for the worker's replica.
 
     It keeps answering exchanges until all trainers leave, then sends its replica to the servers and answers
     ClosedReplicas. If not `last`: batches of failed trainers may still come, so that it only keeps answering exchanges,
@@ -114,7 +114,7 @@ class CloseReplicas(NamedTuple):
 
 
 class ClosedReplicas(NamedTuple):
-    """Answer to CloseReplicas: the trainer's ExchangeStatistics (trainer/dense_replica.py)."""
+    """Answer to CloseReplicas: statistics of the trainer's exchanges (ExchangeStatistics)."""
 
     worker: Integer
     turn: Integer
@@ -174,7 +174,7 @@ class Summand(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """Sum of a round of a broken all-reduce, payload float32[length]: from the server, or from a worker that has it.
+    """Sum of a round of a broken all-reduce, payload float32[length]; sent by the server or a worker that has it.
 
     A worker sends a result that its ring still computed."""
 
@@ -184,14 +184,14 @@ class Sum(NamedTuple):
 
 
 class SummandsLost(NamedTuple):
-    """To the coordinator, from the summing server: the summands that are missing from a step's dense gradient."""
+    """To the coordinator, from the summing server: indexes of the gradients missing from a step's dense sum."""
 
     step: Integer
     parts: list[Integer]
 
 
 class RingBroken(NamedTuple):
-    """Failure of the all-reduce ring, which is not used again.
+    """Report that the all-reduce ring has failed; all later sums bypass it.
 
     The server that sums sends it to the coordinator, which sends it to every worker."""
 
@@ -502,7 +502,7 @@ class CheckpointLoaded(NamedTuple):
 
 
 class AdoptVersion(NamedTuple):
-    """To a replacement server: continue at `version` steps, with the optimizer's state reset if `fresh`.
+    """To a replacement server: continue as if `version` steps were applied; `fresh`: reset the optimizer's state.
 
     Slices of the batches `lost` were announced and not applied, and are lost with the failed server."""
 
@@ -512,13 +512,13 @@ class AdoptVersion(NamedTuple):
 
 
 class ReloadCheckpoint(NamedTuple):
-    """To a server, when nothing is in flight: go back to the checkpoint in folder `path` ("": to the beginning)."""
+    """To a server, while no batch is in flight: load the checkpoint in folder `path` ("": the initial values)."""
 
     path: str
 
 
 class ShardRelocated(NamedTuple):
-    """To a worker: a shard's new address after a server failure; repeat open requests there.
+    """To a worker: new address of a shard after a server failure; the worker repeats unanswered requests there.
 
     Slices of `batches` ([phase, batch, phase, ...]) that were sent to the failed server are lost. Shard -1: every
     server has gone back to a checkpoint, and the worker's versions are invalid."""
@@ -530,7 +530,7 @@ class ShardRelocated(NamedTuple):
 
 
 class Ping(NamedTuple):
-    """Heartbeat request to a worker or server, answered with Pong at once, even while it computes."""
+    """Heartbeat request to a worker or server, which answers with Pong at once, even during a computation."""
 
     beat: Integer
 
@@ -543,7 +543,7 @@ class Pong(NamedTuple):
 
 
 class Takeover(NamedTuple):
-    """To a reconnected node: a new coordinator, of a later `term`, has taken over the run."""
+    """To a reconnected node: a new coordinator, with a higher `term`, now controls the run."""
 
     term: Integer
 
@@ -560,7 +560,7 @@ class ServerState(NamedTuple):
 
 
 class WorkerState(NamedTuple):
-    """Answer of a worker to Takeover: its phase, its last granted batches, and those that it still holds.
+    """A worker's answer to Takeover: its phase, its last granted batches, and those not yet pushed or given back.
 
     `granted`: phase, batch, ... `held`, neither pushed nor given back: phase, batch, whether to train on it, ..."""
 
@@ -572,7 +572,7 @@ class WorkerState(NamedTuple):
 
 
 class Event(NamedTuple):
-    """To the launcher: an event, which it shows, logs or acts on."""
+    """To the launcher: an event of the run to show, log or handle."""
 
     name: str
     fields: dict[str, Any]
@@ -630,5 +630,5 @@ def unpack(kind: int, descriptor: bytes) -> Any:
 
 
 def decode(frame: Frame) -> Any:
-    """Decode the message of a frame, unless that is done. Raises WireError as `unpack` does."""
+    """Decode a frame's message unless `frame` is decoded already. Raises WireError as `unpack` does."""
     return unpack(frame.kind, frame.descriptor) if frame.message is None else frame.message

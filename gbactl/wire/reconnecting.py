@@ -133,7 +133,7 @@ MOST = 256  # slices remembered beyond those that are still staged
 
 
 class GrantedBatches:
-    """A worker's record of the batches granted to it, and of those neither pushed nor given back yet."""
+    """A worker's record of the batches granted to it, and of those that it has neither pushed nor returned."""
 
     def __init__(self) -> None:
         self._granted: deque[tuple[int, int]] = deque(maxlen=LAST)
@@ -146,7 +146,7 @@ class GrantedBatches:
         self._held[batch] = phase.training
 
     def returned(self, grant: Granted) -> None:
-        """Mark a batch as pushed or given back, just before that happens."""
+        """Record that a batch is about to be pushed, or returned to the coordinator."""
         self._held.pop((grant.phase, grant.batch), None)
 
     def worker_state(self, worker: int, term: int, phase: BeginPhase | None) -> WorkerState:

@@ -35,7 +35,7 @@ _TELLING = frozenset(KIND[message] for message in _STEPS)
 
 
 class TrainingProgress:
-    """Training progress as one node sees it: the highest step in a message, and when training began here.
+    """Training progress as one node sees it: the highest step number in its messages, and the time training began.
 
     With it each end knows when a storm (a period of message faults) is active, without a message for that. A
     replacement process counts from its own start, as for its slow-downs. Thread-safe."""
@@ -45,7 +45,7 @@ class TrainingProgress:
         self._began, self._step = math.inf, -1
 
     def told(self, message: Any) -> None:
-        """Update the progress from a sent or received message."""
+        """Update the highest step number and the start time of training from a sent or received message."""
         if type(message) in _STEPS:
             name = _STEPS[type(message)]
             with self._lock:
@@ -53,7 +53,7 @@ class TrainingProgress:
                 self._step = max(self._step, 0 if name is None else getattr(message, name))
 
     def heard(self, frame: Frame) -> Frame:
-        """Update the progress from a received frame and return the frame; decoding errors are left to its handler."""
+        """Update the TrainingProgress from a received frame and return the frame, also one that cannot be decoded."""
         if frame.kind in _TELLING:
             with contextlib.suppress(WireError):
                 frame.message = decode(frame)
@@ -62,14 +62,14 @@ class TrainingProgress:
 
     @property
     def storms(self) -> frozenset[int]:
-        """Indexes, in the fault plan, of the message faults that are active now."""
+        """Indexes, in the fault plan, of the periods of message faults that are active now."""
         with self._lock:
             return self._storms.on(self._step, self.now() - self._began)
 
 
 @dataclass
 class _Sent:
-    """Unacknowledged message, sent again at time `due`."""
+    """Message that the peer has not acknowledged; it is sent again at time `due`."""
 
     message: NumberedMessage
     payload: Bytes | None

@@ -27,7 +27,7 @@ def _round(nbytes: int) -> int:
 
 
 class SegmentLayout(NamedTuple):
-    """Layout of a segment: bytes of one slot in each direction; sent to the listener in this form."""
+    """Layout of a shared-memory segment: bytes of one slot in each direction; also sent to the listener."""
 
     name: str
     outgoing: int
@@ -48,7 +48,7 @@ class SegmentLayout(NamedTuple):
 
 
 def create(outgoing: int, incoming: int) -> tuple[SegmentLayout, mmap.mmap]:
-    """Create a segment, held by its mapping with a descriptor of its own (see shared_memory_names).
+    """Create and map a shared-memory segment, which stays locked while it is mapped (see shared_memory_names).
 
     Raises ClusterError when the host's shared memory is full or cannot be written."""
     layout = SegmentLayout(shared_memory_names.new(), _round(outgoing), _round(incoming))
@@ -69,7 +69,7 @@ def create(outgoing: int, incoming: int) -> tuple[SegmentLayout, mmap.mmap]:
 
 
 def attach(layout: SegmentLayout) -> mmap.mmap | None:
-    """Map a peer's segment; None if it is not on this host. Raises WireError for an invalid name or size."""
+    """Map a peer's shared-memory segment; None if it is on another host. Raises WireError for a bad name or size."""
     if not shared_memory_names.NAME.fullmatch(layout.name) or layout.outgoing < 0 or layout.incoming < 0:
         raise WireError("A peer offers shared memory under a name that is not allowed.")
     try:
@@ -86,6 +86,6 @@ def attach(layout: SegmentLayout) -> mmap.mmap | None:
 
 
 def unlink(layout: SegmentLayout) -> None:
-    """Remove the segment's name; the mapping stays valid."""
+    """Remove the shared-memory segment's name; existing mappings stay valid."""
     with contextlib.suppress(OSError):
         (DIRECTORY / layout.name).unlink()

@@ -56,7 +56,7 @@ class SendQueue:
         return self.bytes > 0 and (self.bytes > self._of_all.most or self._of_all.bytes > self._of_all.most_in_all)
 
     def add(self, piece: memoryview, owner: Bytes | None = None) -> None:
-        """Append a piece to the queue; `owner` is the pool's buffer that contains it, if any."""
+        """Append bytes to the queue; `owner`: pooled buffer that contains them, returned to the pool once written."""
         self._pieces.append((piece, owner))
         self._count(piece.nbytes)
 
@@ -179,7 +179,7 @@ class SocketChannel:
         return self._reserved.pop(payload.ctypes.data, None)
 
     def flush(self) -> None:
-        """Write as much as the socket takes; the selector reports when the rest can be written."""
+        """Write as many queued bytes as the socket accepts; the selector reports when it accepts more."""
         try:
             self._out.write()
         except BlockingIOError:
@@ -325,7 +325,7 @@ class SocketChannel:
     # -- shared memory ------------------------------------------------------------------------------
 
     def offer(self, outgoing: int, incoming: int) -> None:
-        """Create a segment and offer it to the listener (connector only)."""
+        """Create a shared-memory segment and offer it to the listener (connector only)."""
         self._layout, self._memory = shared_memory.create(outgoing, incoming)
         self._send_raw(ATTACH, msgpack.packb(self._layout), None)
 
@@ -350,11 +350,11 @@ class SocketChannel:
 
     @property
     def offering(self) -> bool:
-        """Whether an offer of shared memory awaits its answer."""
+        """Whether the peer has not yet answered this end's offer of shared memory."""
         return self._layout is not None
 
     def close(self) -> None:
-        """Close the socket; the segment is freed with the last reference to it."""
+        """Close the socket; the shared-memory segment is freed with the last reference to it."""
         with self._lock:
             if not self.closed:
                 self.closed = True

@@ -45,7 +45,7 @@ class TlsConnection(ssl.SSLSocket):
             raise _meant(error) from error
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
-        """Receive into a buffer, at most 16 KiB (a TLS record) a call."""
+        """Receive into a buffer, at most 16 KiB (one TLS record) per call."""
         try:
             return super().recv_into(buffer, nbytes, flags)
         except ssl.SSLError as error:

@@ -38,14 +38,14 @@ _DENSE = frozenset((EasgdCentre, DenseSaved, DenseState, EasgdUpdate, AddReplica
 
 
 class TrafficCounter:
-    """Bytes that one node has sent, by kind, counted while `training`; `item`: bytes of a value on the wire."""
+    """Counter of the bytes that one node sends during training, by kind; `item`: bytes of a float on the wire."""
 
     def __init__(self) -> None:
         self.item, self.training = 4, False
         self._sent = dict.fromkeys((*KINDS, SHARED), 0)
 
     def sent(self, message: Any, head: int, payload: int, shared: bool = False) -> None:
-        """Count a message: `head` bytes of header and descriptor; `payload` bytes, on the wire or in shared memory."""
+        """Count a sent message: `head`: bytes of header and descriptor; `payload`: bytes on the wire or in a slot."""
         if not self.training:
             return
         tally = self._sent

@@ -1,1 +1,1 @@
-"""Worker: takes batches, pulls parameters, computes gradients, pushes them."""
+"""Worker: requests batches, pulls parameters, computes gradients and pushes them."""

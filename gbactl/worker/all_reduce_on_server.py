@@ -27,7 +27,7 @@ SERVER = 0  # the shard that sums: its decision about failed ranks holds for all
 
 @dataclass
 class _Round:
-    """Data that this rank keeps of an all-reduce round: its own summands and, once known, the sum."""
+    """State of an all-reduce round on this rank: its own summands and, once received, the sum."""
 
     number: int
     dealt: int  # number of parts; 0: one part of every rank
@@ -120,14 +120,14 @@ class ServerSums(RingFallback):
         np.copyto(handle.buffer, each.total)
 
     def passed(self, handle: _Handle) -> bool:
-        """Keep a sum that the ring computed; False where the server's sum replaces it."""
+        """Record the ring's sum of a round; return False where the server's sum replaces the ring's."""
         with self._lock:
             if not self._fallen and handle.round.total is None:
                 handle.round.total = self._copied(handle.buffer)
             return not self._fallen
 
     def close(self) -> None:
-        """Do nothing, as the worker closes its connections itself."""
+        """Do nothing: the connections to the server belong to the worker, which closes them."""
 
     def _next(self, name: str, new: _Round) -> _Round:
         """Begin an all-reduce round, and free the arrays of the round before the last, which no rank needs any more."""
@@ -150,7 +150,7 @@ class ServerSums(RingFallback):
     # -- messages to the server; the lock is held ---------------------------------------------------------------
 
     def _tell(self) -> None:
-        """Send the server the sums and summands of the last two rounds, which it may lack."""
+        """Send the server this rank's sums and summands of the last two rounds, in case the server lacks them."""
         for name, each in [*self._before.items(), *self._now.items()]:
             if each.total is not None:
                 self._bring(name, each)
@@ -180,7 +180,7 @@ class ServerSums(RingFallback):
         channel.send(message, out)
 
     def _again(self, shard: int) -> None:
-        """Send the successor of a failed server the sums and summands of the last two rounds."""
+        """Send a replacement server this rank's sums and summands of the last two rounds."""
         with self._lock:
             if shard == SERVER and self._fallen:
                 self._tell()

@@ -1,4 +1,4 @@
-"""Client side of a worker's connections: takes batches, pulls rows, pushes and announces gradients.
+"""Client side of a worker's connections: requests batches, pulls rows, pushes and announces gradients.
 
 A lock, a reading thread and compute threads around worker_core.py. The reading thread reads the network while a
 compute thread computes, so the next batch's data and rows are there when they are needed. A push does not block; the
@@ -104,7 +104,7 @@ class WorkerClient:
     # -- the compute thread -------------------------------------------------------------------------
 
     def start(self, ahead: int) -> None:
-        """Start the reading thread, and request `ahead` batches beyond the one to compute."""
+        """Start the reading thread, and request one batch and `ahead` more in advance."""
         self._thread.start()
         self._carry_out(self.core.start(ahead))
 
@@ -128,7 +128,7 @@ class WorkerClient:
             return self.core.begin()
 
     def _done(self, thread: int) -> None:
-        """Record that a compute thread has finished its last batch; called when it requests the next one."""
+        """Record that a compute thread has finished its previous batch, as it requests the next one."""
         if thread in self._busy:
             self._busy.remove(thread)
             self._carry_out(self.core.done())
@@ -137,7 +137,7 @@ class WorkerClient:
             self._cv.notify_all()
 
     def _reply(self, answer: Callable[[Any], Any], question: Question) -> None:
-        """Answer a question of the coordinator while no batch is computed.
+        """Answer a question of the coordinator between two batches, while no thread computes.
 
         The lock is released, since the answer may need the reading thread."""
         told: Any = None
@@ -191,7 +191,7 @@ class WorkerClient:
             channel.send(told, out)
 
     def get_dense(self, shards: Collection[int]) -> dict[int, tuple[DenseState, Floats]]:
-        """Fetch the dense slices of some shards with their optimizer state, as copies.
+        """Fetch the slices of the dense vector with optimizer state from some shards, as copies.
 
         Raises the error that ended the run."""
         self._transfer({shard: (GetDense(), None) for shard in shards})
@@ -206,7 +206,7 @@ class WorkerClient:
         self._transfer({shard: (message, part.view(np.uint8)) for shard, part in parts.items()})
 
     def _transfer(self, asked: Mapping[int, tuple[Any, Bytes | None]]) -> None:
-        """Send messages to some shards, also to the successor of one that fails meanwhile, and wait for all answers."""
+        """Send each shard its message, repeated to the replacement of a server that fails; wait for all answers."""
         with self._cv:
             self._dense.begin(asked)
             for shard, told in asked.items():
@@ -215,12 +215,12 @@ class WorkerClient:
 
     @contextmanager
     def connected(self) -> Iterator[dict[int, Channel]]:
-        """Context with the channels of the connected servers by shard; no connection is lost or replaced meanwhile."""
+        """Context that yields the connected servers' channels by shard, and defers the loss or replacement of any."""
         with self._cv:
             yield {shard: each for shard, each in enumerate(self.servers) if not isinstance(each, ParkedConnection)}
 
     def until(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
-        """Wait for a condition, at most `seconds`, or for the run's end. Raises the error with which the run ended."""
+        """Wait, at most `seconds`, until a condition holds or the run ends. Raises the error that ended the run."""
         with self._cv:
             self._cv.wait_for(lambda: condition() or self.over(), seconds)
             if self.error is not None:
@@ -232,7 +232,7 @@ class WorkerClient:
             self._cv.notify_all()
 
     def pull_ahead(self) -> None:
-        """Pull the rows of the next batch before its turn; a shard answers once the required step is applied."""
+        """Pull the next batch's rows before the current batch is finished; a shard answers after the required step."""
         with self._cv:
             self._carry_out(self.core.pull_ahead())
 
@@ -243,7 +243,7 @@ class WorkerClient:
         self.coordinator.send(message, np.ascontiguousarray(probabilities, np.float32).view(np.uint8))
 
     def fail(self, error: BaseException) -> None:
-        """End the compute loop with an error that another thread raised."""
+        """End the compute loop with an error raised in another thread."""
         with self._cv:
             self.error = self.error or error
             self._cv.notify_all()
@@ -265,7 +265,7 @@ class WorkerClient:
             self.fail(error)
 
     def _prepare(self) -> None:
-        """Read an announced batch's data during the current computation, while no pull is unanswered."""
+        """Read the data of the announced next batch during the current computation, while no pull is unanswered."""
         message = self.core.to_prepare
         if message is not None and not self.core.pulls:
             self.core.prepared(message, *self.source.prepare(message))
@@ -310,7 +310,7 @@ class WorkerClient:
         return shard
 
     def _closed(self, shard: int | None) -> None:
-        """Handle a lost connection: wait for a server's successor; raise PeerGoneError for the coordinator's."""
+        """Handle a closed connection: await a server's replacement; raise PeerGoneError if it was the coordinator's."""
         name = "the coordinator" if shard is None else f"S{shard}"
         error = PeerGoneError(f"W{self.index} lost its connection to {name}.")
         if shard is None or self.dial is None:

@@ -31,7 +31,7 @@ def open_board(cores: int) -> BinaryIO:
 
 
 def places(workers: int, cores: list[int], board: BinaryIO) -> list[tuple[int, int, int]]:
-    """Assign each worker a core, as CoreAssignment's fields; [] where cores need not be shared, or not evenly."""
+    """Assign each worker a core: fields of its CoreAssignment; [] where cores are not shared, or not evenly."""
     return [(board.fileno(), cores.index(core), core) for core in sharing(workers, cores)]
 
 
@@ -58,7 +58,7 @@ class CoreSlots:
 
     @contextmanager
     def mine(self) -> Iterator[None]:
-        """Context of one time slot; waits for it at most PATIENCE_MS for each worker that hangs."""
+        """Context of one time slot on the core; waits at most PATIENCE_MS for each hanging worker that precedes."""
         ticket = self._library.gb_turn_take(self._address, PATIENCE_MS)
         try:
             yield
@@ -78,7 +78,7 @@ class UnsharedCore:
 
 
 def join(place: CoreAssignment | None) -> CoreSlots | UnsharedCore:
-    """Open the time slots of a core assignment; UnsharedCore without one, or without the compiled library."""
+    """Return the CoreSlots of a core assignment; UnsharedCore without one, or without the compiled library."""
     from gbactl.kernels.build import find_library
     from gbactl.kernels.native import open_library
 

@@ -41,7 +41,7 @@ class Placements:
         return self.placements["replicas"]
 
     def move(self, home: str, gives: bool, turn: int = 0) -> None:
-        """Change the dense placement to `home`, and transfer this worker's part of the dense parameters.
+        """Switch to the dense placement `home`, and transfer this worker's part of the dense parameters.
 
         `turn` is the same for all workers. The move may be repeated, then with `gives`, where the worker that was to
         give the parameters failed."""
@@ -67,7 +67,7 @@ class DensePlacement(ABC):
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
-        """Pack this worker's dense parameters for a checkpoint after `after` steps (0: any number).
+        """Pack this worker's dense parameters for a checkpoint as of exactly `after` steps (0: the current ones).
 
         Returns (optimizer steps, P, DenseBlock.packed); None before that step. P is -1 after it, or where nothing is
         held here."""
@@ -78,13 +78,13 @@ class DensePlacement(ABC):
         """Push or sum the computed gradient; `row_gradient` is None for a batch of no samples."""
 
     def leave(self) -> None:  # noqa: B027
-        """Release borrowed memory, before another dense placement takes over."""
+        """Release borrowed memory before the worker switches to another dense placement."""
 
     def take_over(self, turn: int) -> None:  # noqa: B027
         """Fetch the dense parameters with optimizer state from the servers; `turn` numbers the moves of the run."""
 
     def hand_over(self) -> None:  # noqa: B027
-        """Send the servers the dense parameters and their optimizer state."""
+        """Send the servers the dense parameters and optimizer state at a mode switch."""
 
 
 class ServedDense(DensePlacement):
@@ -118,7 +118,7 @@ class ServedDense(DensePlacement):
                 self.flat.load_slice(self.cuts[shard][0], frame.payload.view(np.float32)[: rows.dense])
 
     def _hold(self, item: BatchInProgress, frame: Frame) -> None:
-        """Keep the frame that the model computes with, and release the frame of the batch before."""
+        """Keep the received frame whose memory the model uses, and release that of the previous batch."""
         item.kept = frame
         if self._held is not None:
             self._held.release()
@@ -184,7 +184,7 @@ class ReplicatedDense(DensePlacement):
             self.flat.listen(self._arrived)
 
     def _arrived(self, parameter: int, gradient: Tensor) -> None:
-        """Add one parameter's gradient to the all-reduce; with the first one, also the batch-norm statistics."""
+        """Add one parameter's gradient to the all-reduce; at the batch's first call, also the batch-norm statistics."""
         if not self._begun:
             self._begun = True
             if self.flat.buffers:
@@ -207,11 +207,11 @@ class ReplicatedDense(DensePlacement):
         return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
 
     def restored(self) -> None:
-        """Load the replica's values into the model, after they were set from outside."""
+        """Load the replica's values into the model after a checkpoint or transfer has replaced them."""
         self.flat.load(self.block.value.copy())
 
     def _summed(self) -> bool:
-        """Wait for a step's sum; False where another batch of the step has to be computed first, or the run is over."""
+        """Wait for a step's gradient sum; False if another batch of the step comes first, or if the run is over."""
         try:
             if self.recovery is not None and self.recovery.more():
                 self._filling.begin()
@@ -253,7 +253,7 @@ class ReplicatedDense(DensePlacement):
 
 
 class SyncRecovery:
-    """Handling of worker failures by one worker in `sync`.
+    """Recovery of one worker in mode `sync` after another worker has failed.
 
     `value`: its dense parameters float32[n], updated in place."""
 
@@ -275,7 +275,7 @@ class SyncRecovery:
         exchange.on_next_batch = self._more_comes
 
     def begin(self, item: BatchInProgress) -> bool:
-        """Tell the collective which position of a step's sum a batch fills.
+        """Tell the collective which summand of the step's gradient sum a batch provides.
 
         False where its step is taken already, and only its rows are missing."""
         token, place = item.grant.token, self.steps.place(item)
@@ -289,11 +289,11 @@ class SyncRecovery:
         return True
 
     def forward(self) -> None:
-        """Load the current parameters again after a batch of an earlier step was computed."""
+        """Reload the current parameters after a batch of an earlier step was computed with older ones."""
         self.flat.load(self._now)
 
     def more(self) -> bool:
-        """Whether this worker has another batch of the current step."""
+        """Whether another batch of the current step was granted to this worker."""
         return self.exchange.core.has_batch_of(self._token)
 
     def _more_comes(self, step: int) -> None:
@@ -304,11 +304,11 @@ class SyncRecovery:
         return self.exchange.over() or self.more()
 
     def take(self) -> None:
-        """Save a copy of the parameters before the current step is taken."""
+        """Copy the parameters before the current step is applied, so that a batch of the step can be recomputed."""
         np.copyto(self._before, self.value)
 
     def renew(self, generation: int) -> None:
-        """Begin a new generation of the collective, in which all workers have the same parameters."""
+        """Start a new generation of the collective, once all workers have equal parameters."""
         self._first = None
         self.collective.renew(generation)
 
@@ -320,7 +320,7 @@ class ShardSlices:
         self.exchange, self.cuts, self.held = exchange, cuts, held(cuts)
 
     def fetch(self, block: DenseBlock, still: AbstractContextManager[Any] | None = None) -> None:
-        """Fetch the servers' slices into the whole vector `block`, within the context `still`.
+        """Fetch all servers' slices and store them in the whole vector `block`, within the context `still`.
 
         Raises the error that ended the run."""
         found = self.exchange.get_dense(self.held)

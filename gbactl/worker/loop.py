@@ -1,4 +1,4 @@
-"""Compute loop of a worker: take a batch, compute its gradient, send it on. The loop knows no mode.
+"""Compute loop of a worker: request a batch, compute its gradient, push it. The loop does not depend on the mode.
 
 The cost of a batch beside its forward and backward pass is about 5 % at 512 samples.
 """
@@ -97,7 +97,7 @@ class WorkerLoop:
         self._sums = np.empty((0, width), np.float32)
 
     def run(self, ahead: int) -> None:
-        """Compute batches until the coordinator stops the run; `ahead` batches are requested early."""
+        """Compute batches until the coordinator stops the run; `ahead`: batches requested in advance."""
         settle_garbage()
         self.exchange.start(ahead)
         ask_for_long_slices(SLICE_MS)  # only this thread: those that wake it must not wait for it
@@ -197,5 +197,5 @@ class WorkerLoop:
 
 
 def _room(array: Any, rows: int) -> Any:
-    """Return `array` if it has at least `rows` rows, else a new, larger one."""
+    """Return `array` if it has at least `rows` rows, else a new array of the required size."""
     return array if len(array) >= rows else np.empty((rows, array.shape[1]), np.float32)

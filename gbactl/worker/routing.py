@@ -1,4 +1,4 @@
-"""Routes from a worker to the servers: a failed server's connection is replaced by its successor's.
+"""Channels from a worker to the servers: a failed server's channel is replaced by that of its successor.
 
 Pushes to a shard without a server wait here. Pushes sent to a failed server are lost; an
 empty slice replaces each on its successor, so that the gradient is announced nevertheless. Costs a lock per push.
@@ -23,7 +23,7 @@ Dial = Callable[[str, Peer], Channel]
 
 
 class ParkedConnection:
-    """Stand-in for a lost connection: queues pushes for the successor's connection, and drops other messages."""
+    """Stand-in for a lost connection: queues pushes for the replacement server, and drops other messages."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -47,7 +47,7 @@ class ParkedConnection:
         """Do nothing, as there is no connection."""
 
     def hand_on(self, channel: Channel) -> None:
-        """Forward the queued pushes to another connection, and from now on every push sent here."""
+        """Send the queued pushes over the new connection `channel`, and forward later pushes to it."""
         with self._lock:
             for message, payload in self._held:
                 channel.send(message, payload)
@@ -56,7 +56,7 @@ class ParkedConnection:
 
 
 class Routes:
-    """Channels of all shards; `servers` is updated in place. Any thread may push, a single one may update."""
+    """Channels of all shards; `servers` is updated in place. Any thread may push, only one thread may update."""
 
     def __init__(self, servers: list[Channel]) -> None:
         self.servers = servers
@@ -70,23 +70,23 @@ class Routes:
         return self._shard.get(id(channel))
 
     def serves(self, shard: int, epoch: int) -> bool:
-        """Whether the channel of a shard already leads to the server of this incarnation."""
+        """Whether a shard's channel already leads to the server with incarnation number `epoch`."""
         channel = self.servers[shard]
         return not isinstance(channel, ParkedConnection) and channel.peer.incarnation == epoch
 
     def pushing(self, shard: int, push: Push) -> Channel:
-        """Return the channel for a push, and remember the push for a possible successor."""
+        """Return the channel for a push, and record the push, to repeat it if the server is replaced."""
         with self._lock:
             channel = self.servers[shard]
             self._sent[shard].append((push, channel))
         return channel
 
     def lose(self, shard: int) -> None:
-        """Replace the channel of a failed server by a ParkedConnection until its successor is there."""
+        """Replace the channel of a failed server by a ParkedConnection until a replacement server is connected."""
         self._replace(shard, ParkedConnection(self.servers[shard].peer))
 
     def renew(self, message: ShardRelocated, dial: Dial) -> Channel | None:
-        """Connect to a shard's new server and push the slices that it lacks; None if it has failed, too."""
+        """Connect to a shard's new server and push the slices that it lacks; None if the new server has failed, too."""
         shard, numbers = message.shard, message.batches
         wanted = set(zip(numbers[::2], numbers[1::2], strict=True))
         try:

@@ -47,7 +47,7 @@ CoordinatorMessage = Question | BeginPhase | Abandon | PrefetchHint | Ping | Tak
 
 @dataclass(slots=True, eq=False)
 class BatchInProgress:
-    """Granted batch until its push: its data, its distinct rows, the shards' answers, and facts about its gradient.
+    """State of a granted batch until its gradient is pushed: data, distinct rows, shards' answers, gradient statistics.
 
     `kept`: the frame among the answers whose memory the model computes with."""
 
@@ -71,7 +71,7 @@ class BatchInProgress:
         return self.grant.samples / self.phase.local_batch
 
     def push(self, shard: int, rows: int, dense: int) -> Push:
-        """Make the push message for a shard, which also carries what the coordinator must know of the gradient."""
+        """Make the Push message for a shard, with the gradient statistics for the coordinator."""
         grant, versions = self.grant, (self.row_versions[shard], self.dense_versions[shard])
         return Push(grant.phase, grant.batch, rows, dense, self.loss, self.seconds, self.slowdown, *versions)
 
@@ -120,26 +120,26 @@ class ReleaseFrames(NamedTuple):
 
 
 class ComputeNext(NamedTuple):
-    """Command: another batch is now first in the queue; a thread waiting for an all-reduce may have to compute it."""
+    """Command: a batch was put first in the queue; a thread that waits for an all-reduce may have to compute it."""
 
     item: BatchInProgress
 
 
 class BatchComplete(NamedTuple):
-    """Command: all shards have answered for a batch, so wake the compute threads to check for work."""
+    """Command: all shards have sent a batch's rows, so wake the compute threads."""
 
     item: BatchInProgress
 
 
 class CheckForWork(NamedTuple):
-    """Command: wake the compute threads, as a question arrived, batches were given up, or the run is over."""
+    """Command: wake the compute threads to look for a question, for abandoned batches, or for the end of the run."""
 
 
 Command = TellCoordinator | PullRows | ReleaseFrames | ComputeNext | BatchComplete | CheckForWork
 
 
 class WorkerCore:
-    """Core of one worker. `servers`: number of shards that answer a pull.
+    """State machine of one worker; `servers`: number of shards that answer a pull.
 
     Each of `threads` compute threads (0 to threads - 1) may have one batch at a time; only thread 0 evaluates and
     answers questions. Answering counts as one batch."""
@@ -162,7 +162,7 @@ class WorkerCore:
     # -- messages -----------------------------------------------------------------------------------
 
     def start(self, ahead: int) -> list[Command]:
-        """Request the first batch, and `ahead` further ones."""
+        """Request the first batch and `ahead` more in advance."""
         return [TellCoordinator(TakeBatch(self.index)) for _ in range(1 + ahead)]
 
     def handle(self, message: CoordinatorMessage) -> list[Command]:
@@ -198,7 +198,7 @@ class WorkerCore:
         return [TellCoordinator(self._holdings.worker_state(self.index, message.term, self.phase))]
 
     def _abandon(self, phase: int) -> list[Command]:
-        """Give up the batches of a phase that are not begun, and request others.
+        """Discard the batches of a phase that are not yet being computed, and request others in their place.
 
         Their dense slices were never loaded, so none counts as held."""
         given_up = [item for item in self.queue if item.phase.number == phase]
@@ -218,17 +218,17 @@ class WorkerCore:
     # -- data and rows ------------------------------------------------------------------------------
 
     def prepared(self, message: PrefetchHint, batch: Batch, unique: DistinctRows) -> None:
-        """Store the prepared data of an announced batch in place of the data of an earlier one."""
+        """Store the prepared data of the batch announced by a PrefetchHint, in place of earlier prepared data."""
         if self.to_prepare is message:
             self.to_prepare = None
         self._prepared = {(message.phase, message.batch): (batch, unique)}
 
     def data_of(self, grant: Granted) -> tuple[Batch, DistinctRows] | None:
-        """Take the prepared data of a batch; None if it was not prepared."""
+        """Return and clear the prepared data of a batch; None if the batch was not prepared."""
         return self._prepared.pop((grant.phase, grant.batch), None)
 
     def granted(self, grant: Granted, batch: Batch, unique: DistinctRows) -> list[Command]:
-        """Queue a granted batch, and pull its rows where that is due."""
+        """Queue a granted batch, and pull its rows if a pull may be sent now."""
         assert self.phase is not None
         self.to_prepare = None  # the announced batch is this one, or went to another worker
         item = BatchInProgress(grant, self.phase, batch, unique)
@@ -318,34 +318,34 @@ class WorkerCore:
     # -- computing ----------------------------------------------------------------------------------
 
     def asked(self) -> bool:
-        """Whether a question of the coordinator is to be answered now: every batch granted before it is done."""
+        """Whether to answer a question of the coordinator now: all batches granted before the question are done."""
         return bool(self.questions) and not self.computing and self._due()
 
     def _due(self) -> bool:
-        """Whether the first question of the coordinator precedes the next batch."""
+        """Whether the coordinator's oldest open question must be answered before the next batch is started."""
         return bool(self.questions) and self.questions[0][1] <= self._begun
 
     def question(self) -> Question:
-        """Take the question that is due; no batch can be begun until `answered` is called."""
+        """Return the question that is due; no batch can be started until `answered` is called."""
         self.answering, self.computing = self.questions.popleft()[0], self.computing + 1
         return self.answering
 
     def answered(self, later: bool = False) -> list[Command]:
-        """Record that the question was answered; with `later`, queue it again after the next batch."""
+        """Record that the current question was answered; `later`: postpone it instead until after the next batch."""
         question, self.answering = self.answering, None
         if later and question is not None:
             self.questions.appendleft((question, self._begun + 1))
         return self.done()
 
     def ready(self, thread: int = 0) -> bool:
-        """Whether an idle compute thread may begin the next batch."""
+        """Whether compute thread `thread`, which is idle, may start the next batch."""
         if not self.queue or self.answering is not None or self.computing >= self.threads or self._due():
             return False
         item = self.queue[0]
         return len(item.answers) == self.servers and (thread == 0 or (thread < self.threads and item.phase.training))
 
     def begin(self) -> BatchInProgress:
-        """Take the next batch from the queue, to compute it."""
+        """Remove the next batch from the queue and return it, to be computed."""
         self.computing += 1
         self._begun += 1
         return self.queue.popleft()
@@ -366,14 +366,14 @@ class WorkerCore:
 
 
 class DenseTransfer:
-    """Transfer of dense slices from or to the servers: unanswered shards, and the slices received. One at a time."""
+    """Transfer of dense slices from or to the servers: open requests and received slices. One transfer at a time."""
 
     def __init__(self) -> None:
         self._states: dict[int, tuple[DenseState, Frame]] = {}
         self._asked: dict[int, tuple[Any, Bytes | None]] = {}
 
     def begin(self, asked: Mapping[int, tuple[Any, Bytes | None]]) -> None:
-        """Begin a transfer, with the message and payload that each shard is sent."""
+        """Begin a transfer; `asked`: message and payload for each shard."""
         self._states, self._asked = {}, dict(asked)
 
     @property
@@ -388,24 +388,24 @@ class DenseTransfer:
             self._states[shard] = state
 
     def again(self, shard: int) -> tuple[Any, Bytes | None] | None:
-        """Return the message to repeat to a failed server's successor; None where the server had answered."""
+        """Return the message to repeat to a failed server's replacement; None if the shard had already answered."""
         return self._asked.get(shard)
 
     def taken(self) -> dict[int, tuple[DenseState, Frame]]:
-        """Take the received slices, by shard; the caller has to release their frames."""
+        """Return and clear the received slices by shard; the caller has to release their frames."""
         states, self._states = self._states, {}
         return dict(sorted(states.items()))
 
 
 class SumPosition(NamedTuple):
-    """Position of a batch's gradient in a step's sum: `part` of `parts`; None for a batch without samples."""
+    """Index `part` of a batch's gradient among the `parts` summands of a step; None for a batch without samples."""
 
     part: int | None
     parts: int
 
 
 class ReplicatedSteps:
-    """Progress of the replicated dense vector, which all workers step together: the last step taken.
+    """Progress of the replicated dense vector on this worker: the last step applied; all apply the same steps.
 
     A step's batches have places in its sum, `global_batch` samples in all, and any worker may fill any of them."""
 
@@ -414,7 +414,7 @@ class ReplicatedSteps:
         self.taken = -1  # the last step; another worker's batches of it may still come
 
     def place(self, item: BatchInProgress) -> SumPosition | None:
-        """Return a batch's position in its step's sum; None where the step is taken and only rows are missing."""
+        """Return a batch's index in its step's sum; None if the step is applied and only row gradients are missing."""
         grant, phase = item.grant, item.phase
         if grant.samples and grant.token <= self.taken:
             return None
@@ -424,7 +424,7 @@ class ReplicatedSteps:
         return SumPosition(grant.batch - first if grant.samples else None, parts)
 
     def at(self, after: int) -> bool | None:
-        """Whether exactly `after` steps are taken (0: always True); None where fewer are."""
+        """Whether exactly `after` steps are applied (0: always True); None if fewer are."""
         if not after or self.taken == after - 1:
             return True
         return None if self.taken < after - 1 else False

@@ -44,7 +44,7 @@ class DatedRows:
 
 @dataclass(frozen=True)
 class AvazuLines:
-    """Line format of Avazu files, with the columns that a file's header names."""
+    """Line format of Avazu files, with the columns named in a file's header."""
 
     columns: tuple[str, ...]
     buckets: int
@@ -90,7 +90,7 @@ def _integers(column: pl.Series) -> pl.Series:
 
 
 class DayBoundaries:
-    """Finder of the first row of each day in a stream of day numbers."""
+    """Finds the first row of each day in a stream of rows' day numbers."""
 
     def __init__(self) -> None:
         self.rows = 0

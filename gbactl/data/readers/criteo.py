@@ -43,7 +43,7 @@ def signed_log(values: NDArray[np.float64]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class CriteoLines:
-    """Line format of Criteo files; ids are hashed into `buckets` values a field."""
+    """Line format of Criteo files; ids are hashed into `buckets` values per field."""
 
     buckets: int
 

@@ -141,7 +141,7 @@ class Failover:
     # -- restoring the run --------------------------------------------------------------------------
 
     def restore(self) -> Flow[bool]:
-        """Restore the run to the last point without batches in flight. Returns whether all rounds are over."""
+        """Restore the run to the last point at which no batch was in flight. Returns whether all rounds are over."""
         run, stood, position = self.run, self.state.stood, self.state.stood.position
         assert position is not None
         run.record.restore(position)

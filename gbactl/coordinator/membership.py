@@ -50,7 +50,7 @@ class Membership:
             self._tell_workers()
 
     def knows(self, workers: Collection[int]) -> None:
-        """Record workers that already know the servers' addresses."""
+        """Record the workers that already know the servers' addresses."""
         self._told.update(workers)
 
     def _joins(self, channel: Channel, number: int) -> None:

@@ -44,7 +44,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Forgo:
-    """Event: give up the batches in flight. The event log records it with their number."""
+    """Event: give up the batches in flight. Its event log record (ForgoRecord) contains their number."""
 
 
 Event = Take | Forgo | AnnounceRecord | LeftRecord | JoinedRecord | StopRecord | FinishRecord
@@ -52,7 +52,7 @@ Event = Take | Forgo | AnnounceRecord | LeftRecord | JoinedRecord | StopRecord |
 
 @dataclass(frozen=True, slots=True)
 class HandOut:
-    """Command: send a worker its batch. `lr_scale`: learning-rate factor if workers apply the step (`sync`), or 0."""
+    """Command: send a worker its batch. `lr_scale`: learning-rate factor if workers apply the step (`sync`), else 0."""
 
     worker: int
     grant: Grant
@@ -114,7 +114,7 @@ class StagedSlices:
         self._rows.pop(batch, None)
 
     def gone(self, shard: int) -> None:
-        """Mark the waiting slices of a failed shard as lost."""
+        """Mark the staged, not yet applied slices of a failed shard as lost."""
         for rows in self._rows.values():
             rows[shard] = min(rows[shard], ~rows[shard])
 

@@ -112,7 +112,7 @@ class RunContext:
     # -- batches ------------------------------------------------------------------------------------
 
     def take(self, worker: int) -> None:
-        """Hand a worker its next batch, or queue its request for one."""
+        """Hand a worker its next batch, or queue its request if no batch is available yet."""
         if self.surplus[worker]:
             self.surplus[worker] -= 1
         elif self.evaluation is not None:

@@ -71,7 +71,7 @@ class _Name:
     forgotten: int = 0  # rounds up to this one are forgotten
 
     def forget(self, number: int) -> None:
-        """Discard the rounds up to `number`, which no rank needs any more."""
+        """Discard the all-reduce rounds up to round `number`, which no rank needs any more."""
         self.forgotten = max(self.forgotten, number)
         for old in [each for each in self.rounds if each <= number]:
             del self.rounds[old]

@@ -356,6 +356,6 @@ class ServerFailures:
 
 
 def aside(run_dir: Path) -> None:
-    """Rename the event log of a run's finished part by a number, as a continued run does."""
+    """Rename the event log of the finished part of a run with a number in its name, as a continued run does."""
     part = 1 + sum(1 for _ in run_dir.glob("events.*.log"))
     (run_dir / "events.log").replace(run_dir / f"events.{part}.log")

@@ -29,6 +29,7 @@ test-slow: install ## the tests marked slow: quality gates, wheel, long runs
 
 check: install docs ## ruff, mypy --strict, import-linter (which package may import which), and the documentation site
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -127,7 +127,7 @@ class Residuals:
 
 
 def _share(seen: Observation, role: str) -> float:
-    """Compute the weight of a role's CPU seconds in the fit: small ones are measured less exactly, and matter less."""
+    """Compute the weight of a role's CPU seconds in the fit; small values are measured less exactly and count less."""
     return math.sqrt(seen.cpu[role] / sum(seen.cpu.values()))
 
 

@@ -91,7 +91,7 @@ START = CostConfig(
 
 @dataclass
 class CalibrationPlan:
-    """Configurations of a calibration's runs: the user's `overrides`, and one local batch for any number of workers."""
+    """Configurations of the calibration runs: the user's `overrides`, and the same local batch size in all runs."""
 
     overrides: list[str]
     workers: tuple[int, ...]
@@ -110,7 +110,7 @@ class CalibrationPlan:
 
     @property
     def local_batch(self) -> int:
-        """Local batch of the configuration that the overrides describe."""
+        """Local batch size in the configuration that the user's overrides describe."""
         if self._batch == 0:
             self._batch = compose(self.overrides).local_batch
         return self._batch

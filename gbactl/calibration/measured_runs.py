@@ -165,7 +165,7 @@ class ObservedRun(LaunchedRun):
 
     @property
     def others(self) -> float:
-        """Number of cores that processes outside the run used meanwhile."""
+        """Number of cores that processes outside the run used while it was measured."""
         first, last = self._marks[0], self._marks[-1]
         return max(0.0, last.strangers - first.strangers) / (last.time - first.time)
 

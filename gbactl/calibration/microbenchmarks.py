@@ -151,7 +151,7 @@ class SingleShard:
         return self._step([GradientSlice(index, gradient)]) / max(1, len(index))
 
     def dense_step(self, parts: int) -> float:
-        """Measure a dense step from `parts` gradients, in CPU seconds per float."""
+        """Measure a step from the dense slices of `parts` gradients, in CPU seconds per float."""
         none = np.empty((0, self.shard.spec.width), np.float32)
         return self._step([GradientSlice(np.empty(0, np.int32), none, self.gradient) for _ in range(parts)]) / len(
             self.out

@@ -101,7 +101,7 @@ class Checkpointing:
     # -- the run ------------------------------------------------------------------------------------
 
     def begin(self, samples: int) -> None:
-        """Start checkpointing once every node is ready; the job trains `samples` samples in all.
+        """Start checkpointing once every node is ready; `samples`: number of samples that the whole job trains.
 
         Resumes from the run's checkpoint if it has one. After a coordinator failover, the checkpoint in progress is
         given up and the next one is whole."""
@@ -135,7 +135,7 @@ class Checkpointing:
         run.step = position.step
 
     def unread(self, number: int, samples: int) -> Ranges:
-        """Sample ranges of round `number` (of `samples` samples) that the checkpoint resumed from left untrained."""
+        """Untrained sample ranges of round `number` (`samples` samples), according to the checkpoint resumed from."""
         left = self.at.unread if self.at is not None and self.at.round == number else None
         return ((0, samples),) if left is None else tuple(left)
 
@@ -191,7 +191,7 @@ class Checkpointing:
             self._forget()  # this checkpoint is written at a limited rate
 
     def _look_at_stop(self, until: float, seconds: float) -> None:
-        """Save at once if the current round is trained and being evaluated; give up the final save at the deadline."""
+        """Save now if the round is trained and under evaluation; past the stop's deadline, give up the final save."""
         if time.monotonic() >= until:
             self._forget()
             self._stopped({"state": "failed", "why": f"it took longer than cluster.stop_seconds={seconds:g}"})
@@ -208,7 +208,7 @@ class Checkpointing:
     # -- when to save -------------------------------------------------------------------------------
 
     def watch(self, training: LivePhase) -> None:
-        """Connect checkpointing to a phase that begins, so that its steps trigger saves."""
+        """Connect checkpointing to a phase that begins, so that its steps trigger checkpoints."""
         self._planned = None
         training.granted, training.ordered = self._granted, self._ordered
         if self.on:
@@ -228,7 +228,7 @@ class Checkpointing:
         return self.run.hub.now() >= self._due if gap is None else step % gap == 0
 
     def _granted(self, worker: int, token: int) -> None:
-        """Ask the worker that holds the dense parameters to save them, once it has its batch of step `token`.
+        """Ask a worker for the dense parameters to save, when it receives its batch of step `token` and a save is due.
 
         Only where the workers hold the dense parameters."""
         if self.run.home != "workers" or not self._is_due(token + 1):
@@ -294,14 +294,14 @@ class Checkpointing:
         return {"numeric": schema.numeric, "cardinalities": sizes, "shared_ids": schema.shared_ids, "fields": names}
 
     def saved(self, message: Saved) -> None:
-        """Record that a server has written its file of the checkpoint, or failed to."""
+        """Record that a server has written its file of the checkpoint, or has failed to write it."""
         cut = self._open
         if cut is not None and message.number == cut.manifest.number:
             cut.parts[message.shard] = message
             self._complete()
 
     def dense(self, message: DenseSaved, values: Floats, worker: int = -1) -> None:
-        """Take a worker's dense parameters and optimizer state to save, or its answer that it has none any more.
+        """Store the dense parameters and optimizer state that a worker sends for saving, or its reply that it has none.
 
         Raises WireError where their sizes do not match."""
         cut = self._open
@@ -342,13 +342,13 @@ class Checkpointing:
         self.look()
 
     def _waits(self, cut: OpenCheckpoint) -> bool:
-        """Whether a checkpoint still waits for dense parameters of a worker."""
+        """Whether a checkpoint still waits for a worker to send dense parameters."""
         if cut.replicas is not None:
             return bool(cut.replicas.due)
         return cut.with_dense and cut.manifest.number not in self._dense
 
     def _told_dense(self, cut: OpenCheckpoint) -> dict[str, NDArray[Any]] | None:
-        """Dense tensors that workers sent for a checkpoint; None if no worker sent any."""
+        """Dense tensors that workers sent to be saved in a checkpoint; None if no worker sent any."""
         optimizer = self.run.cfg.optim.name
         if cut.replicas is not None:
             return cut.replicas.tensors(optimizer)
@@ -413,7 +413,7 @@ class Checkpointing:
         return str(chain.folder / chain.last.name), JobPosition.read(chain.last.position)
 
     def go_back(self, position: JobPosition) -> None:
-        """Set the job to the position of the newest checkpoint, to which every node was restored.
+        """Set the job's position to that of the newest checkpoint, after every node was restored from it.
 
         The run's clock goes on. No checkpoint may be in progress (see settle)."""
         self.run.record.restore(position)

@@ -72,7 +72,7 @@ class DropRecord(NamedTuple):
 
 
 class LeftRecord(NamedTuple):
-    """Event log record: a worker failed, and the batches that it had are handed out again."""
+    """Event log record: a worker failed, and the batches leased to it are handed out again."""
 
     worker: int
 
@@ -84,13 +84,13 @@ class JoinedRecord(NamedTuple):
 
 
 class StopRecord(NamedTuple):
-    """Event log record: a phase was ordered to end before a given batch, for a switch."""
+    """Event log record: a phase was ordered to end before a given batch, for a switch, successor or rollback."""
 
     batch: int
 
 
 class ForgoRecord(NamedTuple):
-    """Event log record: batches in flight were given up at a switch's deadline (their number)."""
+    """Event log record: number of batches in flight that were given up at a switch's deadline."""
 
     batches: int
 
@@ -163,7 +163,7 @@ class EventLog:
             self.flush()
 
     def write(self, record: Record) -> None:
-        """Append a record of any kind; records of its consequences come after it."""
+        """Append a record of any kind; the records of its consequences must be appended after it."""
         if isinstance(record, AnnounceRecord):
             self.announce(*record)
         elif isinstance(record, OrderRecord):
@@ -258,7 +258,7 @@ def read(path: Path, formats: Sequence[int] = READ) -> Iterator[Record]:
 
 
 def tail(path: Path, offset: int) -> tuple[list[Record], int]:
-    """Read an event log's records from a byte offset on, and the offset at which the last complete one ends.
+    """Read an event log from a byte offset: its records, and the offset at which the last complete one ends.
 
     A record must begin at the offset. A killed writer may have left an incomplete record at the end. Raises
     EventLogError where the log is damaged."""

@@ -56,7 +56,7 @@ class CoordinatorCore:
         return ReplicaMean(self.replicas.saved, self.replicas.centred) if self.replicas.saved else None
 
     def look(self) -> None:
-        """Do what is due between two messages: checkpoints, heartbeats, successors, mode switches, replicas."""
+        """Do periodic work between two messages: checkpoints, heartbeats, successors, mode switches, replica phases."""
         run = self.run
         self.checkpoints.look()
         for worker in self.workers.look():
@@ -76,7 +76,7 @@ class CoordinatorCore:
             self.switch.ask(event.fields)
 
     def staged(self, message: Staged) -> None:
-        """Record a staged gradient slice; once all shards have one of this gradient, hand its worker the next batch."""
+        """Record a shard's staged gradient slice; once all shards have theirs, hand the worker its next batch."""
         training = self.run.training
         self.servers.staged(message)
         wants_next = False
@@ -141,7 +141,7 @@ class CoordinatorCore:
         self.tell_lost(peer, len(batches))
 
     def tell_lost(self, peer: Peer, batches: int) -> None:
-        """Report a worker failure to the launcher, with the number of batches that the worker had."""
+        """Report a worker failure to the launcher, with the number of batches that were leased to the worker."""
         run = self.run
         told = {"step": run.step_now, "batches": batches, "shared": run.current.collective_now}
         run.tell("lost", {"process": str(peer), "replaced": self.workers.replaces, **told, "epoch": peer.incarnation})
@@ -218,7 +218,7 @@ class CoordinatorCore:
     # -- coordinators -------------------------------------------------------------------------------
 
     def took_over(self, failure: str, missed: float, sign: float) -> None:
-        """Record a coordinator failover. `failure`: kind of the failure; `missed`: time of its detection.
+        """Record a coordinator failover. `failure`: kind of the failure; `missed`: time at which it was detected.
 
         `sign`: the last sign of life."""
         run = self.run
@@ -230,6 +230,6 @@ class CoordinatorCore:
     # -- result -------------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
-        """Fields of result.json about replicas and switch=auto."""
+        """Fields of result.json about replicas and about switch=auto."""
         auto = self.switch.auto
         return {**self.replicas.result(), **({} if auto is None else {"auto": auto.summary()})}

@@ -72,7 +72,7 @@ class Failover:
     # -- reconnecting nodes -------------------------------------------------------------------------
 
     def gather(self) -> Flow[None]:
-        """Wait for the servers and the launcher, and for workers as long as one may stay silent.
+        """Wait until servers and launcher have reconnected; for workers at most the time that a worker may be silent.
 
         Raises ClusterError that names the missing servers, or those that were lost just before."""
         run, cluster = self.run, self.run.cfg.cluster
@@ -101,7 +101,7 @@ class Failover:
         channel.send(Takeover(self.found.term))
 
     def lost(self, channel: Channel) -> bool:
-        """Forget a node whose connection is lost. Returns whether that is accepted now, since it may reconnect."""
+        """Forget a node whose connection is lost. Returns whether the failover goes on, as the node may reconnect."""
         if self.run.members.settled:
             return False
         if self.run.members.forget(channel):
@@ -161,7 +161,7 @@ class Failover:
         return self.stage == OVER
 
     def stood(self, number: int) -> tuple[Ranges, bool, bool] | None:
-        """Untrained rest of a round that the failed coordinator had begun, returned once: (rest, inside, True)."""
+        """Return, once, the untrained ranges of round `number` that the failed coordinator had begun; else None."""
         if self._stood is None or self._stood[0] != number:
             return None
         stood, self._stood = self._stood[1], None
@@ -170,7 +170,7 @@ class Failover:
     # -- within a phase -----------------------------------------------------------------------------
 
     def go_on(self, training: LivePhase) -> Flow[None]:
-        """Bring a resumed phase, and every node with it, to the point where the log ends.
+        """Restore a resumed phase, on the coordinator and every node, to the point where the log ends.
 
         Raises ClusterError or DivergenceError where the log does not belong to this run."""
         begun, policy = self.begun, training.policy
@@ -266,7 +266,7 @@ class Failover:
             training.hand(holding.worker, grant, training.phase.lr_scale_of(grant))
 
     def _waits(self, training: LivePhase | None, holding: WorkerState, missing: list[Grant]) -> int:
-        """Number of batches that a worker waits for: the number it may hold, less the number it holds."""
+        """Number of batches that a worker still waits for: the number it may hold, less the number it holds."""
         policy, worker = None if training is None else training.policy, holding.worker
         mine = set() if policy is None else {batch for batch, (owner, _) in policy.leases.items() if owner == worker}
         has = len(mine) + sum(grant.samples == 0 for grant in missing)
@@ -285,7 +285,7 @@ class Failover:
         return max(0, may_have - has)
 
     def _lose(self, training: LivePhase | None) -> None:
-        """Handle as failed the workers that had failed before, and those that have not reconnected."""
+        """Handle as failed the workers that had failed before the failover, and those that have not reconnected."""
         run, core = self.run, self.core
         run.fencing.gone.clear()
         for worker in self.gone:
@@ -307,13 +307,13 @@ class Failover:
             self._let_in(training)
 
     def _let_in(self, training: LivePhase) -> None:
-        """Let reconnected workers join the phase where the log does not say that they had joined."""
+        """Add reconnected workers to the phase if the log does not record that they had joined it."""
         policy, members = training.policy, self.run.members.of("worker")
         for worker in sorted(set(self._holding) & set(members) & set(policy.phase.workers) - policy.live):
             training.joined(worker)
 
     def _back(self) -> None:
-        """Report to log, result and launcher that the new coordinator has taken over."""
+        """Report in log, result and launcher that the new coordinator has taken over."""
         found = self.found
         log.info("coordinator %d goes on at step %d", found.term, self.run.step_now)
         self.core.took_over(found.failure, found.missed, found.sign)

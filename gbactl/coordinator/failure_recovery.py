@@ -108,7 +108,7 @@ class WorkerRecovery:
         run.tell("inject", {"kind": injection.kind, "process": injection.process, **told})
 
     def look_for_successors(self) -> None:
-        """Admit waiting successors of workers, or end the phase so that they can be admitted."""
+        """Admit ready successors of failed workers, or end the phase so that they can be admitted."""
         run = self.run
         if not run.members.settled or run.stopped:
             return
@@ -137,7 +137,7 @@ class WorkerRecovery:
         self.run.state.ongoing.unequal |= ring and self.run.home == "workers"
 
     def early(self, channel: Channel, worker: int) -> bool:
-        """Keep a batch request of a successor that is not admitted yet. Returns whether the request was one."""
+        """Queue a batch request of a successor that is not admitted yet. Returns whether the request came from one."""
         if self.run.members.joining.get(worker) is not channel:
             return False
         self._takes[worker] = self._takes.get(worker, 0) + 1
@@ -151,7 +151,7 @@ class WorkerRecovery:
         return True
 
     def joiner_lost(self, channel: Channel) -> bool:
-        """Forget a successor that failed before it was admitted. Returns whether the channel was that of one."""
+        """Forget a successor that failed before it was admitted. Returns whether the lost channel was a successor's."""
         joining = self.run.members.joining
         for worker, known in list(joining.items()):
             if known is channel:
@@ -172,7 +172,7 @@ class WorkerRecovery:
 
     @property
     def waiting(self) -> bool:
-        """Whether a worker's successor waits and can be admitted."""
+        """Whether the successor of a failed worker waits and can be admitted."""
         return any(not self.run.fencing.fencing(worker) for worker in self._ready)
 
     def admit(self, begun: BeginPhase | None, home: str | None = None) -> None:
@@ -217,7 +217,7 @@ class WorkerRecovery:
 
 
 class ServerRecovery:
-    """Server failures and successors. `full`: after a failure all nodes roll back to a checkpoint."""
+    """Server failures and successors. `full`: after a server failure all nodes roll back to a checkpoint."""
 
     def __init__(self, run: RunContext, full: bool) -> None:
         self.run, self.full = run, full
@@ -230,7 +230,7 @@ class ServerRecovery:
         return Heartbeat(max(c.hang_seconds, c.start_timeout) if reading else c.hang_seconds, self.run.hub.now)
 
     def asking(self, reading: bool) -> None:
-        """Reset the servers' heartbeat when the coordinator sends them a request, and when all have answered.
+        """Restart the servers' heartbeat deadlines when the coordinator sends a request, and when all have answered it.
 
         `reading`: the request makes them read all their data, so they may be silent for longer."""
         self.heartbeat = self._new_heartbeat(reading)
@@ -238,7 +238,7 @@ class ServerRecovery:
     # -- failures -----------------------------------------------------------------------------------
 
     def look(self) -> list[int]:
-        """End a phase that is to be rolled back. Returns the shards whose servers have been silent for too long.
+        """End the phase if a rollback is pending. Returns the shards whose servers have been silent for too long.
 
         Raises ClusterError where a failed server gets no successor in time."""
         run = self.run
@@ -271,7 +271,7 @@ class ServerRecovery:
         self._unproven.discard(shard)
 
     def restore(self, told: Sequence[Mapping[str, Any]]) -> None:
-        """Restore after a coordinator failover; `told`: the log's server records since the last standstill.
+        """Restore after a coordinator failover; `told`: records of server failures, logged since the last standstill.
 
         Raises ClusterError where a server had no successor yet, or a rollback was pending: the log does not tell what
         each node holds."""
@@ -285,7 +285,7 @@ class ServerRecovery:
     # -- successors ---------------------------------------------------------------------------------
 
     def back(self, shard: int) -> None:
-        """Record that a failed server's successor has loaded a checkpoint."""
+        """Record that a failed server's successor has loaded a checkpoint and replaces it."""
         del self.run.servers_gone[shard]
         if self.full:
             self.run.rollback_pending = True
@@ -326,16 +326,16 @@ class LostDenseGradients:
         self.run, self.state = run, run.state.ongoing.sums
 
     def begins(self, phase: Phase) -> None:
-        """Record the start of a phase; after a failover or rollback perhaps a second time."""
+        """Record the start of a phase; called a second time if a failover or rollback repeats it."""
         before = [each for each in self.state.phases if each[3] < phase.first_step]
         self.state.phases[:] = [*before[-1:], _outline(phase)]
 
     def ends(self, phase: Phase) -> None:
-        """Correct the phase's extent at its end: a switch may have shortened it."""
+        """Record a phase's final number of samples at its end: a switch may have shortened the phase."""
         self.state.phases[-1] = _outline(phase)
 
     def lost(self, message: SummandsLost) -> None:
-        """Count the dense gradients of which a server has no slice. Raises WireError if their phase is unknown."""
+        """Count dense gradients that a server's all-reduce sum lacks. Raises WireError if their phase is unknown."""
         known = set(self.state.lost.get(message.step, ()))
         new = set(message.parts) - known
         self.state.lost[message.step] = sorted(known | new)
@@ -359,7 +359,7 @@ def _outline(phase: Phase) -> tuple[int, int, int, int]:
 
 
 def _batch(phase: Phase, step: int, part: int) -> int:
-    """Number of a step's gradient within its phase. Raises WireError for one that is not in this phase."""
+    """Batch number, within its phase, of gradient `part` of a step. Raises WireError for one outside the phase."""
     width = phase.gradients_per_step
     batch = (step - phase.first_step) * width + part
     if not 0 <= part < width or not phase.size(batch):

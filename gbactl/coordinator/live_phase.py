@@ -67,7 +67,7 @@ class PhaseClock:
 
 
 class LivePhase:
-    """Training phase number `number` on live channels; `waiting`: workers that asked for a batch and got none."""
+    """Training phase number `number` on live channels; `waiting`: workers whose request for a batch is unanswered."""
 
     def __init__(
         self, number: int, phase: TrainingPhase, members: Membership, log: EventLog, waiting: deque[int],
@@ -99,7 +99,7 @@ class LivePhase:
 
     @property
     def finished(self) -> FinishedBatches:
-        """Batches of the phase whose samples have a fate: trained, decayed or lost."""
+        """Batches of the phase whose samples are accounted for: trained, decayed or lost."""
         return self.phase.finished
 
     def _reach_servers(self) -> None:
@@ -109,14 +109,14 @@ class LivePhase:
         self.servers = [channel for _, channel in sorted(self.members.of("server").items())]
 
     def server_gone(self, shard: int) -> None:
-        """Handle a server failure: announce no gradient before the successor has its slice of that gradient."""
+        """Handle a server failure: announce a gradient only after the server's successor has staged its slice."""
         self._reach_servers()
         for told in self._staged.values():
             told.pop(shard, None)
         self.phase.server_lost(shard)
 
     def server_back(self) -> list[int]:
-        """Handle a server's successor. Returns the announced, unapplied batches of which it has no slice."""
+        """Add a failed server's successor. Returns the announced, not yet applied batches, whose slices it lacks."""
         self._reach_servers()
         return [] if self.phase.slices is None else self.phase.slices.waiting
 
@@ -135,7 +135,7 @@ class LivePhase:
                 self.waiting.append(worker)
 
     def take(self, worker: int, asked: bool = True) -> bool:
-        """Try to hand a worker its next batch."""
+        """Hand a worker its next batch, if the policy allows."""
         absent = worker not in self.workers or worker in self._untold  # or does not know the phase yet after a failover
         if absent or (self.one_each and self._flying[worker]):
             return False
@@ -147,7 +147,7 @@ class LivePhase:
         return bool(commands)
 
     def _tell_ahead(self) -> None:
-        """Tell workers which batches they will get next, if the policy has already fixed that."""
+        """Announce to workers the batches that they will get next, if the policy has already fixed those."""
         phase = self.policy.phase
         for worker, batch in self.policy.ahead:
             if worker in self.workers and worker not in self._leaving | self._untold:
@@ -171,7 +171,7 @@ class LivePhase:
         )
 
     def take_up(self, due: Iterable[Command], untold: set[int]) -> None:
-        """Continue a phase that was brought to the end of a failed coordinator's log.
+        """Continue a phase after a coordinator failover, once the log's records are applied to it.
 
         `due`: commands still to be carried out; `untold`: workers that get no message before `tell` is called."""
         self._untold = untold
@@ -193,7 +193,7 @@ class LivePhase:
         return self.finished.unread(self.ranges, self.policy.phase.local_batch)
 
     def staged(self, message: Staged) -> bool:
-        """Record a shard's staged slice of a gradient. Returns whether all shards have theirs: it is then announced."""
+        """Record a shard's staged gradient slice. Returns whether all shards have theirs, so that it is announced."""
         owner, grant = self.policy.leases.get(message.batch, (None, None))
         if grant is None or message.worker in self._leaving or owner != message.worker or message.phase != self.number:
             return False
@@ -224,20 +224,20 @@ class LivePhase:
         self._hand_out_unasked()
 
     def _hand_out_unasked(self) -> None:
-        """Hand a failed worker's batches of open steps to the other workers of those steps, without their request."""
+        """Hand a failed worker's batches of open steps to the workers that take part in those steps, unrequested."""
         for worker in sorted(self.policy.live):
             while self.policy.owes(worker) and self.take(worker, asked=False):
                 pass
 
     def asked(self, batch: int) -> bool:
-        """Whether the holder of a batch had asked for that batch: announcing it then counts as asking for the next."""
+        """Whether a batch was requested by its worker: announcing its gradient then also requests the next batch."""
         if batch not in self._unasked:
             return True
         self._unasked.discard(batch)
         return False
 
     def joined(self, worker: int) -> None:
-        """Let a successor take part in the phase, if the phase has a place for it."""
+        """Add a failed worker's successor to the phase, if the phase admits this worker."""
         self._leaving.discard(worker)
         self.workers[worker] = self.members.of("worker")[worker]
         if worker not in (*self.policy.phase.workers, *self.policy.phase.joiners):
@@ -269,13 +269,13 @@ class LivePhase:
             raise WireError(f"versions {list(rows)} and {list(dense)} at step {self.policy.step}")
 
     def stop(self, batch: int = 0) -> None:
-        """End the phase before a batch, or as soon as possible, for a switch (see Policy.stop)."""
+        """End the phase early (for a switch, successor or rollback): before `batch` or, if 0, as soon as possible."""
         self._do(StopRecord(batch))
         self.stop_at, self.stopped = None, self.clock.now()
         self.serve()
 
     def forgo(self) -> list[tuple[int, int, set[int]]]:
-        """Give up the batches in flight. Returns (worker, batch, shards that have staged its slice) of each."""
+        """Give up the batches in flight. Returns each as (worker, batch, shards that staged its gradient slice)."""
         commands = self.phase.apply(Forgo())
         self.log.write(ForgoRecord(len(commands)))
         for command in commands:
@@ -287,13 +287,13 @@ class LivePhase:
         return [(each.worker, each.batch, staged[each.batch]) for each in given_up]
 
     def finish(self) -> None:
-        """Apply the gradients left in the buffer once no batch is in flight, and check that all samples add up."""
+        """Apply the gradients left in the buffer once no batch is in flight, and check the sample counts."""
         if not self.phase.closed:
             self._do(FinishRecord())
         self.policy.ledger.check()
 
     def _do(self, event: LeftRecord | JoinedRecord | StopRecord | FinishRecord) -> None:
-        """Log an event before the policy sees it, and carry out the policy's decisions."""
+        """Log an event, pass it to the policy, and carry out the policy's decisions."""
         self.log.write(event)
         for command in self.phase.apply(event):
             self._carry_out(command)
@@ -345,7 +345,7 @@ class LivePhase:
 
 
 def _row_weights(step: Step) -> tuple[list[float], list[int]]:
-    """Weights by row staleness, concatenated over a step's gradients, and their number per gradient; else empty."""
+    """Row weights by staleness, concatenated over a step's gradients, and their count per gradient; empty if unused."""
     if not any(m.row_weights for m in step.members):
         return [], []
     return [w for m in step.members for w in m.row_weights], [len(m.row_weights) for m in step.members]

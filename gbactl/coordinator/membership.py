@@ -73,11 +73,11 @@ class Membership:
         self._returning[number] = (channel, hello.address)
 
     def comes(self, channel: Channel, number: int) -> bool:
-        """Whether a channel belongs to the pending successor of server `number`."""
+        """Whether a channel belongs to a successor of server `number` that is not yet a member."""
         return number in self._returning and self._returning[number][0] is channel
 
     def returner_lost(self, channel: Channel) -> bool:
-        """Forget a server's pending successor that failed. Returns whether the channel was that of one."""
+        """Forget a server's pending successor that failed. Returns whether the lost channel was a successor's."""
         found = [number for number, (known, _) in self._returning.items() if known is channel]
         for number in found:
             del self._returning[number]
@@ -135,7 +135,7 @@ class Membership:
         return bool(nodes)
 
     def of(self, role: str) -> dict[int, Channel]:
-        """Channels of the nodes of a role ("server", "worker"), by index."""
+        """Channels of all nodes of a role ("server", "worker"), by node index."""
         return {index: c for (r, index), c in self.channels.items() if r == role}
 
     def complete(self) -> bool:
@@ -180,7 +180,7 @@ class Fencing:
         self._incarnations: dict[int, int] = {}  # worker -> its last incarnation that has ended
 
     def fence(self, worker: int, phase: int, batches: list[int], incarnation: int = 0) -> None:
-        """Have every server refuse a failed worker's messages and discard its slices of these batches."""
+        """Order every server to refuse a failed worker's messages and discard the slices of its unannounced batches."""
         self.gone.append(worker)
         self._closed[worker] = set()
         self._incarnations[worker] = incarnation
@@ -192,7 +192,7 @@ class Fencing:
             self.members.tell("worker", WorkerFailed(worker))
 
     def tell(self, server: Channel) -> None:
-        """Tell a server's successor which failed workers to refuse."""
+        """Tell a failed server's successor which failed workers to refuse."""
         for worker, incarnation in sorted(self._incarnations.items()):
             server.send(Fence(worker, -1, [], incarnation))
 
@@ -201,7 +201,7 @@ class Fencing:
         return worker in self._closed
 
     def returned(self, worker: int) -> None:
-        """Record that a failed worker's successor was admitted."""
+        """Record that a failed worker was replaced: its successor was admitted."""
         self.gone.remove(worker)
 
     def fenced(self, message: Fenced) -> bool:
@@ -220,7 +220,7 @@ BEAT_SECONDS = 1.0
 
 
 def beat(tell: Callable[[], None], seconds: float) -> None:
-    """Start a thread that calls `tell` every `seconds`, to show that this process is alive."""
+    """Start a thread that calls `tell` every `seconds`, to show other processes that this one is alive."""
 
     def run() -> None:
         while True:
@@ -250,7 +250,7 @@ class Heartbeat:
 
     @property
     def due(self) -> bool:
-        """Whether the nodes' silence is to be checked again: four times per heartbeat."""
+        """Whether it is time to check for silent nodes again: four times per heartbeat interval."""
         return self._looked is None or self.now() >= self._looked + self.beat_seconds / 4
 
     def silent(self, workers: Mapping[int, Channel]) -> list[int]:
@@ -269,7 +269,7 @@ class Heartbeat:
         return gone
 
     def _forgive(self, now: float) -> None:
-        """Extend all deadlines if this coordinator itself was stopped for two beats: answers may be unread."""
+        """Extend all nodes' deadlines if this coordinator itself was stopped for two beats: answers may be unread."""
         away = 0.0 if self._looked is None else now - self._looked
         self._looked = now
         if away > 2 * self.beat_seconds:

@@ -31,7 +31,7 @@ SMALL_TABLES = 4 << 20  # bytes on all servers below which checksums include the
 
 
 class AbandonedGradients:
-    """Gradients in flight that a switch gave up, and that may arrive later. `servers`: number of shards.
+    """Gradients in flight that were given up at a switch, and that may still arrive. `servers`: number of shards.
 
     A worker asks for its next batch by announcing one, but a gradient given up is never announced. So when every shard
     has seen such a gradient, its worker is free."""
@@ -53,7 +53,7 @@ class AbandonedGradients:
         return found
 
     def staged(self, message: Staged) -> bool:
-        """Record an abandoned gradient's slice. Returns whether all shards have now received this gradient."""
+        """Record a shard's slice of an abandoned gradient. Returns whether all shards have received this gradient."""
         worker, seen = self._seen.get((message.phase, message.batch), (-1, set[int]()))
         if worker != message.worker:
             return False
@@ -80,7 +80,7 @@ class ModeSwitch:
         self._wish: dict[str, Any] = {}
 
     def restore(self, number: int, taken: int) -> None:
-        """Continue in round `number`, with the first `taken` entries of the schedule already done."""
+        """Restore the switches at round `number`: the first `taken` entries of the schedule are already done."""
         self._round, self.plan.taken = number, taken
 
     # -- between two phases -------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class ModeSwitch:
         run.log.info(event_log.SWITCH, {"mode": mode_values(cfg), "step": run.step, **dense})
 
     def _begun(self, cfg: RunConfig, servers: dict[str, Inspected], inside: bool) -> Flow[str]:
-        """Compute checksums and migrate the dense parameters for a switch. Returns an error, empty if none."""
+        """Compute checksums and migrate the dense parameters for a switch. Returns an error sentence, empty if none."""
         workers: dict[str, Inspected] = {}
         if "workers" in (cfg.home, self.run.home):
             workers = yield from self.requests.inspect("worker", what=self.what, seconds=self._patience)
@@ -185,7 +185,7 @@ class ModeSwitch:
             self.run.log.info(event_log.CHECKSUM, whole)
 
     def resumed(self) -> Flow[None]:
-        """Check by checksums that a switch has not changed the model, when servers know the next phase.
+        """Check by checksums that a switch left the model unchanged, once servers know the next phase.
 
         Raises ClusterError if it has."""
         if self._drained is None:
@@ -199,7 +199,7 @@ class ModeSwitch:
     # -- within a phase -----------------------------------------------------------------------------
 
     def begin(self, policy: Policy) -> int | None:
-        """Choose the batch before which a new phase ends, where the schedule has a switch within its day.
+        """Set the batch before which a new phase ends, if the schedule has a switch within the phase's day.
 
         Returns the global step that ends it if the batch is not known in advance."""
         self._rest = policy.phase.samples
@@ -212,7 +212,7 @@ class ModeSwitch:
         return None
 
     def look(self) -> None:
-        """End the phase if a switch is due; report a past switch once its first gradient has arrived.
+        """End the phase if a switch is due; report the last switch once the first gradient after it has arrived.
 
         Called between messages."""
         training = self.run.training
@@ -247,7 +247,7 @@ class ModeSwitch:
         return self.run.record.ledger.read + (0 if training is None else training.policy.ledger.read)
 
     def _tell(self, first: float | None) -> None:
-        """Report the last switch if that was not done; `first`: when its first gradient arrived, None if never."""
+        """Report the last switch, once; `first`: arrival time of the first gradient after it, None if there is none."""
         if self.state.report is None:
             return
         report, self.state.report = self.state.report, None
@@ -257,7 +257,7 @@ class ModeSwitch:
         self.run.tell("switch", {**report, "pause_ms": pause})
 
     def drain(self, training: LivePhase) -> Flow[None]:
-        """Wait until all gradients in flight have arrived; before a switch no longer than its deadline.
+        """Wait until all gradients in flight have arrived; before a switch, at most until the switch's deadline.
 
         The deadline counts from the order to stop the phase, or else from its last hand-out."""
         run, policy = self.run, training.policy
@@ -273,7 +273,7 @@ class ModeSwitch:
     # -- requests of users --------------------------------------------------------------------------
 
     def ask(self, fields: dict[str, Any]) -> None:
-        """Handle a request of `gbactl switch`, sent by the launcher: {id, mode: {...}}. It always gets an answer."""
+        """Handle a `gbactl switch` request {id, mode: {...}} that the launcher passes on; it is always answered."""
         wish = {"id": fields.get("id", BY_AUTO)}
         try:
             cfg = wished(self.run.cfg, self.run.current, fields.get("mode"))

@@ -51,7 +51,7 @@ class NodeRequests:
     def inspect(
         self, *roles: str, what: str = "checksum", seconds: float | None = None
     ) -> Flow[dict[str, Inspected]]:  # fmt: skip
-        """Collect checksums and memory use of all nodes of some roles; empty if one is silent for `seconds`."""
+        """Collect checksums and memory use of all nodes of some roles; empty if a node is silent for `seconds`."""
         self.inspected.clear()
         deadline = None if seconds is None else self.run.hub.now() + seconds
         if "worker" in roles:
@@ -126,7 +126,7 @@ class DenseMigration:
             self._moved.add(message.worker)
 
     def move(self, to: str, source: str = "") -> Flow[bool]:
-        """Migrate the dense parameters. False if a worker failed: they are then held where they were before.
+        """Migrate the dense parameters. Returns False if a worker failed, which leaves them where they were.
 
         In that case the servers hold them, which after a phase also hold the mean or centre of the replicas.
 
@@ -145,7 +145,7 @@ class DenseMigration:
         return moved
 
     def settle(self, home: str) -> Flow[None]:
-        """Bring the dense parameters to `home`, whatever state a failed coordinator left a migration in."""
+        """Migrate the dense parameters to `home`, whatever state a failed coordinator left a migration in."""
         state = self.state
         way, state.to, state.source = (state.to, state.source), "", ""
         if way == ("", "") and state.home == home:
@@ -184,7 +184,7 @@ class DenseMigration:
             self.moving = False
 
     def _give(self) -> Flow[None]:
-        """Have one worker send the dense parameters to the servers; if it fails before the end, another one."""
+        """Have one worker send the dense parameters to the servers; if it fails meanwhile, have another do so."""
         while True:
             giver = min(self.members.of("worker"))
             yield from self._ask("servers", giver, lambda giver=giver: giver in self.fencing.gone)  # type: ignore[misc]

@@ -37,7 +37,7 @@ from gbactl.policies import Decision, Drop, Grant, Policy, Step
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Event: a worker asks for its next batch. The event log has the resulting hand-out instead."""
+    """Event: a worker asks for its next batch. Not logged: the event log has the resulting hand-out instead."""
 
     worker: int
 
@@ -87,7 +87,7 @@ Command = HandOut | ApplyStep | DiscardGradient | GiveUpBatch
 
 
 class StagedSlices:
-    """Slices of announced gradients that wait on the shards, and those that a failed shard loses.
+    """Staged slices of announced gradients that are not applied yet, and those that a failed shard has lost.
 
     `hit(shard, rows)` is called for a slice that is applied, `missed(shard, samples, rows)` for one that is
     not, because its shard failed."""
@@ -97,7 +97,7 @@ class StagedSlices:
         self._rows: dict[int, list[int]] = {}
 
     def announced(self, batch: int, rows: Sequence[int]) -> None:
-        """Record the rows of an announced gradient's slice on each shard; ~rows where the shard's server had failed."""
+        """Record the number of rows in each shard's slice of an announced gradient; ~rows if the server had failed."""
         self._rows[batch] = list(rows)
 
     def applied(self, batch: int, samples: int, weight: float) -> None:
@@ -120,7 +120,7 @@ class StagedSlices:
 
     @contextmanager
     def held(self) -> Iterator[list[tuple[Callable[..., None], tuple[int, ...]]]]:
-        """Collect the calls of `hit` and `missed` within the context; those left in the list are made at its end."""
+        """Delay the calls of `hit` and `missed` in this context; at its end make those left in the yielded list."""
         kept: list[tuple[Callable[..., None], tuple[int, ...]]] = []
         hit, missed = self.hit, self.missed
         self.hit, self.missed = lambda *told: kept.append((hit, told)), lambda *told: kept.append((missed, told))
@@ -174,7 +174,7 @@ class TrainingPhase:
         return self._decided(policy.poll(), before, -1)
 
     def settle(self, command: Command) -> None:
-        """Account for a command that is carried out: fates of samples, staleness, slices that no longer wait."""
+        """Apply a command's effect on the accounts: sample counts, staleness, and staged slices no longer waiting."""
         if isinstance(command, ApplyStep):
             self.finished.settle(command.step)
             self.statistics.applied(command.step)
@@ -215,7 +215,7 @@ class TrainingPhase:
         return [GiveUpBatch(owners.get(batch, -1), batch) for batch in self.policy.forgo()]
 
     def _decided(self, decisions: Sequence[Decision], finished: int, worker: int) -> list[Command]:
-        """Convert a policy's decisions to commands; `finished`: samples of the phase with a fate before them."""
+        """Convert a policy's decisions to commands; `finished`: samples trained, decayed or lost before them."""
         commands: list[Command] = []
         for decision in decisions:
             if isinstance(decision, Drop):
@@ -264,7 +264,7 @@ class LoggedPhase:
         self.due: deque[Command] = deque()  # steps and drops that the policy decided and the log has yet to confirm
 
     def feed(self, record: Record) -> list[Command]:
-        """Apply the log's next record. Returns the commands that it confirms, each of them settled."""
+        """Apply the log's next record. Returns the policy's commands that it confirms, with their effects applied."""
         if isinstance(record, InfoRecord):
             if record.kind == event_log.SERVER and record.fields["state"] == "lost":
                 self.phase.server_lost(record.fields["shard"])

@@ -82,7 +82,7 @@ class ReplicaPhases:
             self.members.tell("worker", WorkerFailed(worker))
 
     def look(self, policy: Policy) -> None:
-        """Tell trainers that average in the foreground when no batches are left to hand out.
+        """Tell trainers that average in the foreground when all batches of the phase have been handed out.
 
         Called between two messages."""
         if self._kind is None or self._kind.shadow or not self._kind.collective or self._idle or not policy.exhausted:
@@ -131,16 +131,16 @@ class ReplicaPhases:
             self.members.of("worker")[worker].send(CloseReplicas(self.request))
 
     def left(self, worker: int) -> None:
-        """Drop the batch requests of a failed worker's threads: its successor sends its own."""
+        """Drop the batch requests of a failed worker's compute threads: its successor sends its own."""
         self._more = [each for each in self._more if each != worker]
         self.run.surplus.pop(worker, None)
 
     def more(self, worker: int) -> int:
-        """Number of batches that a worker's additional threads ask for in this phase."""
+        """Number of open batch requests of a worker's additional compute threads in this phase."""
         return self._more.count(worker)
 
     def closed(self, message: ClosedReplicas) -> None:
-        """Take a worker's answer to the end of a phase. Raises WireError where its statistics are malformed."""
+        """Record a trainer's statistics, sent at the end of a phase. Raises WireError where they are malformed."""
         check_notes(message.notes)
         if message.turn == self.request:
             self._notes[message.worker] = message.notes
@@ -166,7 +166,7 @@ class ReplicaPhases:
         return {"replicas": self.state.last} if self.state.last else {}
 
     def result(self) -> dict[str, Any]:
-        """Fields of result.json about all phases with replicas together."""
+        """Fields of result.json about replicas, combined over all replica phases."""
         if not self.state.phases:
             return {}
         return {"replicas": {**self.state.settings, **notes_summary(total_notes(self.state.phases))}}

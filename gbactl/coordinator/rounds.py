@@ -66,14 +66,14 @@ def samples_of(dataset: Dataset, train: TrainConfig) -> int:
 
 
 def spare_bytes(cfg: RunConfig, samples: int) -> int:
-    """Disk space that checkpoints must leave free, for the event log and last files of a job of `samples` samples."""
+    """Bytes of disk that checkpoints must leave free for the event log and last files of a job of `samples` samples."""
     gradients = -(-samples // min(phase.local_batch for phase in cfg.possible))
     return event_log.most_bytes(gradients, cfg.cluster.servers) + END_BYTES
 
 
 @dataclass
 class EarlyStopping:
-    """Early stopping after `patience` rounds without a better score; 0 never stops."""
+    """Early stopping after `patience` rounds without a better score; with patience 0 training never stops early."""
 
     patience: int
     best: float = float("-inf")
@@ -116,7 +116,7 @@ class Evaluation:
         self._leases = {batch: owner for batch, owner in self._leases.items() if owner != worker}
 
     def put(self, message: Predictions, payload: Any) -> None:
-        """Store a batch's predictions. Raises WireError when their sizes do not match."""
+        """Store a batch's predictions. Raises WireError when their number does not match the batch."""
         expected = min(self.batch, self.samples - message.batch * self.batch)
         if message.batch < 0 or message.samples != expected or payload.size != 4 * expected:
             raise WireError(f"predictions of {message.samples} samples for a batch of {expected}")

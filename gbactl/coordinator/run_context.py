@@ -156,7 +156,7 @@ class RunContext:
             self.journal.note(self.log)
 
     def save_standstill(self, stage: str, number: int, rest: Any = (), inside: bool = False) -> None:
-        """Save the state while no batch is in flight: round `number` enters a stage, with `rest` still to train."""
+        """Save the run's state while no batch is in flight; `rest`: untrained sample ranges of round `number`."""
         if not self.journal.on:
             return
         self.log.flush()

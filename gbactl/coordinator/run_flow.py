@@ -44,7 +44,7 @@ class RunFlow:
     # -- the whole run ------------------------------------------------------------------------------
 
     def run_all(self) -> Flow[None]:
-        """Gather the nodes, work through the rounds, report the result, dismiss all nodes. Raises GbactlError."""
+        """Wait for the nodes, run all rounds, report the result, and stop all nodes. Raises GbactlError."""
         run, core = self.run, self.core
         yield from self._gather()
         core.checkpoints.begin(samples_of(run.dataset, run.cfg.train))
@@ -82,7 +82,7 @@ class RunFlow:
             run.record.go_on(run.hub.now() - self.began)
 
     def _work(self, over: bool) -> Flow[bool]:
-        """Run the remaining rounds, then save the final checkpoint. False if all nodes must roll back first."""
+        """Run the remaining rounds, then save the final checkpoint. Returns False if all nodes must roll back first."""
         run, core = self.run, self.core
         rounds = [] if over or core.checkpoints.trained else list(enumerate(run.rounds))
         for number, part in rounds[len(run.record.results) :]:
@@ -103,7 +103,7 @@ class RunFlow:
         return (yield from self._save_last())
 
     def _save_last(self) -> Flow[bool]:
-        """Save the final model, again if a server fails meanwhile. False if all nodes must roll back first."""
+        """Save the final model; repeat if a server fails meanwhile. Returns False if all nodes must roll back first."""
         run, checkpoints = self.run, self.core.checkpoints
         while checkpoints.on:
             losses = run.server_losses
@@ -123,7 +123,7 @@ class RunFlow:
     # -- training -----------------------------------------------------------------------------------
 
     def _train(self, part: Round, number: int) -> Flow[bool]:
-        """Train a round to its last applied gradient: one phase, and one more for every switch within the round.
+        """Train a round until its last gradient is applied: in one phase, plus one for every switch within the round.
 
         False where a rollback must come first."""
         run, core = self.run, self.core
@@ -167,7 +167,7 @@ class RunFlow:
         return policy.phase.samples
 
     def _open(self, part: Round, rest: Ranges) -> Flow[LivePhase]:
-        """Announce a phase on the sample ranges `rest`, or bring one to where a failed coordinator's log ends."""
+        """Announce a phase on the sample ranges `rest`, or restore a failed coordinator's phase from its log."""
         run, core, cfg = self.run, self.core, self.run.current
         workers, joiners = range(cfg.cluster.workers), range(cfg.cluster.workers, run.cfg.processes)
         phase = Phase(
@@ -248,7 +248,7 @@ class RunFlow:
     # -- between two phases -------------------------------------------------------------------------
 
     def _rejoin(self) -> Flow[None]:
-        """Admit successors of failed workers, and give all workers the same dense parameters, which workers hold.
+        """Admit successors of failed workers, and make the dense parameters equal on all workers that hold them.
 
         One worker sends the parameters to the servers, and all workers with the successors fetch them there. So all
         hold the same values again after a ring broke in the middle of a sum. Trainers also begin with these values."""

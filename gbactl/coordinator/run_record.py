@@ -89,7 +89,7 @@ class RunSummary:
         self._began = self.now()
 
     def go_on(self, seconds: float) -> None:
-        """Set the start of the run's clock to `seconds` ago or earlier, in a run that continues another one."""
+        """Set the start of the run's clock to at least `seconds` ago, in a run that continues another one."""
         self._began = min(self._began, self.now() - seconds)
 
     @property
@@ -116,7 +116,7 @@ class RunSummary:
         self._fresh = True
 
     def close_phase(self, part: Round, mode: str, training: LivePhase, first_sample: int) -> None:
-        """Record a finished phase, all of whose gradients are applied.
+        """Record a finished phase, whose gradients are all applied.
 
         EPS covers first hand-out to last announced gradient; the time from there to the last applied step is
         `closing_seconds`."""
@@ -145,7 +145,7 @@ class RunSummary:
         )
 
     def close_round(self, evaluated: dict[str, dict[str, float]], judged_on: str) -> dict[str, Any]:
-        """Add evaluation scores by split to the last phase. Returns its round.
+        """Add the evaluation's scores, by split, to the last phase of a round. Returns the summary of the round.
 
         The last of the evaluations is the round's score; early stopping uses the one on `judged_on`."""
         *_, last = evaluated
@@ -180,7 +180,7 @@ class RunSummary:
         }
 
     def _of_round(self, label: str, training: LivePhase | None) -> dict[str, Any]:
-        """Samples of a round trained, decayed or lost so far, and the round's EPS (samples per second)."""
+        """Samples of a round trained, decayed or lost so far, and the round's samples per second."""
         parts = [phase for phase in self.phases if phase["day"] == label]
         ledger = training.policy.ledger if training else Ledger()
         trained = sum(phase["samples"] for phase in parts) + ledger.trained
@@ -207,7 +207,7 @@ class RunSummary:
         )  # fmt: skip
 
     def _open_phase(self, training: LivePhase | None, step: int, mode: dict[str, Any]) -> list[dict[str, Any]]:
-        """Finished part of the current phase, in the form of a phase of its own."""
+        """Summary of the current phase so far, in the form of a finished phase."""
         if training is None or step == training.policy.phase.first_step:
             return []
         done, seconds = training.finished.ledger, training.clock.seconds
@@ -221,7 +221,7 @@ class RunSummary:
         ]  # fmt: skip
 
     def restore(self, position: JobPosition) -> None:
-        """Replace the record so far by that at a position, and continue from there."""
+        """Replace the record by the one saved in a position, and continue from there."""
         patience, stopping = self.stopping.patience, position.stopping
         self.stopping = EarlyStopping(patience) if stopping is None else replace(stopping, patience=patience)
         self.results = list(position.results)
@@ -287,7 +287,7 @@ class RecoveryTimes:
         self._signs[process] = self.now()
 
     def injected(self, process: str, kind: str) -> None:
-        """Record that the fault plan now injects a failure of this kind into a process."""
+        """Record that the fault plan now injects a failure of kind `kind` into a process."""
         self.state.injured[process] = (kind, self.now())
 
     def detected(self, process: str, failure: str) -> None:
@@ -297,7 +297,7 @@ class RecoveryTimes:
         self.all.append(FailureRecord(process, kind, at, self.now()))
 
     def reborn(self, process: str, failure: str, detected: float, sign: float) -> None:
-        """Record a process's failover: when its predecessor's failure was detected, and the last sign of life."""
+        """Record that this process replaces a failed one; `detected`: time of detection, `sign`: last sign of life."""
         kind, at = self.state.injured.pop(process, (failure, sign))
         self._reborn = FailureRecord(process, kind, min(at, detected), detected, self.now())
         self.all.append(self._reborn)
@@ -309,7 +309,7 @@ class RecoveryTimes:
             failed.loaded = self.now()
 
     def useful(self, process: str) -> None:
-        """Record that a process has done useful work, which completes its recovery."""
+        """Record that a failed process's successor has done useful work, which completes the recovery."""
         if self._reborn is not None:
             reborn, self._reborn = self._reborn, None
             self._of_use(reborn)
@@ -334,7 +334,7 @@ class RecoveryTimes:
                 self._tell(failed)
 
     def heard(self, logged: Iterable[Mapping[str, Any]]) -> None:
-        """Restore the times of a failed coordinator's log, which may be newer than its saved state."""
+        """Restore recovery times from a failed coordinator's log, which may be newer than its saved state."""
         for each in logged:
             self._logged.add(each["number"])
             failed = self.all[each["number"]]
@@ -342,13 +342,13 @@ class RecoveryTimes:
                 failed.useful = failed.at + each["useful_s"]
 
     def dense_lost(self, samples: int) -> None:
-        """Add samples whose dense gradients a worker failure lost to the cost of the last one."""
+        """Add samples, whose dense gradients were lost with a worker, to the record of the last worker failure."""
         failed = next((failed for failed in reversed(self.all) if failed.process.startswith("W")), None)
         if failed is not None:
             failed.samples_undone += samples
 
     def cost(self, process: str, loss: ServerFailureLoss) -> None:
-        """Add lost work to the cost of a process's last failure."""
+        """Add the work lost in a process's last failure to the record of that failure."""
         failed = self.last(process)
         if failed is not None:
             failed.add(loss)

@@ -40,7 +40,7 @@ _RATE = ("batches", "samples", "seconds", "untimed")
 
 @dataclass
 class FailureRecord:
-    """Failure of one process. Times by the run's clock; None: not reached.
+    """Failure of one process. Times by the run's clock; None while that point of the recovery is not reached.
 
     `at`: when it was injected, else the last sign of life."""
 
@@ -56,7 +56,7 @@ class FailureRecord:
     samples_rolled_back: int = 0
 
     def add(self, loss: ServerFailureLoss) -> None:
-        """Add lost work to the cost of the failure."""
+        """Add lost work to the record of the failure."""
         self.samples_undone += loss.samples
         self.pls += loss.pls
         self.row_updates_undone += loss.updates
@@ -136,7 +136,7 @@ class JobPosition:
 
 
 def _today(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a position of an older format: pairs become maps, missing fields are added."""
+    """Convert a saved position from an older format: pairs become maps, missing fields are added."""
     statistics = dict(values["statistics"])
     for name in ("staleness", "token_staleness"):
         statistics[name] = dict(statistics[name])
@@ -147,7 +147,7 @@ def _today(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_at(chain: CheckpointChain) -> dict[str, Any]:
-    """Configuration for continuing from a checkpoint: its mode at that moment, with the switches yet to come."""
+    """Configuration for resuming from a checkpoint: the mode at that point, with the switches that remain."""
     config, position = copy.deepcopy(chain.last.config), JobPosition.read(chain.last.position)
     mode = dict(position.mode)
     config["cluster"]["workers"] = mode.pop("workers", config["cluster"]["workers"])
@@ -286,13 +286,13 @@ JOURNAL_FILE = "coordinator.json"
 
 
 def kept(cfg: RunConfig) -> bool:
-    """Whether a run survives a coordinator failure, for which it writes a journal; in virtual time it needs none."""
+    """Whether a run writes a journal and so survives a coordinator failure; in virtual time it needs none."""
     return cfg.engine.real and cfg.cluster.lost_coordinator == "replace"
 
 
 @dataclass
 class JournalState:
-    """State that a failed coordinator left: the last written state updated by later notes, and the log since then.
+    """State that a failed coordinator left: the last saved state with later notes applied, and the log since then.
 
     `end`: offset of the log's last complete record; `term` of the successor; `missed`: when the failure was detected,
     in seconds of the machine's clock; `failure`: its kind; `sign`: the last sign of life."""
@@ -322,7 +322,7 @@ class JournalState:
 
 
 class Journal:
-    """Writer of the coordinator's state. Does nothing in a run that ends with its coordinator."""
+    """Writer of the coordinator's state; does nothing in a run that cannot survive a coordinator failure."""
 
     def __init__(self, cfg: RunConfig, run_dir: Path, state: RunState, first: bool) -> None:
         """Open the journal of a run. `first`: this is the run's first coordinator."""

@@ -122,7 +122,7 @@ class Statistics(StatisticsCounts):
         self.samples_at = [finished] * (step + 1)
 
     def announced(self, worker: int, batch: int, samples: int, pulled: int) -> None:
-        """Count a gradient of `samples`, computed from version `pulled`; `timed` adds its seconds."""
+        """Count a gradient of `samples`, computed from step `pulled`; its seconds are added by `timed`."""
         rate = self.workers.setdefault(worker, WorkerRate())
         rate.batches += 1
         rate.samples += samples
@@ -142,22 +142,22 @@ class Statistics(StatisticsCounts):
             self.heard(worker, samples, seconds)
 
     def note_message_faults(self, places: Collection[int]) -> None:
-        """Record that the fault plan's message faults at these places in the plan are active."""
+        """Record that message faults are active, given by their indexes in the fault plan."""
         if self.observed is not None:
             self.observed.note_message_faults(places)
 
     @property
     def acted(self) -> list[dict[str, Any]]:
-        """Faults of the plan that were active on workers so far, to be saved for a coordinator failover."""
+        """Faults of the plan that have slowed or disturbed workers so far, saved for a coordinator failover."""
         return [] if self.observed is None else self.observed.acted.told()
 
     def restore_acted(self, told: list[dict[str, Any]]) -> None:
-        """Add the faults that were active before a coordinator failover."""
+        """Add the faults that had acted before a coordinator failover."""
         if self.observed is not None:
             self.observed.acted.restore(told)
 
     def usual(self, worker: int, samples: int) -> float:
-        """Seconds that workers without faults need for `samples`, if the plan slows this worker; 0 if unknown."""
+        """Seconds that workers without faults need for `samples`, where the plan slows this worker; 0 if unknown."""
         return 0.0 if self.observed is None else samples * self.observed.usual(worker)
 
     def dropped(self, batch: int) -> None:
@@ -217,7 +217,7 @@ class Statistics(StatisticsCounts):
 
 
 class NormLog:
-    """Writer of gradient norms per step, combined from the shares of `tellers` nodes."""
+    """Writer of gradient norms per step, each combined from the shares that `tellers` nodes send."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -49,13 +49,13 @@ class SwitchPlan:
 
     @property
     def coming(self) -> str:
-        """Name of the next mode in the schedule; empty if there is none."""
+        """Name of the mode that the next switch, requested or scheduled, leads to; empty if there is none."""
         if self.asked is not None:
             return self.asked.mode.name
         return "" if self.next is None else self.next.to
 
     def take(self, at: RunProgress) -> RunConfig | None:
-        """Configuration after the switch that is due, by the last due entry or a request; None if no switch is due."""
+        """Remove the due switch (requested or scheduled). Returns the configuration after it; None if none is due."""
         found, self.fresh, self.point = None, False, ""
         while (entry := self.next) is not None and self._due(entry, at):
             self.taken, self.point = self.taken + 1, entry.point
@@ -75,12 +75,12 @@ class SwitchPlan:
         return point is not None and point <= at.samples
 
     def called(self, seconds: float) -> bool:
-        """Whether a phase has to end now, for a switch by request or by time."""
+        """Whether the phase must end now because a switch was requested or is scheduled at this time."""
         entry = self.next
         return self.asked is not None or (entry is not None and entry.unit == "seconds" and entry.value <= seconds)
 
     def last_batch(self, policy: Policy, at: RunProgress) -> int | None:
-        """Batch at which a phase that begins at `at` reaches the next entry of the schedule; None if unknown."""
+        """Batch of a phase, begun at `at`, before which the schedule's next entry is due; None if unknown."""
         entry, point = self.next, None if self.next is None else self.points[self.taken]
         if entry is None or entry.unit in ("day", "epoch"):
             return None
@@ -89,7 +89,7 @@ class SwitchPlan:
         return None if point is None else -(-(point - at.samples) // policy.phase.local_batch)
 
     def last_step(self) -> int | None:
-        """Global step at which the next entry of the schedule is due, if the entry is given as a step."""
+        """Global step at which the schedule's next entry is due; None if the entry is not given in steps."""
         entry = self.next
         return int(entry.value) if entry is not None and entry.unit == "step" else None
 
@@ -127,12 +127,12 @@ class AutoSwitch:
         self.controller.begin(self.now(), mode)
 
     def heard(self, worker: int, samples: int, seconds: float) -> None:
-        """Feed an announced gradient to the controller; a short batch (the last of a day) is ignored."""
+        """Pass an announced gradient's compute time to the controller; a short batch (the last of a day) is ignored."""
         if samples >= self._full:
             self.controller.seen(self.now(), worker, seconds, samples)
 
     def look(self, training: LivePhase) -> SwitchDecision | None:
-        """Feed the applied steps to the controller; every `switch.every` seconds return the mode that it recommends."""
+        """Pass the applied steps to the controller; every `switch.every` seconds return its decision."""
         policy, now = training.policy, self.now()
         if policy.step != self._step:
             self._step = policy.step

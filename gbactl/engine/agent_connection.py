@@ -123,7 +123,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 @dataclass(frozen=True)
 class HostAccess:
-    """How to reach hosts: the `ssh` command with its options, and the `python` there (None: the same path as here)."""
+    """Access to hosts: the `ssh` command with its options, and the `python` there (None: the same path as here)."""
 
     ssh: str = SSH
     python: str | None = None

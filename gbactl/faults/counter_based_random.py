@@ -1,4 +1,4 @@
-"""Counter-based random numbers: a pure function of (key, turn), so that all backends draw the same numbers.
+"""Counter-based random numbers: a pure function of (key, counter), so that all backends draw the same numbers.
 
 About 2 us a number; no generator, no state. Bits agree between machines up to the mathematics library's.
 """
@@ -25,7 +25,7 @@ def key_of(*parts: int) -> int:
 
 
 def uniform(key: int, turn: int) -> float:
-    """Return the uniform random number of (key, turn), in the open interval (0, 1)."""
+    """Return random number `turn` (a counter) of the sequence with this key, uniform in the open interval (0, 1)."""
     return ((key_of(key, turn) >> 12) + 0.5) * 2.0**-52
 
 

@@ -43,13 +43,13 @@ class Fault:
         """Check the configured values. Raises ConfigError; `where` names the entry, for instance faults.plans[0]."""
 
     def at(self, key: int, turn: int, seconds: float) -> float:
-        """Return the slow-down factor, at least 1, of a worker's batch `turn`, begun `seconds` into training.
+        """Return the slow-down factor, at least 1, of a worker's batch number `turn`, begun `seconds` into training.
 
         `key` is the worker's own in this plan; random values depend on (key, turn) alone."""
         return 1.0
 
     def of(self, worker: int) -> Fault:
-        """Return the fault as it concerns one worker."""
+        """Return the fault restricted to one worker, where it differs between workers."""
         return self
 
     def told(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class TimedFault(Fault):
 
     @property
     def given(self) -> list[float]:
-        """Values of step, time and mtbf that are set."""
+        """Values of `step`, `time` and `mtbf` that the configuration sets."""
         return [value for value in (self.step, self.time, self.mtbf) if value is not None]
 
     def check(self, where: str) -> None:
@@ -152,7 +152,7 @@ class NextOccurrence:
             self.seconds = fault.interval(counter_based_random.uniform(key, 0))
 
     def there(self, step: int, seconds: float) -> bool:
-        """Whether the fault is due at a global step and a time since training began."""
+        """Whether the fault is due at the given global step and time since training began."""
         return self._left > 0 and (step >= self.step or seconds >= self.seconds)
 
     def next(self) -> None:

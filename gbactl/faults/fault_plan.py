@@ -36,7 +36,7 @@ class FaultsConfig:
 
 
 class FaultPlan:
-    """Fault plan of a run with so many workers and servers. Raises ConfigError.
+    """Fault plan of a run with the given numbers of workers and servers. Raises ConfigError.
 
     `seed` is the run's, unless the plan has its own."""
 
@@ -58,7 +58,7 @@ class FaultPlan:
                 self._of.setdefault(f"S{server}", []).append((place, fault, key))
 
     def factor(self, worker: int, turn: int, seconds: float) -> float:
-        """Return the slow-down factor, at least 1, of a worker's batch `turn` that begins `seconds` into training.
+        """Return the slow-down factor, at least 1, of a worker's batch number `turn`, begun `seconds` into training.
 
         `turn` counts the worker's own batches with samples from 0 through the whole run; evaluation is not slowed."""
         return self.factor_of(f"W{worker}", turn, seconds)
@@ -192,7 +192,7 @@ class Injection:
 
 
 class _Strike(NextOccurrence):
-    """Next failure that one fault causes, and the `processes` that it may hit."""
+    """Next failure that one fault of the plan causes; `processes`: those that it may hit."""
 
     def __init__(self, fault: ProcessFailure, processes: tuple[str, ...], key: int, place: int) -> None:
         super().__init__(fault, key)

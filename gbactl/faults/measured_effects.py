@@ -112,14 +112,14 @@ class ObservedBatches:
         return []
 
     def note_message_faults(self, places: Collection[int]) -> None:
-        """Record that message faults are active now. `places`: their indexes in the plan."""
+        """Record that message faults are active now. `places`: their indexes in the fault plan."""
         now = self.clock()
         for place in places:
             for worker in self.plan.chosen[place]:
                 self.acted.note(place, f"W{worker}", now, now)
 
     def reference(self, worker: int) -> float | None:
-        """Return the seconds per sample that a worker would need undisturbed; None where unknown."""
+        """Return the seconds per sample that a worker would need without faults; None where unknown."""
         return self._undisturbed(worker, {w: sums.unslowed / sums.samples for w, sums in self._calm.items()})
 
     def _undisturbed(self, worker: int, rates: Mapping[int, float]) -> float | None:
@@ -132,7 +132,7 @@ class ObservedBatches:
         return None
 
     def usual(self, worker: int) -> float:
-        """Return the current seconds per sample of undisturbed workers, to slow a worker relative to; 0 if unknown.
+        """Return the current seconds per sample of workers without faults, for slow-downs relative to it; 0 if unknown.
 
         Not those of the whole run: where the machine gets slower or faster, a slowed worker follows."""
         if worker not in self.plan.slowed or not any(w not in self.faulty for w in self._calm):

@@ -33,7 +33,7 @@ class FaultRecord:
         self._found: dict[tuple[int, str], tuple[float, float, float]] = {}
 
     def note(self, place: int, process: str, begin: float, end: float, factor: float = 1.0) -> None:
-        """Record that the fault at index `place` acted on a process, in seconds since training began."""
+        """Record that fault number `place` of the fault plan acted on a process, in seconds since training began."""
         first, last, largest = self._found.get((place, process), (begin, end, factor))
         self._found[place, process] = min(first, begin), max(last, end), max(largest, factor)
 

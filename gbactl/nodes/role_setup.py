@@ -79,7 +79,7 @@ def run_coordinator(boot: Bootstrap) -> None:
 
 
 def of_hub(cfg: RunConfig) -> dict[str, Any]:
-    """Keyword arguments of a SocketHub from the configuration."""
+    """Keyword arguments for a SocketHub, taken from the configuration."""
     return {"encrypt": cfg.transport.encrypt, "silence": cfg.cluster.hang_seconds}
 
 
@@ -129,7 +129,7 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
 def _first_shard(
     hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset
 ) -> tuple[Shard, Ready | CheckpointLoaded] | None:
-    """Shard at the start of a run, initial or from the checkpoint to resume from. None if the run ends before."""
+    """Shard at the start of a run: initial, or from the checkpoint to resume from. None if the run ends meanwhile."""
     cfg = boot.cfg
     momentum = cfg.model.batch_norm_momentum
     spec = await_dense(hub, coordinator, shard_spec(cfg, dataset.schema.rows, boot.index), momentum)
@@ -144,7 +144,7 @@ def _first_shard(
 
 
 def _shard_again(boot: Bootstrap, dataset: Dataset) -> tuple[Shard, Ready | CheckpointLoaded]:
-    """Shard of a failed server's successor, loaded from the newest checkpoint."""
+    """Shard for a failed server's successor, loaded from the newest checkpoint."""
     cfg, run_dir = boot.cfg, Path(boot.run_dir)
     spec = shard_spec(cfg, dataset.schema.rows, boot.index)
     shard = Shard(load_initial(run_dir, spec, cfg.model.batch_norm_momentum))

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 def work(
     hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset, collective: Any = None
 ) -> None:
-    """Run a worker from Hello to the end. `collective` replaces the one that the environment names."""
+    """Run a worker from its Hello message to its end. `collective` replaces the one that the environment names."""
     _settle(cfg)
     coordinator.send(Hello("worker", boot.index, "", os.getpid()))
     life = WorkerProcess(hub, coordinator, boot, cfg, dataset)
@@ -88,7 +88,7 @@ def _settle(cfg: RunConfig) -> None:
 
 
 class WorkerProcess:
-    """Parts of a worker process, built after Hello is answered. Raises PeerGoneError if the run ends before."""
+    """Parts of a worker process, built once its Hello is answered. Raises PeerGoneError if the run ends meanwhile."""
 
     def __init__(self, hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset) -> None:
         self.boot, self.cfg, self.dataset, self.kernels = boot, cfg, dataset, load()

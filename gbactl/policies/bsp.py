@@ -1,4 +1,4 @@
-"""Policy of `bsp`: a step takes the gradients of one global batch in order of arrival, whatever their staleness."""
+"""Policy of `bsp`: a step closes when a global batch of gradients has arrived, whatever their staleness; no barrier."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ from gbactl.policies.policy import register
 
 @register("bsp", 3)
 class BspPolicy(BufferedPolicy):
-    """Policy of `bsp`: a buffer of the gradients of one global batch, which all have weight 1."""
+    """Policy of `bsp`: like `gba` without staleness weights; steps need no barrier, despite the mode's name."""

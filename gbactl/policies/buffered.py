@@ -7,7 +7,7 @@ from gbactl.policies.records import Decision, Grant, Member, Step
 
 
 class BufferedPolicy(Policy):
-    """Policy with a buffer: any worker takes the next batch at once; a step closes at `size` announced gradients."""
+    """Policy with a buffer: any worker gets the next batch at once; `size` announced gradients make a step."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -19,7 +19,7 @@ class BufferedPolicy(Policy):
         return self.phase.gradients_per_step
 
     def factor(self, token_staleness: int) -> float:
-        """Compute the weight of a full-sized gradient from its token staleness (here always 1)."""
+        """Compute the weight of a full-sized gradient from its token staleness: 1 unless a subclass overrides this."""
         return 1.0
 
     @property
@@ -73,7 +73,7 @@ class BufferedPolicy(Policy):
         return self._emit(Step(self.step, members, divisor, accepted))
 
     def _divisor(self, members: tuple[Member, ...]) -> float:
-        """Compute the divisor of a step: its number of gradients, a short batch counting by its samples."""
+        """Compute the divisor of a step: its number of gradients; a short batch counts as samples / local batch."""
         if all(m.samples == self.phase.local_batch for m in members):
             return float(self.size)
         return sum(m.samples / self.phase.local_batch for m in members)

@@ -42,7 +42,7 @@ class WorkerClocks:
             self._at[self.slowest] = self._at.get(self.slowest, 0) + 1
 
     def remove(self, worker: int) -> None:
-        """Remove a worker; of those left the slowest now sets the bound."""
+        """Remove a worker's clock; the slowest of the remaining workers then limits the others."""
         if worker in self._of:
             self._leave(self._of.pop(worker))
 
@@ -56,7 +56,7 @@ class WorkerClocks:
 
 @dataclass(frozen=True)
 class HopBsOptions(PolicyOptions):
-    """Options of `hop_bs`. `bound`: batches that a worker may be ahead of the slowest one when it takes another."""
+    """Options of `hop_bs`. `bound`: number of batches by which a worker that gets a batch may lead the slowest one."""
 
     bound: NumberOrInfinity = 2
 

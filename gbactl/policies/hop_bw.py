@@ -61,7 +61,7 @@ class HopBwPolicy(Policy):
         return self._lease(worker, Grant(batch, self.step, start, self.phase.size(batch), after=self.step))
 
     def _settled(self, worker: int) -> int | None:
-        """Take the batch reserved for a worker, or else a new one, or, at the data's end, another worker's."""
+        """Return a worker's next batch: the one reserved for it, else a new one, else another worker's reserved one."""
         if worker in self.reserved:
             return self.reserved.pop(worker)
         batch = self._next()
@@ -70,7 +70,7 @@ class HopBwPolicy(Policy):
         return batch
 
     def _reserve(self) -> list[tuple[int, int]]:
-        """Reserve the batches of the next step, once every live worker is computing or has delivered."""
+        """Reserve the next step's batches for workers, once every live worker is computing or has delivered."""
         if len(self.busy) + len(self.delivered) < len(self.live):
             return []
         workers, self._took = sorted((self._took & self.live) - self.reserved.keys()), set()
@@ -104,12 +104,12 @@ class HopBwPolicy(Policy):
         return self.poll()
 
     def poll(self) -> list[Decision]:
-        """Close the current step if it has enough gradients, of which fewer are needed with fewer live workers."""
+        """Close the current step if enough gradients have arrived: those of all live workers, or all but `backup`."""
         due = self.live and len(self.arrived) >= min(self.quorum, len(self.live))
         return [self._close()] if due and self.arrived else []
 
     def _last_batch(self, batch: int) -> int:
-        """Compute the batch at which hand-out stops: `batch` itself between two steps, as no step would be partial."""
+        """Compute the batch at which hand-out stops so that no step is partial; `batch` itself if no step is open."""
         begun = self.arrived or self.reserved or any(grant.token == self.step for _, grant in self.leases.values())
         return batch if batch == self.next_batch and not begun else super()._last_batch(batch)
 

@@ -91,7 +91,7 @@ class Policy(ABC):
         return []
 
     def stop(self, batch: int = 0) -> None:
-        """End the phase early: hand-out stops at `batch` (or the next batch, if later), rounded up to whole steps.
+        """End the phase early: stop hand-out at `batch` (or the next batch, if later), rounded up to whole steps.
 
         A failed worker's batches are still handed out again."""
         batches = min(self._last_batch(max(batch, self.next_batch)), self.phase.batches)
@@ -112,7 +112,7 @@ class Policy(ABC):
     forgoes: ClassVar[bool] = True
 
     def forgo(self) -> list[int]:
-        """Give up the batches in flight: they count as decayed, and the phase ends here. Returns them."""
+        """Give up the batches in flight, which count as decayed, and end the phase. Returns the batches."""
         samples = min(self.phase.samples, self.next_batch * self.phase.local_batch)
         self.phase = replace(self.phase, samples=samples)
         mine = sorted({*self.leases, *self.reissue})
@@ -132,7 +132,7 @@ class Policy(ABC):
         return self.exhausted and not self.leases
 
     def lost_worker(self, worker: int) -> list[int]:
-        """Remove a failed worker and return its leased batches, which are handed out again."""
+        """Remove a failed worker. Returns its leased batches, which are handed out again."""
         self.live.discard(worker)
         self.openings += 1
         back = sorted(batch for batch, (owner, _) in self.leases.items() if owner == worker)
@@ -142,16 +142,16 @@ class Policy(ABC):
         return back
 
     def owes(self, worker: int) -> bool:
-        """Whether a worker must be handed a batch without asking, of a step that it already takes part in."""
+        """Whether a worker must be handed a batch without asking, in a step that it already takes part in."""
         return False
 
     def joined_worker(self, worker: int) -> None:
-        """Let a worker that has joined or come back take batches."""
+        """Add a worker that has joined, or the successor of a failed one: it gets batches from now on."""
         self.live.add(worker)
         self.openings += 1
 
     def _next(self) -> int | None:
-        """Take the next batch number, re-issued ones first; a new batch counts as read."""
+        """Return the number of the next batch to hand out, re-issued batches first; a new batch counts as read."""
         if self.reissue:
             return self.reissue.popleft()
         if self.next_batch >= self.phase.batches:
@@ -166,7 +166,7 @@ class Policy(ABC):
         return grant
 
     def _return(self, worker: int, batch: int) -> Grant | None:
-        """End the lease of a batch and return its grant; None where this worker has no such lease (a duplicate)."""
+        """End a worker's lease of a batch and return its grant; None if the worker has no such lease (a duplicate)."""
         owner, grant = self.leases.get(batch, (None, None))
         if owner != worker or grant is None:
             return None

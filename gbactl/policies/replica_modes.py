@@ -24,7 +24,7 @@ class ReplicaOptions(PolicyOptions):
 
 @dataclass(frozen=True)
 class LocalSgdOptions(ReplicaOptions):
-    """Options of `local_sgd`. `k`: a trainer's local iterations, of all threads, between two averagings."""
+    """Options of `local_sgd`. `k`: number of a trainer's local iterations, over all threads, between two averagings."""
 
     k: Count = 30
 

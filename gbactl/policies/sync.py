@@ -15,7 +15,7 @@ from gbactl.policies.records import Decision, Grant, Member, Step
 
 
 class DealtBatch(NamedTuple):
-    """Batch that a worker has to compute in a turn (step of the phase).
+    """Batch assigned to a worker; `turn`: number of the step within the phase that the batch belongs to.
 
     `fresh`: it was not handed out before."""
 
@@ -25,16 +25,16 @@ class DealtBatch(NamedTuple):
 
 
 class DealRing(NamedTuple):
-    """Workers that share the batches of a turn and of all later turns, with their positions."""
+    """Workers that share the batches of step `turn` of the phase and of all later steps, with their positions."""
 
     turn: int
     places: dict[int, int]
 
 
 class Dealer:
-    """Assignment of a phase's batches to workers, in turns of `width` batches.
+    """Assignment of a phase's batches to workers; every step of the phase (a turn) has `width` batches.
 
-    `joiners` also take part in every turn, but get no batches."""
+    `joiners` also take part in every step, but get no batches."""
 
     def __init__(self, workers: tuple[int, ...], batches: int, joiners: tuple[int, ...] = ()) -> None:
         self.width, self.batches = len(workers), batches
@@ -49,11 +49,11 @@ class Dealer:
 
     @property
     def exhausted(self) -> bool:
-        """Whether every batch was handed out, and every live worker has begun the last turn."""
+        """Whether every batch was handed out, and every live worker has begun the phase's last step."""
         return self._behind == 0 and self._held == 0 and (bool(self._turn) or self.reached >= self.turns)
 
     def next(self, worker: int) -> DealtBatch | None:
-        """Take a worker's next batch, earlier turns first; None where the worker has none left.
+        """Remove and return a worker's next batch, earlier steps first; None where the worker has none left.
 
         Its batch lies past the end where the worker only joins in."""
         turn, hand = self._turn.get(worker), self._hands.get(worker)
@@ -73,12 +73,12 @@ class Dealer:
         return share[0]
 
     def owes(self, worker: int) -> bool:
-        """Whether a worker has a batch left to compute of a turn that it has already begun."""
+        """Whether a worker still has to be handed a batch of a step that it has already begun."""
         hand = self._hands.get(worker)
         return bool(hand and hand[0].turn < self._turn[worker])
 
     def lose(self, worker: int, leased: list[int]) -> None:
-        """Reassign a failed worker's batches: leased, waiting, or its share of turns that others have begun."""
+        """Reassign a failed worker's batches: leased, not handed out, or its share of steps that others have begun."""
         turn = self._turn.pop(worker, None)
         if turn is None:
             return
@@ -90,7 +90,7 @@ class Dealer:
         self._deal(owed)
 
     def join(self, worker: int) -> None:
-        """Add a worker, which shares the turns that no worker has begun."""
+        """Add a worker, which takes part in the steps not begun yet; deal out batches that had no live worker."""
         if worker in self._turn:
             return
         self._turn[worker], self._hands[worker] = self.reached, []
@@ -100,7 +100,7 @@ class Dealer:
         self._deal(orphans)
 
     def end(self, turns: int, batches: int) -> None:
-        """Reduce the number of turns and batches, but not below the turns that some worker has begun."""
+        """Shorten the phase to `turns` steps and `batches` batches, but keep the steps that some worker has begun."""
         self.turns, self.batches = min(self.turns, max(turns, self.reached)), min(self.batches, batches)
         self._behind = sum(turn < self.turns for turn in self._turn.values())
 
@@ -110,7 +110,7 @@ class Dealer:
         self.reached = max(self.reached, turn + 1)
 
     def _share(self, worker: int, turn: int) -> list[DealtBatch]:
-        """List the batches of a turn that are a worker's own share, except for those past the data's end."""
+        """List the batches of step `turn` of the phase that are a worker's own share, within the data."""
         places = self._ring(turn).places
         first, end = turn * self.width, min((turn + 1) * self.width, self.batches)
         if worker not in places:
@@ -121,7 +121,7 @@ class Dealer:
         return next(ring for ring in reversed(self._rings) if ring.turn <= turn)
 
     def _deal(self, batches: list[DealtBatch]) -> None:
-        """Distribute batches of a failed worker over the live workers, who also share all turns not begun yet."""
+        """Distribute a failed worker's batches over the live workers, which also share all steps not begun yet."""
         left = sorted(self._turn)
         if not left:
             self._orphans += batches
@@ -157,7 +157,7 @@ class SyncPolicy(Policy):
         self.arrived: dict[int, dict[int, Member]] = {}
 
     def take(self, worker: int) -> Grant | None:
-        """Grant a worker its batch of its next step; a batch of 0 samples where none is left for it."""
+        """Grant a worker its batch of its next step; an empty one (0 samples) where no data is left for the worker."""
         dealt = self.dealer.next(worker)
         if dealt is None:
             return None
@@ -176,7 +176,7 @@ class SyncPolicy(Policy):
         return self._lease(worker, grant) if samples else grant
 
     def stop(self, batch: int = 0) -> None:
-        """End the phase before the step that `batch` begins, but after every step that some worker has begun."""
+        """End the phase at `batch`, rounded up to whole steps, or after the last step that some worker has begun."""
         turns = max(-(-batch // self.width), self.dealer.reached)
         super().stop(turns * self.width)
         self.dealer.end(turns, self.phase.batches)
@@ -190,7 +190,7 @@ class SyncPolicy(Policy):
 
     @property
     def exhausted(self) -> bool:
-        """Whether every live worker has taken its batches of the last step."""
+        """Whether every live worker was granted its batches of the last step."""
         return self.dealer.exhausted
 
     def announce(self, worker: int, batch: int) -> list[Decision]:
@@ -209,7 +209,7 @@ class SyncPolicy(Policy):
         return closed
 
     def lost_worker(self, worker: int) -> list[int]:
-        """Reassign the batches that a failed worker had not finished or not yet taken."""
+        """Reassign a failed worker's batches: those not finished, and those not yet granted to it."""
         back = super().lost_worker(worker)
         self.reissue.clear()
         self.dealer.lose(worker, back)
@@ -220,17 +220,17 @@ class SyncPolicy(Policy):
         return self.dealer.owes(worker)
 
     def joined_worker(self, worker: int) -> None:
-        """Add a worker, which shares the steps that no worker has begun."""
+        """Add a worker, which takes part in the steps that no worker has begun."""
         super().joined_worker(worker)
         self.dealer.join(worker)
 
     def _expected(self, turn: int) -> int:
-        """Compute the number of gradients with samples in a step; -1 past the last step."""
+        """Compute the number of non-empty gradients in a step; -1 past the last step."""
         first = turn * self.width
         return min(self.width, self.phase.batches - first) if first < self.phase.batches else -1
 
     def _divisor(self, turn: int) -> float:
-        """Compute the divisor of a step: its number of batches, of which a short one counts by its samples."""
+        """Compute the divisor of a step: its number of batches; a short batch counts as samples / local batch."""
         first = turn * self.width
         if (first + self.width) * self.phase.local_batch <= self.phase.samples:
             return float(self.width)

@@ -108,7 +108,7 @@ def _config(path: Path, header: dict[str, Any]) -> RunConfig:
 
 
 def _summed(run: RunConfig, *cfgs: RunConfig) -> None:
-    """Raise EventLogError if a phase cannot be replayed: it has replicas, or an unknown order of summation."""
+    """Raise EventLogError if a phase cannot be replayed: it has replicas, or its summation order is unknown."""
     modes = [policy_class(phase.mode.name) for cfg in cfgs for phase in cfg.phases]
     replicas = [mode.name for mode in modes if not mode.replayable]
     if replicas:

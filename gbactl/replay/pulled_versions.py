@@ -23,7 +23,7 @@ from gbactl.worker.worker_core import BatchInProgress
 
 
 class PulledVersions:
-    """Shard versions that a phase's gradients pulled: filled by `add`, then read version by version by `leaving`."""
+    """Shard versions that a phase's gradients pulled: collected by `add`, then iterated by version with `leaving`."""
 
     def __init__(self, shards: int) -> None:
         self.shards = shards
@@ -81,7 +81,7 @@ def dense_versions(record: AnnounceRecord) -> tuple[int, ...]:
 
 
 class CapturedValues:
-    """Values that a phase's gradients pulled, copied as the replay's shards reach the pulled versions."""
+    """Values that a phase's gradients pulled, copied when the replay's shards reach the pulled versions."""
 
     def __init__(
         self,

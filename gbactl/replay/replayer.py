@@ -33,7 +33,7 @@ from gbactl.wire.messages import BeginPhase
 
 
 class Replayer:
-    """Replayer of a recorded run up to `until` steps. Raises DivergenceError at the first difference."""
+    """Replayer of a recorded run up to global step `until`. Raises DivergenceError at the first difference."""
 
     def __init__(
         self, recording: Recording, dataset: Dataset, until: int, *, lenient: bool = False,
@@ -53,7 +53,7 @@ class Replayer:
         self._captures: CapturedValues | None = None
 
     def run(self) -> None:
-        """Replay all steps up to `until`; to the end of the log if that is the run's last step."""
+        """Replay all steps up to `until`, or to the end of the log if `until` is the run's last step."""
         whole = self.until == self.recording.steps and self.recording.ended
         for record in self.recording.records():
             if self.step == self.until and not whole:
@@ -135,7 +135,7 @@ class Replayer:
             raise EventLogError(f"{self.recording.path} has a phase {begin.number} that this run cannot have had.")
 
     def _cut(self, begin: BeginPhase, end: int, rows: int) -> bool:
-        """Whether a phase may end within its day: the next phase continues there, or the log ends before."""
+        """Whether a phase may end before its day does: the next phase continues that day, or the log ends first."""
         after = [p.begin for p in self.recording.phases if p.begin.training and p.begin.number > begin.number]
         if not after:
             return end < rows and not self.recording.ended

@@ -52,11 +52,11 @@ class _Round:
     told: set[int] = field(default_factory=set)  # ranks that will send no further part
 
     def missing(self, ranks: int) -> set[int]:
-        """Numbers of the summands that have not arrived."""
+        """Numbers of the gradients in an all-reduce sum that have not arrived."""
         return set(range(self.dealt or ranks)) - set(self.parts)
 
     def complete(self, ranks: int, absent: set[int], version: int) -> bool:
-        """Whether all summands that can still arrive are there, so that the round's sum can be computed."""
+        """Whether all gradients that can still arrive have arrived, so that the sum can be computed."""
         missing = self.missing(ranks)
         if not self.dealt:
             return bool(self.parts) and not missing - absent
@@ -89,7 +89,7 @@ class GenerationSums:
         self._names: dict[str, _Name] = {}
 
     def part(self, rank: int, message: Summand, values: Floats | None) -> Iterator[SumAnswer]:
-        """Take a summand f32[n] from a rank, or only its request for the sum (part -1). Raises WireError."""
+        """Store a rank's vector f32[n] to be summed, or (part -1) only its request for the sum. Raises WireError."""
         parts = message.parts or message.ranks
         if not 0 <= rank < message.ranks <= RANKS or not -1 <= message.part < parts <= RANKS:
             raise WireError(f"part {message.part} of {message.parts} from rank {rank} of {message.ranks}")
@@ -108,7 +108,7 @@ class GenerationSums:
         return self._settle()
 
     def brought(self, rank: int, message: Sum, total: Floats) -> Iterator[SumAnswer]:
-        """Take a round's sum that a rank got from the ring before it broke. Raises WireError for an invalid one."""
+        """Store a sum that a rank had received from the ring before the ring broke. Raises WireError if invalid."""
         if self._of_now(message.generation):
             each = self._round(rank, message, len(total))
             if each is not None and each.total is None:
@@ -121,7 +121,7 @@ class GenerationSums:
         return self._settle()
 
     def _of_now(self, generation: int) -> bool:
-        """Whether a generation is the current one; a newer one becomes the current one first."""
+        """Make a newer generation (group membership) the current one. Returns whether this generation is current."""
         if generation > self.generation:
             self.generation = generation
             self._absent.clear()
@@ -129,7 +129,7 @@ class GenerationSums:
         return generation == self.generation
 
     def _round(self, rank: int, message: Summand | Sum, length: int) -> _Round | None:
-        """Find or create the round of a message; None for one that every rank has finished."""
+        """Find or create the all-reduce round that a message belongs to; None if every rank has finished that round."""
         name = self._names.get(message.name)
         if name is None:
             if len(self._names) == NAMES:
@@ -197,7 +197,7 @@ class SumHandlers:
         frame.release()
 
     def _heard_of(self, worker: Channel) -> None:
-        """Record a worker whose sums this server computes, and report the broken ring to the coordinator."""
+        """Record a worker that uses this server's sums, and report the broken ring to the coordinator once."""
         self._channels[worker.peer.index] = worker
         if not self._broken:
             self._broken = True

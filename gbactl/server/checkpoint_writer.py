@@ -49,7 +49,7 @@ class RowChooser:
         self.updates = None if order is None else RowUpdates(len(self.table))
 
     def touched(self, parts: Sequence[RowPart]) -> None:
-        """Count the updates of the rows that a step with these gradients changes."""
+        """Count updates of the rows that a step with these gradients changes."""
         if self.order is None or self.updates is None:
             return
         for index, _, _ in parts:
@@ -57,11 +57,11 @@ class RowChooser:
             self.updates.touched(index)
 
     def saving(self, index: NDArray[np.int32] | None) -> int:
-        """Mark rows as saved (None: all). Returns how many of their updates were unsaved, where rows are chosen."""
+        """Mark rows as saved (None: all rows). Returns the number of their unsaved updates; 0 if not counted."""
         return 0 if self.updates is None else self.updates.saved(index)
 
     def rows(self, kind: str) -> NDArray[np.int32] | None:
-        """Choose the rows of a save: int32[n] ascending; None: all."""
+        """Choose the rows that a checkpoint of this kind saves: int32[n] ascending; None: all rows."""
         if self.order is None:
             return None
         if kind == "whole":
@@ -113,7 +113,7 @@ class ShardSaver:
 
     @property
     def patience(self) -> float | None:
-        """Seconds that the server may wait for a message before it copies the next piece.
+        """Longest time in seconds to wait for a message before copying the next piece of rows to the writer.
 
         None (no limit) where nothing is being saved, else half the time that the writing thread needs for its queue:
         shorter waits take the processor from the workers."""
@@ -277,7 +277,7 @@ class Snapshot:
         return self._count * self.row_bytes
 
     def changing(self, index: Ints | None = None) -> None:
-        """Copy the rows `index`, distinct (None: all), before a step changes them."""
+        """Copy the rows `index`, distinct (None: all), because a step is about to change them."""
         wanted = self._state == WANTED if index is None else self._state[index] == WANTED
         rows = np.flatnonzero(wanted) if index is None else index[wanted]
         if not len(rows):

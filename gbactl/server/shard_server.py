@@ -246,7 +246,7 @@ class Server:
             self.shard.drop(drop.batch)
 
     def _fence(self, _: Channel, fence: Fence, frame: Frame) -> None:
-        """Refuse a failed worker from now on: its messages that are still in transit come too late."""
+        """Refuse a failed worker's messages from now on, also those still in transit."""
         self._fenced[fence.worker] = fence.incarnation
         self._waiting = [entry for entry in self._waiting if entry[0].peer.index != fence.worker]
         if fence.phase == self.phase:

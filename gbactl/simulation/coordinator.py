@@ -30,7 +30,7 @@ class VirtualHub:
     address = "C"
 
     def __init__(self, events: EventQueue, host: Host, seconds: float) -> None:
-        """Make the hub. `seconds`: process time for every message."""
+        """Make the hub. `seconds`: time that the coordinator's process needs for each message."""
         self.events, self.host, self.peer = events, host, COORDINATOR
         self.process = SerialProcess(host.cores)
         self.refused: Counter[str] = Counter()
@@ -103,7 +103,7 @@ class VirtualHub:
 
 
 class VirtualCoordinator(Coordinator):
-    """Coordinator of a virtual cluster. `notes`: number of progress reports in a phase."""
+    """Coordinator of a virtual cluster. `notes`: number of progress reports per phase."""
 
     hub: VirtualHub
     notes = 50
@@ -135,7 +135,7 @@ class VirtualCoordinator(Coordinator):
     _noted = (0, 0)
 
     def spent(self, told: Callable[[float], dict[str, Any]]) -> None:
-        """Add the virtual time passed, and the part of it spent on checkpoints (by `told`), to the run's result."""
+        """Add to the run's result the virtual time passed and, as fields from `told`, the time spent on checkpoints."""
 
         def amend(result: dict[str, Any]) -> None:
             result["virtual_seconds"] = self.hub.now()

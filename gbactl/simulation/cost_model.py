@@ -31,7 +31,7 @@ class CostModel:
         return scales[worker % len(scales)] if scales else 1.0
 
     def factor(self, worker: int, turn: int) -> float:
-        """Random factor of the compute time of a worker's batch number `turn`, with mean 1."""
+        """Random factor, of mean 1, of a batch's compute time; `turn`: number of the batch on this worker."""
         scale = self.cfg.spread_scale
         if self.cfg.spread == "none" or scale == 0:
             return 1.0
@@ -41,33 +41,33 @@ class CostModel:
         return 1.0 - scale + scale * counter_based_random.exponential(u)
 
     def gradient(self, worker: int, turn: int, samples: int) -> float:
-        """Core time to compute a batch's gradient of `samples` samples."""
+        """Core time to compute a gradient of `samples` samples; `turn`: number of the batch on its worker."""
         base = (self.cfg.batch_us + self.cfg.sample_us * samples) * _US
         return base * self._scale(worker) * self.factor(worker, turn)
 
     def predict(self, worker: int, samples: int) -> float:
-        """Core time to compute the predictions of an evaluation batch."""
+        """Core time to compute the predictions of an evaluation batch of `samples` samples."""
         return self.cfg.predict_us * _US * samples * self._scale(worker)
 
     def pull(self, rows: int, floats: int) -> float:
-        """Server time to answer a pull: gather rows and copy dense values."""
+        """Server time to answer a pull of `rows` rows and `floats` dense values."""
         return (self.cfg.row_pull_ns * rows + self.cfg.dense_pull_ns * floats) * _NS
 
     def apply(self, rows: int, gradients: int, floats: int) -> float:
-        """Server time to apply a step to `rows` rows of all its gradients together, and a dense slice of `floats`."""
+        """Server time of one step; `rows`: total number of rows in its gradients, `floats`: size of the dense slice."""
         dense = (self.cfg.dense_apply_ns * gradients + self.cfg.dense_step_ns) * floats
         return (self.cfg.row_apply_ns * rows + dense) * _NS
 
     def replica_step(self, floats: int) -> float:
-        """Worker time to apply a step to its own copy of the dense vector."""
+        """Worker time to apply a step to its own copy of the dense vector of `floats` values."""
         return (self.cfg.dense_apply_ns + self.cfg.dense_step_ns) * floats * _NS
 
     def meet(self, floats: int) -> float:
-        """Trainer time for its passes over the replica in an exchange: a copy, a difference, an addition."""
+        """Trainer time for vector work in an exchange: one copy, difference and addition of the replica."""
         return 3 * self.cfg.dense_apply_ns * floats * _NS
 
     def elastic(self, floats: int) -> float:
-        """Server time to send its slice of the EASGD centre and to move the slice."""
+        """Server time to send its slice of the EASGD centre and then update the slice."""
         return (self.cfg.dense_pull_ns + 2 * self.cfg.dense_apply_ns) * floats * _NS
 
     def ring_work(self, floats: int, workers: int) -> float:
@@ -89,11 +89,11 @@ class CostModel:
         return 2 * (workers - 1) * latency + self.sending(nbytes, workers, hosts)
 
     def sending(self, nbytes: int, workers: int, hosts: int) -> float:
-        """Transmission time of a ring all-reduce's bytes from one rank to the next."""
+        """Time that a rank needs to transmit all its bytes of a ring all-reduce to the next rank."""
         return 2 * (workers - 1) * nbytes / workers / (self.local_bandwidth if hosts == 1 else self.bandwidth)
 
     def agreement(self, workers: int, hosts: int, buckets: int) -> float:
-        """Extra time that ranks on several hosts need to agree on the buckets to sum; `allreduce_us` has one host's.
+        """Extra time in which ranks on several hosts agree on the buckets to sum; one host's is in `allreduce_us`.
 
         Horovod sums two bit vectors in a ring before each bucket, and a bucket waits while those of others are in
         progress: 7.6 and 11.9 times the latency were measured for one and two small buckets of two ranks 5 ms apart."""

@@ -37,7 +37,7 @@ def _room(item: BatchInProgress, low: int, high: int, width: int, dense: int) ->
 
 
 def computed(compute: SharedCompute, item: BatchInProgress, dense: Sequence[int] = ()) -> Payloads:
-    """Compute a batch's gradient: (shard, payload, rows, dense values) of each shard; `dense`: values of its slice."""
+    """Compute a batch's gradient: (shard, payload, rows, dense values) per shard; `dense`: size of each dense slice."""
     sizes = dense or [0] * compute.servers
     shares = list(item.unique.shares())
     rooms = [_room(item, low, high, compute.width, sizes[shard]) for shard, low, high in shares]
@@ -190,7 +190,7 @@ class ReplicatedDense(DensePlacement):
         self._look()
 
     def _look(self) -> None:
-        """Begin the all-reduce when all live workers and all gradients have arrived."""
+        """Begin the all-reduce if all live workers have finished their batches and all gradients have arrived."""
         if self._stepping or not self._there or not self.members <= set(self._there):
             return
         if self._sum.complete(self._parts):
@@ -246,7 +246,7 @@ class ReplicatedDense(DensePlacement):
         return self._checksum[1]
 
     def leave(self) -> None:
-        """Keep the vector when this placement ends: the model computes with it directly."""
+        """Keep the dense vector when this placement ends, because the model computes with it directly."""
 
 
 class TrainerDense(DensePlacement):
@@ -281,7 +281,7 @@ class TrainerDense(DensePlacement):
         self._computed[worker.index, item.grant.batch] = (computed_apart(self.compute, item, gradient), gradient)
 
     def finish(self, worker: VirtualWorker, item: BatchInProgress) -> None:
-        """Push the row gradients, then take the replica's local step."""
+        """Push the row gradients, then apply the dense gradient to the replica as a local step."""
         grant = item.grant
         payloads, gradient = self._computed.pop((worker.index, grant.batch))
         push(worker, item, payloads)
@@ -334,7 +334,7 @@ class Placements:
         return [(replicas.block.step, replicas.block.packed(*cut)) for cut in replicas.compute.held.values()]
 
     def take_over(self, states: list[tuple[int, Floats]]) -> None:
-        """Load the dense state from the servers; of the same state for all workers there is one copy."""
+        """Load the dense state from the servers; workers with the same state share one copy of it."""
         replicas = self._replicated
         assert replicas is not None
         if not self._due:

@@ -43,7 +43,7 @@ class EventQueue:
         return self.now + self.stalled
 
     def stall(self, seconds: float) -> None:
-        """Stop the whole cluster for `seconds`: all events are delayed by as much. Raises ValueError below 0."""
+        """Stop the whole cluster for `seconds`, which delays all events. Raises ValueError below 0."""
         if not 0 <= seconds < math.inf:
             raise ValueError(f"nobody stands still for {seconds} seconds")
         self.stalled += seconds
@@ -118,7 +118,7 @@ class SharedCores:
         self._plan()
 
     def _advance(self) -> None:
-        """Bring the attained service of all jobs up to now; it restarts from 0 whenever the cores are idle."""
+        """Update the core time that every job has received; it restarts from 0 whenever the cores are idle."""
         now = self.events.now
         self._attained = self._attained + (now - self._since) * self.rate if self._jobs else 0.0
         self._since = now
@@ -200,12 +200,12 @@ class SerialProcess:
         self._next()
 
     def first(self, cost: Callable[[], float], done: Done, *args: Any) -> None:
-        """Queue a job before all waiting ones, as part of the last job; several of these keep their order."""
+        """Queue a job before all waiting ones, as part of the current job; jobs queued this way keep their order."""
         self._urgent.append((cost, done, args))
         self._next()
 
     def hold(self) -> None:
-        """Begin no job before `release`, as while the process is stopped."""
+        """Begin no further job until `release` is called, as while the process is stopped."""
         self._held = True
 
     def release(self) -> None:

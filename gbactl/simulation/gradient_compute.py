@@ -71,7 +71,7 @@ class SharedCompute:
                 self.flat.use(values)
 
     def come_home(self) -> None:
-        """Let the model compute with its own memory again, and forget the loaded dense slices."""
+        """Make the model compute with its own memory again, and forget the dense slices loaded for a batch."""
         self.flat.come_home()
         self._loaded = [None] * self.servers
 

@@ -158,7 +158,7 @@ class Network:
         return rounded(self.codec, values)
 
     def wire_bytes(self, frame: Frame, nbytes: int, within: bool = False) -> int:
-        """Bytes that a frame takes on the wire, `within` a host or not, with `nbytes` of payload before compression."""
+        """Bytes of a frame on the wire, `within` a host or between hosts; `nbytes`: its payload before compression."""
         nbytes = nbytes if self.codec is None else narrowed_bytes(frame.message, nbytes)
         self.traffic.sent(frame.message, MESSAGE_BYTES, nbytes, within)
         return MESSAGE_BYTES + nbytes
@@ -205,7 +205,7 @@ class VirtualChannel:
         self.carry(Frame(kind_of(message), b"", data, None, message), data.nbytes)
 
     def carry(self, frame: Frame, nbytes: int) -> None:
-        """Send a frame that counts as one with a payload of `nbytes` before compression."""
+        """Send a frame whose size is computed as for a payload of `nbytes` before compression."""
         if self.other is not None:
             nbytes = self.network.wire_bytes(frame, nbytes, self.near.host is self.far.host)
             self.wire.carry(nbytes, lambda: self._arrive(frame))
@@ -215,7 +215,7 @@ class VirtualChannel:
             self.far.receive(self.other, frame)
 
     def close(self) -> None:
-        """Close the channel; the peer is told after all earlier messages."""
+        """Close the channel; the peer is notified after all earlier messages."""
         if self.other is not None:
             self.carry(Frame(CLOSED, b"", NO_BYTES), 0)
 

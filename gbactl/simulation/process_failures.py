@@ -134,7 +134,7 @@ class FailureInjection:
 
 
 class CoordinatorFailures:
-    """Coordinator failures and failovers. `server_lost`: the server killed last, and when."""
+    """Coordinator failures and failovers. `server_lost`: the server killed last, and the time of that."""
 
     def __init__(self, cluster: FailingCluster) -> None:
         self.cluster = cluster
@@ -236,7 +236,7 @@ class ServerFailures:
     # -- saving -------------------------------------------------------------------------------------
 
     def saves(self, save: Save, part: float) -> None:
-        """Charge the time of a save, of which a server saves `part`, once for all servers.
+        """Add a checkpoint's time to the clock, once for all servers; `part`: fraction of its rows that a server saves.
 
         Not after the end of training."""
         if save.number != self._paid and self.cluster.coordinator.context.training is not None:
@@ -244,7 +244,7 @@ class ServerFailures:
             self.cluster.events.stall(self.spent.save(self.costs, part))
 
     def heard(self, event: Event) -> None:
-        """Record the last checkpoint from its event: its time, the overhead until then, and its samples."""
+        """Record the newest checkpoint's time, the overhead so far, and the number of samples finished by then."""
         if event.name == "checkpoint" and event.fields["state"] in ("planned", "saved"):
             c = self.cluster.coordinator
             record = c.context.record
@@ -350,7 +350,7 @@ class ServerFailures:
 
     @property
     def _row_updates(self) -> int:
-        """Row updates of the whole run; repeated ones count once."""
+        """Number of row updates in the whole run; updates repeated after a rollback count once."""
         before = 0 if self.before is None else self.before.row_updates
         return before + self.cluster.coordinator.core.checkpoints.unsaved.updates.total
 

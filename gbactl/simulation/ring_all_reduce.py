@@ -15,7 +15,7 @@ from gbactl.wire.traffic import TrafficCounter
 
 
 class SimulatedRing:
-    """Ring with one rank on each of `hosts` (several may be on one); values take `item` bytes on the wire.
+    """Ring with one rank per entry of `hosts`, which may repeat a host; `item`: bytes of a value on the wire.
 
     Between hosts its bytes share the interfaces with other traffic. `agreed`: number of buckets that ranks agree on
     before they sum; `least`: minimum seconds of a sum."""
@@ -29,7 +29,7 @@ class SimulatedRing:
         self.agreed, self.item, self.least = agreed, item, least
 
     def sum(self, floats: int, ranks: Sequence[int], compute: float, done: Callable[[], None]) -> None:
-        """Simulate a sum over these ranks, the last of which arrives after `compute` seconds.
+        """Simulate a sum over these ranks; the last rank arrives after `compute` seconds of computation.
 
         Call `done` when they have the sum."""
         hosts = [self.hosts[rank] for rank in ranks]
@@ -65,7 +65,7 @@ TICK = 1e-5  # seconds a round takes at least
 
 
 class RingRounds:
-    """Rounds of an all-reduce between a ring's ranks. Sums are in rank order; a failed rank counts if it had joined."""
+    """Rounds of an all-reduce in a ring. Sums are in rank order, and include a rank that failed after it had joined."""
 
     def __init__(self, ring: SimulatedRing) -> None:
         self.ring = ring
@@ -84,12 +84,12 @@ class RingRounds:
         self._look()
 
     def left(self, rank: int) -> None:
-        """Stop waiting for a failed rank in the rounds."""
+        """Remove a failed rank: rounds no longer wait for it."""
         self._living.discard(rank)
         self._look()
 
     def joined(self, rank: int) -> None:
-        """Add a rank, perhaps a failed one's successor, while no round is in progress."""
+        """Add a rank, perhaps a failed rank's successor, while no round is in progress."""
         self._living.add(rank)
 
     def _look(self) -> None:

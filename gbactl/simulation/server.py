@@ -70,7 +70,7 @@ class VirtualServer(Server):
         saver_of: Callable[[Callable[[Any], None]], ShardSaver | None] = lambda tell: None,
         saves: Callable[[Save, float], None] = lambda save, part: None,
     ) -> None:  # fmt: skip
-        """Make a server. `saves` is called with each save and the fraction of all rows in it."""
+        """Make a server. `saves` is called at each checkpoint with the fraction of all rows that it saves."""
         self._saves = saves
         self.useful: Callable[[], None] | None = None
         self.host, self.cost, self.peer = host, network.cost, Peer("server", shard.spec.shard)
@@ -103,7 +103,7 @@ class VirtualServer(Server):
         self.process.submit(lambda: self._seconds(frame.message), self.handle, channel, frame)
 
     def _seconds(self, message: Any) -> float:
-        """Cost of handling a message, without that of a pull that has to wait; computed when its job begins."""
+        """Cost of handling a message, computed when its job begins; without the answer to a pull that has to wait."""
         seconds = self.cost.server_message
         self._stretched = isinstance(message, Pull | Push | OrderStep)
         if isinstance(message, Pull):
@@ -137,7 +137,7 @@ class VirtualServer(Server):
         self._packed = None
 
     def _sent(self) -> dict[str, int]:
-        """No traffic counters: the network counts for all nodes."""
+        """Return no traffic counters: the virtual network counts the traffic of all nodes."""
         return {}
 
     def _save(self, channel: Any, save: Save, frame: Frame) -> None:

@@ -102,7 +102,7 @@ class VirtualTrainer:
             self.replica.block.unpack(*cut, values, step)
 
     def idle(self) -> None:
-        """Keep exchanging while other trainers compute, when no batches are left to hand out; does not wait."""
+        """Keep exchanging while other trainers compute, once all batches are handed out; returns at once."""
         if not self._pace.shadow and not math.isinf(self._pace.k):
             self.core.statistics.idle = True
             self._pace, self._next = ExchangePace(True, IDLE_SECONDS), math.inf
@@ -110,7 +110,7 @@ class VirtualTrainer:
         self.worker.answered()
 
     def close(self, message: CloseReplicas) -> None:
-        """Take part in the others' exchanges until all trainers end the phase, when no batch comes any more."""
+        """Keep exchanging at the end of a phase until all trainers end it, then send the replica to the servers."""
         self._leaving, self._turn = True, message.turn
         if not self._pace.shadow:
             self._exchange(self._closing)
@@ -142,7 +142,7 @@ class VirtualTrainer:
     # -- steps --------------------------------------------------------------------------------------
 
     def step(self, gradient: Floats, divisor: float, lr_scale: float) -> None:
-        """Take a compute thread's local step; the thread then begins its next batch, or stops for an exchange."""
+        """Apply a compute thread's local step; the thread then begins its next batch, or stops for an exchange."""
         if self.worker.holds(self.step, gradient, divisor, lr_scale):
             return
         self.replica.step(gradient, divisor, lr_scale)
@@ -222,7 +222,7 @@ class VirtualTrainer:
             self.worker.servers[shard].send(told, values.copy().view(np.uint8))
 
     def centre(self, shard: int, message: EasgdCentre, frame: Frame) -> None:
-        """Take a server's slice of the EASGD centre, as an answer in an exchange."""
+        """Handle a server's answer in an exchange: its slice of the EASGD centre."""
         self._slices.arrived(shard, message, frame.payload)
         if not self._slices.missing:
             self._arrived()

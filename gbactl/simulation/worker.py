@@ -99,7 +99,7 @@ class DenseTransfers:
             self.servers[shard].send(*told)
 
     def came(self, shard: int, message: DenseState, frame: Frame) -> None:
-        """Take a server's dense state, as its answer to `fetch`."""
+        """Store the dense state that a server sent as its answer to `fetch`."""
         self._answered(shard, (message, frame))
 
     def acked(self, shard: int) -> None:
@@ -162,7 +162,7 @@ class Placements(Protocol):
         """Placement in the current mode."""
 
     def move(self, home: str, index: int) -> list[State]:
-        """Move worker `index` to another placement, while nothing is in flight.
+        """Move worker `index` to another placement, while no batch is in flight.
 
         The first call returns what that worker has to give to the servers: (optimizer steps, float32) for every shard;
         nothing where they have it, or were given it."""
@@ -185,16 +185,16 @@ class Trainer(Protocol):
         """Begin a phase; call `then` when the replica is loaded."""
 
     def idle(self) -> None:
-        """Keep exchanging while other trainers compute, when no batches are left to hand out."""
+        """Keep exchanging while other trainers compute, once all batches are handed out."""
 
     def close(self, message: CloseReplicas) -> None:
-        """Take part in the others' exchanges until all trainers end the phase, when no batch comes any more."""
+        """Keep exchanging at the end of a phase until all trainers end it, then send the replica to the servers."""
 
     def save(self, message: SaveReplica) -> None:
         """Send the coordinator the replica as it is now, for a checkpoint."""
 
     def centre(self, shard: int, message: EasgdCentre, frame: Frame) -> None:
-        """Take a server's slice of the EASGD centre, as an answer in an exchange."""
+        """Handle a server's answer in an exchange: its slice of the EASGD centre."""
 
     def take_over(self, states: list[State]) -> None:
         """Load the replica with the dense state from the servers."""
@@ -227,7 +227,7 @@ class VirtualWorker:
         self._carry_out(self.core.start(ahead))
 
     def take(self, item: BatchInProgress) -> None:
-        """Give back a batch without announcing it, and ask for another one (an announcement would also ask)."""
+        """Return a batch without announcing a gradient, and ask for another one (an announcement would also ask)."""
         self._carry_out(self.core.give_back(item))
 
     @property
@@ -255,7 +255,7 @@ class VirtualWorker:
             call(*args)
 
     def holds(self, call: Callable[..., None], *args: Any) -> bool:
-        """Whether to skip a call now: the worker is dead, or hangs and will make the call when it resumes."""
+        """Whether a call must not be made now: the worker is dead, or hangs and will make it when it resumes."""
         if self._frozen:
             self._held.append((call, args))
         return self._frozen or self.dead
@@ -322,7 +322,7 @@ class VirtualWorker:
             self._go_on()
 
     def answered(self) -> None:
-        """Finish the coordinator's current request, whose answer took time, and handle the next."""
+        """Finish the coordinator's current request, whose answer took time, and handle its next request."""
         if not self.holds(self.answered):
             self._carry_out(self.core.answered())
             self._go_on()

@@ -86,13 +86,13 @@ class AutoController:
         self._slowest = 0.0
 
     def seen(self, now: float, worker: int, seconds: float, samples: int) -> None:
-        """Record that a worker took `seconds` to compute a gradient of `samples`."""
+        """Record the compute time of a worker's gradient: `seconds` for `samples`."""
         if samples > 0 and seconds > 0.0:
             self._slowest = max(self._slowest, seconds)
             self._each.setdefault(worker, RecentValues(self.options.window)).add(now, seconds / samples)
 
     def stepped(self, now: float, finished: int) -> None:
-        """Record that a step was ordered, after which `finished` samples of the phase are done."""
+        """Record an ordered step; `finished`: samples of the phase trained, decayed or lost after it."""
         if self.mode == SYNC and self._steps.pairs and self._slowest:
             took = now - self._steps.pairs[-1][0]
             self._overheads.add(now, max(0.0, took - self._slowest))

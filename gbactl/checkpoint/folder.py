@@ -216,7 +216,7 @@ class CheckpointFolder:
         return CheckpointChain(self.path, tuple(cuts))
 
     def verified(self, name: str, part: Part = None) -> CheckpointChain:
-        """Return a checkpoint's chain after reading and verifying all its files, or those that one shard loads.
+        """Return a checkpoint's chain after verifying all its files, or those that shard `part` loads.
 
         Raises CheckpointError that names the damaged file."""
         chain = self.chain(name)
@@ -226,9 +226,9 @@ class CheckpointFolder:
         return chain
 
     def newest(self, refused: Refused = lambda _: None, part: Part = None) -> CheckpointChain:
-        """Return the newest checkpoint of this run whose files are valid, for all shards or for one.
+        """Return the newest checkpoint of this run whose files are valid: all files, or those that shard `part` loads.
 
-        `refused` is called with the error of each that does not. Raises CheckpointError if none does."""
+        `refused` is called with the error of each invalid checkpoint. Raises CheckpointError if none is valid."""
         for name in reversed(self.names()):
             try:
                 return self.verified(name, part)

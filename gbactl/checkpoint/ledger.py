@@ -97,7 +97,7 @@ class UpdateCounter:
         self.pending[shard] = max(0, self.pending[shard] - updates)
 
     def lost(self, shard: int) -> int:
-        """Count a shard's unsaved row updates as lost, as it goes back to its checkpoint; returns their number."""
+        """Count a shard's unsaved row updates as lost when it reloads its checkpoint; return their number."""
         undone, self.pending[shard] = self.pending[shard], 0
         self.lost_on[shard] += undone
         return undone
@@ -140,7 +140,7 @@ class RowUpdates:
         self.counts[index] += np.uint32(1)
 
     def saved(self, index: NDArray[np.int32] | Sequence[int] | None = None) -> int:
-        """Reset the counters of saved rows (None: all rows); returns the number of updates that are now saved."""
+        """Reset the update counters of saved rows (None: all rows); return the sum of the counters before."""
         which: Any = slice(None) if index is None else index
         safe = int(self.counts[which].sum(dtype=np.uint64))
         self.counts[which] = 0

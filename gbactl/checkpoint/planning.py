@@ -116,7 +116,7 @@ class SaveSchedule:
     base_every: int
 
     def kind(self, number: int) -> str:
-        """Return what save `number` (from 1) contains: "whole", "rest" or "chosen".
+        """Return which rows save `number` (counted from 1) contains: "whole", "rest" or "chosen".
 
         Whole: all rows; rest: chosen rows and all small tables; chosen: chosen rows alone."""
         if self.parts == 1 or (self.base_every and number % (self.parts * self.base_every) == 0):
@@ -192,7 +192,7 @@ class JobCosts:
 
     @property
     def failures(self) -> float:
-        """Expected number of failures in the job, T / T_f."""
+        """Expected number of failures in the job: its length T / mean time between failures T_f."""
         return self.job / self.between_failures
 
 

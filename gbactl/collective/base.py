@@ -201,7 +201,7 @@ class RingFallback(FaultTolerantCollective):
 
     @abstractmethod
     def start(self, name: str, buffer: Any) -> Any:
-        """Record this rank's summand before the ring changes the buffer; once the ring is broken, begin the sum."""
+        """Record this rank's summand before the ring overwrites it; if the ring is broken, begin the fallback's sum."""
 
     @abstractmethod
     def wait(self, handle: Any) -> None:
@@ -211,7 +211,7 @@ class RingFallback(FaultTolerantCollective):
     def passed(self, handle: Any) -> bool:
         """Record that the ring has completed this sum; return False if the fallback's sum must replace it.
 
-        It does not where other ranks were told before that this rank lacks it: then all take another sum."""
+        That is so if other ranks were informed before that this rank lacks the ring's sum: all then use another one."""
 
     @abstractmethod
     def fall_back(self) -> None:

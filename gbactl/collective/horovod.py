@@ -188,7 +188,7 @@ def _handler(secret: str, refuse: Any) -> Any:
 
 
 def _server(bind: str, handler: Any, visitors: RequestLimit) -> Any:
-    """Create Horovod's HTTP server on one address and a free port, for a bounded number of open requests."""
+    """Create Horovod's HTTP server on address `bind`, at a free port, with a limit on open requests."""
     from horovod.runner.http.http_server import RendezvousHTTPServer
 
     class Server(RendezvousHTTPServer):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Ring all-reduce (Horovod, Gloo) with a fallback that takes over when a rank fails.
+"""Ring all-reduce (Horovod, Gloo) with a fallback that computes the sums once a rank has failed.
 
 Every rank also gives its summand to the fallback before the ring takes it: one copy of the vector a step. Once a rank
 has failed, the ring is not used again in this run. On one host the fallback is shared memory (shared_memory.py). There

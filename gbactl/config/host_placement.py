@@ -66,9 +66,9 @@ def place(hosts: Sequence[Host], workers: int, servers: int, placement: str = SP
 
 
 def successor(process: str, placed: Mapping[str, str], hosts: Sequence[Host], live: Collection[str]) -> str | None:
-    """Choose the host for a failed process's successor: its own if live, else the least loaded live one, or None.
+    """Choose a host for a failed process's replacement: its own if live, else the least loaded live one, or None.
 
-    Load: processes of its kind, with the successor; for workers, to a slot."""
+    Load: processes of the same kind, with the replacement; for workers, per slot."""
     if placed[process] in live:
         return placed[process]
 

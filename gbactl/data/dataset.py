@@ -101,7 +101,7 @@ class Split:
         return Batch(self.whole.labels[lo:hi], self.whole.numeric[lo:hi], self.whole.ids[lo:hi])
 
     def take(self, index: NDArray[np.int64]) -> Batch:
-        """Copy the rows with the numbers `index` (int64[n]), in that order. Raises IndexError for an invalid number."""
+        """Copy the rows at the positions `index` (int64[n]) of the split. Raises IndexError for an invalid position."""
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= self.rows):
             raise IndexError(f"an index outside split {self.name}, which has {self.rows} rows")
         return Batch(self.whole.labels[index], self.whole.numeric[index], self.whole.ids[index])

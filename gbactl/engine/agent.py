@@ -360,7 +360,7 @@ class HostAgent:
         return {"found": found}
 
     def _piece(self, fields: dict[str, Any]) -> None:
-        """Write a received piece of the data; an error is reported later, in the answer to `whole`.
+        """Write a received piece of a data file; an error is reported later, in the answer to the request `whole`.
 
         No answer is awaited for a piece."""
         try:
@@ -382,7 +382,7 @@ class HostAgent:
 
 
 def main() -> None:
-    """Run an agent on standard input and output; any other output goes to standard error."""
+    """Run an agent that communicates over standard input and output; other output is redirected to standard error."""
     write_fd = os.dup(1)
     os.dup2(2, 1)
     for number in (signal.SIGINT, signal.SIGHUP):

@@ -95,7 +95,7 @@ class Workspace:
 
 
 class RowStep(Protocol):
-    """Optimizer step on the table that `Kernels.bind_rows` was given."""
+    """Optimizer step on the embedding table to which `Kernels.bind_rows` has bound it."""
 
     def listed(
         self, index: Ints, grad: Floats, contributors: Floats | None,
@@ -114,7 +114,7 @@ class RowStep(Protocol):
 
 
 class DenseStep(Protocol):
-    """Optimizer step on the dense slice that `Kernels.bind_dense` was given."""
+    """Optimizer step on the dense slice to which `Kernels.bind_dense` has bound it."""
 
     def __call__(self, parts: Sequence[DensePart], divisor: float, step: float, root: float, decay: float) -> None:
         """Step the dense slice by (sum of weight * grad over parts, in order) / divisor + decay * value.

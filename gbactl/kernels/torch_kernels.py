@@ -182,7 +182,7 @@ def _rowwise(value: Tensor, moment: Tensor, grad: Tensor, step: Scale, eps: floa
 def step_values(
     rule: OptimizerRule, value: Tensor, moments: Sequence[Tensor], grad: Tensor, step: Scale, root: Scale
 ) -> None:
-    """Take one optimizer step in place; `grad` is already divided, and includes weight decay."""
+    """Apply one optimizer step in place; `grad` is already divided, and includes weight decay."""
     if rule.name == "sgd":
         value -= step * grad
     elif rule.name == "adagrad":

@@ -168,7 +168,7 @@ class ControlClient:
         return self._heard(ANSWER_SECONDS)
 
     def switch(self, mode: dict[str, Any], wait: bool) -> dict[str, Any]:
-        """Request a switch to a mode, given with all its keys, and return the run's final answer.
+        """Request a switch to a mode (all keys of its configuration), and return the run's final answer.
 
         `wait`: until the first gradient in it. Raises GbactlError if the run ends without an answer."""
         self.channel.send(Event("switch", {"mode": mode}))

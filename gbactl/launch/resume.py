@@ -155,7 +155,7 @@ def _take_over(stored: dict[str, Any], values: Mapping[str, Any], path: Sequence
 
 
 def check(chain: CheckpointChain, config: Mapping[str, Any], data: str, rounds: int) -> None:
-    """Raise CheckpointError unless a run with this configuration, data and number of rounds can resume from `chain`.
+    """Raise CheckpointError unless a run (configuration, data, number of rounds) can resume from checkpoint `chain`.
 
     `data`: the data's fingerprint."""
     name, last = chain.folder / chain.last.name, chain.last

@@ -195,7 +195,7 @@ class FaultInjection:
         return child.process.pid
 
     def look(self) -> None:
-        """Resume (SIGCONT) suspended processes whose hang is over."""
+        """Resume (SIGCONT) the suspended processes whose injected hang has lasted long enough."""
         now = time.monotonic()
         for due, child in list(self._wake):
             if now >= due:

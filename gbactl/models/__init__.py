@@ -1,4 +1,4 @@
-"""Click models, which take embedding rows that the kernels have looked up.
+"""Click models, whose input are embedding rows that the kernels have looked up.
 
 Importing this package does not import torch; building a model does (1-2 s).
 """

@@ -185,7 +185,7 @@ def mixed(runs: Sequence[Run]) -> list[str]:
 
 
 def short(value: str) -> str:
-    """Shorten a value to a readable text of limited length; different values give different texts."""
+    """Shorten a value to a readable text of limited length that still differs for different values."""
     try:
         text = _plain(ast.literal_eval(value)) if value[:1] in "[{" else value
     except (ValueError, SyntaxError):

@@ -47,7 +47,7 @@ class OptimizerSpec:
         return 0.0 if self.name == "adam" else self.initial_accumulator
 
     def rule(self) -> OptimizerRule:
-        """Convert the constants to the form that the kernels take. Raises ConfigError on betas out of range."""
+        """Convert the constants to the form that the kernels need. Raises ConfigError if a beta is out of range."""
         if self.name != "adam":
             return OptimizerRule(self.name, eps=float32(self.eps))
         first, second = self.betas
@@ -135,7 +135,7 @@ class DenseOptimizer:
             moment.fill(self.spec.start)
 
     def apply(self, parts: Sequence[DensePart], divisor: float, lr_scale: float = 1.0) -> None:
-        """Take one step by (sum of weight * gradient, in order) / divisor; weights must not be 0."""
+        """Apply one step with gradient (sum of weight * gradient, in order) / divisor; weights must not be 0."""
         self.step += 1
         step, root = np.float32(self.spec.lr * lr_scale), 1.0
         if self._rule.bias is not None:

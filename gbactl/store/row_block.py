@@ -72,7 +72,7 @@ class RowBlock:
         self._optimizer.reset()
 
     def apply(self, parts: Sequence[RowPart], divisor: float, lr_scale: float, shares: Sequence[float] = ()) -> None:
-        """Take one optimizer step from slices (distinct rows, gradients, weight > 0), summed in order.
+        """Apply one optimizer step from slices (distinct rows, gradients, weight > 0), summed in order.
 
         A slice: index int32[n], grad f32[n, width], weight.
         A row's sum is divided by `divisor` plus the `shares`, if any, of the slices that carry the row.

@@ -305,7 +305,7 @@ class SendResult:
 
 
 def send_backlog(run_dir: Path, uri: str | None = None, sender: MlflowSender | None = None) -> SendResult | None:
-    """Send a run's backlog to its own store, or to the store `uri`; None if nothing is left to send.
+    """Send a run's backlog to its own store, or to the store `uri`; None if all records were sent before.
 
     Raises TrackingError if there is no such run, it is still running, or the store does not answer.
     """

@@ -53,7 +53,7 @@ class ExchangeKind(Protocol):
 
 @dataclass(eq=False)
 class ReplicaExchange:
-    """Base of all exchanges: takes a snapshot of the replica, and adds the resulting difference.
+    """Base of all exchanges: copies the replica, and later adds the difference that the exchange results in.
 
     `codec`: values are rounded to two bytes, and take `item` bytes each on the wire. The answer is compared with
     the values as they arrived there: otherwise every exchange would round the replica itself, and smaller steps

@@ -27,7 +27,7 @@ class ExchangeDriver(Protocol):
     """Interface of a phase's exchange schedule, as the compute loop sees it."""
 
     def stepped(self, iterations: int) -> None:
-        """Start an exchange if due after so many iterations of the phase. Raises the error of an earlier exchange."""
+        """Start an exchange if one is due after `iterations` local steps. Raises the error of an earlier exchange."""
 
     def idle(self) -> None:
         """Continue to answer the other trainers' exchanges, as this trainer has no more batches."""

@@ -55,7 +55,7 @@ class ComputeThread(DensePlacement):
             self.flat.use(value)
 
     def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
-        """Push the row gradients, take the local step, and exchange the replica if that is due."""
+        """Push the row gradients, apply the local step, and exchange the replica if an exchange is due."""
         trainer, grant = self.trainer, item.grant
         if len(self._gradient) != self.flat.size:
             self._gradient = np.empty(self.flat.size, np.float32)

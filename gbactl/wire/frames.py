@@ -57,14 +57,14 @@ class Frame:
         return self.payload.view(np.float32).copy()
 
     def release(self) -> None:
-        """Give the payload's memory back to the channel; idempotent."""
+        """Return the payload's memory to the channel; further calls do nothing."""
         if self.on_release is not None:
             done, self.on_release = self.on_release, None
             done()
 
 
 class Header(NamedTuple):
-    """Parsed fixed part of a frame (its header)."""
+    """Parsed header of a frame, its part of fixed size."""
 
     kind: int
     flags: int
@@ -124,7 +124,7 @@ def parse_header(data: bytes | memoryview) -> Header:
 
 
 def verify(key: bytes, data: bytes | memoryview, header: Header, expected_sequence: int) -> bytes:
-    """Verify MAC and sequence number of header + MAC + descriptor, and return the descriptor. Raises WireError.
+    """Verify the MAC and sequence number of header + MAC + descriptor; return the descriptor. Raises WireError.
 
     `expected_sequence` counts all frames of the connection in this direction."""
     head = bytes(data[: HEADER.size])

@@ -83,14 +83,14 @@ class MoveDense(NamedTuple):
 
 
 class DenseMoved(NamedTuple):
-    """Answer to MoveDense: this worker has moved the dense parameters; `turn`: number of the move in the run."""
+    """Answer to MoveDense: this worker has moved the dense parameters (the run's move number `turn`)."""
 
     worker: Integer
     turn: Integer
 
 
 class OpenReplicas(NamedTuple):
-    """To a worker: in the phase that begins, each of the workers 0 to `trainers` - 1 holds a dense replica.
+    """To a worker: in the phase that starts now, each of the workers 0 to `trainers` - 1 holds a dense replica.
 
     `rule` synchronises them, with the mode's own keys as `values` (see gbactl/replicas/), in the background if
     `shadow`."""
@@ -122,16 +122,16 @@ class ClosedReplicas(NamedTuple):
 
 
 class EasgdUpdate(NamedTuple):
-    """To a server: a replica's slice, payload float32; the EASGD centre moves towards it by the share `alpha`.
+    """To a server: a replica's slice, payload float32; moves the EASGD centre by the fraction `alpha` towards it.
 
-    The answer, EasgdCentre, has the centre before the move."""
+    The answer, EasgdCentre, has the centre before that."""
 
     ticket: Integer
     alpha: float
 
 
 class EasgdCentre(NamedTuple):
-    """Answer to EasgdUpdate: the server's slice of the EASGD centre before the move, payload float32."""
+    """Answer to EasgdUpdate: the server's slice of the EASGD centre before that update, payload float32."""
 
     ticket: Integer
 

@@ -130,7 +130,7 @@ class ServerSums(RingFallback):
         """Do nothing: the connections to the server belong to the worker, which closes them."""
 
     def _next(self, name: str, new: _Round) -> _Round:
-        """Begin an all-reduce round, and free the arrays of the round before the last, which no rank needs any more."""
+        """Begin an all-reduce round, and free the arrays of the round before the last, which no rank needs now."""
         old, last = self._before.get(name), self._now.get(name)
         if old is not None:
             self._free += [*old.parts.values(), *(() if old.total is None else (old.total,))]

@@ -168,7 +168,7 @@ class WorkerClient:
                 self._cv.notify_all()
 
     def take(self, item: BatchInProgress) -> None:
-        """Request another batch in place of `item`, which was not pushed (an announced push requests one by itself)."""
+        """Request another batch after `item`, whose gradient was not pushed (a push requests the next batch itself)."""
         with self._cv:
             self._carry_out(self.core.give_back(item))
 

@@ -54,7 +54,7 @@ class Placements:
 
 
 class DensePlacement(ABC):
-    """Dense placement: where a worker gets the dense parameters, and where their gradient goes.
+    """Dense placement: how a worker obtains the dense parameters, and how their gradient is applied.
 
     The defaults are those of a placement whose parameters the servers hold."""
 
@@ -81,7 +81,7 @@ class DensePlacement(ABC):
         """Release borrowed memory before the worker switches to another dense placement."""
 
     def take_over(self, turn: int) -> None:  # noqa: B027
-        """Fetch the dense parameters with optimizer state from the servers; `turn` numbers the moves of the run."""
+        """Fetch dense parameters and optimizer state from the servers at a mode switch, number `turn` in the run."""
 
     def hand_over(self) -> None:  # noqa: B027
         """Send the servers the dense parameters and optimizer state at a mode switch."""
@@ -225,7 +225,7 @@ class ReplicatedDense(DensePlacement):
         return digest(self.block.arrays), str(self.block.model_sum())
 
     def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
-        """Push rows and pull those of the next batch while the last buckets are summed; then take the step."""
+        """Push row gradients, pull the next batch's rows during the all-reduce, then apply the dense gradient."""
         grant = item.grant
         if self._again and self.recovery is not None:
             self.exchange.push(item, row_gradient, None)

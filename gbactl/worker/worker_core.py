@@ -356,7 +356,7 @@ class WorkerCore:
         return self.pull_ahead()
 
     def give_back(self, item: BatchInProgress) -> list[Command]:
-        """Request another batch in place of `item`, which was not pushed (an announced push requests one by itself)."""
+        """Request another batch after `item`, whose gradient was not pushed (a push requests the next batch itself)."""
         self.pushed(item)
         return [TellCoordinator(TakeBatch(self.index))]
 
@@ -398,7 +398,7 @@ class DenseTransfer:
 
 
 class SumPosition(NamedTuple):
-    """Index `part` of a batch's gradient among the `parts` summands of a step; None for a batch without samples."""
+    """Index `part` of a gradient among the `parts` gradients summed in a step; None for a batch without samples."""
 
     part: int | None
     parts: int

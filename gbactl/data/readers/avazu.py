@@ -98,7 +98,7 @@ class DayBoundaries:
         self._last = -1
 
     def add(self, days: np.ndarray[tuple[int], np.dtype[np.int64]], path: Path) -> None:
-        """Process the day numbers of the next rows. Raises DataError where time goes backwards."""
+        """Process the day numbers of the next rows. Raises DataError if a day precedes an earlier row's."""
         steps = np.diff(days, prepend=self._last)
         if (steps < 0).any():
             wrong = int(days[np.argmax(steps < 0)])

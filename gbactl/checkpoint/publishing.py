@@ -82,7 +82,7 @@ def _moments(optimizer: str) -> Sequence[str]:
 
 
 def fits(params: int, floats: int, optimizer: str) -> bool:
-    """Return whether a packed dense vector of `floats` values can have `params` parameters (see DenseBlock.packed)."""
+    """Return whether `floats` values suffice for `params` dense parameters with their optimizer state."""
     return floats >= params * (1 + len(_moments(optimizer)))
 
 

@@ -47,6 +47,6 @@ def command(
         counts = tuple(int(count) for count in workers.split(","))
     except ValueError:
         raise UsageError(f"--workers {workers} is no list of numbers; type --workers 2,4.") from None
-    from gbactl.calibration.measure_and_fit import calibrate
+    from gbactl.calibration.calibrate_command import calibrate
 
     calibrate(out, overrides, counts, seconds, repeat, network)

@@ -44,7 +44,7 @@ def command(
     Gradients in flight arrive, the dense parameters move, and the rest of the day goes on in the new mode with the
     same processes, optimizer state, step and learning rate. To ask for sync later, start with switch.prepare=all.
     """
-    from gbactl.launch.control import ask, tell_status
+    from gbactl.launch.control_socket import ask, tell_status
 
     if run is None:
         if to or changes or wait or status or as_json:

@@ -5,7 +5,7 @@ launcher:  with open_rendezvous("horovod", size=4, run_dir=path) as meeting:
 worker:    collective = connect()
 
 A ring has a fallback that continues where a rank fails: shared memory, or, where ranks have none in common, a fallback
-that the worker provides (see worker/all_reduce_on_server.py).
+that the worker provides (see worker/allreduce_fallback.py).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def open_rendezvous(
     cycle_time_ms: float = 3.0,
     timeout: float = 30.0,
     survives: bool = False,
-    seats: Sequence[RankSlot] | None = None,
+    rank_slots: Sequence[RankSlot] | None = None,
 ) -> Rendezvous:
     """Start the launcher's rendezvous for `size` ranks; `timeout` is in seconds.
 
-    `seats`: the hosts of the ranks (Horovod alone); None: all on this one. `survives`: sums continue where a rank
+    `rank_slots`: the hosts of the ranks (Horovod alone); None: all on this one. `survives`: sums continue where a rank
     fails.
 
     Raises MissingDependencyError when Horovod is asked for and is not installed, ConfigError for an unknown name,
@@ -56,13 +56,13 @@ def open_rendezvous(
         return SharedMemoryRendezvous(size)
     made: Rendezvous
     if name == "horovod":
-        made = HorovodRendezvous(size, bind, cycle_time_ms, timeout, seats)
+        made = HorovodRendezvous(size, bind, cycle_time_ms, timeout, rank_slots)
     else:
         made = GlooRendezvous(size, bind, run_dir, timeout)
     if not survives:
         return made
     return RendezvousWithFallback(
-        made, SharedMemoryRendezvous(size) if seats is None and available() else ExternalFallback(size)
+        made, SharedMemoryRendezvous(size) if rank_slots is None and available() else ExternalFallback(size)
     )
 
 

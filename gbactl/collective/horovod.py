@@ -222,24 +222,24 @@ def _server(bind: str, handler: Any, visitors: RequestLimit) -> Any:
 class HorovodRendezvous(Rendezvous):
     """Rendezvous of Horovod's ranks: its RendezvousServer on one address, behind a per-run secret.
 
-    `seats`: rank -> seat; None: all on this host."""
+    `rank_slots`: rank -> seat; None: all on this host."""
 
     def __init__(
-        self, size: int, bind: str, cycle_time_ms: float, timeout: float, seats: Sequence[RankSlot] | None = None
+        self, size: int, bind: str, cycle_time_ms: float, timeout: float, rank_slots: Sequence[RankSlot] | None = None
     ) -> None:
         try:
             from horovod.runner.http.http_server import RendezvousServer
         except ImportError as error:
             raise missing(error) from error
         self.size, self.bind, self.cycle_time_ms, self.timeout = size, bind, cycle_time_ms, timeout
-        self.seats = list(seats or here(size, interface_of(bind)))
+        self.rank_slots = list(rank_slots or here(size, interface_of(bind)))
         self.secret = secrets.token_hex(16)
         self._lock = threading.Lock()
         self._server: Any = RendezvousServer()
         self.visitors = RequestLimit(self._refuse)
         self._server._httpd = httpd = _server(bind, _handler(self.secret, self._refuse), self.visitors)
         self.port: int = httpd.server_address[1]
-        self._server.init(self.seats)
+        self._server.init(self.rank_slots)
         self._server._listen_thread = threading.Thread(target=httpd.serve_forever, daemon=True)
         self._server._listen_thread.start()
 
@@ -249,7 +249,7 @@ class HorovodRendezvous(Rendezvous):
 
     def environment(self, rank: int) -> dict[str, str]:
         """Return a rank's environment variables; they disable fusion and autotuning for deterministic sums."""
-        seat = self.seats[rank]
+        seat = self.rank_slots[rank]
         values = {
             "GBACTL_COLLECTIVE": "horovod",
             "HOROVOD_RANK": rank,

@@ -5,7 +5,7 @@ has failed, the ring is not used again in this run. On one host the fallback is 
 the ring's last sum may have reached some ranks only, while the others sum in another order. Workers that hold the same
 dense parameters are therefore made equal again (see coordinator/failure_recovery.py); replicas differ anyway. A summand
 that the failed rank had already given counts in either case. On several hosts the fallback is the first server
-(worker/all_reduce_on_server.py).
+(worker/allreduce_fallback.py).
 """
 
 from __future__ import annotations

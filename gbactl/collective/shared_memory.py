@@ -241,7 +241,7 @@ class SharedMemoryCollective(RingFallback):
         return self._buckets.setdefault(name, bucket)
 
     def _create(self, path: Path) -> int:
-        """Open the shared-memory file of a bucket. Raises ClusterError where it belongs to another user."""
+        """Create a bucket's shared-memory file, or open another rank's. Raises ClusterError for another user's file."""
         while True:
             with contextlib.suppress(FileNotFoundError):  # a rank that saw all buckets mapped has removed the folder
                 self._root.mkdir(mode=0o700, exist_ok=True)

@@ -18,12 +18,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gbactl import __version__
+from gbactl.checkpoint.failure_costs import UnsavedWork
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, FileEntry, Manifest, identity, read_manifest
-from gbactl.checkpoint.ledger import UnsavedWork
 from gbactl.checkpoint.planning import CostEstimate, estimate_of, job_named, save_schedule_of
 from gbactl.checkpoint.publishing import Publication, ReplicaMean, fits, unpacked
+from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.checkpoint.restore import BEGINNING, chain_at
-from gbactl.checkpoint.sample_ranges import Ranges
 from gbactl.config import to_dict
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.phase_decisions import StagedSlices
@@ -130,7 +130,7 @@ class Checkpointing:
         run = self.run
         self.resumed, self._base = position, None
         run.record.restore(position)
-        run.record.go_on(position.seconds)
+        run.record.continue_clock(position.seconds)
         run.record.modes = position.modes_with(run.cfg.mode.name)
         run.step = position.step
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from gbactl.checkpoint.sample_ranges import Ranges
+from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.config import mode_values
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import AnnounceRecord, InfoRecord
@@ -145,7 +145,7 @@ class Failover:
         run, stood, position = self.run, self.state.stood, self.state.stood.position
         assert position is not None
         run.record.restore(position)
-        run.record.go_on(run.hub.now() - stood.began)
+        run.record.continue_clock(run.hub.now() - stood.began)
         run.step, run.phase_number, run.started = position.step, self.number, True
         if position.mode != mode_values(run.current):
             run.current = run.cfg.in_mode(position.mode)

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gbactl.checkpoint.sample_ranges import FinishedBatches, Ranges
+from gbactl.checkpoint.remaining_samples import FinishedBatches, Ranges
 from gbactl.coordinator.event_log import (
     AnnounceRecord,
     DropRecord,
@@ -230,7 +230,7 @@ class LivePhase:
                 pass
 
     def asked(self, batch: int) -> bool:
-        """Whether a batch was requested by its worker: announcing its gradient then also requests the next batch."""
+        """Whether the worker itself asked for this batch; only then its announced gradient asks for the next."""
         if batch not in self._unasked:
             return True
         self._unasked.discard(batch)

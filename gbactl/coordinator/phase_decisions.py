@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gbactl.checkpoint.sample_ranges import FinishedBatches
+from gbactl.checkpoint.remaining_samples import FinishedBatches
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import (
     AnnounceRecord,

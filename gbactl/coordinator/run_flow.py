@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from gbactl.checkpoint.sample_ranges import Ranges, after, flat, total
+from gbactl.checkpoint.remaining_samples import Ranges, after, flat, total
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_routing import CoordinatorCore
 from gbactl.coordinator.failover import Failover
@@ -79,7 +79,7 @@ class RunFlow:
         run.members.settled = True
         run.record.start()
         if self.began is not None:
-            run.record.go_on(run.hub.now() - self.began)
+            run.record.continue_clock(run.hub.now() - self.began)
 
     def _work(self, over: bool) -> Flow[bool]:
         """Run the remaining rounds, then save the final checkpoint. Returns False if all nodes must roll back first."""

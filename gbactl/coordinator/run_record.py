@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from gbactl.checkpoint.ledger import ServerFailureLoss
+from gbactl.checkpoint.failure_costs import ServerFailureLoss
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.rounds import EarlyStopping, Round
 from gbactl.coordinator.state import FailureRecord, FailureRecords, JobPosition
@@ -88,8 +88,8 @@ class RunSummary:
         """Start the run's clock, when every node is ready."""
         self._began = self.now()
 
-    def go_on(self, seconds: float) -> None:
-        """Set the start of the run's clock to at least `seconds` ago, in a run that continues another one."""
+    def continue_clock(self, seconds: float) -> None:
+        """Count the `seconds` that a continued run had already taken as part of this run's time."""
         self._began = min(self._began, self.now() - seconds)
 
     @property

@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from gbactl.checkpoint.failure_costs import PlsCounter, ServerFailureLoss, UnsavedWork, UpdateCounter
 from gbactl.checkpoint.folder import CheckpointChain
-from gbactl.checkpoint.ledger import PlsCounter, ServerFailureLoss, UnsavedWork, UpdateCounter
-from gbactl.checkpoint.sample_ranges import Ranges
+from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog, InfoRecord, Record

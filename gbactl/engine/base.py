@@ -130,8 +130,8 @@ class RunProcesses:
         return self.cfg.cluster.bind
 
     @property
-    def seats(self) -> list[RankSlot] | None:
-        """RankSlot of each rank in an all-reduce over several hosts; None where all ranks are on this host."""
+    def rank_slots(self) -> list[RankSlot] | None:
+        """Host and local rank of each rank of an all-reduce over several hosts; None if all are on this host."""
         return None
 
     def prepare(self) -> None:

@@ -120,15 +120,15 @@ class RemoteRunProcesses(RunProcesses):
         self._logs = threading.Lock()
         self._remote: dict[str, RemoteProcess] = {}
         self._early: dict[str, int] = {}
-        self._seats: list[RankSlot] | None = None
+        self._rank_slots: list[RankSlot] | None = None
 
     @property
     def bind(self) -> str:
         return self.agents.bind
 
     @property
-    def seats(self) -> list[RankSlot] | None:
-        return self._seats
+    def rank_slots(self) -> list[RankSlot] | None:
+        return self._rank_slots
 
     # -- before anything trains ---------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class RemoteRunProcesses(RunProcesses):
             link.told = self._told
             link.on_lost = lambda why, host=host: self.show.say(f"  Host {host} is gone: {why}.")  # type: ignore[misc]
         interfaces = {host: found.interface for host, found in agents.found.items()}
-        self._seats = seats(self.hosts, self.cfg.processes, interfaces)
+        self._rank_slots = rank_slots(self.hosts, self.cfg.processes, interfaces)
         self._decide(cluster.threads or self._threads())
 
     def _settle(self) -> None:
@@ -283,7 +283,7 @@ class RemoteRunProcesses(RunProcesses):
             self.agents.close()
 
 
-def seats(hosts: Sequence[Host], workers: int, interfaces: Mapping[str, str]) -> list[RankSlot]:
+def rank_slots(hosts: Sequence[Host], workers: int, interfaces: Mapping[str, str]) -> list[RankSlot]:
     """Return the RankSlot (host, local rank, interface) of each of `workers` ranks. Raises MissingDependencyError."""
     util = horovod_launcher()[2]
     infos = [util.HostInfo(host.name, host.slots) for host in hosts]

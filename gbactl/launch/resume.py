@@ -1,4 +1,4 @@
-"""Implementation of `gbactl train resume=RUN|PATH`: the checkpoint, its configuration with changes, the directory.
+"""Implementation of `gbactl train resume=RUN|PATH`: find the checkpoint, change its configuration, make the run dir.
 
 Finding the checkpoint reads it completely, to verify it.
 """

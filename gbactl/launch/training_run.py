@@ -30,7 +30,7 @@ from gbactl.errors import ClusterError, GbactlError, NoRoomError, Stopped, Usage
 from gbactl.faults.cpu_hogs import CpuHogs
 from gbactl.faults.measured_effects import fault_lines, fault_metrics, with_injected
 from gbactl.launch import run_dir as run_dirs
-from gbactl.launch.control import ControlSocket
+from gbactl.launch.control_socket import ControlSocket
 from gbactl.launch.progress import ProgressDisplay, unit_of
 from gbactl.launch.resume import EXPECTED, StartingPoint, checkpoint_sentence
 from gbactl.launch.run_dir import end_orphans
@@ -235,9 +235,11 @@ class LaunchedRun:
             return
         from gbactl.collective import open_rendezvous
 
-        bind, cycle, seats = children.bind, self.cfg.cycle_time_ms, children.seats
+        bind, cycle, rank_slots = children.bind, self.cfg.cycle_time_ms, children.rank_slots
         survives = self.cfg.cluster.lost_worker != "end"
-        with open_rendezvous(c.name, workers, self.run_dir, bind, cycle, survives=survives, seats=seats) as rendezvous:
+        with open_rendezvous(
+            c.name, workers, self.run_dir, bind, cycle, survives=survives, rank_slots=rank_slots
+        ) as rendezvous:
             self.rendezvous = rendezvous
             yield [rendezvous.environment(rank) for rank in range(workers)]
 

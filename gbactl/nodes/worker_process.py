@@ -25,13 +25,13 @@ from gbactl.models.flat_parameters import FlatModel
 from gbactl.models.gradient_computer import GradientComputer
 from gbactl.store.aligned_memory import copied
 from gbactl.store.dense import DenseBlock
-from gbactl.trainer.replica_placement import ComputeThread, TrainerDense, start
+from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense, start
 from gbactl.wire.auth import Peer
 from gbactl.wire.bootstrap import await_setup, install_dense
 from gbactl.wire.channel import Channel, Hub
 from gbactl.wire.listener import near
 from gbactl.wire.messages import Hello, Ready, RingBroken, WorkerFailed
-from gbactl.worker.all_reduce_on_server import ServerSums
+from gbactl.worker.allreduce_fallback import ServerSums
 from gbactl.worker.client import WorkerClient
 from gbactl.worker.core_sharing import CoreAssignment, join
 from gbactl.worker.dense_placement import (
@@ -130,7 +130,7 @@ class WorkerProcess:
         """Make the dense placements of all modes of this run, by holder of the dense parameters, and the trainer's."""
         flat = self.flat
         if collective is not None:
-            collective.moved = self.exchange.hub.traffic.summed
+            collective.moved = self.exchange.hub.traffic.count_all_reduce
         if isinstance(collective, FaultTolerantCollective):
             self.exchange.notices[WorkerFailed] = lambda message: collective.leave_out(message.worker)
         if isinstance(collective, CollectiveWithFallback):

@@ -1,4 +1,4 @@
-"""Policy of `bsp`: a step closes when a global batch of gradients has arrived, whatever their staleness; no barrier."""
+"""Policy of `bsp`: no barrier; a step closes when a global batch of gradients has arrived, whatever their staleness."""
 
 from __future__ import annotations
 

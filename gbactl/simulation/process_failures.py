@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from gbactl.checkpoint.failure_costs import CostSeconds, ServerFailureLoss
 from gbactl.checkpoint.folder import CheckpointChain
-from gbactl.checkpoint.ledger import CostSeconds, ServerFailureLoss
 from gbactl.checkpoint.planning import costs_of
 from gbactl.checkpoint.restore import chain_at, load_shard
 from gbactl.config import RunConfig, from_dict

@@ -29,7 +29,7 @@ class SimulatedRing:
         self.agreed, self.item, self.least = agreed, item, least
 
     def sum(self, floats: int, ranks: Sequence[int], compute: float, done: Callable[[], None]) -> None:
-        """Simulate a sum over these ranks; the last rank arrives after `compute` seconds of computation.
+        """Simulate a sum over these ranks, which begins in `compute` seconds, when the slowest rank has computed.
 
         Call `done` when they have the sum."""
         hosts = [self.hosts[rank] for rank in ranks]
@@ -39,7 +39,7 @@ class SimulatedRing:
         sending = min(seconds, self.cost.sending(nbytes, len(ranks), over)) if links else 0.0
 
         def summed() -> None:
-            self.traffic.summed(ring_bytes(floats, len(ranks), self.item), False)
+            self.traffic.count_all_reduce(ring_bytes(floats, len(ranks), self.item), False)
             done()
 
         self.events.after(max(self.least, seconds - sending), self._send, links, sending, summed)

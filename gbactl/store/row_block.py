@@ -150,7 +150,7 @@ class PullCounts:
         return sum(index.nbytes + counts.nbytes for index, counts in self._at_pull.values())
 
     def weigh(self, part: GradientSlice, weights: Sequence[float]) -> list[RowPart]:
-        """Split a gradient slice into groups of rows with the same weight: (index, grad, weight) each.
+        """Group the rows of a gradient slice by weight: (row indexes, their gradients, weight) for each group.
 
         The weight is `weights`[the row's own staleness]. Rows of weight 0 are left out. The last of `weights` is that
         of the token's staleness, which no row's staleness exceeds. All rows of a slice without a pull record get the

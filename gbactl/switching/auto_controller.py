@@ -174,7 +174,7 @@ class RecentValues:
         self.pairs: deque[tuple[float, float]] = deque(maxlen=MOST)
 
     def add(self, now: float, value: float) -> None:
-        """Append the newest (time, value) pair."""
+        """Append a measurement: its time and its value."""
         self.pairs.append((now, value))
         self.trim(now)
 

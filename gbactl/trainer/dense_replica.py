@@ -52,7 +52,7 @@ class Replica:
             self._steps[thread] += 1
 
     @contextmanager
-    def still(self) -> Iterator[None]:
+    def all_threads_paused(self) -> Iterator[None]:
         """Context in which no thread can take a step."""
         with ExitStack() as held:
             for lock in self._locks:
@@ -61,12 +61,12 @@ class Replica:
 
     def snapshot(self, out: Floats) -> None:
         """Copy the replica's vector to `out`, as it is between two steps."""
-        with self.still():
+        with self.all_threads_paused():
             np.copyto(out, self.block.value)
 
     def add(self, difference: Floats) -> None:
         """Add a vector of differences to the current replica."""
-        with self.still():
+        with self.all_threads_paused():
             np.add(self.block.value, difference, out=self.block.value)
 
 

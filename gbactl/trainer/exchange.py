@@ -141,7 +141,7 @@ class AveragingRound(ReplicaExchange):
 
 @dataclass(eq=False)
 class AveragingRounds(AveragingRound):
-    """Averaging rounds over a collective that is used for nothing else."""
+    """Rounds in which all trainers average their replicas, over a collective of their own."""
 
     NAME: ClassVar[str] = "replicas"
 

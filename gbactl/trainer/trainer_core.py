@@ -1,6 +1,6 @@
 """Core of a trainer's phases without threads, clock or connections: replica, statistics, checkpoint data.
 
-A shell carries it out: threads and connections in a real worker (replica_placement.py, exchange.py), events on a
+A shell carries it out: threads and connections in a real worker (hogwild_training.py, exchange.py), events on a
 virtual clock in a simulated one (simulation/trainer.py). The shell decides when exchanges happen; exchange.py has
 what one does.
 """
@@ -84,6 +84,6 @@ class TrainerCore:
         if not trains:
             return DenseSaved(number, 0, -1), None
         block = self.replica.block
-        with self.replica.still():
+        with self.replica.all_threads_paused():
             step, values = block.step, block.packed(0, len(block.value))
         return DenseSaved(number, step, block.params), values

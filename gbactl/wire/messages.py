@@ -50,7 +50,7 @@ class BeginPhase(NamedTuple):
     """Start of a training or evaluation phase; later messages of the phase carry its `number`.
 
     The phase covers `samples` of the split from `first_sample` on; batches and their samples are numbered from there.
-    A non-empty `ranges` (see checkpoint/sample_ranges.py) replaces that interval."""
+    A non-empty `ranges` (see checkpoint/remaining_samples.py) replaces that interval."""
 
     number: Integer
     training: bool

@@ -69,10 +69,8 @@ class TrafficCounter:
         else:
             tally["ids" if kind is Pull else "dense" if kind in _DENSE else "other"] += payload
 
-    def summed(self, nbytes: int, shared: bool) -> None:
-        """Count the bytes that this rank sent in an all-reduce, also after training.
-
-        All-reduces belong to training alone, and the last one may end when training is over."""
+    def count_all_reduce(self, nbytes: int, shared: bool) -> None:
+        """Count the bytes that this rank sent in an all-reduce, even if the last one ends when training is over."""
         self._sent[SHARED if shared else "dense"] += nbytes
 
     def counters(self) -> dict[str, int]:

@@ -37,7 +37,7 @@ class Placements:
 
     @property
     def trainer(self) -> Any:
-        """This worker's replica as a dense placement (see trainer/replica_placement.py)."""
+        """This worker's replica as a dense placement (see trainer/hogwild_training.py)."""
         return self.placements["replicas"]
 
     def move(self, home: str, gives: bool, turn: int = 0) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.checkpoint.sample_ranges import Ranges, of_phase, pieces
+from gbactl.checkpoint.remaining_samples import Ranges, of_phase, pieces
 from gbactl.cpu import ask_for_long_slices, settle_garbage
 from gbactl.data.dataset import Batch, Dataset, Split, permuted
 from gbactl.faults.slowdown import WorkerSlowdown

@@ -12,7 +12,7 @@ from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import ShardRelocated, Stop
-from gbactl.worker.all_reduce_on_server import ServerSums
+from gbactl.worker.allreduce_fallback import ServerSums
 from gbactl.worker.client import BatchSource, WorkerClient
 from tests.support.in_memory import MemoryHub
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gbactl.checkpoint.ledger import UnsavedWork
+from gbactl.checkpoint.failure_costs import UnsavedWork
 from gbactl.config import CheckpointConfig, RunConfig
 from gbactl.coordinator.event_routing import CoordinatorCore
 from gbactl.coordinator.live_phase import LivePhase

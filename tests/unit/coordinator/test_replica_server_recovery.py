@@ -32,7 +32,7 @@ from gbactl.launch.checkpoint_command import export
 from gbactl.server.replica_averaging import EasgdHandlers
 from gbactl.server.shard_server import Server
 from gbactl.trainer.exchange import EasgdExchange
-from gbactl.trainer.replica_placement import ComputeThread, TrainerDense
+from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense
 from gbactl.wire.messages import (
     AddReplica,
     AdoptVersion,

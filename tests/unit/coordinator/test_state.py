@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.checkpoint.ledger import UnsavedWork
+from gbactl.checkpoint.failure_costs import UnsavedWork
 from gbactl.coordinator.membership import Incarnations
 from gbactl.coordinator.rounds import EarlyStopping
 from gbactl.coordinator.run_record import RunSummary

@@ -48,8 +48,8 @@ def test_an_all_reduce_counts_though_the_next_phase_has_begun() -> None:
     traffic.training = True
     traffic.sent(EasgdUpdate(1, 0.5), 60, 28)
     traffic.training = False
-    traffic.summed(100, False)
-    traffic.summed(7, True)
+    traffic.count_all_reduce(100, False)
+    traffic.count_all_reduce(7, True)
     assert counted(traffic) == {"control": 60, "dense": 128, "shared": 7}
 
 

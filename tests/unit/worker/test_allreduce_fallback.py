@@ -11,7 +11,7 @@ import pytest
 
 from gbactl.errors import PeerGoneError
 from gbactl.wire.messages import Stop
-from gbactl.worker.all_reduce_on_server import ServerSums
+from gbactl.worker.allreduce_fallback import ServerSums
 from tests.support.serving import Serving
 
 N = 5

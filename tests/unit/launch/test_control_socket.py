@@ -14,7 +14,7 @@ import pytest
 
 from gbactl.errors import GbactlError, UsageError
 from gbactl.launch import run_dir as run_dirs
-from gbactl.launch.control import FILE, ControlClient, ControlSocket, ask, mode_with
+from gbactl.launch.control_socket import FILE, ControlClient, ControlSocket, ask, mode_with
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import CLOSED
 from gbactl.wire.messages import Event, TakeBatch

@@ -217,4 +217,4 @@ class TrainerDense(ComputeThread):
         self.core.took_over()
 
     def _fetch(self) -> None:
-        self.slices.fetch(self.replica.block, self.replica.still())
+        self.slices.fetch(self.replica.block, self.replica.all_threads_paused())

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gbactl.calibration.calibrate_command import CalibrationPlan, calibrate, cost_file_text, error_table
 from gbactl.calibration.fit import FittedModel
-from gbactl.calibration.measure_and_fit import CalibrationPlan, calibrate, cost_file_text, error_table
 from gbactl.calibration.measured_runs import Observation
 from gbactl.config.cost import CostConfig
 from gbactl.errors import UsageError

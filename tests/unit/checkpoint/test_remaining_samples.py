@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.checkpoint.sample_ranges import FinishedBatches, after, flat, merged, of_phase, pieces, total
+from gbactl.checkpoint.remaining_samples import FinishedBatches, after, flat, merged, of_phase, pieces, total
 from gbactl.policies import Drop, Member, Step
 
 ranges_ = (

@@ -22,7 +22,7 @@ from gbactl.config import (
 )
 from gbactl.coordinator.event_log import SWITCH, InfoRecord, read
 from gbactl.errors import PeerGoneError
-from gbactl.trainer.replica_placement import TrainerDense
+from gbactl.trainer.hogwild_training import TrainerDense
 from gbactl.wire.messages import Event
 from tests.support import small_data
 from tests.support.in_memory_collective import MemoryGroup

@@ -91,8 +91,7 @@ def weigh(gradient: Floats, weight: float) -> None:
 def push_views(out: Bytes, index: Any, width: int) -> tuple[Floats, Floats]:
     """Write row numbers int32[n] into the payload of a Push, and return views to write the values to.
 
-    The views are (float32[n, width], float32[dense]).
-    Returns views for its values: (float32[n, width], float32[dense])."""
+    The views are (float32[n, width], float32[dense])."""
     count = len(index)
     out[: 4 * count].view(np.int32)[:] = index
     values, cut = out.view(np.float32), count * (1 + width)
@@ -200,7 +199,8 @@ class WorkerCore:
     def _abandon(self, phase: int) -> list[Command]:
         """Discard the batches of a phase that are not yet being computed, and request others in their place.
 
-        Their dense slices were never loaded, so none counts as held."""
+        Their dense slices were never loaded, so none counts as held. A batch of another phase that is next now is
+        pulled, as no batch will be done before it."""
         given_up = [item for item in self.queue if item.phase.number == phase]
         if not given_up:
             return []
@@ -213,7 +213,7 @@ class WorkerCore:
             if not item.pulled or len(item.answers) == self.servers:
                 commands.append(ReleaseFrames(item))
             commands += self.give_back(item)
-        return [*commands, CheckForWork()]
+        return [*commands, *self.pull_ahead(self.threads - self.computing), CheckForWork()]
 
     # -- data and rows ------------------------------------------------------------------------------
 

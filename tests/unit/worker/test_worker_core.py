@@ -318,6 +318,15 @@ def test_what_nobody_waits_for_any_more_is_forgotten_and_asked_for_anew(of: int)
         assert commands == [] and len(at.core.queue) == 2 and at.core.have_dense == [7]
 
 
+def test_the_batch_behind_abandoned_ones_is_pulled() -> None:
+    """It was to be pulled when the batch before it was done, which now never is."""
+    at = setting(1)
+    at.grant(grant(0))
+    at.core.handle(phase(2))
+    assert pulled(at.grant(grant(1, 2))) == []
+    assert pulled(at.core.handle(Abandon(1))) == [(2, 0)]
+
+
 def test_an_abandoned_batch_is_dropped_when_its_last_shard_has_answered() -> None:
     at = setting(2)
     at.grant(grant(0))

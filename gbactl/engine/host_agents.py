@@ -20,12 +20,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from gbactl.config.host_placement import hosts_of
 from gbactl.engine import preflight
 from gbactl.engine.agent import FILES
 from gbactl.engine.agent_connection import PIECE, AgentConnection, HostAccess, address_of_host, command, is_here
 from gbactl.engine.bandwidth_probe import LinkMeasurement, ReachabilityProbe, dial
 from gbactl.engine.host_info import facts, route_to
+from gbactl.engine.host_placement import hosts_of
 from gbactl.engine.preflight import HEADINGS, HostReport, faults_of, ring
 from gbactl.errors import ClusterError, GbactlError, UsageError
 

@@ -18,7 +18,7 @@ install: ## make .venv with everything in it, Horovod too (HOROVOD=no leaves it 
 	@$(PYTHON) -m gbactl.install $(FLAGS)
 
 test: install ## every test that is not marked slow
-	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadfile tests/unit
+	$(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal tests/unit
 	$(BIN)/python -m pytest -m "beside and not slow" -n 2 --dist loadfile tests/integration
 	$(BIN)/python -m pytest -m "not beside and not slow" tests/integration
 

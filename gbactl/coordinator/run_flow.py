@@ -64,14 +64,20 @@ class RunFlow:
         yield from self._dismiss("done")
 
     def _gather(self) -> Flow[None]:
-        """Wait until every node is ready. Raises ClusterError that names the missing nodes."""
+        """Wait until every node is ready and the launcher listens; without it the result of a short run would be lost.
+
+        Raises ClusterError that names the missing nodes."""
         run = self.run
         if self.failover is not None:
             yield from self.failover.gather()
             return
         limit = run.cfg.cluster.start_timeout
-        if not (yield WaitCondition(run.members.complete, run.hub.now() + limit)):
-            missing = ", ".join(run.members.missing())
+
+        def there() -> bool:
+            return run.members.complete() and run.launcher is not None
+
+        if not (yield WaitCondition(there, run.hub.now() + limit)):
+            missing = ", ".join(run.members.missing()) or "The launcher"
             raise ClusterError(
                 f"{missing} did not come up within {limit:.0f} s; look into their logs, or type "
                 f"cluster.start_timeout={2 * limit:.0f}."

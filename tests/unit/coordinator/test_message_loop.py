@@ -101,3 +101,14 @@ def test_what_a_node_tells_of_itself(network: dict[str, MemoryHub], coordinator:
         channel.send(message)
     said(coordinator)
     assert coordinator.core.requests.inspected["W1"].model_sum == "17" and not coordinator.hub.refused
+
+
+def test_training_begins_when_the_launcher_listens_too(network: dict[str, MemoryHub], coordinator: Coordinator) -> None:
+    """The result of a short run would be told to nobody otherwise."""
+    members = coordinator.context.members
+    members.ready.update((role, n) for role, count in members.expected.items() for n in range(count))
+    waits_for, _ = next(coordinator.flow._gather())
+    assert not waits_for()
+    MemoryHub(network, Peer("launcher", 0)).connect("C").send(Hello("launcher", 0, "", 0))
+    said(coordinator)
+    assert waits_for()

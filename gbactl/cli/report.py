@@ -23,6 +23,7 @@ def _split(values: tuple[str, ...]) -> list[str]:
 )
 @click.option("--baseline", metavar="VALUE", help="What to compare with (default: sync, if there is one).")
 @click.option("--on", metavar="METRIC", default="auc", show_default=True, help="What is compared with the baseline.")
+@click.option("--round", "of_round", metavar="ROUND", help='Columns of one day or epoch alone, for instance "day 2".')
 @click.option("--metric", multiple=True, metavar="NAME,...", help="More columns, for instance wall_seconds.")
 @click.option(
     "--format",
@@ -46,6 +47,7 @@ def command(
     by: tuple[str, ...],
     baseline: str | None,
     on: str,
+    of_round: str | None,
     metric: tuple[str, ...],
     form: str,
     plots: Path | None,
@@ -58,6 +60,7 @@ def command(
     gbactl report
     gbactl report --where "params.mode = 'gba'" --by mode,cluster.workers
     gbactl report --by tags.takes_over --on "auc/day 3"
+    gbactl report --round "day 2"
     gbactl report --format md --plots plots/
     gbactl report --send runs/RUN_DIR
     """
@@ -67,5 +70,6 @@ def command(
     if run_dir is not None:
         send(run_dir, uri, click.echo)
         return
-    options = ReportOptions(uri, experiment, where, _split(by) or None, baseline, _split(metric), on, form, plots)
+    by_keys, metrics = _split(by) or None, _split(metric)
+    options = ReportOptions(uri, experiment, where, by_keys, baseline, metrics, on, form, plots, of_round)
     report(options, click.echo, lambda line: click.echo(line, err=True), end_orphans)

@@ -30,6 +30,7 @@ from gbactl.report.paired_statistics import (
     by_pairs,
     natural,
     paired,
+    paired_ratio,
     pairing,
     pairs_of,
     stats_of,
@@ -48,7 +49,7 @@ MARKS = {"eps": "*", "ne": "!"}
 class Group:
     """One line of the report's table, with statistics over its runs.
 
-    `runs`: their MLflow ids. `marks`: warnings for the reader, as in MARKS."""
+    `runs`: their MLflow ids. `marks`: warnings for the reader, as in MARKS. `rate`: throughput over the baseline's."""
 
     key: Key
     n: int
@@ -57,6 +58,7 @@ class Group:
     difference: Difference | None = None
     runs: tuple[str, ...] = ()
     marks: str = ""
+    rate: Difference | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,24 @@ def compare(
     below = (*notes, *_evaluated(usable), *_collectives(usable), *_ceiling(usable))
     more = (tuple(slowed), on, rule.varied, tuple(failed))
     return Report(keys, columns, tuple(groups), chosen, tuple(left_out), below, *more)
+
+
+def of_round(runs: Sequence[Run], label: str) -> list[Run]:
+    """Replace the metrics of each run by those of one round (`label`: "day 2"), as far as rounds have them.
+
+    Runs without this round keep no score. Raises UsageError if no run has the round."""
+    ending, known = f"/{label}", {name.partition("/")[2] for run in runs for name in run.metrics if name[:4] == "auc/"}
+    if runs and label not in known:
+        raise UsageError(f"No run has the round {label}; type --round with one of: {', '.join(sorted(known))}")
+    return [replace(run, metrics=_metrics_of_round(run.metrics, ending)) for run in runs]
+
+
+def _metrics_of_round(metrics: Mapping[str, float], ending: str) -> dict[str, float]:
+    of_rounds = {name.partition("/")[0] for name in metrics if "/" in name}
+    found = {name.removesuffix(ending): value for name, value in metrics.items() if name.endswith(ending)}
+    fates = [found[name] for name in ("samples_trained", "samples_decayed", "samples_lost") if name in found]
+    kept = {name: value for name, value in metrics.items() if name not in of_rounds}
+    return {**kept, **found, "samples_read": sum(fates)}
 
 
 def _lines(runs: Sequence[Run]) -> tuple[Key, list[Line]]:
@@ -268,8 +288,15 @@ def _group(line: Line, reference: Line | None, columns: Sequence[Column], rule: 
     seeds = tuple(sorted({run.seed for run in kept}, key=lambda seed: natural((seed,))))
     ids = tuple(run.run_id for run in kept)
     found = paired(by_pairs(pairs, rule))
-    group = Group(line.key, len(kept), seeds, stats, found, ids, _marks(kept))
+    group = Group(line.key, len(kept), seeds, stats, found, ids, _marks(kept), _rate(pairs, rule))
     return group, [] if reference is None else _unpaired(pairs, line, reference, columns[0], rule)
+
+
+def _rate(pairs: Pairs, rule: Pairing) -> Difference | None:
+    """Compute the ratio of the throughputs of paired runs; None where a run has no throughput."""
+    if not all(run.metrics.get("eps") for run in (*pairs.ours, *pairs.theirs)):
+        return None
+    return paired_ratio(by_pairs(pairs, replace(rule, on="eps")))
 
 
 def _unpaired(pairs: Pairs, line: Line, reference: Line, compared: Column, rule: Pairing) -> list[str]:

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gbactl.report.columns import MISSING, SLOWDOWN, Cell, Column, cell, difference_cell
-from gbactl.report.compare import MARKS, SHORT_SECONDS, Group, Report
+from gbactl.report.columns import MISSING, SLOWDOWN, Cell, Column, cell, difference_cell, ratio_cell
+from gbactl.report.compare import MARKS, SHORT_SECONDS, Report
 from gbactl.report.failure_tables import FAILURE_COLUMNS, FailureLine, SlowdownLine
-from gbactl.report.paired_statistics import Stat
+from gbactl.report.paired_statistics import Difference, Stat
 from gbactl.tracking.final_metrics import FAILURE_KINDS
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ def grid(report: Report) -> list[GridColumn]:
         if place == 0 and report.baseline is not None:
             cells = tuple(difference_cell(column, group.difference) for group in groups)
             made.append(GridColumn(f"vs {report.baseline}", cells))
+        if column.metrics == ("eps",) and any(group.rate for group in groups):
+            made.append(GridColumn(f"EPS / {report.baseline}", tuple(ratio_cell(group.rate) for group in groups)))
     return made
 
 
@@ -107,6 +109,8 @@ def sentences(report: Report) -> list[str]:
             f"vs {report.baseline}: {report.columns[0].title} minus {report.baseline}'s; +- is half of a 95 % t "
             f"interval over pairs of the same seed and otherwise the same configuration{_but_for(report)}."
         )
+    if any(group.rate for group in report.groups):
+        said.append(f"EPS / {report.baseline}: EPS over {report.baseline}'s, with the same interval.")
     if report.slowdowns:
         said.append(
             "slowed: how many times slower faults made a process, as injected and as the run shows it (seconds per "
@@ -308,9 +312,10 @@ def csv(report: Report) -> str:
     writer = csv_module.writer(out, lineterminator="\n")
     names = [f"{metric}_{part}" for metric in metrics for part in ("mean", "sd")]
     differences = (f"{report.on}_difference", f"{report.on}_difference_half", "pairs")
-    writer.writerow([*report.by, "n", *differences, *names, "marks"])
+    writer.writerow([*report.by, "n", *differences, *names, "marks", "eps_ratio", "eps_ratio_half"])
     for group in report.groups:
-        writer.writerow([*group.key, group.n, *_difference(group), *_numbers(group.stats, metrics), group.marks])
+        first, rate = (group.n, *_interval(group.difference)), _interval(group.rate)[:2]
+        writer.writerow([*group.key, *first, *_numbers(group.stats, metrics), group.marks, *rate])
     if report.slowdowns:
         out.write("\n")
         _slowdowns(report, writer)
@@ -337,8 +342,8 @@ def _failures(report: Report, writer: Any) -> None:
         writer.writerow([*each.key, each.process, each.failure, each.n, *_numbers(each.stats, list(FAILURE_KINDS))])
 
 
-def _difference(group: Group) -> list[object]:
-    found = group.difference
+def _interval(found: Difference | None) -> list[object]:
+    """Return mean, half of the interval and number of pairs."""
     return ["", "", 0] if found is None else [found.mean, "" if found.half is None else found.half, found.n]
 
 

@@ -11,6 +11,9 @@ GO_ON := -m seed=$(SEEDS) 'resume=runs/demo/base-$${seed}' train.days=3 faults=o
   tracking.experiment=demo
 FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 
+# a run starts hundreds of processes: their bytecode, and that of the tests, is compiled once
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: demo install test test-slow check docs bench curves fuzz audit calibration frappe gba-claims shadowsync switching cpr precision hosts soak ui clean help
 

@@ -23,6 +23,12 @@ def _split(values: tuple[str, ...]) -> list[str]:
 )
 @click.option("--baseline", metavar="VALUE", help="What to compare with (default: sync, if there is one).")
 @click.option("--on", metavar="METRIC", default="auc", show_default=True, help="What is compared with the baseline.")
+@click.option(
+    "--margin",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="NUMBER",
+    help="Largest difference to the baseline that counts as none; of eps, a share such as .02 [default: .0005 of AUC]",
+)
 @click.option("--round", "of_round", metavar="ROUND", help='Columns of one day or epoch alone, for instance "day 2".')
 @click.option("--metric", multiple=True, metavar="NAME,...", help="More columns, for instance wall_seconds.")
 @click.option(
@@ -47,6 +53,7 @@ def command(
     by: tuple[str, ...],
     baseline: str | None,
     on: str,
+    margin: float | None,
     of_round: str | None,
     metric: tuple[str, ...],
     form: str,
@@ -71,5 +78,5 @@ def command(
         send(run_dir, uri, click.echo)
         return
     by_keys, metrics = _split(by) or None, _split(metric)
-    options = ReportOptions(uri, experiment, where, by_keys, baseline, metrics, on, form, plots, of_round)
+    options = ReportOptions(uri, experiment, where, by_keys, baseline, metrics, on, form, plots, margin, of_round)
     report(options, click.echo, lambda line: click.echo(line, err=True), end_orphans)

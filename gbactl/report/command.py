@@ -37,6 +37,7 @@ class ReportOptions:
     on: str
     form: str
     plots: Path | None
+    margin: float | None = None
     round: str | None = None
 
 
@@ -54,7 +55,7 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
     opened(uri)
     runs = read_runs(uri, options.experiments, options.where)
     told = runs if options.round is None else of_round(runs, options.round)
-    made = compare(told, options.by, options.baseline, options.metrics, options.on)
+    made = compare(told, options.by, options.baseline, options.metrics, options.on, options.margin)
     if options.round is not None:
         made = replace(made, notes=(f"All columns are of {options.round} alone.", *made.notes))
     if not made.groups:

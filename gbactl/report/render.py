@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gbactl.report.columns import MISSING, SLOWDOWN, Cell, Column, cell, difference_cell, ratio_cell
-from gbactl.report.compare import MARKS, SHORT_SECONDS, Report
+from gbactl.report.compare import MARKS, SHORT_SECONDS, Group, Report
 from gbactl.report.failure_tables import FAILURE_COLUMNS, FailureLine, SlowdownLine
 from gbactl.report.paired_statistics import Difference, Stat
 from gbactl.tracking.final_metrics import FAILURE_KINDS
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MOST_NAMED = 3  # excluded runs that are named for each reason
+P_VALUES = ("p", "p_holm", "p_same")
 MEANINGS = {
     "eps": f"EPS{MARKS['eps']}: over less than {SHORT_SECONDS:g} s of training.",
     "ne": f"NE{MARKS['ne']}: a run's log loss is above that of always predicting the base rate (NE above 1).",
@@ -111,6 +112,7 @@ def sentences(report: Report) -> list[str]:
         )
     if any(group.rate for group in report.groups):
         said.append(f"EPS / {report.baseline}: EPS over {report.baseline}'s, with the same interval.")
+    said += _verdicts(report)
     if report.slowdowns:
         said.append(
             "slowed: how many times slower faults made a process, as injected and as the run shows it (seconds per "
@@ -124,6 +126,32 @@ def sentences(report: Report) -> list[str]:
     marks = {mark for group in report.groups for mark in group.marks}
     said += [meaning for metric, meaning in MEANINGS.items() if MARKS[metric] in marks]
     return [*said, *report.notes, *_left_out(report)]
+
+
+def _verdicts(report: Report) -> list[str]:
+    """Write a sentence with the verdict on each line, and one that names the tests."""
+    judged = [(group, group.verdict) for group in report.groups if group.verdict]
+    tested = sum(verdict.p is not None for _, verdict in judged)
+    said = [f"{_named(g)}: {verdict.words}{_pace(report, g)}." for g, verdict in judged if verdict.p is not None]
+    untested = [_named(group) for group, verdict in judged if verdict.p is None]
+    if untested:
+        said.append(f"Cannot tell, one seed: {'; '.join(untested)}.")
+    if tested:
+        same = "" if report.margin is None else "same: TOST at 5 %; "
+        corrected = f" with Holm's correction over {tested} lines" if tested > 1 else ""
+        said.append(f"{same}a difference: paired t test at 5 %{corrected}.")
+    return said
+
+
+def _named(group: Group) -> str:
+    return ", ".join(filter(None, group.key))
+
+
+def _pace(report: Report, group: Group) -> str:
+    """Format the part of a sentence about a line's throughput; "" if it is unknown or the compared metric itself."""
+    if group.rate is None or report.columns[0].metrics == ("eps",):
+        return ""
+    return f"; EPS {ratio_cell(group.rate).line} times {report.baseline}'s"
 
 
 def _left_out(report: Report) -> list[str]:
@@ -306,16 +334,18 @@ def _html_line(row: list[str], tag: str) -> str:
 def csv(report: Report) -> str:
     """Render the report as CSV, one line a group, with unrounded numbers.
 
-    Numbers are means, deviations, difference, half-width and number of pairs; marks follow."""
+    Numbers are means, deviations, difference, half-width and number of pairs; marks, p values and verdict follow."""
     metrics = [metric for column in report.columns for metric in column.metrics]
     out = io.StringIO()
     writer = csv_module.writer(out, lineterminator="\n")
     names = [f"{metric}_{part}" for metric in metrics for part in ("mean", "sd")]
     differences = (f"{report.on}_difference", f"{report.on}_difference_half", "pairs")
-    writer.writerow([*report.by, "n", *differences, *names, "marks", "eps_ratio", "eps_ratio_half"])
+    writer.writerow(
+        [*report.by, "n", *differences, *names, "marks", *P_VALUES, "verdict", "eps_ratio", "eps_ratio_half"]
+    )
     for group in report.groups:
-        first, rate = (group.n, *_interval(group.difference)), _interval(group.rate)[:2]
-        writer.writerow([*group.key, *first, *_numbers(group.stats, metrics), group.marks, *rate])
+        first, last = (group.n, *_interval(group.difference)), (*_verdict(group), *_interval(group.rate)[:2])
+        writer.writerow([*group.key, *first, *_numbers(group.stats, metrics), group.marks, *last])
     if report.slowdowns:
         out.write("\n")
         _slowdowns(report, writer)
@@ -345,6 +375,12 @@ def _failures(report: Report, writer: Any) -> None:
 def _interval(found: Difference | None) -> list[object]:
     """Return mean, half of the interval and number of pairs."""
     return ["", "", 0] if found is None else [found.mean, "" if found.half is None else found.half, found.n]
+
+
+def _verdict(group: Group) -> list[object]:
+    found = group.verdict
+    p_values = [None if found is None else getattr(found, name) for name in P_VALUES]
+    return [*("" if p is None else p for p in p_values), "" if found is None else found.words]
 
 
 def _numbers(stats: Mapping[str, Stat | None], metrics: list[str]) -> list[object]:

@@ -6,6 +6,9 @@ HOROVOD ?= yes
 BIN := .venv/bin
 FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 
+# a run starts hundreds of processes: their bytecode, and that of the tests, is compiled once
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: demo install test test-slow check docs bench curves fuzz audit calibration frappe gba-claims shadowsync switching cpr precision hosts soak ui clean help
 

@@ -23,6 +23,12 @@ def _split(values: tuple[str, ...]) -> list[str]:
 )
 @click.option("--baseline", metavar="VALUE", help="What to compare with (default: sync, if there is one).")
 @click.option("--on", metavar="METRIC", default="auc", show_default=True, help="What is compared with the baseline.")
+@click.option(
+    "--margin",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="NUMBER",
+    help="Largest difference to the baseline that counts as none; of eps, a share such as .02 [default: .0005 of AUC]",
+)
 @click.option("--metric", multiple=True, metavar="NAME,...", help="More columns, for instance wall_seconds.")
 @click.option(
     "--format",
@@ -46,6 +52,7 @@ def command(
     by: tuple[str, ...],
     baseline: str | None,
     on: str,
+    margin: float | None,
     metric: tuple[str, ...],
     form: str,
     plots: Path | None,
@@ -67,5 +74,7 @@ def command(
     if run_dir is not None:
         send(run_dir, uri, click.echo)
         return
-    options = ReportOptions(uri, experiment, where, _split(by) or None, baseline, _split(metric), on, form, plots)
+    options = ReportOptions(
+        uri, experiment, where, _split(by) or None, baseline, _split(metric), on, form, plots, margin
+    )
     report(options, click.echo, lambda line: click.echo(line, err=True), end_orphans)

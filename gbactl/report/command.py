@@ -37,6 +37,7 @@ class ReportOptions:
     on: str
     form: str
     plots: Path | None
+    margin: float | None = None
 
 
 def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str], None]) -> None:
@@ -52,7 +53,7 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
         )
     opened(uri)
     runs = read_runs(uri, options.experiments, options.where)
-    made = compare(runs, options.by, options.baseline, options.metrics, options.on)
+    made = compare(runs, options.by, options.baseline, options.metrics, options.on, options.margin)
     if not made.groups:
         raise TrackingError(f"None of the {len(runs)} runs can be compared. {' '.join(sentences(made))}")
     terminal = sys.stdout.isatty()

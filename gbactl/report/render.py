@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MOST_NAMED = 3  # excluded runs that are named for each reason
+P_VALUES = ("p", "p_holm", "p_same")
 MEANINGS = {
     "eps": f"EPS{MARKS['eps']}: over less than {SHORT_SECONDS:g} s of training.",
     "ne": f"NE{MARKS['ne']}: a run's log loss is above that of always predicting the base rate (NE above 1).",
@@ -107,6 +108,7 @@ def sentences(report: Report) -> list[str]:
             f"vs {report.baseline}: {report.columns[0].title} minus {report.baseline}'s; +- is half of a 95 % t "
             f"interval over pairs of the same seed and otherwise the same configuration{_but_for(report)}."
         )
+    said += _verdicts(report)
     if report.slowdowns:
         said.append(
             "slowed: how many times slower faults made a process, as injected and as the run shows it (seconds per "
@@ -120,6 +122,21 @@ def sentences(report: Report) -> list[str]:
     marks = {mark for group in report.groups for mark in group.marks}
     said += [meaning for metric, meaning in MEANINGS.items() if MARKS[metric] in marks]
     return [*said, *report.notes, *_left_out(report)]
+
+
+def _verdicts(report: Report) -> list[str]:
+    """Write a sentence with the verdict on each line, and one that names the tests."""
+    judged = [(", ".join(filter(None, group.key)), group.verdict) for group in report.groups if group.verdict]
+    tested = sum(verdict.p is not None for _, verdict in judged)
+    said = [f"{name}: {verdict.words}." for name, verdict in judged if verdict.p is not None]
+    untested = [name for name, verdict in judged if verdict.p is None]
+    if untested:
+        said.append(f"Cannot tell, one seed: {'; '.join(untested)}.")
+    if tested:
+        same = "" if report.margin is None else "same: TOST at 5 %; "
+        corrected = f" with Holm's correction over {tested} lines" if tested > 1 else ""
+        said.append(f"{same}a difference: paired t test at 5 %{corrected}.")
+    return said
 
 
 def _left_out(report: Report) -> list[str]:
@@ -302,15 +319,16 @@ def _html_line(row: list[str], tag: str) -> str:
 def csv(report: Report) -> str:
     """Render the report as CSV, one line a group, with unrounded numbers.
 
-    Numbers are means, deviations, difference, half-width and number of pairs; marks follow."""
+    Numbers are means, deviations, difference, half-width and number of pairs; marks, p values and verdict follow."""
     metrics = [metric for column in report.columns for metric in column.metrics]
     out = io.StringIO()
     writer = csv_module.writer(out, lineterminator="\n")
     names = [f"{metric}_{part}" for metric in metrics for part in ("mean", "sd")]
     differences = (f"{report.on}_difference", f"{report.on}_difference_half", "pairs")
-    writer.writerow([*report.by, "n", *differences, *names, "marks"])
+    writer.writerow([*report.by, "n", *differences, *names, "marks", *P_VALUES, "verdict"])
     for group in report.groups:
-        writer.writerow([*group.key, group.n, *_difference(group), *_numbers(group.stats, metrics), group.marks])
+        numbers = _numbers(group.stats, metrics)
+        writer.writerow([*group.key, group.n, *_difference(group), *numbers, group.marks, *_verdict(group)])
     if report.slowdowns:
         out.write("\n")
         _slowdowns(report, writer)
@@ -340,6 +358,12 @@ def _failures(report: Report, writer: Any) -> None:
 def _difference(group: Group) -> list[object]:
     found = group.difference
     return ["", "", 0] if found is None else [found.mean, "" if found.half is None else found.half, found.n]
+
+
+def _verdict(group: Group) -> list[object]:
+    found = group.verdict
+    p_values = [None if found is None else getattr(found, name) for name in P_VALUES]
+    return [*("" if p is None else p for p in p_values), "" if found is None else found.words]
 
 
 def _numbers(stats: Mapping[str, Stat | None], metrics: list[str]) -> list[object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,10 @@ import pytest
 
 from gbactl.coordinator import event_log
 from gbactl.cpu import SLOW_BF16, lacks_bf16
+from gbactl.errors import UsageError
+from gbactl.launch.hydra_config import compose
 from tests.support.processes import Launcher, environment, wait_for
+from tests.support.slow import slow
 
 SMALL = (
     "cluster=virtual", "experiment=smoke", "data.days=3", "data.rows_per_day=4000", "data.max_cardinality=300",
@@ -60,7 +64,7 @@ def test_ctrl_c_ends_it_and_keeps_what_was_logged(launcher: Launcher) -> None:
     assert list(launched.run_dir.glob("checkpoints/cut-000001/manifest.json"))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", [slow("fp32"), "bf16"])
 def test_a_processor_without_bf16_is_told(launcher: Launcher, precision: str) -> None:
     done = launcher.start(*SMALL, f"precision={precision}", "data.rows_per_day=512", small=False).finish()
     assert done.result["status"] == "FINISHED"
@@ -68,8 +72,12 @@ def test_a_processor_without_bf16_is_told(launcher: Launcher, precision: str) ->
 
 
 def test_what_only_real_processes_have_is_not_taken(launcher: Launcher) -> None:
-    for key in ("cluster.transport=tcp", "cluster.pin=off"):
-        done = launcher.start(*SMALL, key, small=False).finish()
-        assert done.code == 2 and "not belong to the chosen cluster; type cluster= one of: hosts, local." in done.err
-    done = launcher.start(*SMALL, "faults=hog", small=False).finish()
-    assert done.code == 2 and "type cluster=local" in done.err
+    for key, told in (
+        ("cluster.transport=tcp", "not belong to the chosen cluster; type cluster= one of: hosts, local."),
+        ("cluster.pin=off", "not belong to the chosen cluster; type cluster= one of: hosts, local."),
+        ("faults=hog", "type cluster=local"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(told)):
+            compose([*SMALL, key])
+    done = launcher.start(*SMALL, "cluster.pin=off", small=False).finish()
+    assert done.code == 2 and "type cluster= one of: hosts, local." in done.err

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_make_demo_prints_the_comparison(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def test_a_small_demo_goes_on_from_its_bases_and_again_where_it_was(checkout: Pa
     assert {mode: row[1:4] for mode, row in rows(again).items()} == {m: r[1:4] for m, r in rows(done).items()}
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_make_demo_shows_what_a_switch_does(checkout: Path) -> None:

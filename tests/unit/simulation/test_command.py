@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,9 +15,11 @@ import pytest
 
 from gbactl.coordinator import event_log
 from gbactl.cpu import SLOW_BF16, lacks_bf16
+from gbactl.data.source_cache import prepare
 from gbactl.errors import UsageError
 from gbactl.launch.hydra_config import compose
 from tests.support.processes import Launcher, environment, wait_for
+from tests.support.simulated_runs import run
 from tests.support.slow import slow
 
 SMALL = (
@@ -33,7 +36,9 @@ def launcher(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     assert not left, f"left behind: {left}"
 
 
-def test_a_virtual_run_is_tracked_and_reported_like_any_other(launcher: Launcher) -> None:
+def test_a_virtual_run_is_tracked_and_reported_like_any_other(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = (*SMALL, "mode=gba", "cluster.workers=8", "cost=cluster_10gbe", "faults=one_slow")
     result = launcher.train(*keys, small=False, tracking=True)
     assert (result["status"], result["clock"]) == ("FINISHED", "virtual")
@@ -43,7 +48,9 @@ def test_a_virtual_run_is_tracked_and_reported_like_any_other(launcher: Launcher
     run_dir = Path(result["run_dir"])
     assert result["event_log_bytes"] <= (run_dir / "events.log").stat().st_size
     assert next(iter(event_log.read(run_dir / "events.log"))).fields["threads"] == 1
-    again = launcher.train(*keys, small=False)
+    monkeypatch.setenv("GBACTL_CACHE", launcher.environment["GBACTL_CACHE"])
+    cfg = compose(list(keys))
+    again = json.loads(json.dumps(run(cfg, prepare(cfg.data), tmp_path / "again")))  # untracked, in this process
     for name in ("checksums", "auc", "virtual_seconds", "curve", "phases", "per_worker"):
         assert again[name] == result[name], name
     report = subprocess.run(

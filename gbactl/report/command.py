@@ -62,15 +62,15 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
         raise TrackingError(f"None of the {len(runs)} runs can be compared. {' '.join(sentences(made))}")
     terminal = sys.stdout.isatty()
     width = max(80, shutil.get_terminal_size().columns) if terminal else 80
-    out(render(made, options.form, width, terminal).rstrip("\n"))
+    curves, missing = ([], []) if options.plots is None else read_curves(uri, runs, made)
+    drawn = [] if options.plots is None else plot(curves, options.plots)
+    out(render(made, options.form, width, terminal, drawn).rstrip("\n"))
     for sentence in beside(made, options.form):
         aside(sentence)
-    if options.plots is not None:
-        curves, missing = read_curves(uri, runs, made)
-        for written in plot(curves, options.plots):
-            aside(f"wrote {written}")
-        if missing:
-            aside(f"Not in the plots, no result.json: {', '.join(missing)}.")
+    for written in drawn:
+        aside(f"wrote {written}")
+    if missing:
+        aside(f"Not in the plots, no result.json: {', '.join(missing)}.")
 
 
 def send(run_dir: Path, uri: str | None, out: Say) -> None:

@@ -97,6 +97,11 @@ def result_of(line: str, launcher: Launcher, *more: str) -> dict[str, Any]:
     return found
 
 
+def modes_reported(launcher: Launcher) -> list[str]:
+    groups = json.loads(said(launcher, "report", "--format", "json"))["groups"]
+    return [group["key"][0] for group in groups]
+
+
 def test_two_files_make_a_mode_and_two_an_engine_and_no_other_is_touched(launcher: Launcher, checkout: Path) -> None:
     page = "docs/tutorials/add-a-mode.md"
     add(checkout, MODE)
@@ -115,8 +120,8 @@ def test_two_files_make_a_mode_and_two_an_engine_and_no_other_is_touched(launche
     modelled = result_of(switch, launcher)
     assert [phase["mode"] for phase in modelled["phases"]] == ["sync", "pairs", "pairs"]
 
-    shown = json.loads(said(launcher, "report", "--format", "json"))
-    assert [group["key"][0] for group in shown["groups"]] == ["pairs", "sync>pairs@samples10000"]
+    reported = ["sync>pairs@samples10000", "pairs"]
+    assert modes_reported(launcher) == reported
     assert "pairs" in said(launcher, "switch", "--run", str(run_dir), "--to", "none", code=2)
     assert "has ended" in said(launcher, "switch", "--run", str(run_dir), "--to", "async", code=2)
     assert "sync" in (known := said(launcher, "train", "mode=none", code=2)) and "pairs" in known
@@ -136,7 +141,7 @@ def test_two_files_make_a_mode_and_two_an_engine_and_no_other_is_touched(launche
     assert why in said(launcher, "replay", str(run_dir), code=1)
 
     remove(checkout, MODE)
-    assert json.loads(said(launcher, "report", "--format", "json"))["groups"][0]["key"][0] == "pairs"
+    assert modes_reported(launcher) == reported
 
 
 def test_a_model_is_added_as_the_tutorial_shows(launcher: Launcher, checkout: Path) -> None:

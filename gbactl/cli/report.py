@@ -29,6 +29,7 @@ def _split(values: tuple[str, ...]) -> list[str]:
     metavar="NUMBER",
     help="Largest difference to the baseline that counts as none; of eps, a share such as .02 [default: .0005 of AUC]",
 )
+@click.option("--round", "of_round", metavar="ROUND", help='Columns of one day or epoch alone, for instance "day 2".')
 @click.option("--metric", multiple=True, metavar="NAME,...", help="More columns, for instance wall_seconds.")
 @click.option(
     "--format",
@@ -53,6 +54,7 @@ def command(
     baseline: str | None,
     on: str,
     margin: float | None,
+    of_round: str | None,
     metric: tuple[str, ...],
     form: str,
     plots: Path | None,
@@ -65,6 +67,7 @@ def command(
     gbactl report
     gbactl report --where "params.mode = 'gba'" --by mode,cluster.workers
     gbactl report --by tags.takes_over --on "auc/day 3"
+    gbactl report --round "day 2"
     gbactl report --format md --plots plots/
     gbactl report --send runs/RUN_DIR
     """
@@ -74,7 +77,6 @@ def command(
     if run_dir is not None:
         send(run_dir, uri, click.echo)
         return
-    options = ReportOptions(
-        uri, experiment, where, _split(by) or None, baseline, _split(metric), on, form, plots, margin
-    )
+    by_keys, metrics = _split(by) or None, _split(metric)
+    options = ReportOptions(uri, experiment, where, by_keys, baseline, metrics, on, form, plots, margin, of_round)
     report(options, click.echo, lambda line: click.echo(line, err=True), end_orphans)

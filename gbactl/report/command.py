@@ -10,12 +10,12 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gbactl.errors import TrackingError
-from gbactl.report.compare import Report, compare
+from gbactl.report.compare import Report, compare, of_round
 from gbactl.report.plots import Curves, curves_of, plot
 from gbactl.report.render import beside, render, sentences
 from gbactl.tracking.delivery import send_backlog
@@ -38,6 +38,7 @@ class ReportOptions:
     form: str
     plots: Path | None
     margin: float | None = None
+    round: str | None = None
 
 
 def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str], None]) -> None:
@@ -53,7 +54,10 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
         )
     opened(uri)
     runs = read_runs(uri, options.experiments, options.where)
-    made = compare(runs, options.by, options.baseline, options.metrics, options.on, options.margin)
+    told = runs if options.round is None else of_round(runs, options.round)
+    made = compare(told, options.by, options.baseline, options.metrics, options.on, options.margin)
+    if options.round is not None:
+        made = replace(made, notes=(f"All columns are of {options.round} alone.", *made.notes))
     if not made.groups:
         raise TrackingError(f"None of the {len(runs)} runs can be compared. {' '.join(sentences(made))}")
     terminal = sys.stdout.isatty()

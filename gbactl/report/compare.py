@@ -30,6 +30,7 @@ from gbactl.report.paired_statistics import (
     by_pairs,
     natural,
     paired,
+    paired_ratio,
     pairing,
     pairs_of,
     stats_of,
@@ -50,7 +51,7 @@ class Group:
     """One line of the report's table, with statistics over its runs.
 
     `runs`: their MLflow ids. `marks`: warnings for the reader, as in MARKS. `against`: the key of the baseline's line
-    with which it is compared."""
+    with which it is compared. `rate`: throughput over the baseline's."""
 
     key: Key
     n: int
@@ -61,6 +62,7 @@ class Group:
     marks: str = ""
     against: Key | None = None
     verdict: Verdict | None = None
+    rate: Difference | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,24 @@ def compare(
     told = tuple(replace(group, verdict=verdict) for group, verdict in found)
     more = (tuple(slowed), on, rule.varied, tuple(failed), scale.margin)
     return Report(keys, columns, told, chosen, tuple(left_out), below, *more)
+
+
+def of_round(runs: Sequence[Run], label: str) -> list[Run]:
+    """Replace the metrics of each run by those of one round (`label`: "day 2"), as far as rounds have them.
+
+    Runs without this round keep no score. Raises UsageError if no run has the round."""
+    ending, known = f"/{label}", {name.partition("/")[2] for run in runs for name in run.metrics if name[:4] == "auc/"}
+    if runs and label not in known:
+        raise UsageError(f"No run has the round {label}; type --round with one of: {', '.join(sorted(known))}")
+    return [replace(run, metrics=_metrics_of_round(run.metrics, ending)) for run in runs]
+
+
+def _metrics_of_round(metrics: Mapping[str, float], ending: str) -> dict[str, float]:
+    of_rounds = {name.partition("/")[0] for name in metrics if "/" in name}
+    found = {name.removesuffix(ending): value for name, value in metrics.items() if name.endswith(ending)}
+    fates = [found[name] for name in ("samples_trained", "samples_decayed", "samples_lost") if name in found]
+    kept = {name: value for name, value in metrics.items() if name not in of_rounds}
+    return {**kept, **found, "samples_read": sum(fates)}
 
 
 def _lines(runs: Sequence[Run]) -> tuple[Key, list[Line]]:
@@ -277,9 +297,16 @@ def _group(
     ids = tuple(run.run_id for run in kept)
     both = by_pairs(pairs, rule)
     against = None if reference is None else reference.key
-    group = Group(line.key, len(kept), seeds, stats, paired(both), ids, _marks(kept), against)
+    group = Group(line.key, len(kept), seeds, stats, paired(both), ids, _marks(kept), against, rate=_rate(pairs, rule))
     notes = [] if reference is None else _unpaired(pairs, line, reference, columns[0], rule)
     return group, paired(scale.pairs(both)), notes
+
+
+def _rate(pairs: Pairs, rule: Pairing) -> Difference | None:
+    """Compute the ratio of the throughputs of paired runs; None where a run has no throughput."""
+    if not all(run.metrics.get("eps") for run in (*pairs.ours, *pairs.theirs)):
+        return None
+    return paired_ratio(by_pairs(pairs, replace(rule, on="eps")))
 
 
 def _unpaired(pairs: Pairs, line: Line, reference: Line, compared: Column, rule: Pairing) -> list[str]:

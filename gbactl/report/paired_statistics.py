@@ -61,6 +61,11 @@ def paired(pairs: Sequence[tuple[float, float]], confidence: float = 0.95) -> Di
     return Difference(mean, quantile * sd / math.sqrt(n), n, sd)
 
 
+def paired_ratio(pairs: Sequence[tuple[float, float]]) -> Difference | None:
+    """Compute the mean of (second / first) over pairs, with a Student's t interval; None if there are no pairs."""
+    return paired([(0.0, second / first) for first, second in pairs])
+
+
 Key = tuple[str, ...]
 
 

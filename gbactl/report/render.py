@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gbactl.report.columns import MISSING, SLOWDOWN, Cell, Column, cell, difference_cell
+from gbactl.report.columns import MISSING, SLOWDOWN, Cell, Column, cell, difference_cell, ratio_cell
 from gbactl.report.compare import MARKS, SHORT_SECONDS, Group, Report
 from gbactl.report.failure_tables import FAILURE_COLUMNS, FailureLine, SlowdownLine
-from gbactl.report.paired_statistics import Stat
+from gbactl.report.paired_statistics import Difference, Stat
 from gbactl.tracking.final_metrics import FAILURE_KINDS
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ def grid(report: Report) -> list[GridColumn]:
         if place == 0 and report.baseline is not None:
             cells = tuple(difference_cell(column, group.difference) for group in groups)
             made.append(GridColumn(f"vs {report.baseline}", cells))
+        if column.metrics == ("eps",) and any(group.rate for group in groups):
+            made.append(GridColumn(f"EPS / {report.baseline}", tuple(ratio_cell(group.rate) for group in groups)))
     return made
 
 
@@ -108,6 +110,8 @@ def sentences(report: Report) -> list[str]:
             f"vs {report.baseline}: {report.columns[0].title} minus {report.baseline}'s; +- is half of a 95 % t "
             f"interval over pairs of the same seed and otherwise the same configuration{_but_for(report)}."
         )
+    if any(group.rate for group in report.groups):
+        said.append(f"EPS / {report.baseline}: EPS over {report.baseline}'s, with the same interval.")
     said += _verdicts(report)
     if report.slowdowns:
         said.append(
@@ -126,10 +130,10 @@ def sentences(report: Report) -> list[str]:
 
 def _verdicts(report: Report) -> list[str]:
     """Write a sentence with the verdict on each line, and one that names the tests."""
-    judged = [(", ".join(filter(None, group.key)), group.verdict) for group in report.groups if group.verdict]
+    judged = [(group, group.verdict) for group in report.groups if group.verdict]
     tested = sum(verdict.p is not None for _, verdict in judged)
-    said = [f"{name}: {verdict.words}." for name, verdict in judged if verdict.p is not None]
-    untested = [name for name, verdict in judged if verdict.p is None]
+    said = [f"{_named(g)}: {verdict.words}{_pace(report, g)}." for g, verdict in judged if verdict.p is not None]
+    untested = [_named(group) for group, verdict in judged if verdict.p is None]
     if untested:
         said.append(f"Cannot tell, one seed: {'; '.join(untested)}.")
     if tested:
@@ -137,6 +141,17 @@ def _verdicts(report: Report) -> list[str]:
         corrected = f" with Holm's correction over {tested} lines" if tested > 1 else ""
         said.append(f"{same}a difference: paired t test at 5 %{corrected}.")
     return said
+
+
+def _named(group: Group) -> str:
+    return ", ".join(filter(None, group.key))
+
+
+def _pace(report: Report, group: Group) -> str:
+    """Format the part of a sentence about a line's throughput; "" if it is unknown or the compared metric itself."""
+    if group.rate is None or report.columns[0].metrics == ("eps",):
+        return ""
+    return f"; EPS {ratio_cell(group.rate).line} times {report.baseline}'s"
 
 
 def _left_out(report: Report) -> list[str]:
@@ -325,10 +340,12 @@ def csv(report: Report) -> str:
     writer = csv_module.writer(out, lineterminator="\n")
     names = [f"{metric}_{part}" for metric in metrics for part in ("mean", "sd")]
     differences = (f"{report.on}_difference", f"{report.on}_difference_half", "pairs")
-    writer.writerow([*report.by, "n", *differences, *names, "marks", *P_VALUES, "verdict"])
+    writer.writerow(
+        [*report.by, "n", *differences, *names, "marks", *P_VALUES, "verdict", "eps_ratio", "eps_ratio_half"]
+    )
     for group in report.groups:
-        numbers = _numbers(group.stats, metrics)
-        writer.writerow([*group.key, group.n, *_difference(group), *numbers, group.marks, *_verdict(group)])
+        first, last = (group.n, *_interval(group.difference)), (*_verdict(group), *_interval(group.rate)[:2])
+        writer.writerow([*group.key, *first, *_numbers(group.stats, metrics), group.marks, *last])
     if report.slowdowns:
         out.write("\n")
         _slowdowns(report, writer)
@@ -355,8 +372,8 @@ def _failures(report: Report, writer: Any) -> None:
         writer.writerow([*each.key, each.process, each.failure, each.n, *_numbers(each.stats, list(FAILURE_KINDS))])
 
 
-def _difference(group: Group) -> list[object]:
-    found = group.difference
+def _interval(found: Difference | None) -> list[object]:
+    """Return mean, half of the interval and number of pairs."""
     return ["", "", 0] if found is None else [found.mean, "" if found.half is None else found.half, found.n]
 
 

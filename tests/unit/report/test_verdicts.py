@@ -227,8 +227,9 @@ def test_switched_runs_pair_with_those_that_stayed() -> None:
         for each in made
     ]
     said = sentences(compare(found))
-    assert "sync>gba@day2: same as sync (AUC -0.00005 +-0.00021, margin 0.0005)." in said
-    assert "sync>async@day2: worse by 0.01000 +-0.00130 (AUC, p 0.0003)." in said
+    same = "sync>gba@day2: same as sync (AUC -0.00005 +-0.00021, margin 0.0005)"
+    assert f"{same}; EPS 1.00 +-0.00 times sync's." in said
+    assert "sync>async@day2: worse by 0.01000 +-0.00130 (AUC, p 0.0003); EPS 1.00 +-0.00 times sync's." in said
 
 
 def example():  # type: ignore[no-untyped-def]

@@ -36,6 +36,7 @@ from gbactl.report.paired_statistics import (
     stats_of,
     why_alone,
 )  # fmt: skip
+from gbactl.report.time_to_auc import TimeLine
 from gbactl.report.verdicts import Scale, Verdict, scale_of, verdicts
 from gbactl.tracking.mlflow_connection import Run
 
@@ -88,7 +89,9 @@ class ExcludedRun:
 
 @dataclass(frozen=True)
 class Report:
-    """Comparison of runs in the form that the renderers need; the first column is the compared metric."""
+    """Comparison of runs in the form that the renderers need; the first column is the compared metric.
+
+    `times`: until runs reached the AUC that `time_to` names, where this was asked for."""
 
     by: Key
     columns: tuple[Column, ...]
@@ -101,6 +104,8 @@ class Report:
     varied: tuple[str, ...] = ()
     failures: tuple[FailureLine, ...] = ()
     margin: float | None = None
+    time_to: str = ""
+    times: tuple[TimeLine, ...] = ()
 
 
 def compare(

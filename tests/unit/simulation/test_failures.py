@@ -18,7 +18,7 @@ from gbactl.faults.message_faults import AllActivePeriods, MessageFaultStream
 from tests.support.failures import logged
 from tests.support.modes import EVERY, SERVED, every_k
 from tests.support.simulated_runs import adds_up, config, run
-from tests.support.slow import crossed
+from tests.support.slow import crossed, slow
 
 STORM = {"kind": "messages", "drop": 0.1, "duplicate": 0.1, "reorder": 0.1, "delay": 0.1, "delay_seconds": 0.002}
 CRASH = {"kind": "kill", "coordinator": True}
@@ -181,7 +181,7 @@ def test_a_coordinator_that_disappears_is_replaced(data: Path, tmp_path: Path, m
     """The run takes as much longer as nobody was there; workers have something to do for a part of that."""
     plain = run(failing(mode, global_batch=64, options=every_k(mode)), data, tmp_path / "plain")
     cfg = failing(mode, {**CRASH, "step": 5}, global_batch=64, options=every_k(mode))
-    result, again = run(cfg, data, tmp_path / "run"), run(cfg, data, tmp_path / "again")
+    result = run(cfg, data, tmp_path / "run")
     adds_up(result, 1500)
     assert (result["samples"]["lost"] > 0) == (plain["samples"]["lost"] > 0) == (mode == "hop_bw")
     [failed] = result["recovery"]
@@ -191,6 +191,15 @@ def test_a_coordinator_that_disappears_is_replaced(data: Path, tmp_path: Path, m
     longer = result["virtual_seconds"] - plain["virtual_seconds"]
     assert longer == pytest.approx(failed["loaded_s"], abs=0.01)
     assert mode != "sync" or (result["checksums"], result["auc"]) == (plain["checksums"], plain["auc"])
+
+
+QUICK = ("gba", "sync", "shadow_easgd", "fr_ma")
+
+
+@pytest.mark.parametrize("mode", [mode if mode in QUICK else slow(mode) for mode in EVERY])
+def test_its_replacement_is_the_same_every_time(data: Path, tmp_path: Path, mode: str) -> None:
+    cfg = failing(mode, {**CRASH, "step": 5}, global_batch=64, options=every_k(mode))
+    result, again = run(cfg, data, tmp_path / "run"), run(cfg, data, tmp_path / "again")
     for key in ("checksums", "recovery", "auc", "virtual_seconds"):
         assert again[key] == result[key]
 

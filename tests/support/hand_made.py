@@ -84,7 +84,7 @@ class HandMade:
             shard.begin_phase()
         self.gradients.begin(begin)
         live = tuple(sorted(set(range(cfg.cluster.workers)) - self.gone))
-        shape = Phase(samples, cfg.local_batch, cfg.train.global_batch, self.step, live, ahead=cfg.mode.prefetch > 0)
+        shape = Phase(samples, cfg.local_batch, cfg.train.global_batch, self.step, live, prefetch=cfg.mode.prefetch)
         policy = make(cfg.mode.name, shape, cfg.policy_options())
         while not policy.idle:
             self._event(policy)
@@ -108,7 +108,7 @@ class HandMade:
     def _take(self, policy: Policy) -> None:
         worker = self.random.choice(sorted(policy.live))
         held = sum(lease.worker == worker for lease in self.leases.values())
-        grant = policy.take(worker) if held < 1 + self.cfg.mode.prefetch else None
+        grant = policy.take(worker) if held < 1 + self.cfg.mode.ahead else None
         if grant is not None:
             self.log.write(GrantRecord(worker, grant.batch, grant.token))
             self.leases[grant.batch] = Lease(worker, grant, self.gradients.prepare(grant.batch))

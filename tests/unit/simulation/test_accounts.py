@@ -28,7 +28,7 @@ def told() -> list[Event]:
 def switched(four_days: Path, told: list[Event], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A run that is switched within a day three times, with gradients that are dropped."""
     slow = [{"kind": "constant", "workers": [1], "factor": 4.0}]
-    cfg = config("sync", hard=False, faults=slow, switches=WITHIN, prefetch=1)
+    cfg = config("sync", hard=False, faults=slow, switches=WITHIN, prefetch="rows")
     return run(cfg, four_days, tmp_path_factory.mktemp("run"), told)
 
 

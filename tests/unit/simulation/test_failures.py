@@ -74,9 +74,9 @@ def test_a_worker_that_stands_still(data: Path, tmp_path: Path, mode: str, secon
 
 @pytest.mark.parametrize("lost", ["continue", "replace"])
 @pytest.mark.parametrize("when", [{"step": 0}, {"step": 3}, {"time": 0.0123}, {"time": 0.0371}])
-@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("prefetch", ["none", "data", "rows"])
 def test_sync_ends_with_the_bits_of_a_run_in_which_nobody_died(
-    data: Path, tmp_path: Path, lost: str, when: dict[str, Any], prefetch: int
+    data: Path, tmp_path: Path, lost: str, when: dict[str, Any], prefetch: str
 ) -> None:
     plain = run(failing("sync"), data, tmp_path / "plain")
     kill = {"kind": "kill", "workers": [1, 3], **when}
@@ -191,10 +191,10 @@ def test_a_coordinator_that_disappears_is_replaced(data: Path, tmp_path: Path, m
         assert again[key] == result[key]
 
 
-@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("prefetch", ["none", "data", "rows"])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.95, 0.99])
 def test_whenever_the_coordinator_disappears_sync_has_the_same_bits(
-    data: Path, tmp_path: Path, share: float, prefetch: int
+    data: Path, tmp_path: Path, share: float, prefetch: str
 ) -> None:
     """In training, in an evaluation, and twice, unless the second time comes when the others are being sent home."""
     plain = run(failing("sync", prefetch=prefetch), data, tmp_path / "plain")

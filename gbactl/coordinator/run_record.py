@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -21,7 +22,7 @@ from gbactl.checkpoint.failure_costs import ServerFailureLoss
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.rounds import EarlyStopping, Round
 from gbactl.coordinator.state import FailureRecord, FailureRecords, JobPosition
-from gbactl.coordinator.statistics import Statistics, quantiles
+from gbactl.coordinator.statistics import Statistics, counted, quantiles
 from gbactl.errors import ClusterError
 from gbactl.policies import Ledger
 from gbactl.store.checksum import MODULUS
@@ -63,7 +64,17 @@ def _added_up(parts: list[dict[str, Any]]) -> dict[str, Any]:
     told = {key: value for phase in parts for key, value in phase.items() if key not in OF_A_PHASE}
     sums = {key: sum(phase.get(key, 0) for phase in parts) for key in SUMMED}
     modes = [mode for mode, _ in groupby(phase["mode"] for phase in parts)]
-    return {**told, "modes": modes, **sums, "eps": eps(sums["samples"], sums["seconds"])}
+    staleness = _staleness(parts)
+    more = {"staleness_histogram": counted(staleness), "staleness": quantiles(staleness)}
+    return {**told, "modes": modes, **sums, "eps": eps(sums["samples"], sums["seconds"]), **more}
+
+
+def _staleness(phases: Iterable[Mapping[str, Any]]) -> Counter[int]:
+    """Add up the staleness histograms of phases; checkpoints of older versions have none."""
+    found = Counter[int]()
+    for phase in phases:
+        found.update({int(steps): count for steps, count in phase.get("staleness_histogram", {}).items()})
+    return found
 
 
 class RunSummary:
@@ -141,8 +152,13 @@ class RunSummary:
                 "seconds": clock.seconds,
                 "eps": eps(policy.ledger.trained, clock.seconds),
                 "closing_seconds": 0.0 if end is None else self.now() - end,
+                "staleness_histogram": self._new_staleness(),
             }
         )
+
+    def _new_staleness(self) -> dict[str, int]:
+        """Histogram of the staleness of gradients applied since the last finished phase."""
+        return counted(self.statistics.staleness - _staleness(self.phases))
 
     def close_round(self, evaluated: dict[str, dict[str, float]], judged_on: str) -> dict[str, Any]:
         """Add the evaluation's scores, by split, to the last phase of a round. Returns the summary of the round.
@@ -217,6 +233,7 @@ class RunSummary:
                 "first_step": training.policy.phase.first_step, "pause_ms": None,
                 "steps": step - training.policy.phase.first_step, "samples": done.trained, "decayed": done.decayed,
                 "lost": done.lost, "seconds": seconds, "eps": eps(done.trained, seconds), "closing_seconds": 0.0,
+                "staleness_histogram": self._new_staleness(),
             }
         ]  # fmt: skip
 

@@ -41,6 +41,11 @@ def quantiles(histogram: Counter[int]) -> dict[str, float]:
     }
 
 
+def counted(histogram: Counter[int]) -> dict[str, int]:
+    """Convert a histogram of integers to a JSON object with sorted keys."""
+    return {str(value): count for value, count in sorted(histogram.items())}
+
+
 @dataclass
 class LossLimit:
     """Limit above which a training loss counts as divergence.
@@ -202,7 +207,7 @@ class Statistics(StatisticsCounts):
         return {
             "staleness": {**quantiles(self.staleness), "samples_mean": behind},
             "token_staleness": quantiles(self.token_staleness),
-            "staleness_histogram": {str(k): n for k, n in sorted(self.staleness.items())},
+            "staleness_histogram": counted(self.staleness),
             "gradients": {name: self.gradients[name] for name in ("applied", "decayed", "dropped")},
             "per_worker": {
                 f"W{w}": {

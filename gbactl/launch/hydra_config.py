@@ -19,6 +19,7 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -29,6 +30,7 @@ from gbactl.config.engine_interface import engine_named
 from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.faults.load_trace import with_traces
 from gbactl.launch.resume import group_choices, resumed
+from gbactl.launch.run_dir import finished_before
 from gbactl.paths import conf_dir
 from gbactl.policies.policy import names, policy_class
 from gbactl.switching.auto_controller import GBA, SYNC
@@ -72,7 +74,7 @@ def compose(overrides: list[str]) -> RunConfig:
     with _explained():
         GlobalHydra.instance().clear()
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-            given = [*group_choices(overrides, conf_dir()), *with_cost_file(overrides)]
+            given = _before_overrides(group_choices(overrides, conf_dir()), with_cost_file(overrides))
             return to_run_config(hydra.compose(ROOT_CONFIG, overrides=given), overrides)
 
 
@@ -82,7 +84,11 @@ def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
     def task(cfg: DictConfig) -> Any:
         try:
             typed = [text for text in HydraConfig.get().overrides.task if text not in chosen]
-            return job(to_run_config(cfg, typed))
+            run = to_run_config(cfg, typed)
+            if HydraConfig.get().mode is RunMode.MULTIRUN and finished_before(run):
+                print(f"{run.run_dir} has its result already; it stays.", file=sys.stderr)
+                return None
+            return job(run)
         except GbactlError as error:
             if os.getpid() != home:  # a sweep's launcher (joblib, submitit) passes the error to the parent process
                 raise
@@ -96,7 +102,7 @@ def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
     failed: list[GbactlError] = []
     home = os.getpid()
     chosen = group_choices(arguments, conf_dir())
-    saved, sys.argv = sys.argv, ["gbactl train", *chosen, *with_cost_file(arguments)]
+    saved, sys.argv = sys.argv, ["gbactl train", *_before_overrides(chosen, with_cost_file(arguments))]
     try:
         with _explained():
             main()
@@ -117,8 +123,13 @@ def with_cost_file(arguments: list[str]) -> list[str]:
     if not files:
         return arguments
     rest = [argument for argument in arguments if argument not in files]
-    # first among the overrides; Hydra's own options may stand anywhere
-    return [*_cost_keys(Path(files[-1].partition("=")[2]).expanduser()), *rest]
+    return _before_overrides(_cost_keys(Path(files[-1].partition("=")[2]).expanduser()), rest)
+
+
+def _before_overrides(more: list[str], arguments: list[str]) -> list[str]:
+    """Put `more` overrides before those among the arguments; Hydra takes no option in the midst of overrides."""
+    first = next((n for n, text in enumerate(arguments) if not text.startswith("-") and "=" in text), len(arguments))
+    return [*arguments[:first], *more, *arguments[first:]]
 
 
 def _cost_keys(path: Path) -> list[str]:

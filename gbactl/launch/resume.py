@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,10 +29,12 @@ from gbactl.coordinator.state import JobPosition, config_at
 from gbactl.data.dataset import Dataset
 from gbactl.errors import CheckpointError, EventLogError, UsageError
 from gbactl.launch import run_dir as run_dirs
+from gbactl.tracking.final_metrics import config_hash
 
 KEY = "resume"
 NOT_BESIDE = ("experiment",)
 COMMANDS = ("cluster.ssh", "cluster.python", "cluster.forward")  # keys with commands that run here or on the hosts
+KEYS = re.compile(r"\$\{([\w.]+)\}")  # keys of the configuration within a value
 EXPECTED = ("interval", "full_overhead", "partial_overhead", "expected_pls")  # logged fields of the estimate
 
 
@@ -83,9 +86,12 @@ def folder_of(name: str) -> Path:
 
 
 def named(arguments: Iterable[str]) -> str | None:
-    """Return the value of the override `resume=` among the arguments; None without one."""
-    found = [text.partition("=")[2] for text in arguments if text.startswith(f"{KEY}=")]
-    value = found[-1].strip("'\"") if found else ""
+    """Return the value of the override `resume=` among the arguments; None without one.
+
+    In a sweep, with ${KEY} in it, it is that of the sweep's first run."""
+    typed = dict(text.split("=", 1) for text in arguments if "=" in text)
+    value = typed.get(KEY, "").strip("'\"")
+    value = KEYS.sub(lambda key: typed.get(key[1], key[0]).partition(",")[0], value)
     return None if value in ("", "null") else value
 
 
@@ -199,6 +205,14 @@ class StartingPoint:
         """Return the names of the modes that the run has used, including the one that it starts in now."""
         mode = cfg.mode.name
         return mode if self.chain is None else JobPosition.read(self.chain.last.position).modes_with(mode)
+
+    @property
+    def origin(self) -> str:
+        """Name of the checkpoint that is the same for all seeds: hash of its configuration, and its step."""
+        if self.chain is None:
+            return ""
+        config = {key: value for key, value in self.chain.last.config.items() if key != "seed"}
+        return f"{config_hash(config)}@step{JobPosition.read(self.chain.last.position).step}"
 
     def begin(self, path: Path, cfg: RunConfig) -> None:
         """Prepare a resumed run's directory: rename earlier files, remove checkpoints newer than the resumed one."""

@@ -45,6 +45,7 @@ from gbactl.launch.supervision import (
 from gbactl.paths import room_needed
 from gbactl.switching.switch_schedule import answer, legend, listed, located, mode_id
 from gbactl.tracking.final_metrics import (
+    ORIGIN,
     failed_in_short,
     failure_metrics,
     metrics_of,
@@ -400,6 +401,8 @@ class LaunchedRun:
         config, t = self.config, self.cfg.tracking
         tags = {**tags_of(config, self.dataset.fingerprint), "gbactl.run_dir": str(self.run_dir)}
         tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend(), **self._naming()}
+        if self.job.origin:
+            tags |= {ORIGIN: self.job.origin}
         self.tracked = TrackedRun(
             tracking_uri(t.uri), t.experiment, tags["mlflow.runName"], flatten(config), tags, self.run_dir,
             warn=self.show.say, resumed=self.job.tracked if self.job.same_run else None, beside=end_orphans,

@@ -95,3 +95,10 @@ def difference_cell(column: Column, difference: Difference | None) -> Cell:
     spread = "" if difference.half is None else f"+-{column.write(difference.half)}"
     sign = "-" if difference.mean < 0 else "+"
     return Cell(f"{sign}{column.write(abs(difference.mean))}", spread)
+
+
+def ratio_cell(ratio: Difference | None) -> Cell:
+    """Make the cell of a group's mean throughput ratio to the baseline, with half the width of its interval."""
+    if ratio is None:
+        return Cell(MISSING)
+    return Cell(f"{ratio.mean:.2f}", "" if ratio.half is None else f"+-{ratio.half:.2f}")

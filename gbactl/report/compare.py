@@ -30,11 +30,14 @@ from gbactl.report.paired_statistics import (
     by_pairs,
     natural,
     paired,
+    paired_ratio,
     pairing,
     pairs_of,
     stats_of,
     why_alone,
 )  # fmt: skip
+from gbactl.report.time_to_auc import TimeLine
+from gbactl.report.verdicts import Scale, Verdict, scale_of, verdicts
 from gbactl.tracking.mlflow_connection import Run
 
 DEFAULT_BASELINE = "sync"
@@ -48,7 +51,8 @@ MARKS = {"eps": "*", "ne": "!"}
 class Group:
     """One line of the report's table, with statistics over its runs.
 
-    `runs`: their MLflow ids. `marks`: warnings for the reader, as in MARKS."""
+    `runs`: their MLflow ids. `marks`: warnings for the reader, as in MARKS. `against`: the key of the baseline's line
+    with which it is compared. `rate`: throughput over the baseline's."""
 
     key: Key
     n: int
@@ -57,6 +61,9 @@ class Group:
     difference: Difference | None = None
     runs: tuple[str, ...] = ()
     marks: str = ""
+    against: Key | None = None
+    verdict: Verdict | None = None
+    rate: Difference | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,9 @@ class ExcludedRun:
 
 @dataclass(frozen=True)
 class Report:
-    """Comparison of runs in the form that the renderers need; the first column is the compared metric."""
+    """Comparison of runs in the form that the renderers need; the first column is the compared metric.
+
+    `times`: until runs reached the AUC that `time_to` names, where this was asked for."""
 
     by: Key
     columns: tuple[Column, ...]
@@ -94,6 +103,9 @@ class Report:
     on: str = "auc"
     varied: tuple[str, ...] = ()
     failures: tuple[FailureLine, ...] = ()
+    margin: float | None = None
+    time_to: str = ""
+    times: tuple[TimeLine, ...] = ()
 
 
 def compare(
@@ -102,32 +114,51 @@ def compare(
     baseline: str | None = None,
     metrics: Sequence[str] = (),
     on: str = "auc",
+    margin: float | None = None,
 ) -> Report:
     """Group runs by parameters or tags, and compare the metric `on` between each group and the baseline.
 
     Without `by`, runs share a line if they differ in their seed alone. With `by`, a line has the mean over all other
-    differences except the mode. Without `baseline`, sync is the baseline if there is one. Raises UsageError for a key,
-    a baseline or a metric that no run has.
+    differences except the mode. Without `baseline`, sync is the baseline if there is one. `margin`: the largest
+    difference that counts as none. Raises UsageError for a key, a baseline or a metric that no run has.
     """
     usable, left_out = _usable([_completed(run) for run in runs], on)
     keys, lines = _lines(usable) if by is None else _lines_by(usable, by)
     chosen, columns = _baseline(lines, baseline), _columns(usable, on, metrics)
     rule = pairing(on, ("mode",) if by is None else keys, {line.key: line.runs for line in lines})
-    groups, notes, slowed, failed = (
-        [],
-        [] if by is None else _mixtures(lines, keys),
-        list[SlowdownLine](),
-        list[FailureLine](),
-    )
+    scale = scale_of(columns[0], margin)
+    groups, judged = list[Group](), list[Difference | None]()
+    notes, slowed, failed = [] if by is None else _mixtures(lines, keys), list[SlowdownLine](), list[FailureLine]()
     for line in sorted(lines, key=lambda line: _order(line, chosen, by is None)):
-        group, said = _group(line, _reference(line, lines, chosen), columns, rule)
+        group, difference, said = _group(line, _reference(line, lines, chosen), columns, rule, scale)
         groups.append(group)
+        judged.append(difference)
         notes += [f"{', '.join(line.key)}: {note}" for note in said]
         slowed += slowdowns(line.key, line.runs)
         failed += failures(line.key, line.runs)
     below = (*notes, *_evaluated(usable), *_collectives(usable), *_ceiling(usable))
-    more = (tuple(slowed), on, rule.varied, tuple(failed))
-    return Report(keys, columns, tuple(groups), chosen, tuple(left_out), below, *more)
+    found = zip(groups, verdicts(judged, scale, chosen or ""), strict=True)
+    told = tuple(replace(group, verdict=verdict) for group, verdict in found)
+    more = (tuple(slowed), on, rule.varied, tuple(failed), scale.margin)
+    return Report(keys, columns, told, chosen, tuple(left_out), below, *more)
+
+
+def of_round(runs: Sequence[Run], label: str) -> list[Run]:
+    """Replace the metrics of each run by those of one round (`label`: "day 2"), as far as rounds have them.
+
+    Runs without this round keep no score. Raises UsageError if no run has the round."""
+    ending, known = f"/{label}", {name.partition("/")[2] for run in runs for name in run.metrics if name[:4] == "auc/"}
+    if runs and label not in known:
+        raise UsageError(f"No run has the round {label}; type --round with one of: {', '.join(sorted(known))}")
+    return [replace(run, metrics=_metrics_of_round(run.metrics, ending)) for run in runs]
+
+
+def _metrics_of_round(metrics: Mapping[str, float], ending: str) -> dict[str, float]:
+    of_rounds = {name.partition("/")[0] for name in metrics if "/" in name}
+    found = {name.removesuffix(ending): value for name, value in metrics.items() if name.endswith(ending)}
+    fates = [found[name] for name in ("samples_trained", "samples_decayed", "samples_lost") if name in found]
+    kept = {name: value for name, value in metrics.items() if name not in of_rounds}
+    return {**kept, **found, "samples_read": sum(fates)}
 
 
 def _lines(runs: Sequence[Run]) -> tuple[Key, list[Line]]:
@@ -257,8 +288,10 @@ def _mixtures(lines: Sequence[Line], keys: Key) -> list[str]:
     return [f"Means over {', '.join(names)} where a line has several, within a seed first; {apart}."]
 
 
-def _group(line: Line, reference: Line | None, columns: Sequence[Column], rule: Pairing) -> tuple[Group, list[str]]:
-    """Compute the statistics of a line, and the notes about it.
+def _group(
+    line: Line, reference: Line | None, columns: Sequence[Column], rule: Pairing, scale: Scale
+) -> tuple[Group, Difference | None, list[str]]:
+    """Compute the statistics of a line, its difference to the baseline on the scale of the verdict, and its notes.
 
     Only the runs with a partner count, or all runs if none has one."""
     pairs = pairs_of(line.runs, [] if reference is None else reference.runs, rule)
@@ -267,9 +300,18 @@ def _group(line: Line, reference: Line | None, columns: Sequence[Column], rule: 
     stats = stats_of(kept, names, rule)
     seeds = tuple(sorted({run.seed for run in kept}, key=lambda seed: natural((seed,))))
     ids = tuple(run.run_id for run in kept)
-    found = paired(by_pairs(pairs, rule))
-    group = Group(line.key, len(kept), seeds, stats, found, ids, _marks(kept))
-    return group, [] if reference is None else _unpaired(pairs, line, reference, columns[0], rule)
+    both = by_pairs(pairs, rule)
+    against = None if reference is None else reference.key
+    group = Group(line.key, len(kept), seeds, stats, paired(both), ids, _marks(kept), against, rate=_rate(pairs, rule))
+    notes = [] if reference is None else _unpaired(pairs, line, reference, columns[0], rule)
+    return group, paired(scale.pairs(both)), notes
+
+
+def _rate(pairs: Pairs, rule: Pairing) -> Difference | None:
+    """Compute the ratio of the throughputs of paired runs; None where a run has no throughput."""
+    if not all(run.metrics.get("eps") for run in (*pairs.ours, *pairs.theirs)):
+        return None
+    return paired_ratio(by_pairs(pairs, replace(rule, on="eps")))
 
 
 def _unpaired(pairs: Pairs, line: Line, reference: Line, compared: Column, rule: Pairing) -> list[str]:

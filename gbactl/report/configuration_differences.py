@@ -18,6 +18,7 @@ from gbactl.config.engine_interface import engine_named
 from gbactl.errors import ConfigError
 from gbactl.policies.policy import names, policy_class
 from gbactl.switching.switch_schedule import each_mode, from_listed
+from gbactl.tracking.final_metrics import ORIGIN
 from gbactl.tracking.mlflow_connection import Run
 
 TAGS = "tags."
@@ -70,8 +71,11 @@ def _defaults() -> Settings:
 
 
 def settings(run: Run) -> dict[str, str]:
-    """Return the parameters of a run, defaults included, that can change its result."""
+    """Return the parameters of a run, defaults included, that can change its result.
+
+    Runs that began from checkpoints of runs that differ in the seed alone have the same value of `resume`."""
     found = {**_defaults(), **run.params}
+    found["resume"] = run.tags.get(ORIGIN, found["resume"])
     return without(found, (*_IRRELEVANT, *_unused(found, value_of(run, "mode"))))
 
 

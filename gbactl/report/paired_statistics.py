@@ -30,11 +30,14 @@ class Stat:
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of n paired differences, with half the width of its 95 % interval (None for one pair)."""
+    """Mean and sample deviation of n paired differences, with half the width of the mean's 95 % interval.
+
+    The deviation and the width are None for one pair."""
 
     mean: float
     half: float | None
     n: int
+    sd: float | None = None
 
 
 def stat(values: Sequence[float]) -> Stat | None:
@@ -54,8 +57,13 @@ def paired(pairs: Sequence[tuple[float, float]], confidence: float = 0.95) -> Di
         return Difference(mean, None, 1)
     from scipy.stats import t  # type: ignore[import-untyped]
 
-    quantile = float(t.ppf(0.5 + confidence / 2, n - 1))
-    return Difference(mean, quantile * statistics.stdev(differences) / math.sqrt(n), n)
+    quantile, sd = float(t.ppf(0.5 + confidence / 2, n - 1)), statistics.stdev(differences)
+    return Difference(mean, quantile * sd / math.sqrt(n), n, sd)
+
+
+def paired_ratio(pairs: Sequence[tuple[float, float]]) -> Difference | None:
+    """Compute the mean of (second / first) over pairs, with a Student's t interval; None if there are no pairs."""
+    return paired([(0.0, second / first) for first, second in pairs])
 
 
 Key = tuple[str, ...]

@@ -5,6 +5,7 @@ Needs matplotlib (1 s to import), no display.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +164,8 @@ def _switches(
     along: Callable[[Curves], Sequence[float]],
     begins: Callable[[ModeSegment], float],
 ) -> None:
-    """Draw a run's mode switches on its curve; each mode is labelled once in a group."""
+    """Draw a run's mode switches on its curve; each mode is labelled once in a group, above other labels there."""
+    labels = Counter[float]()
     for place, runs in enumerate(groups.values()):
         named = set[tuple[int, str]]()
         for run in runs:
@@ -174,7 +176,9 @@ def _switches(
                     axes.plot([at, along(run)[0]], [height, height], color=colour, ls=":", alpha=0.7)
                 axes.plot([at], [height], marker="D", ms=6, mfc="white", mec=colour, ls="none", zorder=3)
                 if (number, stretch.mode) not in named:
-                    above = axes.annotate(stretch.mode, (at, height), (0, 6), textcoords="offset points", ha="center")
+                    labels[at] += 1
+                    up = (0, 9 * labels[at] - 3)
+                    above = axes.annotate(stretch.mode, (at, height), up, textcoords="offset points", ha="center")
                     above.set(color=colour, size=8)
                     named.add((number, stretch.mode))
 

@@ -17,16 +17,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gbactl.report.columns import MISSING, SLOWDOWN, Cell, Column, cell, difference_cell
+from gbactl.report.columns import MISSING, SLOWDOWN, Cell, Column, cell, difference_cell, ratio_cell
 from gbactl.report.compare import MARKS, SHORT_SECONDS, Group, Report
 from gbactl.report.failure_tables import FAILURE_COLUMNS, FailureLine, SlowdownLine
-from gbactl.report.paired_statistics import Stat
+from gbactl.report.paired_statistics import Difference, Stat
+from gbactl.report.time_to_auc import CensoredMedian
 from gbactl.tracking.final_metrics import FAILURE_KINDS
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 MOST_NAMED = 3  # excluded runs that are named for each reason
+P_VALUES = ("p", "p_holm", "p_same")
 MEANINGS = {
     "eps": f"EPS{MARKS['eps']}: over less than {SHORT_SECONDS:g} s of training.",
     "ne": f"NE{MARKS['ne']}: a run's log loss is above that of always predicting the base rate (NE above 1).",
@@ -57,6 +59,8 @@ def grid(report: Report) -> list[GridColumn]:
         if place == 0 and report.baseline is not None:
             cells = tuple(difference_cell(column, group.difference) for group in groups)
             made.append(GridColumn(f"vs {report.baseline}", cells))
+        if column.metrics == ("eps",) and any(group.rate for group in groups):
+            made.append(GridColumn(f"EPS / {report.baseline}", tuple(ratio_cell(group.rate) for group in groups)))
     return made
 
 
@@ -75,7 +79,7 @@ def _lines_grid(
 
 
 def grids(report: Report) -> list[list[GridColumn]]:
-    """Make all tables of a report: the comparison and, if there are any, slow-downs and failures.
+    """Make all tables of a report: the comparison and, if there are any, slow-downs, failures, and times to an AUC.
 
     Slow-downs: injected and observed factor and error of each faulty process. Failures: how often a process failed in a
     run, how soon it was replaced, and what that cost."""
@@ -87,7 +91,24 @@ def grids(report: Report) -> list[list[GridColumn]]:
     if report.failures:
         failed = (f"{each.process} {each.failure}" for each in report.failures)
         made.append(_lines_grid(report, report.failures, "failed", failed, FAILURE_COLUMNS))
+    if report.times:
+        made.append(_times_grid(report))
     return made
+
+
+def _times_grid(report: Report) -> list[GridColumn]:
+    """Make the table of the time to an AUC: group keys, how many runs reached it, median seconds and samples."""
+    times = report.times
+    made = [GridColumn(name, tuple(Cell(each.key[i]) for each in times), key=True) for i, name in enumerate(report.by)]
+    made.append(GridColumn("reached", tuple(Cell(f"{each.reached} of {each.n}") for each in times)))
+    for what, digits in (("seconds", 1), ("samples", 0)):
+        cells = tuple(Cell(_censored(getattr(each, what), digits)) for each in times)
+        made.append(GridColumn(f"{what} to {report.time_to}", cells))
+    return made
+
+
+def _censored(found: CensoredMedian, digits: int) -> str:
+    return f"{'>' if found.bound else ''}{found.value:,.{digits}f}"
 
 
 def _but_for(report: Report) -> str:
@@ -107,6 +128,9 @@ def sentences(report: Report) -> list[str]:
             f"vs {report.baseline}: {report.columns[0].title} minus {report.baseline}'s; +- is half of a 95 % t "
             f"interval over pairs of the same seed and otherwise the same configuration{_but_for(report)}."
         )
+    if any(group.rate for group in report.groups):
+        said.append(f"EPS / {report.baseline}: EPS over {report.baseline}'s, with the same interval.")
+    said += _verdicts(report)
     if report.slowdowns:
         said.append(
             "slowed: how many times slower faults made a process, as injected and as the run shows it (seconds per "
@@ -117,9 +141,41 @@ def sentences(report: Report) -> list[str]:
             "failed: what became of a process; seconds from the failure (from when it was noticed, where it was not "
             "injected) until it was noticed, until another was ready in its place, until that one's first gradient."
         )
+    if report.times:
+        said.append(
+            f"to {report.time_to}: until a run's first evaluation with at least this AUC, in seconds of training (of a "
+            "simulated cluster: virtual ones), median over the runs. A run that never reached it counts as longer "
+            "than all that did; > is a lower bound."
+        )
     marks = {mark for group in report.groups for mark in group.marks}
     said += [meaning for metric, meaning in MEANINGS.items() if MARKS[metric] in marks]
     return [*said, *report.notes, *_left_out(report)]
+
+
+def _verdicts(report: Report) -> list[str]:
+    """Write a sentence with the verdict on each line, and one that names the tests."""
+    judged = [(group, group.verdict) for group in report.groups if group.verdict]
+    tested = sum(verdict.p is not None for _, verdict in judged)
+    said = [f"{_named(g)}: {verdict.words}{_pace(report, g)}." for g, verdict in judged if verdict.p is not None]
+    untested = [_named(group) for group, verdict in judged if verdict.p is None]
+    if untested:
+        said.append(f"Cannot tell, one seed: {'; '.join(untested)}.")
+    if tested:
+        same = "" if report.margin is None else "same: TOST at 5 %; "
+        corrected = f" with Holm's correction over {tested} lines" if tested > 1 else ""
+        said.append(f"{same}a difference: paired t test at 5 %{corrected}.")
+    return said
+
+
+def _named(group: Group) -> str:
+    return ", ".join(filter(None, group.key))
+
+
+def _pace(report: Report, group: Group) -> str:
+    """Format the part of a sentence about a line's throughput; "" if it is unknown or the compared metric itself."""
+    if group.rate is None or report.columns[0].metrics == ("eps",):
+        return ""
+    return f"; EPS {ratio_cell(group.rate).line} times {report.baseline}'s"
 
 
 def _left_out(report: Report) -> list[str]:
@@ -302,22 +358,36 @@ def _html_line(row: list[str], tag: str) -> str:
 def csv(report: Report) -> str:
     """Render the report as CSV, one line a group, with unrounded numbers.
 
-    Numbers are means, deviations, difference, half-width and number of pairs; marks follow."""
+    Numbers are means, deviations, difference, half-width and number of pairs; marks, p values and verdict follow."""
     metrics = [metric for column in report.columns for metric in column.metrics]
     out = io.StringIO()
     writer = csv_module.writer(out, lineterminator="\n")
     names = [f"{metric}_{part}" for metric in metrics for part in ("mean", "sd")]
     differences = (f"{report.on}_difference", f"{report.on}_difference_half", "pairs")
-    writer.writerow([*report.by, "n", *differences, *names, "marks"])
+    writer.writerow(
+        [*report.by, "n", *differences, *names, "marks", *P_VALUES, "verdict", "eps_ratio", "eps_ratio_half"]
+    )
     for group in report.groups:
-        writer.writerow([*group.key, group.n, *_difference(group), *_numbers(group.stats, metrics), group.marks])
+        first, last = (group.n, *_interval(group.difference)), (*_verdict(group), *_interval(group.rate)[:2])
+        writer.writerow([*group.key, *first, *_numbers(group.stats, metrics), group.marks, *last])
     if report.slowdowns:
         out.write("\n")
         _slowdowns(report, writer)
     if report.failures:
         out.write("\n")
         _failures(report, writer)
+    if report.times:
+        out.write("\n")
+        _times(report, writer)
     return out.getvalue()
+
+
+def _times(report: Report, writer: Any) -> None:
+    """Write the table of times to an AUC to the CSV output; a `bound` is 1 where the median is a lower bound."""
+    writer.writerow([*report.by, "auc", "n", "reached", "seconds", "seconds_bound", "samples", "samples_bound"])
+    for each in report.times:
+        medians = [part for found in (each.seconds, each.samples) for part in (found.value, int(found.bound))]
+        writer.writerow([*each.key, each.auc, each.n, each.reached, *medians])
 
 
 def _slowdowns(report: Report, writer: Any) -> None:
@@ -337,9 +407,15 @@ def _failures(report: Report, writer: Any) -> None:
         writer.writerow([*each.key, each.process, each.failure, each.n, *_numbers(each.stats, list(FAILURE_KINDS))])
 
 
-def _difference(group: Group) -> list[object]:
-    found = group.difference
+def _interval(found: Difference | None) -> list[object]:
+    """Return mean, half of the interval and number of pairs."""
     return ["", "", 0] if found is None else [found.mean, "" if found.half is None else found.half, found.n]
+
+
+def _verdict(group: Group) -> list[object]:
+    found = group.verdict
+    p_values = [None if found is None else getattr(found, name) for name in P_VALUES]
+    return [*("" if p is None else p for p in p_values), "" if found is None else found.words]
 
 
 def _numbers(stats: Mapping[str, Stat | None], metrics: list[str]) -> list[object]:

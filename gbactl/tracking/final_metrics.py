@@ -17,11 +17,20 @@ _TOP = (
     "auc", "logloss", "ne", "calibration", "eps", "wall_seconds", "virtual_seconds", "best_possible_auc",
     "global_step", "refused_frames",
 )  # fmt: skip
-_ROUND = ("auc", "eps")
+_ROUND = {
+    "auc": "auc",
+    "logloss": "logloss",
+    "ne": "ne",
+    "eps": "eps",
+    "samples": "samples_trained",
+    "decayed": "samples_decayed",
+    "lost": "samples_lost",
+}  # fields of a round, and their metrics without the round's label
 _LIBRARIES = ("torch", "numpy", "mlflow-skinny", "horovod")
 FAILURE_KINDS = (
     "count", "detected_s", "loaded_s", "useful_s", "samples_undone", "pls", "row_updates_undone", "samples_rolled_back",
 )  # fmt: skip
+ORIGIN = "gbactl.origin"  # tag of a resumed run: the checkpoint that it began from, without its seed
 _NOT_CONFIGURATION = ("tracking", "run_dir")
 
 
@@ -40,8 +49,16 @@ def _pairs(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for name, value in values.items():
             yield f"worker_{name}/{worker}", value
     for each in result.get("rounds") or []:
-        for name in _ROUND:
-            yield f"{name}/{each.get('day')}", each.get(name)
+        for name, value in _of_round(each):
+            yield f"{name}/{each.get('day')}", value
+
+
+def _of_round(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Iterate over the metrics of one round."""
+    for field, name in _ROUND.items():
+        yield name, told.get(field)
+    for name, value in (told.get("staleness") or {}).items():
+        yield f"staleness_{name}", value
 
 
 def _wire(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

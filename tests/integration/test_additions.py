@@ -1,6 +1,6 @@
 """A mode, a model and a data set added as the tutorials show, and an engine: every command knows them.
 
-Mode and engine are removed again, and every command forgets them.
+Mode and engine are removed again, and every command forgets them. Their runs are tracked, those of the tutorials not.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ ENGINE = {
     "conf/cluster/noted.yaml": "name: noted\nworkers: 2\nservers: 1\ntransport: shm\nthreads: null\nfile: started\n",
 }
 SHORT = ("data.rows_per_day=2000", "mode.local_batch=128", "collective=shm")
+UNTRACKED = "tracking.enabled=false"
 
 
 @pytest.fixture
@@ -85,63 +86,62 @@ def remove(checkout: Path, added: dict[str, str]) -> None:
 
 def said(launcher: Launcher, *arguments: str, code: int = 0) -> str:
     """Of a command: what it printed, or the sentence on what was wrong."""
-    done = subprocess.run(
-        [sys.executable, "-m", "gbactl", *arguments], cwd=launcher.cwd, env=launcher.environment, text=True,
-        capture_output=True, timeout=240, check=False,
-    )  # fmt: skip
+    done = launcher.gbactl(*arguments, seconds=240)
     assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
     return done.stderr if code else done.stdout
 
 
-def result_of(line: str, launcher: Launcher) -> dict[str, Any]:
+def result_of(line: str, launcher: Launcher, *more: str) -> dict[str, Any]:
     """Last line of what a command prints."""
-    found: dict[str, Any] = json.loads(said(launcher, *shlex.split(line)[1:]).splitlines()[-1])
+    found: dict[str, Any] = json.loads(said(launcher, *shlex.split(line)[1:], *more).splitlines()[-1])
     return found
 
 
-def test_two_files_make_a_mode_and_no_other_is_touched(launcher: Launcher, checkout: Path) -> None:
+def modes_reported(launcher: Launcher) -> list[str]:
+    groups = json.loads(said(launcher, "report", "--format", "json"))["groups"]
+    return [group["key"][0] for group in groups]
+
+
+def test_two_files_make_a_mode_and_two_an_engine_and_no_other_is_touched(launcher: Launcher, checkout: Path) -> None:
     page = "docs/tutorials/add-a-mode.md"
     add(checkout, MODE)
+    add(checkout, ENGINE)
     train, replay, switch = commands(page, "additions")
-    trained, replayed = result_of(train, launcher), result_of(replay, launcher)
+    trained, replayed = result_of(train, launcher, UNTRACKED), result_of(replay, launcher)
     assert trained["mode"] == "pairs" and trained["samples"]["trained"] == 40000 and replayed["identical"]
-    (launcher.cwd / "mlflow.db").unlink()
 
-    real = launcher.train(*SHORT, "mode=pairs", "mode.size=3", tracking=True)
+    mine = ("mode=pairs", "mode.size=3", "cluster=noted", "cluster.file=begun")
+    real = launcher.train(*SHORT, *mine, tracking=True)
     assert (real["mode"], real["samples"]["trained"]) == ("pairs", 2000) and real["global_step"] == 6
-    assert launcher.replayed(launcher.started[0].run_dir)["identical"]
+    assert real["clock"] == "wall"
+    run_dir = launcher.started[0].run_dir
+    assert (run_dir / "begun").read_text().split() == ["C", "S0", "W0", "W1"]
+    assert launcher.replayed(run_dir)["identical"]
     modelled = result_of(switch, launcher)
     assert [phase["mode"] for phase in modelled["phases"]] == ["sync", "pairs", "pairs"]
 
-    shown = json.loads(said(launcher, "report", "--format", "json"))
-    assert [group["key"][0] for group in shown["groups"]] == ["pairs", "sync>pairs@samples10000"]
-    assert "pairs" in said(launcher, "switch", "--run", str(real["run_dir"]), "--to", "none", code=2)
+    reported = ["sync>pairs@samples10000", "pairs"]
+    assert modes_reported(launcher) == reported
+    assert "pairs" in said(launcher, "switch", "--run", str(run_dir), "--to", "none", code=2)
+    assert "has ended" in said(launcher, "switch", "--run", str(run_dir), "--to", "async", code=2)
     assert "sync" in (known := said(launcher, "train", "mode=none", code=2)) and "pairs" in known
     assert "mode.size does not belong" in said(launcher, "train", "mode=gba", "mode.size=3", code=2)
+    assert "noted" in said(launcher, "train", "cluster=none", code=2)
+    assert "type cluster= one of: noted" in said(launcher, "train", "cluster=local", "cluster.file=begun", code=2)
 
     remove(checkout, MODE)
     assert "pairs" not in said(launcher, "train", "mode=none", code=2)
     assert "mode/pairs" in said(launcher, "train", "mode=pairs", code=2)
-    assert "pairs is not known; type mode=" in said(launcher, "replay", str(real["run_dir"]), code=1)
-    assert json.loads(said(launcher, "report", "--format", "json"))["groups"][0]["key"][0] == "pairs"
+    assert "pairs is not known; type mode=" in said(launcher, "replay", str(run_dir), code=1)
 
-
-def test_two_files_make_an_engine_and_no_other_is_touched(launcher: Launcher, checkout: Path) -> None:
-    add(checkout, ENGINE)
-    result = launcher.train(*SHORT, "mode=bsp", "cluster=noted", "cluster.file=begun", tracking=True)
-    assert (result["clock"], result["samples"]["trained"]) == ("wall", 2000)
-    run_dir = launcher.started[0].run_dir
-    assert (run_dir / "begun").read_text().split() == ["C", "S0", "W0", "W1"]
-    assert launcher.replayed(run_dir)["identical"]
-    assert "has ended" in said(launcher, "switch", "--run", str(run_dir), "--to", "async", code=2)
-    assert "noted" in said(launcher, "train", "cluster=none", code=2)
-    assert "type cluster= one of: noted" in said(launcher, "train", "cluster=local", "cluster.file=begun", code=2)
-
+    add(checkout, MODE)
     remove(checkout, ENGINE)
     assert "cluster/noted" in said(launcher, "train", "cluster=noted", code=2)
     why = "cluster=noted is not known; type cluster= one of: hosts, local, virtual."
     assert why in said(launcher, "replay", str(run_dir), code=1)
-    assert json.loads(said(launcher, "report", "--format", "json"))["groups"][0]["key"] == ["bsp"]
+
+    remove(checkout, MODE)
+    assert modes_reported(launcher) == reported
 
 
 def test_a_model_is_added_as_the_tutorial_shows(launcher: Launcher, checkout: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_model_is_added_as_the_tutorial_shows(launcher: Launcher, checkout: Pa
     add(checkout, files(page))
     apply_changes(page, checkout)
     (train,) = commands(page, "additions")
-    trained = result_of(train, launcher)
+    trained = result_of(train, launcher, UNTRACKED)
     assert trained["samples"]["trained"] == 40000
     assert "mf_deep" in said(launcher, "train", "model.name=none", code=2)
 
@@ -165,7 +165,7 @@ def test_a_data_set_is_added_as_the_tutorial_shows(launcher: Launcher, checkout:
     make, _, describe = described.partition(" && ")
     subprocess.run([sys.executable, *shlex.split(make)[1:]], cwd=launcher.cwd, check=True)
     assert "clicks: 20,000 rows, 0 numeric features, 2 fields" in said(launcher, *shlex.split(describe)[1:])
-    trained = result_of(train, launcher)
+    trained = result_of(train, launcher, UNTRACKED)
     assert trained["samples"]["read"] == 20000 * 6 // 7 and trained["auc"] > 0.6
 
     (launcher.cwd / "clicks.csv").write_text("1,2,3\n1,two,3\n")

@@ -60,6 +60,7 @@ def test_a_machine_is_measured_and_its_model_used(tmp_path: Path) -> None:
     assert "virtual cluster (mine)" in err and json.loads(out.splitlines()[-1])["clock"] == "virtual"
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_ctrl_c_leaves_nothing_running_and_writes_no_file(tmp_path: Path) -> None:
     process = start(tmp_path, tmp_path / "cache", "calibrate", "--seconds", "2", *SMALL)

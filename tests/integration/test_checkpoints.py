@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +37,7 @@ def resumed(launcher: Launcher, first: Launched, *overrides: str, tracking: bool
     return done
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_sync_goes_on_bit_for_bit_and_in_its_mlflow_run(launcher: Launcher, tmp_path: Path) -> None:
     store = tmp_path / "mlflow.db"
@@ -57,6 +56,7 @@ def test_sync_goes_on_bit_for_bit_and_in_its_mlflow_run(launcher: Launcher, tmp_
     assert runs == [(done.result["run_id"], "FINISHED")]
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize("mode", ["sync", slow("gba"), slow("shadow_easgd"), slow("fr_bmuf")])
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(launcher: Launcher, mode: str) -> None:
     """It had no checkpoints; sync goes on bit for bit."""
@@ -77,6 +77,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(launcher: Launcher
             assert done.result[key] == never_stopped[key], key
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_run_that_is_stopped_while_it_evaluates_goes_on_with_that(launcher: Launcher) -> None:
     run = ("mode=sync", "collective=shm", "train.eval_batch=4", "model.hidden=[256]")
@@ -92,6 +93,7 @@ def test_a_run_that_is_stopped_while_it_evaluates_goes_on_with_that(launcher: La
         assert done.result[key] == never_stopped[key], key
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_another_mode_on_other_processes_goes_on_with_a_damaged_newest_checkpoint(launcher: Launcher) -> None:
     first = launcher.start(*MORE, "mode=gba")
@@ -116,10 +118,7 @@ def test_another_mode_on_other_processes_goes_on_with_a_damaged_newest_checkpoin
 
 
 def command(launcher: Launcher, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "gbactl", "checkpoint", *arguments],
-        cwd=launcher.cwd, env=launcher.environment, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    done = launcher.gbactl("checkpoint", *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -161,6 +160,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> An
     assert not launched.reap()
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_cuts_around_the_loss_of_a_worker_of_sync_are_whole(launcher: Launcher) -> None:
     """Those left compute its batches: a cut's dense part is that of its step, whoever was asked and when."""

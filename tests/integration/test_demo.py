@@ -1,4 +1,4 @@
-"""`make demo`, from the installation on: what it runs is trained and printed."""
+"""`make demo`: what it runs is trained, compared, drawn and written."""
 
 from __future__ import annotations
 
@@ -9,23 +9,58 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+MODES = ("sync", "sync>async@day2", "sync>gba@day2")
+SMALL = "cluster=virtual data.rows_per_day=3000 model.hidden=[8] model.dim=4"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_make_demo_prints_the_comparison(tmp_path: Path) -> None:
-    """In a copy of the checkout that shares its environment, so that no store or run of the user is touched."""
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Copy of the checkout that shares its environment, so that no store or run of the user is touched."""
     for name in ("Makefile", "pyproject.toml", "gbactl", "conf", ".venv"):
         (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def make(checkout: Path, *more: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW")}
-    done = subprocess.run(["make", "demo"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=800)
+    command = ["make", "-s", "demo", *more]
+    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=1000)
     assert done.returncode == 0, done.stderr
-    table = done.stdout.partition("gbactl report --experiment demo")[2]
-    lines = [line.split() for line in table.splitlines()]
-    rows: dict[str, list[str]] = {}
-    for words in lines:
-        if words and words[0] in ("sync", "async", "gba"):
-            rows.setdefault(words[0], words)  # a wide table goes on below, with the same names
-    assert set(rows) == {"sync", "async", "gba"}, table
-    assert all(row[1] == "3" and float(row[2]) > 0.7 for row in rows.values())
-    assert "make ui" in done.stdout
+    return done
+
+
+def rows(done: subprocess.CompletedProcess[str]) -> dict[str, list[str]]:
+    """First line of each mode; a wide table goes on below, with the same names."""
+    found: dict[str, list[str]] = {}
+    for words in map(str.split, done.stdout.splitlines()):
+        if words and words[0] in MODES:
+            found.setdefault(words[0], words)
+    return found
+
+
+@pytest.mark.beside
+def test_a_small_demo_goes_on_from_its_bases_and_again_where_it_was(checkout: Path) -> None:
+    done = make(checkout, f"DEMO=experiment=demo {SMALL}", "SEEDS=0,1")
+    assert {mode: row[1] for mode, row in rows(done).items()} == dict.fromkeys(MODES, "2")
+    assert done.stderr.count("The run goes on in gba from step") == 2
+    assert "EPS / sync" in done.stdout and "All columns are of day 2 alone." in done.stdout
+    made = checkout / "runs/demo"
+    assert "</html>" in (made / "report.html").read_text()
+    assert (made / "auc_over_samples.png").stat().st_size > 10_000
+    assert "runs/demo/report.html" in done.stdout and "make ui" in done.stdout
+    (made / "gba-1/result.json").write_text('{"status": "KILLED"}')
+    again = make(checkout, f"DEMO=experiment=demo {SMALL}", "SEEDS=0,1")
+    assert again.stderr.count("has its result already; it stays.") == 7
+    assert {mode: row[1:4] for mode, row in rows(again).items()} == {m: r[1:4] for m, r in rows(done).items()}
+
+
+@pytest.mark.beside
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_make_demo_shows_what_a_switch_does(checkout: Path) -> None:
+    """With a slow worker, both modes are faster than sync; async loses AUC, gba far less."""
+    found = rows(make(checkout))
+    assert {mode: row[1] for mode, row in found.items()} == dict.fromkeys(MODES, "3")
+    auc = {mode: float(row[2]) for mode, row in found.items()}
+    assert min(auc.values()) > 0.7
+    assert auc["sync"] - auc["sync>async@day2"] > 3 * abs(auc["sync"] - auc["sync>gba@day2"])

@@ -68,6 +68,7 @@ def ends_after(launched: Launched, act: Callable[[], None]) -> Finished:
     return done
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize(
     ("mode", "victim"), [slow("gba", "W1"), slow("gba", "S0"), slow("async", "C"), ("sync", "W1"), slow("sync", "S1")]
 )
@@ -112,6 +113,7 @@ def journal(run_dir: Path) -> list[Any]:
     return found
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM), slow(signal.SIGHUP)])
 def test_an_interrupted_run_is_saved_and_marked_as_killed(launcher: Launcher, store: Path, number: int) -> None:
     launched = launcher.start(*LONG, "mode=gba", f"tracking.uri=sqlite:///{store}", tracking=True)
@@ -130,6 +132,7 @@ def test_an_interrupted_run_is_saved_and_marked_as_killed(launcher: Launcher, st
     assert tracked_status(store, done.result["run_id"]) == "KILLED"
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize(
     ("again", "seconds", "why"),
     [(True, 30, "a second signal came"), slow(False, 1, "it took longer than cluster.stop_seconds=1")],
@@ -153,6 +156,7 @@ def test_a_run_that_cannot_be_saved_ends_all_the_same(launcher: Launcher, again:
     assert done.result["status"] == "KILLED"
 
 
+@pytest.mark.beside
 def test_a_terminal_that_is_closed_stops_and_saves_a_run(launcher: Launcher) -> None:
     """What it would say there is said to nobody."""
     ours, theirs = pty.openpty()
@@ -180,6 +184,7 @@ def test_a_terminal_that_is_closed_stops_and_saves_a_run(launcher: Launcher) -> 
     assert (result["status"], result["stopped"]["state"], result["stopped"]["signal"]) == ("KILLED", "saved", "SIGHUP")
 
 
+@pytest.mark.beside
 def test_when_the_launcher_is_killed_its_nodes_vanish_and_who_looks_ends_its_run(
     launcher: Launcher, store: Path
 ) -> None:
@@ -202,10 +207,7 @@ def test_when_the_launcher_is_killed_its_nodes_vanish_and_who_looks_ends_its_run
     assert launched.left_behind() == []
     [(run_id,)] = stored()
     assert tracked_status(store, run_id) == "RUNNING"
-    subprocess.run(
-        [sys.executable, "-m", "gbactl", "report", "--uri", f"sqlite:///{store}"],
-        cwd=launcher.cwd, env=launcher.environment, capture_output=True, timeout=60, check=False,
-    )  # fmt: skip
+    launcher.gbactl("report", "--uri", f"sqlite:///{store}")
     assert tracked_status(store, run_id) == "KILLED"
     result = json.loads((launched.run_dir / "result.json").read_text())
     assert (result["status"], result["run_id"], result["mode"]) == ("KILLED", run_id, "gba")

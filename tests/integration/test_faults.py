@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -127,6 +126,7 @@ def test_a_slow_server_is_observed_to_be_slow(launcher: Launcher) -> None:
     assert found["S0"]["observed"] > 1.1  # of a server that is slower itself while other processes want its core
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_random_plan_on_every_worker_is_written_down(launcher: Launcher) -> None:
     plans = "faults.plans=[{kind: random, distribution: exponential, mean: 2}]"
@@ -159,6 +159,7 @@ def test_a_hog_runs_beside_the_run_and_is_gone_after_it(launcher: Launcher) -> N
     assert all(worker["injected"] is None for worker in done.result["faults"]["workers"].values())
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @LINUX
 def test_a_hog_that_dies_fails_nobody(launcher: Launcher) -> None:
@@ -169,6 +170,7 @@ def test_a_hog_that_dies_fails_nobody(launcher: Launcher) -> None:
     assert done.code == 0, done.err
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @LINUX
 def test_hogs_die_with_a_launcher_that_is_killed(launcher: Launcher) -> None:
@@ -195,10 +197,8 @@ def test_a_plan_that_cannot_be_ends_in_a_sentence(typed: Typist, overrides: tupl
 
 def reported(launcher: Launcher, *options: str) -> dict[str, Any]:
     """What `gbactl report` makes of all runs."""
-    shown = subprocess.run(
-        [sys.executable, "-m", "gbactl", "report", "--format", "json", *options],
-        cwd=launcher.cwd, env=launcher.environment, text=True, capture_output=True, timeout=120, check=True,
-    )  # fmt: skip
+    shown = launcher.gbactl("report", "--format", "json", *options)
+    assert shown.returncode == 0, shown.stderr
     found: dict[str, Any] = json.loads(shown.stdout)
     return found
 
@@ -212,6 +212,7 @@ def test_the_report_shows_injected_beside_observed(launcher: Launcher) -> None:
     assert line["injected"]["mean"] == pytest.approx(4.0) and line["observed"]["mean"] > 1.5
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_the_report_shows_what_failures_cost(launcher: Launcher) -> None:
     plans = "faults.plans=[{kind: kill, servers: [0], step: 7}, {kind: kill, workers: [1], step: 20}]"

@@ -39,6 +39,7 @@ def strangers(ports: list[int], each: int) -> Iterator[list[socket.socket]]:
         yield standing
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_worker_dies_while_strangers_stand_at_every_door(launcher: Launcher) -> None:
     """The one in its place gets in, and every sample counts once."""
@@ -54,6 +55,7 @@ def test_a_worker_dies_while_strangers_stand_at_every_door(launcher: Launcher) -
     assert done.result["refused_frames"] == sum(done.result["refused"].values()) >= 3 * (150 - 128)
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_who_does_not_encrypt_is_refused_and_counted(launcher: Launcher) -> None:
     launched = launcher.start(*TRAINING, ENCRYPTED)
@@ -66,6 +68,7 @@ def test_who_does_not_encrypt_is_refused_and_counted(launcher: Launcher) -> None
     assert done.result["refused"] == {STRANGE: 3} and done.result["refused_frames"] == 3
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_encryption_changes_no_bit(launcher: Launcher, transport: str) -> None:
@@ -75,6 +78,7 @@ def test_encryption_changes_no_bit(launcher: Launcher, transport: str) -> None:
     assert encrypted["refused"] == {}
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_the_mlflow_ui_listens_on_loopback_alone(tmp_path: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as free:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -34,11 +35,15 @@ BEGIN = 10  # of the records in an event log
 @pytest.mark.parametrize("mode", [slow("gba"), slow("async"), "sync", slow("shadow_ma")])
 def test_three_hosts_train(site_of: Callable[..., Site], tmp_path: Path, mode: str) -> None:
     store = tmp_path / "mlflow.db"
-    done = site_of().start(f"mode={mode}", *WIDE, f"tracking.uri=sqlite:///{store}", tracking=True).finish()
+    site = site_of()
+    launched = site.start(f"mode={mode}", *LONG, *WIDE, f"tracking.uri=sqlite:///{store}", tracking=True)
+    launched.training()
+    no_key_is_on_a_command_line_or_in_an_environment(site)
+    done = launched.finish()
     assert done.code == 0, done.err
     result = done.result
     samples = result["samples"]
-    assert samples["read"] == samples["trained"] + samples["decayed"] + samples["lost"] == 4000
+    assert samples["read"] == samples["trained"] + samples["decayed"] + samples["lost"] == 60000
     logs = {path.stem for path in (done.run_dir / "logs").glob("*.log")}
     assert {"C", "S0", "S1", "W0", "W1", "W2", "W3"} <= logs
     for name in ("S0", "S1", "W0", "W1", "W2", "W3"):
@@ -51,6 +56,16 @@ def test_three_hosts_train(site_of: Callable[..., Site], tmp_path: Path, mode: s
     assert wire["shared_memory"] > 0 and wire["bytes"]["rows"] > 0, "memory within a host, TCP between"
 
 
+def no_key_is_on_a_command_line_or_in_an_environment(site: Site) -> None:
+    secret = re.compile(rb"[0-9a-f]{64}")
+    for name in (*NAMES, LAUNCHER):
+        assert site.machines.pids(name)
+        for pid, what in itertools.product(site.machines.pids(name), ("cmdline", "environ")):
+            path = Path(f"/proc/{pid}/{what}")
+            assert not secret.search(path.read_bytes() if path.exists() else b""), f"{path} on {name}"
+
+
+@pytest.mark.beside
 @pytest.mark.slow
 def test_sync_has_the_bits_of_one_host(site_of: Callable[..., Site]) -> None:
     site = site_of()
@@ -130,6 +145,7 @@ def test_a_lost_host_s_server_comes_back_elsewhere(site_of: Callable[..., Site])
     assert {failed["process"] for failed in done.result["recovery"]} >= {"S1", "W2"}
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_the_launcher_s_end_is_everybody_s(site_of: Callable[..., Site], number: int) -> None:
@@ -170,6 +186,7 @@ def test_ctrl_c_does_not_wait_for_data_that_crawl(site_of: Callable[..., Site], 
     wait_for(lambda: not site.ours() and not partial(), 30)
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_hosts_that_do_not_reach_each_other_are_named(site_of: Callable[..., Site]) -> None:
     site = site_of()
@@ -208,25 +225,12 @@ def test_a_host_that_cannot_be_reached_is_named_before_anything_trains(site_of: 
     assert not (done.run_dir / "events.log").exists()
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_host_whose_own_name_points_to_itself_alone_is_told(site_of: Callable[..., Site]) -> None:
     done = site_of(named=False).start("mode=sync").finish()
     assert done.code == 1
     assert re.search(r"Host c takes its own name \S+ for \S+, where Horovod's ring would listen", done.err)
-
-
-@pytest.mark.beside
-def test_no_key_is_on_a_command_line_or_in_an_environment(site_of: Callable[..., Site]) -> None:
-    site = site_of()
-    launched = site.start("mode=gba", *LONG)
-    launched.training()
-    secret = re.compile(rb"[0-9a-f]{64}")
-    for name in (*NAMES, LAUNCHER):
-        for pid in site.machines.pids(name):
-            for what in ("cmdline", "environ"):
-                path = Path(f"/proc/{pid}/{what}")
-                assert not secret.search(path.read_bytes() if path.exists() else b""), f"{path} on {name}"
-    assert launched.finish().code == 0
 
 
 @pytest.mark.slow
@@ -242,6 +246,7 @@ def test_a_lost_worker_ends_the_run_with_its_host_s_name_where_that_is_wanted(si
     assert "Host c is gone" in done.err
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_run_switches_and_replays(site_of: Callable[..., Site]) -> None:
     site = site_of()
@@ -320,6 +325,7 @@ def test_the_commands_of_the_tutorial(site_of: Callable[..., Site]) -> None:
         assert done.returncode == 0 or busy, f"{line}\n{done.stderr}"
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_killed_coordinator_is_replaced(site_of: Callable[..., Site]) -> None:
     site = site_of()

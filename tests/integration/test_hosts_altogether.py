@@ -42,6 +42,7 @@ def listened(pids: list[int]) -> set[str]:
     return {place.split(":")[0] for pid in pids for place in listeners(pid)}
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["gba", "sync"])
 def test_nobody_listens_elsewhere_or_gets_a_variable_that_is_not_named(site_of: Callable[..., Site], mode: str) -> None:
@@ -61,6 +62,7 @@ def test_nobody_listens_elsewhere_or_gets_a_variable_that_is_not_named(site_of: 
     assert launched.finish().code == 0
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_running_job_is_switched_encrypted_and_reported(site_of: Callable[..., Site], tmp_path: Path) -> None:
     site, store = site_of(), f"sqlite:///{tmp_path / 'mlflow.db'}"
@@ -108,6 +110,7 @@ def test_a_ring_that_breaks_while_everybody_lives_loses_nobody(site_of: Callable
     assert "from now on this run sums without its ring" in (done.run_dir / "logs" / "W3.log").read_text()
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_run_whose_launcher_was_killed_goes_on(site_of: Callable[..., Site]) -> None:
     site = site_of(shared=True)
@@ -127,6 +130,7 @@ def test_a_run_whose_launcher_was_killed_goes_on(site_of: Callable[..., Site]) -
     assert done.result["checkpoint"]["resumed_at"] >= 10
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["gba", "sync", "shadow_ma"])
 def test_frames_that_are_lost_on_the_way_are_sent_again(site_of: Callable[..., Site], mode: str) -> None:
@@ -138,6 +142,7 @@ def test_frames_that_are_lost_on_the_way_are_sent_again(site_of: Callable[..., S
     assert counts["lost"] > 10 and counts["dropped"] == 0
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_versions_and_memory_that_do_not_do_are_told_before_anything_trains(
     site_of: Callable[..., Site], tmp_path: Path

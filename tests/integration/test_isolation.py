@@ -47,6 +47,7 @@ def test_every_process_listens_on_loopback_only(launcher: Launcher, overrides: t
     assert sum(bool(addresses) for addresses in found.values()) >= 3, "coordinator and servers listen"
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_shared_memory_needs_no_port(launcher: Launcher) -> None:
     """On one host the nodes meet at Unix sockets without a file."""
@@ -111,6 +112,7 @@ def test_no_process_of_a_run_imports_grpc_or_lets_the_key_be_read(launcher: Laun
     assert not {name for name in seen if name.startswith("grpc")}
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_four_launchers_at_once_on_an_empty_store(launcher: Launcher, tmp_path: Path) -> None:
     small = ("data.rows_per_day=1000", "cluster.workers=1", "cluster.servers=1", "cluster.start_timeout=100")

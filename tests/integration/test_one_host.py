@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(collective() != "horovod", reason="cluster=hosts
 HERE = ("cluster=hosts", "cluster.hosts=[localhost:2]")
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["gba", "sync"])
 def test_it_trains(launcher: Launcher, mode: str) -> None:
@@ -25,6 +26,7 @@ def test_it_trains(launcher: Launcher, mode: str) -> None:
     assert "localhost" in done.err and "the same" in done.err
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_it_has_the_bits_of_a_local_run(launcher: Launcher) -> None:
     overrides = ("mode=sync", "train.global_batch=240", "cluster.workers=3")
@@ -33,6 +35,7 @@ def test_it_has_the_bits_of_a_local_run(launcher: Launcher) -> None:
     assert hosts["checksums"] == local["checksums"]
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_killed_worker_is_replaced(launcher: Launcher) -> None:
     launched = launcher.start("mode=gba", *HERE, "data.rows_per_day=60000")
@@ -56,6 +59,7 @@ def test_an_agent_s_end_is_that_of_its_processes_and_of_the_run(launcher: Launch
     wait_for(lambda: not children_of(agent))
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM)])
 def test_ctrl_c_waits_for_no_host_that_does_not_answer(launcher: Launcher, tmp_path: Path, number: int) -> None:
     ssh, pid = tmp_path / "ssh", tmp_path / "pid"

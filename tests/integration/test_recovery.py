@@ -69,6 +69,7 @@ def test_sync_goes_on_when_its_ring_is_broken(launcher: Launcher) -> None:
     assert result["global_step"] == -(-60_000 // 384)
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_sync_with_a_killed_worker_has_the_bits_of_one_without(launcher: Launcher) -> None:
     more = (*LONG[:1], *LONG[3:], "model.hidden=[64]", *SYNC)

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -30,10 +29,7 @@ SIZES = ("model.dim=4", "model.hidden=[32]", "train.global_batch=256", "cluster.
 
 
 def replay(launcher: Launcher, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gbactl", "replay", *arguments],
-        cwd=launcher.cwd, env=launcher.environment, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+    return launcher.gbactl("replay", *arguments)
 
 
 def verdict(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -48,6 +46,7 @@ def hurt(launched: Launched, victim: str, kind: signal.Signals = signal.SIGKILL)
     return pid, began
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_killed_trainer_ends_a_run_that_wants_it_so(launcher: Launcher) -> None:
     launched = launcher.start(
@@ -61,6 +60,7 @@ def test_a_killed_trainer_ends_a_run_that_wants_it_so(launcher: Launcher) -> Non
     assert "Traceback" not in done.err
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [("mode=shadow_easgd",), ("mode=shadow_ma",), ("mode=fr_bmuf", "mode.k=3")])
 def test_without_a_killed_trainer_the_others_go_on(launcher: Launcher, options: tuple[str, ...]) -> None:
@@ -75,6 +75,7 @@ def test_without_a_killed_trainer_the_others_go_on(launcher: Launcher, options: 
     assert done.result["samples"]["trained"] == 12000 and launched.left_behind() == []
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "own"), [("shadow_easgd", "hogwild_threads=2"), ("fr_ma", "k=3")])
 def test_a_server_and_the_coordinator_are_killed_and_training_goes_on(launcher: Launcher, mode: str, own: str) -> None:
@@ -109,17 +110,16 @@ def test_another_trainer_takes_the_place_of_one_that_died_or_hangs(launcher: Lau
     assert failed["process"] == "W1" and failed["useful_s"] is not None and launched.left_behind() == []
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_running_job_becomes_elastic_and_goes_back(launcher: Launcher) -> None:
     launched = launcher.start(*LONG, "mode=gba", "mode.local_batch=64")
     launched.training()
     states = []
     for mode, more in (("shadow_easgd", ("--set", "shadow_interval=0.01")), ("gba", ())):
-        asked = subprocess.run(
-            [sys.executable, "-m", "gbactl", "switch", "--run", str(launched.run_dir), "--to", mode, "--set",
-             "local_batch=64", *more, "--wait"],
-            cwd=launcher.cwd, env=launcher.environment, text=True, capture_output=True, timeout=60, check=False,
-        )  # fmt: skip
+        asked = launcher.gbactl(
+            "switch", "--run", str(launched.run_dir), "--to", mode, "--set", "local_batch=64", *more, "--wait"
+        )
         assert asked.returncode == 0, asked.stderr
         states.append(json.loads(asked.stdout.splitlines()[-1])["state"])
     done = launched.finish()

@@ -65,6 +65,7 @@ def test_a_stopped_server_counts_as_dead_and_ends_when_it_wakes_up(launcher: Lau
     assert failed["useful_s"] is not None
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_sync_that_went_back_has_the_bits_of_a_run_in_which_nobody_died(launcher: Launcher) -> None:
     options = ("mode=sync", "collective=shm", "checkpoint=full", "checkpoint.interval_steps=5")
@@ -89,6 +90,7 @@ READY_MADE = {
 }  # fmt: skip
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["gba", "sync", "shadow_ma"])
 @pytest.mark.parametrize("plan", READY_MADE)

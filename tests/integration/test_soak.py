@@ -1,4 +1,4 @@
-"""Three minutes of the soak: trainings in one mode after the other whose processes are killed."""
+"""Two minutes of the soak: trainings in one mode after the other whose processes are killed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SOAK = Path(__file__).resolve().parents[2] / "experiments" / "soak" / "soak.py"
 
 
 @pytest.mark.slow
-def test_three_minutes_of_a_soak(tmp_path: Path) -> None:
+def test_two_minutes_of_a_soak(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(SOAK), "--minutes", "3", "--seed", "1", "--out", str(tmp_path)],
+        [sys.executable, str(SOAK), "--minutes", "2", "--seed", "1", "--out", str(tmp_path)],
         capture_output=True, text=True, timeout=500, cwd=SOAK.parents[2],
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

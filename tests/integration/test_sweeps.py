@@ -40,6 +40,7 @@ def test_jobs_of_a_sweep_run_side_by_side(launcher: Launcher, extra: str) -> Non
     assert all(result["status"] == "FINISHED" for result in results)
 
 
+@pytest.mark.beside
 def test_a_signal_stops_a_whole_sweep(launcher: Launcher) -> None:
     """Its run is saved, and no other one begins."""
     runs = launcher.cwd / "sweep"
@@ -56,6 +57,7 @@ def test_a_signal_stops_a_whole_sweep(launcher: Launcher) -> None:
     assert [path.name for path in runs.iterdir()] == ["1"]
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", LAUNCHERS)
 def test_an_error_of_a_job_is_that_of_the_sweep(launcher: Launcher, extra: str) -> None:

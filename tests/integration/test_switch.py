@@ -7,7 +7,6 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import InfoRecord
 from gbactl.tracking.mlflow_connection import connect
-from tests.support.processes import Launched, Launcher, collective, wait_for
+from tests.support.processes import Launched, Launcher, Process, collective, wait_for
 
 LONG = ("data.rows_per_day=300000", "model.hidden=[512,512,512]", "train.global_batch=64")  # a minute and more
 SHORT = ("data.rows_per_day=12000", "model.hidden=[64]", "train.global_batch=64")
@@ -25,10 +24,7 @@ SECONDS = 30.0
 
 
 def switch(launcher: Launcher, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gbactl", "switch", *arguments], cwd=launcher.cwd, env=launcher.environment, text=True,
-        capture_output=True, timeout=60, check=False,
-    )  # fmt: skip
+    return launcher.gbactl("switch", *arguments)
 
 
 def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -52,6 +48,7 @@ def stopped(launched: Launched) -> None:
     assert launched.left_behind() == [] and not (launched.run_dir / "control.json").exists()
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_running_job_goes_on_in_another_mode_and_back(launcher: Launcher) -> None:
     launched = launcher.start(
@@ -83,6 +80,7 @@ def test_a_running_job_goes_on_in_another_mode_and_back(launcher: Launcher) -> N
     assert not door.exists()
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_what_cannot_be_asked_is_one_sentence(launcher: Launcher) -> None:
     launched = launcher.start(*LONG, "mode=gba")
@@ -106,6 +104,7 @@ def test_what_cannot_be_asked_is_one_sentence(launcher: Launcher) -> None:
     stopped(launched)
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_schedule_within_a_day(launcher: Launcher) -> None:
     """Between the last two switches two of the four processes only join in the all-reduce."""
@@ -138,11 +137,8 @@ def test_a_schedule_within_a_day(launcher: Launcher) -> None:
     )
 
 
-def asked(launched: Launched, launcher: Launcher, mode: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "gbactl", "switch", "--run", str(launched.run_dir), "--to", mode, "--wait"],
-        cwd=launcher.cwd, env=launcher.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+def asked(launched: Launched, launcher: Launcher, mode: str) -> Process:
+    return launcher.begin("switch", "--run", str(launched.run_dir), "--to", mode, "--wait")
 
 
 def draining(launched: Launched) -> None:
@@ -151,6 +147,7 @@ def draining(launched: Launched) -> None:
     wait_for(lambda: "a switch to" in path.read_text())
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.parametrize(("lost", "to"), [("end", "bsp"), ("continue", "bsp"), ("continue", "sync")])
 def test_a_worker_killed_during_a_switch(launcher: Launcher, lost: str, to: str) -> None:
@@ -178,6 +175,7 @@ def test_a_worker_killed_during_a_switch(launcher: Launcher, lost: str, to: str)
     assert launched.left_behind() == []
 
 
+@pytest.mark.beside
 def test_ctrl_c_and_another_wish_during_a_switch(launcher: Launcher) -> None:
     launched = launcher.start(*LONG, "mode=gba")
     launched.training()
@@ -198,6 +196,7 @@ def test_ctrl_c_and_another_wish_during_a_switch(launcher: Launcher) -> None:
     assert client.returncode == 1
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["kill", "ctrl-c"])
 def test_a_switch_out_of_sync_that_is_cut_ends_the_run_and_leaves_nothing(launcher: Launcher, end: str) -> None:

@@ -77,7 +77,8 @@ class HandMade:
         cfg, samples = self.cfg, self.dataset.splits[0].rows
         begin = BeginPhase(
             number=epoch + 1, training=True, mode=cfg.mode.name, split=0, epoch=epoch, samples=samples,
-            local_batch=cfg.local_batch, first_step=self.step, served_dense=True, prefetch_rows=cfg.mode.prefetch == "rows",
+            local_batch=cfg.local_batch, first_step=self.step, served_dense=True,
+            prefetch_rows=cfg.mode.prefetch == "rows",
         )  # fmt: skip
         self.log.info(event_log.PHASE, begin._asdict())
         for shard in self.shards:

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import gbactl
+from tests.support import commands
 
+ROOT = str(Path(gbactl.__file__).parents[1])
+Process = subprocess.Popen[str] | commands.Command
 SHM = Path("/dev/shm")
 FORK_SERVER = "gbactl.nodes.child_process\0fork-server"
 SECONDS = 120.0
@@ -78,7 +81,7 @@ class Finished:
 class Launched:
     """A running `gbactl train`."""
 
-    process: subprocess.Popen[str]
+    process: Process
     run_dir: Path
     pids: set[int] = field(default_factory=set)
 
@@ -158,14 +161,29 @@ class Launcher:
             f"tracking.enabled={tracking}",
             *overrides,
         ]
-        process = subprocess.Popen(
-            [*self.before, sys.executable, "-m", "gbactl", "train", *arguments],
+        launched = Launched(self.begin("train", *arguments, **environment), run_dir)
+        self.started.append(launched)
+        return launched
+
+    def begin(self, *arguments: str, **environment: str) -> Process:
+        """Start a command, in a forked process unless it is to run elsewhere, or with an environment of its own."""
+        if not self.before and not environment and self.environment["PYTHONPATH"] == ROOT:
+            return commands.Command(arguments, self.cwd, self.environment)
+        return subprocess.Popen(
+            [*self.before, sys.executable, "-m", "gbactl", *arguments],
             cwd=self.cwd, env={**self.environment, **environment}, text=True, start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-        launched = Launched(process, run_dir)
-        self.started.append(launched)
-        return launched
+
+    def gbactl(self, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+        """A command, to its end."""
+        process = self.begin(*arguments)
+        try:
+            out, err = process.communicate(timeout=seconds)
+        except BaseException:
+            process.kill()
+            raise
+        return subprocess.CompletedProcess(arguments, process.wait(), out, err)
 
     def train(self, *overrides: str, **more: Any) -> dict[str, Any]:
         """Run one to its good end; returns result.json."""
@@ -175,10 +193,7 @@ class Launcher:
 
     def replayed(self, run_dir: Path) -> dict[str, Any]:
         """The verdict of a replay."""
-        done = subprocess.run(
-            [sys.executable, "-m", "gbactl", "replay", str(run_dir)],
-            cwd=self.cwd, env=self.environment, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+        done = self.gbactl("replay", str(run_dir))
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
@@ -187,7 +202,7 @@ class Launcher:
 def environment(cache: Path) -> dict[str, str]:
     """What a launcher gets: the tests' own data cache, no tracking store of the user's."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "GBACTL_", "OMP_", "MKL_"))}
-    return {**kept, "PYTHONPATH": str(Path(gbactl.__file__).parents[1]), "GBACTL_CACHE": str(cache)}
+    return {**kept, "PYTHONPATH": ROOT, "GBACTL_CACHE": str(cache)}
 
 
 def collective() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 from tests.support.netns import LAUNCHER, Hosts, obstacle
 from tests.support.processes import Launched, Launcher, collective
@@ -29,10 +28,7 @@ class Site:
 
     def gbactl(self, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
         """A command beside the launcher, at its end."""
-        return subprocess.run(
-            [*self.launcher.before, sys.executable, "-m", "gbactl", *arguments], cwd=self.launcher.cwd,
-            env=self.launcher.environment, capture_output=True, text=True, timeout=seconds,
-        )  # fmt: skip
+        return self.launcher.gbactl(*arguments, seconds=seconds)
 
     def ours(self) -> list[str]:
         """What of gbactl runs on any of the hosts."""

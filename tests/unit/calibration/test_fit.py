@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gbactl.calibration import fit as fitting
 from gbactl.calibration.fit import GROUPS, Predict, averaged, fit, predict, scaled
 from gbactl.calibration.measured_runs import Observation, ProgressLog
 from gbactl.config.cost import CostConfig
@@ -35,11 +36,19 @@ def observed(told: Predict, noise: float = 0.0) -> list[Observation]:
     return found
 
 
+@pytest.fixture
+def short_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As few global batches in a prediction as a machine without noise needs: a fit makes some 240 of them."""
+    monkeypatch.setattr(fitting, "SKIPPED", 2)
+    monkeypatch.setattr(fitting, "ENOUGH", 8)
+
+
 def start(*off: float) -> CostConfig:
     """MACHINE with each group of prices off by a factor."""
     return scaled(MACHINE, np.log(off))
 
 
+@pytest.mark.usefixtures("short_predictions")
 def test_known_prices_are_found_again(dataset: Dataset, tmp_path: Path) -> None:
     told = predictor(dataset, tmp_path)
     found = fit(start(0.7, 2.0, 0.4, 2.0, 0.5, 0.5, 1.0), observed(told), told)
@@ -52,6 +61,7 @@ def test_known_prices_are_found_again(dataset: Dataset, tmp_path: Path) -> None:
     assert {f: getattr(found.cost, f) for f in untouched} == untouched
 
 
+@pytest.mark.usefixtures("short_predictions")
 @pytest.mark.slow
 def test_what_was_fitted_on_2_and_4_workers_holds_for_8(dataset: Dataset, tmp_path: Path) -> None:
     told = predictor(dataset, tmp_path)
@@ -60,6 +70,7 @@ def test_what_was_fitted_on_2_and_4_workers_holds_for_8(dataset: Dataset, tmp_pa
         assert told(mode, 8, found.cost).eps == pytest.approx(told(mode, 8, MACHINE).eps, rel=0.08), mode
 
 
+@pytest.mark.usefixtures("short_predictions")
 @pytest.mark.slow
 def test_rates_alone_are_enough(dataset: Dataset, tmp_path: Path) -> None:
     told = predictor(dataset, tmp_path)

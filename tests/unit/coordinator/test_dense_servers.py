@@ -33,6 +33,7 @@ from tests.support.deaths import Victim
 from tests.support.lock_step import LockStepAsync, LockStepGba
 from tests.support.memory_cluster import run_in_memory
 from tests.support.modes import CENTRED, EVERY, REPLICAS, every_k
+from tests.support.slow import crossed
 from tests.support.small_data import prepared
 
 SAMPLES = 1500
@@ -99,8 +100,7 @@ def bytes_of(result: dict[str, Any], kind: str) -> list[int]:
     return [result["memory"][f"S{shard}"][kind] for shard in range(3)]
 
 
-@pytest.mark.parametrize("mode", EVERY)
-@pytest.mark.parametrize("dense", [1, 2])
+@pytest.mark.parametrize(("mode", "dense"), crossed(EVERY, [1, 2]))
 def test_those_that_hold_rows_alone_hear_nothing_of_the_dense_part(
     data: Path, tmp_path: Path, asked: Counter[tuple[int, type[Any]]], mode: str, dense: int
 ) -> None:
@@ -158,9 +158,10 @@ def test_from_sync_to_gba_to_replicas_and_back(
 # -- servers that die -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["gba", "async", "bsp", "sync"])
-@pytest.mark.parametrize("index", [0, 2])
-@pytest.mark.parametrize(("kind", "turn", "after"), [(Push, 25, True), (OrderStep, 11, True)])
+@pytest.mark.parametrize(
+    ("mode", "index", "kind", "turn", "after"),
+    crossed(["gba", "async", "bsp", "sync"], [0, 2], [(Push, 25, True), (OrderStep, 11, True)]),
+)
 def test_one_dies_and_comes_back(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, index: int, kind: type[Any], turn: int,
     after: bool,
@@ -186,15 +187,17 @@ def test_before_the_first_checkpoint_it_begins_anew(
 
 
 @pytest.mark.parametrize(
-    ("first", "to", "kind", "index"),
-    [
-        ("gba", "sync", GetDense, 0),
-        ("sync", "gba", PutDense, 0),
-        ("gba", "sync", Inspect, 2),
-        ("sync", "gba", Inspect, 2),
-    ],
+    ("first", "to", "kind", "index", "after"),
+    crossed(
+        [
+            ("gba", "sync", GetDense, 0),
+            ("sync", "gba", PutDense, 0),
+            ("gba", "sync", Inspect, 2),
+            ("sync", "gba", Inspect, 2),
+        ],
+        [False, True],
+    ),
 )
-@pytest.mark.parametrize("after", [False, True])
 def test_one_dies_in_a_switch(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, to: str, kind: type[Any], index: int,
     after: bool,
@@ -219,8 +222,9 @@ def test_everybody_goes_back(data: Path, tmp_path: Path, monkeypatch: pytest.Mon
 # -- going on from a checkpoint ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("save", ["full", "cpr_scar"])
-@pytest.mark.parametrize(("servers", "dense"), [(2, None), (2, 1), (3, None), (4, 2)])
+@pytest.mark.parametrize(
+    ("save", "servers", "dense"), crossed(["full", "cpr_scar"], [(2, None), (2, 1), (3, None), (4, 2)])
+)
 def test_others_go_on_from_its_checkpoint(
     data: Path, tmp_path: Path, save: str, servers: int, dense: int | None
 ) -> None:

@@ -23,6 +23,7 @@ from tests.support.memory_cluster import Killed
 from tests.support.memory_cluster import run_in_memory as run
 from tests.support.modes import SERVED
 from tests.support.recorded import config, splits
+from tests.support.slow import crossed
 
 ROWS, BATCHES = 730, 46
 
@@ -55,8 +56,7 @@ def go(cfg: RunConfig, folder: Path, **more: Any) -> dict[str, Any]:
     return run(cfg, prepare(cfg.data), folder, **more)
 
 
-@pytest.mark.parametrize("mode", SERVED)
-@pytest.mark.parametrize("turn", [1, 9, 30, 58, 97, 150])
+@pytest.mark.parametrize(("mode", "turn"), crossed(SERVED, [1, 9, 30, 58, 97, 150]))
 def test_it_dies_at_any_message(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, turn: int
 ) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.slow import slow
+
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 FOLDER = EXPERIMENTS / "cpr"
 KINDS = ("", "_others", "_replicas")  # of real jobs' modes
@@ -65,7 +67,7 @@ def test_the_sweep_holds_every_variant_with_the_failures_of_its_seed(scripts: An
     assert bool(parts["modes"].cells) == (size == "full")
 
 
-@pytest.mark.parametrize("size", ["default", "full", "tiny"])
+@pytest.mark.parametrize("size", [slow("default"), slow("full"), "tiny"])
 def test_real_jobs_lose_a_server_a_worker_and_the_coordinator(scripts: Any, size: str) -> None:
     from gbactl.faults.fault_kinds import parse
     from gbactl.launch.hydra_config import compose

@@ -16,6 +16,7 @@ from gbactl.data.dataset import open_dataset
 from gbactl.simulation.cluster import run_virtual
 from tests.support import small_data
 from tests.support.modes import every_k
+from tests.support.slow import crossed
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 
@@ -40,8 +41,7 @@ def config(mode: str, dense: int | None = None, **cost: Any) -> RunConfig:
     ))  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["shadow_easgd", "fr_easgd", "fr_ma", "async"])
-@pytest.mark.parametrize("dense", [None, 1])
+@pytest.mark.parametrize(("mode", "dense"), crossed(["shadow_easgd", "fr_easgd", "fr_ma", "async"], [None, 1]))
 def test_times_are_those_of_a_training(idle: Any, data: Path, tmp_path: Path, mode: str, dense: int | None) -> None:
     events: list[Any] = []
     cfg, dataset = config(mode, dense), open_dataset(data)

@@ -20,6 +20,7 @@ from gbactl.simulation.network import VirtualChannel
 from gbactl.wire.messages import EasgdCentre, EasgdUpdate, Pull, Push, Rows
 from tests.support import small_data
 from tests.support.modes import EVERY
+from tests.support.slow import slow
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 FOLDER = EXPERIMENTS / "shadowsync"
@@ -48,12 +49,14 @@ def test_the_sweep_holds_every_part(scripts: Any, size: str) -> None:
         assert {scripts["study_results"].options(cell.overrides)["mode"] for cell in part.cells} == set(EVERY)
 
 
-def test_one_cell_of_every_line_composes(scripts: Any) -> None:
+@pytest.mark.parametrize("by", [slow("line"), "part"])
+def test_one_cell_of_every_line_composes(scripts: Any, by: str) -> None:
+    """And the last cell of every part."""
     lines = {}
     for part in scripts["study"].read_study(FOLDER / "sweep.yaml"):
         for cell in part.cells:
             options = scripts["study_results"].options(cell.overrides)
-            lines[part.name, options.get("line", options["mode"])] = cell
+            lines[part.name, options.get("line", options["mode"]) if by == "line" else ""] = cell
     assert len({scripts["study"].key_of(cell, "v") for cell in lines.values()}) == len(lines)
 
 

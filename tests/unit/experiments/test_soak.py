@@ -20,6 +20,7 @@ from gbactl.config import CheckpointConfig
 from gbactl.launch.hydra_config import compose
 from gbactl.policies.policy import names, policy_class
 from tests.support import recorded
+from tests.support.slow import crossed
 
 FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "soak"
 
@@ -115,8 +116,7 @@ def test_a_replay_that_is_refused_is_well_only_where_it_has_to_be(scripts: dict[
             checks.replayed(done, expected)
 
 
-@pytest.mark.parametrize("mode", ["sync", "gba", "shadow_easgd", "fr_ma"])
-@pytest.mark.parametrize("variant", ["full", "cpr_scar"])
+@pytest.mark.parametrize(("mode", "variant"), crossed(["sync", "gba", "shadow_easgd", "fr_ma"], ["full", "cpr_scar"]))
 def test_the_model_of_the_files_is_compared(
     scripts: dict[str, ModuleType], tmp_path: Path, mode: str, variant: str
 ) -> None:

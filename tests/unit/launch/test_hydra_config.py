@@ -13,6 +13,7 @@ from gbactl.errors import UsageError
 from gbactl.launch.hydra_config import compose, known_keys, mode_file
 from gbactl.paths import conf_dir
 from gbactl.policies.policy import names, policy_class
+from tests.support.slow import crossed
 
 FILES = sorted(path.relative_to(conf_dir()) for path in conf_dir().rglob("*.yaml"))
 NEEDED = {"cluster/hosts.yaml": ("cluster.hosts=[a:2,b:2]",)}  # what only a user can know
@@ -49,8 +50,9 @@ def test_every_mode_has_a_file_with_its_keys_and_every_file_a_mode() -> None:
         assert own <= set(values) <= own | common, mode
 
 
-@pytest.mark.parametrize("mode", names())
-@pytest.mark.parametrize("experiment", sorted(p.stem for p in GROUPS if p.parts[0] == "experiment"))
+@pytest.mark.parametrize(
+    ("mode", "experiment"), crossed(names(), sorted(p.stem for p in GROUPS if p.parts[0] == "experiment"))
+)
 def test_every_experiment_runs_in_every_mode(experiment: str, mode: str) -> None:
     cfg = compose([f"experiment={experiment}", f"mode={mode}"])
     assert cfg.mode.name == mode

@@ -25,6 +25,7 @@ from tests.support import recorded
 from tests.support.deaths import Victim
 from tests.support.memory_cluster import run_in_memory
 from tests.support.modes import SERVED
+from tests.support.slow import slow
 from tests.support.small_data import options
 
 ROWS = 1450  # 23 steps of 64, the last one short, in each of two epochs
@@ -78,12 +79,15 @@ def test_saving_changes_nothing(sync: tuple[Path, dict[str, Any]], data: dict[st
     assert "checkpoint" not in without
 
 
-def test_every_checkpoint_of_sync_goes_on_bit_for_bit(sync: tuple[Path, dict[str, Any]], data: dict[str, Any],
-                                                      tmp_path: Path) -> None:  # fmt: skip
+@pytest.mark.parametrize("step", [3, slow(1)])
+def test_every_checkpoint_of_sync_goes_on_bit_for_bit(
+    sync: tuple[Path, dict[str, Any]], data: dict[str, Any], tmp_path: Path, step: int
+) -> None:
+    """Every third of them in the quick set."""
     run_dir, result = sync
     cuts = steps_of(run_dir)
     assert min(cuts.values()) == 3
-    for cut in list(cuts)[:-1]:
+    for cut in list(cuts)[:-1:step]:
         again = resume(config("sync", data), run_dir, cut, tmp_path / cut)
         assert again["checksums"] == result["checksums"]
         assert again["auc"] == result["auc"]

@@ -117,3 +117,12 @@ def test_runs_that_are_not_there_or_have_nothing(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("")
     with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
         compose([f"resume={tmp_path}"])
+
+
+def test_a_sweep_names_the_run_of_each_seed(run: Path) -> None:
+    (run.parent / "base-9").symlink_to(run)
+    name = f"{run.parent}/base-${{seed}}"
+    assert "mode=gba" in group_choices(["-m", "seed=9,10", f"resume={name}"], conf_dir())
+    assert compose(["seed=9", f"resume={name}"]).resume == str(run.resolve() / "checkpoints" / "cut-000001")
+    with pytest.raises(UsageError, match="base-10"):
+        group_choices(["-m", "seed=10,9", f"resume={name}"], conf_dir())

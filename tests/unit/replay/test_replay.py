@@ -24,6 +24,7 @@ from gbactl.store.checksum import digest
 from tests.support.hand_made import HandMade
 from tests.support.modes import SERVED
 from tests.support.recorded import config, record, splits
+from tests.support.slow import crossed
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((mode, {}) for mode in SERVED),
@@ -57,8 +58,7 @@ def test_a_run_in_threads_comes_out_again(
     assert sentence(verdict).startswith(f"bit-identical: {verdict['steps']} steps, ")
 
 
-@pytest.mark.parametrize("plans", [[], [{"kind": "kill", "coordinator": True, "step": 5}]])
-@pytest.mark.parametrize("mode", SERVED)
+@pytest.mark.parametrize(("plans", "mode"), crossed([[], [{"kind": "kill", "coordinator": True, "step": 5}]], SERVED))
 def test_a_virtual_run_comes_out_again(data: dict[str, Any], tmp_path: Path, mode: str, plans: list[Any]) -> None:
     """Also where the coordinator died."""
     cfg = config(mode, data)
@@ -70,8 +70,7 @@ def test_a_virtual_run_comes_out_again(data: dict[str, Any], tmp_path: Path, mod
     assert verdict["gradients"] + verdict["dropped"] == 2 * BATCHES
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("mode", "options"), VARIANTS)
+@pytest.mark.parametrize(("seed", "mode", "options"), crossed(range(3), VARIANTS))
 def test_deaths_joins_and_lagging_shards_come_out_again(
     data: dict[str, Any], tmp_path: Path, mode: str, options: dict[str, Any], seed: int
 ) -> None:
@@ -93,8 +92,7 @@ def test_a_log_of_an_older_format_is_refused(data: dict[str, Any], tmp_path: Pat
         replay(tmp_path)
 
 
-@pytest.mark.parametrize("mode", SERVED)
-@pytest.mark.parametrize("backend", ["local", "virtual"])
+@pytest.mark.parametrize(("mode", "backend"), crossed(SERVED, ["local", "virtual"]))
 def test_with_servers_that_hold_rows_alone_it_comes_out_again(
     data: dict[str, Any], tmp_path: Path, mode: str, backend: str
 ) -> None:

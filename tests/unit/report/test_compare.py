@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from gbactl.errors import UsageError
-from gbactl.report.compare import Report, compare
+from gbactl.report.compare import Report, compare, of_round
 from gbactl.report.configuration_differences import LONGEST, short, value_of
-from gbactl.report.paired_statistics import Difference, Stat, paired, stat
+from gbactl.report.paired_statistics import Difference, Stat, paired, paired_ratio, stat
 from gbactl.report.render import render
 from gbactl.tracking.mlflow_connection import Run, _run
 from tests.support.report_examples import run, three
@@ -341,3 +341,41 @@ def test_a_run_that_was_switched_counts_in_no_mean_of_its_first_mode(tags: dict[
     assert group(report, "sync").stats["auc"] == group(compare(three()), "sync").stats["auc"]
     found = group(report, "sync>gba@day2").difference
     assert (found.mean, found.n, report.notes) == (pytest.approx(0.01), 3, ())
+
+
+def test_ratio_of_throughputs_by_hand() -> None:
+    # 2, 3, 4: mean 3, sd 1, error 1 / sqrt 3; t(2) = 4.302653
+    found = paired_ratio([(100.0, 200.0), (100.0, 300.0), (200.0, 800.0)])
+    assert found is not None
+    assert (found.mean, found.half) == (3.0, pytest.approx(4.302653 / math.sqrt(3)))
+
+
+def test_throughput_is_compared_by_pairs() -> None:
+    fast = [replace(each, metrics={**each.metrics, "eps": 3 * each.metrics["eps"]}) for each in three()[3:]]
+    rate = group(compare([*three()[:3], *fast]), "gba").rate
+    assert rate is not None and (rate.mean, rate.half, rate.n) == (pytest.approx(3.0), pytest.approx(0.0), 3)
+    assert "| 3.00 +-0.00 |" in render(compare([*three()[:3], *fast]), "md")
+    untimed = [replace(each, metrics={**each.metrics, "eps": 0.0}) for each in fast]
+    assert group(compare([*three()[:3], *untimed]), "gba").rate is None
+
+
+def test_one_round_alone() -> None:
+    of_day = {"auc/day 2": 0.7, "eps/day 2": 5.0, "samples_trained/day 2": 60.0, "samples_decayed/day 2": 20.0}
+    runs = [replace(each, metrics={**each.metrics, **of_day}) for each in three()]
+    stats = group(compare(of_round(runs, "day 2")), "gba").stats
+    told = {name: stats[name].mean for name in ("auc", "eps", "decayed_percent") if stats[name]}
+    assert told == {"auc": pytest.approx(0.7), "eps": 5.0, "decayed_percent": pytest.approx(25.0)}
+    assert stats["logloss"] is not None, "a metric that rounds do not have is that of the run"
+    with pytest.raises(UsageError, match="No run has the round day 9; type --round with one of: day 2"):
+        of_round(runs, "day 9")
+
+
+def test_runs_from_a_base_of_their_seed_share_a_line() -> None:
+    def resumed(mode: str, seed: int, origin: str) -> Run:
+        one = run(mode, seed, 0.8, resume=f"runs/base-{seed}/cut-000001")
+        return replace(one, tags={"gbactl.origin": origin})
+
+    report = compare([resumed(mode, seed, "abc@step294") for mode in ("sync", "gba") for seed in (1, 2)])
+    assert [(each.key, each.n) for each in report.groups] == [(("sync",), 2), (("gba",), 2)]
+    other = compare([resumed("sync", 1, "abc@step294"), resumed("sync", 2, "abc@step147")])
+    assert {each.key for each in other.groups} == {("sync", f"resume=abc@step{step}") for step in (294, 147)}

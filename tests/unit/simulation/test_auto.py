@@ -13,9 +13,7 @@ import pytest
 from gbactl.config import RunConfig, SwitchConfig, check
 from gbactl.coordinator.mode_switch import ModeSwitch
 from gbactl.coordinator.switch_plan import AUTO_FILE
-from gbactl.data.dataset import open_dataset
 from gbactl.data.source_cache import prepare
-from gbactl.simulation.cluster import run_virtual
 from gbactl.wire.messages import Event
 from tests.support.memory_cluster import run_in_memory
 from tests.support.simulated_runs import DATA, adds_up, config, run
@@ -25,9 +23,18 @@ COST: dict[str, Any] = {"workers_per_host": 1, "servers_on": "own", "batch_us": 
 FAST = SwitchConfig(name="auto", every=0.05, window=0.3, minimum_stay=0.1, margin=0.3, hysteresis=0.1)
 
 
+def prepared(days: int, cache: Path) -> Path:
+    return prepare({**DATA, "days": days + 1, "rows_per_day": 20000, "cache": str(cache)})
+
+
+@pytest.fixture(scope="module")
+def one_day(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepared(1, tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(scope="module")
 def two_days(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare({**DATA, "days": 3, "rows_per_day": 20000, "cache": str(tmp_path_factory.mktemp("cache"))})
+    return prepared(2, tmp_path_factory.mktemp("cache"))
 
 
 def auto(mode: str = "sync", switch: SwitchConfig = FAST, **more: Any) -> RunConfig:
@@ -39,34 +46,52 @@ def auto(mode: str = "sync", switch: SwitchConfig = FAST, **more: Any) -> RunCon
 WINDOW = [{"kind": "window", "workers": [1], "factor": 6.0, "from": 0.5, "until": 1.2}]
 
 
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """A run of `auto()`: its folder and all its events."""
+
+    folder: Path
+    told: list[Event]
+
+    @property
+    def result(self) -> dict[str, Any]:
+        [result] = [event.fields for event in self.told if event.name == "result"]
+        return result
+
+
+@pytest.fixture(scope="module")
+def straggler(two_days: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """A worker that is slow for some time: read by several tests, changed by none."""
+    ran = Ran(tmp_path_factory.mktemp("straggler"), [])
+    run(auto(), two_days, ran.folder, ran.told)
+    return ran
+
+
 def looks(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / AUTO_FILE).read_text().splitlines()]
 
 
-def test_a_straggler_for_some_time_is_met_with_gba_for_that_time(two_days: Path, tmp_path: Path) -> None:
-    result = run(auto(), two_days, tmp_path)
+def test_a_straggler_for_some_time_is_met_with_gba_for_that_time(straggler: Ran) -> None:
+    result = straggler.result
     modes = [phase["mode"] for phase in result["phases"]]
     changes = [new for old, new in itertools.pairwise(["", *modes]) if new != old]
     assert changes == ["sync", "gba", "sync"] and result["mode"] == "sync>gba@auto>sync@auto"
     adds_up(result, 2 * 20000)
     assert result["samples"]["trained"] + result["samples"]["decayed"] == 2 * 20000
-    assert unchanged(tmp_path) == 2
-    no_sample_twice(tmp_path, [20000] * 2)
+    assert unchanged(straggler.folder) == 2
+    no_sample_twice(straggler.folder, [20000] * 2)
     there, back = result["auto"]["switched"]
     assert (there["mode"], there["wanted"], back["mode"], back["wanted"]) == ("sync", "gba", "gba", "sync")
     assert 0.5 < there["at"] < 1.0 and 1.2 < back["at"] < 1.9
     assert there["gba"] > 1.43 * there["sync"] and back["gba"] < 1.19 * back["sync"]
 
 
-def test_every_look_is_noted_with_its_numbers_and_told(two_days: Path, tmp_path: Path) -> None:
-    told: list[Event] = []
-    run_virtual(auto(), open_dataset(two_days), tmp_path, told.append)
-    noted = looks(tmp_path)
+def test_every_look_is_noted_with_its_numbers_and_told(straggler: Ran) -> None:
+    told, result, noted = straggler.told, straggler.result, looks(straggler.folder)
     assert noted == [event.fields for event in told if event.name == "auto"]
     assert all(b["at"] - a["at"] >= FAST.every * 0.99 for a, b in itertools.pairwise(noted))
     assert len(noted) > 30
     assert {"day", "step", "samples", "sync", "gba", "delivered", "slowest", "overhead", "reason"} <= set(noted[0])
-    [result] = [event.fields for event in told if event.name == "result"]
     assert result["auto"]["looks"] == len(noted) and result["auto"]["last"] == noted[-1]
     assert result["auto"]["switched"] == [look for look in noted if look["wanted"] != look["mode"]]
     progress = [event.fields for event in told if event.name == "progress"]
@@ -75,15 +100,15 @@ def test_every_look_is_noted_with_its_numbers_and_told(two_days: Path, tmp_path:
     assert [each["to"] for each in done] == ["gba", "sync"]
 
 
-def test_it_is_the_same_every_time(two_days: Path, tmp_path: Path) -> None:
-    assert run(auto(), two_days, tmp_path / "a") == run(auto(), two_days, tmp_path / "b")
+def test_it_is_the_same_every_time(straggler: Ran, two_days: Path, tmp_path: Path) -> None:
+    assert run(auto(), two_days, tmp_path) == straggler.result
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.05])
-def test_a_calm_cluster_stays_in_sync(two_days: Path, tmp_path: Path, spread: float) -> None:
-    eager = dataclasses.replace(FAST, minimum_stay=0.0)
+def test_a_calm_cluster_stays_in_sync(one_day: Path, tmp_path: Path, spread: float) -> None:
+    eager = dataclasses.replace(FAST, minimum_stay=0.0, every=0.02)
     calm = auto(switch=eager, faults=[], cost={**COST, "spread": "lognormal", "spread_scale": spread})
-    result = run(calm, two_days, tmp_path)
+    result = run(calm, one_day, tmp_path)
     assert {phase["mode"] for phase in result["phases"]} == {"sync"}
     assert result["auto"]["switched"] == [] and result["auto"]["looks"] > 30
 
@@ -93,20 +118,20 @@ def test_from_gba_a_calm_cluster_goes_to_sync_once(two_days: Path, tmp_path: Pat
     assert [phase["mode"] for phase in result["phases"]] == ["gba", "sync", "sync"]
 
 
-def test_what_cannot_be_is_noted_and_not_asked(two_days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_is_noted_and_not_asked(one_day: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For instance where a worker is gone that sync would need, or the last batch is handed out."""
     monkeypatch.setattr(ModeSwitch, "_hindrance", lambda self, cfg: f"no {cfg.mode.name} today")
-    result = run(auto(), two_days, tmp_path)
+    result = run(auto(), one_day, tmp_path)
     wished = [look for look in looks(tmp_path) if look["wanted"] != look["mode"]]
     assert wished and all(look["obstacle"] == "no gba today" for look in wished)
     assert {phase["mode"] for phase in result["phases"]} == {"sync"} and result["auto"]["switched"] == []
 
 
-def test_the_other_mode_has_its_changes(two_days: Path, tmp_path: Path) -> None:
+def test_the_other_mode_has_its_changes(one_day: Path, tmp_path: Path) -> None:
     switch = dataclasses.replace(FAST, changes={"local_batch": 16, "iota": 7}, modes=[{"prefetch": "rows"}])
     cfg = auto(switch=switch)
     assert cfg.candidates["gba"].mode.options["iota"] == 7 and cfg.candidates["sync"] is cfg
-    assert run(cfg, two_days, tmp_path)["auto"]["switched"][0]["wanted"] == "gba"
+    assert run(cfg, one_day, tmp_path)["auto"]["switched"][0]["wanted"] == "gba"
     [there, *_] = [each["mode"] for each in infos(tmp_path, "mode") if isinstance(each["mode"], dict)]
     assert (there["name"], there["iota"], there["local_batch"], there["prefetch"]) == ("gba", 7, 16, "rows")
 

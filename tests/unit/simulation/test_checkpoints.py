@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +60,14 @@ def test_chosen_rows_and_a_base_make_a_model(name: str, data: Path, tmp_path: Pa
     assert first.chain(first.names()[0]).last.kind == "whole", "what it went on from is not in its folder"
 
 
+def _sum(parts: list[dict[str, Any]]) -> dict[str, int]:
+    """Staleness histogram of phases or rounds together."""
+    counts = Counter[int]()
+    for part in parts:
+        counts.update({int(steps): count for steps, count in part["staleness_histogram"].items()})
+    return {str(steps): count for steps, count in sorted(counts.items())}
+
+
 def test_a_run_that_switches_goes_on_with_the_switches_to_come(data: Path, tmp_path: Path) -> None:
     switches = [{"at": {"samples": 400}, "to": "gba"}, {"at": {"samples": 1000}, "to": "sync"}]
     cfg = config("sync", switches=switches)
@@ -77,6 +87,7 @@ def test_a_run_that_switches_goes_on_with_the_switches_to_come(data: Path, tmp_p
         assert again["samples"] == {**result["samples"], "effective": again["samples"]["effective"]}
         assert [phase["mode"] for phase in again["phases"]][-1 - left :] == modes[-1 - left :]
         assert again["mode"] == result["mode"] == "sync>gba@samples400>sync@samples1000"
+        assert _sum(again["phases"]) == _sum(again["rounds"]) == again["staleness_histogram"]
         if left == 0:
             assert again["checksums"]["model"] == result["checksums"]["model"]
     assert homes == {"servers", "workers"}

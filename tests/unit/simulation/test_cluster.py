@@ -16,6 +16,7 @@ from gbactl.wire.messages import Granted
 from gbactl.worker.loop import MappedBatchSource
 from tests.support.modes import EVERY
 from tests.support.simulated_runs import adds_up, config, run
+from tests.support.slow import slow
 
 # computing takes 1 ms a batch and nothing else takes any time worth mention
 FREE: dict[str, Any] = {
@@ -27,38 +28,50 @@ FREE: dict[str, Any] = {
 BATCH = 10
 
 
+def a_day(samples: int, cache: Path) -> Path:
+    data = {"name": "synthetic", "rows_per_day": samples, "days": 2, "numeric": 2, "fields": 3, "max_cardinality": 50}
+    rest = {"skew": 1.05, "signal": 1.6, "noise": 0.3, "drift": 0.1, "ctr": 0.3, "seed": 1}
+    return prepare({**data, **rest, "cache": str(cache)})
+
+
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A day of 4,000 samples."""
-    data = {"name": "synthetic", "rows_per_day": 4000, "days": 2, "numeric": 2, "fields": 3, "max_cardinality": 50}
-    rest = {"skew": 1.05, "signal": 1.6, "noise": 0.3, "drift": 0.1, "ctr": 0.3, "seed": 1}
-    return prepare({**data, **rest, "cache": str(tmp_path_factory.mktemp("cache"))})
+    return a_day(4000, tmp_path_factory.mktemp("cache"))
 
 
-def eps(mode: str, data: Path, folder: Path, workers: int, cost: dict[str, Any], **more: Any) -> float:
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A day of 1,600 samples."""
+    return a_day(1600, tmp_path_factory.mktemp("cache"))
+
+
+def eps(
+    mode: str, data: Path, folder: Path, workers: int, cost: dict[str, Any], samples: int = 4000, **more: Any
+) -> float:
     """Samples per virtual second with local batches of BATCH."""
     cfg = config(mode, workers=workers, global_batch=BATCH * workers, hard=False, cost={**FREE, **cost}, **more)
     result = run(cfg, data, folder / f"{mode}-{workers}-{len(list(folder.iterdir())) if folder.exists() else 0}")
-    adds_up(result, 4000)
+    adds_up(result, samples)
     rate = result["eps"]
     assert isinstance(rate, float)
     return rate
 
 
 @pytest.mark.parametrize("mode", EVERY)
-def test_where_only_computing_takes_time_workers_add_up(long: Path, tmp_path: Path, mode: str) -> None:
+def test_where_only_computing_takes_time_workers_add_up(short: Path, tmp_path: Path, mode: str) -> None:
     """And no more than that is counted, however early batches are handed out: the clock ends with the last gradient."""
     # where exchanges cost nothing, a pause between them only saves the simulation events
     own = {"hop_bw": {"backup": 0}}.get(mode, {"shadow_interval": 0.002} if mode.startswith("shadow") else {})
     more = {"options": own} if own else {}
     for workers, prefetch in ((1, "rows"), (4, "none"), (8, "rows")):
-        rate = eps(mode, long, tmp_path, workers, {}, prefetch=prefetch, **more)
+        rate = eps(mode, short, tmp_path, workers, {}, 1600, prefetch=prefetch, **more)
         without_pause = workers * BATCH / 1e-3
         assert without_pause * 0.99 <= rate <= without_pause
 
 
-def test_eight_workers_on_two_cores_are_as_fast_as_two(long: Path, tmp_path: Path) -> None:
-    two, eight = (eps("async", long, tmp_path, workers, {"cores": 2}) for workers in (2, 8))
+def test_eight_workers_on_two_cores_are_as_fast_as_two(short: Path, tmp_path: Path) -> None:
+    two, eight = (eps("async", short, tmp_path, workers, {"cores": 2}, 1600) for workers in (2, 8))
     assert eight == pytest.approx(two, rel=0.03)
 
 
@@ -79,10 +92,10 @@ def test_a_saturated_interface_flattens_eps_and_own_hosts_for_workers_do_not_hel
     assert rates[2] < 1.1 * rates[1]
 
 
-def test_latency_is_waited_for_where_rows_are_not_prefetched(long: Path, tmp_path: Path) -> None:
+def test_latency_is_waited_for_where_rows_are_not_prefetched(short: Path, tmp_path: Path) -> None:
     late = {"local_latency_us": 500.0}
-    plain = eps("gba", long, tmp_path, 2, late, prefetch="none")
-    ahead = eps("gba", long, tmp_path, 2, late, prefetch="rows")
+    plain = eps("gba", short, tmp_path, 2, late, 1600, prefetch="none")
+    ahead = eps("gba", short, tmp_path, 2, late, 1600, prefetch="rows")
     assert ahead > 1.5 * plain
     assert ahead <= 2 * BATCH / 1e-3 * 1.02
 
@@ -143,7 +156,7 @@ def test_who_runs_where() -> None:
     assert len({id(h) for h in (*one.workers, *one.servers, one.coordinator)}) == 1
 
 
-@pytest.mark.parametrize("mode", ["sync", "gba"])
+@pytest.mark.parametrize("mode", [slow("sync"), "gba"])
 def test_a_thousand_workers_run_and_nothing_of_theirs_is_left(long: Path, tmp_path: Path, mode: str) -> None:
     cfg = config(mode, workers=1000, global_batch=2000, cost={"workers_per_host": 1, "spread": "lognormal"})
     results: list[dict[str, Any]] = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +15,12 @@ import pytest
 
 from gbactl.coordinator import event_log
 from gbactl.cpu import SLOW_BF16, lacks_bf16
+from gbactl.data.source_cache import prepare
+from gbactl.errors import UsageError
+from gbactl.launch.hydra_config import compose
 from tests.support.processes import Launcher, environment, wait_for
+from tests.support.simulated_runs import run
+from tests.support.slow import slow
 
 SMALL = (
     "cluster=virtual", "experiment=smoke", "data.days=3", "data.rows_per_day=4000", "data.max_cardinality=300",
@@ -29,7 +36,9 @@ def launcher(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     assert not left, f"left behind: {left}"
 
 
-def test_a_virtual_run_is_tracked_and_reported_like_any_other(launcher: Launcher) -> None:
+def test_a_virtual_run_is_tracked_and_reported_like_any_other(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = (*SMALL, "mode=gba", "cluster.workers=8", "cost=cluster_10gbe", "faults=one_slow")
     result = launcher.train(*keys, small=False, tracking=True)
     assert (result["status"], result["clock"]) == ("FINISHED", "virtual")
@@ -39,7 +48,9 @@ def test_a_virtual_run_is_tracked_and_reported_like_any_other(launcher: Launcher
     run_dir = Path(result["run_dir"])
     assert result["event_log_bytes"] <= (run_dir / "events.log").stat().st_size
     assert next(iter(event_log.read(run_dir / "events.log"))).fields["threads"] == 1
-    again = launcher.train(*keys, small=False)
+    monkeypatch.setenv("GBACTL_CACHE", launcher.environment["GBACTL_CACHE"])
+    cfg = compose(list(keys))
+    again = json.loads(json.dumps(run(cfg, prepare(cfg.data), tmp_path / "again")))  # untracked, in this process
     for name in ("checksums", "auc", "virtual_seconds", "curve", "phases", "per_worker"):
         assert again[name] == result[name], name
     report = subprocess.run(
@@ -60,7 +71,7 @@ def test_ctrl_c_ends_it_and_keeps_what_was_logged(launcher: Launcher) -> None:
     assert list(launched.run_dir.glob("checkpoints/cut-000001/manifest.json"))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", [slow("fp32"), "bf16"])
 def test_a_processor_without_bf16_is_told(launcher: Launcher, precision: str) -> None:
     done = launcher.start(*SMALL, f"precision={precision}", "data.rows_per_day=512", small=False).finish()
     assert done.result["status"] == "FINISHED"
@@ -68,8 +79,12 @@ def test_a_processor_without_bf16_is_told(launcher: Launcher, precision: str) ->
 
 
 def test_what_only_real_processes_have_is_not_taken(launcher: Launcher) -> None:
-    for key in ("cluster.transport=tcp", "cluster.pin=off"):
-        done = launcher.start(*SMALL, key, small=False).finish()
-        assert done.code == 2 and "not belong to the chosen cluster; type cluster= one of: hosts, local." in done.err
-    done = launcher.start(*SMALL, "faults=hog", small=False).finish()
-    assert done.code == 2 and "type cluster=local" in done.err
+    for key, told in (
+        ("cluster.transport=tcp", "not belong to the chosen cluster; type cluster= one of: hosts, local."),
+        ("cluster.pin=off", "not belong to the chosen cluster; type cluster= one of: hosts, local."),
+        ("faults=hog", "type cluster=local"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(told)):
+            compose([*SMALL, key])
+    done = launcher.start(*SMALL, "cluster.pin=off", small=False).finish()
+    assert done.code == 2 and "type cluster= one of: hosts, local." in done.err

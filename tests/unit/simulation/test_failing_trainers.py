@@ -11,6 +11,7 @@ from gbactl.config import RunConfig, check
 from gbactl.errors import PeerGoneError
 from tests.support.modes import FOREGROUND, REPLICAS, every_k
 from tests.support.simulated_runs import adds_up, config, run
+from tests.support.slow import crossed
 
 KILL = {"kind": "kill", "workers": [1], "step": 5}
 
@@ -22,8 +23,7 @@ def failing(mode: str, plan: dict[str, Any], lost: str, switches: Any = (), **op
     return check(cfg)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("mode", ["shadow_easgd", "fr_easgd", "shadow_ma", "fr_bmuf"])
+@pytest.mark.parametrize(("threads", "mode"), crossed([1, 2], ["shadow_easgd", "fr_easgd", "shadow_ma", "fr_bmuf"]))
 def test_another_trainer_takes_its_place(data: Path, tmp_path: Path, mode: str, threads: int) -> None:
     result = run(failing(mode, KILL, "replace", hogwild_threads=threads), data, tmp_path / "run")
     adds_up(result, 1500)
@@ -56,8 +56,7 @@ def test_ended_by_a_death_where_that_is_asked_for(data: Path, tmp_path: Path) ->
         run(failing("shadow_ma", KILL, "end"), data, tmp_path)
 
 
-@pytest.mark.parametrize("mode", ["shadow_easgd", "shadow_ma", "fr_ma"])
-@pytest.mark.parametrize("seconds", [0.01, None])
+@pytest.mark.parametrize(("mode", "seconds"), crossed(["shadow_easgd", "shadow_ma", "fr_ma"], [0.01, None]))
 def test_a_trainer_that_stands_still(data: Path, tmp_path: Path, mode: str, seconds: float | None) -> None:
     """For less than the patience it is only late; for longer, another one takes its place."""
     hang = {**KILL, "kind": "hang", **({} if seconds is None else {"seconds": seconds})}

@@ -32,7 +32,10 @@ RESULT = {
     "gradients": {"applied": 9, "decayed": 1, "dropped": 0},
     "per_worker": {"W0": {"batches": 5, "samples": 50, "compute_eps": 13000.0}},
     "phases": [{"day": "day 0", "auc": 0.1, "eps": 1.0}, {"day": "day 0", "auc": 0.7, "eps": 3.0}],
-    "rounds": [{"day": "day 0", "auc": 0.7, "eps": 2.0}, {"day": "day 1", "eps": math.inf}],
+    "rounds": [
+        {"day": "day 0", "auc": 0.7, "eps": 2.0, "samples": 88, "staleness": {"mean": 0.5, "p50": 0.0}},
+        {"day": "day 1", "eps": math.inf},
+    ],
     "status": "FINISHED",
 }
 
@@ -71,6 +74,9 @@ def test_metrics_by_name() -> None:
         "worker_compute_eps/W0": 13000.0,
         "auc/day 0": 0.7,
         "eps/day 0": 2.0,
+        "samples_trained/day 0": 88.0,
+        "staleness_mean/day 0": 0.5,
+        "staleness_p50/day 0": 0.0,
     }
 
 

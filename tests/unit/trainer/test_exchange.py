@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -264,33 +263,6 @@ def test_compute_goes_on_while_a_shadow_exchange_takes_its_time() -> None:
     answer.set()
     loop.close()
     assert notes.exchanges >= 1 and notes.foreground == 0.0
-
-
-def rate(interval: float, seconds: float = 2.5) -> float:
-    """Local steps per second beside exchanges that take a second each."""
-    mine, notes, work = replica(), ExchangeStatistics(), np.ones((200, 200), np.float32)
-
-    def ask(sent: Any, alpha: float) -> Any:
-        time.sleep(1.0)
-        return ones(0.0)
-
-    loop = ShadowDriver(CentreExchange(mine, make("easgd", SIZE, {"alpha": 0.5}), notes, ask), interval)
-    began = time.perf_counter()
-    while time.perf_counter() < began + seconds:
-        np.dot(work, work)
-        mine.step(ones(0.0), 1.0, 1.0)
-        loop.stepped(mine.iterations)
-    found = mine.iterations / (time.perf_counter() - began)
-    assert (notes.exchanges >= 2) == (interval == 0.0)
-    loop.close()
-    return found
-
-
-@pytest.mark.slow
-def test_exchanges_of_a_second_cost_less_than_three_percent_of_the_speed() -> None:
-    """The best of four rounds each, in turns. In virtual time, to the bit: simulation/test_replicas.py."""
-    rates = [(rate(0.0), rate(float("inf"))) for _ in range(4)]
-    assert max(slow for slow, _ in rates) > 0.97 * max(without for _, without in rates)
 
 
 def test_a_shadow_that_failed_is_told_of_in_the_compute_loop() -> None:

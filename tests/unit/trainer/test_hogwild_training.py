@@ -28,6 +28,7 @@ from tests.support import small_data
 from tests.support.in_memory_collective import MemoryGroup
 from tests.support.memory_cluster import Killed, run_in_memory
 from tests.support.modes import AVERAGED, CENTRED, FOREGROUND, REPLICAS, every_k
+from tests.support.slow import slow
 
 SAMPLES = 1800  # two days of training, evaluated after each
 
@@ -79,7 +80,7 @@ def test_every_mode_trains_and_counts(data: Path, tmp_path: Path, mode: str) -> 
 @pytest.mark.parametrize(
     ("mode", "options", "batch_norm"),
     [
-        ("shadow_bmuf", {"shadow_interval": float("inf")}, False), ("shadow_ma", {"alpha": 0.0}, False),
+        ("shadow_bmuf", {"shadow_interval": float("inf")}, False), slow("shadow_ma", {"alpha": 0.0}, False),
         ("fr_bmuf", {"k": 100_000}, True),
     ],
 )  # fmt: skip

@@ -15,9 +15,9 @@ from tests.fuzz import wire
 from tests.fuzz.coordinator import Intruder, Spoken
 
 
-def test_a_hundred_thousand_mutated_frames() -> None:
-    ends = wire.run(100_000, seed=1)
-    assert ends.total() == 100_000
+def test_twenty_thousand_mutated_frames() -> None:
+    ends = wire.run(20_000, seed=1)
+    assert ends.total() == 20_000
     for target in wire.TARGETS:
         assert ends[target, "refused"] > 0 and ends[target, "read"] > 0, target
     assert ends["with the key", "no message"] > 0

@@ -36,6 +36,7 @@ from tests.support.deaths import DyingWorker, Orphaned, Victim
 from tests.support.in_memory_collective import MemoryGroup
 from tests.support.memory_cluster import Killed, run_in_memory
 from tests.support.modes import AVERAGED, REPLICAS, every_k
+from tests.support.slow import crossed
 
 SAMPLES = 1500
 BUCKETS = CollectiveConfig().buckets
@@ -150,9 +151,10 @@ def test_sums_of_a_server_have_the_bits_of_all_others(
     assert model(result) == model(undisturbed) and result["auc"] == undisturbed["auc"]
 
 
-@pytest.mark.parametrize("lost", ["continue", "replace"])
-@pytest.mark.parametrize(("victim", "turn"), [(0, 1), (1, 3), (0, 16)])
-@pytest.mark.parametrize("when", ["before", "half", "after"])
+@pytest.mark.parametrize(
+    ("lost", "victim", "turn", "when"),
+    crossed(["continue", "replace"], [(0, 1), (1, 3), (0, 16)], ["before", "half", "after"]),
+)
 def test_and_so_they_have_where_somebody_dies(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, undisturbed: dict[str, Any], victim: int,
     when: str, turn: int, lost: str,
@@ -180,8 +182,10 @@ def test_a_ring_that_breaks_leaves_its_sums_to_the_server(
     assert len(made) == 3 and all(ring.sums >= turn - 1 for ring in made)
 
 
-@pytest.mark.parametrize(("lost", "turn"), [("continue", 4), ("replace", 4), ("replace", 16)])
-@pytest.mark.parametrize("when", ["before", "half", "after", "announced"])
+@pytest.mark.parametrize(
+    ("lost", "turn", "when"),
+    crossed([("continue", 4), ("replace", 4), ("replace", 16)], ["before", "half", "after", "announced"]),
+)
 def test_a_sum_that_reached_nobody_is_made_again_of_what_there_is(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, when: str, turn: int, lost: str
 ) -> None:
@@ -224,8 +228,7 @@ def test_and_so_it_is_where_the_coordinator_dies_meanwhile(
     assert (result["global_step"], result["samples"]["trained"]) == (16, SAMPLES)
 
 
-@pytest.mark.parametrize("later", [1, 3, 6, 10])
-@pytest.mark.parametrize("lost", ["continue", "replace"])
+@pytest.mark.parametrize(("later", "lost"), crossed([1, 3, 6, 10], ["continue", "replace"]))
 def test_another_coordinator_goes_on_where_the_ring_is_broken(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, lost: str, later: int
 ) -> None:
@@ -243,8 +246,7 @@ def test_another_coordinator_goes_on_where_the_ring_is_broken(
         assert ended[place].fields["step"] == sum(isinstance(record, OrderRecord) for record in ended[:place])
 
 
-@pytest.mark.parametrize("later", range(6))
-@pytest.mark.parametrize("lost", ["continue", "replace"])
+@pytest.mark.parametrize(("later", "lost"), crossed(range(6), ["continue", "replace"]))
 def test_a_coordinator_that_dies_while_all_get_the_same_again(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, lost: str, later: int
 ) -> None:
@@ -317,8 +319,7 @@ def test_a_run_whose_dense_gradients_are_gone_cannot_be_replayed(
         replay(tmp_path)
 
 
-@pytest.mark.parametrize("mode", AVERAGED)
-@pytest.mark.parametrize("lost", ["continue", "replace"])
+@pytest.mark.parametrize(("mode", "lost"), crossed(AVERAGED, ["continue", "replace"]))
 def test_replicas_go_on_without_the_dead_trainer_and_with_another_one(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, mode: str, lost: str
 ) -> None:

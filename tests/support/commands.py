@@ -1,0 +1,110 @@
+"""`gbactl` commands in processes forked from one that has already imported what they import: of most commands, starting
+Python with PyTorch and MLflow would be the longest part."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from multiprocessing import connection
+from pathlib import Path
+
+from gbactl.tracking.mlflow_connection import quiet_mlflow
+
+MODULES = ("train", "report", "replay", "switch", "checkpoint")
+IMPORTED = (
+    "torch", "mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store", "alembic.command",
+    "gbactl.launch.training_run", "gbactl.tracking.tracked_run", "gbactl.simulation", "matplotlib.pyplot",
+    *(f"gbactl.cli.{name}" for name in MODULES),
+)  # fmt: skip
+quiet_mlflow()  # importing it starts its telemetry otherwise
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(list(IMPORTED))
+
+
+@atexit.register
+def _end() -> None:
+    """Kill what a failed test has left running: multiprocessing would wait for it."""
+    for child in multiprocessing.active_children():
+        child.kill()
+
+
+def _run(arguments: tuple[str, ...], cwd: str, environment: dict[str, str], paths: tuple[str, str]) -> None:
+    """Body of a command's process."""
+    atexit.unregister(_end)
+    os.setsid()
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, path in enumerate(paths, start=1):
+        file = os.open(path, os.O_WRONLY)
+        os.dup2(file, number)
+        os.close(file)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
+    sys.argv = ["gbactl", *arguments]
+    from gbactl.cli import main
+
+    try:
+        main()
+    finally:
+        sys.stdout.flush()
+        atexit._run_exitfuncs()  # multiprocessing ends a process without them
+
+
+class Command:
+    """A running command, with the methods of subprocess.Popen."""
+
+    def __init__(self, arguments: tuple[str, ...], cwd: Path, environment: Mapping[str, str]) -> None:
+        self.args = ("gbactl", *arguments)
+        self._files = [tempfile.NamedTemporaryFile(prefix="gbactl-test-") for _ in range(2)]  # noqa: SIM115
+        paths = (self._files[0].name, self._files[1].name)
+        self._process = _forks.Process(target=_run, args=(arguments, str(cwd), dict(environment), paths))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        connection.wait([self._process.sentinel], timeout)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return code
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Standard output and error, after the end."""
+        self.wait(timeout)
+        out, err = (Path(file.name).read_text(errors="replace") for file in self._files)
+        return out, err
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def run(
+    *arguments: str, cwd: Path, environment: Mapping[str, str], seconds: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """`gbactl ARGUMENTS`, to its end."""
+    command = Command(arguments, cwd, environment)
+    try:
+        out, err = command.communicate(seconds)
+    except BaseException:
+        command.kill()
+        raise
+    return subprocess.CompletedProcess(command.args, command.wait(), out, err)

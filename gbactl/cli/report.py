@@ -30,6 +30,11 @@ def _split(values: tuple[str, ...]) -> list[str]:
     help="Largest difference to the baseline that counts as none; of eps, a share such as .02 [default: .0005 of AUC]",
 )
 @click.option("--round", "of_round", metavar="ROUND", help='Columns of one day or epoch alone, for instance "day 2".')
+@click.option(
+    "--time-to-auc",
+    metavar="AUC|baseline",
+    help="Add the seconds and samples until this AUC, or the last one of the baseline's run with the same seed.",
+)
 @click.option("--metric", multiple=True, metavar="NAME,...", help="More columns, for instance wall_seconds.")
 @click.option(
     "--format",
@@ -39,6 +44,7 @@ def _split(values: tuple[str, ...]) -> list[str]:
     type=click.Choice(["table", "md", "csv", "tex", "html", "json"]),
 )
 @click.option("--plots", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Write figures to DIR.")
+@click.option("--log", is_flag=True, help="Write the table to the experiment's note in MLflow, verdicts to its runs.")
 @click.option("--uri", metavar="URI", help="The tracking store (default: MLFLOW_TRACKING_URI, ./mlflow.db).")
 @click.option(
     "--send",
@@ -55,9 +61,11 @@ def command(
     on: str,
     margin: float | None,
     of_round: str | None,
+    time_to_auc: str | None,
     metric: tuple[str, ...],
     form: str,
     plots: Path | None,
+    log: bool,
     uri: str | None,
     run_dir: Path | None,
 ) -> None:
@@ -69,6 +77,7 @@ def command(
     gbactl report --by tags.takes_over --on "auc/day 3"
     gbactl report --round "day 2"
     gbactl report --format md --plots plots/
+    gbactl report --time-to-auc baseline --margin .001 --log
     gbactl report --send runs/RUN_DIR
     """
     from gbactl.launch.run_dir import end_orphans
@@ -78,5 +87,6 @@ def command(
         send(run_dir, uri, click.echo)
         return
     by_keys, metrics = _split(by) or None, _split(metric)
-    options = ReportOptions(uri, experiment, where, by_keys, baseline, metrics, on, form, plots, margin, of_round)
+    chosen = (margin, of_round, time_to_auc, log)
+    options = ReportOptions(uri, experiment, where, by_keys, baseline, metrics, on, form, plots, *chosen)
     report(options, click.echo, lambda line: click.echo(line, err=True), end_orphans)

@@ -5,21 +5,24 @@ Curves come from result.json, downloaded from the run's MLflow artifacts: one sm
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gbactl.errors import TrackingError
+from gbactl.errors import TrackingError, UsageError
 from gbactl.report.compare import Report, compare, of_round
+from gbactl.report.paired_statistics import Key
 from gbactl.report.plots import Curves, curves_of, plot
-from gbactl.report.render import beside, render, sentences
+from gbactl.report.render import beside, markdown, render, sentences
+from gbactl.report.time_to_auc import times_to_auc
 from gbactl.tracking.delivery import send_backlog
-from gbactl.tracking.mlflow_connection import Run, connect, read_runs, sqlite_path, tracking_uri
+from gbactl.tracking.mlflow_connection import Run, connect, log_comparison, read_runs, sqlite_path, tracking_uri
 
 Say = Callable[[str], None]
 
@@ -39,6 +42,8 @@ class ReportOptions:
     plots: Path | None
     margin: float | None = None
     round: str | None = None
+    time_to_auc: str | None = None
+    log: bool = False
 
 
 def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str], None]) -> None:
@@ -60,17 +65,45 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
         made = replace(made, notes=(f"All columns are of {options.round} alone.", *made.notes))
     if not made.groups:
         raise TrackingError(f"None of the {len(runs)} runs can be compared. {' '.join(sentences(made))}")
+    curves, missing = dict[Key, list[Curves]](), list[str]()
+    if options.time_to_auc is not None or options.plots is not None:
+        curves, missing = read_curves(uri, runs, made)
+    if options.time_to_auc is not None:
+        made = with_times(made, curves, options.time_to_auc)
     terminal = sys.stdout.isatty()
     width = max(80, shutil.get_terminal_size().columns) if terminal else 80
-    out(render(made, options.form, width, terminal).rstrip("\n"))
+    every = [each for group in curves.values() for each in group]
+    drawn = [] if options.plots is None else plot(every, options.plots)
+    out(render(made, options.form, width, terminal, drawn).rstrip("\n"))
     for sentence in beside(made, options.form):
         aside(sentence)
-    if options.plots is not None:
-        curves, missing = read_curves(uri, runs, made)
-        for written in plot(curves, options.plots):
-            aside(f"wrote {written}")
-        if missing:
-            aside(f"Not in the plots, no result.json: {', '.join(missing)}.")
+    for written in drawn:
+        aside(f"wrote {written}")
+    if missing:
+        aside(f"Not in plots and times, no result.json: {', '.join(missing)}.")
+    if options.log:
+        words = {run: group.verdict.words for group in made.groups if group.verdict for run in group.runs}
+        log_comparison(uri, options.experiments, markdown(made), words)
+        aside(f"Logged: the table as the note of {', '.join(options.experiments)}, the verdicts on {len(words)} runs.")
+
+
+def with_times(report: Report, curves: Mapping[Key, Sequence[Curves]], wanted: str) -> Report:
+    """Add the times to an AUC, given as a number or as "baseline". Raises UsageError for other text."""
+    auc: float | None = None
+    if wanted == "baseline":
+        if report.baseline is None:
+            raise UsageError(
+                "There is no baseline whose AUC could be reached; type --baseline VALUE, or --time-to-auc NUMBER"
+            )
+        name = f"{report.baseline}'s last AUC"
+    else:
+        with contextlib.suppress(ValueError):
+            auc = float(wanted)
+        if auc is None or not 0 < auc < 1:
+            raise UsageError(f"--time-to-auc {wanted} is no AUC; type a number between 0 and 1, or: baseline")
+        name = f"AUC {auc:g}"
+    own = {group.key: group.key if group.key[0] == report.baseline else group.against for group in report.groups}
+    return replace(report, time_to=name, times=times_to_auc(own, curves, auc))
 
 
 def send(run_dir: Path, uri: str | None, out: Say) -> None:
@@ -82,13 +115,13 @@ def send(run_dir: Path, uri: str | None, out: Say) -> None:
         out(f"Sent {sent.records} records of run {sent.run_id} to {sent.uri}.")
 
 
-def read_curves(uri: str, runs: list[Run], report: Report) -> tuple[list[Curves], list[str]]:
-    """Read the curves of the runs in a report from their result.json, in the order of its lines.
+def read_curves(uri: str, runs: list[Run], report: Report) -> tuple[dict[Key, list[Curves]], list[str]]:
+    """Read the curves of the runs in a report from their result.json, by lines in the report's order.
 
     Also list the runs without a readable result.json.
     """
     client, missing = connect(uri), []
-    found: dict[tuple[str, ...], list[Curves]] = {group.key: [] for group in report.groups}
+    found: dict[Key, list[Curves]] = {group.key: [] for group in report.groups}
     keys = {run_id: group.key for group in report.groups for run_id in group.runs}
     with tempfile.TemporaryDirectory() as folder:
         for run in runs:
@@ -100,7 +133,7 @@ def read_curves(uri: str, runs: list[Run], report: Report) -> tuple[list[Curves]
                 missing.append(run.label)
             else:
                 found[key].append(curves_of(", ".join(filter(None, key)), run.seed, result))
-    return [curves for each in found.values() for curves in each], missing
+    return found, missing
 
 
 def _result(client: Any, run_id: str, folder: Path) -> dict[str, Any] | None:

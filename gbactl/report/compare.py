@@ -10,7 +10,7 @@ from statistics import fmean
 
 from gbactl.errors import UsageError
 from gbactl.policies.policy import names
-from gbactl.report.columns import AUC, CLOCKS, REPLICAS, STANDARD, Column, column_of
+from gbactl.report.columns import AUC, CLOCKS, GROUPED, REPLICAS, STANDARD, Column, column_of
 from gbactl.report.configuration_differences import (
     TAGS,
     Configuration,
@@ -36,6 +36,7 @@ from gbactl.report.paired_statistics import (
     stats_of,
     why_alone,
 )  # fmt: skip
+from gbactl.report.time_to_auc import TimeLine
 from gbactl.report.verdicts import Scale, Verdict, scale_of, verdicts
 from gbactl.tracking.mlflow_connection import Run
 
@@ -88,7 +89,9 @@ class ExcludedRun:
 
 @dataclass(frozen=True)
 class Report:
-    """Comparison of runs in the form that the renderers need; the first column is the compared metric."""
+    """Comparison of runs in the form that the renderers need; the first column is the compared metric.
+
+    `times`: until runs reached the AUC that `time_to` names, where this was asked for."""
 
     by: Key
     columns: tuple[Column, ...]
@@ -101,6 +104,8 @@ class Report:
     varied: tuple[str, ...] = ()
     failures: tuple[FailureLine, ...] = ()
     margin: float | None = None
+    time_to: str = ""
+    times: tuple[TimeLine, ...] = ()
 
 
 def compare(
@@ -211,8 +216,9 @@ def _columns(runs: Sequence[Run], on: str, metrics: Sequence[str]) -> tuple[Colu
     """List the table's columns: the compared metric, the standard ones, then `metrics`."""
     clocks = CLOCKS if any("virtual_seconds" in run.metrics for run in runs) else ()
     replicas = REPLICAS if any("elp" in run.metrics for run in runs) else ()
+    grouped = GROUPED if any("gauc" in run.metrics for run in runs) else ()
     first = AUC if on == "auc" else column_of(on)
-    more = (*STANDARD, *replicas, *clocks, *map(column_of, metrics))
+    more = (*STANDARD, *grouped, *replicas, *clocks, *map(column_of, metrics))
     return (first, *(column for column in more if column.metrics != first.metrics))
 
 

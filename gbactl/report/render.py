@@ -6,6 +6,7 @@ that do not fit beside each other go into a table below.
 
 from __future__ import annotations
 
+import base64
 import csv as csv_module
 import dataclasses
 import html as html_module
@@ -15,12 +16,14 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gbactl.report.columns import MISSING, SLOWDOWN, Cell, Column, cell, difference_cell, ratio_cell
 from gbactl.report.compare import MARKS, SHORT_SECONDS, Group, Report
 from gbactl.report.failure_tables import FAILURE_COLUMNS, FailureLine, SlowdownLine
 from gbactl.report.paired_statistics import Difference, Stat
+from gbactl.report.time_to_auc import CensoredMedian
 from gbactl.tracking.final_metrics import FAILURE_KINDS
 
 if TYPE_CHECKING:
@@ -78,7 +81,7 @@ def _lines_grid(
 
 
 def grids(report: Report) -> list[list[GridColumn]]:
-    """Make all tables of a report: the comparison and, if there are any, slow-downs and failures.
+    """Make all tables of a report: the comparison and, if there are any, slow-downs, failures, and times to an AUC.
 
     Slow-downs: injected and observed factor and error of each faulty process. Failures: how often a process failed in a
     run, how soon it was replaced, and what that cost."""
@@ -90,7 +93,24 @@ def grids(report: Report) -> list[list[GridColumn]]:
     if report.failures:
         failed = (f"{each.process} {each.failure}" for each in report.failures)
         made.append(_lines_grid(report, report.failures, "failed", failed, FAILURE_COLUMNS))
+    if report.times:
+        made.append(_times_grid(report))
     return made
+
+
+def _times_grid(report: Report) -> list[GridColumn]:
+    """Make the table of the time to an AUC: group keys, how many runs reached it, median seconds and samples."""
+    times = report.times
+    made = [GridColumn(name, tuple(Cell(each.key[i]) for each in times), key=True) for i, name in enumerate(report.by)]
+    made.append(GridColumn("reached", tuple(Cell(f"{each.reached} of {each.n}") for each in times)))
+    for what, digits in (("seconds", 1), ("samples", 0)):
+        cells = tuple(Cell(_censored(getattr(each, what), digits)) for each in times)
+        made.append(GridColumn(f"{what} to {report.time_to}", cells))
+    return made
+
+
+def _censored(found: CensoredMedian, digits: int) -> str:
+    return f"{'>' if found.bound else ''}{found.value:,.{digits}f}"
 
 
 def _but_for(report: Report) -> str:
@@ -122,6 +142,12 @@ def sentences(report: Report) -> list[str]:
         said.append(
             "failed: what became of a process; seconds from the failure (from when it was noticed, where it was not "
             "injected) until it was noticed, until another was ready in its place, until that one's first gradient."
+        )
+    if report.times:
+        said.append(
+            f"to {report.time_to}: until a run's first evaluation with at least this AUC, in seconds of training (of a "
+            "simulated cluster: virtual ones), median over the runs. A run that never reached it counts as longer "
+            "than all that did; > is a lower bound."
         )
     marks = {mark for group in report.groups for mark in group.marks}
     said += [meaning for metric, meaning in MEANINGS.items() if MARKS[metric] in marks]
@@ -189,11 +215,15 @@ _STYLE = (
 )
 
 
-def render(report: Report, form: str, width: int = 80, colour: bool = False) -> str:
-    """Render the report as text in one of FORMATS; `width` and `colour` apply to "table" only."""
+def render(report: Report, form: str, width: int = 80, colour: bool = False, figures: Sequence[Path] = ()) -> str:
+    """Render the report as text in one of FORMATS.
+
+    `width` and `colour` apply to "table" only, `figures` (PNG files) to "html" only."""
     if form == "table":
         return text(report, width, colour)
-    renderers = {"md": markdown, "csv": csv, "tex": tex, "html": html, "json": json}
+    if form == "html":
+        return html(report, figures)
+    renderers = {"md": markdown, "csv": csv, "tex": tex, "json": json}
     return renderers[form](report)
 
 
@@ -307,8 +337,8 @@ def _tex_line(row: list[str]) -> str:
     return " & ".join(tex_escape(text).replace("+-", r"$\pm$") for text in row) + r" \\"
 
 
-def html(report: Report) -> str:
-    """Render the report as a complete HTML page."""
+def html(report: Report, figures: Sequence[Path] = ()) -> str:
+    """Render the report as a complete HTML page, which contains the figures."""
     tables = [line for columns in grids(report) for line in _html_table(columns)]
     said = [f"<li>{html_module.escape(sentence)}</li>" for sentence in sentences(report)]
     page = [
@@ -318,7 +348,13 @@ def html(report: Report) -> str:
         "<body>",
         *tables,
     ]
-    return "\n".join([*page, *(["<ul>", *said, "</ul>"] if said else []), "</body></html>"]) + "\n"
+    drawn = [_image(path) for path in figures]
+    return "\n".join([*page, *(["<ul>", *said, "</ul>"] if said else []), *drawn, "</body></html>"]) + "\n"
+
+
+def _image(path: Path) -> str:
+    data = base64.b64encode(path.read_bytes()).decode()
+    return f'<img alt="{html_module.escape(path.stem)}" width="640" src="data:image/png;base64,{data}">'
 
 
 def _html_table(columns: list[GridColumn]) -> list[str]:
@@ -352,7 +388,18 @@ def csv(report: Report) -> str:
     if report.failures:
         out.write("\n")
         _failures(report, writer)
+    if report.times:
+        out.write("\n")
+        _times(report, writer)
     return out.getvalue()
+
+
+def _times(report: Report, writer: Any) -> None:
+    """Write the table of times to an AUC to the CSV output; a `bound` is 1 where the median is a lower bound."""
+    writer.writerow([*report.by, "auc", "n", "reached", "seconds", "seconds_bound", "samples", "samples_bound"])
+    for each in report.times:
+        medians = [part for found in (each.seconds, each.samples) for part in (found.value, int(found.bound))]
+        writer.writerow([*each.key, each.auc, each.n, each.reached, *medians])
 
 
 def _slowdowns(report: Report, writer: Any) -> None:

@@ -210,6 +210,31 @@ def read_runs(uri: str, experiments: Sequence[str], where: Sequence[str]) -> lis
     return sorted((_run(entity) for entity in found), key=lambda run: run.start_ms)
 
 
+NOTE, VERDICT = "mlflow.note.content", "gbactl.verdict"
+_NOTE_BEGINS, _LONGEST_NOTE = "<!-- gbactl report -->", 5000
+
+
+def log_comparison(uri: str, experiments: Sequence[str], table: str, verdicts: Mapping[str, str]) -> None:
+    """Write a comparison's table (Markdown) into the experiments' notes, and each run's verdict as its tag.
+
+    `verdicts`: by run id. A note's own text stays above the table. Raises TrackingError."""
+    from mlflow.exceptions import MlflowException
+
+    client = connect(uri)
+    try:
+        for name in experiments:
+            found = client.get_experiment(_existing_experiment(client, name, uri))
+            own = found.tags.get(NOTE, "").partition(_NOTE_BEGINS)[0].rstrip()
+            note = f"{own}\n\n{_NOTE_BEGINS}\n{table}".lstrip()
+            if len(note) > _LONGEST_NOTE:
+                note = note[: _LONGEST_NOTE - 4].rpartition("\n")[0] + "\n..."
+            client.set_experiment_tag(found.experiment_id, NOTE, note)
+        for run_id, words in verdicts.items():
+            client.set_tag(run_id, VERDICT, words)
+    except MlflowException as error:
+        raise TrackingError(f"The verdicts cannot be written to {uri}: {first_line(error)}") from error
+
+
 def _existing_experiment(client: MlflowClient, name: str, uri: str) -> str:
     found = client.get_experiment_by_name(name)
     if found is not None:

@@ -19,7 +19,7 @@ import gbactl
 from gbactl.cli.report import command
 from gbactl.errors import GbactlError, TrackingError, UsageError
 from gbactl.tracking.final_metrics import metrics_of
-from gbactl.tracking.mlflow_connection import tracking_uri
+from gbactl.tracking.mlflow_connection import NOTE, VERDICT, connect, tracking_uri
 from gbactl.tracking.tracked_run import TrackedRun
 
 pytestmark = pytest.mark.beside
@@ -81,6 +81,25 @@ def test_csv_on_a_pipe_is_csv_alone() -> None:
     assert "vs sync" in done.stderr
 
 
+def test_time_to_auc_is_read_from_the_artifacts() -> None:
+    lines = [line.split() for line in typed("--time-to-auc", "baseline").stdout.splitlines()]
+    assert ["gba", "0", "of", "2", ">1.0", ">50"] in lines and ["sync", "2", "of", "2", "1.0", "50"] in lines
+
+
+def test_log_writes_the_table_below_the_notes_own_text_and_the_verdicts(folder: Path) -> None:
+    client = connect(tracking_uri())
+    experiment = client.get_experiment_by_name("gbactl").experiment_id
+    client.set_experiment_tag(experiment, NOTE, "What I wanted to know.")
+    for _ in range(2):
+        assert "the verdicts on 2 runs" in typed("--log").stderr
+    note = client.get_experiment(experiment).tags[NOTE]
+    assert note.startswith("What I wanted to know.") and note.count("| gba | 2 |") == 1
+    assert "- gba: worse by 0.01000" in note
+    tags = {run.info.run_name: run.data.tags.get(VERDICT, "") for run in client.search_runs([experiment])}
+    assert tags["gba-s1"] == tags["gba-s2"] and tags["gba-s1"].startswith("worse by 0.01000")
+    assert tags["sync-s1"] == tags["gba-s3"] == ""
+
+
 @pytest.mark.slow
 def test_plots_are_written_from_the_artifacts(tmp_path: Path) -> None:
     done = typed("--plots", str(tmp_path / "p"))
@@ -104,6 +123,7 @@ def test_plots_are_written_from_the_artifacts(tmp_path: Path) -> None:
         (["--uri", "./mlruns"], TrackingError, "sqlite:///mlflow.db"),
         (["--by", "color"], UsageError, "No run has the parameter color"),
         (["--baseline", "bsp"], UsageError, "type one of: gba, sync"),
+        (["--time-to-auc", "high"], UsageError, "type a number between 0 and 1, or: baseline"),
         (["--send", "nowhere"], TrackingError, "no run directory nowhere"),
     ],
 )

@@ -22,9 +22,9 @@ demo: install ## install, train a base in sync, go on with a slow worker in sync
 	$(BIN)/gbactl train $(GO_ON) 'run_dir=runs/demo/sync-$${seed}'
 	$(BIN)/gbactl switch $(GO_ON) 'run_dir=runs/demo/async-$${seed}' 'switch.schedule=[{at: {day: 2}, to: async}]'
 	$(BIN)/gbactl switch $(GO_ON) 'run_dir=runs/demo/gba-$${seed}' 'switch.schedule=[{at: {day: 2}, to: gba}]'
-	$(BIN)/gbactl report --experiment demo --round "day 2" --format html > runs/demo/report.html
-	$(BIN)/gbactl report --experiment demo --round "day 2" --plots runs/demo
-	@echo "The report is runs/demo/report.html; every run is in MLflow: type 'make ui' and open the address it prints."
+	$(BIN)/gbactl report --experiment demo --round "day 2" --plots runs/demo --format html > runs/demo/report.html
+	$(BIN)/gbactl report --experiment demo --round "day 2"
+	@echo "The report with its figures is runs/demo/report.html. Type 'make ui' to see every run in MLflow."
 
 install: ## make .venv with everything in it, Horovod too (HOROVOD=no leaves it out); seconds when nothing changed
 	@$(PYTHON) -m gbactl.install $(FLAGS)

@@ -309,7 +309,8 @@ class RunFlow:
         run.serve_evaluation()
         yield WaitCondition(lambda: evaluation.missing == 0)
         run.evaluation = None
-        return evaluation.metrics(run.dataset.splits[split].slice(0, samples).labels)
+        rows, user = run.dataset.splits[split].slice(0, samples), run.dataset.user_field
+        return evaluation.metrics(rows.labels, None if user is None else rows.ids[:, user])
 
     def _close_round(self, part: Round, scores: dict[int, dict[str, float]]) -> dict[str, Any]:
         run = self.run

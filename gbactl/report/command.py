@@ -72,12 +72,13 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
         made = with_times(made, curves, options.time_to_auc)
     terminal = sys.stdout.isatty()
     width = max(80, shutil.get_terminal_size().columns) if terminal else 80
-    out(render(made, options.form, width, terminal).rstrip("\n"))
+    every = [each for group in curves.values() for each in group]
+    drawn = [] if options.plots is None else plot(every, options.plots)
+    out(render(made, options.form, width, terminal, drawn).rstrip("\n"))
     for sentence in beside(made, options.form):
         aside(sentence)
-    if options.plots is not None:
-        for written in plot([each for group in curves.values() for each in group], options.plots):
-            aside(f"wrote {written}")
+    for written in drawn:
+        aside(f"wrote {written}")
     if missing:
         aside(f"Not in plots and times, no result.json: {', '.join(missing)}.")
     if options.log:

@@ -6,6 +6,7 @@ that do not fit beside each other go into a table below.
 
 from __future__ import annotations
 
+import base64
 import csv as csv_module
 import dataclasses
 import html as html_module
@@ -15,6 +16,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gbactl.report.columns import MISSING, SLOWDOWN, Cell, Column, cell, difference_cell, ratio_cell
@@ -213,11 +215,15 @@ _STYLE = (
 )
 
 
-def render(report: Report, form: str, width: int = 80, colour: bool = False) -> str:
-    """Render the report as text in one of FORMATS; `width` and `colour` apply to "table" only."""
+def render(report: Report, form: str, width: int = 80, colour: bool = False, figures: Sequence[Path] = ()) -> str:
+    """Render the report as text in one of FORMATS.
+
+    `width` and `colour` apply to "table" only, `figures` (PNG files) to "html" only."""
     if form == "table":
         return text(report, width, colour)
-    renderers = {"md": markdown, "csv": csv, "tex": tex, "html": html, "json": json}
+    if form == "html":
+        return html(report, figures)
+    renderers = {"md": markdown, "csv": csv, "tex": tex, "json": json}
     return renderers[form](report)
 
 
@@ -331,8 +337,8 @@ def _tex_line(row: list[str]) -> str:
     return " & ".join(tex_escape(text).replace("+-", r"$\pm$") for text in row) + r" \\"
 
 
-def html(report: Report) -> str:
-    """Render the report as a complete HTML page."""
+def html(report: Report, figures: Sequence[Path] = ()) -> str:
+    """Render the report as a complete HTML page, which contains the figures."""
     tables = [line for columns in grids(report) for line in _html_table(columns)]
     said = [f"<li>{html_module.escape(sentence)}</li>" for sentence in sentences(report)]
     page = [
@@ -342,7 +348,13 @@ def html(report: Report) -> str:
         "<body>",
         *tables,
     ]
-    return "\n".join([*page, *(["<ul>", *said, "</ul>"] if said else []), "</body></html>"]) + "\n"
+    drawn = [_image(path) for path in figures]
+    return "\n".join([*page, *(["<ul>", *said, "</ul>"] if said else []), *drawn, "</body></html>"]) + "\n"
+
+
+def _image(path: Path) -> str:
+    data = base64.b64encode(path.read_bytes()).decode()
+    return f'<img alt="{html_module.escape(path.stem)}" width="640" src="data:image/png;base64,{data}">'
 
 
 def _html_table(columns: list[GridColumn]) -> list[str]:

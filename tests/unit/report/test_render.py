@@ -70,6 +70,13 @@ def test_html_is_one_page_with_a_row_a_group() -> None:
     assert "<li>Left out, FAILED: gba-s4 (gba40000).</li>" in text
 
 
+def test_html_contains_the_figures(tmp_path: Path) -> None:
+    (tmp_path / "eps.png").write_bytes(b"\x89PNG")
+    text = render(report(), "html", figures=[tmp_path / "eps.png"])
+    assert '<img alt="eps" width="640" src="data:image/png;base64,iVBORw==">' in text
+    assert "<img" not in render(report(), "html")
+
+
 def test_csv_has_numbers_in_full_and_no_sentences() -> None:
     lines = render(report(), "csv").splitlines()
     assert lines[0].startswith("mode,n,auc_difference,auc_difference_half,pairs,auc_mean,auc_sd,")

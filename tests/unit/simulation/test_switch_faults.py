@@ -115,7 +115,7 @@ def test_a_wish_before_anything_has_begun(data: Path, tmp_path: Path) -> None:
     """The first phase is in the mode that was asked for; a second wish comes too soon; a third is no mode."""
     cfg = config("gba", "bsp")
     wishes = [
-        Event("switch", {"id": 1, "mode": {"name": "gba", "prefetch": "rows"}}),
+        Event("switch", {"id": 1, "mode": {"name": "gba", "prefetch": "data"}}),
         Event("switch", {"id": 2, "mode": {"name": "async", "prefetch": "none"}}),
         Event("switch", {"id": 3, "mode": {"name": "bsp"}}),
         Event("switch", {"id": 4, "mode": {"name": "sync"}}),

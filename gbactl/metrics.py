@@ -34,6 +34,24 @@ def auc(labels: Labels, p: Probabilities) -> float:
     return float(roc_auc_score(labels, p)) if _both_classes(labels) else math.nan
 
 
+def gauc(labels: Labels, p: Probabilities, users: NDArray[Any]) -> float:
+    """Compute the AUC within each user's samples, averaged over users with both classes by their numbers of samples."""
+    _checked(labels, p)
+    order = np.lexsort((p, users))
+    labels, p, users = labels[order] > 0, p[order], users[order]
+    new_user = np.diff(users, prepend=users[:1] - 1) != 0
+    first = np.flatnonzero(new_user)
+    ties = np.flatnonzero(new_user | (np.diff(p, prepend=p[:1] - 1) != 0))
+    of_tie = np.diff(ties, append=labels.size)
+    rank = np.repeat(ties + (of_tie + 1) / 2, of_tie)  # within all samples, from 1; ties share their mean rank
+    samples, clicks = np.diff(first, append=labels.size), np.add.reduceat(labels, first, dtype=np.int64)
+    won = np.add.reduceat(rank * labels, first) - clicks * first - clicks * (clicks + 1) / 2
+    both = (clicks > 0) & (clicks < samples)
+    if not both.any():
+        return math.nan
+    return float(np.average(won[both] / (clicks * (samples - clicks))[both], weights=samples[both]))
+
+
 def logloss(labels: Labels, p: Probabilities) -> float:
     """Compute the mean binary cross-entropy in nats, with p kept one float32 rounding away from 0 and 1."""
     _checked(labels, p)
@@ -64,14 +82,16 @@ def calibration(labels: Labels, p: Probabilities) -> float:
     return float(np.sum(p, dtype=np.float64) / clicks) if clicks else math.nan
 
 
-def evaluate(labels: Labels, p: Probabilities) -> dict[str, float]:
-    """Compute all four metrics, by name: auc, logloss, ne, calibration."""
+def evaluate(labels: Labels, p: Probabilities, users: NDArray[Any] | None = None) -> dict[str, float]:
+    """Compute all metrics, by name: auc, logloss, ne, calibration, and gauc where the samples' users are known."""
     loss = logloss(labels, p)
+    grouped = {} if users is None else {"gauc": gauc(labels, p, users)}
     return {
         "auc": auc(labels, p),
         "logloss": loss,
         "ne": _normalised(labels, loss),
         "calibration": calibration(labels, p),
+        **grouped,
     }
 
 

@@ -76,7 +76,7 @@ def sweep(chosen: Mapping[str, Tried], rate: str, seeds: int) -> dict[str, objec
     lines = [
         ["+tracking.tags.derived=sync", "mode=sync", f"optim.lr={rate}"],
         ["+tracking.tags.derived=gba", "mode=gba", f"optim.lr={rate}"],
-        ["+tracking.tags.derived=gba-prefetch-0", "mode=gba", "mode.prefetch=0", f"optim.lr={rate}"],
+        ["+tracking.tags.derived=gba-prefetch-0", "mode=gba", "mode.prefetch=none", f"optim.lr={rate}"],
         *([f"+tracking.tags.derived={mode}", *setting.line] for mode, setting in chosen.items()),
     ]
     common = ["experiment=gba_claims", "faults=eighth_slow", "train.days=3"]

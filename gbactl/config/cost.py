@@ -31,6 +31,7 @@ class CostConfig:
     servers_on: str = "workers"
     batch_us: Time = 900.0
     sample_us: Time = 33.0
+    push_us: Time = 250.0
     predict_us: Time = 11.0
     worker_scale: list[Factor] = field(default_factory=list)
     spread: str = "none"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from gbactl.checked_dataclasses import Bounds, Count, Interval, Natural, Processes, Seconds, ShareBelowOne
 from gbactl.store.optimizers import ScheduleConfig
@@ -22,9 +22,14 @@ class ModeConfig:
 
     name: str = "sync"
     local_batch: Count | None = None
-    prefetch: Literal[0, 1] = 1
+    prefetch: str = "data"
     sparse_divisor: str = "global"
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ahead(self) -> int:
+        """Number of batches that a worker requests while it computes another one."""
+        return int(self.prefetch != "none")
 
 
 @dataclass

@@ -138,6 +138,7 @@ def _check_place(cfg: RunConfig) -> None:
 
 def _check_mode(cfg: RunConfig) -> None:
     cfg.policy_options().check_workers(cfg.cluster.workers)
+    choice("mode.prefetch", cfg.mode.prefetch, ("none", "data", "rows"))
     choice("mode.sparse_divisor", cfg.mode.sparse_divisor, ("global", "contributors"))
     _check_batches(cfg)
 

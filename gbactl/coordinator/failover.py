@@ -278,7 +278,7 @@ class Failover:
             if trains and not joins:  # this batch was given up at a switch
                 self.core.switch.abandoned.add(phase, [(worker, batch, set())])
                 self.run.members.of("worker")[worker].send(Abandon(phase))
-        may_have = 1 + max(each.mode.prefetch for each in self.run.cfg.possible)
+        may_have = 1 + max(each.mode.ahead for each in self.run.cfg.possible)
         may_have += self.core.replicas.more(worker)
         if has > may_have:
             self.run.surplus[worker] = has - may_have

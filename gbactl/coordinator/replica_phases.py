@@ -68,7 +68,7 @@ class ReplicaPhases:
         self._close(worker for worker in self.members.of("worker") if worker >= trainers)
         threads = options.hogwild_threads
         live = [worker for worker in self.members.of("worker") if worker < trainers]
-        self._more = [worker for _ in range((threads - 1) * (1 + cfg.mode.prefetch)) for worker in live]
+        self._more = [worker for _ in range((threads - 1) * (1 + cfg.mode.ahead)) for worker in live]
         self.run.waiting.extend(self._more if began is None else ())
         self.state.last = {
             "evaluated": "mean of the replicas" if self._kind.collective else "centre",

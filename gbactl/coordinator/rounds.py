@@ -128,8 +128,8 @@ class Evaluation:
         self.predictions[start : start + expected] = payload.view(np.float32)
         self.missing -= expected
 
-    def metrics(self, labels: Any) -> dict[str, float]:
-        """Compute auc (exact), logloss, ne, calibration over all predictions. Raises DivergedError."""
+    def metrics(self, labels: Any, users: Any = None) -> dict[str, float]:
+        """Compute auc (exact), logloss, ne, calibration, with `users` gauc. Raises DivergedError."""
         if not np.isfinite(self.predictions).all():
             raise DivergedError("The model diverged: its predictions are no numbers; type a smaller optim.lr.")
-        return evaluate(labels, self.predictions)
+        return evaluate(labels, self.predictions, users)

@@ -178,7 +178,7 @@ class RunFlow:
         workers, joiners = range(cfg.cluster.workers), range(cfg.cluster.workers, run.cfg.processes)
         phase = Phase(
             total(rest), cfg.local_batch, cfg.train.global_batch, run.step, tuple(workers), tuple(joiners),
-            ahead=cfg.mode.prefetch > 0,
+            prefetch=cfg.mode.prefetch,
         )  # fmt: skip
         policy = make(cfg.mode.name, phase, cfg.policy_options())
         core.sums.begins(phase)
@@ -196,7 +196,7 @@ class RunFlow:
         training.stop_at, training.ranges, run.training = stop_at, rest, training
         training.told_loss = self._on_loss
         core.checkpoints.watch(training)
-        training.one_each = cfg.home == "servers" and cfg.mode.prefetch == 0
+        training.one_each = cfg.home == "servers" and not cfg.mode.ahead
         if failover is not None:
             yield from failover.go_on(training)
         for worker in run.fencing.gone:
@@ -224,7 +224,7 @@ class RunFlow:
             batch,
             run.step,
             home == "servers" or (home == "replicas" and not training),
-            mode.prefetch_rows and run.current.mode.prefetch > 0,
+            mode.prefetch_rows and run.current.mode.prefetch == "rows",
             rest[0][0],
             flat(rest),
         )
@@ -309,7 +309,8 @@ class RunFlow:
         run.serve_evaluation()
         yield WaitCondition(lambda: evaluation.missing == 0)
         run.evaluation = None
-        return evaluation.metrics(run.dataset.splits[split].slice(0, samples).labels)
+        rows, user = run.dataset.splits[split].slice(0, samples), run.dataset.user_field
+        return evaluation.metrics(rows.labels, None if user is None else rows.ids[:, user])
 
     def _close_round(self, part: Round, scores: dict[int, dict[str, float]]) -> dict[str, Any]:
         run = self.run

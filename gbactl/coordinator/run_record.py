@@ -28,7 +28,7 @@ from gbactl.policies import Ledger
 from gbactl.store.checksum import MODULUS
 from gbactl.wire.messages import Inspected
 
-METRICS = ("auc", "logloss", "ne", "calibration")
+METRICS = ("auc", "logloss", "ne", "calibration", "gauc")  # the last one only where the data have a user
 FATES = ("read", "trained", "decayed", "lost", "effective")
 SUMMED = ("steps", "samples", "decayed", "lost", "seconds", "closing_seconds")
 MOST_POINTS = 1000  # maximum of points of the loss curve in a checkpoint
@@ -250,7 +250,7 @@ class RunSummary:
         """Fields of result.json about the training. Raises ClusterError if replicas differ."""
         seconds = sum(phase["seconds"] for phase in self.phases)
         return {
-            **{key: best[key] for key in METRICS},
+            **{key: best[key] for key in METRICS if key in best},
             "best_round": best["day"],
             **{key: best.get(key) for key in ("evaluated_on", "judged_on", "judged_auc")},
             "eps": eps(self.ledger.trained, seconds),

@@ -36,6 +36,7 @@ KEYS = {
     "name", "fingerprint", "kind", "numeric", "cardinalities", "shared_ids", "splits", "numeric_names",
     "field_names", "bad_lines", "best_auc", "files",
 }  # fmt: skip
+USER = "user"  # name of the field that tells whose sample it is
 ROUNDS = 8
 
 
@@ -120,6 +121,12 @@ class Dataset:
     best_auc: dict[str, float]
     path: Path
     meta: dict[str, Any]
+
+    @property
+    def user_field(self) -> int | None:
+        """Place of the categorical field that its source has named USER, for metrics by user; None without one."""
+        names = self.meta["field_names"]
+        return names.index(USER) if USER in names else None
 
     def __iter__(self) -> Iterator[Split]:
         return iter(self.splits)

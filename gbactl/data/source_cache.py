@@ -79,6 +79,8 @@ def cache_root(cfg_data: Mapping[str, Any]) -> Path:
 
 def _key(name: str, source: Source) -> str:
     options = {k: v for k, v in dataclasses.asdict(source).items() if k not in PATHS}  # type: ignore[call-overload]
+    if options.get("user_field") is None:
+        options.pop("user_field", None)  # as before it was an option, so that the cache keeps its name
     try:
         files = [fingerprint(path) for path in source.sources()]
     except OSError as error:

@@ -346,7 +346,7 @@ class LaunchedRun:
         """Show and log the evaluation after a day or epoch."""
         self.phases = fields["phases"]
         self.show.round(fields)
-        metrics = {key: fields[key] for key in METRICS} | {"round_eps": fields["eps"]}
+        metrics = {key: fields[key] for key in METRICS if key in fields} | {"round_eps": fields["eps"]}
         if fields["judged_on"] != fields["evaluated_on"]:
             metrics |= {f"{fields['judged_on']}_{key}": fields[f"judged_{key}"] for key in ("auc", "logloss")}
         self._log({**metrics, **replica_metrics(fields)}, fields["samples_finished"])

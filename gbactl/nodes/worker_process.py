@@ -67,7 +67,7 @@ def work(
     trainer.more_threads = lambda thread: life.compute_thread(thread, trainer)
     worker = life.worker(life.computer, Placements(placements, cfg.home))
     try:
-        worker.run(max(phase.mode.prefetch for phase in cfg.possible))
+        worker.run(max(phase.mode.ahead for phase in cfg.possible))
     finally:
         if collective is not None:
             collective.close()
@@ -175,7 +175,8 @@ class WorkerProcess:
     def worker(self, computer: GradientComputer, dense: Placements) -> WorkerLoop:
         """Make a compute loop for the model computation `computer`."""
         cfg = self.cfg
-        delay = WorkerSlowdown(cfg.fault_plan(), self.boot.index)
+        plan = cfg.fault_plan()
+        delay = WorkerSlowdown(plan, self.boot.index) if plan.slows(self.boot.index) else None
         return WorkerLoop(
             self.exchange, computer, dense, self.kernels, row_width(cfg.model), cfg.seed, self.core_slots, delay
         )

@@ -13,6 +13,10 @@ class BufferedPolicy(Policy):
         super().__post_init__()
         self.buffer: list[Member] = []
         self.size = self.buffer_size()
+        self.pulled = 0  # number of different batches whose parameters were pulled
+        self.tokens: dict[int, int] = {}  # batch in flight -> its token, dealt at the pull
+        self.waiting: dict[int, int] = {}  # batch -> its worker, which pulls it when its current one is computed
+        self._again: set[int] = set()  # batches to be pulled again, as their worker has failed
 
     def buffer_size(self) -> int:
         """Return the number of gradients that make a step: global batch / local batch."""
@@ -32,31 +36,55 @@ class BufferedPolicy(Policy):
         return ()
 
     def take(self, worker: int) -> Grant | None:
-        """Grant a worker the next batch in data order; batches to be re-issued come first."""
+        """Grant a worker the next batch in data order; batches to be re-issued come first.
+
+        A worker that prefetches data alone pulls its second batch's parameters when the first one is computed. That
+        batch gets its token then; the grant has the one of a pull at once."""
         if worker not in self.live:
             return None
-        fresh = not self.reissue
         batch = self._next()
         if batch is None:
             return None
-        start = batch * self.phase.local_batch
-        token = self.token(batch if fresh else self.next_batch)
-        return self._lease(worker, Grant(batch, token, start, self.phase.size(batch)))
+        token = self.token()
+        if self.phase.prefetch == "data" and any(owner == worker for owner, _ in self.leases.values()):
+            self.waiting[batch] = worker
+        else:
+            self._pull(batch)
+        return self._lease(worker, Grant(batch, token, batch * self.phase.local_batch, self.phase.size(batch)))
 
     def batches_of(self, steps: int) -> int:
         """Compute the number of batches that make `steps` steps, which are full buffers."""
         return steps * self.size
 
-    def token(self, batch: int) -> int:
-        """Compute the token of a batch: the global step for which the batch is handed out."""
-        return self.phase.first_step + batch // self.size
+    def token(self) -> int:
+        """Compute the token of the next pull: the global step of which its gradient should be part."""
+        return self.phase.first_step + self.pulled // self.size
+
+    def _pull(self, batch: int) -> None:
+        self.waiting.pop(batch, None)
+        self.tokens[batch] = self.token()
+        self.pulled += batch not in self._again
+        self._again.discard(batch)
+
+    def lost_worker(self, worker: int) -> list[int]:
+        """Remove a failed worker. Its batches, which are handed out again, get new tokens."""
+        back = super().lost_worker(worker)
+        for batch in back:
+            self.waiting.pop(batch, None)
+        self._again.update(batch for batch in back if self.tokens.pop(batch, None) is not None)
+        return back
 
     def announce(self, worker: int, batch: int) -> list[Decision]:
         """Put a gradient into the buffer, and close a step if the buffer is full; a duplicate is ignored."""
         grant = self._return(worker, batch)
         if grant is None:
             return []
-        staleness = max(0, self.step - grant.token)
+        if batch in self.waiting:
+            self._pull(batch)
+        staleness = max(0, self.step - self.tokens.pop(batch))
+        following = next((each for each, owner in self.waiting.items() if owner == worker), None)
+        if following is not None:
+            self._pull(following)
         share = grant.samples / self.phase.local_batch
         rows = tuple(factor * share for factor in self.row_factors(staleness))
         self.buffer.append(Member(batch, worker, self.factor(staleness) * share, grant.samples, staleness, rows))

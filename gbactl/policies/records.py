@@ -15,7 +15,8 @@ class Phase:
     """Phase: one mode within one day (or epoch). Batches are numbered in data order; sizes in samples.
 
     `joiners` train in other phases; here they only join what needs every worker, as `sync`'s all-reduce does.
-    `ahead`: a worker is told its next batch while it computes, where it may not have it yet."""
+    `prefetch`: what a worker fetches of its next batch while it computes: none, data (and ids), or rows (and the dense
+    part) too."""
 
     samples: int
     local_batch: int
@@ -23,12 +24,17 @@ class Phase:
     first_step: int
     workers: tuple[int, ...]
     joiners: tuple[int, ...] = ()
-    ahead: bool = False
+    prefetch: str = "none"
 
     @property
     def batches(self) -> int:
         """Number of local batches in the phase; the last one may be short."""
         return -(-self.samples // self.local_batch)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether a worker is told its next batch while it computes another one."""
+        return self.prefetch != "none"
 
     @property
     def gradients_per_step(self) -> int:

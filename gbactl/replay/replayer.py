@@ -115,7 +115,7 @@ class Replayer:
             begin.first_step,
             tuple(range(cfg.cluster.workers)),
             tuple(range(cfg.cluster.workers, processes)),
-            ahead=cfg.mode.prefetch > 0,
+            prefetch=cfg.mode.prefetch,
         )
         policy = make(begin.mode, shape, cfg.policy_options())
         done = self._ledger.finished

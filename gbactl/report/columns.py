@@ -53,6 +53,7 @@ STANDARD = (
     Column("decayed %", ("decayed_percent",), 2),
 )
 
+GROUPED = (Column("gAUC", ("gauc",), 5),)
 CLOCKS = (
     Column("virtual s", ("virtual_seconds",), 2, thousands=True),
     Column("wall s", ("wall_seconds",), 1, thousands=True),
@@ -67,7 +68,7 @@ SLOWDOWN = (Column("injected", ("injected",), 2), Column("observed", ("observed"
 def column_of(metric: str) -> Column:
     """Make a report column for any MLflow metric; `auc/day 3` is formatted like `auc`."""
     family = metric.split("/")[0]
-    like = next((column for column in STANDARD if column.metrics == (family,)), None)
+    like = next((column for column in (*STANDARD, *GROUPED) if column.metrics == (family,)), None)
     return Column(metric, (metric,)) if like is None else replace(like, title=metric, metrics=(metric,))
 
 

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from gbactl.errors import UsageError
 from gbactl.policies.policy import names
-from gbactl.report.columns import AUC, CLOCKS, REPLICAS, STANDARD, Column, column_of
+from gbactl.report.columns import AUC, CLOCKS, GROUPED, REPLICAS, STANDARD, Column, column_of
 from gbactl.report.configuration_differences import (
     TAGS,
     Configuration,
@@ -216,8 +216,9 @@ def _columns(runs: Sequence[Run], on: str, metrics: Sequence[str]) -> tuple[Colu
     """List the table's columns: the compared metric, the standard ones, then `metrics`."""
     clocks = CLOCKS if any("virtual_seconds" in run.metrics for run in runs) else ()
     replicas = REPLICAS if any("elp" in run.metrics for run in runs) else ()
+    grouped = GROUPED if any("gauc" in run.metrics for run in runs) else ()
     first = AUC if on == "auc" else column_of(on)
-    more = (*STANDARD, *replicas, *clocks, *map(column_of, metrics))
+    more = (*STANDARD, *grouped, *replicas, *clocks, *map(column_of, metrics))
     return (first, *(column for column in more if column.metrics != first.metrics))
 
 

@@ -129,7 +129,7 @@ class VirtualCluster:
     def _start(self, worker: VirtualWorker) -> None:
         worker.coordinator.send(Hello("worker", worker.index, "", 0))
         worker.coordinator.send(Ready("worker", worker.index))
-        worker.start(max(phase.mode.prefetch for phase in self.cfg.possible))
+        worker.start(max(phase.mode.ahead for phase in self.cfg.possible))
 
     def lose_worker(self, index: int) -> None:
         """Exclude a failed worker from dense steps and means (FailingCluster.lose_worker)."""

@@ -45,6 +45,10 @@ class CostModel:
         base = (self.cfg.batch_us + self.cfg.sample_us * samples) * _US
         return base * self._scale(worker) * self.factor(worker, turn)
 
+    def push(self, worker: int) -> float:
+        """Core time within `gradient` that follows the model's backward pass: row sums, and writing the push."""
+        return self.cfg.push_us * _US * self._scale(worker)
+
     def predict(self, worker: int, samples: int) -> float:
         """Core time to compute the predictions of an evaluation batch of `samples` samples."""
         return self.cfg.predict_us * _US * samples * self._scale(worker)

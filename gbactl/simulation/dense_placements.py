@@ -74,10 +74,11 @@ class ServedDense(DensePlacement):
         self._whole = np.empty(self.flat.size if len(compute.held) > 1 else 0, np.float32)
 
     def finish(self, worker: VirtualWorker, item: BatchInProgress) -> None:
-        """Compute the gradient from the pulled parameters, and push it."""
+        """Compute the gradient from the pulled parameters, pull the next batch's, and push the gradient."""
         if item.grant.samples == 0:
             worker.take(item)
         else:
+            worker.pull_ahead()
             self.compute.load(item)
             payloads = computed(self.compute, item, self.sizes)
             self._write(payloads)

@@ -405,7 +405,17 @@ class VirtualWorker:
             placement.finish(self, item)
             return
         seconds = shared.cost.gradient(self.index, self._batches, samples)
-        self.host.cores.run(seconds, self._computed, item, began)
+        if item.phase.served_dense and not (item.phase.prefetch_rows or shared.plan.slows(self.index)):
+            rest = min(seconds, shared.cost.push(self.index))
+            self.host.cores.run(seconds - rest, self._differentiated, item, began, rest)
+        else:
+            self.host.cores.run(seconds, self._computed, item, began)
+
+    def _differentiated(self, item: BatchInProgress, began: float, rest: float) -> None:
+        """Pull the next batch's rows after the backward pass; `rest`: core time until the gradient can be pushed."""
+        if not self.holds(self._differentiated, item, began, rest):
+            self.pull_ahead()
+            self.host.cores.run(rest, self._computed, item, began)
 
     def _evaluated(self, item: BatchInProgress) -> None:
         if self.holds(self._evaluated, item):

@@ -15,12 +15,13 @@ from typing import Any
 
 _TOP = (
     "auc", "logloss", "ne", "calibration", "eps", "wall_seconds", "virtual_seconds", "best_possible_auc",
-    "global_step", "refused_frames",
+    "global_step", "refused_frames", "gauc",
 )  # fmt: skip
 _ROUND = {
     "auc": "auc",
     "logloss": "logloss",
     "ne": "ne",
+    "gauc": "gauc",
     "eps": "eps",
     "samples": "samples_trained",
     "decayed": "samples_decayed",

@@ -176,7 +176,7 @@ class WorkerClient:
         """Push each shard its slice of a gradient.
 
         row_gradient: float32[distinct rows, row width], in the order of the item's distinct rows.
-        Does not wait: at most 1 + prefetch batches are in flight at a time, and so are gradients."""
+        Does not wait: at most 2 batches are in flight at a time, and so are gradients."""
         width = row_gradient.shape[1]
         self.core.pushed(item)
         for s, low, high in item.unique.shares():

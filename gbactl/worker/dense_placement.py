@@ -131,10 +131,11 @@ class ServedDense(DensePlacement):
             self._held = None
 
     def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
-        """Push row gradients and dense gradient slices to the servers."""
+        """Pull the next batch's parameters, then push row gradients and dense gradient slices to the servers."""
         if row_gradient is None:
             self.exchange.take(item)
         else:
+            self.exchange.pull_ahead()
             self.exchange.push(item, row_gradient, self)
 
 

@@ -133,7 +133,7 @@ OPTIONS = {
         "mode=gba", "model=wide_deep", "precision=bf16", "cluster.servers=3", "cluster.transport=tcp",
         "model.batch_norm=true", "model.dropout=0.3", "data.rows_per_day=4001", "train.shuffle=true",
     ),
-    "row-wise adagrad without prefetch": ("mode=async", "optim=rowwise_adagrad", "mode.prefetch=0"),
+    "row-wise adagrad without prefetch": ("mode=async", "optim=rowwise_adagrad", "mode.prefetch=none"),
     "adagrad and gba's other rules": (
         "mode=gba", "optim=adagrad", "mode.decay=exp", "mode.divisor=accepted",
         "mode.sparse_divisor=contributors", "mode.local_batch=32",

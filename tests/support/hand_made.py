@@ -77,14 +77,15 @@ class HandMade:
         cfg, samples = self.cfg, self.dataset.splits[0].rows
         begin = BeginPhase(
             number=epoch + 1, training=True, mode=cfg.mode.name, split=0, epoch=epoch, samples=samples,
-            local_batch=cfg.local_batch, first_step=self.step, served_dense=True, prefetch_rows=cfg.mode.prefetch > 0,
+            local_batch=cfg.local_batch, first_step=self.step, served_dense=True,
+            prefetch_rows=cfg.mode.prefetch == "rows",
         )  # fmt: skip
         self.log.info(event_log.PHASE, begin._asdict())
         for shard in self.shards:
             shard.begin_phase()
         self.gradients.begin(begin)
         live = tuple(sorted(set(range(cfg.cluster.workers)) - self.gone))
-        shape = Phase(samples, cfg.local_batch, cfg.train.global_batch, self.step, live, ahead=cfg.mode.prefetch > 0)
+        shape = Phase(samples, cfg.local_batch, cfg.train.global_batch, self.step, live, prefetch=cfg.mode.prefetch)
         policy = make(cfg.mode.name, shape, cfg.policy_options())
         while not policy.idle:
             self._event(policy)
@@ -108,7 +109,7 @@ class HandMade:
     def _take(self, policy: Policy) -> None:
         worker = self.random.choice(sorted(policy.live))
         held = sum(lease.worker == worker for lease in self.leases.values())
-        grant = policy.take(worker) if held < 1 + self.cfg.mode.prefetch else None
+        grant = policy.take(worker) if held < 1 + self.cfg.mode.ahead else None
         if grant is not None:
             self.log.write(GrantRecord(worker, grant.batch, grant.token))
             self.leases[grant.batch] = Lease(worker, grant, self.gradients.prepare(grant.batch))

@@ -17,7 +17,7 @@ STRANGER = 10_000
 def phase(
     samples: int, local: int = 4, gradients: int = 4, first: int = 0, workers: int = 3, ahead: bool = False
 ) -> Phase:
-    return Phase(samples, local, local * gradients, first, tuple(range(workers)), ahead=ahead)
+    return Phase(samples, local, local * gradients, first, tuple(range(workers)), prefetch="data" if ahead else "none")
 
 
 @dataclass
@@ -32,6 +32,7 @@ class Driver:
     flying: list[tuple[int, int]] = field(default_factory=list)
     past: list[tuple[int, int]] = field(default_factory=list)
     reissued: int = 0
+    deaths: int = 0
 
     def __post_init__(self) -> None:
         self.alive = list(self.policy.phase.workers)
@@ -63,6 +64,7 @@ class Driver:
         """A worker dies; what it had sent off may still arrive, and counts for nothing."""
         self.alive.remove(worker)
         self.dead.append(worker)
+        self.deaths += 1
         held = sorted(batch for owner, batch in self.flying if owner == worker)
         assert self.policy.lost_worker(worker) == held
         self.reissued += len(held)

@@ -30,7 +30,7 @@ def config(mode: str, data: dict[str, Any], servers: int = 3, **options: Any) ->
     common = {key: options.pop(key) for key in ("prefetch", "sparse_divisor", "local_batch") if key in options}
     return checked(
         RunConfig(
-            mode=ModeConfig(name=mode, options=options, **{"prefetch": 1, "local_batch": 16, **common}),
+            mode=ModeConfig(name=mode, options=options, **{"prefetch": "rows", "local_batch": 16, **common}),
             data=data,
             model=ModelConfig(dim=4, hidden=[8], dropout=0.3, batch_norm=True),
             optim=OptimConfig(lr=0.01, schedule=ScheduleConfig("cosine", 2, 20, 0.1)),

@@ -34,7 +34,7 @@ def config(
     """`hard`: batch norm and dropout; `dense`: servers that hold some of the dense part."""
     model = {"dropout": 0.2, "batch_norm": True} if hard else {}
     cfg = RunConfig(
-        mode=ModeConfig(name=mode, **{"prefetch": 0, **mode_options}),
+        mode=ModeConfig(name=mode, **{"prefetch": "none", **mode_options}),
         model=ModelConfig(dim=4, hidden=[8], **model),  # type: ignore[arg-type]
         cluster=ClusterConfig(name="virtual", workers=workers, servers=servers, dense_servers=dense),
         train=TrainConfig(global_batch=global_batch, eval_batch=200, checksum_every=every, norms_every=norms_every),

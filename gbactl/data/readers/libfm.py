@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from gbactl.checked_dataclasses import Natural
-from gbactl.data.dataset import Batch, Progress, Schema
+from gbactl.data.dataset import USER, Batch, Progress, Schema
 from gbactl.data.text_files import BadLines, FastPathMismatch, LineBlock, find, is_integer, parse, read_all, table
 from gbactl.data.writer import WrittenArrays, write_all
 from gbactl.errors import DataError, require
@@ -70,6 +70,7 @@ class Libfm:
     validation: str | None = None
     test: str | None = None
     max_bad_lines: Natural = 0
+    user_field: Natural | None = None
 
     def sources(self) -> list[Path]:
         """Find the source files of train, validation and test."""
@@ -86,6 +87,8 @@ class Libfm:
         blocks = read_all(paths, progress)
         first = next(blocks)
         form = LibfmLines(_fields(first[1]))
+        told = f"data.user_field={self.user_field} is no field; type a number from 0 to {form.fields - 1}."
+        require((self.user_field or 0) < form.fields, told)
 
         def chunks() -> Iterator[Batch]:
             nonlocal largest
@@ -103,7 +106,8 @@ class Libfm:
         ends = np.cumsum(rows).tolist()
         schema = Schema(0, (largest + 1,) * form.fields, shared_ids=True)
         splits = list(zip(SPLITS, [0, *ends[:-1]], ends, strict=True))
-        return WrittenArrays("splits", schema, splits, [], [f"field{i}" for i in range(form.fields)], bad.count)
+        names = [USER if i == self.user_field else f"field{i}" for i in range(form.fields)]
+        return WrittenArrays("splits", schema, splits, [], names, bad.count)
 
 
 def _fields(block: LineBlock) -> int:

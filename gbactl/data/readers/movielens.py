@@ -17,12 +17,12 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Days, Natural
-from gbactl.data.dataset import Batch, Progress, Schema
+from gbactl.data.dataset import USER, Batch, Progress, Schema
 from gbactl.data.text_files import BadLines, FastPathMismatch, LineBlock, find, is_integer, parse, read_all, table
 from gbactl.data.writer import WrittenArrays, equal_days, reorder, write_all
 from gbactl.errors import DataError
 
-FIELDS = ["user", "item", "hour", "weekday"]
+FIELDS = [USER, "item", "hour", "weekday"]
 CLICK = 4.0
 LIMITS = (2**31 - 2, 2**31 - 2, 2**40)
 HEADER = b"userId,movieId,rating,timestamp"

@@ -21,9 +21,9 @@ def test_it_chooses_between_the_run_s_mode_and_the_other_one_s_file() -> None:
 
 
 def test_the_other_mode_may_be_changed() -> None:
-    cfg = compose(["switch=auto", "switch.changes={prefetch: 0, local_batch: 64, row_staleness: row}"])
+    cfg = compose(["switch=auto", "switch.changes={prefetch: none, local_batch: 64, row_staleness: row}"])
     gba = cfg.candidates["gba"]
-    assert (gba.mode.prefetch, gba.local_batch, gba.mode.options["row_staleness"]) == (0, 64, "row")
+    assert (gba.mode.prefetch, gba.local_batch, gba.mode.options["row_staleness"]) == ("none", 64, "row")
     assert {phase.mode.name for phase in cfg.possible} == {"sync", "gba"}
     same = compose(["switch=auto", "+mode.sparse_divisor=contributors"])
     assert same.candidates["gba"].mode.sparse_divisor == "contributors"
@@ -53,7 +53,7 @@ def test_without_it_there_is_nothing_to_choose() -> None:
         (["switch.changes={iotta: 5}"], r"^switch=auto: mode=gba has no key iotta"),
         (["switch.changes={local_batch: 7}"], r"^switch=auto: train\.global_batch=2048 is not a multiple"),
         (["switch.changes={workers: 8}"], r"keeps the workers"),
-        (["switch.changes={prefetch: 7}"], r"^switch=auto: mode\.prefetch=7 is not 0 or 1"),
+        (["switch.changes={prefetch: 7}"], r"^switch=auto: mode\.prefetch=7 is not "),
         (["mode=gba", "train.global_batch=1001", "mode.local_batch=7"], r"^switch=auto: train\.global_batch=1001"),
     ],
 )

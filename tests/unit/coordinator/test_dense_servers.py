@@ -68,7 +68,7 @@ def lock_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(
-    mode: str, dense: int | None = 1, *, servers: int = 3, prefetch: int = 1, save: str = "none", every: int = 3,
+    mode: str, dense: int | None = 1, *, servers: int = 3, prefetch: str = "rows", save: str = "none", every: int = 3,
     switches: list[dict[str, Any]] | None = None, **options: Any,
 ) -> RunConfig:  # fmt: skip
     return check(
@@ -116,7 +116,7 @@ def test_those_that_hold_rows_alone_hear_nothing_of_the_dense_part(
 
 @pytest.mark.parametrize("mode", ["sync", "gba"])
 def test_any_number_of_them_gives_the_same_bits(data: Path, tmp_path: Path, lock_step: None, mode: str) -> None:
-    runs = [run_in_memory(config(mode, n, prefetch=0), data, tmp_path / str(n)) for n in (1, 2, None)]
+    runs = [run_in_memory(config(mode, n, prefetch="none"), data, tmp_path / str(n)) for n in (1, 2, None)]
     assert len({run["checksums"]["model"] for run in runs}) == 1 and runs[0]["checksums"]["model"]
     assert len({run["auc"] for run in runs}) == 1
 
@@ -125,10 +125,14 @@ def test_through_switches_the_bits_and_the_optimizers_steps_are_the_same(
     data: Path, tmp_path: Path, lock_step: None
 ) -> None:
     """Adam's next step depends on how many there were: a count from a server without a slice would be wrong."""
-    switches = [entry(384, "gba", prefetch=0), entry(768, "sync", prefetch=0), entry(1152, "async", prefetch=0)]
+    switches = [
+        entry(384, "gba", prefetch="none"),
+        entry(768, "sync", prefetch="none"),
+        entry(1152, "async", prefetch="none"),
+    ]
     found = []
     for dense in (1, 2, None):
-        cfg = config("sync", dense, prefetch=0, switches=switches)
+        cfg = config("sync", dense, prefetch="none", switches=switches)
         result = run_in_memory(cfg, data, tmp_path / str(dense))
         adds_up(result)
         assert [phase["mode"] for phase in result["phases"]] == ["sync", "gba", "sync", "async"]

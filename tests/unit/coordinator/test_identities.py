@@ -31,7 +31,7 @@ def lock_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config(mode: str, servers: int = 2, **mode_options: Any) -> RunConfig:
     cfg = RunConfig(
-        mode=ModeConfig(name=mode, **{"prefetch": 0, **mode_options}),
+        mode=ModeConfig(name=mode, **{"prefetch": "none", **mode_options}),
         model=ModelConfig(dim=4, hidden=[8], dropout=0.2, batch_norm=True),
         cluster=ClusterConfig(workers=4, servers=servers),
         train=TrainConfig(global_batch=128, eval_batch=200),
@@ -71,9 +71,9 @@ def test_a_seed_changes_the_bits(data: Path, tmp_path: Path) -> None:
     assert model(a) != model(b)
 
 
-@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("prefetch", ["none", "data", "rows"])
 @pytest.mark.parametrize("mode", ["async", "gba", "sync"])
-def test_every_sample_has_one_fate(data: Path, tmp_path: Path, mode: str, prefetch: int) -> None:
+def test_every_sample_has_one_fate(data: Path, tmp_path: Path, mode: str, prefetch: str) -> None:
     """Uneven last batch, several shards, prefetch on."""
     result = run_in_memory(config(mode, 3, prefetch=prefetch), data, tmp_path)
     samples = result["samples"]

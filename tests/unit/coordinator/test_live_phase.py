@@ -54,7 +54,7 @@ class Setting:
                 self.channels[str(channel.peer)] = channel
                 self.members.hello(channel, Hello(role, index, "", 1))
         self.statistics = Statistics()
-        policy = make(mode, Phase(samples, 4, 8, 0, (0, 1), ahead=ahead))
+        policy = make(mode, Phase(samples, 4, 8, 0, (0, 1), prefetch="data" if ahead else "none"))
         self.waiting: deque[int] = deque()
         self.log = EventLog(self.path, {})
         phase = TrainingPhase(policy, lambda finished: 1.0 / (1 + finished), self.statistics)

@@ -53,7 +53,7 @@ class Ear:
 
 def policy_of(mode: str, samples: int) -> Policy:
     options = HopBwOptions(backup=1) if mode == "hop_bw" else None
-    return make(mode, Phase(samples, 4, 16, 5, tuple(range(WORKERS)), ahead=True), options)
+    return make(mode, Phase(samples, 4, 16, 5, tuple(range(WORKERS)), prefetch="data"), options)
 
 
 def lr_scale(finished: int) -> float:

@@ -67,7 +67,7 @@ def config(
 ) -> RunConfig:  # fmt: skip
     return check(
         RunConfig(
-            mode=ModeConfig(mode, batch, prefetch=1, options={**every_k(mode), **options}),
+            mode=ModeConfig(mode, batch, prefetch="rows", options={**every_k(mode), **options}),
             model=ModelConfig(dim=4, hidden=[8], batch_norm=True, dropout=0.1),
             cluster=ClusterConfig(workers=workers, servers=servers, hang_seconds=10.0),
             train=TrainConfig(global_batch=96, eval_batch=100),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import json
 import lzma
 import os
 import random
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.data import text_files
-from gbactl.data.dataset import Dataset
+from gbactl.data.dataset import FORMAT, Dataset, fingerprint
 from gbactl.data.readers.libfm import LibfmLines
 from gbactl.data.text_files import BadLines, LineBlock, parse
 from gbactl.errors import ConfigError, DataError
@@ -48,6 +50,19 @@ def test_splits_share_one_id_space(negative: str, load: Load, tmp_path: Path, mo
         batch = data.split(name).slice(0, len(lines))
         assert batch.labels.tolist() == [int(line.split()[0] == "1") for line in lines]
         assert batch.ids.tolist() == [[int(p.split(":")[0]) for p in line.split()[1:]] for line in lines]
+
+
+def test_a_user_field_is_named_and_data_without_one_keep_their_cache(load: Load, tmp_path: Path) -> None:
+    splits = write(tmp_path, train=make(50), validation=make(20), test=make(9))
+    plain, user = load(name="libfm", **splits), load(name="libfm", user_field=1, **splits)
+    assert (plain.user_field, user.user_field) == (None, 1)
+    assert (plain.meta["field_names"], user.meta["field_names"][1]) == (["field0", "field1", "field2"], "user")
+    options = {"max_bad_lines": 0}
+    files = [fingerprint(Path(splits[name])) for name in ("train", "validation", "test")]
+    before = json.dumps([FORMAT, "libfm", options, files], sort_keys=True)
+    assert plain.fingerprint == hashlib.sha256(before.encode()).hexdigest() != user.fingerprint
+    with pytest.raises(ConfigError, match=r"data.user_field=3 is no field; type a number from 0 to 2\."):
+        load(name="libfm", user_field=3, **splits)
 
 
 @pytest.mark.parametrize(

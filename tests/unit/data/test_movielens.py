@@ -40,6 +40,7 @@ def test_ratings_become_clicks_in_time_order(
     rows, (separator, header) = ratings(101), FORMATS[name]
     (tmp_path / name).write_text(header + "".join(separator.join(map(str, row)) + "\n" for row in rows))
     data = load(name="movielens", path=str(tmp_path), days=3)
+    assert data.user_field == 0
     assert [s.rows for s in data.splits] == [33, 34, 34]
     assert data.schema.cardinalities == (max(r[0] for r in rows) + 1, max(r[1] for r in rows) + 1, 24, 7)
     ordered = sorted(rows, key=lambda row: row[3])

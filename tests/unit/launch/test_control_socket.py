@@ -145,7 +145,7 @@ def test_what_is_no_question_does_nothing(
 def test_a_mode_is_its_file_and_what_is_set() -> None:
     found = mode_with("gba", ("iota=inf", "mode.decay=exp", "local_batch=256", "decay_rate=0.25"))
     assert (found["name"], found["iota"], found["decay"], found["local_batch"]) == ("gba", float("inf"), "exp", 256)
-    assert found["prefetch"] == 1 and found["decay_rate"] == 0.25
+    assert found["prefetch"] == "data" and found["decay_rate"] == 0.25
     with pytest.raises(UsageError, match=r"^--to gbaa is no mode; type --to one of: async, bsp, .*gba, "):
         mode_with("gbaa", ())
     for change in ("iota", "=4", "iota={"):

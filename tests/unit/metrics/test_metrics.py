@@ -35,6 +35,30 @@ def test_both_aucs_equal_counting_pairs(rows: list[tuple[int, int]]) -> None:
     assert streaming.value == pytest.approx(wanted, abs=1e-12)
 
 
+USERS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 20), st.integers(-3, 3)), min_size=1, max_size=60)
+
+
+@settings(deadline=None)
+@given(USERS)
+def test_gauc_is_the_weighted_mean_of_each_users_auc(rows: list[tuple[int, int, int]]) -> None:
+    labels, users = np.array([row[0] for row in rows], np.uint8), np.array([row[2] for row in rows], np.int32)
+    p = np.array([row[1] / 20 for row in rows], np.float32)
+    own = [users == user for user in set(users.tolist())]
+    parts = [(counted(labels[at], p[at]), int(at.sum())) for at in own if 0 < labels[at].sum() < at.sum()]
+    found = metrics.gauc(labels, p, users)
+    assert metrics.evaluate(labels, p, users)["gauc"] == found or not parts
+    if not parts:
+        assert math.isnan(found)
+        return
+    assert found == pytest.approx(sum(auc * n for auc, n in parts) / sum(n for _, n in parts), abs=1e-12)
+
+
+def test_gauc_of_one_user_is_the_auc_and_of_none_unknown() -> None:
+    labels, p = np.array([1, 0, 0, 0], np.uint8), np.array([0.5, 0.25, 0.25, 0.5], np.float32)
+    assert metrics.gauc(labels, p, np.zeros(4, np.int32)) == pytest.approx(metrics.auc(labels, p))
+    assert "gauc" not in metrics.evaluate(labels, p)
+
+
 def test_streaming_is_close_on_real_scores_and_merges() -> None:
     draw = np.random.default_rng(0)
     labels = (draw.random(20_000) < 0.3).astype(np.uint8)

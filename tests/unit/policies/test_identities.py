@@ -54,7 +54,7 @@ def test_hop_bs_without_a_bound_is_async(samples: int, local: int, workers: int,
 def test_hop_bw_without_backup_is_sync_step_for_step(
     samples: int, local: int, workers: int, ahead: bool, seed: int
 ) -> None:
-    part = Phase(samples, local, local * workers, 7, tuple(range(workers)), ahead=ahead)
+    part = Phase(samples, local, local * workers, 7, tuple(range(workers)), prefetch="data" if ahead else "none")
     bw, sync = run("hop_bw", part, HopBwOptions(backup=0), seed, deaths=False), in_lock_step("sync", part)
     assert bw.drops == []
     assert [_content(step) for step in bw.steps] == [_content(step) for step in sync]

@@ -159,6 +159,34 @@ def test_a_batch_handed_out_again_gets_the_token_of_the_next_new_one() -> None:
     assert again == Grant(batch=0, token=10 + 7 // 2, start=0, samples=2)
 
 
+def test_a_token_is_dealt_at_the_pull_and_not_while_the_batch_waits() -> None:
+    """W0 is slow: its second batch waits for its first one, while W1 computes six."""
+    ages = {}
+    for prefetch in ("data", "rows"):
+        policy = make("gba", Phase(80, 2, 4, 10, (0, 1), prefetch=prefetch))
+        policy.take(0), policy.take(0)
+        for batch in range(2, 8):
+            policy.take(1)
+            policy.announce(1, batch)
+        for batch in (0, 1):  # the pull of batch 1 is the 8th: token 10 + 7 // 2
+            steps = policy.announce(0, batch)
+        [step] = steps
+        ages[prefetch] = [(member.batch, member.token_staleness) for member in step.members]
+    assert ages == {"data": [(0, 3), (1, 0)], "rows": [(0, 3), (1, 3)]}
+
+
+def test_the_batches_of_a_dead_worker_count_as_pulled_once() -> None:
+    """Batch 0 was pulled and batch 1 was waiting: the pulls of 0, 1, 2, 3 make two steps of M = 2 again."""
+    policy = make("gba", Phase(80, 2, 4, 0, (0, 1), prefetch="data"))
+    policy.take(0), policy.take(0)
+    policy.lost_worker(0)
+    granted = []
+    for batch in range(4):
+        granted.append(policy.take(1))
+        policy.announce(1, batch)
+    assert [(grant.batch, grant.token) for grant in granted if grant] == [(0, 0), (1, 0), (2, 1), (3, 1)]
+
+
 def test_the_late_gradient_of_a_dead_worker_is_ignored_even_after_the_batch_is_leased_again() -> None:
     policy = make("async", phase(8))
     policy.take(0)

@@ -18,7 +18,11 @@ seeds = st.integers(0, 1 << 30)
 
 def policy(mode: str, samples: int, workers: int = 3, local: int = 4, ahead: bool = False) -> Policy:
     options = {"hop_bw": HopBwOptions(backup=0), "gba": GbaOptions(iota=float("inf"))}.get(mode)
-    return make(mode, Phase(samples, local, local * workers, 5, tuple(range(workers)), ahead=ahead), options)
+    return make(
+        mode,
+        Phase(samples, local, local * workers, 5, tuple(range(workers)), prefetch="data" if ahead else "none"),
+        options,
+    )
 
 
 def some(driver: Driver, count: int) -> None:

@@ -18,7 +18,7 @@ from gbactl.replay.replay_run import replay, sentence
 from gbactl.simulation.cluster import run_virtual
 from tests.support.recorded import config, record
 
-FILE: dict[str, Any] = {"local_batch": 16, "prefetch": 1}
+FILE: dict[str, Any] = {"local_batch": 16, "prefetch": "rows"}
 
 
 def entry(unit: str, value: float, to: str, **more: Any) -> dict[str, Any]:

@@ -63,6 +63,18 @@ def test_groups_baseline_and_difference() -> None:
     assert group(report, "sync").difference is None
 
 
+def test_gauc_has_a_column_where_runs_have_it() -> None:
+    runs = [replace(each, metrics={**each.metrics, "gauc": 0.7}) for each in three()]
+    assert "gAUC" not in [column.title for column in compare(three()).columns]
+    assert "gAUC" in [column.title for column in compare(runs).columns]
+    assert group(compare(runs), "gba").stats["gauc"] == Stat(pytest.approx(0.7), pytest.approx(0.0), 3)
+
+
+def test_the_user_field_does_not_tell_runs_apart() -> None:
+    older, newer = run("sync", 1, 0.8), run("gba", 1, 0.7, data__user_field="0")
+    assert group(compare([older, newer]), "gba").difference is not None
+
+
 def test_pairs_are_by_seed_not_by_order() -> None:
     runs = three()
     assert group(compare(runs[::-1]), "gba").difference == group(compare(runs), "gba").difference

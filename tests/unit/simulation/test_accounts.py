@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gbactl.data.source_cache import prepare
+from gbactl.tracking.final_metrics import metrics_of
 from gbactl.wire.messages import Event
 from tests.support import recorded
 from tests.support.simulated_runs import adds_up, config, run
@@ -28,7 +29,7 @@ def told() -> list[Event]:
 def switched(four_days: Path, told: list[Event], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A run that is switched within a day three times, with gradients that are dropped."""
     slow = [{"kind": "constant", "workers": [1], "factor": 4.0}]
-    cfg = config("sync", hard=False, faults=slow, switches=WITHIN, prefetch=1)
+    cfg = config("sync", hard=False, faults=slow, switches=WITHIN, prefetch="rows")
     return run(cfg, four_days, tmp_path_factory.mktemp("run"), told)
 
 
@@ -87,3 +88,15 @@ def test_an_epoch_is_told_with_the_scores_that_choose_it(tmp_path: Path) -> None
     assert result["best_round"] == best["day"]
     assert (result["judged_on"], result["judged_auc"]) == ("validation", best["judged_auc"])
     assert (result["evaluated_on"], result["auc"]) == ("test", best["auc"]) and best["auc"] != best["judged_auc"]
+    assert "gauc" not in result
+
+
+def test_data_with_a_user_have_gauc_in_every_account(tmp_path: Path) -> None:
+    data = prepare({**recorded.splits(tmp_path / "data"), "user_field": 0})
+    cfg, events = config("gba"), list[Event]()
+    result = run(replace(cfg, train=replace(cfg.train, epochs=2)), data, tmp_path / "run", events)
+    lines = {event.fields["day"]: event.fields["gauc"] for event in events if event.name == "round"}
+    assert lines == {line["day"]: line["gauc"] for line in result["rounds"]} and len(lines) == 2
+    assert result["gauc"] == lines[result["best_round"]] == metrics_of(result)["gauc"]
+    assert 0 < result["gauc"] < 1 and result["gauc"] != result["auc"]
+    assert metrics_of(result)[f"gauc/{result['best_round']}"] == result["gauc"]

@@ -128,12 +128,12 @@ def test_what_cannot_be_is_noted_and_not_asked(one_day: Path, tmp_path: Path, mo
 
 
 def test_the_other_mode_has_its_changes(one_day: Path, tmp_path: Path) -> None:
-    switch = dataclasses.replace(FAST, changes={"local_batch": 16, "iota": 7}, modes=[{"prefetch": 1}])
+    switch = dataclasses.replace(FAST, changes={"local_batch": 16, "iota": 7}, modes=[{"prefetch": "rows"}])
     cfg = auto(switch=switch)
     assert cfg.candidates["gba"].mode.options["iota"] == 7 and cfg.candidates["sync"] is cfg
     assert run(cfg, one_day, tmp_path)["auto"]["switched"][0]["wanted"] == "gba"
     [there, *_] = [each["mode"] for each in infos(tmp_path, "mode") if isinstance(each["mode"], dict)]
-    assert (there["name"], there["iota"], there["local_batch"], there["prefetch"]) == ("gba", 7, 16, 1)
+    assert (there["name"], there["iota"], there["local_batch"], there["prefetch"]) == ("gba", 7, 16, "rows")
 
 
 def test_threads_do_the_same(two_days: Path, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_where_only_computing_takes_time_workers_add_up(short: Path, tmp_path: P
     # where exchanges cost nothing, a pause between them only saves the simulation events
     own = {"hop_bw": {"backup": 0}}.get(mode, {"shadow_interval": 0.002} if mode.startswith("shadow") else {})
     more = {"options": own} if own else {}
-    for workers, prefetch in ((1, 1), (4, 0), (8, 1)):
+    for workers, prefetch in ((1, "rows"), (4, "none"), (8, "rows")):
         rate = eps(mode, short, tmp_path, workers, {}, 1600, prefetch=prefetch, **more)
         without_pause = workers * BATCH / 1e-3
         assert without_pause * 0.99 <= rate <= without_pause
@@ -94,15 +94,15 @@ def test_a_saturated_interface_flattens_eps_and_own_hosts_for_workers_do_not_hel
 
 def test_latency_is_waited_for_where_rows_are_not_prefetched(short: Path, tmp_path: Path) -> None:
     late = {"local_latency_us": 500.0}
-    plain = eps("gba", short, tmp_path, 2, late, 1600, prefetch=0)
-    ahead = eps("gba", short, tmp_path, 2, late, 1600, prefetch=1)
+    plain = eps("gba", short, tmp_path, 2, late, 1600, prefetch="none")
+    ahead = eps("gba", short, tmp_path, 2, late, 1600, prefetch="rows")
     assert ahead > 1.5 * plain
     assert ahead <= 2 * BATCH / 1e-3 * 1.02
 
 
-@pytest.mark.parametrize(("prefetch", "backup", "late"), [(0, 1, 4000 / 32), (1, 1, 4), (1, 0, 5)])
+@pytest.mark.parametrize(("prefetch", "backup", "late"), [("none", 1, 4000 / 32), ("data", 1, 4), ("data", 0, 5)])
 def test_backup_workers_have_the_data_of_their_next_batch_before_it_is_granted(
-    long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefetch: int, backup: int, late: int
+    long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefetch: str, backup: int, late: int
 ) -> None:
     """All but the first, and the last of all, for which all ask. Rows are pulled when the step has
     begun: no gradient is stale."""

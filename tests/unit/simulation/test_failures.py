@@ -74,10 +74,14 @@ def test_a_worker_that_stands_still(data: Path, tmp_path: Path, mode: str, secon
 
 @pytest.mark.parametrize(
     ("lost", "when", "prefetch"),
-    crossed(["continue", "replace"], [{"step": 0}, {"step": 3}, {"time": 0.0123}, {"time": 0.0371}], [0, 1]),
+    crossed(
+        ["continue", "replace"],
+        [{"step": 0}, {"step": 3}, {"time": 0.0123}, {"time": 0.0371}],
+        ["none", "data", "rows"],
+    ),
 )
 def test_sync_ends_with_the_bits_of_a_run_in_which_nobody_died(
-    data: Path, tmp_path: Path, lost: str, when: dict[str, Any], prefetch: int
+    data: Path, tmp_path: Path, lost: str, when: dict[str, Any], prefetch: str
 ) -> None:
     plain = run(failing("sync"), data, tmp_path / "plain")
     kill = {"kind": "kill", "workers": [1, 3], **when}
@@ -204,9 +208,9 @@ def test_its_replacement_is_the_same_every_time(data: Path, tmp_path: Path, mode
         assert again[key] == result[key]
 
 
-@pytest.mark.parametrize(("prefetch", "share"), crossed([0, 1], [0.0, 0.3, 0.95, 0.99]))
+@pytest.mark.parametrize(("prefetch", "share"), crossed(["none", "data", "rows"], [0.0, 0.3, 0.95, 0.99]))
 def test_whenever_the_coordinator_disappears_sync_has_the_same_bits(
-    data: Path, tmp_path: Path, share: float, prefetch: int
+    data: Path, tmp_path: Path, share: float, prefetch: str
 ) -> None:
     """In training, in an evaluation, and twice, unless the second time comes when the others are being sent home."""
     plain = run(failing("sync", prefetch=prefetch), data, tmp_path / "plain")

@@ -20,7 +20,7 @@ MODES = ("sync", "async", "gba")
 
 
 def plan(to: str, fresh: bool = True, at: int = 300) -> list[dict[str, Any]]:
-    return [{"at": {"samples": at}, "to": to, "set": {"prefetch": 0}, "fresh_optimizer": fresh}]
+    return [{"at": {"samples": at}, "to": to, "set": {"prefetch": "none"}, "fresh_optimizer": fresh}]
 
 
 def with_sgd(cfg: RunConfig) -> RunConfig:

@@ -20,8 +20,8 @@ SLOW = [{"kind": "constant", "workers": [1], "factor": 4.0}]
 
 
 @pytest.mark.parametrize("servers", [1, 3])
-@pytest.mark.parametrize("prefetch", [0, 1])
-def test_sync_is_that_of_a_cluster_of_threads(data: Path, tmp_path: Path, servers: int, prefetch: int) -> None:
+@pytest.mark.parametrize("prefetch", ["none", "data", "rows"])
+def test_sync_is_that_of_a_cluster_of_threads(data: Path, tmp_path: Path, servers: int, prefetch: str) -> None:
     cfg = config("sync", servers=servers, prefetch=prefetch, cost=UNEVEN, faults=SLOW)
     virtual, threads = run(cfg, data, tmp_path / "virtual"), run_in_memory(cfg, data, tmp_path / "threads")
     assert virtual["checksums"] == threads["checksums"]
@@ -83,14 +83,14 @@ NO_TIME: dict[str, Any] = {
 def test_where_serving_takes_no_time_stale_gradients_are_the_same_too(data: Path, tmp_path: Path, mode: str) -> None:
     """Where it does, one server with all of the dense part is later than three with a third each: gradients then
     pull other versions, and arrive in another order."""
-    more: dict[str, Any] = {"cost": {**UNEVEN, **NO_TIME}, "faults": SLOW, "prefetch": 1}
+    more: dict[str, Any] = {"cost": {**UNEVEN, **NO_TIME}, "faults": SLOW, "prefetch": "rows"}
     one, all_ = (run(config(mode, servers=3, dense=n, **more), data, tmp_path / str(n)) for n in (1, None))
     assert model(one) == model(all_) and one["staleness"] == all_["staleness"]
     assert one["staleness"]["mean"] > 0
 
 
-@pytest.mark.parametrize("prefetch", [0, 1])
-def test_gba_that_forgives_everything_is_bsp(data: Path, tmp_path: Path, prefetch: int) -> None:
+@pytest.mark.parametrize("prefetch", ["none", "data", "rows"])
+def test_gba_that_forgives_everything_is_bsp(data: Path, tmp_path: Path, prefetch: str) -> None:
     """Stragglers make gradients arrive in an order of their own, the same in both."""
     make: dict[str, Any] = {"cost": UNEVEN, "faults": SLOW, "prefetch": prefetch}
     gba = run(config("gba", options={"iota": float("inf")}, **make), data, tmp_path / "gba")
@@ -115,7 +115,7 @@ HALVED: dict[str, Any] = {"decay": "exp", "iota": 0, "divisor": "accepted"}  # b
 )
 def test_one_gradient_a_step_is_async(data: Path, tmp_path: Path, other: str, options: dict[str, Any]) -> None:
     """Also the short one at the day's end, and one that is decayed where it is divided by its own weight."""
-    make: dict[str, Any] = {"cost": UNEVEN, "faults": SLOW, "local_batch": 128, "prefetch": 1}
+    make: dict[str, Any] = {"cost": UNEVEN, "faults": SLOW, "local_batch": 128, "prefetch": "rows"}
     results = [
         run(config("async", **make), data, tmp_path / "async"),
         run(config(other, **options, **make), data, tmp_path / other),
@@ -124,8 +124,8 @@ def test_one_gradient_a_step_is_async(data: Path, tmp_path: Path, other: str, op
     assert results[0]["staleness_histogram"] == results[1]["staleness_histogram"]
 
 
-@pytest.mark.parametrize("prefetch", [0, 1])
-def test_backup_workers_without_a_backup_are_sync(data: Path, tmp_path: Path, prefetch: int) -> None:
+@pytest.mark.parametrize("prefetch", ["none", "data", "rows"])
+def test_backup_workers_without_a_backup_are_sync(data: Path, tmp_path: Path, prefetch: str) -> None:
     """The same steps; the sum runs in batch order on the servers too."""
     sync = run(config("sync", cost=UNEVEN, prefetch=prefetch), data, tmp_path / "sync")
     make: dict[str, Any] = {"options": {"backup": 0}, "cost": UNEVEN, "prefetch": prefetch}
@@ -133,8 +133,8 @@ def test_backup_workers_without_a_backup_are_sync(data: Path, tmp_path: Path, pr
     assert model(sync) == model(backup)
 
 
-@pytest.mark.parametrize(("mode", "prefetch"), crossed(WITHOUT_REPLICAS, [0, 1]))
-def test_every_sample_has_one_fate(data: Path, tmp_path: Path, mode: str, prefetch: int) -> None:
+@pytest.mark.parametrize(("mode", "prefetch"), crossed(WITHOUT_REPLICAS, ["none", "data", "rows"]))
+def test_every_sample_has_one_fate(data: Path, tmp_path: Path, mode: str, prefetch: str) -> None:
     """Uneven batches, three shards, a straggler, batch norm and dropout."""
     result = run(config(mode, servers=3, prefetch=prefetch, cost=UNEVEN, faults=SLOW), data, tmp_path)
     adds_up(result, 1500)
@@ -144,12 +144,12 @@ def test_every_sample_has_one_fate(data: Path, tmp_path: Path, mode: str, prefet
 
 @pytest.mark.parametrize("mode", ["sync", "gba", "async"])
 def test_a_seed_and_its_clock_are_the_same_every_time(data: Path, tmp_path: Path, mode: str) -> None:
-    cfg = config(mode, prefetch=1, cost=UNEVEN, faults=SLOW)
+    cfg = config(mode, prefetch="rows", cost=UNEVEN, faults=SLOW)
     first, second = (run(cfg, data, tmp_path / name) for name in "ab")
     assert first == second
     logs = [(tmp_path / name / "events.log").read_bytes() for name in "ab"]
     assert logs[0] == logs[1]
-    other = run(config(mode, prefetch=1, cost=UNEVEN, faults=SLOW, seed=4), data, tmp_path / "c")
+    other = run(config(mode, prefetch="rows", cost=UNEVEN, faults=SLOW, seed=4), data, tmp_path / "c")
     assert model(other) != model(first) and other["virtual_seconds"] != first["virtual_seconds"]
 
 
@@ -161,7 +161,7 @@ SWITCHES = [{"at": {"day": 1}, "to": "gba"}, {"at": {"day": 2}, "to": "sync"}, {
 def test_a_switch_moves_the_dense_vector_as_a_cluster_of_threads_does(
     four_days: Path, tmp_path: Path, lock_step: None, servers: int, hard: bool
 ) -> None:
-    cfg = config("sync", servers=servers, hard=hard, switches=SWITCHES, prefetch=1)
+    cfg = config("sync", servers=servers, hard=hard, switches=SWITCHES, prefetch="rows")
     virtual, threads = run(cfg, four_days, tmp_path / "virtual"), run_in_memory(cfg, four_days, tmp_path / "threads")
     assert model(virtual) == model(threads)
     assert [phase["mode"] for phase in virtual["phases"]] == ["sync", "gba", "sync", "gba"]

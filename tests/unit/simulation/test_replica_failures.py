@@ -26,7 +26,7 @@ def failing(mode: str, plan: dict[str, Any], lost: str = "replace", **options: A
         cost={"restart_us": 2000.0},
         local_batch=32,
         options={**every_k(mode), **options},
-        prefetch=1,
+        prefetch="rows",
     )
     cfg.cluster.lost_worker, cfg.cluster.hang_seconds = lost, 0.02
     return check(cfg)

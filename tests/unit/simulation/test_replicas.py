@@ -22,7 +22,7 @@ OWN_CORES = {"workers_per_host": 1, "servers_on": "own", "cores": 8}
 
 
 def replicas(
-    mode: str, workers: int = 3, *, prefetch: int = 0, cost: dict[str, Any] | None = None, hard: bool = True,
+    mode: str, workers: int = 3, *, prefetch: str = "none", cost: dict[str, Any] | None = None, hard: bool = True,
     global_batch: int = 128, dense: int | None = None, **options: Any,
 ) -> Any:  # fmt: skip
     more = {"workers": workers, "prefetch": prefetch, "cost": cost, "hard": hard, "global_batch": global_batch}
@@ -32,7 +32,7 @@ def replicas(
 
 @pytest.mark.parametrize("mode", REPLICAS)
 def test_every_mode_counts_and_is_the_same_twice(data: Path, tmp_path: Path, mode: str) -> None:
-    cfg = replicas(mode, prefetch=1, cost={"spread": "lognormal", "spread_scale": 0.5})
+    cfg = replicas(mode, prefetch="rows", cost={"spread": "lognormal", "spread_scale": 0.5})
     first, second = run(cfg, data, tmp_path / "a"), run(cfg, data, tmp_path / "b")
     adds_up(first, 1500)
     assert model(first) == model(second) and first["replicas"] == second["replicas"]
@@ -102,7 +102,7 @@ def test_threads_on_a_replica_add_up_where_there_are_cores(long: Path, tmp_path:
 
 @pytest.mark.parametrize("mode", ["fr_easgd", "fr_ma"])
 def test_threads_stand_still_for_an_exchange_in_the_foreground(data: Path, tmp_path: Path, mode: str) -> None:
-    result = run(replicas(mode, 2, hogwild_threads=3, prefetch=1, cost=OWN_CORES), data, tmp_path)
+    result = run(replicas(mode, 2, hogwild_threads=3, prefetch="rows", cost=OWN_CORES), data, tmp_path)
     adds_up(result, 1500)
     assert result["replicas"]["sync_gap"]["mean"] == pytest.approx(3.0, abs=2.0)
 

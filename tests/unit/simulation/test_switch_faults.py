@@ -24,7 +24,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(first: str, to: str, lost: str = "continue") -> RunConfig:
-    entry = {"at": {"samples": 300}, "to": to, "set": {"prefetch": 1}}
+    entry = {"at": {"samples": 300}, "to": to, "set": {"prefetch": "rows"}}
     return check(
         RunConfig(
             mode=ModeConfig(first),
@@ -115,8 +115,8 @@ def test_a_wish_before_anything_has_begun(data: Path, tmp_path: Path) -> None:
     """The first phase is in the mode that was asked for; a second wish comes too soon; a third is no mode."""
     cfg = config("gba", "bsp")
     wishes = [
-        Event("switch", {"id": 1, "mode": {"name": "gba", "prefetch": 1}}),
-        Event("switch", {"id": 2, "mode": {"name": "async", "prefetch": 0}}),
+        Event("switch", {"id": 1, "mode": {"name": "gba", "prefetch": "data"}}),
+        Event("switch", {"id": 2, "mode": {"name": "async", "prefetch": "none"}}),
         Event("switch", {"id": 3, "mode": {"name": "bsp"}}),
         Event("switch", {"id": 4, "mode": {"name": "sync"}}),
         Event("switch", {"id": 5, "mode": 7}),

@@ -22,7 +22,7 @@ SLOW = [{"kind": "constant", "workers": [1], "factor": 4.0}]
 
 
 def at(unit: str, value: float, to: str, **changes: Any) -> dict[str, Any]:
-    return {"at": {unit: value}, "to": to, "set": {"prefetch": 0, **changes}}
+    return {"at": {unit: value}, "to": to, "set": {"prefetch": "none", **changes}}
 
 
 def infos(folder: Path, key: str) -> list[dict[str, Any]]:
@@ -95,7 +95,12 @@ def test_shuffling_stays_that_of_the_whole_day(four_days: Path, tmp_path: Path, 
 def test_any_mode_to_any_mode(data: Path, tmp_path: Path, before: str, after: str) -> None:
     """Out of order, with prefetch and a straggler."""
     cfg = config(
-        before, servers=3, cost=UNEVEN, faults=SLOW, prefetch=1, switches=[at("samples", 500, after, prefetch=1)]
+        before,
+        servers=3,
+        cost=UNEVEN,
+        faults=SLOW,
+        prefetch="rows",
+        switches=[at("samples", 500, after, prefetch="rows")],
     )
     result = run(cfg, data, tmp_path)
     adds_up(result, 1500)
@@ -156,7 +161,7 @@ def test_without_prefetch_a_worker_holds_one_batch_whatever_it_asked_for_before(
     data: Path, tmp_path: Path, mode: str
 ) -> None:
     """Before the switch it asks early; a token that waits with its batch would be stale for nothing."""
-    cfg = config("sync", cost=UNEVEN, faults=SLOW, prefetch=1, switches=[at("samples", 500, mode)])
+    cfg = config("sync", cost=UNEVEN, faults=SLOW, prefetch="rows", switches=[at("samples", 500, mode)])
     adds_up(run(cfg, data, tmp_path), 1500)
     phase, most = "", dict.fromkeys(("sync", mode), 0)
     flying: dict[int, int] = {}
@@ -183,9 +188,11 @@ def test_the_schedule_of_the_learning_rate_does_not_jump(data: Path, tmp_path: P
     assert model(stay) == model(switched)
 
 
-@pytest.mark.parametrize(("mode", "after", "prefetch"), crossed(sorted(set(SERVED) - {"bsp"}), ["bsp", "sync"], [0, 1]))
+@pytest.mark.parametrize(
+    ("mode", "after", "prefetch"), crossed(sorted(set(SERVED) - {"bsp"}), ["bsp", "sync"], ["none", "data", "rows"])
+)
 def test_what_has_not_come_by_the_deadline_is_decayed(
-    data: Path, tmp_path: Path, mode: str, after: str, prefetch: int
+    data: Path, tmp_path: Path, mode: str, after: str, prefetch: str
 ) -> None:
     """A worker a hundred times slower: its batches are given up, it takes part again, nothing is counted twice."""
     faults = [{"kind": "constant", "workers": [1], "factor": 100.0}]
@@ -196,7 +203,7 @@ def test_what_has_not_come_by_the_deadline_is_decayed(
     result = run(cfg, data, tmp_path)
     adds_up(result, 1500)
     given_up = sum(r.batches for r in read(tmp_path / "events.log") if isinstance(r, ForgoRecord))
-    assert 1 <= given_up <= 1 + prefetch
+    assert 1 <= given_up <= 1 + (prefetch != "none")
     assert result["samples"]["decayed"] >= 32 * given_up
     assert unchanged(tmp_path) == 1
     assert result["refused_frames"] == 0

@@ -27,7 +27,9 @@ def ask_at_random(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The result, and what was said of switches."""
     draw = random.Random(seed)
-    cfg = config(draw.choice(modes), cost=UNEVEN, prefetch=draw.randint(0, 1), servers=draw.randint(1, 3))
+    cfg = config(
+        draw.choice(modes), cost=UNEVEN, prefetch=("none", "data")[draw.randint(0, 1)], servers=draw.randint(1, 3)
+    )
     switch = dataclasses.replace(cfg.switch, prepare="all", drain_seconds=drain)
     told: list[Event] = []
     folder.mkdir(parents=True, exist_ok=True)
@@ -38,7 +40,11 @@ def ask_at_random(
         cluster.coordinator.core.switch.ask(fields)
 
     for number in range(1, 16):
-        mode = {"name": draw.choice(modes), "prefetch": draw.randint(0, 1), "local_batch": draw.choice([32, 32, 64])}
+        mode = {
+            "name": draw.choice(modes),
+            "prefetch": ("none", "data")[draw.randint(0, 1)],
+            "local_batch": draw.choice([32, 32, 64]),
+        }
         if mode["name"] == "sync":
             del mode["local_batch"]
         cluster.events.at(draw.uniform(0.0, 0.09), ask, {"id": number, "mode": mode})

@@ -313,7 +313,7 @@ def test_a_lost_worker_is_not_counted_and_sync_not_asked_for(tmp_path: Path, mon
 
     monkeypatch.setattr(WorkerLoop, "_train", train)
     cfg = RunConfig(
-        mode=ModeConfig("gba", prefetch=0),
+        mode=ModeConfig("gba", prefetch="none"),
         model=ModelConfig(dim=4, hidden=[16, 8]),
         cluster=ClusterConfig(workers=3, servers=2, lost_worker="continue"),
         train=TrainConfig(global_batch=192, eval_batch=500),

@@ -22,7 +22,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(first: str, *switches: dict[str, Any], servers: int = 2) -> RunConfig:
     cfg = RunConfig(
-        mode=ModeConfig(first, prefetch=0, options={"backup": 0} if first == "hop_bw" else {}),
+        mode=ModeConfig(first, prefetch="none", options={"backup": 0} if first == "hop_bw" else {}),
         model=ModelConfig(dim=4, hidden=[16, 8], batch_norm=True, dropout=0.2),
         cluster=ClusterConfig(workers=3, servers=servers),
         train=TrainConfig(global_batch=192, eval_batch=100),
@@ -33,7 +33,7 @@ def config(first: str, *switches: dict[str, Any], servers: int = 2) -> RunConfig
 
 
 def to(mode: str, day: int, **changes: Any) -> dict[str, Any]:
-    return {"at": {"day": day}, "to": mode, "set": {"prefetch": 0, **changes}}
+    return {"at": {"day": day}, "to": mode, "set": {"prefetch": "none", **changes}}
 
 
 def run(cfg: RunConfig, data: Path, folder: Path) -> dict[str, Any]:

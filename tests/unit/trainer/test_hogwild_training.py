@@ -39,8 +39,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(
-    mode: str, workers: int = 3, *, servers: int = 2, prefetch: int = 1, batch_norm: bool = True, lost: str = "end",
-    switches: list[dict[str, Any]] | None = None, local_batch: int = 32, **options: Any,
+    mode: str, workers: int = 3, *, servers: int = 2, prefetch: str = "rows", batch_norm: bool = True,
+    lost: str = "end", switches: list[dict[str, Any]] | None = None, local_batch: int = 32, **options: Any,
 ) -> RunConfig:  # fmt: skip
     return check(
         RunConfig(
@@ -87,8 +87,8 @@ def test_every_mode_trains_and_counts(data: Path, tmp_path: Path, mode: str) -> 
 def test_one_trainer_without_synchronisation_is_plain_training_bit_for_bit(
     data: Path, tmp_path: Path, mode: str, options: dict[str, Any], batch_norm: bool
 ) -> None:
-    plain = run_in_memory(config("sync", 1, prefetch=0, batch_norm=batch_norm), data, tmp_path / "sync")
-    alone = run_in_memory(config(mode, 1, prefetch=0, batch_norm=batch_norm, **options), data, tmp_path / mode)
+    plain = run_in_memory(config("sync", 1, prefetch="none", batch_norm=batch_norm), data, tmp_path / "sync")
+    alone = run_in_memory(config(mode, 1, prefetch="none", batch_norm=batch_norm, **options), data, tmp_path / mode)
     assert alone["checksums"]["model"] == plain["checksums"]["model"]
     assert alone["auc"] == plain["auc"]
 

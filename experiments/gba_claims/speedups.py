@@ -23,7 +23,7 @@ def plan_of(options: Mapping[str, str]) -> str:
 
 def cluster_of(options: Mapping[str, str]) -> str:
     """Name of the cluster a cell ran on."""
-    if options["experiment"] == "demo":
+    if options["experiment"] == "modes":
         return "local, 4"
     return f"virtual, {options['cluster.workers']}"
 

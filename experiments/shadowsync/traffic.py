@@ -65,7 +65,9 @@ class Count:
             return
         self.bytes["dense"] += 4 * self.dense
         self._pulled[record.worker] += 1
-        early = self._pulled[record.worker] <= 1 + self.cfg.mode.ahead  # asked for before the worker held a slice
+        early = self._pulled[record.worker] <= 1 + (
+            self.cfg.mode.prefetch == "rows"
+        )  # asked for before the worker held a slice
         for shard, version in enumerate(record.dense_versions):
             if early or self._held.get((record.worker, shard)) != version:  # a slice is sent only where it has changed
                 self._held[record.worker, shard] = version

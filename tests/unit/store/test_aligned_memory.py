@@ -25,8 +25,8 @@ def cycle(rows):
     return shard
 cycle(20_000)
 before = peak()
-cycle(300_000)
-print((peak() - before) / (300_000 * 17 * 4 * 3))
+cycle(600_000)
+print((peak() - before) / (600_000 * 17 * 4 * 3))
 """
 
 

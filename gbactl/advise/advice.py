@@ -27,6 +27,7 @@ from gbactl.tracking.mlflow_connection import Run
 WORTHWHILE = 0.05  # share by which a mode has to be faster: about what a prediction may be wrong
 UNSURE = 4.0  # margins of half an interval within which an undecided mode may count on sync's AUC
 COLUMNS = tuple(column for column in STANDARD if column.metrics in (("auc",), ("eps",)))
+LEAST_STEPS = 20  # global batches below which the sentence says that there were few
 SLOW_DOWNS = (1.0, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 3.0, 4.0)  # of one worker
 
 
@@ -171,15 +172,18 @@ def _curves(outcome: Outcome) -> Curves:
     return Curves(outcome.mode, str(outcome.seed), samples, seconds, auc, outcome.eps, {})
 
 
-def sentence(advice: Advice, workers: int, minutes: float) -> str:
-    """Say which mode to run in, what to expect, and when sync would do. `minutes`: of this advice."""
+def sentence(advice: Advice, workers: int, minutes: float, steps: int) -> str:
+    """Say which mode to run in, what to expect, and when sync would do.
+
+    `minutes`: how long this advice took; `steps`: global batches that were trained in each mode."""
     found = advice.of(advice.mode)
     with_workers = f"with {workers} workers" if workers > 1 else "with 1 worker"
     if advice.mode == SYNC:
         said = f"Stay with {SYNC} {with_workers}: {_why_sync(advice)}"
     else:
         said = f"Run {advice.mode} {with_workers}: expect {_times(found)} {SYNC}'s rate and {_quality(advice, minutes)}"
-    return "; ".join([said, *_slow_downs(advice)]) + "."
+    few = [f"{steps} global batches in each mode are few to go by, type a larger --minutes"] * (steps < LEAST_STEPS)
+    return "; ".join([said, *_slow_downs(advice), *few]) + "."
 
 
 def _times(found: Standing) -> str:
@@ -205,7 +209,9 @@ def _quality(advice: Advice, minutes: float) -> str:
         return f"a better AUC ({_difference(found)})"
     verdict = found.group.verdict
     needed = None if verdict is None else verdict.seeds
-    more = f"; --seeds {needed} --minutes {_longer(minutes, needed, found.group.n):g} would tell" if needed else ""
+    more = (
+        f"; --seeds {needed} --minutes {_longer(minutes, needed, found.group.n):g} would likely tell" if needed else ""
+    )
     return f"about the same AUC, which is not shown yet ({_difference(found)}, {margin}{more})"
 
 

@@ -38,9 +38,8 @@ from gbactl.tracking.mlflow_connection import NOTE, tracking_uri
 from gbactl.tracking.tracked_run import TrackedRun
 
 TARGET_SEEDS = 6  # that the sample's size is chosen for
-PROBE_STEPS = 8  # global batches of the probe
-LEAST_STEPS = 20  # below which the advice says that the sample is small
-GRADIENTS, TIMED_STEPS = 4000, (20, 100)  # of a simulation for times alone: gradients, least and most global batches
+PROBE_STEPS = 6  # global batches of the probe
+GRADIENTS, TIMED_STEPS = 4000, (20, 50)  # of a simulation for times alone: gradients, least and most global batches
 SPARE = 0.9  # share of the time that is planned
 PARENT = "mlflow.parentRunId"
 RESULT = "advice.json"
@@ -136,8 +135,9 @@ class Advising:
 
     def _probe(self, pool: SimulationPool, path: Path, folder: Path) -> dict[str, Took]:
         """Simulate each mode on a few global batches; return the seconds that it took."""
-        self.show.step("probing each mode", 0.0)
+        self.show.say(f"  probing {', '.join(self.modes)}")
         small = sample_of(path, self.cfg.train, PROBE_STEPS * self.cfg.train.global_batch, self._timed)
+        small = replace(small, base=0)
         self.probed = small.trained
         calls = {mode: (simulate, cfg, small, folder / "probe" / mode, None) for mode, cfg in self.modes.items()}
         found: dict[str, Outcome] = pool.all_of(calls)
@@ -190,7 +190,8 @@ class Advising:
         """Add the rates of the advised mode (or the next one) beside sync's when one worker is slower."""
         if not found.beside:
             return found
-        self.show.step("simulating slower workers", 0.99)
+        self.show.clear()
+        self.show.say(f"  simulating {found.beside} and {SYNC} with one slower worker")
         calls = {
             (mode, factor): (predicted_eps, self._slowed(mode, factor), sample, folder / "slower" / f"{mode}-{factor}")
             for factor in SLOW_DOWNS for mode in (SYNC, found.beside)
@@ -216,18 +217,16 @@ class Advising:
 
     def _notes(self, sample: Sample) -> list[str]:
         steps = sample.trained // self.cfg.train.global_batch
-        said = [
+        return [
             f"Each run: {sample.base:,} samples of {SYNC}, then {sample.trained:,} ({steps} global batches) in its "
             f"mode, judged by {sample.judged:,}. EPS: of {sample.timed:,} samples on the virtual cluster "
             f"({self.cfg.cost.name})."
         ]
-        if steps < LEAST_STEPS:
-            said.append(f"{steps} global batches are few to judge an AUC by; type a larger --minutes or --samples.")
-        return said
 
     def _tell(self, found: Advice, folder: Path, tracked: TrackedRun | None) -> None:
         """Print the advice, write it to advice.json, and log it."""
-        words = sentence(found, self.cfg.cluster.workers, self.options.minutes)
+        steps = self.sample.trained // self.cfg.train.global_batch
+        words = sentence(found, self.cfg.cluster.workers, self.options.minutes, steps)
         told = {
             "sentence": words, **plain(found), "workers": self.cfg.cluster.workers, "cost": self.cfg.cost.name,
             "faults": self.cfg.faults.name, "worthwhile": WORTHWHILE,

@@ -7,6 +7,7 @@ each. Rows of days are views of the cache; random rows are copied.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from gbactl.worker.loop import key_of
 PARTS = 3  # evaluations after the switch, from which the time to an AUC is read
 BASE = 2  # samples of the base for each one trained in the mode
 JUDGED = 0.5  # samples to judge by for each one trained in the mode
-FEWEST_JUDGED = 20_000  # unless there are fewer
+opened = functools.lru_cache(maxsize=2)(open_dataset)  # its files are checked once a process
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Sample:
 
     def dataset(self) -> Dataset:
         """Take the sample. Its last part is judged by what follows it in time."""
-        whole = open_dataset(self.path)
+        whole = opened(self.path)
         stretches = Stretches.of(whole, self.days)
         base, after, judge = stretches.before, stretches.after, stretches.judge
         if whole.kind == "splits":
@@ -95,7 +96,7 @@ class Sample:
 
     def timed_dataset(self) -> Dataset:
         """Take the rows for simulations of times alone: those after the switch, as one day, and some to evaluate."""
-        whole = open_dataset(self.path)
+        whole = opened(self.path)
         stretches = Stretches.of(whole, self.days)
         judge = _part(stretches.judge, 0, min(self.judged, 2048))
         return replace(whole, splits=(_part(stretches.after, 0, self.timed), judge), kind="days", best_auc={})
@@ -122,7 +123,7 @@ def sample_of(path: Path, train: TrainConfig, wanted: int, timed: int) -> Sample
 
     Parts are whole global batches, so that no step but the run's last is partial. Raises UsageError for data with less
     than a global batch."""
-    stretches, size = Stretches.of(open_dataset(path), train.days), train.global_batch
+    stretches, size = Stretches.of(opened(path), train.days), train.global_batch
     steps = min(wanted, stretches.after.rows) // size
     if steps < 1 or stretches.rows_before < size:
         raise UsageError(
@@ -132,7 +133,7 @@ def sample_of(path: Path, train: TrainConfig, wanted: int, timed: int) -> Sample
     parts = min(PARTS, steps)
     part = steps // parts * size
     base = min(BASE * parts * part, stretches.rows_before)
-    judged = min(stretches.judge.rows, max(int(JUDGED * parts * part), FEWEST_JUDGED))
+    judged = min(int(JUDGED * parts * part), stretches.judge.rows)
     limited = min(stretches.after.rows, max(timed, size))
     return Sample(path, _whole(base, size), part, parts, judged, _whole(limited, size), train.days)
 

@@ -114,7 +114,7 @@ def predicted_eps(cfg: RunConfig, sample: Sample, folder: Path) -> float:
     """Predict the EPS of a configuration by a simulation without gradients."""
     scratch = folder / "timing"
     scratch.mkdir(parents=True, exist_ok=True)
-    train = replace(cfg.train, epochs=1, patience=0, days=None)
+    train = replace(cfg.train, epochs=1, patience=0, days=None, checksum_every=0)
     try:
         return float(timed(replace(cfg, train=train), sample.timed_dataset(), scratch)["eps"])
     finally:

@@ -5,6 +5,7 @@ Starting the processes takes the import of torch (3 s), once. They end with this
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -27,6 +28,7 @@ from gbactl.nodes.child_process import die_with_parent
 
 FEWEST_SEEDS, MOST_SEEDS = 3, 10  # unless the user says how many
 LOOK_SECONDS = 1.0
+IMPORTED = ("gbactl.advise.simulation_jobs", "sklearn.metrics")
 
 
 def _begin(parent: int) -> None:
@@ -34,6 +36,8 @@ def _begin(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent(parent)
+    for name in IMPORTED:
+        importlib.import_module(name)
 
 
 class SimulationPool:

@@ -280,7 +280,7 @@ class LaunchedRun:
         """Replace a failed coordinator, and repeat an open stop request."""
         if self.result is None:
             coordinator.replace(self._check)
-            self.stop.again()
+            self.stop.tell_again()
             if self.control is not None:
                 self.control.interrupted()
 

@@ -141,6 +141,11 @@ def asked(launched: Launched, launcher: Launcher, mode: str) -> Process:
     return launcher.begin("switch", "--run", str(launched.run_dir), "--to", mode, "--wait")
 
 
+def send(pids: list[int], kind: signal.Signals) -> None:
+    for pid in pids:
+        os.kill(pid, kind)
+
+
 def draining(launched: Launched) -> None:
     """Wait until a phase was told to stop: the switch is under way."""
     path = launched.run_dir / "logs" / "C.log"
@@ -177,18 +182,19 @@ def test_a_worker_killed_during_a_switch(launcher: Launcher, lost: str, to: str)
 
 @pytest.mark.beside
 def test_ctrl_c_and_another_wish_during_a_switch(launcher: Launcher) -> None:
+    """With every worker stopped some batch is in hand, so the drain waits."""
     launched = launcher.start(*LONG, "mode=gba")
     launched.training()
-    victim = launched.node("W1")
-    os.kill(victim, signal.SIGSTOP)
+    workers = [launched.node("W0"), launched.node("W1")]
+    send(workers, signal.SIGSTOP)
     client = asked(launched, launcher, "bsp")
     draining(launched)
     other = switch(launcher, "--run", str(launched.run_dir), "--to", "async", "--wait")
     assert other.returncode == 1 and "another switch is under way" in other.stdout
-    os.kill(victim, signal.SIGCONT)
+    send(workers, signal.SIGCONT)
     out, _ = client.communicate(timeout=SECONDS)
     assert json.loads(out)["state"] == "done"
-    os.kill(victim, signal.SIGSTOP)
+    send(workers, signal.SIGSTOP)
     client = asked(launched, launcher, "gba")
     wait_for(lambda: (launched.run_dir / "logs" / "C.log").read_text().count("a switch to") == 2)
     stopped(launched)

@@ -37,7 +37,7 @@ from gbactl.tracking.final_metrics import metrics_of, tags_of
 from gbactl.tracking.mlflow_connection import NOTE, tracking_uri
 from gbactl.tracking.tracked_run import TrackedRun
 
-TARGET_SEEDS = 6  # that the sample's size is chosen for
+TARGET_SEEDS = 4  # that the sample's size is chosen for
 PROBE_STEPS = 6  # global batches of the probe
 GRADIENTS, TIMED_STEPS = 4000, (20, 50)  # of a simulation for times alone: gradients, least and most global batches
 SPARE = 0.9  # share of the time that is planned
@@ -134,7 +134,7 @@ class Advising:
             return self._with_slow_downs(found, pool, sample, folder)
 
     def _probe(self, pool: SimulationPool, path: Path, folder: Path) -> dict[str, Took]:
-        """Simulate each mode on a few global batches; return the seconds that it took."""
+        """Simulate each mode on a few global batches; return the CPU seconds that it took."""
         self.show.say(f"  probing {', '.join(self.modes)}")
         small = sample_of(path, self.cfg.train, PROBE_STEPS * self.cfg.train.global_batch, self._timed)
         small = replace(small, base=0)

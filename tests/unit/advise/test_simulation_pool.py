@@ -26,19 +26,20 @@ class FakePool:
     jobs = 2
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.calls, self.most = seconds, list[str](), 0
+        self.seconds, self.calls, self.most, self.now = seconds, list[str](), 0, 0.0
 
     def submit(self, call: Any, cfg: Any, sample: Sample, folder: Path, base: Path | None = None) -> Future[Any]:
         self.calls.append(folder.name)
         if base is not None:
             assert base.name == f"base-s{cfg.seed}" and base.name in self.calls
         future = Future[Any]()
-        taken = Took(0.0, 0.0, self.seconds)
-        future.set_result(Outcome(cfg.mode.name, cfg.seed, 1.0, taken, {}) if call is simulate else self.seconds)
+        took = Took(0.0, 0.0, self.seconds)
+        future.set_result(Outcome(cfg.mode.name, cfg.seed, 1.0, took, {}) if call is simulate else self.seconds)
         return future
 
     def first_done(self, futures: Any) -> set[Future[Any]]:
         self.most = max(self.most, len(futures))
+        self.now += self.seconds / self.jobs
         return {next(iter(futures))}
 
 
@@ -63,7 +64,7 @@ def test_every_seed_has_all_modes_from_its_base_two_at_a_time() -> None:
 )
 def test_as_many_seeds_as_fit(monkeypatch: pytest.MonkeyPatch, left: float, seconds: float, seeds: int) -> None:
     pool = FakePool(seconds)
-    monkeypatch.setattr(time, "monotonic", lambda: len(pool.calls) * seconds / pool.jobs)
+    monkeypatch.setattr(time, "monotonic", lambda: pool.now)
     found = {each.seed for each in run(pool, Budget(left))}
     assert abs(len(found) - seeds) <= (seeds == 7)
 

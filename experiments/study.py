@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STUDIES = Path("runs/studies")
 LIMIT_SECONDS = 1800.0
 BATCHES = "+tracking.tags.batches="
-NUMBERS_DO_NOT_DEPEND_ON = ("calibration", "cli", "report", "tracking", "install", "doctor.py", "__pycache__")
+NUMBERS_DO_NOT_DEPEND_ON = ("advise", "calibration", "cli", "report", "tracking", "install", "doctor.py", "__pycache__")
 
 
 @dataclass(frozen=True)

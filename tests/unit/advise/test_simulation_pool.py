@@ -12,7 +12,7 @@ import pytest
 
 from gbactl.advise.sample import Sample
 from gbactl.advise.simulation_jobs import Outcome, Took, simulate
-from gbactl.advise.simulation_pool import FEWEST_SEEDS, MOST_SEEDS, Budget, Schedule, SimulationPool, result_of
+from gbactl.advise.simulation_pool import FEWEST_SEEDS, MOST_SEEDS, Budget, Schedule, result_of
 from gbactl.errors import ClusterError
 from tests.support.simulated_runs import config
 
@@ -74,10 +74,3 @@ def test_a_process_that_dies_is_told() -> None:
     future.set_exception(BrokenProcessPool())
     with pytest.raises(ClusterError, match="type --jobs 1"):
         result_of(future)
-
-
-def test_results_have_the_keys_of_their_calls() -> None:
-    with SimulationPool(1) as pool:
-        assert pool.all_of({"a": (abs, -1), "b": (max, 1, 2)}) == {"a": 1, "b": 2}
-        with pytest.raises(ValueError, match="invalid literal"):
-            pool.all_of({"a": (int, "x")})

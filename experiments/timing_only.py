@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gbactl.calibration.fit import ZeroComputeCluster
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Batch, Dataset, Split, open_dataset
 from gbactl.data.source_cache import prepare
 from gbactl.launch.hydra_config import compose
+from gbactl.simulation.timing_only import ZeroComputeCluster
 from gbactl.wire.messages import Event
 
 EVERY = 0.002  # virtual seconds between two samplings

@@ -34,14 +34,13 @@ from gbactl.policies.policy import names
 from gbactl.report.render import markdown, render
 from gbactl.switching.auto_controller import SYNC
 from gbactl.tracking.final_metrics import metrics_of, tags_of
-from gbactl.tracking.mlflow_connection import NOTE, tracking_uri
+from gbactl.tracking.mlflow_connection import NOTE, PARENT, RUN_KIND, tracking_uri
 from gbactl.tracking.tracked_run import TrackedRun
 
 TARGET_SEEDS = 6  # that the sample's size is chosen for
 PROBE_STEPS = 6  # global batches of the probe
 GRADIENTS, TIMED_STEPS = 4000, (20, 50)  # of a simulation for times alone: gradients, least and most global batches
 SPARE = 0.9  # share of the time that is planned
-PARENT = "mlflow.parentRunId"
 RESULT = "advice.json"
 
 
@@ -102,7 +101,9 @@ class Advising:
         self.began = time.monotonic()
         folder = self._folder()
         with run_dirs.lock(folder):
-            tracked = self._track(folder, f"advice on {self.cfg.cluster.workers} workers", self.cfg, {})
+            tracked = self._track(
+                folder, f"advice on {self.cfg.cluster.workers} workers", self.cfg, {RUN_KIND: "advice"}
+            )
             try:
                 found = self._advice(path, folder, tracked)
             except BaseException as error:

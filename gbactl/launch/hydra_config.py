@@ -32,9 +32,11 @@ from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.faults.load_trace import with_traces
 from gbactl.launch.resume import group_choices, resumed
 from gbactl.launch.run_dir import finished_before
+from gbactl.launch.sweep import adopt, close_sweeps
 from gbactl.paths import conf_dir
 from gbactl.policies.policy import names, policy_class
 from gbactl.switching.auto_controller import GBA, SYNC
+from gbactl.tracking.mlflow_connection import tracking_uri
 from gbactl.tracking.run_description import CommandLine
 
 ROOT_CONFIG = "train"
@@ -89,6 +91,8 @@ def run_hydra(arguments: list[str], job: Callable[[RunConfig, CommandLine], Any]
             run = to_run_config(cfg, typed)
             if HydraConfig.get().mode is RunMode.MULTIRUN and finished_before(run):
                 print(f"{run.run_dir} has its result already; it stays.", file=sys.stderr)
+                if run.run_dir is not None and run.tracking.enabled:
+                    adopt(Path(run.run_dir), tracking_uri(run.tracking.uri))
                 return None
             swept = _swept(arguments) if HydraConfig.get().mode is RunMode.MULTIRUN else None
             return job(run, CommandLine(verb, tuple(typed), swept))
@@ -105,14 +109,18 @@ def run_hydra(arguments: list[str], job: Callable[[RunConfig, CommandLine], Any]
     failed: list[GbactlError] = []
     home = os.getpid()
     chosen = group_choices(arguments, conf_dir())
-    saved, sys.argv = sys.argv, ["gbactl train", *_before_overrides(chosen, with_cost_file(arguments))]
+    saved, sys.argv = sys.argv, [f"gbactl {verb}", *_before_overrides(chosen, with_cost_file(arguments))]
     try:
         with _explained():
             main()
     except GbactlError as error:
         failed.append(error)
+    except BaseException:
+        close_sweeps("KILLED")
+        raise
     finally:
         sys.argv = saved
+        close_sweeps("FAILED" if failed else "FINISHED")
     if failed:
         raise failed[0]
 

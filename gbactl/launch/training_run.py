@@ -42,6 +42,7 @@ from gbactl.launch.supervision import (
     loss_known,
     switch_known,
 )
+from gbactl.launch.sweep import parent_tags
 from gbactl.paths import room_needed
 from gbactl.switching.switch_schedule import answer, legend, listed, located, mode_id
 from gbactl.tracking.dataset_inputs import dataset_inputs
@@ -411,6 +412,7 @@ class LaunchedRun:
         datasets = dataset_inputs(
             self.dataset, config["data"], {part.split for part in parts}, {n for part in parts for n in part.evaluate}
         )
+        tags |= parent_tags()
         if self.job.origin:
             tags |= {ORIGIN: self.job.origin}
         self.tracked = TrackedRun(

@@ -100,6 +100,11 @@ class TrackedRun:
         self._thread = threading.Thread(target=self._loop, name="tracking", daemon=True)
         self._thread.start()
 
+    def opened(self, seconds: float) -> str | None:
+        """Wait for the store's first answer, and return the id of the run in it; None where it did not answer."""
+        self._tried.wait(seconds)
+        return self._delivery.run_id
+
     @property
     def run_id(self) -> str:
         """Id of the run in the store (waits up to 5 s for its answer); until then the local id."""

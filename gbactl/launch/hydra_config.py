@@ -18,6 +18,7 @@ from typing import Any
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -34,6 +35,7 @@ from gbactl.launch.run_dir import finished_before
 from gbactl.paths import conf_dir
 from gbactl.policies.policy import names, policy_class
 from gbactl.switching.auto_controller import GBA, SYNC
+from gbactl.tracking.run_description import CommandLine
 
 ROOT_CONFIG = "train"
 
@@ -78,8 +80,8 @@ def compose(overrides: list[str]) -> RunConfig:
             return to_run_config(hydra.compose(ROOT_CONFIG, overrides=given), overrides)
 
 
-def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
-    """Run a command line through Hydra: single runs, --multirun, --cfg, --info."""
+def run_hydra(arguments: list[str], job: Callable[[RunConfig, CommandLine], Any], verb: str = "train") -> None:
+    """Run a command line through Hydra: single runs, --multirun, --cfg, --info. `verb`: that of gbactl."""
 
     def task(cfg: DictConfig) -> Any:
         try:
@@ -88,7 +90,8 @@ def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
             if HydraConfig.get().mode is RunMode.MULTIRUN and finished_before(run):
                 print(f"{run.run_dir} has its result already; it stays.", file=sys.stderr)
                 return None
-            return job(run)
+            swept = _swept(arguments) if HydraConfig.get().mode is RunMode.MULTIRUN else None
+            return job(run, CommandLine(verb, tuple(typed), swept))
         except GbactlError as error:
             if os.getpid() != home:  # a sweep's launcher (joblib, submitit) passes the error to the parent process
                 raise
@@ -112,6 +115,13 @@ def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
         sys.argv = saved
     if failed:
         raise failed[0]
+
+
+def _swept(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return the keys that a sweep varies, among the arguments of its command line."""
+    overrides = [text for text in arguments if "=" in text and not text.startswith(("-", "~"))]
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    return tuple(override.key_or_group for override in parsed if override.is_sweep_override())
 
 
 def with_cost_file(arguments: list[str]) -> list[str]:

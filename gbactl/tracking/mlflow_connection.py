@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE = "mlflow.db"
 BUSY_SECONDS = 30
+NOTE = "mlflow.note.content"
 _CREATE_SECONDS = 120
 _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -144,14 +145,28 @@ def _create(path: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
+KIND, MODEL_DEVELOPMENT = "mlflow.experimentKind", "custom_model_development"
+DESCRIPTION = """**Which distributed training mode should this model run in, on this cluster?**
+
+Every run trains the model in one mode, or changes the mode on its way. A sweep is a parent run: its note and its
+artifacts compare its runs. Group the runs by `mode` to see their curves together; `gbactl report --experiment {name}`
+prints the comparison of all runs here. Names of metrics and tags: `docs/how-to/compare-in-mlflow.md`
+(`make docs` builds the documentation).
+"""
+
+
 def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
-    """Return the id of an experiment, creating it if it does not exist. Raises TrackingError if it was deleted."""
+    """Return the id of an experiment, creating it if it does not exist. Raises TrackingError if it was deleted.
+
+    The experiment is described, and tagged as model development: else the MLflow UI shows its page for language
+    models. An older one gets both, unless it has a description of its own."""
     found: Any = client.get_experiment_by_name(name)
+    tags = {KIND: MODEL_DEVELOPMENT, NOTE: DESCRIPTION.format(name=name)}
     if found is None:
         from mlflow.exceptions import MlflowException
 
         try:
-            return str(client.create_experiment(name, artifact_location=artifact_root(uri)))
+            return str(client.create_experiment(name, artifact_location=artifact_root(uri), tags=tags))
         except MlflowException:  # another process has created it first
             found = client.get_experiment_by_name(name)
             if found is None:
@@ -161,6 +176,9 @@ def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
             f"The experiment {name} was deleted in MLflow; type tracking.experiment=ANOTHER_NAME or: "
             f"mlflow experiments restore -x {found.experiment_id}"
         )
+    for key, value in tags.items():
+        if found.tags.get(key, "_inferred").endswith("_inferred"):  # the UI has guessed the kind
+            client.set_experiment_tag(found.experiment_id, key, value)
     return str(found.experiment_id)
 
 
@@ -210,7 +228,7 @@ def read_runs(uri: str, experiments: Sequence[str], where: Sequence[str]) -> lis
     return sorted((_run(entity) for entity in found), key=lambda run: run.start_ms)
 
 
-NOTE, VERDICT = "mlflow.note.content", "gbactl.verdict"
+VERDICT = "gbactl.verdict"
 _NOTE_BEGINS, _LONGEST_NOTE = "<!-- gbactl report -->", 5000
 
 

@@ -77,7 +77,7 @@ gba-claims: install ## the study in experiments/gba_claims (30 minutes; SIZE=ful
 	$(BIN)/python experiments/study.py runs/studies/gba_claims/chosen.yaml
 	$(BIN)/python experiments/gba_claims/write_gba_claims.py
 
-map: install ## the study in experiments/map (two hours; SIZE=full: five; SIZE=tiny: tries it out)
+map: install ## the study in experiments/map (35 minutes; SIZE=full: an hour and a half; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/map/sweep.yaml
 	$(BIN)/python experiments/map/write_map.py
 

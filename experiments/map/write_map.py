@@ -122,7 +122,7 @@ def table(aucs: Map, ratios: Map, axis: str) -> str:
             lines.append(f"| {mode} | {value} | {' | '.join(quality + shown)} |")
     notes = (
         "AUC: that after the last day minus sync's of the same seed, mean and, in brackets, the smallest and largest "
-        f"of the seeds; bold: those of all seeds are within +-{SAFE}. EPS: over sync's, in the days of the mode, mean.",
+        f"of the seeds; bold: those of all seeds are within +-{SAFE}. EPS: over sync's, in the day of the mode, mean.",
         "The number behind AUC and EPS is that of the workers.",
     )
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"

@@ -52,7 +52,7 @@ def stopped(launched: Launched) -> None:
 @pytest.mark.slow
 def test_a_running_job_goes_on_in_another_mode_and_back(launcher: Launcher) -> None:
     launched = launcher.start(
-        *LONG, "data.rows_per_day=90000", "mode=sync", f"collective={collective()}", "switch.prepare=all"
+        *LONG, "data.rows_per_day=180000", "mode=sync", f"collective={collective()}", "switch.prepare=all"
     )
     launched.training()
     run = ("--run", str(launched.run_dir))
@@ -72,7 +72,7 @@ def test_a_running_job_goes_on_in_another_mode_and_back(launcher: Launcher) -> N
     assert [p["mode"] for p in result["phases"]] == ["sync", "gba", "sync"]
     assert result["mode"] == "sync>gba@step{}>sync@step{}".format(*(p["first_step"] for p in result["phases"][1:]))
     samples = result["samples"]
-    assert samples["read"] == samples["trained"] + samples["decayed"] == 90000
+    assert samples["read"] == samples["trained"] + samples["decayed"] == 180000
     before = sums(launched)
     assert len(before) == 4 and before[0] == before[1] and before[2] == before[3] != before[0]
     ended = switch(launcher, *run, "--to", "gba")

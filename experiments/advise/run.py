@@ -47,6 +47,11 @@ class Setting:
     seeds: tuple[int, ...]
     minutes: float
 
+    @property
+    def key(self) -> str:
+        """Hash of what a calibration and a base depend on."""
+        return hashlib.sha256(" ".join(self.machine).encode()).hexdigest()[:8]
+
 
 def settings(sparse: bool) -> list[Setting]:
     """Read settings.yaml."""
@@ -101,8 +106,8 @@ TRACKED = "tracking.experiment=advise_truth"
 
 def calibrated(setting: Setting, folder: Path) -> Path:
     """Measure the machine for a setting, once for the settings that share it."""
-    path = folder / f"cost-{hashlib.sha256(' '.join(setting.machine).encode()).hexdigest()[:8]}.yaml"
-    arguments = ["calibrate", "--out", str(path), "--workers", "2,4", "--seconds", "6", *setting.machine]
+    path = folder / f"cost-{setting.key}.yaml"
+    arguments = ["calibrate", "--out", str(path), "--workers", "2,4", "--seconds", "4", *setting.machine]
     once(path.with_suffix(".json"), arguments, f"{setting.name}: calibration")
     return path
 
@@ -118,7 +123,7 @@ def run(setting: Setting, folder: Path) -> dict[str, Any]:
     advice = once(own / f"advice-{version}.json", asked, f"{setting.name}: advice")
     runs: dict[str, list[dict[str, Any]]] = {mode: [] for mode in default_modes()}
     for seed in setting.seeds:
-        base = own / f"base-s{seed}"
+        base = folder / f"base-{setting.key}-s{seed}"
         keys = ("mode=sync", f"train.days={DAYS}", "checkpoint=full", f"seed={seed}")
         trained(base, [*setting.machine, *keys], f"{setting.name}: base of seed {seed}")
         for mode in runs:

@@ -19,6 +19,7 @@ from gbactl.advise.advice import SLOW_DOWNS, WORTHWHILE, Advice, advice_of, plai
 from gbactl.advise.sample import BASE, Sample, sample_of
 from gbactl.advise.simulation_jobs import Outcome, Took, in_mode, on_virtual_cluster, predicted_eps, simulate
 from gbactl.advise.simulation_pool import Budget, Schedule, SimulationPool
+from gbactl.checkpoint.folder import CHECKPOINTS
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.cpu import available_cores
 from gbactl.data.dataset import open_dataset
@@ -112,7 +113,7 @@ class Advising:
                 raise
             finally:
                 self.show.clear()
-                for saved in folder.glob("base-s*"):
+                for saved in (*folder.glob("base-s*"), *folder.glob(f"*/{CHECKPOINTS}")):
                     shutil.rmtree(saved, ignore_errors=True)
             self._tell(found, folder, tracked)
 

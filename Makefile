@@ -15,7 +15,7 @@ FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: demo install test test-slow check docs bench curves fuzz audit calibration frappe gba-claims shadowsync switching cpr precision hosts soak ui clean help
+.PHONY: demo install test test-slow check docs bench curves fuzz audit calibration frappe gba-claims map shadowsync switching cpr precision hosts soak ui clean help
 
 demo: install ## install, train a base in sync, go on with a slow worker in sync, async and gba, compare (4 minutes)
 	$(BIN)/gbactl train -m $(DEMO) seed=$(SEEDS) 'run_dir=runs/demo/base-$${seed}'
@@ -76,6 +76,10 @@ gba-claims: install ## the study in experiments/gba_claims (30 minutes; SIZE=ful
 	$(BIN)/python experiments/gba_claims/choose_best.py
 	$(BIN)/python experiments/study.py runs/studies/gba_claims/chosen.yaml
 	$(BIN)/python experiments/gba_claims/write_gba_claims.py
+
+map: install ## the study in experiments/map (35 minutes; SIZE=full: an hour and a half; SIZE=tiny: tries it out)
+	$(BIN)/python experiments/study.py experiments/map/sweep.yaml
+	$(BIN)/python experiments/map/write_map.py
 
 shadowsync: install ## the study in experiments/shadowsync (3 to 4 hours; SIZE=full: a day; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/shadowsync/sweep.yaml

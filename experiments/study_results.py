@@ -1,10 +1,11 @@
-"""Results of a study's finished cells: options and result.json, read from runs/studies/. For studies' scripts."""
+"""Results of a study's finished cells: options and figures, from its record (see study.py). For studies' scripts."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,14 @@ import study  # a script in the same folder, not a package
 
 @dataclass(frozen=True)
 class Done:
-    """Finished cell: KEY=VALUE of its command line (tags by their own name), its result.json, its folder."""
+    """Finished cell: KEY=VALUE of its command line (tags by their own name), its figures, its folder, its code version.
+
+    A cell that was run on another machine has no folder here."""
 
     options: dict[str, str]
     result: dict[str, Any]
     folder: Path
+    code: str = ""
 
     @property
     def seed(self) -> str:
@@ -43,16 +47,27 @@ def part(sweep: Path, name: str) -> study.Part:
     return next(each for each in study.read_study(sweep, size()) if each.name == name)
 
 
+def found(sweep: Path, name: str) -> list[Done]:
+    """Finished cells of a part, in its order, those without a result left out."""
+    record, version, cells = study.Record.of(sweep, size()), study.code_version(), []
+    of_part = part(sweep, name)
+    for cell in of_part.cells:
+        key = study.key_of(cell)
+        folder, line = study.STUDIES / cell.study / f"{key}-{version}", record.lines.get(key)
+        if of_part.recorded and line is not None:
+            cells.append(Done(options(cell.overrides), line["result"], folder, line["code"]))
+        elif study.finished(folder):
+            result = json.loads((folder / "result.json").read_text())
+            cells.append(Done(options(cell.overrides), result, folder, version))
+    return cells
+
+
 def done(sweep: Path, name: str, target: str) -> list[Done]:
     """Finished cells of a part, in its order. Raises SystemExit, with `make TARGET`, where one has no result."""
-    version, found = study.code_version(), []
-    for cell in part(sweep, name).cells:
-        folder = study.folder_of(cell, version)
-        if not study.finished(folder):
-            raise SystemExit(f"{cell.name}\nhas no result in {folder}; type: make {target}")
-        result = json.loads((folder / "result.json").read_text())
-        found.append(Done(options(cell.overrides), result, folder))
-    return found
+    cells, wanted = found(sweep, name), part(sweep, name).cells
+    if len(cells) < len(wanted):
+        raise SystemExit(f"{name}: {len(cells)} of {len(wanted)} cells have a result; type: make {target}")
+    return cells
 
 
 def seeds(cells: Sequence[study.Cell]) -> list[str]:
@@ -61,15 +76,29 @@ def seeds(cells: Sequence[study.Cell]) -> list[str]:
 
 
 def origin(sweep: Path, name: str) -> str:
-    """Sentence on the number of runs, seeds and code version of a part."""
-    cells = part(sweep, name).cells
-    return f"{name}: {len(cells)} runs, seeds {', '.join(seeds(cells))}, code version {study.code_version()}.\n"
+    """Sentence on the number of runs, seeds and code versions of a part."""
+    cells, there = part(sweep, name).cells, found(sweep, name)
+    versions = Counter(cell.code for cell in there)
+    told = ", ".join(code if len(versions) == 1 else f"{code} ({count} runs)" for code, count in versions.items())
+    runs = f"{len(there)}" if len(there) == len(cells) else f"{len(there)} of {len(cells)}"
+    old = "" if set(versions) <= {study.code_version()} else "; the source is another one now, --again repeats them"
+    return f"{name}: {runs} runs, seeds {', '.join(seeds(cells))}, code version {told}{old}.\n"
+
+
+def place(here: Path) -> Path:
+    """Folder for what a study writes: its own; one in runs/studies/ where it is only tried out (SIZE=tiny)."""
+    return study.STUDIES / here.name if size() == "tiny" else here
+
+
+def assets(here: Path) -> Path:
+    """Folder for a study's figures: that of the site, or as `place`."""
+    return place(here) if size() == "tiny" else study.ROOT / "docs" / "assets"
 
 
 def title(target: str) -> str:
     """Head of a results.md that `make TARGET` writes."""
     made = f"make {target}{'' if size() == 'default' else f' SIZE={size()}'}"
-    return f"# Results\n\nWritten by `{made}`; questions and answers are in README.md."
+    return f"# Results\n\nWritten by `{made}`; see docs/studies for questions and answers."
 
 
 def section(text: str, heading: str) -> str:

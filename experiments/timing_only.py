@@ -8,19 +8,16 @@ the length of a run thus does not affect it, and a single trainer may have many 
 
 from __future__ import annotations
 
-import json
-import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gbactl.calibration.fit import ZeroComputeCluster
+import virtual_run  # a script in the same folder, not a package
+
 from gbactl.config import RunConfig
-from gbactl.data.dataset import Batch, Dataset, Split, open_dataset
-from gbactl.data.source_cache import prepare
-from gbactl.launch.hydra_config import compose
+from gbactl.data.dataset import Batch, Dataset, Split
+from gbactl.simulation.timing_only import ZeroComputeCluster
 from gbactl.wire.messages import Event
 
 EVERY = 0.002  # virtual seconds between two samplings
@@ -101,9 +98,6 @@ class Watch:
 
 def times(cfg: RunConfig, dataset: Dataset, folder: Path) -> dict[str, Any]:
     """Timing results of a training of `cfg`; its event log is left in `folder`. Raises GbactlError."""
-    import torch
-
-    torch.set_num_threads(1)
     events: list[Event] = []
     cluster = ZeroComputeCluster(cfg, dataset, folder, events.append)
     watch = Watch(cluster)
@@ -115,17 +109,13 @@ def times(cfg: RunConfig, dataset: Dataset, folder: Path) -> dict[str, Any]:
     return {**told, **({"replicas": own} if own else {})}
 
 
-def run(overrides: Sequence[str], folder: Path) -> float:
-    """Run a cell and write its result.json; return the seconds it took."""
-    began = time.monotonic()
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    cfg = compose([*overrides, f"run_dir={folder}"])
-    dataset, batches = open_dataset(prepare(cfg.data)), int(cfg.tracking.tags.get("batches", "0"))
+def run(overrides: Sequence[str], folder: Path) -> None:
+    """Run a cell and write its result.json."""
+    import torch
+
+    torch.set_num_threads(1)
+    cfg, dataset = virtual_run.begun(overrides, folder)
+    batches = int(cfg.tracking.tags.get("batches", "0"))
     if batches:
         dataset = repeated(dataset, batches * cfg.cluster.workers * cfg.local_batch)
-    told = times(cfg, dataset, folder)
-    partial = folder / "result.json.partial"
-    partial.write_text(json.dumps({"status": "FINISHED", "idle": True, **told}) + "\n")
-    partial.replace(folder / "result.json")
-    return time.monotonic() - began
+    virtual_run.write(folder, times(cfg, dataset, folder))

@@ -70,7 +70,7 @@ def named(collective: str, batch: int) -> str:
 
 
 def single_pairs(bench: Bench) -> Iterator[Pair]:
-    """Pairs for one process: bf16, a plain torch loop, the data path."""
+    """Yield what is compared as ratios in one process: bf16 / fp32, gbactl / plain torch loop, data path / training."""
     single = reference(bench, 1, 512, processes=1)
     low = reference(bench, 1, 512, BF16, processes=1)
     yield Pair("bf16-single", "one process, bf16 / fp32", low, single, 1.7)

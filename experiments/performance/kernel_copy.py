@@ -48,7 +48,7 @@ def _ratios(name: str, rows: int, rounds: int) -> tuple[float, float]:
 
     from gbactl.kernels import load
     from gbactl.store.optimizers import OptimizerSpec
-    from gbactl.store.row_block import RowBlock
+    from gbactl.store.shard_rows import RowBlock
 
     torch.set_num_threads(1)
     rng, block = np.random.default_rng(0), RowBlock(rows, WIDTH, OptimizerSpec(name, 1e-4), load())

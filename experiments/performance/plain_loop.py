@@ -19,7 +19,7 @@ from gbactl.models import build
 from gbactl.models.gradient_computer import GradientComputer
 from gbactl.store.dense import DenseBlock, DenseSpec
 from gbactl.store.optimizers import OptimizerSpec
-from gbactl.store.row_block import RowBlock
+from gbactl.store.shard_rows import RowBlock
 
 WARM_UP = 10
 

@@ -85,7 +85,7 @@ def measure(overrides: list[str], mode: str) -> tuple[float, float]:
 
 
 def line(bench: Bench, batch: int, rounds: int, tell: Tell) -> Line:
-    """Line for the table, with one process a round."""
+    """Measure the table's line, CPU of the virtual cluster / plain loop, each round in a new process."""
     values, told = [], ""
     for number in range(rounds):
         arguments = [str(Path(__file__)), *bench.overrides(4, batch)]

@@ -22,7 +22,7 @@ SWEEP = HERE / "sweep.yaml"
 
 
 def cells(part: str) -> list[study_results.Done]:
-    """Finished cells of a part."""
+    """Return the finished runs of one part of sweep.yaml."""
     return study_results.done(SWEEP, part, "switching")
 
 

@@ -23,13 +23,11 @@ from gbactl.calibration.measured_runs import Observation, ProgressLog
 from gbactl.config import RunConfig
 from gbactl.config.cost import CostConfig
 from gbactl.data.dataset import Dataset
-from gbactl.kernels.base import Floats
 from gbactl.policies.policy import policy_class
 from gbactl.simulation.cluster import VirtualCluster
 from gbactl.simulation.cost_model import CostModel
-from gbactl.simulation.gradient_compute import SharedCompute
+from gbactl.simulation.timing_only import ZeroComputeCluster
 from gbactl.wire.messages import Event
-from gbactl.worker.worker_core import BatchInProgress
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "compute": ("batch_us", "sample_us"),
@@ -158,36 +156,6 @@ SKIPPED, ENOUGH = 8, 40  # global batches
 
 class EnoughProgress(Exception):
     """Raised when enough progress events were recorded."""
-
-
-class ZeroCompute(SharedCompute):
-    """Replacement for a worker's computation that returns zeros at no cost."""
-
-    def load(self, item: BatchInProgress) -> None:
-        """Do nothing, as no parameters are needed."""
-
-    def gradient(self, item: BatchInProgress, out: Floats | None = None) -> Floats:
-        """Return row gradients of zeros."""
-        item.answers.clear()
-        sums = np.empty((len(item.unique.index), self.width), np.float32) if out is None else out
-        sums[:] = 0.0
-        return sums
-
-    def predict(self, item: BatchInProgress) -> Floats:
-        """Return predictions of zeros."""
-        item.answers.clear()
-        return np.zeros(item.grant.samples, np.float32)
-
-
-class ZeroComputeCluster(VirtualCluster):
-    """Virtual cluster whose workers compute nothing; simulated time passes as if they did."""
-
-    def _compute(self) -> SharedCompute:
-        import torch
-
-        real = super()._compute()
-        real.flat.keep_gradients(tuple(torch.zeros_like(p) for p in real.flat.parameters))
-        return ZeroCompute(real.computer, real.kernels, real.width, real.cuts, real.seed)
 
 
 @dataclass

@@ -14,8 +14,8 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.checkpointing import Checkpointing
 from gbactl.coordinator.failure_recovery import LostDenseGradients, ServerRecovery, WorkerRecovery, hang_error
 from gbactl.coordinator.mode_switch import ModeSwitch
-from gbactl.coordinator.node_requests import DenseMigration, NodeRequests
 from gbactl.coordinator.replica_phases import ReplicaPhases
+from gbactl.coordinator.requests_to_nodes import DenseMigration, NodeRequests
 from gbactl.coordinator.run_context import RunContext
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel

@@ -263,7 +263,7 @@ class Failover:
         if holding.phase != training.number:
             self.run.members.of("worker")[holding.worker].send(self.begun)
         for grant in missing:
-            training.hand(holding.worker, grant, training.phase.lr_scale_of(grant))
+            training.send_grant(holding.worker, grant, training.phase.lr_scale_of(grant))
 
     def _waits(self, training: LivePhase | None, holding: WorkerState, missing: list[Grant]) -> int:
         """Number of batches that a worker still waits for: the number it may hold, less the number it holds."""

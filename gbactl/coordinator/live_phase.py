@@ -154,7 +154,7 @@ class LivePhase:
                 message = PrefetchHint(self.number, batch, batch * phase.local_batch, phase.size(batch))
                 self.workers[worker].send(message)
 
-    def hand(self, worker: int, grant: Grant, lr_scale: float) -> None:
+    def send_grant(self, worker: int, grant: Grant, lr_scale: float) -> None:
         """Send a worker the grant of a batch."""
         self.workers[worker].send(
             Granted(
@@ -313,7 +313,7 @@ class LivePhase:
         self._flying[worker] += grant.samples > 0
         self.log.write(GrantRecord(worker, grant.batch, grant.token))
         self.phase.settle(command)
-        self.hand(worker, grant, command.lr_scale)
+        self.send_grant(worker, grant, command.lr_scale)
         self._tell_ahead()
         self.granted(worker, grant.token)
 

@@ -15,7 +15,7 @@ from gbactl.config import RunConfig, mode_values
 from gbactl.config.validation import obstacle, wished
 from gbactl.coordinator import event_log
 from gbactl.coordinator.live_phase import LivePhase
-from gbactl.coordinator.node_requests import DenseMigration, NodeRequests
+from gbactl.coordinator.requests_to_nodes import DenseMigration, NodeRequests
 from gbactl.coordinator.run_context import Flow, RunContext, WaitCondition
 from gbactl.coordinator.run_record import checksums
 from gbactl.coordinator.switch_plan import AutoSwitch, RunProgress
@@ -207,7 +207,7 @@ class ModeSwitch:
             self.auto.begin(self.run.current.mode.name, policy)
         batch = self.plan.last_batch(policy, self._position())
         if batch is None:
-            return self.plan.last_step()
+            return self.plan.due_step()
         policy.stop(batch)
         return None
 

@@ -37,7 +37,7 @@ class Splits(Protocol):
 
     @property
     def kind(self) -> str:
-        """Kind of the dataset's splits: "days", or "splits" (train, validation and test)."""
+        """Kind of the dataset's splits: "days", "splits" (train, validation and test) or "parts"."""
 
     @property
     def splits(self) -> tuple[object, ...]:
@@ -57,7 +57,8 @@ def rounds(dataset: Splits, train: TrainConfig) -> list[Round]:
         if not 1 <= train.days <= days:
             raise ConfigError(f"train.days={train.days} is not possible with {days + 1} days; type 1 to {days}.")
         days = train.days
-    return [Round(day, 0, f"day {day}", (day + 1,), day + 1) for day in range(days)]
+    judged_by = [len(dataset.splits) - 1 if dataset.kind == "parts" else day + 1 for day in range(days)]
+    return [Round(day, 0, f"day {day}", (judge,), judge) for day, judge in enumerate(judged_by)]
 
 
 def samples_of(dataset: Dataset, train: TrainConfig) -> int:

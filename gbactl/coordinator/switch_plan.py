@@ -88,7 +88,7 @@ class SwitchPlan:
             return policy.batches_of(int(entry.value) - at.step)
         return None if point is None else -(-(point - at.samples) // policy.phase.local_batch)
 
-    def last_step(self) -> int | None:
+    def due_step(self) -> int | None:
         """Global step at which the schedule's next entry is due; None if the entry is not given in steps."""
         entry = self.next
         return int(entry.value) if entry is not None and entry.unit == "step" else None

@@ -112,7 +112,8 @@ class Split:
 class Dataset:
     """Data set as a list of splits in time order: days, or train, validation and test.
 
-    kind "days": train on day d, evaluate on d+1; "splits": train, validation, test."""
+    kind "days": train on day d, evaluate on d+1; "splits": train, validation, test; "parts": train on all but the last
+    split in turn, and evaluate each time on the last."""
 
     schema: Schema
     splits: tuple[Split, ...]

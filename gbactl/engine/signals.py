@@ -124,8 +124,8 @@ class StopRequest:
         if event.name == "stop":
             self.found = event.fields
 
-    def again(self) -> None:
-        """Send the stop request again at the next `look`, to the replacement coordinator."""
+    def tell_again(self) -> None:
+        """Let the next call of `look` repeat the stop request, to the coordinator's replacement."""
         self._told = False
 
     def stopped_by(self, error: BaseException) -> Stopped | None:

@@ -18,6 +18,7 @@ from typing import Any
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -31,9 +32,12 @@ from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.faults.load_trace import with_traces
 from gbactl.launch.resume import group_choices, resumed
 from gbactl.launch.run_dir import finished_before
+from gbactl.launch.sweep import adopt, close_sweeps
 from gbactl.paths import conf_dir
 from gbactl.policies.policy import names, policy_class
 from gbactl.switching.auto_controller import GBA, SYNC
+from gbactl.tracking.mlflow_connection import tracking_uri
+from gbactl.tracking.run_description import CommandLine
 
 ROOT_CONFIG = "train"
 
@@ -78,8 +82,8 @@ def compose(overrides: list[str]) -> RunConfig:
             return to_run_config(hydra.compose(ROOT_CONFIG, overrides=given), overrides)
 
 
-def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
-    """Run a command line through Hydra: single runs, --multirun, --cfg, --info."""
+def run_hydra(arguments: list[str], job: Callable[[RunConfig, CommandLine], Any], verb: str = "train") -> None:
+    """Run a command line through Hydra: single runs, --multirun, --cfg, --info. `verb`: that of gbactl."""
 
     def task(cfg: DictConfig) -> Any:
         try:
@@ -87,8 +91,11 @@ def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
             run = to_run_config(cfg, typed)
             if HydraConfig.get().mode is RunMode.MULTIRUN and finished_before(run):
                 print(f"{run.run_dir} has its result already; it stays.", file=sys.stderr)
+                if run.run_dir is not None and run.tracking.enabled:
+                    adopt(Path(run.run_dir), tracking_uri(run.tracking.uri))
                 return None
-            return job(run)
+            swept = _swept(arguments) if HydraConfig.get().mode is RunMode.MULTIRUN else None
+            return job(run, CommandLine(verb, tuple(typed), swept))
         except GbactlError as error:
             if os.getpid() != home:  # a sweep's launcher (joblib, submitit) passes the error to the parent process
                 raise
@@ -102,16 +109,27 @@ def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
     failed: list[GbactlError] = []
     home = os.getpid()
     chosen = group_choices(arguments, conf_dir())
-    saved, sys.argv = sys.argv, ["gbactl train", *_before_overrides(chosen, with_cost_file(arguments))]
+    saved, sys.argv = sys.argv, [f"gbactl {verb}", *_before_overrides(chosen, with_cost_file(arguments))]
     try:
         with _explained():
             main()
     except GbactlError as error:
         failed.append(error)
+    except BaseException:
+        close_sweeps("KILLED")
+        raise
     finally:
         sys.argv = saved
+        close_sweeps("FAILED" if failed else "FINISHED")
     if failed:
         raise failed[0]
+
+
+def _swept(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return the keys that a sweep varies, among the arguments of its command line."""
+    overrides = [text for text in arguments if "=" in text and not text.startswith(("-", "~"))]
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    return tuple(override.key_or_group for override in parsed if override.is_sweep_override())
 
 
 def with_cost_file(arguments: list[str]) -> list[str]:

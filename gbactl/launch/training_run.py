@@ -32,7 +32,7 @@ from gbactl.faults.measured_effects import fault_lines, fault_metrics, with_inje
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.control_socket import ControlSocket
 from gbactl.launch.progress import ProgressDisplay, unit_of
-from gbactl.launch.resume import EXPECTED, StartingPoint, checkpoint_sentence
+from gbactl.launch.resume import EXPECTED, StartingPoint, checkpoint_sentence, run_of
 from gbactl.launch.run_dir import end_orphans
 from gbactl.launch.supervision import (
     CoordinatorConnection,
@@ -42,8 +42,10 @@ from gbactl.launch.supervision import (
     loss_known,
     switch_known,
 )
+from gbactl.launch.sweep import parent_tags
 from gbactl.paths import room_needed
 from gbactl.switching.switch_schedule import answer, legend, listed, located, mode_id
+from gbactl.tracking.dataset_inputs import dataset_inputs
 from gbactl.tracking.final_metrics import (
     ORIGIN,
     failed_in_short,
@@ -53,7 +55,8 @@ from gbactl.tracking.final_metrics import (
     tags_of,
     useless,
 )
-from gbactl.tracking.mlflow_connection import tracking_uri
+from gbactl.tracking.mlflow_connection import NOTE, tracking_uri
+from gbactl.tracking.run_description import CONFIG_TAG, CommandLine, config_tag, run_name, run_note
 from gbactl.tracking.tracked_run import TrackedRun
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.messages import Event, unpack
@@ -67,11 +70,13 @@ OVER = "the training had come to its end"
 FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # time-outs for the tracking store
 
 
-def train(cfg: RunConfig) -> dict[str, Any]:
-    """Run one training, print its result and return it. Raises GbactlError, and Stopped after a signal."""
+def train(cfg: RunConfig, command: CommandLine | None = None) -> dict[str, Any]:
+    """Run one training, print its result and return it. Raises GbactlError, and Stopped after a signal.
+
+    `command` names the run in MLflow, where it is shown as the one that runs it again."""
     try:
         with stoppable():
-            return _train(cfg)
+            return _train(cfg, command)
     except Stopped as stopped:
         stopped.told = stopped.told or NOTHING
         raise
@@ -81,18 +86,18 @@ def train_switching(overrides: list[str]) -> None:
     """Run one training like `train`, but require a switch schedule. Raises UsageError without one."""
     from gbactl.launch.hydra_config import run_hydra
 
-    def job(cfg: RunConfig) -> Any:
+    def job(cfg: RunConfig, command: CommandLine) -> Any:
         if not cfg.switch.schedule and not cfg.candidates:
             raise UsageError(
                 "There is nothing to switch: type switch.schedule='[{at: {day: 1}, to: gba}]', switch=auto, or "
                 "--run RUN --to MODE for a run that goes on already."
             )
-        return train(cfg)
+        return train(cfg, command)
 
-    run_hydra(overrides, job)
+    run_hydra(overrides, job, "switch")
 
 
-def _train(cfg: RunConfig) -> dict[str, Any]:
+def _train(cfg: RunConfig, command: CommandLine | None) -> dict[str, Any]:
     check_collective(cfg)
     if cfg.engine.real:
         open_fork_server()
@@ -115,7 +120,7 @@ def _train(cfg: RunConfig) -> dict[str, Any]:
         show.say(f"  {SLOW_BF16}")
     with run_dirs.lock(run_dir):
         job.begin(run_dir, cfg)
-        result = LaunchedRun(cfg, dataset, run_dir, show, hogs, job).go()
+        result = LaunchedRun(cfg, dataset, run_dir, show, hogs, job, command).go()
     if sys.stdout.isatty():
         show.result(result)
     else:
@@ -145,8 +150,9 @@ class LaunchedRun:
         show: ProgressDisplay,
         hogs: CpuHogs,
         job: StartingPoint | None = None,
+        command: CommandLine | None = None,
     ) -> None:
-        self.job = job or StartingPoint()
+        self.job, self.command = job or StartingPoint(), command or CommandLine()
         self.cfg, self.dataset, self.run_dir, self.show, self.hogs = cfg, dataset, run_dir, show, hogs
         self.config = to_dict(cfg)
         self.key = new_key()
@@ -280,7 +286,7 @@ class LaunchedRun:
         """Replace a failed coordinator, and repeat an open stop request."""
         if self.result is None:
             coordinator.replace(self._check)
-            self.stop.again()
+            self.stop.tell_again()
             if self.control is not None:
                 self.control.interrupted()
 
@@ -399,20 +405,45 @@ class LaunchedRun:
         if not self.cfg.tracking.enabled:
             return
         config, t = self.config, self.cfg.tracking
-        tags = {**tags_of(config, self.dataset.fingerprint), "gbactl.run_dir": str(self.run_dir)}
+        tags = {**tags_of(config, self.dataset.fingerprint, source=f"gbactl {self.command.verb}")}
+        tags |= {"gbactl.run_dir": str(self.run_dir), CONFIG_TAG: config_tag(config), NOTE: self._note()}
         tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend(), **self._naming()}
+        parts = rounds(self.dataset, self.cfg.train)
+        datasets = dataset_inputs(
+            self.dataset, config["data"], {part.split for part in parts}, {n for part in parts for n in part.evaluate}
+        )
+        tags |= parent_tags()
         if self.job.origin:
             tags |= {ORIGIN: self.job.origin}
         self.tracked = TrackedRun(
             tracking_uri(t.uri), t.experiment, tags["mlflow.runName"], flatten(config), tags, self.run_dir,
             warn=self.show.say, resumed=self.job.tracked if self.job.same_run else None, beside=end_orphans,
+            datasets=datasets,
         )  # fmt: skip
+        self.tracked.artifact(self.run_dir / run_dirs.CONFIG)
 
     def _naming(self) -> dict[str, str]:
         """Return the MLflow tags that name the run by its modes (mlflow.runName is the displayed name)."""
-        name = self.cfg.tracking.run_name or self.run_dir.name
-        name = name if self.modes == self.cfg.mode.name else f"{name} {self.modes}"
+        name = self.cfg.tracking.run_name
+        if name is None:
+            name = run_name(self.modes, self.cfg.seed, self.command)
+        elif self.modes != self.cfg.mode.name:
+            name = f"{name} {self.modes}"
         return {"gbactl.mode": self.modes, "mlflow.runName": name}
+
+    def _note(self, result: dict[str, Any] | None = None) -> str:
+        """Write the run's note for MLflow; without a result that of a run that goes on."""
+        headline = _headline(self.cfg, self.dataset)
+        if self.job.chain is not None and not self.job.same_run:
+            origin = run_of(self.job.chain)
+            headline += f"\n\nIt goes on from `{origin.name}/{self.job.chain.last.name}`"
+            headline += f", MLflow run `{found}`." if (found := run_dirs.tracked_as(origin)) else "."
+        if result is None:
+            return run_note(headline, self.command)
+        switched = f"modes: {listed(self.cfg.mode.name, self.switches)}" if self.switches else ""
+        failed = f"failures: {failed_in_short(result)}" if result.get("recovery") else ""
+        happened = [switched, failed, *fault_lines(result), *result.get("warnings", ())]
+        return run_note(headline, self.command, result, [each for each in happened if each])
 
     def _named(self, modes: str) -> None:
         """Update the run's name in MLflow after a change of its modes."""
@@ -500,9 +531,10 @@ class LaunchedRun:
                 self.tracked.tag(gbactl_failures=failed_in_short(result))
             if result.get("warnings"):
                 self.tracked.tag(gbactl_warnings=" ".join(result["warnings"]))
+        self.tracked.tag(**{NOTE.replace(".", "_", 1): self._note(result)})
         plots = self._plots(result) if status == "FINISHED" else []
         more = [path for name in (run_dirs.FAULTS, AUTO_FILE) for path in self.run_dir.glob(name)]
-        own = [path for name in (run_dirs.RESULT, run_dirs.CONFIG) if (path := self.run_dir / name).exists()]
+        own = [path for name in (run_dirs.RESULT,) if (path := self.run_dir / name).exists()]
         for artifact in (*own, *plots, *more):
             self.tracked.artifact(artifact)
         unsent = self.tracked.finish(status, FINISH_SECONDS if status == "FINISHED" else STOP_SECONDS)

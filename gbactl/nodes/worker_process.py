@@ -1,4 +1,4 @@
-"""Worker process on any kind of hub: build the model, connect to the servers, train until stopped."""
+"""Worker process, over sockets or in-memory channels: build the model, connect to the servers, train until stopped."""
 
 from __future__ import annotations
 

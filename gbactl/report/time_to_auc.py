@@ -47,12 +47,12 @@ def censored_median(times: Sequence[tuple[float, bool]]) -> CensoredMedian:
 
 
 def times_to_auc(
-    against: Mapping[Key, Key | None], curves: Mapping[Key, Sequence[Curves]], auc: float | None
+    against: Mapping[Key, Key | None], curves: Mapping[Key, Sequence[Curves]], auc: float | None, less: float = 0.0
 ) -> tuple[TimeLine, ...]:
     """Make a line for each group whose runs have an AUC to reach, from the curves of each group's runs.
 
-    `auc`: the same for all, or None for the last AUC of the runs with the same seed in the group of the baseline, which
-    `against` names for each group (None: no such group)."""
+    `auc`: the same for all, or None for the last AUC, less `less`, of the runs with the same seed in the group of the
+    baseline, which `against` names for each group (None: no such group)."""
     lasts: dict[tuple[Key, str], list[float]] = defaultdict(list)
     for key, runs in curves.items():
         for run in runs:
@@ -63,7 +63,7 @@ def times_to_auc(
         for run in curves.get(key, ()):
             targets = [auc] if auc is not None else [] if reference is None else lasts[reference, run.seed]
             if run.auc and targets:
-                aims.append((run, fmean(targets)))
+                aims.append((run, fmean(targets) - less))
         if aims:
             made.append(_line(key, aims))
     return tuple(made)

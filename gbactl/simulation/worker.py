@@ -65,7 +65,7 @@ State = tuple[int, Floats]
 
 
 class DenseTransfers:
-    """Transfer of the dense state between a worker and the servers: (optimizer steps, float32) of every shard's slice.
+    """Fetches and sends the dense state of every shard: its optimizer's step count and its float32 values.
 
     `servers`: channels to the servers that have a slice, in shard order."""
 

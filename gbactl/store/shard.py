@@ -21,7 +21,7 @@ from gbactl.store.checksum import MODULUS, MOST_BYTES, digest, row_sum
 from gbactl.store.dense import DenseBlock, DenseSpec, dense_range, dense_square
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
 from gbactl.store.optimizers import OptimizerSpec
-from gbactl.store.row_block import PullCounts, RowBlock, row_norms
+from gbactl.store.shard_rows import PullCounts, RowBlock, row_norms
 
 ROW_L2_SCOPES = ("touched", "all")
 MOST_ROWS_FOR_ALL = 2_000_000

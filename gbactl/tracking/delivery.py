@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from gbactl.errors import TrackingError
+from gbactl.tracking.dataset_inputs import CONTEXT
 from gbactl.tracking.mlflow_connection import absolute, connect, ensure_store, experiment_id, sqlite_path
 
 if TYPE_CHECKING:
@@ -134,9 +135,15 @@ class MlflowSender:
         return str(made.info.run_id)
 
     def _describe(self, run: Record) -> None:
-        from mlflow.entities import Param, RunTag
+        from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
 
         client = self._live()
+        inputs = []
+        for each in run.get("datasets", ()):  # a backlog of an older version has none
+            described = Dataset(**{key: value for key, value in each.items() if key != "context"})
+            inputs.append(DatasetInput(described, [InputTag(CONTEXT, each["context"])]))
+        if inputs:
+            client.log_inputs(self._run_id, inputs)
         for pairs in batches(run["params"].items(), 100):
             client.log_batch(self._run_id, params=[Param(key, value) for key, value in pairs])
         for pairs in batches(run["tags"].items(), 100):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import json
 import math
@@ -146,12 +147,27 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def git_tags(folder: Path) -> dict[str, str]:
-    """Return tags with the commit of the working tree around `folder` and whether it was changed; {} without git."""
+    """Return tags with commit and branch of the working tree around `folder`, and whether it was changed.
+
+    {} without git."""
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return {}
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return {"mlflow.source.git.commit": commit, "gbactl.git_changed": str(bool(changed)).lower()}
+    branch = _git(folder, "branch", "--show-current")
+    return {
+        "mlflow.source.git.commit": commit,
+        **({"mlflow.source.git.branch": branch} if branch else {}),
+        "gbactl.git_changed": str(bool(changed)).lower(),
+    }
+
+
+def user() -> str:
+    """Return the login name of the user; "unknown" where the system has none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"
 
 
 def versions() -> dict[str, str]:
@@ -167,13 +183,18 @@ def versions() -> dict[str, str]:
     return found
 
 
-def tags_of(config: Mapping[str, Any], fingerprint: str | None, folder: Path | None = None) -> dict[str, str]:
-    """Return the MLflow tags of a run: git commit, versions, data fingerprint, host, configuration hash.
+def tags_of(
+    config: Mapping[str, Any], fingerprint: str | None, folder: Path | None = None, source: str = "gbactl train"
+) -> dict[str, str]:
+    """Return the MLflow tags of a run: user, source, git commit, versions, data fingerprint, host, configuration hash.
 
     `config` is nested; its tracking.tags win over all others. `folder`: the working tree whose commit is logged
-    (default: the current folder).
+    (default: the current folder). `source`: the command.
     """
     tags = {
+        "mlflow.user": user(),
+        "mlflow.source.name": source,
+        "mlflow.source.type": "LOCAL",
         "gbactl.config_hash": config_hash(config),
         "gbactl.host": platform.node(),
         **{f"gbactl.version.{name}": version for name, version in versions().items()},

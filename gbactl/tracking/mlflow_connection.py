@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gbactl.errors import TrackingError, UsageError
+from gbactl.tracking.final_metrics import user
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient as MlflowClient  # re-exported for modules that hold a client
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE = "mlflow.db"
 BUSY_SECONDS = 30
+NOTE, PARENT = "mlflow.note.content", "mlflow.parentRunId"
+RUN_KIND, SWEEP = "gbactl.kind", "sweep"  # tag of a run that is no training, and its value for a sweep's parent run
+COMMAND = "gbactl.command"
 _CREATE_SECONDS = 120
 _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -144,14 +148,28 @@ def _create(path: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
+KIND, MODEL_DEVELOPMENT = "mlflow.experimentKind", "custom_model_development"
+DESCRIPTION = """**Which distributed training mode should this model run in, on this cluster?**
+
+Every run trains the model in one mode, or changes the mode on its way. A sweep is a parent run: its note and its
+artifacts compare its runs. Group the runs by `mode` to see their curves together; `gbactl report --experiment {name}`
+prints the comparison of all runs here. Names of metrics and tags: `docs/how-to/compare-in-mlflow.md`
+(`make docs` builds the documentation).
+"""
+
+
 def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
-    """Return the id of an experiment, creating it if it does not exist. Raises TrackingError if it was deleted."""
+    """Return the id of an experiment, creating it if it does not exist. Raises TrackingError if it was deleted.
+
+    The experiment is described, and tagged as model development: else the MLflow UI shows its page for language
+    models. An older one gets both, unless it has a description of its own."""
     found: Any = client.get_experiment_by_name(name)
+    tags = {KIND: MODEL_DEVELOPMENT, NOTE: DESCRIPTION.format(name=name)}
     if found is None:
         from mlflow.exceptions import MlflowException
 
         try:
-            return str(client.create_experiment(name, artifact_location=artifact_root(uri)))
+            return str(client.create_experiment(name, artifact_location=artifact_root(uri), tags=tags))
         except MlflowException:  # another process has created it first
             found = client.get_experiment_by_name(name)
             if found is None:
@@ -161,6 +179,9 @@ def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
             f"The experiment {name} was deleted in MLflow; type tracking.experiment=ANOTHER_NAME or: "
             f"mlflow experiments restore -x {found.experiment_id}"
         )
+    for key, value in tags.items():
+        if found.tags.get(key, "_inferred").endswith("_inferred"):  # the UI has guessed the kind
+            client.set_experiment_tag(found.experiment_id, key, value)
     return str(found.experiment_id)
 
 
@@ -207,10 +228,23 @@ def read_runs(uri: str, experiments: Sequence[str], where: Sequence[str]) -> lis
             f"The experiment {', '.join(experiments)} in {uri} has no runs{condition}; "
             "type: gbactl train experiment=smoke mode=gba"
         )
-    return sorted((_run(entity) for entity in found), key=lambda run: run.start_ms)
+    return _oldest_first(found)
 
 
-NOTE, VERDICT = "mlflow.note.content", "gbactl.verdict"
+def _oldest_first(found: Iterable[Any]) -> list[Run]:
+    """Convert runs as MLflow returns them, and leave out those that are no training, such as a sweep's parent run."""
+    runs = [_run(entity) for entity in found]
+    return sorted((run for run in runs if RUN_KIND not in run.tags), key=lambda run: run.start_ms)
+
+
+def read_children(uri: str, run_id: str) -> list[Run]:
+    """Read the runs whose parent is `run_id`, oldest first. Raises TrackingError."""
+    client = connect(uri)
+    experiment = client.get_run(run_id).info.experiment_id
+    return _oldest_first(_search(client, [experiment], f"tags.`{PARENT}` = '{run_id}'"))
+
+
+VERDICT = "gbactl.verdict"
 _NOTE_BEGINS, _LONGEST_NOTE = "<!-- gbactl report -->", 5000
 
 
@@ -226,13 +260,54 @@ def log_comparison(uri: str, experiments: Sequence[str], table: str, verdicts: M
             found = client.get_experiment(_existing_experiment(client, name, uri))
             own = found.tags.get(NOTE, "").partition(_NOTE_BEGINS)[0].rstrip()
             note = f"{own}\n\n{_NOTE_BEGINS}\n{table}".lstrip()
-            if len(note) > _LONGEST_NOTE:
-                note = note[: _LONGEST_NOTE - 4].rpartition("\n")[0] + "\n..."
-            client.set_experiment_tag(found.experiment_id, NOTE, note)
+            client.set_experiment_tag(found.experiment_id, NOTE, _cut(note, _LONGEST_NOTE))
         for run_id, words in verdicts.items():
             client.set_tag(run_id, VERDICT, words)
     except MlflowException as error:
         raise TrackingError(f"The verdicts cannot be written to {uri}: {first_line(error)}") from error
+
+
+def log_comparison_of_children(uri: str, run_id: str, found: str, table: str, verdicts: Mapping[str, str]) -> None:
+    """Write a comparison of its children to a parent run: note and verdict; and to each child its verdict.
+
+    `found`: what was found, in a sentence. `verdicts`: by run id."""
+    client = connect(uri)
+    command = client.get_run(run_id).data.tags.get(COMMAND, "")
+    client.set_tag(run_id, NOTE, sweep_note(command, f"{found}\n\n{table}".strip()))
+    if found:
+        client.set_tag(run_id, VERDICT, _cut(found, _LONGEST_NOTE))
+    for child, words in verdicts.items():
+        client.set_tag(child, VERDICT, words)
+
+
+def log_linked_run(uri: str, parent: str, kind: str, note: str, status: str, metrics: Mapping[str, float]) -> None:
+    """Log a finished run that says something of another one, as its child: "replay of gba s1". Raises TrackingError."""
+    client = connect(uri)
+    of = client.get_run(parent)
+    tags = {PARENT: parent, RUN_KIND: kind, NOTE: note, "mlflow.user": user(), "mlflow.source.name": f"gbactl {kind}"}
+    made = client.create_run(of.info.experiment_id, run_name=f"{kind} of {of.info.run_name}", tags=tags).info.run_id
+    for name, value in metrics.items():
+        client.log_metric(made, name, value)
+    client.set_terminated(made, status)
+
+
+def log_artifacts(uri: str, run_id: str, artifacts: Mapping[Path, str | None]) -> None:
+    """Upload files to a run, each into the folder of its artifacts that is named for it."""
+    client = connect(uri)
+    for path, folder in artifacts.items():
+        client.log_artifact(run_id, str(path), folder)
+
+
+def sweep_note(command: str, comparison: str = "") -> str:
+    """Write a parent run's note in Markdown: the comparison of its children, and the command that runs it again."""
+    more = "The artifact report.html has the table with its figures." if comparison else "No run has ended yet."
+    end = f"{more}\n\nRun it again:\n\n```sh\n{command}\n```"
+    return f"{_cut(comparison, _LONGEST_NOTE - len(end) - 2)}\n\n{end}".lstrip()
+
+
+def _cut(text: str, longest: int) -> str:
+    """Cut a text after its last line that fits, and mark the place by three dots."""
+    return text if len(text) <= longest else text[: longest - 4].rpartition("\n")[0] + "\n..."
 
 
 def _existing_experiment(client: MlflowClient, name: str, uri: str) -> str:

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,9 @@ def _name(key: str) -> str:
 
 
 def _run_record(
-    local_id: str, experiment: str, run_name: str | None, params: Mapping[str, Any], tags: Mapping[str, str]
-) -> Record:
+    local_id: str, experiment: str, run_name: str | None, params: Mapping[str, Any], tags: Mapping[str, str],
+    datasets: Sequence[Mapping[str, str]],
+) -> Record:  # fmt: skip
     known = {_name(key): str(value)[:6000] for key, value in params.items()}
     if "mode.name" in known:
         # so that a filter can say params.mode, without the quotes that params.`mode.name` needs
@@ -48,6 +49,7 @@ def _run_record(
         "start_ms": _now_ms(),
         "params": known,
         "tags": {_name(key): str(value)[:5000] for key, value in tags.items()},
+        "datasets": list(map(dict, datasets)),
     }
 
 
@@ -66,10 +68,12 @@ class TrackedRun:
         warn: Callable[[str], None] | None = None,
         resumed: str | None = None,
         beside: Callable[[str], None] | None = None,
+        datasets: Sequence[Mapping[str, str]] = (),
     ) -> None:
         """Create the run's backlog file and start the sending thread.
 
-        `params`: the flattened configuration. `warn` gets a sentence when the store becomes unreachable. `resumed`:
+        `params`: the flattened configuration. `datasets`: what was trained and evaluated on, as
+        `dataset_inputs` describes it. `warn` gets a sentence when the store becomes unreachable. `resumed`:
         continue the run of this id, or with "" the run of the directory's backlog. `beside` is called once with the
         store's URI, in the thread, when the store has answered.
         """
@@ -83,7 +87,7 @@ class TrackedRun:
         old = backlog.read() if resumed is not None and backlog.path.exists() else BacklogContents()
         known = None if resumed is None else resumed or old.run_id
         self._delivery = Delivery(sender or MlflowSender(uri), backlog, old.records)
-        first = _run_record(self._local_id, experiment, run_name, {} if known else params, tags)
+        first = _run_record(self._local_id, experiment, run_name, {} if known else params, tags, datasets)
         self._start_ms: int = first["start_ms"]
         if not old.records:
             self._delivery.add([first | {"uri": uri}])
@@ -95,6 +99,11 @@ class TrackedRun:
         self._warned, self._pause, self._next_try = False, 1.0, 0.0
         self._thread = threading.Thread(target=self._loop, name="tracking", daemon=True)
         self._thread.start()
+
+    def opened(self, seconds: float) -> str | None:
+        """Wait for the store's first answer, and return the id of the run in it; None where it did not answer."""
+        self._tried.wait(seconds)
+        return self._delivery.run_id
 
     @property
     def run_id(self) -> str:

@@ -35,7 +35,7 @@ from gbactl.wire.messages import (
     ShardRelocated,
     decode,
 )
-from gbactl.worker.routing import Dial, ParkedConnection, Routes
+from gbactl.worker.server_channels import Dial, ParkedConnection, Routes
 from gbactl.worker.worker_core import (
     BatchInProgress,
     Command,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gbactl.tracking.mlflow_connection import quiet_mlflow
 
-MODULES = ("train", "report", "replay", "switch", "checkpoint")
+MODULES = ("train", "advise", "report", "replay", "switch", "checkpoint")
 IMPORTED = (
     "torch", "mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store", "alembic.command",
     "gbactl.launch.training_run", "gbactl.tracking.tracked_run", "gbactl.simulation", "matplotlib.pyplot",

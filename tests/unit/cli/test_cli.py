@@ -33,6 +33,7 @@ Options:
 Commands:
   train       train a click model on a cluster in one of the modes
   switch      change the mode of a training, by a schedule or while it runs
+  advise      say which mode to run in: simulate, rank, one sentence
   report      compare runs: mean, deviation, paired differences
   replay      execute a run again from its event log, bit for bit
   checkpoint  list, check and export what a run has saved
@@ -56,7 +57,7 @@ def test_the_surface_of_the_command() -> None:
     assert gbactl_command("-h").stdout == done.stdout
 
 
-VERBS = ["train", "switch", "report", "replay", "checkpoint", "calibrate", "data", "doctor", "ui"]
+VERBS = ["train", "switch", "advise", "report", "replay", "checkpoint", "calibrate", "data", "doctor", "ui"]
 
 
 @pytest.mark.parametrize("verb", VERBS)

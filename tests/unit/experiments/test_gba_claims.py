@@ -61,14 +61,14 @@ def kinds(scripts: Any) -> list[Any]:
 def test_the_last_cell_of_every_part_composes(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GBACTL_DATA", str(tmp_path))
     last = {cell.part: cell for cell in kinds(scripts)}
-    assert len({scripts["cells"].study.key_of(cell, "v") for cell in last.values()}) == len(last)
+    assert len({scripts["cells"].study.key_of(cell) for cell in last.values()}) == len(last)
 
 
 @pytest.mark.slow
 def test_every_kind_of_cell_composes(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GBACTL_DATA", str(tmp_path))
     found = kinds(scripts)
-    assert len({scripts["cells"].study.key_of(cell, "v") for cell in found}) == len(found)
+    assert len({scripts["cells"].study.key_of(cell) for cell in found}) == len(found)
 
 
 def grid(scripts: Any) -> list[Any]:

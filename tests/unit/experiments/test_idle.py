@@ -72,7 +72,7 @@ def test_a_cell_leaves_a_result(idle: Any, tmp_path: Path) -> None:
         "experiment=shadowsync", "cluster.workers=2", "mode=fr_easgd", "mode.k=3", "mode.local_batch=32",
         "data.rows_per_day=3200", "data.max_cardinality=200", f"data.cache={tmp_path / 'cache'}", "seed=1",
     )  # fmt: skip
-    assert idle.run(overrides, tmp_path / "cell") > 0
+    idle.run(overrides, tmp_path / "cell")
     told = json.loads((tmp_path / "cell" / "result.json").read_text())
     assert told["status"] == "FINISHED" and told["eps"] > 0 and told["replicas"]["trainers"] == 2
 

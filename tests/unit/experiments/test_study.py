@@ -79,13 +79,13 @@ def test_a_cell_twice_is_an_error(study: Any, sweep: Path) -> None:
         study.read_study(sweep)
 
 
-def test_a_key_depends_on_the_configuration_and_on_the_code_alone(study: Any) -> None:
+def test_a_key_depends_on_the_configuration_alone_and_a_folder_on_the_code_too(study: Any) -> None:
     cell = study.Cell("tiny", "first", ("experiment=smoke", "mode=gba"))
     same = study.Cell("tiny", "other", ("experiment=smoke", "mode=gba", "mode.iota=3", "tracking.experiment=x"))
-    assert study.key_of(cell, "v1") == study.key_of(same, "v1")
-    assert study.key_of(cell, "v1") != study.key_of(cell, "v2")
+    assert study.key_of(cell) == study.key_of(same)
     other = study.Cell("tiny", "first", ("experiment=smoke", "mode=async"))
-    assert study.key_of(cell, "v1") != study.key_of(other, "v1")
+    assert study.key_of(cell) != study.key_of(other)
+    assert study.folder_of(cell, "v1") != study.folder_of(cell, "v2")
 
 
 def test_the_code_version_sees_what_numbers_depend_on(study: Any, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_cells_side_by_side_are_composed_one_by_one(
     monkeypatch.chdir(tmp_path)
     written = "import json, pathlib, sys; p = pathlib.Path(sys.argv[1]); p.mkdir(parents=True); "
     written += "(p / 'result.json').write_text(json.dumps({'status': 'FINISHED'}))"
-    monkeypatch.setattr(study, "command", lambda cell, folder, version: [sys.executable, "-c", written, str(folder)])
+    monkeypatch.setattr(study, "command", lambda job: [sys.executable, "-c", written, str(job.folder)])
     cells = tuple(study.Cell("tiny", "first", ("experiment=smoke", f"seed={seed}")) for seed in range(8))
     study.run_part(study.Part("first", 4, cells, ("experiment=smoke",)), "v")
     assert all(study.finished(study.folder_of(cell, "v")) for cell in cells)
@@ -124,12 +124,12 @@ def test_a_cut_study_goes_on_where_it_was(study: Any, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     ran: list[str] = []
 
-    def command(cell: Any, folder: Path, version: str) -> list[str]:
-        ran.append(cell.overrides[-1])
+    def command(job: Any) -> list[str]:
+        ran.append(job.overrides[-1])
         write = "import json, pathlib, sys; p = pathlib.Path(sys.argv[1]); p.mkdir(parents=True); "
         write += "(p / 'result.json').write_text(json.dumps({'status': 'FINISHED'}))"
-        fail = cell.overrides[-1] == "seed=2" and ran.count("seed=2") == 1
-        return [sys.executable, "-c", "raise SystemExit('cut')" if fail else write, str(folder)]
+        fail = job.overrides[-1] == "seed=2" and ran.count("seed=2") == 1
+        return [sys.executable, "-c", "raise SystemExit('cut')" if fail else write, str(job.folder)]
 
     monkeypatch.setattr(study, "command", command)
     cells = tuple(study.Cell("tiny", "first", ("experiment=smoke", "mode=gba", f"seed={seed}")) for seed in range(4))
@@ -138,4 +138,62 @@ def test_a_cut_study_goes_on_where_it_was(study: Any, tmp_path: Path, monkeypatc
         study.run_part(part, "v")
     study.run_part(part, "v")
     assert sorted(ran) in ([f"seed={n}" for n in (0, 1, 2, 2, 3)],)
-    assert all(study.finished(tmp_path / study.STUDIES / "tiny" / study.key_of(cell, "v")) for cell in cells)
+    assert all(study.finished(tmp_path / study.folder_of(cell, "v")) for cell in cells)
+
+
+BASED = """
+study: tiny
+common: [experiment=smoke]
+parts:
+  only:
+    common: [train.days=2, train.norms_every=1]
+    base: {common: [mode=sync, train.days=1], by: [seed]}
+    grid:
+      seed: [0, 1]
+      mode: [gba, async]
+"""
+
+
+def test_cells_go_on_from_a_base_that_they_share(study: Any, sweep: Path) -> None:
+    sweep.write_text(BASED)
+    (part,) = study.read_study(sweep)
+    bases = ("experiment=smoke", "seed=0", "mode=sync", "train.days=1", "checkpoint=full")
+    assert [cell.base for cell in part.cells[:2]] == [bases, bases]
+    (first, second), cells = study.jobs_of(part, "v")
+    assert [job.cell.overrides[1] for job in (first, second)] == ["seed=0", "seed=1"] and len(cells) == 4
+    assert cells[0].overrides[0] == f"resume={first.folder}" and "experiment=smoke" not in cells[0].overrides
+    assert first.key in cells[0].key and "checkpoint=none" in cells[0].overrides
+
+
+def test_a_recorded_cell_is_not_run_again(study: Any, sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep.write_text(BASED)
+    (part,) = study.read_study(sweep)
+    phases = [{"first_step": 0, "auc": 0.5}, {"first_step": 9, "auc": 0.123456789}]
+    result = {"auc": 0.6, "curve": [1, 2], "phases": phases, "checkpoint": {"resumed_at": 9}}
+    record = study.Record.of(sweep)
+    for cell in part.cells[:2]:
+        record.add(cell, study.key_of(cell), "v", 1.0, result)
+    again = study.Record.of(sweep)  # of another machine
+    assert again.lines == record.lines
+    line = again.lines[study.key_of(part.cells[0])]
+    assert line["result"]["phases"] == [{"first_step": 9, "auc": 0.1234568}] and "curve" not in line["result"]
+    bases, cells = study.jobs_of(part, "v2", again)
+    assert [job.cell for job in cells] == list(part.cells[2:]) and len(bases) == 1
+    assert len(study.jobs_of(part, "v2", again, again=True)[1]) == 4
+    assert len(study.jobs_of(part, "v", again, again=True)[1]) == 2
+
+
+def test_the_cells_behind_a_failed_one_are_run(study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = "raise SystemExit('broken')"
+    monkeypatch.setattr(study, "command", lambda job: [sys.executable, "-c", code])
+    cells = tuple(study.Cell("tiny", "first", ("experiment=smoke", f"seed={seed}")) for seed in range(2))
+    with pytest.raises(SystemExit, match=r"seed=0\nfailed: broken\n.*seed=1\nfailed: broken"):
+        study.run_part(study.Part("first", 1, cells, ("experiment=smoke",)), "v")
+
+
+def test_the_estimate_is_of_the_whole(study: Any) -> None:
+    progress = study.Progress({"first": 3, "second": 4}, {"first": 2, "second": 1})
+    assert progress.done("first", "seed=0", 0.0) == "1/7  first  seed=0  was there"
+    line = progress.done("first", "seed=1", 60.0)  # one more, two at a time, and four of the other part, one by one
+    assert line == "2/7  first  seed=1  60 s  (60 s a cell, 5 left: 4 minutes)"

@@ -9,7 +9,7 @@ import pytest
 
 from gbactl.launch.hydra_config import compose
 from gbactl.launch.training_run import train
-from gbactl.tracking.mlflow_connection import connect, tracking_uri
+from gbactl.tracking.mlflow_connection import KIND, MODEL_DEVELOPMENT, NOTE, connect, tracking_uri
 
 
 @pytest.mark.parametrize(("lr", "useless"), [("10", True), ("1e-3", False)])
@@ -25,7 +25,14 @@ def test_a_log_loss_above_the_base_rates_is_a_warning_everywhere(
     ])  # fmt: skip
     train(cfg)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    tags = connect(uri).get_run(result["run_id"]).data.tags
+    run = connect(uri).get_run(result["run_id"])
+    tags = run.data.tags
+    assert run.info.run_name == "gba s0" and "Run it again" in tags[NOTE]
+    assert [(each.tags[0].value, each.dataset.name) for each in run.inputs.dataset_inputs] == [
+        ("train", "synthetic"), ("eval", "synthetic"),
+    ]  # fmt: skip
+    experiment = connect(uri).get_experiment(run.info.experiment_id).tags
+    assert experiment[KIND] == MODEL_DEVELOPMENT and "gbactl report --experiment gbactl" in experiment[NOTE]
     assert (result["ne"] > 1) == useless and result["status"] == "FINISHED"
     said = capsys.readouterr().err
     if not useless:

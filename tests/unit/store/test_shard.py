@@ -15,8 +15,8 @@ from gbactl.kernels.base import Kernels
 from gbactl.store.dense import DenseSpec, dense_square
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
 from gbactl.store.optimizers import OptimizerSpec
-from gbactl.store.row_block import NORMS_SAMPLED, row_norms
 from gbactl.store.shard import Shard, ShardSpec
+from gbactl.store.shard_rows import NORMS_SAMPLED, row_norms
 
 F = np.float32
 SPEC = ShardSpec(

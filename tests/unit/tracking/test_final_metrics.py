@@ -120,6 +120,8 @@ def test_tags_name_commit_host_versions_and_data(tmp_path: Path) -> None:
     assert tags["gbactl.data_fingerprint"] == "abc"
     assert tags["study"] == "s"
     assert tags["gbactl.version.python"] == versions()["python"]
-    assert tags["gbactl.host"]
+    assert tags["gbactl.host"] and tags["mlflow.user"]
+    assert (tags["mlflow.source.name"], tags["mlflow.source.type"]) == ("gbactl train", "LOCAL")
+    assert tags["mlflow.source.git.branch"]
     (tmp_path / "f").write_text("2")
     assert git_tags(tmp_path)["gbactl.git_changed"] == "true"

@@ -10,7 +10,7 @@ import pytest
 from gbactl.errors import WireError
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import Pull, Push, ShardRelocated
-from gbactl.worker.routing import ParkedConnection, Routes
+from gbactl.worker.server_channels import ParkedConnection, Routes
 
 
 class Recorder:

@@ -1,0 +1,163 @@
+"""Write results.md and its heat maps: AUC difference and EPS ratio to sync, by mode, over two pairs of axes.
+
+    .venv/bin/python experiments/map/write_map.py
+
+Reads cells.jsonl, in a few seconds; cells that are missing stay empty. Part of `make map`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+import figures  # noqa: E402  (scripts of the parent folder, not a package)
+import study  # noqa: E402
+import study_results  # noqa: E402
+from study_results import Done  # noqa: E402
+
+SWEEP = HERE / "sweep.yaml"
+SAFE = 0.0005
+WORKERS, RATE, SLOW = "cluster.workers", "optim.lr", "slow"
+Place = tuple[str, str]  # value of the part's own axis, number of workers
+Map = dict[str, dict[Place, list[float]]]  # of every mode and place, a value for each seed
+PARTS = {"rate": (RATE, "learning rate"), "severity": (SLOW, "slow-down of one worker in eight")}
+
+
+def cells(part: str) -> list[Done]:
+    """Finished cells of a part; those of `severity` begin with the cells of `rate` that have no stragglers."""
+    if part == "rate":
+        return study_results.found(SWEEP, "rate")
+    slowed = study_results.found(SWEEP, "severity")
+    rates = {cell.options[RATE] for cell in slowed}
+    calm = [cell for cell in study_results.found(SWEEP, "rate") if cell.options[RATE] in rates]
+    return [Done({**cell.options, SLOW: "1x"}, cell.result, cell.folder, cell.code) for cell in calm] + slowed
+
+
+def compared(found: Iterable[Done], axis: str, compare: Callable[[Any, Any], float]) -> Map:
+    """Compare each mode's result with that of sync of the same place and seed."""
+    results = {_key(cell, axis): cell.result for cell in found}
+    made: defaultdict[str, defaultdict[Place, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for (mode, value, workers, seed), result in results.items():
+        sync = results.get(("sync", value, workers, seed))
+        if mode != "sync" and sync is not None:
+            made[mode][value, workers].append(compare(result, sync))
+    return {mode: dict(places) for mode, places in made.items()}
+
+
+def _key(cell: Done, axis: str) -> tuple[str, str, str, str]:
+    options = cell.options
+    return options["mode"], options[axis], options[WORKERS], cell.seed
+
+
+def auc_difference(result: Mapping[str, float], sync: Mapping[str, float]) -> float:
+    """AUC after the last day, minus sync's."""
+    return result["auc"] - sync["auc"]
+
+
+def eps_ratio(result: Mapping[str, Any], sync: Mapping[str, Any]) -> float:
+    """EPS of the days in the mode, over sync's."""
+    return eps(result) / eps(sync)
+
+
+def eps(result: Mapping[str, Any]) -> float:
+    """Samples trained per second in the days after the base."""
+    phases = study.own_phases(result)["phases"]
+    return float(sum(phase["samples"] for phase in phases) / sum(phase["seconds"] for phase in phases))
+
+
+def axes_of(found: Map) -> tuple[list[str], list[str]]:
+    """Values of the two axes, sorted."""
+    places = {place for mode in found.values() for place in mode}
+    return sorted({value for value, _ in places}, key=lambda value: float(value.rstrip("x"))), sorted(
+        {workers for _, workers in places}, key=int
+    )
+
+
+def mean(found: Mapping[Place, Sequence[float]]) -> dict[Place, float]:
+    """Mean over the seeds."""
+    return {place: statistics.fmean(values) for place, values in found.items()}
+
+
+def plot(aucs: Map, ratios: Map, title: str, path: Path) -> None:
+    """Draw both maps: a column for each mode; green is as good, or faster."""
+    from matplotlib.colors import SymLogNorm, TwoSlopeNorm
+
+    places = axes_of(aucs)
+    figure = figures.new_figure(1.6 * len(aucs) + 1.6, 4.6)
+    grid = figure.subplots(2, len(aucs), squeeze=False, sharex=True, sharey=True)
+    of_auc = {"cmap": "RdYlGn", "norm": SymLogNorm(SAFE, linscale=0.3, vmin=-0.05, vmax=0.05)}
+    of_eps = {"cmap": "PuOr", "norm": TwoSlopeNorm(1.0, 0.0, 4.0)}
+    for column, mode in enumerate(aucs):
+        top, below = grid[0][column], grid[1][column]
+        auc = figures.heat(top, mean(aucs[mode]), places, lambda v: f"{1e4 * v:+.0f}", **of_auc)
+        ratio = figures.heat(below, mean(ratios[mode]), places, lambda v: f"{v:.1f}", **of_eps)
+        top.set_title(mode, fontsize=10)
+        below.set_xlabel("workers")
+    for row in grid:
+        row[0].set_ylabel(title)
+    ticks = [sign * SAFE * 10**power for sign in (-1, 1) for power in range(3)]
+    bar = figure.colorbar(auc, ax=list(grid[0]), ticks=ticks, label="AUC - sync's, in .0001")
+    bar.ax.set_yticklabels([f"{1e4 * tick:+.0f}" for tick in ticks])
+    figure.colorbar(ratio, ax=list(grid[1]), label="EPS / sync's")
+    figures.save(figure, path)
+
+
+def table(aucs: Map, ratios: Map, axis: str) -> str:
+    """Markdown table, one line a mode and value: AUC difference and EPS ratio by workers; bold where safe."""
+    values, workers = axes_of(aucs)
+    heads = [f"{what}, {n}" for what in ("AUC", "EPS") for n in workers]
+    lines = [f"| mode | {axis} | {' | '.join(heads)} |", f"| --- | --- |{' ---: |' * len(heads)}"]
+    for mode in aucs:
+        for value in values:
+            quality = [written(aucs[mode].get((value, n), [])) for n in workers]
+            speed = [ratios[mode].get((value, n), []) for n in workers]
+            shown = [f"{statistics.fmean(each):.2f}" if each else "-" for each in speed]
+            lines.append(f"| {mode} | {value} | {' | '.join(quality + shown)} |")
+    notes = (
+        "AUC: that after the last day minus sync's of the same seed, mean and, in brackets, the smallest and largest "
+        f"of the seeds; bold: those of all seeds are within +-{SAFE}. EPS: over sync's, in the day of the mode, mean.",
+        "The number behind AUC and EPS is that of the workers.",
+    )
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
+
+
+def written(values: Sequence[float]) -> str:
+    """Format a mean and the range of its values."""
+    if not values:
+        return "-"
+    text = f"{statistics.fmean(values):+.4f} [{min(values):+.4f}, {max(values):+.4f}]"
+    return f"**{text}**" if max(map(abs, values)) <= SAFE else text
+
+
+def gaps(found: Iterable[Done]) -> str:
+    """Sentence on how far sync is from the best possible AUC, by learning rate."""
+    by_rate: defaultdict[str, list[float]] = defaultdict(list)
+    for cell in found:
+        if cell.options["mode"] == "sync":
+            by_rate[cell.options[RATE]].append(cell.result["best_possible_auc"] - cell.result["auc"])
+    told = ", ".join(f"{statistics.fmean(each):.4f} at {rate}" for rate, each in by_rate.items())
+    return f"The best possible AUC minus sync's, by learning rate: {told}.\n"
+
+
+def main() -> None:
+    """Write results.md and the figures."""
+    text = [f"{study_results.title('map')}\n", gaps(cells("rate"))]
+    for part, (axis, title) in PARTS.items():
+        found = cells(part)
+        aucs, ratios = compared(found, axis, auc_difference), compared(found, axis, eps_ratio)
+        path = study_results.assets(HERE) / f"map-{part}.png"
+        plot(aucs, ratios, title, path)
+        text += [f"## {title.capitalize()} x workers\n", study_results.origin(SWEEP, part), table(aucs, ratios, title)]
+        text.append(f"![{title} and workers](../../docs/assets/{path.name})\n")
+    (study_results.place(HERE) / "results.md").write_text("\n".join(text))
+
+
+if __name__ == "__main__":
+    main()

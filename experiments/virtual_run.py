@@ -1,0 +1,52 @@
+"""Runner of studies: a training on a virtual cluster in this process, untracked, without the seconds of a start."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gbactl.config import RunConfig
+from gbactl.data.dataset import Dataset, open_dataset
+from gbactl.data.source_cache import prepare
+from gbactl.launch.hydra_config import compose
+from gbactl.simulation.cluster import VirtualCluster
+from gbactl.wire.messages import Event
+
+
+def begun(overrides: Sequence[str], folder: Path) -> tuple[RunConfig, Dataset]:
+    """Make the folder of a run; return its configuration and its data."""
+    folder.mkdir(parents=True)
+    cfg = compose([*overrides, f"run_dir={folder}"])
+    return cfg, open_dataset(prepare(cfg.data))
+
+
+def trained(
+    cfg: RunConfig, dataset: Dataset, folder: Path, kind: type[VirtualCluster] = VirtualCluster
+) -> tuple[dict[str, Any], VirtualCluster]:
+    """Train on a cluster of some kind; return the result and the cluster. Raises GbactlError."""
+    import torch
+
+    from gbactl.kernels.native import flushed
+
+    torch.set_num_threads(cfg.threads)
+    events: list[Event] = []
+    with flushed():
+        cluster = kind(cfg, dataset, folder, events.append)
+        cluster.run()
+    [result] = [event.fields for event in events if event.name == "result"]
+    return result, cluster
+
+
+def write(folder: Path, result: Mapping[str, Any]) -> None:
+    """Write the result.json of a finished run."""
+    partial = folder / "result.json.partial"
+    partial.write_text(json.dumps({**result, "status": "FINISHED"}) + "\n")
+    partial.replace(folder / "result.json")
+
+
+def run(overrides: Sequence[str], folder: Path) -> None:
+    """Run a cell."""
+    cfg, dataset = begun(overrides, folder)
+    write(folder, trained(cfg, dataset, folder)[0])

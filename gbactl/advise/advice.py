@@ -1,0 +1,281 @@
+"""Advice from simulations: the modes as a ranked report, the mode to run in, and one sentence. Pure.
+
+The mode is the fastest of those that may count on sync's AUC, if it is faster than sync by more than WORTHWHILE; else
+sync. A mode may count on it whose AUC is the same (TOST) or better; and one that is undecided, if its mean difference
+is no loss beyond the margin and its interval no wider than UNSURE margins to either side. Of modes within WORTHWHILE of
+the fastest, it is the one whose AUC is best shown.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any
+
+from gbactl.advise.simulation_jobs import Outcome
+from gbactl.errors import DivergedError
+from gbactl.report.columns import AUC, STANDARD
+from gbactl.report.compare import Group, Report, compare
+from gbactl.report.plots import Curves
+from gbactl.report.time_to_auc import times_to_auc
+from gbactl.report.verdicts import AUC_MARGIN, LEVEL
+from gbactl.switching.auto_controller import SYNC
+from gbactl.tracking.mlflow_connection import Run
+
+WORTHWHILE = 0.05  # share by which a mode has to be faster: about what a prediction may be wrong
+UNSURE = 4.0  # margins of half an interval within which an undecided mode may count on sync's AUC
+COLUMNS = tuple(column for column in STANDARD if column.metrics in (("auc",), ("eps",)))
+LEAST_STEPS = 20  # global batches below which the sentence says that there were few
+SLOW_DOWNS = (1.0, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 3.0, 4.0)  # of one worker
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Standing of a mode beside sync.
+
+    `auc`: same, better, worse, undecided, or "" for sync. `rate`: EPS over sync's, and its range over seeds."""
+
+    mode: str
+    auc: str
+    counts: bool
+    rate: float
+    least: float
+    most: float
+    group: Group
+
+    @property
+    def shown(self) -> bool:
+        """Whether the AUC is shown to be sync's or better."""
+        return self.auc in ("", "same", "better")
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Advice on the mode. `rates`: EPS over sync's of the mode `beside`, by the slow-down of one worker."""
+
+    report: Report
+    standings: tuple[Standing, ...]
+    mode: str
+    beside: str
+    rates: Mapping[float, float] = field(default_factory=dict)
+
+    def of(self, mode: str) -> Standing:
+        """Return the standing of a mode."""
+        return next(each for each in self.standings if each.mode == mode)
+
+
+def advice_of(outcomes: Sequence[Outcome], margin: float | None, notes: Sequence[str] = ()) -> Advice:
+    """Compare the simulated modes, rank them and choose one. Raises DivergedError if sync diverged."""
+    failed = {each.mode: each for each in outcomes if each.diverged}
+    if SYNC in failed:
+        raise DivergedError(f"Already {SYNC} diverges: {failed[SYNC].diverged}")
+    kept = [each for each in outcomes if each.mode not in failed]
+    made = compare([_run(each) for each in kept], None, SYNC, (), "auc", margin)
+    said = [f"{mode} diverged with seed {each.seed}, and is left out: {each.diverged}" for mode, each in failed.items()]
+    standings = _ranked([_standing(group, kept, made.margin or AUC_MARGIN) for group in made.groups])
+    chosen = _chosen(standings)
+    made = replace(
+        made, columns=COLUMNS, groups=tuple(each.group for each in standings),
+        notes=(*notes, *_ranges(kept, standings), *said),
+    )  # fmt: skip
+    return Advice(_with_times(made, kept), tuple(standings), chosen.mode, _beside(standings, chosen))
+
+
+def _run(outcome: Outcome) -> Run:
+    """Make an outcome comparable: runs of one seed differ in their mode alone."""
+    metrics = {"auc": float(outcome.result["auc"]), "eps": outcome.eps}
+    name = f"{outcome.mode}-s{outcome.seed}"
+    return Run(name, name, "FINISHED", 0, {"mode": outcome.mode, "seed": str(outcome.seed)}, metrics)
+
+
+def _standing(group: Group, outcomes: Sequence[Outcome], margin: float) -> Standing:
+    mode = group.key[0]
+    paces = list(_rates(mode, outcomes).values())
+    auc = _judged(group)
+    fine = auc != "worse" and (auc != "undecided" or _may_count(group, margin))
+    return Standing(mode, auc, fine, fmean(paces), min(paces), max(paces), group)
+
+
+def _rates(mode: str, outcomes: Sequence[Outcome]) -> dict[int, float]:
+    """EPS over sync's, by seed."""
+    reference = {each.seed: each.eps for each in outcomes if each.mode == SYNC}
+    return {each.seed: each.eps / reference[each.seed] for each in outcomes if each.mode == mode}
+
+
+def _judged(group: Group) -> str:
+    """Return the verdict on a mode's AUC in a word."""
+    verdict, difference = group.verdict, group.difference
+    if difference is None:
+        return ""
+    if verdict is not None and verdict.p_same is not None and verdict.p_same <= LEVEL:
+        return "same"
+    if verdict is not None and verdict.p_holm is not None and verdict.p_holm <= LEVEL:
+        return "better" if difference.mean > 0 else "worse"
+    return "undecided"
+
+
+def _may_count(group: Group, margin: float) -> bool:
+    """Return whether an undecided mode may count on sync's AUC all the same."""
+    found = group.difference
+    return found is not None and found.mean >= -margin and (found.half is None or found.half <= UNSURE * margin)
+
+
+def _ranked(standings: Sequence[Standing]) -> list[Standing]:
+    """Sort the modes: those that may count on sync's AUC first, the fastest first among equals."""
+    return sorted(standings, key=lambda each: (not each.counts, -each.rate))
+
+
+def _chosen(standings: Sequence[Standing]) -> Standing:
+    able = [each for each in standings if each.counts]
+    fastest = max(each.rate for each in able)
+    near = [each for each in able if each.rate * (1 + WORTHWHILE) >= fastest]
+    sync = [each for each in near if each.mode == SYNC]
+    return min(sync or near, key=_doubt)
+
+
+def _doubt(found: Standing) -> tuple[bool, float]:
+    """Return a sort key by which modes whose AUC is better, or best shown to be the same, come first."""
+    verdict = found.group.verdict
+    p_same = 1.0 if verdict is None or verdict.p_same is None else verdict.p_same
+    return not found.shown, 0.0 if found.auc == "better" else p_same
+
+
+def _beside(standings: Sequence[Standing], chosen: Standing) -> str:
+    """Choose the mode that is compared with sync at other slow-downs: the advised one, else the next; "" if none."""
+    others = [each.mode for each in standings if each.counts and each.mode != SYNC]
+    return chosen.mode if chosen.mode != SYNC else next(iter(others), "")
+
+
+def _ranges(outcomes: Sequence[Outcome], standings: Sequence[Standing]) -> list[str]:
+    """Describe the range of each mode's predicted EPS over the seeds."""
+    found = {each.mode: [o.eps for o in outcomes if o.mode == each.mode] for each in standings}
+    if all(max(eps) - min(eps) < 1e-6 * max(eps) for eps in found.values()):
+        return ["EPS is the same for all seeds: in this cost model and these faults nothing is random."]
+    told = (f"{mode} {min(eps):,.0f} to {max(eps):,.0f}" for mode, eps in found.items())
+    return [f"EPS over the seeds: {'; '.join(told)}."]
+
+
+def _with_times(report: Report, outcomes: Sequence[Outcome]) -> Report:
+    """Add the times until sync's last AUC, less the margin, at the predicted EPS."""
+    curves = {group.key: [_curves(each) for each in outcomes if each.mode == group.key[0]] for group in report.groups}
+    less = report.margin or 0.0
+    times = times_to_auc({key: (SYNC,) for key in curves}, curves, None, less)
+    return replace(report, times=times, time_to=f"{SYNC}'s AUC less {less:g}")
+
+
+def _curves(outcome: Outcome) -> Curves:
+    """Make the curve of the AUC after the switch; its seconds are samples over the predicted EPS."""
+    samples = tuple(float(n) for n in itertools.accumulate(phase["samples"] for phase in outcome.parts))
+    seconds, auc = tuple(n / outcome.eps for n in samples), tuple(phase["auc"] for phase in outcome.parts)
+    return Curves(outcome.mode, str(outcome.seed), samples, seconds, auc, outcome.eps, {})
+
+
+def sentence(advice: Advice, workers: int, minutes: float, steps: int) -> str:
+    """Say which mode to run in, what to expect, and when sync would do.
+
+    `minutes`: how long this advice took; `steps`: global batches that were trained in each mode."""
+    found = advice.of(advice.mode)
+    with_workers = f"with {workers} workers" if workers > 1 else "with 1 worker"
+    if advice.mode == SYNC:
+        said = f"Stay with {SYNC} {with_workers}: {_why_sync(advice)}"
+    else:
+        said = f"Run {advice.mode} {with_workers}: expect {_times(found)} {SYNC}'s rate and {_quality(advice, minutes)}"
+    few = [f"{steps} global batches in each mode are few to go by, type a larger --minutes"] * (steps < LEAST_STEPS)
+    return "; ".join([said, *_slow_downs(advice), *few]) + "."
+
+
+def _times(found: Standing) -> str:
+    mean, least, most = (f"{value:.1f}" for value in (found.rate, found.least, found.most))
+    mean = mean if abs(found.rate - 1) >= 0.05 else f"{found.rate:.2f}"
+    return f"{mean} times" if least == most else f"{mean} ({least} to {most}) times"
+
+
+def _difference(found: Standing) -> str:
+    difference = found.group.difference
+    assert difference is not None
+    half = "" if difference.half is None else f" +-{AUC.write(difference.half)}"
+    return f"{AUC.write(difference.mean)}{half}"
+
+
+def _quality(advice: Advice, minutes: float) -> str:
+    """Say what becomes of the AUC, and no more than is shown."""
+    found = advice.of(advice.mode)
+    margin = f"margin {advice.report.margin or AUC_MARGIN:g}"
+    if found.auc == "same":
+        return f"the same AUC ({margin})"
+    if found.auc == "better":
+        return f"a better AUC ({_difference(found)})"
+    verdict = found.group.verdict
+    needed = None if verdict is None else verdict.seeds
+    more = (
+        f"; --seeds {needed} --minutes {_longer(minutes, needed, found.group.n):g} would likely tell" if needed else ""
+    )
+    return f"about the same AUC, which is not shown yet ({_difference(found)}, {margin}{more})"
+
+
+def _longer(minutes: float, seeds: int, before: int) -> float:
+    return float(-(-minutes * seeds // before))
+
+
+def _why_sync(advice: Advice) -> str:
+    able = [each for each in advice.standings if each.counts and each.mode != SYNC]
+    barred = [each for each in advice.standings if not each.counts and each.rate > 1 + WORTHWHILE]
+    if not barred:
+        return f"no other mode is faster by more than {100 * WORTHWHILE:g} %"
+    fastest = max(barred, key=lambda each: each.rate)
+    what = "is worse" if fastest.auc == "worse" else "varies too much to count on"
+    also = f"; of the modes with {SYNC}'s AUC none is faster by more than {100 * WORTHWHILE:g} %" if able else ""
+    return f"{fastest.mode} has {_times(fastest)} its rate, but its AUC {what} ({_difference(fastest)}){also}"
+
+
+def _slow_downs(advice: Advice) -> list[str]:
+    """Say at which slow-down of one worker the answer changes."""
+    if not advice.rates:
+        return []
+    gains = {factor: rate > 1 + WORTHWHILE for factor, rate in advice.rates.items()}
+    last = max((factor for factor, gain in gains.items() if not gain), default=None)
+    first = min((factor for factor, gain in gains.items() if gain and factor > (last or 0)), default=None)
+    if advice.mode != SYNC:
+        if last is None:
+            return [f"even without a slow worker it has {advice.rates[min(gains)]:.1f} times {SYNC}'s rate"]
+        where = "without a slow worker" if last == 1 else f"up to a {last:g}x slow-down of one worker"
+        return [f"{where} stay with {SYNC}"]
+    if first is None:
+        return [f"nor does {advice.beside} gain with one worker {max(gains):g}x slower"]
+    return [
+        f"from one worker {first:g}x slower on, {advice.beside} would have {advice.rates[first]:.1f} times its rate"
+    ]
+
+
+def plain(advice: Advice) -> dict[str, Any]:
+    """Return the advice as plain containers, for JSON."""
+    times = {each.key[0]: each for each in advice.report.times}
+    return {
+        "mode": advice.mode,
+        "margin": advice.report.margin,
+        "modes": [_plain(rank, each, times) for rank, each in enumerate(advice.standings, 1)],
+        "one_worker_slower": [
+            {"factor": factor, "mode": advice.beside, "eps_ratio": rate} for factor, rate in advice.rates.items()
+        ],
+        "notes": list(advice.report.notes),
+    }
+
+
+def _plain(rank: int, found: Standing, times: Mapping[str, Any]) -> dict[str, Any]:
+    group, time = found.group, times.get(found.mode)
+    stats, difference, verdict = group.stats, group.difference, group.verdict
+    auc, eps = stats["auc"], stats["eps"]
+    return {
+        "rank": rank, "mode": found.mode, "seeds": [int(seed) for seed in group.seeds],
+        "may_count_on_auc": found.counts, "verdict": found.auc, "words": None if verdict is None else verdict.words,
+        "eps": None if eps is None else eps.mean,
+        "eps_ratio": found.rate, "eps_ratio_least": found.least, "eps_ratio_most": found.most,
+        "auc": None if auc is None else auc.mean,
+        "auc_difference": None if difference is None else difference.mean,
+        "auc_difference_half": None if difference is None else difference.half,
+        "seconds_to_auc": None if time is None else time.seconds.value,
+        "seconds_to_auc_is_bound": None if time is None else time.seconds.bound,
+        "reached": None if time is None else time.reached,
+    }  # fmt: skip

@@ -1,0 +1,286 @@
+"""Implementation of `gbactl advise`: probe, simulate, rank, print, log.
+
+The time goes into simulations with gradients; those for times alone take a few percent of it. A probe of each mode
+says how large a sample the time allows for.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gbactl.advise.advice import SLOW_DOWNS, WORTHWHILE, Advice, advice_of, plain, sentence
+from gbactl.advise.sample import BASE, Sample, sample_of
+from gbactl.advise.simulation_jobs import Outcome, Took, in_mode, on_virtual_cluster, predicted_eps, simulate
+from gbactl.advise.simulation_pool import Budget, Schedule, SimulationPool
+from gbactl.config import RunConfig, flatten, to_dict
+from gbactl.cpu import available_cores
+from gbactl.data.dataset import open_dataset
+from gbactl.data.source_cache import prepare
+from gbactl.engine.preflight import check_memory
+from gbactl.engine.signals import stoppable
+from gbactl.errors import Stopped, UsageError
+from gbactl.faults.fault_plan import FaultsConfig
+from gbactl.launch import run_dir as run_dirs
+from gbactl.launch.hydra_config import compose
+from gbactl.launch.progress import ProgressDisplay, unit_of
+from gbactl.policies.policy import names
+from gbactl.report.render import markdown, render
+from gbactl.switching.auto_controller import SYNC
+from gbactl.tracking.final_metrics import metrics_of, tags_of
+from gbactl.tracking.mlflow_connection import COMMAND, NOTE, PARENT, RUN_KIND, tracking_uri
+from gbactl.tracking.run_description import CommandLine, run_note
+from gbactl.tracking.tracked_run import TrackedRun
+
+TARGET_SEEDS = 4  # that the sample's size is chosen for
+PROBE_STEPS = 6  # global batches of the probe
+GRADIENTS, TIMED_STEPS = 4000, (20, 50)  # of a simulation for times alone: gradients, least and most global batches
+SPARE = 0.9  # share of the time that is planned
+RESULT = "advice.json"
+
+
+@dataclass(frozen=True)
+class AdviseOptions:
+    """Options of `gbactl advise` on the command line. `modes`: as typed; None: all without replicas."""
+
+    modes: str | None = None
+    minutes: float = 3.0
+    seeds: int | None = None
+    samples: int | None = None
+    margin: float | None = None
+    jobs: int | None = None
+    form: str = "table"
+
+
+def default_modes() -> list[str]:
+    """List the modes that are simulated unless others are typed: those without replicas, sync first."""
+    return sorted(names(lambda mode: mode.home != "replicas"), key=lambda mode: (mode != SYNC, mode))
+
+
+def advise(overrides: Sequence[str], options: AdviseOptions, out: Callable[[str], None]) -> None:
+    """Simulate the modes, rank them and print the advice. Raises GbactlError, and Stopped after a signal."""
+    try:
+        with stoppable():
+            Advising(overrides, options, out).go()
+    except Stopped as stopped:
+        stopped.told = stopped.told or "there is no advice yet"
+        raise
+
+
+class Advising:
+    """One advice: its configuration, its simulations, its MLflow runs."""
+
+    def __init__(self, overrides: Sequence[str], options: AdviseOptions, out: Callable[[str], None]) -> None:
+        self.options, self.out = options, out
+        self.show = ProgressDisplay(unit_of("virtual"))
+        self.command = CommandLine("advise", tuple(overrides))
+        typed = compose(["tracking.experiment=advise", *overrides])
+        if typed.resume is not None or typed.switch.schedule or typed.switch.name != "none":
+            raise UsageError("An advice begins with a base of its own; leave resume= and switch= out.")
+        self.cfg = on_virtual_cluster(typed)
+        self.modes = {mode: in_mode(self.cfg, mode) for mode in self._modes()}
+
+    def _modes(self) -> list[str]:
+        if self.options.modes is None:
+            return default_modes()
+        typed = [name.strip() for name in self.options.modes.split(",") if name.strip()]
+        if strange := [name for name in typed if name not in names()]:
+            raise UsageError(f"--modes {strange[0]} is not known; type some of: {', '.join(names())}.")
+        return list(dict.fromkeys([SYNC, *typed]))
+
+    def go(self) -> None:
+        """Run all simulations, then print and log the advice. Raises GbactlError."""
+        path = prepare(self.cfg.data, self.show.step)
+        self.show.clear()
+        self.dataset = open_dataset(path)
+        check_memory(self.cfg, self.dataset)
+        self.began = time.monotonic()
+        folder = self._folder()
+        with run_dirs.lock(folder):
+            tags = {RUN_KIND: "advice", COMMAND: self.command.text}
+            tracked = self._track(folder, f"advice on {self.cfg.cluster.workers} workers", self.cfg, tags)
+            try:
+                found = self._advice(path, folder, tracked)
+            except BaseException as error:
+                self._finish(tracked, "KILLED" if isinstance(error, Stopped) else "FAILED")
+                raise
+            finally:
+                self.show.clear()
+                for saved in folder.glob("base-s*"):
+                    shutil.rmtree(saved, ignore_errors=True)
+            self._tell(found, folder, tracked)
+
+    def _folder(self) -> Path:
+        typed = self.cfg.run_dir
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        folder = Path("runs") / f"{stamp}-advise-{secrets.token_hex(3)}" if typed is None else Path(typed)
+        return run_dirs.create(replace(self.cfg, run_dir=str(folder)))
+
+    # -- simulations --------------------------------------------------------------------------------
+
+    def _advice(self, path: Path, folder: Path, tracked: TrackedRun | None) -> Advice:
+        options, cores = self.options, len(available_cores())
+        with SimulationPool(options.jobs or min(cores, len(self.modes))) as pool:
+            took = self._probe(pool, path, folder)
+            sample = self._sample(path, took, pool.jobs)
+            self.sample = sample
+            schedule = self._schedule(pool, sample, folder, took, tracked)
+            self.show.say(f"  {self._headline(sample)}")
+            found = advice_of(schedule.run(), options.margin, self._notes(sample))
+            return self._with_slow_downs(found, pool, sample, folder)
+
+    def _probe(self, pool: SimulationPool, path: Path, folder: Path) -> dict[str, Took]:
+        """Simulate each mode on a few global batches; return the CPU seconds that it took."""
+        self.show.say(f"  probing {', '.join(self.modes)}")
+        small = sample_of(path, self.cfg.train, PROBE_STEPS * self.cfg.train.global_batch, self._timed)
+        small = replace(small, base=0)
+        self.probed = small.trained
+        calls = {mode: (simulate, cfg, small, folder / "probe" / mode, None) for mode, cfg in self.modes.items()}
+        found: dict[str, Outcome] = pool.all_of(calls)
+        shutil.rmtree(folder / "probe", ignore_errors=True)
+        return {mode: outcome.took for mode, outcome in found.items()}
+
+    @property
+    def _timed(self) -> int:
+        """Samples of a simulation for times alone."""
+        least, most = TIMED_STEPS
+        steps = GRADIENTS // max(cfg.gradients_per_step for cfg in self.modes.values())
+        return min(max(steps, least), most) * self.cfg.train.global_batch
+
+    def _sample(self, path: Path, took: dict[str, Took], jobs: int) -> Sample:
+        """Choose the size of the sample so that the simulations of TARGET_SEEDS seeds fit into the time left."""
+        wanted = self.options.samples
+        if wanted is None:
+            seeds = self.options.seeds or TARGET_SEEDS
+            fixed = sum(each.timing + each.setting_up for each in took.values()) + took[SYNC].setting_up
+            a_sample = (sum(each.training for each in took.values()) + BASE * took[SYNC].training) / self.probed
+            room = SPARE * (self._left - self._reserve(took, jobs)) * jobs / seeds - fixed
+            wanted = max(int(room / a_sample), PROBE_STEPS * self.cfg.train.global_batch)
+        return sample_of(path, self.cfg.train, wanted, self._timed)
+
+    @property
+    def _left(self) -> float:
+        return self.began + 60 * self.options.minutes - time.monotonic()
+
+    def _reserve(self, took: dict[str, Took], jobs: int) -> float:
+        """Seconds to keep for the simulations of other slow-downs."""
+        slowest = max(each.timing for mode, each in took.items() if mode != SYNC) if len(took) > 1 else 0.0
+        return len(SLOW_DOWNS) * (took[SYNC].timing + slowest) / jobs
+
+    def _schedule(
+        self, pool: SimulationPool, sample: Sample, folder: Path, took: dict[str, Took], tracked: TrackedRun | None
+    ) -> Schedule:
+        share = sample.trained / self.probed
+        seconds = {mode: each.timing + each.setting_up + share * each.training for mode, each in took.items()}
+        base = took[SYNC].setting_up + sample.base / self.probed * took[SYNC].training
+        deadline = time.monotonic() + self._left - self._reserve(took, pool.jobs)
+
+        def told(outcome: Outcome) -> None:
+            spent = 1 - self._left / (60 * self.options.minutes)
+            self.show.step(f"simulated: {outcome.mode}, seed {outcome.seed}", min(0.99, spent))
+            self._log_simulation(outcome, folder, tracked)
+
+        return Schedule(pool, self.modes, sample, folder, base, seconds, Budget(deadline, self.options.seeds), told)
+
+    def _with_slow_downs(self, found: Advice, pool: SimulationPool, sample: Sample, folder: Path) -> Advice:
+        """Add the rates of the advised mode (or the next one) beside sync's when one worker is slower."""
+        if not found.beside:
+            return found
+        self.show.clear()
+        self.show.say(f"  simulating {found.beside} and {SYNC} with one slower worker")
+        calls = {
+            (mode, factor): (predicted_eps, self._slowed(mode, factor), sample, folder / "slower" / f"{mode}-{factor}")
+            for factor in SLOW_DOWNS for mode in (SYNC, found.beside)
+        }  # fmt: skip
+        eps = pool.all_of(calls)
+        shutil.rmtree(folder / "slower", ignore_errors=True)
+        rates = {factor: eps[found.beside, factor] / eps[SYNC, factor] for factor in SLOW_DOWNS}
+        return replace(found, rates=rates)
+
+    def _slowed(self, mode: str, factor: float) -> RunConfig:
+        plans = [{"kind": "constant", "workers": [0], "factor": factor}] if factor > 1 else []
+        return replace(self.modes[mode], faults=FaultsConfig(name="one_slower", plans=plans))
+
+    # -- words --------------------------------------------------------------------------------------
+
+    def _headline(self, sample: Sample) -> str:
+        cfg = self.cfg
+        return (
+            f"virtual cluster ({cfg.cost.name}): {cfg.cluster.workers} workers, {cfg.cluster.servers} servers, "
+            f"faults {cfg.faults.name}; {len(self.modes)} modes, {sample.base:,} samples of {SYNC}, then "
+            f"{sample.trained:,} in each mode"
+        )
+
+    def _notes(self, sample: Sample) -> list[str]:
+        steps = sample.trained // self.cfg.train.global_batch
+        return [
+            f"Each run: {sample.base:,} samples of {SYNC}, then {sample.trained:,} ({steps} global batches) in its "
+            f"mode, judged by {sample.judged:,}. EPS: of {sample.timed:,} samples on the virtual cluster "
+            f"({self.cfg.cost.name})."
+        ]
+
+    def _tell(self, found: Advice, folder: Path, tracked: TrackedRun | None) -> None:
+        """Print the advice, write it to advice.json, and log it."""
+        steps = self.sample.trained // self.cfg.train.global_batch
+        words = sentence(found, self.cfg.cluster.workers, self.options.minutes, steps)
+        told = {
+            "sentence": words, **plain(found), "workers": self.cfg.cluster.workers, "cost": self.cfg.cost.name,
+            "faults": self.cfg.faults.name, "worthwhile": WORTHWHILE,
+            "sample": {name: getattr(self.sample, name) for name in ("base", "trained", "judged", "timed")},
+            "seconds": time.monotonic() - self.began, "run_dir": str(folder),
+            "run_id": None if tracked is None else tracked.run_id,
+        }  # fmt: skip
+        told = dict(run_dirs.plain(told))
+        (folder / RESULT).write_text(json.dumps(told, indent=2) + "\n")
+        if tracked is not None:
+            metrics: dict[str, float | None] = {"seconds": told["seconds"]}
+            for each in told["modes"]:
+                names_ = ("eps", "eps_ratio", "auc", "auc_difference")
+                metrics |= {f"{name}/{each['mode']}": each[name] for name in names_}
+            tracked.log(metrics, 0, told["seconds"])
+            note = run_note(f"{words}\n\n{markdown(found.report)}", self.command)
+            tracked.tag(**{NOTE.replace(".", "_", 1): note, "gbactl_advice": words})
+            tracked.artifact(folder / RESULT)
+            self._finish(tracked, "FINISHED")
+        if self.options.form == "json":
+            self.out(json.dumps(told))
+            return
+        terminal = sys.stdout.isatty()
+        width = max(80, shutil.get_terminal_size().columns) if terminal else 80
+        self.out(render(found.report, self.options.form, width, terminal).rstrip("\n"))
+        self.out(f"\n{words}")
+
+    # -- MLflow -------------------------------------------------------------------------------------
+
+    def _track(self, folder: Path, name: str, cfg: RunConfig, tags: dict[str, str]) -> TrackedRun | None:
+        if not self.cfg.tracking.enabled:
+            return None
+        config, t = to_dict(cfg), self.cfg.tracking
+        every = {**tags_of(config, self.dataset.fingerprint, source="gbactl advise"), **tags}
+        every |= {"gbactl.run_dir": str(folder)}
+        return TrackedRun(tracking_uri(t.uri), t.experiment, name, flatten(config), every, folder, warn=self.show.say)
+
+    def _log_simulation(self, outcome: Outcome, folder: Path, parent: TrackedRun | None) -> None:
+        """Log a finished simulation as a child run."""
+        own = folder / f"{outcome.mode}-s{outcome.seed}"
+        if parent is None or outcome.diverged:
+            return
+        cfg = replace(self.modes[outcome.mode], seed=outcome.seed)
+        with run_dirs.lock(own):
+            tags = {PARENT: parent.run_id, "gbactl.mode": str(outcome.result["mode"])}
+            child = self._track(own, f"{outcome.mode} s{outcome.seed}", cfg, tags)
+            assert child is not None
+            found: dict[str, float | None] = {**metrics_of(outcome.result), "predicted_eps": outcome.eps}
+            child.log(found, 0, outcome.took.total)
+            child.artifact(own / run_dirs.RESULT)
+            self._finish(child, "FINISHED")
+
+    def _finish(self, tracked: TrackedRun | None, status: str) -> None:
+        if tracked is not None and (unsent := tracked.finish(status)):
+            self.show.say(unsent)

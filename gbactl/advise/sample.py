@@ -1,0 +1,142 @@
+"""Sample of a data set on which modes are compared: a base, further training in parts, and samples to judge by.
+
+Of days it takes consecutive rows: the beginning of the last day that is trained on, the rows just before it as the
+base, and the beginning of the day after it to judge by. Of data with a training and a test file it takes random rows of
+each. Rows of days are views of the cache; random rows are copied.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gbactl.config import TrainConfig
+from gbactl.data.dataset import Dataset, Split, open_dataset, permuted
+from gbactl.errors import UsageError
+from gbactl.worker.loop import key_of
+
+PARTS = 3  # evaluations after the switch, from which the time to an AUC is read
+BASE = 2  # samples of the base for each one trained in the mode
+JUDGED = 0.5  # samples to judge by for each one trained in the mode
+opened = functools.lru_cache(maxsize=2)(open_dataset)  # its files are checked once a process
+
+
+@dataclass(frozen=True)
+class Stretches:
+    """Training data before the switch, in order of time, training data after it, and data to judge by."""
+
+    before: tuple[Split, ...]
+    after: Split
+    judge: Split
+
+    @classmethod
+    def of(cls, dataset: Dataset, days: int | None = None) -> Stretches:
+        """Find the stretches of a data set, of which a run trains `days` days. Raises UsageError."""
+        if dataset.kind == "splits":
+            train, _, test = dataset.splits
+            return cls(*_divided(train), test)
+        splits = dataset.splits if days is None else dataset.splits[: days + 1]
+        if len(splits) < 2:
+            raise UsageError("One day cannot be judged by the next; give two days or more, or type data.days=2.")
+        *before, after, judge = splits
+        return cls(tuple(before), after, judge) if before else cls(*_divided(after), judge)
+
+    @property
+    def rows_before(self) -> int:
+        """Number of samples before the switch."""
+        return sum(split.rows for split in self.before)
+
+
+def _divided(split: Split) -> tuple[tuple[Split, ...], Split]:
+    """Divide a split: the first BASE shares before the switch, and one share after it."""
+    place = split.rows * BASE // (BASE + 1)
+    return (_part(split, 0, place),), _part(split, place, split.rows)
+
+
+def _part(split: Split, low: int, high: int) -> Split:
+    return Split(split.name, split.slice(low, high))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Sizes of a sample in rows, and the prepared data that it is taken from.
+
+    `base`: rows before the switch, `part`: rows of each of `parts` parts after it, `judged`: rows to judge by. `timed`:
+    rows of the simulations for times alone. `days`: as train.days."""
+
+    path: Path
+    base: int
+    part: int
+    parts: int
+    judged: int
+    timed: int
+    days: int | None = None
+
+    @property
+    def trained(self) -> int:
+        """Number of samples that are trained in the mode."""
+        return self.parts * self.part
+
+    def dataset(self) -> Dataset:
+        """Take the sample. Its last part is judged by what follows it in time."""
+        whole = opened(self.path)
+        stretches = Stretches.of(whole, self.days)
+        base, after, judge = stretches.before, stretches.after, stretches.judge
+        if whole.kind == "splits":
+            base = (_chosen(base[0], self.base),)
+            after, judge = _chosen(after, self.trained), _chosen(judge, self.judged)
+        base = tuple(_last(base, self.base))
+        parts = [_part(after, n * self.part, (n + 1) * self.part) for n in range(self.parts)]
+        named = [Split(f"part {n}", split.whole) for n, split in enumerate([*base, *parts])]
+        judge = Split("judge", judge.slice(0, self.judged))
+        mark = f"{whole.fingerprint}-{self.base}-{self.parts}x{self.part}-{self.judged}"
+        return replace(whole, splits=(*named, judge), kind="parts", fingerprint=mark, best_auc={})
+
+    def timed_dataset(self) -> Dataset:
+        """Take the rows for simulations of times alone: those after the switch, as one day, and some to evaluate."""
+        whole = opened(self.path)
+        stretches = Stretches.of(whole, self.days)
+        judge = _part(stretches.judge, 0, min(self.judged, 2048))
+        return replace(whole, splits=(_part(stretches.after, 0, self.timed), judge), kind="days", best_auc={})
+
+
+def _last(splits: Sequence[Split], rows: int) -> list[Split]:
+    """Take the last `rows` rows of consecutive splits."""
+    found: list[Split] = []
+    for split in reversed(splits):
+        if rows > 0:
+            taken = min(rows, split.rows)
+            found.insert(0, _part(split, split.rows - taken, split.rows))
+            rows -= taken
+    return found
+
+
+def _chosen(split: Split, rows: int) -> Split:
+    """Choose random rows of a split, always the same ones."""
+    return Split(split.name, split.take(permuted(0, rows, split.rows, key_of(split.rows))))
+
+
+def sample_of(path: Path, train: TrainConfig, wanted: int, timed: int) -> Sample:
+    """Size a sample with about `wanted` samples trained in the mode, as far as the data have them.
+
+    Parts are whole global batches, so that no step but the run's last is partial. Raises UsageError for data with less
+    than a global batch."""
+    stretches, size = Stretches.of(opened(path), train.days), train.global_batch
+    steps = min(wanted, stretches.after.rows) // size
+    if steps < 1 or stretches.rows_before < size:
+        raise UsageError(
+            f"train.global_batch={size} is too large for {stretches.after.rows:,} samples after a switch and "
+            f"{stretches.rows_before:,} before it; give more data, or type a smaller train.global_batch."
+        )
+    parts = min(PARTS, steps)
+    part = steps // parts * size
+    base = min(BASE * parts * part, stretches.rows_before)
+    judged = min(int(JUDGED * parts * part), stretches.judge.rows)
+    limited = min(stretches.after.rows, max(timed, size))
+    return Sample(path, _whole(base, size), part, parts, judged, _whole(limited, size), train.days)
+
+
+def _whole(rows: int, size: int) -> int:
+    return rows // size * size

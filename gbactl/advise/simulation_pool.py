@@ -1,0 +1,175 @@
+"""Processes in which simulations run, and the schedule of an advice: as many seeds as fit into the time.
+
+Starting the processes takes the import of torch (3 s), once. They end with this process, however it ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from gbactl.advise.sample import Sample
+from gbactl.advise.simulation_jobs import Outcome, simulate, train_base
+from gbactl.config import RunConfig
+from gbactl.engine.signals import look
+from gbactl.errors import ClusterError
+from gbactl.nodes.child_process import die_with_parent
+
+FEWEST_SEEDS, MOST_SEEDS = 3, 10  # unless the user says how many
+LOOK_SECONDS = 1.0
+IMPORTED = ("gbactl.advise.simulation_jobs", "sklearn.metrics")
+
+
+def _begin(parent: int) -> None:
+    """Prepare a process for simulations: Ctrl-C is for the parent process, without which this one ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with_parent(parent)
+    for name in IMPORTED:
+        importlib.import_module(name)
+
+
+class SimulationPool:
+    """Pool of `jobs` processes for simulations; as a context it kills them when it is left by an error."""
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs = jobs
+        self._before = set(multiprocessing.active_children())
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(os.getpid(),))
+
+    def __enter__(self) -> SimulationPool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is not None:
+            for child in set(multiprocessing.active_children()) - self._before:
+                child.kill()
+        self._pool.shutdown(cancel_futures=True)
+
+    def submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Queue a call for one of the processes."""
+        return self._pool.submit(call, *arguments)
+
+    def first_done(self, futures: Iterable[Future[Any]]) -> set[Future[Any]]:
+        """Wait until some of the calls are done. Raises Stopped after a signal."""
+        waiting = list(futures)
+        while not (done := wait(waiting, LOOK_SECONDS, FIRST_COMPLETED).done):
+            look()
+        return done
+
+    def all_of(self, calls: Mapping[Any, tuple[Any, ...]]) -> dict[Any, Any]:
+        """Run calls (function, arguments ...) and return their results by key. Raises what a call raises."""
+        futures = {self.submit(*call): key for key, call in calls.items()}
+        found: dict[Any, Any] = {}
+        while len(found) < len(futures):
+            left = [future for future, key in futures.items() if key not in found]
+            found |= {futures[future]: result_of(future) for future in self.first_done(left)}
+        return {key: found[key] for key in calls}
+
+
+def result_of(future: Future[Any]) -> Any:
+    """Return a finished call's result. Raises ClusterError if its process died, and what the call raised."""
+    try:
+        return future.result()
+    except BrokenProcessPool as error:
+        raise ClusterError(
+            "A process with a simulation died, as happens where memory is short; type --jobs 1, or a smaller model."
+        ) from error
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of an advice: when it should end, by time.monotonic(), and the number of seeds if the user chose it."""
+
+    deadline: float
+    seeds: int | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """Simulation of a mode, or of the base (mode ""), with its seed and the estimated seconds, and when it began."""
+
+    seed: int
+    mode: str
+    seconds: float
+    began: float = 0.0
+
+
+@dataclass
+class Schedule:
+    """Simulations of all modes, seed by seed, each mode from the seed's base; the next seed begins if it will fit.
+
+    `modes`: configurations by mode, the first one is the base's; `base_seconds`, `seconds`: estimates of a simulation
+    of the base and of each mode; `told` hears of each outcome."""
+
+    pool: SimulationPool
+    modes: Mapping[str, RunConfig]
+    sample: Sample
+    folder: Path
+    base_seconds: float
+    seconds: Mapping[str, float]
+    budget: Budget
+    told: Callable[[Outcome], None]
+    outcomes: list[Outcome] = field(default_factory=list)
+    _started: int = 0
+    _ready: deque[Work] = field(default_factory=deque)
+    _running: dict[Future[Any], Work] = field(default_factory=dict)
+    _spent: tuple[float, float] = (0.0, 0.0)  # seconds of finished simulations: estimated, taken
+
+    def run(self) -> list[Outcome]:
+        """Run all simulations. Raises GbactlError."""
+        while True:
+            while len(self._running) < self.pool.jobs and (work := self._next()) is not None:
+                self._running[self._begun(work)] = replace(work, began=time.monotonic())
+            if not self._running:
+                return self.outcomes
+            for future in self.pool.first_done(self._running):
+                self._ended(self._running.pop(future), result_of(future))
+
+    def _next(self) -> Work | None:
+        if self._ready:
+            return self._ready.popleft()
+        if not self._fits():
+            return None
+        first = next(iter(self.modes.values())).seed
+        self._started += 1
+        return Work(first + self._started - 1, "", self.base_seconds)
+
+    def _fits(self) -> bool:
+        """Whether another seed is wanted and will be done in time."""
+        if self.budget.seeds is not None:
+            return self._started < self.budget.seeds
+        if self._started < FEWEST_SEEDS or self._started >= MOST_SEEDS:
+            return self._started < FEWEST_SEEDS
+        modes = sum(self.seconds.values())
+        left = sum(work.seconds + (0.0 if work.mode else modes) for work in self._running.values())
+        estimated, taken = self._spent
+        pace = taken / estimated if estimated else 1.0
+        return time.monotonic() + pace * (left + self.base_seconds + modes) / self.pool.jobs <= self.budget.deadline
+
+    def _begun(self, work: Work) -> Future[Any]:
+        cfg = replace(self.modes[work.mode] if work.mode else next(iter(self.modes.values())), seed=work.seed)
+        base = self.folder / f"base-s{work.seed}"
+        if not work.mode:
+            return self.pool.submit(train_base, cfg, self.sample, base)
+        return self.pool.submit(simulate, cfg, self.sample, self.folder / f"{work.mode}-s{work.seed}", base)
+
+    def _ended(self, work: Work, found: Any) -> None:
+        if isinstance(found, Outcome):
+            self.outcomes.append(found)
+            self.told(found)
+        else:
+            self._ready += [Work(work.seed, mode, self.seconds[mode]) for mode in self.modes]
+        self._spent = self._spent[0] + work.seconds, self._spent[1] + time.monotonic() - work.began

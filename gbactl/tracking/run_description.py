@@ -1,0 +1,108 @@
+"""Name, note and parameters of a run in MLflow, from the typed command, the configuration and the result. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+UNNAMED = ("mode", "seed", "experiment", "run_dir", "resume", "data.", "tracking.", "switch.", "hydra.", "hydra/")
+LONGEST_VALUE, LONGEST_NAME = 20, 100  # characters in a run's name
+CONFIG_TAG = "gbactl.config"
+LONGEST_TAG = 4900  # characters, which every MLflow server takes
+FIGURES = (
+    ("AUC", "auc", ".5f"), ("log loss", "logloss", ".5f"), ("NE", "ne", ".4f"), ("EPS", "eps", ",.0f"),
+    ("steps", "global_step", ",.0f"), ("virtual s", "virtual_seconds", ",.1f"), ("wall s", "wall_seconds", ",.1f"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """Command line of a run: verb and typed overrides; of a sweep's run its own, and the keys that the sweep varies."""
+
+    verb: str = "train"
+    overrides: tuple[str, ...] = ()
+    swept: tuple[str, ...] | None = None
+
+    @property
+    def text(self) -> str:
+        """The command, quoted for a shell, without the run's directory, which holds a run already."""
+        return shlex.join(["gbactl", self.verb, *(each for each in self.overrides if not each.startswith("run_dir="))])
+
+    def typed(self) -> dict[str, str]:
+        """Return the overrides by key, without deletions; of a key that was typed twice the last one."""
+        pairs = (text.lstrip("+").split("=", 1) for text in self.overrides if "=" in text and not text.startswith("~"))
+        return {key: value for key, value in pairs}
+
+
+def run_name(modes: str, seed: int, command: CommandLine) -> str:
+    """Name a run by its modes, by what was typed (in a sweep: what the sweep varies), and by its seed: gba iota=3 s1.
+
+    Paths and keys that do not change what is trained are left out."""
+    told = [
+        f"{key.rpartition('.')[2]}={_cut(value)}" for key, value in command.typed().items()
+        if (command.swept is None or key in command.swept) and not _matches(key, UNNAMED) and "/" not in value
+    ]  # fmt: skip
+    ending = f" s{seed}"
+    return " ".join([modes, *told])[: LONGEST_NAME - len(ending)] + ending
+
+
+def _matches(key: str, listed: Sequence[str]) -> bool:
+    """Whether a key is one of those listed, or begins with one that ends in a dot or slash."""
+    return key in listed or key.startswith(tuple(each for each in listed if each[-1] in "./"))
+
+
+def _cut(value: str) -> str:
+    return value if len(value) <= LONGEST_VALUE else f"{value[: LONGEST_VALUE - 3]}..."
+
+
+def config_tag(config: Mapping[str, Any]) -> str:
+    """Write a nested configuration, but for its group `tracking`, as JSON that fits into a tag.
+
+    Where it is too long, long values are cut, and get a hash by which they still differ."""
+    kept = {key: value for key, value in config.items() if key != "tracking"}
+    for longest in (LONGEST_TAG, 1000, 200, 100):
+        text = json.dumps(_shortened(kept, longest), separators=(",", ":"))
+        if len(text) <= LONGEST_TAG:
+            return text
+    return text
+
+
+def _shortened(value: Any, longest: int) -> Any:
+    if isinstance(value, Mapping) and value:
+        return {key: _shortened(inner, longest) for key, inner in value.items()}
+    text = str(value)
+    if len(text) <= longest:
+        return value
+    return f"{text[: longest - 20]}...{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def run_note(
+    headline: str, command: CommandLine, result: Mapping[str, Any] | None = None, events: Sequence[str] = ()
+) -> str:
+    """Write a run's note in Markdown: its headline, what happened, its figures, and the command that runs it again.
+
+    `result` is None while the run goes on."""
+    parts = [headline]
+    if result is not None:
+        happened = [*events, *([f"error: {result['error']}"] if result.get("error") else [])]
+        parts.append("\n".join(f"- {event}" for event in happened) or "No switch, no failure, no injected fault.")
+        if table := _figures(result):
+            parts.append(table)
+    return "\n\n".join([*parts, f"Run it again:\n\n```sh\n{command.text}\n```"])
+
+
+def _figures(result: Mapping[str, Any]) -> str:
+    """Write the figures of a result as a Markdown table of one row; "" where it has none."""
+    found = [(title, format(result[key], form)) for title, key, form in FIGURES if result.get(key) is not None]
+    stale = result.get("staleness") or {}
+    if stale.get("mean") is not None:
+        found.append(("staleness mean / p99", f"{stale['mean']:.1f} / {stale.get('p99', 0):.0f}"))
+    if not any(title == "AUC" for title, _ in found):
+        return ""
+    titles, values = zip(*found, strict=True)
+    rows = (titles, ["---:"] * len(found), values)
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -1,0 +1,54 @@
+"""Name, note and configuration tag of a run."""
+
+from __future__ import annotations
+
+import json
+
+from gbactl.config import flatten
+from gbactl.tracking.run_description import LONGEST_NAME, LONGEST_TAG, CommandLine, config_tag, run_name, run_note
+
+SMOKE = ("experiment=smoke", "mode=gba", "mode.iota=3", "seed=1", "run_dir=runs/a", "+tracking.tags.a=b")
+
+
+def test_a_run_is_named_by_what_was_typed() -> None:
+    assert run_name("gba", 1, CommandLine("train", SMOKE)) == "gba iota=3 s1"
+    assert run_name("sync>gba@day2", 0, CommandLine("switch", ("switch.schedule=[{at: 1}]",))) == "sync>gba@day2 s0"
+    assert run_name("gba", 0, CommandLine("train", ("faults=one_slow", "data.path=/a/b"))) == "gba faults=one_slow s0"
+
+
+def test_a_run_of_a_sweep_is_named_by_what_varies() -> None:
+    typed = ("experiment=modes", "mode=gba", "seed=2", "cluster.workers=8", "optim.lr=.01")
+    assert run_name("gba", 2, CommandLine("train", typed, ("mode", "seed", "optim.lr"))) == "gba lr=.01 s2"
+
+
+def test_a_long_name_keeps_its_seed() -> None:
+    many = tuple(f"model.key{n}={'x' * 30}" for n in range(9))
+    name = run_name("gba", 12, CommandLine("train", many))
+    assert len(name) <= LONGEST_NAME and name.startswith("gba key0=xxxxxxxxxxxxxxxxx... ") and name.endswith(" s12")
+
+
+def test_the_command_runs_again_in_a_directory_of_its_own() -> None:
+    again = "gbactl train experiment=smoke mode=gba mode.iota=3 seed=1 +tracking.tags.a=b"
+    assert CommandLine("train", SMOKE).text == again
+    assert CommandLine("train", ("faults.plans=[{kind: kill}]",)).text == "gbactl train 'faults.plans=[{kind: kill}]'"
+
+
+def test_the_configuration_fits_into_a_tag_and_long_values_stay_different() -> None:
+    config = {"mode": {"name": "gba", "iota": 3}, "seed": 1, "resume": None, "tracking": {"uri": "x"}, "cost": {}}
+    assert json.loads(config_tag(config)) == {"mode": {"name": "gba", "iota": 3}, "seed": 1, "resume": None, "cost": {}}
+    traces = [{**config, "faults": {"plans": [[0.5] * 5000 + [last]]}} for last in (1, 2)]
+    first, second = map(config_tag, traces)
+    assert len(first) <= LONGEST_TAG and first != second
+    assert flatten(json.loads(first))["mode.iota"] == 3
+
+
+def test_a_note_says_what_happened_and_how_to_run_it_again() -> None:
+    command = CommandLine("train", SMOKE)
+    assert run_note("mode gba: 4 workers", command).splitlines()[0] == "mode gba: 4 workers"
+    result = {"auc": 0.75, "eps": 12345.6, "staleness": {"mean": 1.25, "p99": 4.0}, "global_step": 40, "ne": None}
+    note = run_note("mode gba", command, result, ["W1 killed at 2.0 s"])
+    assert "- W1 killed at 2.0 s" in note and command.text in note
+    assert "| AUC | EPS | steps | staleness mean / p99 |" in note and "| 0.75000 | 12,346 | 40 | 1.2 / 4 |" in note
+    assert "No switch, no failure" in run_note("mode gba", command, result)
+    failed = run_note("mode gba", command, {"error": "no room"})
+    assert "- error: no room" in failed and "| AUC" not in failed

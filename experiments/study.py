@@ -51,7 +51,7 @@ NOT_RECORDED = {  # fields of a result that are long, of this machine, or of no 
     "judged_logloss", "judged_on", "per_worker", "rounds", "run_dir", "run_id", "staleness_histogram",
     "token_staleness", "wire",
 }  # fmt: skip
-NUMBERS_DO_NOT_DEPEND_ON = ("calibration", "cli", "report", "tracking", "install", "doctor.py", "__pycache__")
+NUMBERS_DO_NOT_DEPEND_ON = ("advise", "calibration", "cli", "report", "tracking", "install", "doctor.py", "__pycache__")
 
 
 @dataclass(frozen=True)

@@ -34,14 +34,14 @@ from gbactl.policies.policy import names
 from gbactl.report.render import markdown, render
 from gbactl.switching.auto_controller import SYNC
 from gbactl.tracking.final_metrics import metrics_of, tags_of
-from gbactl.tracking.mlflow_connection import NOTE, tracking_uri
+from gbactl.tracking.mlflow_connection import COMMAND, NOTE, PARENT, RUN_KIND, tracking_uri
+from gbactl.tracking.run_description import CommandLine, run_note
 from gbactl.tracking.tracked_run import TrackedRun
 
-TARGET_SEEDS = 6  # that the sample's size is chosen for
+TARGET_SEEDS = 4  # that the sample's size is chosen for
 PROBE_STEPS = 6  # global batches of the probe
 GRADIENTS, TIMED_STEPS = 4000, (20, 50)  # of a simulation for times alone: gradients, least and most global batches
 SPARE = 0.9  # share of the time that is planned
-PARENT = "mlflow.parentRunId"
 RESULT = "advice.json"
 
 
@@ -79,6 +79,7 @@ class Advising:
     def __init__(self, overrides: Sequence[str], options: AdviseOptions, out: Callable[[str], None]) -> None:
         self.options, self.out = options, out
         self.show = ProgressDisplay(unit_of("virtual"))
+        self.command = CommandLine("advise", tuple(overrides))
         typed = compose(["tracking.experiment=advise", *overrides])
         if typed.resume is not None or typed.switch.schedule or typed.switch.name != "none":
             raise UsageError("An advice begins with a base of its own; leave resume= and switch= out.")
@@ -102,7 +103,8 @@ class Advising:
         self.began = time.monotonic()
         folder = self._folder()
         with run_dirs.lock(folder):
-            tracked = self._track(folder, f"advice on {self.cfg.cluster.workers} workers", self.cfg, {})
+            tags = {RUN_KIND: "advice", COMMAND: self.command.text}
+            tracked = self._track(folder, f"advice on {self.cfg.cluster.workers} workers", self.cfg, tags)
             try:
                 found = self._advice(path, folder, tracked)
             except BaseException as error:
@@ -134,7 +136,7 @@ class Advising:
             return self._with_slow_downs(found, pool, sample, folder)
 
     def _probe(self, pool: SimulationPool, path: Path, folder: Path) -> dict[str, Took]:
-        """Simulate each mode on a few global batches; return the seconds that it took."""
+        """Simulate each mode on a few global batches; return the CPU seconds that it took."""
         self.show.say(f"  probing {', '.join(self.modes)}")
         small = sample_of(path, self.cfg.train, PROBE_STEPS * self.cfg.train.global_batch, self._timed)
         small = replace(small, base=0)
@@ -242,7 +244,8 @@ class Advising:
                 names_ = ("eps", "eps_ratio", "auc", "auc_difference")
                 metrics |= {f"{name}/{each['mode']}": each[name] for name in names_}
             tracked.log(metrics, 0, told["seconds"])
-            tracked.tag(**{NOTE.replace(".", "_", 1): f"{words}\n\n{markdown(found.report)}", "gbactl_advice": words})
+            note = run_note(f"{words}\n\n{markdown(found.report)}", self.command)
+            tracked.tag(**{NOTE.replace(".", "_", 1): note, "gbactl_advice": words})
             tracked.artifact(folder / RESULT)
             self._finish(tracked, "FINISHED")
         if self.options.form == "json":
@@ -259,7 +262,8 @@ class Advising:
         if not self.cfg.tracking.enabled:
             return None
         config, t = to_dict(cfg), self.cfg.tracking
-        every = {**tags_of(config, self.dataset.fingerprint), "gbactl.run_dir": str(folder), **tags}
+        every = {**tags_of(config, self.dataset.fingerprint, source="gbactl advise"), **tags}
+        every |= {"gbactl.run_dir": str(folder)}
         return TrackedRun(tracking_uri(t.uri), t.experiment, name, flatten(config), every, folder, warn=self.show.say)
 
     def _log_simulation(self, outcome: Outcome, folder: Path, parent: TrackedRun | None) -> None:
@@ -270,7 +274,7 @@ class Advising:
         cfg = replace(self.modes[outcome.mode], seed=outcome.seed)
         with run_dirs.lock(own):
             tags = {PARENT: parent.run_id, "gbactl.mode": str(outcome.result["mode"])}
-            child = self._track(own, own.name, cfg, tags)
+            child = self._track(own, f"{outcome.mode} s{outcome.seed}", cfg, tags)
             assert child is not None
             found: dict[str, float | None] = {**metrics_of(outcome.result), "predicted_eps": outcome.eps}
             child.log(found, 0, outcome.took.total)

@@ -59,7 +59,9 @@ def newest(base: Path) -> Path:
 
 @dataclass(frozen=True)
 class Took:
-    """Real seconds of a simulation: to time the mode alone, to set up, and to train and evaluate."""
+    """CPU seconds of a simulation: to time the mode alone, to set up, and to train and evaluate.
+
+    They hardly depend on what else the machine does."""
 
     timing: float
     setting_up: float
@@ -87,26 +89,26 @@ class Outcome:
 
 
 def train_base(cfg: RunConfig, sample: Sample, folder: Path) -> float:
-    """Train the base of a seed, and save it in `folder`; return the seconds that it took. Raises GbactlError."""
-    began, dataset = time.monotonic(), sample.dataset()
+    """Train the base of a seed, and save it in `folder`; return the CPU seconds. Raises GbactlError."""
+    began, dataset = time.process_time(), sample.dataset()
     parts = len(dataset.splits) - 1 - sample.parts
     _run(base_config(cfg, folder, parts), dataset)
-    return time.monotonic() - began
+    return time.process_time() - began
 
 
 def simulate(cfg: RunConfig, sample: Sample, folder: Path, base: Path | None) -> Outcome:
     """Predict the EPS of a mode, then train in it from a base; without a base, from nothing. Raises GbactlError."""
-    began = time.monotonic()
+    began = time.process_time()
     eps = predicted_eps(cfg, sample, folder)
-    timing, began = time.monotonic() - began, time.monotonic()
+    timing, began = time.process_time() - began, time.process_time()
     dataset = sample.dataset()
     own = mode_config(cfg, folder, base)
     try:
         result, setting_up = _run(own, dataset)
     except DivergedError as error:
-        took = Took(timing, 0.0, time.monotonic() - began)
+        took = Took(timing, 0.0, time.process_time() - began)
         return Outcome(cfg.mode.name, cfg.seed, eps, took, {}, diverged=str(error))
-    took = Took(timing, setting_up, time.monotonic() - began - setting_up)
+    took = Took(timing, setting_up, time.process_time() - began - setting_up)
     return Outcome(cfg.mode.name, cfg.seed, eps, took, result, tuple(result["phases"][-sample.parts :]))
 
 
@@ -122,18 +124,18 @@ def predicted_eps(cfg: RunConfig, sample: Sample, folder: Path) -> float:
 
 
 def _run(cfg: RunConfig, dataset: Dataset) -> tuple[dict[str, Any], float]:
-    """Run a simulation in its folder; return its result, and the seconds until its first gradient."""
-    began, heard = time.monotonic(), dict[str, Any]()
+    """Run a simulation in its folder; return its result, and the CPU seconds until its first gradient."""
+    began, clock, heard = time.process_time(), time.monotonic(), dict[str, Any]()
 
     def listen(event: Event) -> None:
-        heard.setdefault(event.name, (event.fields, time.monotonic() - began))
+        heard.setdefault(event.name, (event.fields, time.process_time() - began))
 
     run_dir = run_dirs.create(cfg)
     run_virtual(cfg, dataset, run_dir, listen)
-    fields, seconds = heard["result"]
+    fields, _ = heard["result"]
     result = run_dirs.plain({
         **fields, "seed": cfg.seed, "status": "FINISHED", "clock": cfg.engine.clock, "run_dir": str(run_dir),
-        "wall_seconds": seconds, "gbactl": __version__,
+        "wall_seconds": time.monotonic() - clock, "gbactl": __version__,
     })  # fmt: skip
     run_dirs.write_result(run_dir, result)
     return result, heard["progress"][1]

@@ -99,11 +99,12 @@ class Budget:
 
 @dataclass(frozen=True)
 class Work:
-    """Simulation of a mode, or of the base (mode ""), with its seed and the estimated seconds."""
+    """Simulation of a mode, or of the base (mode ""), with its seed and the estimated seconds, and when it began."""
 
     seed: int
     mode: str
     seconds: float
+    began: float = 0.0
 
 
 @dataclass
@@ -131,7 +132,7 @@ class Schedule:
         """Run all simulations. Raises GbactlError."""
         while True:
             while len(self._running) < self.pool.jobs and (work := self._next()) is not None:
-                self._running[self._begun(work)] = work
+                self._running[self._begun(work)] = replace(work, began=time.monotonic())
             if not self._running:
                 return self.outcomes
             for future in self.pool.first_done(self._running):
@@ -171,5 +172,4 @@ class Schedule:
             self.told(found)
         else:
             self._ready += [Work(work.seed, mode, self.seconds[mode]) for mode in self.modes]
-        taken = found.took.total if isinstance(found, Outcome) else found
-        self._spent = self._spent[0] + work.seconds, self._spent[1] + taken
+        self._spent = self._spent[0] + work.seconds, self._spent[1] + time.monotonic() - work.began

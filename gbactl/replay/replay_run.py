@@ -26,11 +26,12 @@ from gbactl.data.source_cache import prepare
 from gbactl.errors import DataError, EventLogError, UsageError
 from gbactl.kernels.native import flushed
 from gbactl.launch.progress import ProgressDisplay
-from gbactl.launch.run_dir import LOG, find
+from gbactl.launch.run_dir import LOG, find, tracked_as
 from gbactl.nodes.role_setup import header
 from gbactl.replay.event_log_scan import Recording, scan
 from gbactl.replay.replayer import Replayer
 from gbactl.store.shard import Shard
+from gbactl.tracking.mlflow_connection import log_linked_run, tracking_uri
 
 
 def model_arrays(shards: Sequence[Shard]) -> dict[str, NDArray[Any]]:
@@ -198,16 +199,28 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _log(run_dir: Path, verdict: dict[str, Any], uri: str | None) -> None:
+    """Log the verdict as a child of the run in MLflow; without a store that has the run nothing is logged."""
+    run_id = tracked_as(run_dir)
+    if run_id is None:
+        return
+    metrics = {name: float(verdict[name]) for name in ("steps", "gradients", "checksums", "seconds")}
+    with contextlib.suppress(Exception):
+        status = "FAILED" if failed(verdict) else "FINISHED"
+        log_linked_run(tracking_uri(uri), run_id, "replay", sentence(verdict), status, metrics)
+
+
 def run_and_show(run: str, until: int | None, keep: Path | None, uri: str | None) -> None:
     """Find a run, replay it, and print the verdict.
 
     Raises DivergenceError, after printing, where it is not reproduced.
     """
-    show = ProgressDisplay()
+    show, run_dir = ProgressDisplay(), find(run, uri)
     try:
-        verdict = replay(find(run, uri), until, keep, show.step)
+        verdict = replay(run_dir, until, keep, show.step)
     finally:
         show.clear()
+    _log(run_dir, verdict, uri)
     if not sys.stdout.isatty():
         print(json.dumps(verdict), flush=True)
     if failed(verdict):

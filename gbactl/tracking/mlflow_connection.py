@@ -6,13 +6,18 @@ finished runs costs about 1 ms a run.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gbactl.checked_dataclasses import flatten
 from gbactl.errors import TrackingError, UsageError
+from gbactl.tracking.final_metrics import user
+from gbactl.tracking.metric_names import plain_name
+from gbactl.tracking.run_description import CONFIG_TAG
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient as MlflowClient  # re-exported for modules that hold a client
@@ -21,7 +26,9 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE = "mlflow.db"
 BUSY_SECONDS = 30
-NOTE = "mlflow.note.content"
+NOTE, PARENT = "mlflow.note.content", "mlflow.parentRunId"
+RUN_KIND, SWEEP = "gbactl.kind", "sweep"  # tag of a run that is no training, and its value for a sweep's parent run
+COMMAND = "gbactl.command"
 _CREATE_SECONDS = 120
 _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -225,7 +232,20 @@ def read_runs(uri: str, experiments: Sequence[str], where: Sequence[str]) -> lis
             f"The experiment {', '.join(experiments)} in {uri} has no runs{condition}; "
             "type: gbactl train experiment=smoke mode=gba"
         )
-    return sorted((_run(entity) for entity in found), key=lambda run: run.start_ms)
+    return _oldest_first(found)
+
+
+def _oldest_first(found: Iterable[Any]) -> list[Run]:
+    """Convert runs as MLflow returns them, and leave out those that are no training, such as a sweep's parent run."""
+    runs = [_run(entity) for entity in found]
+    return sorted((run for run in runs if RUN_KIND not in run.tags), key=lambda run: run.start_ms)
+
+
+def read_children(uri: str, run_id: str) -> list[Run]:
+    """Read the runs whose parent is `run_id`, oldest first. Raises TrackingError."""
+    client = connect(uri)
+    experiment = client.get_run(run_id).info.experiment_id
+    return _oldest_first(_search(client, [experiment], f"tags.`{PARENT}` = '{run_id}'"))
 
 
 VERDICT = "gbactl.verdict"
@@ -244,13 +264,54 @@ def log_comparison(uri: str, experiments: Sequence[str], table: str, verdicts: M
             found = client.get_experiment(_existing_experiment(client, name, uri))
             own = found.tags.get(NOTE, "").partition(_NOTE_BEGINS)[0].rstrip()
             note = f"{own}\n\n{_NOTE_BEGINS}\n{table}".lstrip()
-            if len(note) > _LONGEST_NOTE:
-                note = note[: _LONGEST_NOTE - 4].rpartition("\n")[0] + "\n..."
-            client.set_experiment_tag(found.experiment_id, NOTE, note)
+            client.set_experiment_tag(found.experiment_id, NOTE, _cut(note, _LONGEST_NOTE))
         for run_id, words in verdicts.items():
             client.set_tag(run_id, VERDICT, words)
     except MlflowException as error:
         raise TrackingError(f"The verdicts cannot be written to {uri}: {first_line(error)}") from error
+
+
+def log_comparison_of_children(uri: str, run_id: str, found: str, table: str, verdicts: Mapping[str, str]) -> None:
+    """Write a comparison of its children to a parent run: note and verdict; and to each child its verdict.
+
+    `found`: what was found, in a sentence. `verdicts`: by run id."""
+    client = connect(uri)
+    command = client.get_run(run_id).data.tags.get(COMMAND, "")
+    client.set_tag(run_id, NOTE, sweep_note(command, f"{found}\n\n{table}".strip()))
+    if found:
+        client.set_tag(run_id, VERDICT, _cut(found, _LONGEST_NOTE))
+    for child, words in verdicts.items():
+        client.set_tag(child, VERDICT, words)
+
+
+def log_linked_run(uri: str, parent: str, kind: str, note: str, status: str, metrics: Mapping[str, float]) -> None:
+    """Log a finished run that says something of another one, as its child: "replay of gba s1". Raises TrackingError."""
+    client = connect(uri)
+    of = client.get_run(parent)
+    tags = {PARENT: parent, RUN_KIND: kind, NOTE: note, "mlflow.user": user(), "mlflow.source.name": f"gbactl {kind}"}
+    made = client.create_run(of.info.experiment_id, run_name=f"{kind} of {of.info.run_name}", tags=tags).info.run_id
+    for name, value in metrics.items():
+        client.log_metric(made, name, value)
+    client.set_terminated(made, status)
+
+
+def log_artifacts(uri: str, run_id: str, artifacts: Mapping[Path, str | None]) -> None:
+    """Upload files to a run, each into the folder of its artifacts that is named for it."""
+    client = connect(uri)
+    for path, folder in artifacts.items():
+        client.log_artifact(run_id, str(path), folder)
+
+
+def sweep_note(command: str, comparison: str = "") -> str:
+    """Write a parent run's note in Markdown: the comparison of its children, and the command that runs it again."""
+    more = "The artifact report.html has the table with its figures." if comparison else "No run has ended yet."
+    end = f"{more}\n\nRun it again:\n\n```sh\n{command}\n```"
+    return f"{_cut(comparison, _LONGEST_NOTE - len(end) - 2)}\n\n{end}".lstrip()
+
+
+def _cut(text: str, longest: int) -> str:
+    """Cut a text after its last line that fits, and mark the place by three dots."""
+    return text if len(text) <= longest else text[: longest - 4].rpartition("\n")[0] + "\n..."
 
 
 def _existing_experiment(client: MlflowClient, name: str, uri: str) -> str:
@@ -287,13 +348,23 @@ def _run(entity: Any) -> Run:
         name=info.run_name or info.run_id[:8],
         status=info.status,
         start_ms=info.start_time or 0,
-        params=dict(data.params),
+        params=_configuration(data),
         metrics={_current_name(metric): value for metric, value in data.metrics.items()},
         tags=dict(data.tags),
     )
 
 
+def _configuration(data: Any) -> dict[str, str]:
+    """Return a run's whole configuration, with flattened keys: from its tag, in older runs its parameters."""
+    try:
+        config = json.loads(data.tags[CONFIG_TAG])
+    except (KeyError, ValueError):
+        return dict(data.params)
+    flat = {key: str(value) for key, value in flatten(config).items()}
+    return {**flat, "mode": flat.get("mode.name", "-")}
+
+
 def _current_name(metric: str) -> str:
-    """Map the name of a metric in older runs to its current name; a suffix after `/` stays."""
-    family, slash, rest = metric.partition("/")
+    """Map the name of a metric to its plain name, also of a metric that had another one in older runs."""
+    family, slash, rest = plain_name(metric).partition("/")
     return FORMERLY.get(family, family) + slash + rest

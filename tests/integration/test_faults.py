@@ -217,7 +217,7 @@ def test_the_report_shows_injected_beside_observed(launcher: Launcher) -> None:
 def test_the_report_shows_what_failures_cost(launcher: Launcher) -> None:
     plans = "faults.plans=[{kind: kill, servers: [0], step: 7}, {kind: kill, workers: [1], step: 20}]"
     saved = ("checkpoint=cpr", "checkpoint.interval_steps=3")
-    recovery = launcher.train("mode=gba", "data.rows_per_day=24000", plans, *saved, tracking=True)["recovery"]
+    recovery = launcher.train("mode=gba", "data.rows_per_day=60000", plans, *saved, tracking=True)["recovery"]
     lines = reported(launcher, "--by", "tags.gbactl.failures")["failures"]
     assert [(line["process"], line["failure"], line["n"]) for line in lines] == [("S0", "kill", 1), ("W1", "kill", 1)]
     for line, failed in zip(lines, recovery, strict=True):

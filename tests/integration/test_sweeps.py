@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from gbactl.tracking.mlflow_connection import NOTE, PARENT, connect
 from tests.support.processes import SMALL, Launcher
 from tests.support.slow import slow
 
@@ -23,7 +24,7 @@ LAUNCHERS = ["joblib", slow("submitit")]
 def sweep(launcher: Launcher, extra: str, *overrides: str) -> subprocess.CompletedProcess[str]:
     """Two jobs side by side."""
     pytest.importorskip(f"hydra_plugins.hydra_{extra}_launcher", reason=f"the extra gbactl[{extra}] is not installed")
-    asked = (*SMALL, *SIDE_BY_SIDE[extra], "tracking.enabled=false", *overrides)
+    asked = (*SMALL, *SIDE_BY_SIDE[extra], *overrides)
     return subprocess.run(
         [sys.executable, "-m", "gbactl", "train", "-m", *asked],
         cwd=launcher.cwd, env=launcher.environment, capture_output=True, text=True, timeout=200,
@@ -33,11 +34,16 @@ def sweep(launcher: Launcher, extra: str, *overrides: str) -> subprocess.Complet
 @pytest.mark.beside
 @pytest.mark.parametrize("extra", LAUNCHERS)
 def test_jobs_of_a_sweep_run_side_by_side(launcher: Launcher, extra: str) -> None:
-    done = sweep(launcher, extra, "mode=async", "seed=1,2")
+    uri = f"sqlite:///{launcher.cwd}/mlflow.db"
+    done = sweep(launcher, extra, "mode=async", "seed=1,2", f"tracking.uri={uri}")
     assert done.returncode == 0, done.stderr
     results = [json.loads(path.read_text()) for path in launcher.cwd.glob("runs/*/result.json")]
     assert sorted(result["seed"] for result in results) == [1, 2]
     assert all(result["status"] == "FINISHED" for result in results)
+    client = connect(uri)
+    parents = {client.get_run(result["run_id"]).data.tags[PARENT] for result in results}
+    [parent] = [client.get_run(run_id) for run_id in parents]
+    assert parent.info.status == "FINISHED" and "| async | 2 |" in parent.data.tags[NOTE]
 
 
 @pytest.mark.beside
@@ -61,7 +67,7 @@ def test_a_signal_stops_a_whole_sweep(launcher: Launcher) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", LAUNCHERS)
 def test_an_error_of_a_job_is_that_of_the_sweep(launcher: Launcher, extra: str) -> None:
-    done = sweep(launcher, extra, "mode=async", "model.dropout=0.0,2.0")
+    done = sweep(launcher, extra, "mode=async", "model.dropout=0.0,2.0", "tracking.enabled=false")
     assert done.returncode == 2
     told = "model.dropout=2.0 is not a number of at least 0 and below 1; type for instance model.dropout=0.0."
     assert f"gbactl: {told}" in done.stderr

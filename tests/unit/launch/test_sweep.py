@@ -1,0 +1,92 @@
+"""Sweep as a parent run in MLflow, which compares its runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gbactl.errors import GbactlError
+from gbactl.launch.hydra_config import run_hydra
+from gbactl.launch.sweep import PARENT_RUN, parent_tags, sweep_name
+from gbactl.launch.training_run import LaunchedRun, train
+from gbactl.tracking.mlflow_connection import NOTE, PARENT, VERDICT, connect, read_runs, tracking_uri
+
+SMALL = (
+    "cluster=virtual", "data.days=2", "data.rows_per_day=1500", "data.max_cardinality=100", "data.numeric=2",
+    "data.fields=4", "model.dim=4", "model.hidden=[8]", "train.global_batch=64", "collective=shm",
+)  # fmt: skip
+
+
+def sweep(tmp_path: Path, *more: str) -> None:
+    places = (f"data.cache={tmp_path / 'cache'}", f"run_dir={tmp_path}/${{mode.name}}-${{seed}}")
+    run_hydra(["-m", *SMALL, *places, f"tracking.uri={tracking_uri()}", *more], train)
+
+
+def stored() -> tuple[list[Any], list[Any]]:
+    """Parent runs, oldest first, and the runs that have one."""
+    client = connect(tracking_uri())
+    ids = [each.experiment_id for each in client.search_experiments()]
+    runs = client.search_runs(ids, order_by=["attributes.start_time"])
+    parents = [run for run in runs if "gbactl.kind" in run.data.tags]
+    return parents, [run for run in runs if "gbactl.kind" not in run.data.tags]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.delenv(PARENT_RUN, raising=False)
+    monkeypatch.setattr(LaunchedRun, "_plots", lambda *_: [])  # a second for each run
+
+
+def test_a_sweep_compares_its_runs_and_keeps_what_it_leaves_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep(tmp_path, "mode=sync,gba", "seed=1")
+    [parent], children = stored()
+    assert sorted(run.info.run_name for run in children) == ["gba s1", "sync s1"]
+    assert {run.data.tags[PARENT] for run in children} == {parent.info.run_id}
+    assert (parent.info.run_name, parent.info.status) == ("sweep mode=sync,gba", "FINISHED")
+    note = parent.data.tags[NOTE]
+    assert (
+        note.startswith("Against sync: gba: ") and "| gba | 1 |" in note and "gbactl train -m cluster=virtual" in note
+    )
+    assert all(VERDICT in run.data.tags for run in (parent, *children) if run.info.run_name[:4] != "sync")
+    client = connect(tracking_uri())
+    files = {file.path for file in client.list_artifacts(parent.info.run_id, "plots")}
+    assert {"plots/auc_over_samples.png", "plots/eps.png"} <= files
+    page = Path(client.download_artifacts(parent.info.run_id, "report.html", str(tmp_path))).read_text()
+    assert "<table>" in page and page.count("<img") == 4
+    assert len(read_runs(tracking_uri(), ["gbactl"], [])) == 2, "a report leaves the parent out"
+    sweep(tmp_path, "mode=sync,gba", "seed=1")
+    assert "has its result already" in capsys.readouterr().err
+    (_, again), children = stored()
+    assert len(children) == 2 and {run.data.tags[PARENT] for run in children} == {again.info.run_id}
+    assert "| gba | 1 |" in again.data.tags[NOTE]
+
+
+def test_a_script_names_the_parent_and_a_failed_sweep_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PARENT_RUN, "its-own")
+    with pytest.raises(GbactlError):
+        sweep(tmp_path, "mode=gba", "model.dropout=0.0,2.0")
+    [parent], [child] = stored()
+    assert parent.info.status == "FAILED" and child.data.tags[PARENT] == parent.info.run_id
+    assert parent.data.tags[PARENT] == "its-own"
+    assert parent_tags() == {PARENT: "its-own"}
+
+
+def test_without_a_store_a_sweep_trains_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    sweep(tmp_path, "mode=gba", "seed=0", f"tracking.uri=sqlite:///{tmp_path}/file/mlflow.db")
+    assert len(list(tmp_path.glob("gba-*/result.json"))) == 1
+    assert "did not take everything" in capsys.readouterr().err
+    sweep(tmp_path, "mode=gba", "seed=1", "tracking.enabled=false")
+    assert not list(tmp_path.glob("runs/*-sweep-*/*.jsonl"))[1:]
+
+
+def test_a_sweep_is_named_by_what_varies() -> None:
+    assert sweep_name(["experiment=modes", "mode=sync,gba", "seed=0,1", "model.hidden=[8,4]"]) == (
+        "sweep mode=sync,gba seed=0,1"
+    )

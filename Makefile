@@ -15,7 +15,7 @@ FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: demo install test test-slow check docs bench curves fuzz audit calibration advise frappe gba-claims map shadowsync switching cpr precision hosts soak ui clean help
+.PHONY: demo install test test-slow check docs bench curves fuzz audit calibration advise frappe gba-claims map tuning mechanism shadowsync switching cpr precision hosts soak ui clean help
 
 demo: install ## install, train a base in sync, go on with a slow worker in sync, async and gba, compare (4 minutes)
 	$(BIN)/gbactl train -m $(DEMO) seed=$(SEEDS) 'run_dir=runs/demo/base-$${seed}'
@@ -84,12 +84,20 @@ map: install ## the study in experiments/map (35 minutes; SIZE=full: an hour and
 	$(BIN)/python experiments/study.py experiments/map/sweep.yaml
 	$(BIN)/python experiments/map/write_map.py
 
+tuning: install ## the study in experiments/tuning (20 minutes; SIZE=full: more seeds; SIZE=tiny: tries it out)
+	$(BIN)/python experiments/tuning/tune.py
+	$(BIN)/python experiments/tuning/write_tuning.py
+
+mechanism: install ## the study in experiments/mechanism (15 minutes; SIZE=full: five seeds; SIZE=tiny: tries it out)
+	$(BIN)/python experiments/study.py experiments/mechanism/sweep.yaml
+	$(BIN)/python experiments/mechanism/write_mechanism.py
+
 shadowsync: install ## the study in experiments/shadowsync (3 to 4 hours; SIZE=full: a day; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/shadowsync/sweep.yaml
 	$(BIN)/python experiments/shadowsync/write_shadowsync.py
 
-switching: install ## the studies in experiments/switching (30 minutes; SIZE=full: hours; GBACTL_DATA=FOLDER adds Frappe)
-	$(BIN)/python experiments/study.py experiments/switching/sweep.yaml --part carry --part carry_frappe --part day --part pauses
+switching: install ## the studies in experiments/switching (two hours; SIZE=full: hours; GBACTL_DATA=FOLDER adds Frappe)
+	$(BIN)/python experiments/study.py experiments/switching/sweep.yaml --part rates --part both_ways --part anew --part adagrad --part frappe --part day --part pauses
 	$(BIN)/python experiments/switching/pauses.py
 	$(BIN)/python experiments/switching/write_switching.py
 

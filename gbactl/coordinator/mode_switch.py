@@ -54,8 +54,8 @@ class AbandonedGradients:
 
     def staged(self, message: Staged) -> bool:
         """Record a shard's slice of an abandoned gradient. Returns whether all shards have received this gradient."""
-        worker, seen = self._seen.get((message.phase, message.batch), (-1, set[int]()))
-        if worker != message.worker:
+        worker, seen = self._seen.get((message.phase, message.batch), (-1, None))
+        if seen is None or worker != message.worker:
             return False
         seen.add(message.shard)
         if len(seen) < self.servers:

@@ -25,6 +25,7 @@ FLOAT = np.dtype(np.float32)
 INT = np.dtype(np.int32)
 LONG = np.dtype(np.int64)
 COUNT = np.dtype(np.uint32)
+PLAIN = 0x0101  # NumPy's flags C_CONTIGUOUS and ALIGNED
 
 
 class DistinctRows(NamedTuple):
@@ -175,7 +176,7 @@ class Kernels(Protocol):
 def require(array: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], what: str) -> None:
     """Check an array's type, layout and shape, where -1 stands for any length. Raises ValueError."""
     got = array.shape
-    if array.dtype != dtype or not array.flags.c_contiguous or not array.flags.aligned:
+    if array.dtype != dtype or array.flags.num & PLAIN != PLAIN:
         raise ValueError(f"{what} must be an aligned, contiguous {dtype} array, not {array.dtype}.")
     if got != shape and (len(got) != len(shape) or any(w not in (-1, g) for g, w in zip(got, shape, strict=True))):
         raise ValueError(f"{what} has shape {got}, expected {shape} (-1: any).")

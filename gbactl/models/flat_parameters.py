@@ -159,7 +159,6 @@ class FlatModel:
             raise ValueError(f"out has shape {out.shape}, not ({self.size},)")
         if not self._gradients:
             raise ValueError("no gradient was computed yet")
-        for (low, high), gradient in zip(self._spans, self._gradients, strict=False):
-            np.copyto(out[low:high].reshape(gradient.shape), gradient.numpy())
+        np.concatenate([gradient.numpy() for gradient in self._gradients], axis=None, out=out[: self.params])
         if self.buffers:
             self.statistics_into(out[self.params :])

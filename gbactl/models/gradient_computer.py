@@ -67,7 +67,8 @@ class GradientComputer:
         """
         if emb.shape[0] == 0:
             raise ValueError("a batch of no samples has no gradient")
-        self.model.train()
+        if not self.model.training:
+            self.model.train()
         self.model.seed_dropout(rng_key)
         if emb.shape[0] == 1:
             self.flat.restore_running()

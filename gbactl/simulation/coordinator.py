@@ -60,17 +60,16 @@ class VirtualHub:
         deadline = float("inf") if timeout is None else events.now + timeout
         if timeout and deadline == events.now:  # shorter than the clock's resolution: the clock would never advance
             deadline = math.nextafter(deadline, math.inf)
-        while not self._inbox:
-            if not len(events) and self._waited < self.waits and deadline < float("inf"):
-                self._waited += deadline - events.now
-                events.wait(deadline)
-                return []
+        events.run(deadline, self._inbox)
+        if not self._inbox:
             if not len(events):
-                raise ClusterError("Nothing is left to happen in the virtual cluster; this is a bug, please report it.")
-            if events.next_time > deadline:
-                events.wait(deadline)
-                return []
-            events.step()
+                if self._waited >= self.waits or deadline == float("inf"):
+                    raise ClusterError(
+                        "Nothing is left to happen in the virtual cluster; this is a bug, please report it."
+                    )
+                self._waited += deadline - events.now
+            events.wait(deadline)
+            return []
         self._waited = 0.0
         return [self._inbox.popleft()]
 

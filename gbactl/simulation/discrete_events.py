@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from heapq import heappop, heappush
 from typing import Any
 
@@ -61,6 +61,13 @@ class EventQueue:
         call(*args)
         return True
 
+    def run(self, until: float, results: Sized) -> None:
+        """Run the events up to the time `until`, one after the other, as long as `results` is empty."""
+        heap = self._heap
+        while not results and heap and heap[0][0] <= until:
+            self.now, _, call, args = heappop(heap)
+            call(*args)
+
     def wait(self, until: float) -> None:
         """Advance the clock to `until`. Raises ValueError if an event is due before."""
         if until < self.now or until > self.next_time:
@@ -95,6 +102,7 @@ class SharedCores:
 
     def __init__(self, events: EventQueue, cores: int) -> None:
         self.events, self.cores = events, cores
+        self.rate = 1.0  # current speed of every job; 1 means a core of its own
         self._jobs: list[tuple[float, int, Done, tuple[Any, ...]]] = []
         self._attained = self._since = 0.0
         self._sequence = self._generation = 0
@@ -102,11 +110,6 @@ class SharedCores:
 
     def __len__(self) -> int:
         return len(self._jobs)
-
-    @property
-    def rate(self) -> float:
-        """Current speed of every job; 1 means a core of its own."""
-        return min(1.0, self.cores / max(1, len(self._jobs)))
 
     def run(self, seconds: float, done: Done, *args: Any) -> None:
         """Run a job of `seconds` of core time, then call `done`."""
@@ -125,24 +128,28 @@ class SharedCores:
 
     def _plan(self) -> None:
         """Schedule the end of the job that finishes first, if its event is not scheduled for that time already."""
-        if not self._jobs:
-            self._planned = (-1, 0.0)
+        jobs = self._jobs
+        if not jobs:
+            self.rate, self._planned = 1.0, (-1, 0.0)
             return
-        mark, number = self._jobs[0][:2]
-        rate = self.rate
+        mark, number = jobs[0][:2]
+        count = len(jobs)
+        self.rate = rate = self.cores / count if count > self.cores else 1.0
         if self._planned == (number, rate):
             return
         self._planned = (number, rate)
         self._generation += 1
-        self.events.after(max(0.0, mark - self._attained) / rate, self._end, self._generation)
+        left = mark - self._attained
+        self.events.after(left / rate if left > 0.0 else 0.0, self._end, self._generation)
 
     def _end(self, generation: int) -> None:
         if generation != self._generation:
             return
-        self._attained, self._since = self._jobs[0][0], self.events.now
-        ended = []
-        while self._jobs and self._jobs[0][0] <= self._attained:
-            ended.append(heappop(self._jobs))
+        jobs = self._jobs
+        ended = [heappop(jobs)]
+        self._attained, self._since = ended[0][0], self.events.now
+        while jobs and jobs[0][0] <= self._attained:
+            ended.append(heappop(jobs))
         self._plan()
         for _, _, done, args in ended:
             done(*args)
@@ -197,7 +204,8 @@ class SerialProcess:
     def submit(self, cost: Callable[[], float], done: Done, *args: Any) -> None:
         """Queue a job for this process; `cost()` is called when the job begins."""
         self._queue.append((cost, done, args))
-        self._next()
+        if not self._busy:
+            self._next()
 
     def first(self, cost: Callable[[], float], done: Done, *args: Any) -> None:
         """Queue a job before all waiting ones, as part of the current job; jobs queued this way keep their order."""
@@ -214,10 +222,8 @@ class SerialProcess:
         self._next()
 
     def _next(self) -> None:
-        if self._busy or self._held:
-            return
         line = self._urgent or self._queue
-        if line:
+        if line and not (self._busy or self._held):
             self._busy = True
             cost, done, args = line.popleft()
             seconds = cost()
@@ -227,8 +233,7 @@ class SerialProcess:
 
     def _done(self, done: Done, args: tuple[Any, ...]) -> None:
         events = self.cores.events
-        wait = 0.0 if self.stretch is None else self.stretch(events.now - self._begun)
-        if wait > 0.0:
+        if self.stretch is not None and (wait := self.stretch(events.now - self._begun)) > 0.0:
             events.after(wait, self._finished, done, args)
         else:
             self._finished(done, args)

@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -90,7 +91,8 @@ class HostToHostLink:
         """Send `nbytes` through the two interfaces after the bytes already under way, then call `arrive`."""
         seconds = nbytes / self.bandwidth
         if nbytes <= PACKET_BYTES and not self.under_way:
-            self.packets_until = max(end.slip_in(seconds) for end in self._ends) + self.latency
+            outward, inward = self._ends
+            self.packets_until = max(outward.slip_in(seconds), inward.slip_in(seconds)) + self.latency
             self.events.at(self.packets_until, arrive)
             return
         self.under_way += 1
@@ -208,7 +210,7 @@ class VirtualChannel:
         """Send a frame whose size is computed as for a payload of `nbytes` before compression."""
         if self.other is not None:
             nbytes = self.network.wire_bytes(frame, nbytes, self.near.host is self.far.host)
-            self.wire.carry(nbytes, lambda: self._arrive(frame))
+            self.wire.carry(nbytes, partial(self._arrive, frame))
 
     def _arrive(self, frame: Frame) -> None:
         if self.other is not None:
@@ -254,7 +256,7 @@ class LossyChannel(VirtualChannel):
 
     def _send_copy(self, number: int, frame: Frame, nbytes: int) -> None:
         nbytes = self.network.wire_bytes(frame, nbytes, self.near.host is self.far.host)
-        self.wire.carry(nbytes, lambda: self._come(number, frame))
+        self.wire.carry(nbytes, partial(self._come, number, frame))
 
     def _come(self, number: int, frame: Frame) -> None:
         if number < self._expected or number in self._early:

@@ -17,7 +17,7 @@ from gbactl.checkpoint.restore import take_over
 from gbactl.faults.slowdown import ServerSlowdown
 from gbactl.kernels.base import Floats
 from gbactl.server.checkpoint_writer import ShardSaver
-from gbactl.server.shard_server import Server
+from gbactl.server.shard_server import SLOWED, Server
 from gbactl.simulation.coordinator import VirtualHub
 from gbactl.simulation.discrete_events import SerialProcess
 from gbactl.simulation.network import Host, Network, VirtualChannel
@@ -100,12 +100,12 @@ class VirtualServer(Server):
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
         """Queue an arrived frame as a job of the server's process (Endpoint.receive)."""
-        self.process.submit(lambda: self._seconds(frame.message), self.handle, channel, frame)
+        self.process.submit(partial(self._seconds, frame), self.handle, channel, frame)
 
-    def _seconds(self, message: Any) -> float:
-        """Cost of handling a message, computed when its job begins; without the answer to a pull that has to wait."""
-        seconds = self.cost.server_message
-        self._stretched = isinstance(message, Pull | Push | OrderStep)
+    def _seconds(self, frame: Frame) -> float:
+        """Cost of handling a frame, computed when its job begins; without the answer to a pull that has to wait."""
+        message, seconds = frame.message, self.cost.server_message
+        self._stretched = frame.kind in SLOWED
         if isinstance(message, Pull):
             if message.after <= self.shard.version:
                 self._paid = message
@@ -114,7 +114,7 @@ class VirtualServer(Server):
             self._sizes[message.batch] = (message.rows, message.dense)
         elif isinstance(message, EasgdUpdate):
             seconds += self.cost.elastic(self.dense_size)
-        elif isinstance(message, GetDense | PutDense | AddReplica):
+        elif isinstance(message, (GetDense, PutDense, AddReplica)):
             moments = 0 if self.shard.dense is None else len(self.shard.dense.moments)
             seconds += self.cost.pull(0, self.dense_size * (1 + moments))
         elif isinstance(message, DropSlice):
@@ -156,7 +156,7 @@ class VirtualServer(Server):
     def handle(self, channel: Any, frame: Frame) -> None:
         """Handle one frame (Server.handle), and report the first useful one after a recovery."""
         super().handle(channel, frame)
-        if self.useful is not None and isinstance(frame.message, Pull | Push | OrderStep):
+        if self.useful is not None and frame.kind in SLOWED:
             useful, self.useful = self.useful, None
             useful()
 
@@ -171,7 +171,7 @@ class VirtualServer(Server):
         if pull is self._paid:
             self._answer(channel, pull, frame)
         else:
-            self.process.first(lambda: self._late(pull), self._answer, channel, pull, frame)
+            self.process.first(partial(self._late, pull), self._answer, channel, pull, frame)
 
     def _late(self, pull: Pull) -> float:
         """Cost of answering a pull that had to wait for a step."""

@@ -6,14 +6,18 @@ finished runs costs about 1 ms a run.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gbactl.checked_dataclasses import flatten
 from gbactl.errors import TrackingError, UsageError
 from gbactl.tracking.final_metrics import user
+from gbactl.tracking.metric_names import plain_name
+from gbactl.tracking.run_description import CONFIG_TAG
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient as MlflowClient  # re-exported for modules that hold a client
@@ -344,13 +348,23 @@ def _run(entity: Any) -> Run:
         name=info.run_name or info.run_id[:8],
         status=info.status,
         start_ms=info.start_time or 0,
-        params=dict(data.params),
+        params=_configuration(data),
         metrics={_current_name(metric): value for metric, value in data.metrics.items()},
         tags=dict(data.tags),
     )
 
 
+def _configuration(data: Any) -> dict[str, str]:
+    """Return a run's whole configuration, with flattened keys: from its tag, in older runs its parameters."""
+    try:
+        config = json.loads(data.tags[CONFIG_TAG])
+    except (KeyError, ValueError):
+        return dict(data.params)
+    flat = {key: str(value) for key, value in flatten(config).items()}
+    return {**flat, "mode": flat.get("mode.name", "-")}
+
+
 def _current_name(metric: str) -> str:
-    """Map the name of a metric in older runs to its current name; a suffix after `/` stays."""
-    family, slash, rest = metric.partition("/")
+    """Map the name of a metric to its plain name, also of a metric that had another one in older runs."""
+    family, slash, rest = plain_name(metric).partition("/")
     return FORMERLY.get(family, family) + slash + rest

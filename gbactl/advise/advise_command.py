@@ -43,6 +43,7 @@ TARGET_SEEDS = 4  # that the sample's size is chosen for
 PROBE_STEPS = 6  # global batches of the probe
 GRADIENTS, TIMED_STEPS = 4000, (20, 50)  # of a simulation for times alone: gradients, least and most global batches
 SPARE = 0.9  # share of the time that is planned
+MOST_PACE = 4.0  # real seconds for each CPU second, on a busy machine, for which the sample is made smaller
 RESULT = "advice.json"
 
 
@@ -155,13 +156,17 @@ class Advising:
         return min(max(steps, least), most) * self.cfg.train.global_batch
 
     def _sample(self, path: Path, took: dict[str, Took], jobs: int) -> Sample:
-        """Choose the size of the sample so that the simulations of TARGET_SEEDS seeds fit into the time left."""
+        """Choose the size of the sample so that the simulations of TARGET_SEEDS seeds fit into the time left.
+
+        CPU seconds of the probe count, and by how much real seconds were longer: other processes take their share."""
         wanted = self.options.samples
         if wanted is None:
             seeds = self.options.seeds or TARGET_SEEDS
             fixed = sum(each.timing + each.setting_up for each in took.values()) + took[SYNC].setting_up
             a_sample = (sum(each.training for each in took.values()) + BASE * took[SYNC].training) / self.probed
-            room = SPARE * (self._left - self._reserve(took, jobs)) * jobs / seeds - fixed
+            pace = sum(each.wall for each in took.values()) / sum(each.total for each in took.values())
+            pace = min(max(pace, 1.0), MOST_PACE)
+            room = SPARE * (self._left / pace - self._reserve(took, jobs)) * jobs / seeds - fixed
             wanted = max(int(room / a_sample), PROBE_STEPS * self.cfg.train.global_batch)
         return sample_of(path, self.cfg.train, wanted, self._timed)
 

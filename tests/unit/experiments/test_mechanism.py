@@ -61,7 +61,7 @@ def test_the_table_and_the_figure(scripts: Any, tmp_path: Path) -> None:
         numbers = {"cosine": cosine, "error": 1.0 - cosine, "stale": 1.0, "fresh": 1.0}
         norms = {"n": 3, "quantiles": [scale, 2 * scale, 3 * scale]}
         result = {
-            "auc": auc, "staleness": {"mean": 2.0}, "phases": [{"steps": 10}], "norms": {"dense": norms, "rows": norms},
+            "auc": auc, "phases": [{"steps": 10, "staleness_mean": 2.0}], "norms": {"dense": norms, "rows": norms},
             "stale": {"n": 5, "dense": numbers, "rows": numbers},
         }  # fmt: skip
         return write.Done({"line": line, "seed": str(seed), "optim.lr": "0.002"}, result, Path())

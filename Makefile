@@ -15,7 +15,7 @@ FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: demo install test test-slow check docs bench curves fuzz audit calibration frappe gba-claims map tuning mechanism shadowsync switching cpr precision hosts soak ui clean help
+.PHONY: demo install test test-slow check docs bench curves fuzz audit calibration advise frappe gba-claims map tuning mechanism shadowsync switching cpr precision hosts soak ui clean help
 
 demo: install ## install, train a base in sync, go on with a slow worker in sync, async and gba, compare (4 minutes)
 	$(BIN)/gbactl train -m $(DEMO) seed=$(SEEDS) 'run_dir=runs/demo/base-$${seed}'
@@ -64,6 +64,9 @@ curves: install ## how cost grows with workers, rows, batch and dimension (15 mi
 
 calibration: install ## the study in experiments/calibration: measures this machine, which should do nothing else (20 minutes)
 	$(BIN)/python experiments/calibration/run.py
+
+advise: install ## the study in experiments/advise: advice against real runs, on a machine that does nothing else (half an hour)
+	$(BIN)/python experiments/advise/run.py
 
 frappe: install ## the study in experiments/frappe: needs GBACTL_DATA=FOLDER with frappe/ in it (15 minutes)
 	$(BIN)/gbactl train -m experiment=frappe mode=sync,gba seed=0,1,2

@@ -74,10 +74,8 @@ frappe: install ## the study in experiments/frappe: needs GBACTL_DATA=FOLDER wit
 	$(BIN)/gbactl report --experiment frappe --format md; } > experiments/frappe/results.md
 	@cat experiments/frappe/results.md
 
-gba-claims: install ## the study in experiments/gba_claims (30 minutes; SIZE=full: hours; GBACTL_DATA=FOLDER adds Frappe)
+gba-claims: install ## the study in experiments/gba_claims (20 minutes; SIZE=full: more seeds; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/gba_claims/sweep.yaml
-	$(BIN)/python experiments/gba_claims/choose_best.py
-	$(BIN)/python experiments/study.py runs/studies/gba_claims/chosen.yaml
 	$(BIN)/python experiments/gba_claims/write_gba_claims.py
 
 map: install ## the study in experiments/map (35 minutes; SIZE=full: an hour and a half; SIZE=tiny: tries it out)

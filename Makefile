@@ -79,6 +79,7 @@ gba-claims: install ## the study in experiments/gba_claims (20 minutes; SIZE=ful
 	$(BIN)/python experiments/gba_claims/write_gba_claims.py
 
 map: install ## the study in experiments/map (35 minutes; SIZE=full: an hour and a half; SIZE=tiny: tries it out)
+	$(BIN)/python experiments/study.py experiments/map/sweep.yaml --only seed=1
 	$(BIN)/python experiments/study.py experiments/map/sweep.yaml
 	$(BIN)/python experiments/map/write_map.py
 

@@ -176,10 +176,17 @@ class Record:
 
 
 def own_phases(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave the phases of its base out of a result."""
+    """Leave the phases of its base out of a result, and add the mean staleness of each, in steps, as staleness_mean."""
     first = (result.get("checkpoint") or {}).get("resumed_at") or 0
-    phases = [phase for phase in result.get("phases", ()) if phase["first_step"] >= first]
-    return {**result, "phases": phases}
+    phases = [phase for phase in result.get("phases", ()) if phase.get("first_step", first) >= first]
+    return {**result, "phases": [_with_staleness(phase) for phase in phases]}
+
+
+def _with_staleness(phase: Mapping[str, Any]) -> dict[str, Any]:
+    counts = {int(steps): count for steps, count in phase.get("staleness_histogram", {}).items()}
+    if not counts:
+        return dict(phase)
+    return {**phase, "staleness_mean": sum(steps * n for steps, n in counts.items()) / sum(counts.values())}
 
 
 def figures(result: Any) -> Any:

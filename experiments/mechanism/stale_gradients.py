@@ -26,7 +26,7 @@ from gbactl.worker.loop import dropout_key
 from gbactl.worker.worker_core import BatchInProgress
 
 EVERY = 61  # gradients from one comparison to the next: a prime, so that no worker is left out
-QUANTILES = 100
+QUANTILES = 50
 KINDS = ("dense", "rows")
 
 

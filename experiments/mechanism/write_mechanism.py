@@ -66,7 +66,7 @@ def table(lines: Lines) -> str:
     for line, cells in lines.items():
         found = report_tables.against(aucs, line, "sync")
         difference = "-" if found is None or line == "sync" else report_tables.written(found, 4, "+")
-        row = [line, difference, f"{mean(cells, lambda r: r['staleness']['mean']):.1f}"]
+        row = [line, difference, f"{mean(cells, lambda r: r['phases'][-1]['staleness_mean']):.1f}"]
         row += [f"{statistics.fmean(compared(cells, *pair)):.3f}" for pair in itertools.product(KINDS, NUMBERS)]
         row.append(f"{mean(cells, lambda r: statistics.median(r['norms']['dense']['quantiles'])):.4f}")
         row += [f"{distance(cells, lines['sync'], kind):.2f}" for kind in KINDS]

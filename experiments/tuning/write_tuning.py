@@ -40,7 +40,7 @@ def reported() -> str:
     cells = study_results.found(study_results.place(HERE) / "chosen.yaml", "reported")
     aucs = report_tables.by_line(cells, "line", lambda result: result["auc"])
     speeds = report_tables.by_line(cells, "line", lambda result: result["phases"][-1]["eps"])
-    stale = report_tables.by_line(cells, "line", lambda result: result["staleness"]["mean"])
+    stale = report_tables.by_line(cells, "line", lambda result: result["phases"][-1]["staleness_mean"])
     rows = []
     for line, values in aucs.items():
         found = report_tables.against(aucs, line, BASELINE)

@@ -18,6 +18,7 @@ from gbactl.errors import TrackingError, UsageError
 from gbactl.tracking.final_metrics import user
 from gbactl.tracking.metric_names import plain_name
 from gbactl.tracking.run_description import CONFIG_TAG
+from gbactl.tracking.saved_view import VIEW_TAG, saved_view, view_path
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient as MlflowClient  # re-exported for modules that hold a client
@@ -153,27 +154,27 @@ def _create(path: Path) -> None:
 
 
 KIND, MODEL_DEVELOPMENT = "mlflow.experimentKind", "custom_model_development"
-DESCRIPTION = """**Which distributed training mode should this model run in, on this cluster?**
+DESCRIPTION = """Which distributed training mode should this model run in, on this cluster?
 
-Every run trains the model in one mode, or changes the mode on its way. A sweep is a parent run: its note and its
-artifacts compare its runs. Group the runs by `mode` to see their curves together; `gbactl report --experiment {name}`
-prints the comparison of all runs here. Names of metrics and tags: `docs/how-to/compare-in-mlflow.md`
-(`make docs` builds the documentation).
+[AUC, loss, EPS and staleness by mode]({path}): the view "By mode". Every run trains the model in one mode, or changes
+the mode on its way. A sweep is a parent run: its page compares its runs, with a table, verdicts and figures.
+`gbactl report --experiment {name}` compares all runs here. What the names of metrics and tags mean:
+`docs/how-to/compare-in-mlflow.md` (`make docs` builds the documentation).
 """
 
 
 def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
     """Return the id of an experiment, creating it if it does not exist. Raises TrackingError if it was deleted.
 
-    The experiment is described, and tagged as model development: else the MLflow UI shows its page for language
-    models. An older one gets both, unless it has a description of its own."""
+    The experiment is tagged as model development, described, and has a saved view; an older one gets what it has not
+    got, and keeps a description of its own."""
     found: Any = client.get_experiment_by_name(name)
-    tags = {KIND: MODEL_DEVELOPMENT, NOTE: DESCRIPTION.format(name=name)}
     if found is None:
         from mlflow.exceptions import MlflowException
 
         try:
-            return str(client.create_experiment(name, artifact_location=artifact_root(uri), tags=tags))
+            client.create_experiment(name, artifact_location=artifact_root(uri), tags={KIND: MODEL_DEVELOPMENT})
+            found = client.get_experiment_by_name(name)
         except MlflowException:  # another process has created it first
             found = client.get_experiment_by_name(name)
             if found is None:
@@ -183,7 +184,8 @@ def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
             f"The experiment {name} was deleted in MLflow; type tracking.experiment=ANOTHER_NAME or: "
             f"mlflow experiments restore -x {found.experiment_id}"
         )
-    for key, value in tags.items():
+    described = DESCRIPTION.format(name=name, path=view_path(str(found.experiment_id)).lstrip("/"))
+    for key, value in {KIND: MODEL_DEVELOPMENT, NOTE: described, VIEW_TAG: saved_view()}.items():
         if found.tags.get(key, "_inferred").endswith("_inferred"):  # the UI has guessed the kind
             client.set_experiment_tag(found.experiment_id, key, value)
     return str(found.experiment_id)
@@ -312,6 +314,15 @@ def sweep_note(command: str, comparison: str = "") -> str:
 def _cut(text: str, longest: int) -> str:
     """Cut a text after its last line that fits, and mark the place by three dots."""
     return text if len(text) <= longest else text[: longest - 4].rpartition("\n")[0] + "\n..."
+
+
+def start_page(uri: str) -> str:
+    """Return path and query of the UI's page to begin with: the view of the experiment with the newest run."""
+    client = connect(uri)
+    experiments = client.search_experiments()
+    ids = [each.experiment_id for each in experiments if VIEW_TAG in each.tags]
+    newest = client.search_runs(ids, order_by=["attributes.start_time DESC"], max_results=1) if ids else []
+    return view_path(newest[0].info.experiment_id) if newest else "/#/experiments?workflowType=machine_learning"
 
 
 def _existing_experiment(client: MlflowClient, name: str, uri: str) -> str:

@@ -75,7 +75,7 @@ class FlatModel:
             if len(self._views) >= MOST_VIEWS:
                 self._views.clear()
             tensors = (*self.parameters, *self._buffers)
-            parts = torch.from_numpy(vector).split([high - low for low, high in self._spans])
+            parts = torch.from_numpy(vector).split_with_sizes([high - low for low, high in self._spans])
             views = [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
             self._views[address] = (vector, views)
         self._numpy, views = self._views[address]

@@ -15,7 +15,7 @@ FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: demo install test test-slow check docs bench curves fuzz audit calibration frappe gba-claims map shadowsync switching cpr precision hosts soak ui clean help
+.PHONY: demo install test test-slow check docs bench curves fuzz audit calibration advise frappe gba-claims prefetch map tuning mechanism shadowsync switching cpr precision hosts soak ui clean help
 
 demo: install ## install, train a base in sync, go on with a slow worker in sync, async and gba, compare (4 minutes)
 	$(BIN)/gbactl train -m $(DEMO) seed=$(SEEDS) 'run_dir=runs/demo/base-$${seed}'
@@ -65,28 +65,42 @@ curves: install ## how cost grows with workers, rows, batch and dimension (15 mi
 calibration: install ## the study in experiments/calibration: measures this machine, which should do nothing else (20 minutes)
 	$(BIN)/python experiments/calibration/run.py
 
+advise: install ## the study in experiments/advise: advice against real runs, on a machine that does nothing else (half an hour)
+	$(BIN)/python experiments/advise/run.py
+
 frappe: install ## the study in experiments/frappe: needs GBACTL_DATA=FOLDER with frappe/ in it (15 minutes)
 	$(BIN)/gbactl train -m experiment=frappe mode=sync,gba seed=0,1,2
 	@{ echo "# Results"; echo; echo "Written by \`make frappe\`. AUC and log loss on the test split."; echo; \
 	$(BIN)/gbactl report --experiment frappe --format md; } > experiments/frappe/results.md
 	@cat experiments/frappe/results.md
 
-gba-claims: install ## the study in experiments/gba_claims (30 minutes; SIZE=full: hours; GBACTL_DATA=FOLDER adds Frappe)
+gba-claims: install ## the study in experiments/gba_claims (20 minutes; SIZE=full: more seeds; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/gba_claims/sweep.yaml
-	$(BIN)/python experiments/gba_claims/choose_best.py
-	$(BIN)/python experiments/study.py runs/studies/gba_claims/chosen.yaml
 	$(BIN)/python experiments/gba_claims/write_gba_claims.py
 
+prefetch: install ## the study in experiments/prefetch (20 minutes)
+	$(BIN)/python experiments/study.py experiments/prefetch/sweep.yaml
+	$(BIN)/python experiments/prefetch/write_prefetch.py
+
 map: install ## the study in experiments/map (35 minutes; SIZE=full: an hour and a half; SIZE=tiny: tries it out)
+	$(BIN)/python experiments/study.py experiments/map/sweep.yaml --only seed=1
 	$(BIN)/python experiments/study.py experiments/map/sweep.yaml
 	$(BIN)/python experiments/map/write_map.py
+
+tuning: install ## the study in experiments/tuning (20 minutes; SIZE=full: more seeds; SIZE=tiny: tries it out)
+	$(BIN)/python experiments/tuning/tune.py
+	$(BIN)/python experiments/tuning/write_tuning.py
+
+mechanism: install ## the study in experiments/mechanism (15 minutes; SIZE=full: five seeds; SIZE=tiny: tries it out)
+	$(BIN)/python experiments/study.py experiments/mechanism/sweep.yaml
+	$(BIN)/python experiments/mechanism/write_mechanism.py
 
 shadowsync: install ## the study in experiments/shadowsync (3 to 4 hours; SIZE=full: a day; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/shadowsync/sweep.yaml
 	$(BIN)/python experiments/shadowsync/write_shadowsync.py
 
-switching: install ## the studies in experiments/switching (30 minutes; SIZE=full: hours; GBACTL_DATA=FOLDER adds Frappe)
-	$(BIN)/python experiments/study.py experiments/switching/sweep.yaml --part carry --part carry_frappe --part day --part pauses
+switching: install ## the studies in experiments/switching (two hours; SIZE=full: hours; GBACTL_DATA=FOLDER adds Frappe)
+	$(BIN)/python experiments/study.py experiments/switching/sweep.yaml --part rates --part both_ways --part anew --part adagrad --part frappe --part day --part pauses
 	$(BIN)/python experiments/switching/pauses.py
 	$(BIN)/python experiments/switching/write_switching.py
 

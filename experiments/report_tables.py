@@ -1,10 +1,16 @@
-"""Format of a figure with its confidence interval. For studies' scripts."""
+"""Figures with their confidence intervals, and tables of them. For studies' scripts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from study_results import Done  # a script in the same folder, not a package
 
 from gbactl.report.paired_statistics import Difference, paired
+
+Value = Callable[[Mapping[str, Any]], float]  # of a cell's figures
 
 
 def mean_of(values: Sequence[float]) -> Difference:
@@ -19,3 +25,24 @@ def written(each: Difference, digits: int, sign: str = "", most: float | None = 
     text = f"{each.mean:{sign}.{digits}f}" + ("" if each.half is None else f" +-{each.half:.{digits}f}")
     inside = most is not None and each.half is not None and abs(each.mean) + each.half <= most
     return f"**{text}**" if inside else text
+
+
+def by_line(cells: Iterable[Done], key: str, value: Value) -> dict[str, dict[str, float]]:
+    """Value of each cell: line (the option `key`) -> seed -> value."""
+    found: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for cell in cells:
+        found[cell.options[key]][cell.seed] = value(cell.result)
+    return dict(found)
+
+
+def against(values: Mapping[str, Mapping[str, float]], line: str, baseline: str) -> Difference | None:
+    """Difference of a line to the baseline over the seeds of both; None without a common seed."""
+    mine, other = values.get(line, {}), values.get(baseline, {})
+    return paired([(other[seed], mine[seed]) for seed in mine if seed in other])
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], *notes: str) -> str:
+    """Format a table whose first column is of names and whose others are of numbers, with its notes below."""
+    lines = [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"

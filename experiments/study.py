@@ -9,7 +9,8 @@ configuration.
 Costs one `gbactl train` a cell; `jobs` cells of a part run in parallel (virtual clusters use one core each).
 
 A part with `base: {common: [...], by: [KEY, ...]}` trains a base for each combination of these keys of its grid, from
-the study's `common` and the base's, and its cells go on from the end of their base: its days are trained once.
+the part's `common` and, in place of it, the base's, and its cells go on from the end of their base: its days are
+trained once. A value of another key may have overrides of the base too: {base: [...], cell: [...]}.
 A part with `runner: MODULE` calls `run(overrides, folder)` of a script in this or the study's folder instead, such as
 timing_only.py, which computes no gradient. One with `record: false` needs files of its runs, so it has no lines.
 """
@@ -32,7 +33,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,7 @@ BATCHES = "+tracking.tags.batches="
 RECORD, BASES = "cells.jsonl", "bases"
 NOT_RECORDED = {  # fields of a result that are long, of this machine, or of no use to a table
     "checksums", "curve", "distance", "event_log_bytes", "evaluated_on", "faults", "gbactl", "judged_auc",
-    "judged_logloss", "judged_on", "per_worker", "rounds", "run_dir", "run_id", "staleness_histogram",
-    "token_staleness", "wire",
+    "judged_logloss", "judged_on", "memory", "per_worker", "rounds", "run_dir", "run_id", "token_staleness", "wire",
 }  # fmt: skip
 NUMBERS_DO_NOT_DEPEND_ON = ("advise", "calibration", "cli", "report", "tracking", "install", "doctor.py", "__pycache__")
 
@@ -104,34 +104,49 @@ def read_study(path: Path, size: str = "default") -> list[Part]:
 
 def _part(sweep: dict[str, Any], name: str, values: dict[str, Any], size: str) -> Part:
     changes = [sweep.get("sizes", {}).get(size, {}), values.get("sizes", {}).get(size, {})]
-    everywhere = (*sweep.get("common", ()), *changes[0].get("common", ()))
-    common = (*everywhere, *values.get("common", ()), *changes[1].get("common", ()))
+    more = (override for change in changes for override in change.get("common", ()))
+    common = (*sweep.get("common", ()), *values.get("common", ()), *more)
     grid = dict(values.get("grid", {}))
     for change in changes:
         grid |= change.get("grid", {})
     base = values.get("base")
     cells = []
     for chosen in combinations(grid):
-        own = tuple(override for overrides in chosen.values() for override in overrides)
+        own = tuple(override for each in chosen.values() for override in each.cell)
         origin: tuple[str, ...] = ()
         if base is not None:
-            shared = (override for key in base["by"] for override in chosen[key])
-            origin = (*everywhere, *shared, *base["common"], "checkpoint=full")
+            shared = (o for key, each in chosen.items() for o in (each.cell if key in base["by"] else each.base))
+            origin = last_of_each((*common, *base["common"], *shared, "checkpoint=full"))
         cells.append(Cell(sweep["study"], name, (*common, *own), origin))
     needs, runner = str(values.get("needs", "")), str(values.get("runner", ""))
     jobs, recorded = int(values.get("jobs", 1)), bool(values.get("record", sweep.get("record", True)))
     return Part(name, jobs, tuple(cells), common, needs, runner, recorded)
 
 
-def combinations(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, list[str]]]:
-    """Iterate over the combinations of a grid's values, as the overrides of each key.
+def last_of_each(overrides: Iterable[str]) -> tuple[str, ...]:
+    """Keep the last override of each key."""
+    return tuple({override.split("=", 1)[0]: override for override in overrides}.values())
 
-    A value may be a list of overrides that belong together."""
+
+@dataclass(frozen=True)
+class GridValue:
+    """Overrides that a value of a grid stands for: of the cell, and of its base alone."""
+
+    cell: tuple[str, ...]
+    base: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, key: str, value: Any) -> GridValue:
+        """Read a value: one of `key`, a list of overrides that belong together, or {cell: [...], base: [...]}."""
+        if isinstance(value, dict):
+            return cls(tuple(value["cell"]), tuple(value["base"]))
+        return cls(tuple(map(str, value)) if isinstance(value, list) else (f"{key}={value}",))
+
+
+def combinations(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, GridValue]]:
+    """Iterate over the combinations of a grid's values, by key."""
     for chosen in itertools.product(*grid.values()):
-        yield {
-            key: [str(v) for v in value] if isinstance(value, list) else [f"{key}={value}"]
-            for key, value in zip(grid, chosen, strict=True)
-        }
+        yield {key: GridValue.of(key, value) for key, value in zip(grid, chosen, strict=True)}
 
 
 @dataclass
@@ -161,10 +176,17 @@ class Record:
 
 
 def own_phases(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave the phases of its base out of a result."""
+    """Leave the phases of its base out of a result, and add the mean staleness of each, in steps, as staleness_mean."""
     first = (result.get("checkpoint") or {}).get("resumed_at") or 0
-    phases = [phase for phase in result.get("phases", ()) if phase["first_step"] >= first]
-    return {**result, "phases": phases}
+    phases = [phase for phase in result.get("phases", ()) if phase.get("first_step", first) >= first]
+    return {**result, "phases": [_with_staleness(phase) for phase in phases]}
+
+
+def _with_staleness(phase: Mapping[str, Any]) -> dict[str, Any]:
+    counts = {int(steps): count for steps, count in phase.get("staleness_histogram", {}).items()}
+    if not counts:
+        return dict(phase)
+    return {**phase, "staleness_mean": sum(steps * n for steps, n in counts.items()) / sum(counts.values())}
 
 
 def figures(result: Any) -> Any:
@@ -326,7 +348,7 @@ def _pool(jobs: int, runner: str) -> Executor:
 
 
 def jobs_of(part: Part, version: str, record: Record | None = None, again: bool = False) -> list[list[Job]]:
-    """List what a part has to run: bases, then cells. Cells that the record has are left out.
+    """List what a part has to run: bases, then cells. What is there is left out: finished bases, and recorded cells.
 
     With `again` those that it has of another code version are not."""
 
@@ -335,8 +357,9 @@ def jobs_of(part: Part, version: str, record: Record | None = None, again: bool 
         return line is not None and (not again or line["code"] == version)
 
     cells = [cell for cell in part.cells if not there(key_of(cell))]
-    bases = {cell.base: cell.origin for cell in cells if cell.origin is not None}
-    return [[Job.of(base, version) for base in bases.values()], [Job.of(cell, version, part.runner) for cell in cells]]
+    bases = [Job.of(base, version) for base in {cell.base: cell.origin for cell in cells}.values() if base is not None]
+    todo = [job for job in bases if not finished(job.folder)]
+    return [todo, [Job.of(cell, version, part.runner) for cell in cells]]
 
 
 def run_part(
@@ -394,6 +417,7 @@ def main() -> None:
     parser.add_argument(
         "--size", default=os.environ.get("SIZE") or "default", help="full, tiny or default; also: SIZE=full"
     )
+    parser.add_argument("--only", metavar="KEY=VALUE", help="the cells with this override alone, for instance seed=1")
     parser.add_argument("--list", action="store_true", help="say which cells there are, and run none")
     parser.add_argument("--again", action="store_true", help="run again what another code version has run")
     given = parser.parse_args()
@@ -401,6 +425,8 @@ def main() -> None:
     chosen = [part for part in parts if not given.part or part.name in given.part]
     if not chosen:
         sys.exit(f"There is no such part; --part takes one of: {', '.join(part.name for part in parts)}.")
+    if given.only:
+        chosen = [replace(part, cells=tuple(c for c in part.cells if given.only in c.overrides)) for part in chosen]
     if given.list:
         print("\n".join(cell.name for part in chosen for cell in part.cells))
         return

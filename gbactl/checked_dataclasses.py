@@ -144,3 +144,12 @@ def _number(bound: float) -> str:
 def _typed(value: Any) -> str:
     """Format a default value as it is typed on the command line."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested dictionaries: {'a': {'b': 1}} becomes {'a.b': 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        flat.update(flatten(value, f"{name}.") if isinstance(value, dict) and value else {name: value})
+    return flat

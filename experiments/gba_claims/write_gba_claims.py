@@ -1,137 +1,118 @@
-"""Write results.md: the tables of `gbactl report` and of the scripts in this folder, each with its origin.
+"""Write results.md: EPS of gba over sync by straggler plan and cluster, and the effect of each option of gba.
 
     .venv/bin/python experiments/gba_claims/write_gba_claims.py
 
-Costs 3 seconds a table; reads the tracking store and runs/studies/. Part of `make gba-claims`.
+Costs a few seconds; reads cells.jsonl. Part of `make gba-claims`.
 """
 
 from __future__ import annotations
 
-import shlex
-import subprocess
+import statistics
 import sys
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
-import choose_best
-import gradient_norms
-import speedups
-import study
-import study_results
-from cells import CHOSEN, HERE, SWEEP, done, options, part, seeds
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
 
-VERSION = study.code_version()
-DAYS = "auc/day 3,auc/day 4,eps/day 3"
+import figures  # noqa: E402  (scripts of the parent folder, not a package)
+import report_tables  # noqa: E402
+import study_results  # noqa: E402
+from study_results import Done  # noqa: E402
+
+SWEEP = HERE / "sweep.yaml"
+TARGET, SAME = 2.4, 0.0005
+PLANS = {"window": "burst", "periodic": "periodic"}
 SPEED = ("speed_local", "speed")
-EPOCHS = "auc/epoch 3,auc/epoch 4,eps/epoch 3"
+Ratios = dict[tuple[str, str], float]  # of a plan and a cluster
 
 
-@dataclass(frozen=True)
-class Table:
-    """Table made by `gbactl report` from the runs of one part; `more` are its options."""
-
-    title: str
-    part: str
-    more: tuple[str, ...]
+def plan_of(options: Mapping[str, str]) -> str:
+    """Name of a cell's fault plan."""
+    if "faults" in options:
+        return options["faults"]
+    return next(name for kind, name in PLANS.items() if f"kind: {kind}" in options["faults.plans"])
 
 
-def command(table: Table) -> list[str]:
-    """Command line that prints the table."""
-    where = f"tags.part = '{table.part}' and tags.code = '{VERSION}'"
-    return ["gbactl", "report", "--experiment", "gba_claims", "--where", where, *table.more, "--format", "md"]
+def cluster_of(options: Mapping[str, str]) -> str:
+    """Name of the cluster a cell ran on."""
+    if options["experiment"] == "modes":
+        return "local, 4"
+    return f"virtual, {options['cluster.workers']}"
 
 
-def report(table: Table) -> str:
-    """Run the command and return the table. Raises SystemExit with the error message of `gbactl report`."""
-    arguments = [sys.executable, "-m", *command(table)]
-    made = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    if made.returncode:
-        raise SystemExit(f"{shlex.join(command(table))}\n{made.stderr.strip()}")
-    return without_slowdowns(made.stdout)
+def ratios(cells: Iterable[Done]) -> Ratios:
+    """EPS of gba over sync of the same seed, as means over the seeds."""
+    eps = {(plan_of(c.options), cluster_of(c.options), c.seed, c.options["mode"]): c.result["eps"] for c in cells}
+    found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for (plan, cluster, seed, mode), value in eps.items():
+        if mode == "gba":
+            found[plan, cluster].append(value / eps[plan, cluster, seed, "sync"])
+    return {place: statistics.fmean(values) for place, values in found.items()}
 
 
-def without_slowdowns(text: str) -> str:
-    """Remove a report's slow-down table (a line for each slow worker), which the command still prints."""
-    blocks = [block for block in text.split("\n\n") if "| slowed |" not in block.splitlines()[0]]
-    return "\n\n".join("\n".join(line for line in b.split("\n") if not line.startswith("- slowed:")) for b in blocks)
+def axes_of(found: Ratios) -> tuple[list[str], list[str]]:
+    """Plans and clusters, in order."""
+    return list(dict.fromkeys(plan for plan, _ in found)), list(dict.fromkeys(cluster for _, cluster in found))
 
 
-def shown(table: Table) -> str:
-    """Title, table, and its command, as Markdown."""
-    return f"### {table.title}\n\n{report(table)}\n```text\n{shlex.join(command(table))}\n```\n"
+def speeds(found: Ratios) -> str:
+    """Table of the ratios, one line a plan and one column a cluster; bold where the target is reached."""
+    plans, clusters = axes_of(found)
+    rows = [[plan, *(_written(found.get((plan, cluster))) for cluster in clusters)] for plan in plans]
+    note = f"EPS of gba / EPS of sync; bold: at least {TARGET}; -: not run."
+    return report_tables.markdown(("plan", *clusters), rows, note)
 
 
-def origin(name: str) -> str:
-    """Sentence on the runs of a part."""
-    return study_results.origin(SWEEP, name)
+def _written(ratio: float | None) -> str:
+    if ratio is None:
+        return "-"
+    return f"**{ratio:.2f}**" if ratio >= TARGET else f"{ratio:.2f}"
 
 
-def taking_over(name: str, at: str, metrics: str) -> list[str]:
-    """Section of part 1 on some data: after two rounds of the mode, and after one more of sync."""
-    third, fourth = f"auc/{at} 3", f"auc/{at} 4"
-    options = ("--by", "tags.takes_over", "--metric", metrics)
-    return [
-        origin(name),
-        shown(Table("After two of the mode", name, (*options, "--on", third))),
-        shown(Table("After one more of sync", name, (*options, "--on", fourth))),
-    ]
+def plot(found: Ratios, path: Path) -> None:
+    """Plot the ratios as a heat map; yellow where switching changes nothing."""
+    from matplotlib.colors import TwoSlopeNorm
+
+    figure = figures.new_figure(6.4, 4.0)
+    colours = {"cmap": "RdYlGn", "norm": TwoSlopeNorm(1.0, 0.0, 2 * TARGET)}
+    image = figures.heat(figure.subplots(), found, axes_of(found), lambda value: f"{value:.1f}", **colours)
+    figure.colorbar(image, label="EPS of gba / EPS of sync")
+    figures.save(figure, path)
 
 
-def _rates() -> str:
-    """Sentence on these cells' learning rate, and on sync's best one."""
-    rate = options(part("tuning_free_fast").cells[0].overrides)["optim.lr"]
-    return f"Rate {rate}; sync's best in part 0 is {choose_best.sync_rate(done('rate'))}.\n"
-
-
-def frappe() -> list[str]:
-    """Section of part 1 on Frappe, or the reason why it is missing."""
-    missing = part("frappe").missing
-    if missing:
-        return [f"Left out: {missing} was not set.\n"]
-    return taking_over("frappe", "epoch", EPOCHS)
-
-
-def derived() -> list[str]:
-    """Section of part 2."""
-    by_workers = ("--by", "mode,cluster.workers", "--baseline", "gba")
-    by_tag = ("--by", "tags.derived", "--baseline", "gba")
-    return [
-        f"Chosen on seed {', '.join(seeds(part(choose_best.GRIDS[0]).cells))}, which is not reported:\n",
-        choose_best.fragment(choose_best.settings()),
-        study_results.origin(CHOSEN, "derived"),
-        shown(Table("Each at its best, gba at sync's rate", "derived", by_tag)),
-        origin("region"),
-        shown(Table("By staleness: more workers, nothing tuned", "region", by_workers)),
-    ]
-
-
-def sections() -> list[tuple[str, list[str]]]:
-    """Headings of the file and their contents."""
-    rates = Table("By rate", "rate", ("--by", "optim.lr"))
-    by_option = Table("By option", "ablation", ("--by", "tags.ablation", "--baseline", "default"))
-    return [
-        ("0. sync's learning rate", [origin("rate"), shown(rates)]),
-        ("1. Tuning-free: synthetic, Adam's usual rate .001", taking_over("tuning_free", "day", DAYS)),
-        ("1. Tuning-free: synthetic, a rate for few steps", [_rates(), *taking_over("tuning_free_fast", "day", DAYS)]),
-        ("1. Tuning-free: Frappe", frappe()),
-        ("2. Against derived asynchronous modes", derived()),
-        (
-            "3. Speed under strained resources",
-            [*map(origin, SPEED), speedups.fragment(SPEED, HERE / "speedups.png")],
-        ),
-        ("4. Ablations", [origin("ablation"), shown(by_option)]),
-        (
-            "5. The obstacle",
-            [origin("norms"), gradient_norms.fragment("norms", HERE / "norms.png")],
-        ),
-    ]
+def options(cells: Sequence[Done]) -> str:
+    """Table of gba with one option changed, against gba as it comes."""
+    aucs = report_tables.by_line(cells, "ablation", lambda result: result["phases"][-1]["auc"])
+    eps = report_tables.by_line(cells, "ablation", lambda result: result["phases"][-1]["eps"])
+    stale = report_tables.by_line(cells, "ablation", lambda result: result["phases"][-1]["staleness_mean"])
+    decayed = report_tables.by_line(cells, "ablation", lambda result: result["phases"][-1]["decayed"])
+    rows = []
+    for line, values in aucs.items():
+        found = report_tables.against(aucs, line, "default")
+        difference = "-" if found is None or line == "default" else report_tables.written(found, 5, "+", SAME)
+        ratio = statistics.fmean(eps[line][seed] / eps["default"][seed] for seed in values)
+        rest = (statistics.fmean(each[line].values()) for each in (stale, decayed))
+        rows.append([line, difference, f"{ratio:.2f}", *(f"{number:,.1f}" for number in rest)])
+    heads = ("option", "AUC - default's", "EPS / default's", "staleness, mean", "samples decayed")
+    note = f"+-: half of a 95 % interval over seeds; bold: it lies inside +-{SAME}. All but AUC are of the day in gba."
+    return report_tables.markdown(heads, rows, note)
 
 
 def main() -> None:
-    """Write results.md."""
-    text = [f"{study_results.title('gba-claims')}\n"]
-    for title, below in sections():
-        text += [f"## {title}\n", *below]
-    (HERE / "results.md").write_text("\n".join(text))
+    """Write results.md and the figure."""
+    found = ratios(cell for name in SPEED for cell in study_results.found(SWEEP, name))
+    path = study_results.assets(HERE) / "gba-speedups.png"
+    plot(found, path)
+    text = [
+        f"{study_results.title('gba-claims')}\n",
+        "## 1. Speed under strained resources\n", *(study_results.origin(SWEEP, name) for name in SPEED),
+        speeds(found), f"![EPS of gba over sync](../../docs/assets/{path.name})\n",
+        "## 2. Options of gba\n", study_results.origin(SWEEP, "ablation"),
+        options(study_results.found(SWEEP, "ablation")),
+    ]  # fmt: skip
+    (study_results.place(HERE) / "results.md").write_text("\n".join(text))
 
 
 if __name__ == "__main__":

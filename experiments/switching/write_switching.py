@@ -8,30 +8,29 @@ Costs a few seconds; reads runs/studies/. Part of `make switching`.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import busy_day  # noqa: E402  (scripts in the same folder, not a package)
+import both_ways  # noqa: E402  (scripts in the same folder, not a package)
+import busy_day  # noqa: E402
 import pauses  # noqa: E402
-import state_carry_over  # noqa: E402
 import study_results  # noqa: E402
 
 SWEEP = HERE / "sweep.yaml"
 
 
 def cells(part: str) -> list[study_results.Done]:
-    """Return the finished runs of one part of sweep.yaml."""
+    """Finished cells of a part."""
     return study_results.done(SWEEP, part, "switching")
 
 
-def carried(part: str) -> list[str]:
-    """Section of study 1 on some data, or the reason why it is missing."""
-    missing = study_results.part(SWEEP, part).missing
-    if missing:
-        return [f"Left out: {missing} was not set.\n"]
-    return [study_results.origin(SWEEP, part), state_carry_over.table(state_carry_over.by_line(cells(part)))]
+def switched(*parts: str) -> list[str]:
+    """Section of study 1 on some parts, whose lines are compared with the all-sync of the first."""
+    origins = [study_results.origin(SWEEP, part) for part in parts]
+    return [*origins, both_ways.table([cell for part in parts for cell in cells(part)])]
 
 
 def day() -> list[str]:
@@ -47,16 +46,33 @@ def day() -> list[str]:
     ]
 
 
+def paused() -> list[str]:
+    """Section of study 3."""
+    return [study_results.origin(SWEEP, "pauses"), pauses.table(cells("pauses"), pauses.measured())]
+
+
+SECTIONS: dict[str, Callable[[], list[str]]] = {
+    "0. sync's learning rate": lambda: [study_results.origin(SWEEP, "rates"), both_ways.rates(cells("rates"))],
+    "1. AUC after a switch: Adam": lambda: switched("both_ways", "anew"),
+    "1. AUC after a switch: Adagrad": lambda: switched("adagrad"),
+    "1. AUC after a switch: Frappe": lambda: switched("frappe"),
+    "2. A day on a shared cluster": day,
+    "3. Pauses": paused,
+}
+
+
 def main() -> None:
-    """Write results.md."""
-    text = [
-        f"{study_results.title('switching')}\n",
-        "## 1. AUC after a switch: synthetic\n", *carried("carry"),
-        "## 1. AUC after a switch: Frappe\n", *carried("carry_frappe"),
-        "## 2. A day on a shared cluster\n", *day(),
-        "## 3. Pauses\n", study_results.origin(SWEEP, "pauses"), pauses.table(cells("pauses"), pauses.measured()),
-    ]  # fmt: skip
-    (HERE / "results.md").write_text("\n".join(text))
+    """Write results.md; a section whose part has cells without a result stays as it was."""
+    path = study_results.place(HERE) / "results.md"
+    before, text = path.read_text() if path.exists() else "", [f"{study_results.title('switching')}\n"]
+    for title, section in SECTIONS.items():
+        try:
+            text += [f"## {title}\n", *section()]
+        except SystemExit as missing:
+            print(missing, file=sys.stderr)
+            there = study_results.section(before, f"## {title}")
+            text += [f"{there.rstrip()}\n"] if there else []
+    path.write_text("\n".join(text))
 
 
 if __name__ == "__main__":

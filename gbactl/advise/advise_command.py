@@ -19,6 +19,7 @@ from gbactl.advise.advice import SLOW_DOWNS, WORTHWHILE, Advice, advice_of, plai
 from gbactl.advise.sample import BASE, Sample, sample_of
 from gbactl.advise.simulation_jobs import Outcome, Took, in_mode, on_virtual_cluster, predicted_eps, simulate
 from gbactl.advise.simulation_pool import Budget, Schedule, SimulationPool
+from gbactl.checkpoint.folder import CHECKPOINTS
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.cpu import available_cores
 from gbactl.data.dataset import open_dataset
@@ -28,14 +29,14 @@ from gbactl.engine.signals import stoppable
 from gbactl.errors import Stopped, UsageError
 from gbactl.faults.fault_plan import FaultsConfig
 from gbactl.launch import run_dir as run_dirs
-from gbactl.launch.hydra_config import compose
+from gbactl.launch.hydra_config import compose, defaults_of
 from gbactl.launch.progress import ProgressDisplay, unit_of
 from gbactl.policies.policy import names
 from gbactl.report.render import markdown, render
 from gbactl.switching.auto_controller import SYNC
 from gbactl.tracking.final_metrics import metrics_of, tags_of
 from gbactl.tracking.mlflow_connection import COMMAND, NOTE, PARENT, RUN_KIND, tracking_uri
-from gbactl.tracking.run_description import CommandLine, run_note
+from gbactl.tracking.run_description import CONFIG_TAG, CommandLine, config_tag, parameters, run_note
 from gbactl.tracking.tracked_run import TrackedRun
 
 TARGET_SEEDS = 4  # that the sample's size is chosen for
@@ -112,7 +113,7 @@ class Advising:
                 raise
             finally:
                 self.show.clear()
-                for saved in folder.glob("base-s*"):
+                for saved in (*folder.glob("base-s*"), *folder.glob(f"*/{CHECKPOINTS}")):
                     shutil.rmtree(saved, ignore_errors=True)
             self._tell(found, folder, tracked)
 
@@ -263,8 +264,9 @@ class Advising:
             return None
         config, t = to_dict(cfg), self.cfg.tracking
         every = {**tags_of(config, self.dataset.fingerprint, source="gbactl advise"), **tags}
-        every |= {"gbactl.run_dir": str(folder)}
-        return TrackedRun(tracking_uri(t.uri), t.experiment, name, flatten(config), every, folder, warn=self.show.say)
+        every |= {"gbactl.run_dir": str(folder), CONFIG_TAG: config_tag(config)}
+        params = parameters(flatten(config), self.command, defaults_of(config))
+        return TrackedRun(tracking_uri(t.uri), t.experiment, name, params, every, folder, warn=self.show.say)
 
     def _log_simulation(self, outcome: Outcome, folder: Path, parent: TrackedRun | None) -> None:
         """Log a finished simulation as a child run."""

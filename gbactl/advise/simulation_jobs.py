@@ -29,8 +29,12 @@ from gbactl.wire.messages import Event
 
 
 def on_virtual_cluster(cfg: RunConfig) -> RunConfig:
-    """Return the configuration on the virtual cluster, whatever cluster was configured. Raises ConfigError."""
-    return check(replace(cfg, cluster=replace(cfg.cluster, name="virtual", options={})))
+    """Return the configuration on the virtual cluster, whatever cluster was configured. Raises ConfigError.
+
+    Checkpoints are left out unless the fault plan kills or stops processes."""
+    checkpoint = cfg.checkpoint if cfg.fault_plan().fails else CheckpointConfig()
+    cluster = replace(cfg.cluster, name="virtual", options={})
+    return check(replace(cfg, cluster=cluster, checkpoint=checkpoint))
 
 
 def in_mode(cfg: RunConfig, mode: str) -> RunConfig:

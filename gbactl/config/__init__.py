@@ -3,6 +3,7 @@
 Only the launcher composes and checks; every other process reads the resolved result.
 """
 
+from gbactl.checked_dataclasses import flatten
 from gbactl.checkpoint.planning import CheckpointConfig
 from gbactl.config.groups import (
     ClusterConfig,
@@ -14,7 +15,7 @@ from gbactl.config.groups import (
     TrainConfig,
     TransportConfig,
 )
-from gbactl.config.run_config import RunConfig, flatten, mode_values, to_dict
+from gbactl.config.run_config import RunConfig, mode_values, to_dict
 from gbactl.config.validation import check, check_switch, from_dict
 from gbactl.faults.fault_plan import FaultsConfig
 from gbactl.models.options import ModelConfig

@@ -218,12 +218,3 @@ def to_dict(cfg: RunConfig) -> dict[str, Any]:
 def mode_values(cfg: RunConfig) -> dict[str, Any]:
     """Return all keys of the mode as in conf/mode/, together with its number of workers."""
     return {**to_dict(cfg)["mode"], "workers": cfg.cluster.workers}
-
-
-def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested dictionaries: {'a': {'b': 1}} becomes {'a.b': 1}."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        flat.update(flatten(value, f"{name}.") if isinstance(value, dict) and value else {name: value})
-    return flat

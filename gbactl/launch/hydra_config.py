@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +68,31 @@ def mode_file(mode: str) -> dict[str, Any]:
     """Load conf/mode/NAME.yaml of a mode that a switch names; {} for an unknown mode.
 
     The configuration's check reports an unknown mode."""
-    path = conf_dir() / "mode" / f"{mode}.yaml"
+    return _option_file("mode", mode)
+
+
+def _option_file(group: str, option: str) -> dict[str, Any]:
+    """Load conf/GROUP/OPTION.yaml; {} where there is none."""
+    path = conf_dir() / group / f"{option}.yaml"
     found = OmegaConf.to_container(OmegaConf.load(path), resolve=True) if path.is_file() else {}
     return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
+
+
+def defaults_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of all keys, flattened: those of the option that `config`, nested, has of each group.
+
+    The name of a group's option has the default of the group."""
+    found = flatten(to_dict(RunConfig()))
+    files = {group: values["name"] for group, values in config.items() if isinstance(values, dict) and "name" in values}
+    for group, option in files.items():
+        own = flatten(_option_file(group, str(option)), f"{group}.")
+        found |= {key: value for key, value in own.items() if key != f"{group}.name"}
+    main = OmegaConf.to_container(OmegaConf.load(conf_dir() / f"{ROOT_CONFIG}.yaml"), resolve=False)
+    assert isinstance(main, dict)
+    entries = [entry for entry in main["defaults"] if isinstance(entry, dict)]
+    chosen = {str(group): name for entry in entries for group, name in entry.items()}
+    own = {str(key): value for key, value in main.items() if key not in ("defaults", "hydra")}
+    return {**found, **flatten(own), **{f"{group}.name": name for group, name in chosen.items() if name}}
 
 
 def compose(overrides: list[str]) -> RunConfig:

@@ -23,6 +23,7 @@ from gbactl.config import RunConfig, to_dict
 from gbactl.errors import TrackingError, UsageError
 from gbactl.paths import room_needed, take_room
 from gbactl.tracking.delivery import Backlog, send_backlog, status_of
+from gbactl.tracking.metric_names import plain_name
 from gbactl.tracking.mlflow_connection import connect, tracking_uri
 
 if TYPE_CHECKING:
@@ -249,7 +250,8 @@ def _end(client: MlflowClient, uri: str, run_id: str, run_dir: Path) -> None:
     if waiting is not None:
         send_backlog(run_dir, uri)
     run = client.get_run(run_id)
-    reached = {name: value for name, value in run.data.metrics.items() if name in ("samples", *TOLD)}
+    plain = {plain_name(name): value for name, value in run.data.metrics.items()}
+    reached = {name: value for name, value in plain.items() if name in ("samples", *TOLD)}
     if run.info.status == "RUNNING":
         client.set_terminated(run_id, status_of(run_dir))
     client.set_tag(run_id, REACHED, _sentence(reached))

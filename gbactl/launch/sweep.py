@@ -126,6 +126,8 @@ class SweepCallback(Callback):
 
 
 def sweep_name(overrides: list[str]) -> str:
-    """Name a sweep by the overrides that vary: sweep mode=sync,gba seed=0,1,2."""
-    varied = [text for text in overrides if "," in text and not any(mark in text for mark in "[{'\"")]
-    return " ".join([SWEEP, *varied])[:100]
+    """Name a sweep as its runs are named, by what varies: sync,gba iota=3,4 s0,1,2."""
+    varied = dict(text.split("=", 1) for text in overrides if "," in text and not any(mark in text for mark in "[{'\""))
+    mode, seed = varied.pop("mode", ""), varied.pop("seed", "")
+    told = [mode, *(f"{key.rpartition('.')[2]}={value}" for key, value in varied.items()), f"s{seed}" if seed else ""]
+    return " ".join(filter(None, told))[:100] or SWEEP

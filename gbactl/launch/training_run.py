@@ -56,7 +56,8 @@ from gbactl.tracking.final_metrics import (
     useless,
 )
 from gbactl.tracking.mlflow_connection import NOTE, tracking_uri
-from gbactl.tracking.run_description import CONFIG_TAG, CommandLine, config_tag, run_name, run_note
+from gbactl.tracking.run_description import CONFIG_TAG, CommandLine, config_tag, parameters, run_name, run_note
+from gbactl.tracking.system_metrics import SystemMetrics
 from gbactl.tracking.tracked_run import TrackedRun
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.messages import Event, unpack
@@ -166,6 +167,7 @@ class LaunchedRun:
         self.switches: list[dict[str, Any]] = []
         self.modes = self.job.modes(cfg)
         self.tracked: TrackedRun | None = None
+        self.system = SystemMetrics()
         self.control: ControlSocket | None = None
         self.coordinator: CoordinatorConnection | None = None
         self.rendezvous: Rendezvous | None = None
@@ -397,6 +399,8 @@ class LaunchedRun:
         metrics["mode_id"] = mode_id(fields["mode"])
         if len(fields["workers"]) <= MOST_CURVES:
             metrics |= {f"worker_eps_now/{w}": float(n) for w, n in fields["workers"].items()}
+        if self.tracked is not None:
+            metrics |= self.system.measure()
         self._log(metrics, fields["samples"])
 
     # -- tracking -----------------------------------------------------------------------------------
@@ -404,6 +408,8 @@ class LaunchedRun:
     def _begin_tracking(self) -> None:
         if not self.cfg.tracking.enabled:
             return
+        from gbactl.launch.hydra_config import defaults_of
+
         config, t = self.config, self.cfg.tracking
         tags = {**tags_of(config, self.dataset.fingerprint, source=f"gbactl {self.command.verb}")}
         tags |= {"gbactl.run_dir": str(self.run_dir), CONFIG_TAG: config_tag(config), NOTE: self._note()}
@@ -415,8 +421,9 @@ class LaunchedRun:
         tags |= parent_tags()
         if self.job.origin:
             tags |= {ORIGIN: self.job.origin}
+        params = parameters(flatten(config), self.command, defaults_of(config))
         self.tracked = TrackedRun(
-            tracking_uri(t.uri), t.experiment, tags["mlflow.runName"], flatten(config), tags, self.run_dir,
+            tracking_uri(t.uri), t.experiment, tags["mlflow.runName"], params, tags, self.run_dir,
             warn=self.show.say, resumed=self.job.tracked if self.job.same_run else None, beside=end_orphans,
             datasets=datasets,
         )  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gbactl.report.paired_statistics import Difference, Stat
+from gbactl.tracking.metric_names import plain_name
 
 MISSING = "-"
 
@@ -67,6 +68,7 @@ SLOWDOWN = (Column("injected", ("injected",), 2), Column("observed", ("observed"
 
 def column_of(metric: str) -> Column:
     """Make a report column for any MLflow metric; `auc/day 3` is formatted like `auc`."""
+    metric = plain_name(metric)
     family = metric.split("/")[0]
     like = next((column for column in (*STANDARD, *GROUPED) if column.metrics == (family,)), None)
     return Column(metric, (metric,)) if like is None else replace(like, title=metric, metrics=(metric,))

@@ -38,6 +38,7 @@ from gbactl.report.paired_statistics import (
 )  # fmt: skip
 from gbactl.report.time_to_auc import TimeLine
 from gbactl.report.verdicts import Scale, Verdict, scale_of, verdicts
+from gbactl.tracking.metric_names import plain_name
 from gbactl.tracking.mlflow_connection import Run
 
 DEFAULT_BASELINE = "sync"
@@ -122,6 +123,7 @@ def compare(
     differences except the mode. Without `baseline`, sync is the baseline if there is one. `margin`: the largest
     difference that counts as none. Raises UsageError for a key, a baseline or a metric that no run has.
     """
+    on = plain_name(on)
     usable, left_out = _usable([_completed(run) for run in runs], on)
     keys, lines = _lines(usable) if by is None else _lines_by(usable, by)
     chosen, columns = _baseline(lines, baseline), _columns(usable, on, metrics)

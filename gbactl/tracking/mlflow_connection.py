@@ -6,14 +6,19 @@ finished runs costs about 1 ms a run.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gbactl.checked_dataclasses import flatten
 from gbactl.errors import TrackingError, UsageError
 from gbactl.tracking.final_metrics import user
+from gbactl.tracking.metric_names import plain_name
+from gbactl.tracking.run_description import CONFIG_TAG
+from gbactl.tracking.saved_view import VIEW_TAG, saved_view, view_path
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient as MlflowClient  # re-exported for modules that hold a client
@@ -149,27 +154,27 @@ def _create(path: Path) -> None:
 
 
 KIND, MODEL_DEVELOPMENT = "mlflow.experimentKind", "custom_model_development"
-DESCRIPTION = """**Which distributed training mode should this model run in, on this cluster?**
+DESCRIPTION = """Which distributed training mode should this model run in, on this cluster?
 
-Every run trains the model in one mode, or changes the mode on its way. A sweep is a parent run: its note and its
-artifacts compare its runs. Group the runs by `mode` to see their curves together; `gbactl report --experiment {name}`
-prints the comparison of all runs here. Names of metrics and tags: `docs/how-to/compare-in-mlflow.md`
-(`make docs` builds the documentation).
+[AUC, loss, EPS and staleness by mode]({path}): the view "By mode". Every run trains the model in one mode, or changes
+the mode on its way. A sweep is a parent run: its page compares its runs, with a table, verdicts and figures.
+`gbactl report --experiment {name}` compares all runs here. What the names of metrics and tags mean:
+`docs/how-to/compare-in-mlflow.md` (`make docs` builds the documentation).
 """
 
 
 def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
     """Return the id of an experiment, creating it if it does not exist. Raises TrackingError if it was deleted.
 
-    The experiment is described, and tagged as model development: else the MLflow UI shows its page for language
-    models. An older one gets both, unless it has a description of its own."""
+    The experiment is tagged as model development, described, and has a saved view; an older one gets what it has not
+    got, and keeps a description of its own."""
     found: Any = client.get_experiment_by_name(name)
-    tags = {KIND: MODEL_DEVELOPMENT, NOTE: DESCRIPTION.format(name=name)}
     if found is None:
         from mlflow.exceptions import MlflowException
 
         try:
-            return str(client.create_experiment(name, artifact_location=artifact_root(uri), tags=tags))
+            client.create_experiment(name, artifact_location=artifact_root(uri), tags={KIND: MODEL_DEVELOPMENT})
+            found = client.get_experiment_by_name(name)
         except MlflowException:  # another process has created it first
             found = client.get_experiment_by_name(name)
             if found is None:
@@ -179,7 +184,8 @@ def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
             f"The experiment {name} was deleted in MLflow; type tracking.experiment=ANOTHER_NAME or: "
             f"mlflow experiments restore -x {found.experiment_id}"
         )
-    for key, value in tags.items():
+    described = DESCRIPTION.format(name=name, path=view_path(str(found.experiment_id)).lstrip("/"))
+    for key, value in {KIND: MODEL_DEVELOPMENT, NOTE: described, VIEW_TAG: saved_view()}.items():
         if found.tags.get(key, "_inferred").endswith("_inferred"):  # the UI has guessed the kind
             client.set_experiment_tag(found.experiment_id, key, value)
     return str(found.experiment_id)
@@ -240,8 +246,8 @@ def _oldest_first(found: Iterable[Any]) -> list[Run]:
 def read_children(uri: str, run_id: str) -> list[Run]:
     """Read the runs whose parent is `run_id`, oldest first. Raises TrackingError."""
     client = connect(uri)
-    experiment = client.get_run(run_id).info.experiment_id
-    return _oldest_first(_search(client, [experiment], f"tags.`{PARENT}` = '{run_id}'"))
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    return _oldest_first(_search(client, experiments, f"tags.`{PARENT}` = '{run_id}'"))
 
 
 VERDICT = "gbactl.verdict"
@@ -310,6 +316,15 @@ def _cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 4].rpartition("\n")[0] + "\n..."
 
 
+def start_page(uri: str) -> str:
+    """Return path and query of the UI's page to begin with: the view of the experiment with the newest run."""
+    client = connect(uri)
+    experiments = client.search_experiments()
+    ids = [each.experiment_id for each in experiments if VIEW_TAG in each.tags]
+    newest = client.search_runs(ids, order_by=["attributes.start_time DESC"], max_results=1) if ids else []
+    return view_path(newest[0].info.experiment_id) if newest else "/#/experiments?workflowType=machine_learning"
+
+
 def _existing_experiment(client: MlflowClient, name: str, uri: str) -> str:
     found = client.get_experiment_by_name(name)
     if found is not None:
@@ -344,13 +359,23 @@ def _run(entity: Any) -> Run:
         name=info.run_name or info.run_id[:8],
         status=info.status,
         start_ms=info.start_time or 0,
-        params=dict(data.params),
+        params=_configuration(data),
         metrics={_current_name(metric): value for metric, value in data.metrics.items()},
         tags=dict(data.tags),
     )
 
 
+def _configuration(data: Any) -> dict[str, str]:
+    """Return a run's whole configuration, with flattened keys: from its tag, in older runs its parameters."""
+    try:
+        config = json.loads(data.tags[CONFIG_TAG])
+    except (KeyError, ValueError):
+        return dict(data.params)
+    flat = {key: str(value) for key, value in flatten(config).items()}
+    return {**flat, "mode": flat.get("mode.name", "-")}
+
+
 def _current_name(metric: str) -> str:
-    """Map the name of a metric in older runs to its current name; a suffix after `/` stays."""
-    family, slash, rest = metric.partition("/")
+    """Map the name of a metric to its plain name, also of a metric that had another one in older runs."""
+    family, slash, rest = plain_name(metric).partition("/")
     return FORMERLY.get(family, family) + slash + rest

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import IO
 
 from gbactl.errors import TrackingError, UsageError
-from gbactl.tracking.mlflow_connection import ensure_store, quiet_mlflow, sqlite_path, tracking_uri
+from gbactl.tracking.mlflow_connection import ensure_store, sqlite_path, start_page, tracking_uri
 
 HOST = "127.0.0.1"
 _START_SECONDS = 90.0
@@ -35,7 +35,7 @@ def serve(uri: str | None, port: int, say: Callable[[str], None]) -> None:
         return
     _check_port(port)
     ensure_store(where)
-    quiet_mlflow()
+    page = start_page(where)
     say(f"Starting the MLflow UI on {sqlite_path(where) or where} ...")
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     # SIGINT, too: a shell may have set it to be ignored, and a library may restart system calls after it.
@@ -48,7 +48,7 @@ def serve(uri: str | None, port: int, say: Callable[[str], None]) -> None:
         )
         try:
             _wait_until_up(process, port, log)
-            say(f"Open http://{HOST}:{port} (Ctrl-C ends it)")
+            say(f"Open http://{HOST}:{port}{page} (Ctrl-C ends it)")
             process.wait()
         except KeyboardInterrupt:
             say("stopped.")

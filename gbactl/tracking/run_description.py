@@ -11,6 +11,8 @@ from typing import Any
 
 UNNAMED = ("mode", "seed", "experiment", "run_dir", "resume", "data.", "tracking.", "switch.", "hydra.", "hydra/")
 LONGEST_VALUE, LONGEST_NAME = 20, 100  # characters in a run's name
+ALWAYS = ("mode.name", "data.name", "cluster.name", "faults.name", "seed")
+NOT_LOGGED = ("run_dir", "tracking", "tracking.", "hydra", "hydra.", "hydra/", "switch.modes", "data.cache")
 CONFIG_TAG = "gbactl.config"
 LONGEST_TAG = 4900  # characters, which every MLflow server takes
 FIGURES = (
@@ -78,6 +80,19 @@ def _shortened(value: Any, longest: int) -> Any:
     if len(text) <= longest:
         return value
     return f"{text[: longest - 20]}...{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def parameters(config: Mapping[str, Any], command: CommandLine, defaults: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parameters that are logged: what was typed, what differs from the defaults, and MODE, DATA, SEED ...
+
+    `config` and `defaults` have flattened keys. A group's choice is logged under the group's name: faults=one_slow. The
+    whole configuration is in the tag CONFIG_TAG."""
+    typed = {key.partition("@")[0]: value for key, value in command.typed().items()}
+    found = {key: value for key, value in config.items() if key in typed or value != defaults.get(key)}
+    found |= {key: config[key] for key in ALWAYS if key in config}
+    named = {key.removesuffix(".name") if key.count(".") == 1 else key: value for key, value in found.items()}
+    groups = {key: value for key, value in typed.items() if "." not in key and key not in config}
+    return {key: str(value) for key, value in {**named, **groups}.items() if not _matches(key, NOT_LOGGED)}
 
 
 def run_note(

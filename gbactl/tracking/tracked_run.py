@@ -18,11 +18,12 @@ from typing import Any
 from filelock import FileLock
 
 from gbactl.tracking.delivery import LOCK_NAME, Backlog, BacklogContents, Delivery, MlflowSender, Record
+from gbactl.tracking.metric_names import logged_name
 from gbactl.tracking.mlflow_connection import first_line
 
 _FLUSH_SECONDS = 1.0
 _LONGEST_PAUSE = 30.0
-_NOT_ALLOWED = re.compile(r"[^\w\-. /]")
+_NOT_ALLOWED = re.compile(r"[^\w\-. /:]")
 
 
 def _now_ms() -> int:
@@ -112,9 +113,12 @@ class TrackedRun:
         return self._delivery.run_id or self._local_id
 
     def log(self, metrics: Mapping[str, float | None], step: int, seconds: float) -> None:
-        """Queue metrics at `step`, `seconds` after the run's start; None values are left out."""
+        """Queue metrics at `step`, `seconds` after the run's start; None values are left out.
+
+        They are logged under the names that `logged_name` gives them."""
         at = self._start_ms + int(seconds * 1000)
-        rows = [[_name(key), float(value), at, step] for key, value in metrics.items() if value is not None]
+        found = {_name(logged_name(key)): float(value) for key, value in metrics.items() if value is not None}
+        rows = [[name, value, at, step] for name, value in found.items()]
         if rows:
             self._queue.put({"kind": "metrics", "rows": rows})
 

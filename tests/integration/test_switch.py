@@ -124,7 +124,7 @@ def test_a_schedule_within_a_day(launcher: Launcher) -> None:
     assert set(result["per_worker"]) == {"W0", "W1", "W2", "W3"}, "two wait for their phase"
     assert all(p["pause_ms"] > 0 for p in result["phases"][1:])
     client = connect(uri)
-    told = client.get_metric_history(result["run_id"], "mode_id")
+    told = client.get_metric_history(result["run_id"], "train/mode_id")
     assert {(2.0, 4032), (3.0, 6400), (0.0, 8448)} <= {(m.value, m.step) for m in told}
     assert {m.value for m in told} == {0.0, 2.0, 3.0}
     found = client.get_run(result["run_id"])

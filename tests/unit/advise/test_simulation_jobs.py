@@ -11,6 +11,7 @@ from gbactl.advise.sample import Sample, sample_of
 from gbactl.advise.simulation_jobs import in_mode, newest, on_virtual_cluster, predicted_eps, simulate, train_base
 from gbactl.config import OptimConfig, RunConfig, check
 from gbactl.errors import ConfigError
+from gbactl.launch.hydra_config import compose
 from tests.support import small_data
 from tests.support.simulated_runs import config
 
@@ -59,6 +60,8 @@ def test_a_configuration_moves_to_the_virtual_cluster_and_to_another_mode() -> N
     cfg = on_virtual_cluster(RunConfig())
     assert not cfg.engine.real and cfg.cluster.workers == 4
     assert in_mode(cfg, "gba").mode.options["iota"] == 3 and in_mode(cfg, "sync") is cfg
+    assert on_virtual_cluster(compose(["experiment=demo"])).checkpoint.name == "none"
+    assert on_virtual_cluster(compose(["faults=kill_server"])).checkpoint.name == "cpr"
     one = replace(cfg, cluster=replace(cfg.cluster, workers=1))
     with pytest.raises(ConfigError, match="backup"):
         in_mode(one, "hop_bw")

@@ -157,12 +157,23 @@ parts:
 def test_cells_go_on_from_a_base_that_they_share(study: Any, sweep: Path) -> None:
     sweep.write_text(BASED)
     (part,) = study.read_study(sweep)
-    bases = ("experiment=smoke", "seed=0", "mode=sync", "train.days=1", "checkpoint=full")
+    bases = ("experiment=smoke", "train.days=1", "train.norms_every=1", "mode=sync", "seed=0", "checkpoint=full")
     assert [cell.base for cell in part.cells[:2]] == [bases, bases]
     (first, second), cells = study.jobs_of(part, "v")
-    assert [job.cell.overrides[1] for job in (first, second)] == ["seed=0", "seed=1"] and len(cells) == 4
+    assert [job.cell.overrides[4] for job in (first, second)] == ["seed=0", "seed=1"] and len(cells) == 4
     assert cells[0].overrides[0] == f"resume={first.folder}" and "experiment=smoke" not in cells[0].overrides
     assert first.key in cells[0].key and "checkpoint=none" in cells[0].overrides
+
+
+def test_a_value_may_have_overrides_of_the_base(study: Any, sweep: Path) -> None:
+    line = "{base: [mode=sync], cell: [mode=gba]}"
+    text = BASED.replace("mode=sync, ", "").replace("mode: [gba, async]", f"line: [{line}]")
+    sweep.write_text(text)
+    (part,) = study.read_study(sweep)
+    assert part.cells[0].overrides[-1] == "mode=gba"
+    assert part.cells[0].base == (
+        "experiment=smoke", "train.days=1", "train.norms_every=1", "seed=0", "mode=sync", "checkpoint=full",
+    )  # fmt: skip
 
 
 def test_a_recorded_cell_is_not_run_again(study: Any, sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:

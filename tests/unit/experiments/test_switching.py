@@ -10,17 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.modes import SERVED
-
 FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "switching"
 
 
 @pytest.fixture(scope="module")
 def scripts() -> dict[str, ModuleType]:
     sys.path.insert(0, str(FOLDER))
-    return {
-        name: importlib.import_module(name) for name in ("state_carry_over", "busy_day", "pauses", "write_switching")
-    }
+    return {name: importlib.import_module(name) for name in ("both_ways", "busy_day", "pauses", "write_switching")}
 
 
 @pytest.fixture(autouse=True)
@@ -36,12 +32,16 @@ def finished(scripts: Any, *overrides: str, **result: Any) -> Any:
 @pytest.mark.parametrize("size", ["default", "full"])
 def test_the_sweep_holds_every_study(scripts: Any, size: str) -> None:
     parts = {part.name: part for part in scripts["pauses"].study.read_study(FOLDER / "sweep.yaml", size)}
-    assert set(parts) == {"carry", "carry_frappe", "day", "pauses", "restarts"}
+    assert set(parts) == {"rates", "both_ways", "anew", "adagrad", "frappe", "day", "pauses", "restarts"}
     options, seeds = scripts["pauses"].study_results.options, scripts["pauses"].study_results.seeds
-    assert len(seeds(parts["carry"].cells)) >= 5 and parts["pauses"].jobs == parts["restarts"].jobs == 1
-    lines = {options(cell.overrides)["line"] for cell in parts["carry"].cells}
-    for mode in SERVED:
-        assert {f"{way}-{mode}{how}" for way in ("to", "from") for how in ("", "-anew")} <= lines
+    assert parts["pauses"].jobs == parts["restarts"].jobs == 1
+    for name in ("both_ways", "anew", "adagrad", "frappe"):
+        assert len(seeds(parts[name].cells)) >= 5
+        for cell in parts[name].cells:  # the base is in the mode that the run is switched from
+            way, mode, *_ = f"{options(cell.overrides)['line']}-sync".split("-")
+            assert options(cell.base)["mode"] == (mode if way == "from" else "sync")
+            assert options(cell.base)["seed"] == options(cell.overrides)["seed"]
+    assert set(seeds(parts["rates"].cells)).isdisjoint(seeds(parts["both_ways"].cells))
     by_hand, here = ([scripts["pauses"].key_of(options(c.overrides)) for c in parts[name].cells]
                      for name in ("restarts", "pauses"))  # fmt: skip
     assert by_hand == here and len(here) == 6
@@ -63,32 +63,41 @@ def test_an_unfinished_study_says_what_to_type(scripts: Any, monkeypatch: pytest
         scripts["pauses"].measured()
 
 
-def carried(scripts: Any) -> list[Any]:
+def switched(scripts: Any) -> list[Any]:
     def cell(line: str, seed: int, first: float, last: float) -> Any:
-        phases = [{"auc": 0.5}, {"auc": 0.6}, {"steps": 1}, {"auc": first}, {"auc": last}]
-        return finished(scripts, f"+tracking.tags.line={line}", f"seed={seed}", phases=phases)
+        tags = (f"+tracking.tags.line={line}", "+tracking.tags.after=d3", f"seed={seed}")
+        return finished(scripts, *tags, phases=[{"auc": first}, {"auc": last}])
 
     made = []
     for seed in range(3):
         made += [
             cell("sync", seed, 0.7, 0.8),
             cell("to-gba", seed, 0.7001 + 1e-5 * seed, 0.7999),
-            cell("to-gba-anew", seed, 0.68 + 0.01 * seed, 0.79),
-            cell("from-gba", seed, 0.71, 0.8),
-            cell("from-gba-anew", seed, 0.7, 0.8),
+            cell("from-gba-anew", seed, 0.68 + 0.01 * seed, 0.79),
         ]
     return made
 
 
 def test_aucs_after_a_switch_are_paired_by_seed(scripts: Any) -> None:
-    carry = scripts["state_carry_over"]
-    found = carry.by_line(carried(scripts))
-    assert carry.modes(found) == ["gba"]
-    text = carry.table(found)
-    to, back = [line for line in text.splitlines() if "->" in line]
-    assert to.startswith("| sync -> gba | **+0.0001 +-0.0000** | **-0.0001 +-0.0000** | -0.0100 +-0.0248 | -0.0100")
-    assert back.startswith("| gba -> sync | +0.0100 +-0.0000 |") and back.endswith("| +0.0100 +-0.0000 |")
-    assert "n = 3" in text and "AUC of all-sync: 0.70000 and 0.80000" in text
+    text = scripts["both_ways"].table(switched(scripts))
+    assert "| sync -> gba, after 3 days | **+0.0001 +-0.0000** | **-0.0001 +-0.0000** |" in text
+    assert "| gba -> sync, anew, after 3 days | -0.0100 +-0.0248 | -0.0100 +-0.0000 |" in text
+    assert "n = 3" in text and "0.80000 where it begins after 3 days" in text
+    assert scripts["both_ways"].after("e1") == "1 epoch"
+
+
+def test_a_section_without_results_stays(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write = scripts["write_switching"]
+    monkeypatch.setattr(write.study_results, "place", lambda here: tmp_path)
+    (tmp_path / "results.md").write_text("# Results\n\n## 2. A day on a shared cluster\n\nas it was\n\n## Other\n\nx\n")
+
+    def missing() -> list[str]:
+        raise SystemExit("day: 0 of 20 cells have a result; type: make switching")
+
+    monkeypatch.setattr(write, "SECTIONS", {"2. A day on a shared cluster": missing, "3. Pauses": lambda: ["new\n"]})
+    write.main()
+    text = (tmp_path / "results.md").read_text()
+    assert "as it was" in text and "## 3. Pauses\n\nnew" in text and "Other" not in text
 
 
 def day(scripts: Any, line: str, rates: dict[int, float], auc: float, seed: int = 1, **more: Any) -> Any:

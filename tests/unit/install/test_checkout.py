@@ -12,7 +12,8 @@ import gbactl.install.__main__ as install
 
 ROOT = Path(__file__).resolve().parents[3]
 TARGETS = {"demo", "install", "test", "test-slow", "check", "docs", "bench", "curves", "ui", "clean", "help"} | {
-    "frappe", "calibration", "gba-claims", "switching", "shadowsync", "cpr", "hosts", "precision",
+    "frappe", "calibration", "gba-claims", "switching", "shadowsync", "cpr", "hosts", "precision", "map", "tuning",
+    "mechanism",
     "soak", "fuzz", "audit",
 }  # fmt: skip
 

@@ -48,7 +48,7 @@ def test_a_sweep_compares_its_runs_and_keeps_what_it_leaves_as_it_is(
     [parent], children = stored()
     assert sorted(run.info.run_name for run in children) == ["gba s1", "sync s1"]
     assert {run.data.tags[PARENT] for run in children} == {parent.info.run_id}
-    assert (parent.info.run_name, parent.info.status) == ("sweep mode=sync,gba", "FINISHED")
+    assert (parent.info.run_name, parent.info.status) == ("sync,gba", "FINISHED")
     note = parent.data.tags[NOTE]
     assert (
         note.startswith("Against sync: gba: ") and "| gba | 1 |" in note and "gbactl train -m cluster=virtual" in note
@@ -87,6 +87,7 @@ def test_without_a_store_a_sweep_trains_all_the_same(tmp_path: Path, capsys: pyt
 
 
 def test_a_sweep_is_named_by_what_varies() -> None:
-    assert sweep_name(["experiment=modes", "mode=sync,gba", "seed=0,1", "model.hidden=[8,4]"]) == (
-        "sweep mode=sync,gba seed=0,1"
-    )
+    typed = ["experiment=modes", "mode=sync,gba", "seed=0,1", "model.hidden=[8,4]"]
+    assert sweep_name(typed) == "sync,gba s0,1"
+    assert sweep_name([*typed, "optim.lr=.1,.2"]) == "sync,gba lr=.1,.2 s0,1"
+    assert sweep_name(["seed=0,1"]) == "s0,1" and sweep_name(["seed=range(3)"]) == "sweep"

@@ -27,6 +27,10 @@ def test_a_log_loss_above_the_base_rates_is_a_warning_everywhere(
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     run = connect(uri).get_run(result["run_id"])
     tags = run.data.tags
+    assert run.data.params["mode"] == "gba" and len(run.data.params) < 25
+    assert {"auc", "logloss", "loss", "eps", "staleness", "eval/ne", "system/cpu_utilization_percentage"} <= set(
+        run.data.metrics
+    )
     assert run.info.run_name == "gba s0" and "Run it again" in tags[NOTE]
     assert [(each.tags[0].value, each.dataset.name) for each in run.inputs.dataset_inputs] == [
         ("train", "synthetic"), ("eval", "synthetic"),

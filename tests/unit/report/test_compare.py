@@ -8,12 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from gbactl.config import flatten, to_dict
 from gbactl.errors import UsageError
+from gbactl.launch.hydra_config import compose
 from gbactl.report.compare import Report, compare, of_round
-from gbactl.report.configuration_differences import LONGEST, short, value_of
+from gbactl.report.configuration_differences import LONGEST, settings, short, value_of
 from gbactl.report.paired_statistics import Difference, Stat, paired, paired_ratio, stat
 from gbactl.report.render import render
+from gbactl.tracking.metric_names import logged_name
 from gbactl.tracking.mlflow_connection import Run, _run
+from gbactl.tracking.run_description import CONFIG_TAG, config_tag
 from tests.support.report_examples import run, three
 
 SLOW = "[{'kind': 'constant', 'workers': [1], 'factor': 4}]"
@@ -317,6 +321,26 @@ def test_metrics_of_older_runs_have_the_names_of_now() -> None:
     assert "Best possible AUC on these data: 0.85000." in report.notes
     [line] = report.failures
     assert (line.stats["samples_undone"].mean, line.stats["row_updates_undone"].mean) == (64.0, 9.0)  # type: ignore[union-attr]
+
+
+def test_runs_of_before_and_after_parameters_were_few_pair() -> None:
+    """Older runs have every key as a parameter; newer ones have them in a tag, and their metrics in groups."""
+
+    def read(mode: str, seed: int, old: bool) -> Run:
+        config = to_dict(compose([f"mode={mode}", f"seed={seed}", "faults=one_slow", "cluster.workers=8"]))
+        params = {key: str(value) for key, value in flatten(config).items()} | {"mode": mode} if old else {"mode": mode}
+        metrics = {"auc": 0.8, "staleness_mean": 1.5, "ne": 0.9, "auc/day 0": 0.7}
+        tags = {} if old else {CONFIG_TAG: config_tag(config)}
+        named = metrics if old else {logged_name(name): value for name, value in metrics.items()}
+        info = SimpleNamespace(run_id=f"{mode}{seed}{old}", run_name="", status="FINISHED", start_time=int(old))
+        return _run(SimpleNamespace(info=info, data=SimpleNamespace(params=params, metrics=named, tags=tags)))
+
+    old, new = read("gba", 1, True), read("gba", 1, False)
+    assert settings(old) == settings(new) and old.metrics == new.metrics
+    report = compare([read("sync", 1, True), new, read("sync", 2, False), read("gba", 2, True)])
+    assert [(each.key, each.n) for each in report.groups] == [(("sync",), 2), (("gba",), 2)]
+    assert group(report, "gba").difference.n == 2
+    assert compare([old, new]).left_out[0].reason.startswith("repeated by")
 
 
 def test_the_all_reduce_of_sync_is_named() -> None:

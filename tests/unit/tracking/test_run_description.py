@@ -5,7 +5,15 @@ from __future__ import annotations
 import json
 
 from gbactl.config import flatten
-from gbactl.tracking.run_description import LONGEST_NAME, LONGEST_TAG, CommandLine, config_tag, run_name, run_note
+from gbactl.tracking.run_description import (
+    LONGEST_NAME,
+    LONGEST_TAG,
+    CommandLine,
+    config_tag,
+    parameters,
+    run_name,
+    run_note,
+)
 
 SMOKE = ("experiment=smoke", "mode=gba", "mode.iota=3", "seed=1", "run_dir=runs/a", "+tracking.tags.a=b")
 
@@ -40,6 +48,20 @@ def test_the_configuration_fits_into_a_tag_and_long_values_stay_different() -> N
     first, second = map(config_tag, traces)
     assert len(first) <= LONGEST_TAG and first != second
     assert flatten(json.loads(first))["mode.iota"] == 3
+
+
+def test_parameters_are_what_was_typed_and_what_differs() -> None:
+    config = {
+        "mode.name": "gba", "mode.iota": 3, "data.name": "libfm", "faults.name": "one_slow", "faults.plans": "[...]",
+        "cluster.name": "local", "cluster.workers": 4, "optim.schedule.name": "cosine", "cost.name": "laptop",
+        "seed": 0, "run_dir": "runs/a", "tracking.uri": "x", "train.global_batch": 64,
+    }  # fmt: skip
+    defaults = config | {"faults.name": "none", "train.global_batch": 2048, "run_dir": None, "optim.schedule.name": ""}
+    command = CommandLine("train", ("data=frappe", "mode.iota=3", "experiment=frappe", "run_dir=runs/a", "~hydra.x"))
+    assert parameters(config, command, defaults) == {
+        "mode": "gba", "mode.iota": "3", "data": "frappe", "experiment": "frappe", "faults": "one_slow", "seed": "0",
+        "cluster": "local", "train.global_batch": "64", "optim.schedule.name": "cosine",
+    }  # fmt: skip
 
 
 def test_a_note_says_what_happened_and_how_to_run_it_again() -> None:

@@ -85,7 +85,7 @@ def test_everything_arrives_and_nothing_stays_behind(tmp_path: Path) -> None:
     assert run.run_id == store.run_id
     assert {(name, step): value for (name, _, step), value in store.rows.items()} == {
         ("auc", 1): 0.7,
-        ("worker_eps/W0", 1): 5.0,
+        ("train/worker_eps W0", 1): 5.0,
     }
     assert (store.status, store.artifacts) == ("FINISHED", ["result.json"])
     assert store.params == {"mode.name": "gba", "mode": "gba", "seed": "3", "bad_key": "None"}

@@ -1,0 +1,126 @@
+"""Write results.md: stale and fresh gradients by mode, the norms of what was applied, and the AUC that goes with them.
+
+    .venv/bin/python experiments/mechanism/write_mechanism.py
+
+Costs a few seconds; reads cells.jsonl. Part of `make mechanism`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+import figures  # noqa: E402  (scripts of the parent folder, not a package)
+import report_tables  # noqa: E402
+import study_results  # noqa: E402
+from scipy.stats import wasserstein_distance  # noqa: E402
+from study_results import Done  # noqa: E402
+
+SWEEP, PART, RATE = HERE / "sweep.yaml", "gradients", "optim.lr"
+KINDS = {"dense": "dense gradient", "rows": "a row's gradient"}
+NUMBERS = ("cosine", "error")
+Lines = dict[str, list[Done]]
+
+
+def by_rate(cells: Iterable[Done]) -> dict[str, Lines]:
+    """Cells of each learning rate, by line."""
+    found: defaultdict[str, defaultdict[str, list[Done]]] = defaultdict(lambda: defaultdict(list))
+    for cell in cells:
+        found[cell.options[RATE]][cell.options["line"]].append(cell)
+    return {rate: dict(lines) for rate, lines in found.items()}
+
+
+def mean(cells: Sequence[Done], value: Callable[[Mapping[str, Any]], float]) -> float:
+    """Mean of a value over cells."""
+    return statistics.fmean(value(cell.result) for cell in cells)
+
+
+def compared(cells: Sequence[Done], kind: str, number: str) -> list[float]:
+    """Mean number of a cell's comparisons of stale and fresh gradients, for each cell."""
+    return [float(cell.result["stale"][kind][number]) for cell in cells]
+
+
+def distance(cells: Sequence[Done], others: Sequence[Done], kind: str) -> float:
+    """Wasserstein distance of the norms to those of other cells with the same seeds, in units of the others' mean."""
+    pairs = {cell.seed: cell.result["norms"][kind]["quantiles"] for cell in others}
+    found = []
+    for cell in cells:
+        theirs = pairs[cell.seed]
+        apart = wasserstein_distance(cell.result["norms"][kind]["quantiles"], theirs)
+        found.append(float(apart) / statistics.fmean(theirs))
+    return statistics.fmean(found)
+
+
+def table(lines: Lines) -> str:
+    """Table of one learning rate: AUC, staleness, cosines, errors and norms, one line each."""
+    aucs = report_tables.by_line((cell for cells in lines.values() for cell in cells), "line", lambda r: r["auc"])
+    rows = []
+    for line, cells in lines.items():
+        found = report_tables.against(aucs, line, "sync")
+        difference = "-" if found is None or line == "sync" else report_tables.written(found, 4, "+")
+        row = [line, difference, f"{mean(cells, lambda r: r['phases'][-1]['staleness_mean']):.1f}"]
+        row += [f"{statistics.fmean(compared(cells, *pair)):.3f}" for pair in itertools.product(KINDS, NUMBERS)]
+        row.append(f"{mean(cells, lambda r: statistics.median(r['norms']['dense']['quantiles'])):.4f}")
+        row += [f"{distance(cells, lines['sync'], kind):.2f}" for kind in KINDS]
+        row.append(f"{mean(cells, lambda r: sum(phase['steps'] for phase in r['phases'])):,.0f}")
+        rows.append(row)
+    heads = (
+        "line", "AUC - sync's", "staleness", "cosine, dense", "error, dense", "cosine, rows", "error, rows",
+        "median norm, dense", "distance, dense", "distance, rows", "steps",
+    )  # fmt: skip
+    notes = (
+        "cosine: of a batch's gradient with the gradient of the same batch at the parameters it is applied to; error: "
+        "norm of their difference over the norm of the fresh one; means over every 61st gradient.",
+        "distance: Wasserstein, of the norms of what was applied to those of sync, in units of sync's mean norm.",
+        "AUC: +- is half of a 95 % interval over seeds; async-N: N workers, each with a local batch of 128.",
+    )
+    return report_tables.markdown(heads, rows, *notes)
+
+
+def plot(found: Mapping[str, Lines], path: Path) -> None:
+    """Draw AUC difference over cosine, one point a line and one panel a learning rate, and the norms' distributions."""
+    figure = figures.new_figure(3.4 * (len(found) + 1), 3.6)
+    panels = list(figure.subplots(1, len(found) + 1))
+    for axes, (rate, lines) in zip(panels, found.items(), strict=False):
+        base = {cell.seed: cell.result["auc"] for cell in lines["sync"]}
+        for line, cells in lines.items():
+            lost = [cell.result["auc"] - base[cell.seed] for cell in cells]
+            axes.plot(statistics.fmean(compared(cells, "dense", "cosine")), statistics.fmean(lost), "o", label=line)
+        axes.set_title(f"learning rate {rate}", fontsize=10)
+        axes.set_xlabel("cosine of stale and fresh gradient")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("AUC - sync's")
+    panels[0].legend(fontsize=6)
+    rate, lines = list(found.items())[-1]
+    for line, cells in lines.items():
+        values = sorted(value for cell in cells for value in cell.result["norms"]["dense"]["quantiles"])
+        panels[-1].plot(values, [(place + 1) / len(values) for place in range(len(values))], label=line)
+    panels[-1].set_xscale("log")
+    panels[-1].set_title(f"norms of applied dense gradients, {rate}", fontsize=10)
+    panels[-1].set_ylabel("share of the steps")
+    panels[-1].grid(alpha=0.3)
+    figures.save(figure, path)
+
+
+def main() -> None:
+    """Write results.md and the figure."""
+    found = by_rate(study_results.found(SWEEP, PART))
+    path = study_results.assets(HERE) / "mechanism.png"
+    plot(found, path)
+    text = [f"{study_results.title('mechanism')}\n", study_results.origin(SWEEP, PART)]
+    for rate, lines in found.items():
+        text += [f"## Learning rate {rate}\n", table(lines)]
+    text.append(f"![AUC, cosines and norms by mode](../../docs/assets/{path.name})\n")
+    (study_results.place(HERE) / "results.md").write_text("\n".join(text))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Study 1: AUC after a switch from sync to a mode, and from a mode to sync, against all-sync. Costs a second."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+import report_tables  # noqa: E402  (scripts of the parent folder, not a package)
+from study_results import Done  # noqa: E402
+
+TARGET, BASELINE = 0.0005, "sync"
+DIRECTIONS = {"to": "sync -> {}", "from": "{} -> sync"}
+AFTER = {"d": "day", "e": "epoch"}
+
+
+def name_of(line: str) -> str:
+    """Name of a switch: sync -> gba."""
+    way, mode, *how = line.split("-")
+    return DIRECTIONS[way].format(mode) + "".join(f", {each}" for each in how)
+
+
+def after(value: str) -> str:
+    """What was trained before the switch: 3 days."""
+    number, unit = value[1:], AFTER[value[0]]
+    return f"{number} {unit}{'' if number == '1' else 's'}"
+
+
+def table(cells: Sequence[Done]) -> str:
+    """Markdown table, one line for each switch and what was trained before it."""
+    rows, base = [], []
+    for value in dict.fromkeys(cell.options["after"] for cell in cells):
+        mine = [cell for cell in cells if cell.options["after"] == value]
+        found = [
+            report_tables.by_line(mine, "line", lambda result: result["phases"][0]["auc"]),
+            report_tables.by_line(mine, "line", lambda result: result["phases"][-1]["auc"]),
+        ]
+        for line in dict.fromkeys(cell.options["line"] for cell in mine):
+            if line != BASELINE:
+                differences = [report_tables.against(aucs, line, BASELINE) for aucs in found]
+                told = ["-" if each is None else report_tables.written(each, 4, "+", TARGET) for each in differences]
+                rows.append([f"{name_of(line)}, after {after(value)}", *told])
+        last = statistics.fmean(found[-1][BASELINE].values())
+        base.append(f"{last:.5f} where it begins after {after(value)}")
+    seeds = len({cell.seed for cell in cells})
+    notes = (
+        f"AUC minus all-sync's of the same seed, in the first and the last evaluation after the switch; n = {seeds}.",
+        f"+-: half of a 95 % interval; bold: it lies inside +-{TARGET}. anew: the optimizer's state begins anew.",
+        f"AUC of all-sync at the end: {'; '.join(base)}.",
+    )
+    return report_tables.markdown(("switch", "first", "last"), rows, *notes)
+
+
+def rates(cells: Sequence[Done]) -> str:
+    """Markdown table of sync's AUC by optimizer and learning rate, beside the best possible one."""
+    rows = []
+    for cell in cells:
+        possible = cell.result["best_possible_auc"]
+        name = f"{cell.options['optim']}, {cell.options['optim.lr']}"
+        rows.append([name, f"{cell.result['auc']:.5f}", f"{possible - cell.result['auc']:.5f}"])
+    note = f"sync, seed {', '.join(sorted({cell.seed for cell in cells}))}, which no other part reports."
+    return report_tables.markdown(("optimizer and learning rate", "AUC", "below the best possible AUC"), rows, note)

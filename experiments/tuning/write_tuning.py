@@ -1,0 +1,67 @@
+"""Write results.md: the best trial of each mode, and tuned and untuned modes on other data.
+
+    .venv/bin/python experiments/tuning/write_tuning.py
+
+Costs a few seconds; reads cells.jsonl and chosen.yaml. Part of `make tuning`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import report_tables  # noqa: E402  (scripts of this folder and its parent, not a package)
+import study  # noqa: E402
+import study_results  # noqa: E402
+from tune import SWEEP, overrides, trials  # noqa: E402
+
+BASELINE, TARGET = "gba", 0.0005
+
+
+def tried() -> str:
+    """Table of the trials: how many, the best one's options and AUC, and the AUC of the worst."""
+    record, rows = study.Record.of(SWEEP, study_results.size()), []
+    for template in study_results.part(SWEEP, "trials").cells:
+        mode, found = study_results.options(template.overrides)["mode"], trials(record, template)
+        params, best = max(found, key=lambda trial: trial[1])
+        aucs = sorted(auc for _, auc in found)
+        told = [f"{len(found)}", ", ".join(overrides(params)), f"{best:.5f}", f"{statistics.median(aucs):.5f}"]
+        rows.append([mode, *told, f"{aucs[0]:.5f}"])
+    note = "AUC on the validation day of seed 100, which is not reported."
+    return report_tables.markdown(("mode", "trials", "best", "its AUC", "median AUC", "smallest AUC"), rows, note)
+
+
+def reported() -> str:
+    """Table of the reported cells: AUC, and the difference to untuned gba."""
+    cells = study_results.found(study_results.place(HERE) / "chosen.yaml", "reported")
+    aucs = report_tables.by_line(cells, "line", lambda result: result["auc"])
+    speeds = report_tables.by_line(cells, "line", lambda result: result["phases"][-1]["eps"])
+    stale = report_tables.by_line(cells, "line", lambda result: result["phases"][-1]["staleness_mean"])
+    rows = []
+    for line, values in aucs.items():
+        found = report_tables.against(aucs, line, BASELINE)
+        difference = "-" if found is None or line == BASELINE else report_tables.written(found, 4, "+", TARGET)
+        ratio = statistics.fmean(speeds[line][seed] / speeds["sync"][seed] for seed in values)
+        numbers = [f"{statistics.fmean(values.values()):.5f}", difference, f"{ratio:.2f}"]
+        rows.append([line, *numbers, f"{statistics.fmean(stale[line].values()):.1f}"])
+    heads = ("line", "AUC", f"minus untuned {BASELINE}", "EPS / sync's", "staleness, mean")
+    note = f"+-: half of a 95 % interval over seeds; bold: it lies inside +-{TARGET}."
+    return report_tables.markdown(heads, rows, note)
+
+
+def main() -> None:
+    """Write results.md."""
+    chosen = study_results.place(HERE) / "chosen.yaml"
+    text = [
+        f"{study_results.title('tuning')}\n", "## Trials\n", tried(), "## On other data\n",
+        study_results.origin(chosen, "reported"), reported(),
+    ]  # fmt: skip
+    (study_results.place(HERE) / "results.md").write_text("\n".join(text))
+
+
+if __name__ == "__main__":
+    main()

@@ -15,7 +15,7 @@ FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: demo install test test-slow check docs bench curves fuzz audit calibration advise frappe gba-claims map tuning mechanism shadowsync switching cpr precision hosts soak ui clean help
+.PHONY: demo install test test-slow check docs bench curves fuzz audit calibration advise frappe gba-claims prefetch map tuning mechanism shadowsync switching cpr precision hosts soak ui clean help
 
 demo: install ## install, train a base in sync, go on with a slow worker in sync, async and gba, compare (4 minutes)
 	$(BIN)/gbactl train -m $(DEMO) seed=$(SEEDS) 'run_dir=runs/demo/base-$${seed}'
@@ -78,7 +78,12 @@ gba-claims: install ## the study in experiments/gba_claims (20 minutes; SIZE=ful
 	$(BIN)/python experiments/study.py experiments/gba_claims/sweep.yaml
 	$(BIN)/python experiments/gba_claims/write_gba_claims.py
 
+prefetch: install ## the study in experiments/prefetch (20 minutes)
+	$(BIN)/python experiments/study.py experiments/prefetch/sweep.yaml
+	$(BIN)/python experiments/prefetch/write_prefetch.py
+
 map: install ## the study in experiments/map (35 minutes; SIZE=full: an hour and a half; SIZE=tiny: tries it out)
+	$(BIN)/python experiments/study.py experiments/map/sweep.yaml --only seed=1
 	$(BIN)/python experiments/study.py experiments/map/sweep.yaml
 	$(BIN)/python experiments/map/write_map.py
 

@@ -33,7 +33,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,7 @@ BATCHES = "+tracking.tags.batches="
 RECORD, BASES = "cells.jsonl", "bases"
 NOT_RECORDED = {  # fields of a result that are long, of this machine, or of no use to a table
     "checksums", "curve", "distance", "event_log_bytes", "evaluated_on", "faults", "gbactl", "judged_auc",
-    "judged_logloss", "judged_on", "per_worker", "rounds", "run_dir", "run_id", "staleness_histogram",
-    "token_staleness", "wire",
+    "judged_logloss", "judged_on", "memory", "per_worker", "rounds", "run_dir", "run_id", "token_staleness", "wire",
 }  # fmt: skip
 NUMBERS_DO_NOT_DEPEND_ON = ("advise", "calibration", "cli", "report", "tracking", "install", "doctor.py", "__pycache__")
 
@@ -418,6 +417,7 @@ def main() -> None:
     parser.add_argument(
         "--size", default=os.environ.get("SIZE") or "default", help="full, tiny or default; also: SIZE=full"
     )
+    parser.add_argument("--only", metavar="KEY=VALUE", help="the cells with this override alone, for instance seed=1")
     parser.add_argument("--list", action="store_true", help="say which cells there are, and run none")
     parser.add_argument("--again", action="store_true", help="run again what another code version has run")
     given = parser.parse_args()
@@ -425,6 +425,8 @@ def main() -> None:
     chosen = [part for part in parts if not given.part or part.name in given.part]
     if not chosen:
         sys.exit(f"There is no such part; --part takes one of: {', '.join(part.name for part in parts)}.")
+    if given.only:
+        chosen = [replace(part, cells=tuple(c for c in part.cells if given.only in c.overrides)) for part in chosen]
     if given.list:
         print("\n".join(cell.name for part in chosen for cell in part.cells))
         return

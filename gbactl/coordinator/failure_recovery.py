@@ -89,11 +89,12 @@ class WorkerRecovery:
         run = self.run
         if not run.members.settled or run.stopped:
             return []
-        at = self.so_far
         if self._storms is not None and run.training is not None:
-            run.record.statistics.note_message_faults(self._storms.on(*at))
-        for injection in self.injector.due(*at) if self._fails else ():
-            self._inject(injection, at)
+            run.record.statistics.note_message_faults(self._storms.on(*self.so_far))
+        if self._fails:
+            at = self.so_far
+            for injection in self.injector.due(*at):
+                self._inject(injection, at)
         if not (self._beats and self.heartbeat.due):
             return []
         return self.heartbeat.silent(run.members.of("worker"))

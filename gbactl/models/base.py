@@ -54,10 +54,10 @@ class ClickModel(nn.Module):
 
         numeric: float32[samples, numeric fields]; emb: float32[samples, fields, dim + 1].
         """
-        vectors = emb[..., : self.dim]
+        vectors, first_order = emb.split_with_sizes((self.dim, 1), 2)  # their gradients are joined by one copy
         deep_in = torch.cat((numeric, vectors.reshape(emb.shape[0], -1)), dim=1)
         logit: Tensor = self.mlp(deep_in).squeeze(1).float()
-        logit = logit + (self.bias + emb[..., self.dim].sum(1))
+        logit = logit + (self.bias + first_order.squeeze(2).sum(1))
         if self.numeric_weight is not None:
             logit = logit + numeric.mv(self.numeric_weight)
         extra = self.interaction(numeric, vectors)

@@ -74,9 +74,9 @@ class FlatModel:
         if address not in self._views:
             if len(self._views) >= MOST_VIEWS:
                 self._views.clear()
-            whole = torch.from_numpy(vector)
             tensors = (*self.parameters, *self._buffers)
-            views = [whole[a:b].view(t.shape) for t, (a, b) in zip(tensors, self._spans, strict=True)]
+            parts = torch.from_numpy(vector).split_with_sizes([high - low for low, high in self._spans])
+            views = [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
             self._views[address] = (vector, views)
         self._numpy, views = self._views[address]
         for tensor, view in zip((*self.parameters, *self._buffers), views, strict=True):

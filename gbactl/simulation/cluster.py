@@ -244,9 +244,10 @@ def run_virtual(
     requests of a launcher."""
     import torch
 
-    from gbactl.cpu import settle_garbage
+    from gbactl.cpu import keep_freed_memory, settle_garbage
 
     torch.set_num_threads(cfg.threads)
+    keep_freed_memory()
     before: ClusterHandover | None = None
     with flushed():
         while True:

@@ -34,8 +34,11 @@ class EventQueue:
         heappush(self._heap, (time, self._sequence, call, args))
 
     def after(self, delay: float, call: Callable[..., None], *args: Any) -> None:
-        """Schedule a call `delay` seconds from now."""
-        self.at(self.now + delay, call, *args)
+        """Schedule a call `delay` seconds from now. Raises ValueError for a negative or infinite delay, or NaN."""
+        if not 0.0 <= delay < math.inf:
+            raise ValueError(f"an event was planned {delay} seconds after {self.now}")
+        self._sequence += 1
+        heappush(self._heap, (self.now + delay, self._sequence, call, args))
 
     @property
     def clock(self) -> float:
@@ -132,7 +135,7 @@ class SharedCores:
         if not jobs:
             self.rate, self._planned = 1.0, (-1, 0.0)
             return
-        mark, number = jobs[0][:2]
+        mark, number, _, _ = jobs[0]
         count = len(jobs)
         self.rate = rate = self.cores / count if count > self.cores else 1.0
         if self._planned == (number, rate):
@@ -241,4 +244,5 @@ class SerialProcess:
     def _finished(self, done: Done, args: tuple[Any, ...]) -> None:
         done(*args)
         self._busy = False
-        self._next()
+        if self._queue or self._urgent:
+            self._next()

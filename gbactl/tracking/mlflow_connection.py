@@ -246,8 +246,8 @@ def _oldest_first(found: Iterable[Any]) -> list[Run]:
 def read_children(uri: str, run_id: str) -> list[Run]:
     """Read the runs whose parent is `run_id`, oldest first. Raises TrackingError."""
     client = connect(uri)
-    experiment = client.get_run(run_id).info.experiment_id
-    return _oldest_first(_search(client, [experiment], f"tags.`{PARENT}` = '{run_id}'"))
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    return _oldest_first(_search(client, experiments, f"tags.`{PARENT}` = '{run_id}'"))
 
 
 VERDICT = "gbactl.verdict"

@@ -21,6 +21,7 @@ from gbactl.errors import GbactlError, TrackingError, UsageError
 from gbactl.tracking.final_metrics import metrics_of
 from gbactl.tracking.mlflow_connection import NOTE, VERDICT, connect, tracking_uri
 from gbactl.tracking.tracked_run import TrackedRun
+from tests.support.sockets import free_port
 
 pytestmark = pytest.mark.beside
 
@@ -137,12 +138,6 @@ def test_mistakes_are_explained(arguments: list[str], kind: type[GbactlError], s
 
 def test_sending_a_run_that_was_sent() -> None:
     assert typed("--send", "gba-s1").stdout.startswith("Nothing to send")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 UI = "import sys; from gbactl.cli.ui import command; command(sys.argv[1:])"

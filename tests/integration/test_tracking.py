@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,8 @@ from gbactl.errors import TrackingError
 from gbactl.tracking.delivery import FILE_NAME, send_backlog
 from gbactl.tracking.mlflow_connection import connect, ensure_store, sqlite_path, tracking_uri
 from gbactl.tracking.tracked_run import TrackedRun
+from tests.support.processes import wait_for
+from tests.support.sockets import free_port
 
 ONE_RUN = """
 import sys
@@ -220,3 +223,59 @@ def test_a_tracking_server_that_is_killed_loses_nothing(
     finally:
         stop_server(again)
     assert not (run_dir / FILE_NAME).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(290)
+def test_a_server_with_a_password_is_killed_and_started_again_while_a_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("flask_wtf", reason="Flask-WTF is not installed: the extra gbactl[browser]")
+    port = free_port()
+    uri, stored = f"http://127.0.0.1:{port}", f"sqlite:///{tmp_path}/server.db"
+    (tmp_path / "auth.ini").write_text(
+        "[mlflow]\ndefault_permission = READ\nadmin_username = admin\nadmin_password = a-long-password-1\n"
+        f"database_uri = sqlite:///{tmp_path}/auth.db\n"
+        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+    )
+    monkeypatch.setenv("MLFLOW_AUTH_CONFIG_PATH", str(tmp_path / "auth.ini"))
+    monkeypatch.setenv("MLFLOW_FLASK_SERVER_SECRET_KEY", "for-this-test")
+    ensure_store(stored)
+    command = [sys.executable, "-m", "mlflow", "server", "--app-name", "basic-auth", "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--workers", "1", "--backend-store-uri", stored]
+    command += ["--artifacts-destination", str(tmp_path / "served")]
+    server = start_server(command, port, tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "a-long-password-1")
+    train = ["train", "cluster=virtual", "mode=gba", "data.days=5", "data.rows_per_day=60000"]
+    train += ["data.max_cardinality=500", f"run_dir={tmp_path / 'run'}", f"tracking.uri={uri}"]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "gbactl", *train], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    client = connect(uri)
+    found = wait_for(lambda: [each for each in searched(client) if "loss" in each.data.metrics])
+    stop_server(server)
+    assert run.poll() is None, "the run goes on"
+    time.sleep(3.0)
+    again = start_server(command, port, tmp_path)
+    try:
+        out, err = run.communicate(timeout=200)
+        assert run.returncode == 0 and "did not take everything" not in out, err
+        whole = client.get_run(found[0].info.run_id)
+        assert (whole.info.status, whole.info.run_name) == ("FINISHED", "gba s0")
+        assert {"auc", "eps", "staleness", "train/samples_read"} <= set(whole.data.metrics)
+        assert len(client.get_metric_history(whole.info.run_id, "auc")) >= 4, "no evaluation is lost"
+        assert {"config.yaml", "result.json"} <= {file.path for file in client.list_artifacts(whole.info.run_id)}
+        assert whole.inputs.dataset_inputs and whole.data.tags["mlflow.note.content"]
+        assert not (tmp_path / "run" / FILE_NAME).exists()
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "another")
+        with pytest.raises(Exception, match=r"401|UNAUTHENTICATED|not authenticated"):
+            connect(uri).get_run(whole.info.run_id)
+    finally:
+        stop_server(again)
+
+
+def searched(client: Any) -> list[Any]:
+    experiment = client.get_experiment_by_name("gbactl")
+    return [] if experiment is None else list(client.search_runs([experiment.experiment_id]))

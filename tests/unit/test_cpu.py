@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,3 +51,9 @@ def test_the_doctor_tells_of_it(monkeypatch: pytest.MonkeyPatch, lacks: bool) ->
     check = check_bf16()
     assert check.ok is not lacks and not check.essential
     assert ("nothing for bf16" in check.found) is lacks
+
+
+def test_freed_memory_is_kept_where_malloc_is_glibcs() -> None:
+    script = "from gbactl import cpu; print(cpu.keep_freed_memory())"  # in a process of its own: it cannot be undone
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert told.strip() == str(platform.libc_ver()[0] == "glibc")

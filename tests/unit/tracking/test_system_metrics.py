@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import mlflow.system_metrics.metrics.cpu_monitor as cpu_monitor
 import mlflow.system_metrics.metrics.network_monitor as network_monitor
+import pytest
 
 from gbactl.tracking.system_metrics import SystemMetrics
+
+
+def test_a_machine_without_a_network_interface_has_no_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.net_io_counters", lambda: None)
+    assert SystemMetrics().measure()["system/network_receive_megabytes"] == 0
 
 
 def test_the_names_are_mlflows() -> None:

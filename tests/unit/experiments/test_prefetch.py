@@ -1,0 +1,77 @@
+"""The study of what gba fetches early: its cells, and the tables that its script makes of their figures."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "prefetch"
+
+
+@pytest.fixture(scope="module")
+def write_prefetch() -> Any:
+    sys.path.insert(0, str(FOLDER))
+    return importlib.import_module("write_prefetch")
+
+
+ONE_STEP = {"1": 2}
+
+
+def taken_over(write_prefetch: Any, line: str, seed: int, auc: float, seconds: float) -> Any:
+    """A cell with two days in a mode, a tenth of a second of switching, and a day of sync."""
+    days = [("day 2", auc - 0.1, None), ("day 3", auc, None), ("day 4", auc + 0.001, 100.0)]
+    phases = [
+        {
+            "day": day,
+            "auc": found,
+            "samples": 100,
+            "seconds": seconds,
+            "pause_ms": pause,
+            "staleness_histogram": {"1": 2},
+        }
+        for day, found, pause in days
+    ]
+    result = {"phases": phases, "best_possible_auc": 0.9, "samples": {"decayed": 7}}
+    return write_prefetch.Done({"seed": str(seed), "faults": "none", "prefetch": line}, result, Path())
+
+
+def test_taking_over_is_compared_with_sync_and_rows_of_the_same_seed(
+    write_prefetch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = []
+    for seed in (1, 2):
+        cells.append(taken_over(write_prefetch, "sync", seed, 0.8 + seed / 100, 1.95))
+        cells.append(taken_over(write_prefetch, "data", seed, 0.8 + seed / 100 - 0.0002, 0.95))
+        cells.append(taken_over(write_prefetch, "rows", seed, 0.8 + seed / 100 - 0.002, 0.7))
+    monkeypatch.setattr(write_prefetch.study_results, "found", lambda sweep, part: cells)
+    text = write_prefetch.take_over()
+    assert "reaches 0.8160; 0.9000 is possible" in text
+    [data] = [line for line in text.splitlines() if "`data`" in line]
+    assert "**-0.0002 +-0.0000** | **-0.0002 +-0.0000** | 2.000 +-0.000 | 0.750 +-0.000 | 1.00 | 7" in data
+    [rows] = [line for line in text.splitlines() if "| `rows` |" in line]
+    assert "| -0.0020 +-0.0000 |" in rows and "1.000 +-0.000" in rows
+
+
+def test_starts_are_compared_with_sync(write_prefetch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [
+        write_prefetch.Done({"seed": str(seed), "start": start}, {"auc": auc}, Path())
+        for seed in (1, 2)
+        for start, auc in (("sync", 0.7), ("gba", 0.69), ("10-steps", 0.7001))
+    ]
+    monkeypatch.setattr(write_prefetch.study_results, "found", lambda sweep, part: cells)
+    lines = write_prefetch.start().splitlines()
+    assert (
+        "| `gba` | -0.0100 +-0.0000 |" in lines and "| 10 steps of `sync`, then `gba` | **+0.0001 +-0.0000** |" in lines
+    )
+
+
+def test_each_cell_has_a_partner_in_sync(write_prefetch: Any) -> None:
+    for part in write_prefetch.study_results.study.read_study(write_prefetch.SWEEP):
+        tag = "prefetch" if part.name == "take_over" else "start"
+        found = [write_prefetch.study_results.options(cell.overrides) for cell in part.cells]
+        keys = {(each["seed"], each.get("faults")) for each in found}
+        assert {(each["seed"], each.get("faults")) for each in found if each[tag] == "sync"} == keys

@@ -22,7 +22,7 @@ from typing import Any
 from gbactl.advise.sample import Sample
 from gbactl.advise.simulation_jobs import Outcome, simulate, train_base
 from gbactl.config import RunConfig
-from gbactl.engine.signals import look
+from gbactl.engine.signals import deferred, look
 from gbactl.errors import ClusterError
 from gbactl.nodes.child_process import die_with_parent
 
@@ -59,8 +59,11 @@ class SimulationPool:
         self._pool.shutdown(cancel_futures=True)
 
     def submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Queue a call for one of the processes."""
-        return self._pool.submit(call, *arguments)
+        """Queue a call for one of the processes. Raises Stopped after a signal.
+
+        The first call starts the processes: a signal meanwhile would leave them with half of their input."""
+        with deferred():
+            return self._pool.submit(call, *arguments)
 
     def first_done(self, futures: Iterable[Future[Any]]) -> set[Future[Any]]:
         """Wait until some of the calls are done. Raises Stopped after a signal."""

@@ -18,7 +18,7 @@ import study  # a script in the same folder, not a package
 class Done:
     """Finished cell: KEY=VALUE of its command line (tags by their own name), its figures, its folder, its code version.
 
-    A cell that was run on another machine has no folder here."""
+    A recorded cell has no folder: it may be of another machine."""
 
     options: dict[str, str]
     result: dict[str, Any]
@@ -48,15 +48,18 @@ def part(sweep: Path, name: str) -> study.Part:
 
 
 def found(sweep: Path, name: str) -> list[Done]:
-    """Finished cells of a part, in its order, those without a result left out."""
-    record, version, cells = study.Record.of(sweep, size()), study.code_version(), []
+    """Finished cells of a part, in its order, those without a result left out.
+
+    Recorded ones are found by their overrides, which saves composing each configuration."""
     of_part = part(sweep, name)
+    if of_part.recorded:
+        lines = {tuple(line["overrides"]): line for line in study.Record.of(sweep, size()).lines.values()}
+        there = [(cell, lines[cell.overrides]) for cell in of_part.cells if cell.overrides in lines]
+        return [Done(options(cell.overrides), line["result"], Path(), line["code"]) for cell, line in there]
+    cells, version = [], study.code_version()
     for cell in of_part.cells:
-        key = study.key_of(cell)
-        folder, line = study.STUDIES / cell.study / f"{key}-{version}", record.lines.get(key)
-        if of_part.recorded and line is not None:
-            cells.append(Done(options(cell.overrides), line["result"], folder, line["code"]))
-        elif study.finished(folder):
+        folder = study.folder_of(cell, version)
+        if study.finished(folder):
             result = json.loads((folder / "result.json").read_text())
             cells.append(Done(options(cell.overrides), result, folder, version))
     return cells
@@ -82,7 +85,8 @@ def origin(sweep: Path, name: str) -> str:
     told = ", ".join(code if len(versions) == 1 else f"{code} ({count} runs)" for code, count in versions.items())
     runs = f"{len(there)}" if len(there) == len(cells) else f"{len(there)} of {len(cells)}"
     old = "" if set(versions) <= {study.code_version()} else "; the source is another one now, --again repeats them"
-    return f"{name}: {runs} runs, seeds {', '.join(seeds(cells))}, code version {told}{old}.\n"
+    told_seeds = ", ".join(sorted({cell.seed for cell in there}, key=int))
+    return f"{name}: {runs} runs, seeds {told_seeds}, code version {told}{old}.\n"
 
 
 def place(here: Path) -> Path:

@@ -151,6 +151,8 @@ def main() -> None:
     text = [f"{study_results.title('map')}\n", gaps(cells("rate"))]
     for part, (axis, title) in PARTS.items():
         found = cells(part)
+        if not found:
+            continue
         aucs, ratios = compared(found, axis, auc_difference), compared(found, axis, eps_ratio)
         path = study_results.assets(HERE) / f"map-{part}.png"
         plot(aucs, ratios, title, path)

@@ -1,14 +1,14 @@
 """Advice from simulations: the modes as a ranked report, the mode to run in, and one sentence. Pure.
 
 The mode is the fastest of those that may count on sync's AUC, if it is faster than sync by more than WORTHWHILE; else
-sync. A mode may count on it whose AUC is the same (TOST) or better; and one that is undecided, if its mean difference
-is no loss beyond the margin and its interval no wider than UNSURE margins to either side. Of modes within WORTHWHILE of
-the fastest, it is the one whose AUC is best shown.
+sync. A mode may count on it whose AUC is the same (TOST) or better; and one that is undecided, if its interval excludes
+a loss of UNSURE margins. Of modes within WORTHWHILE of the fastest, it is the one whose AUC is best shown.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -25,9 +25,10 @@ from gbactl.switching.auto_controller import SYNC
 from gbactl.tracking.mlflow_connection import Run
 
 WORTHWHILE = 0.05  # share by which a mode has to be faster: about what a prediction may be wrong
-UNSURE = 4.0  # margins of half an interval within which an undecided mode may count on sync's AUC
+UNSURE = 4.0  # margins; an undecided mode may count on sync's AUC if it loses less
 COLUMNS = tuple(column for column in STANDARD if column.metrics in (("auc",), ("eps",)))
 LEAST_STEPS = 20  # global batches below which the sentence says that there were few
+LEAST_LONGER, MOST_LONGER = 2.0, 10.0  # times as many minutes that the sentence asks for
 SLOW_DOWNS = (1.0, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 3.0, 4.0)  # of one worker
 
 
@@ -78,9 +79,30 @@ def advice_of(outcomes: Sequence[Outcome], margin: float | None, notes: Sequence
     chosen = _chosen(standings)
     made = replace(
         made, columns=COLUMNS, groups=tuple(each.group for each in standings),
-        notes=(*notes, *_ranges(kept, standings), *said),
+        notes=(*made.notes, *notes, *_ranges(kept, standings), *said),
     )  # fmt: skip
     return Advice(_with_times(made, kept), tuple(standings), chosen.mode, _beside(standings, chosen))
+
+
+def contenders(outcomes: Sequence[Outcome], margin: float | None) -> list[str]:
+    """Return the modes of which more seeds may decide: sync and the fastest that may turn out to be worthwhile.
+
+    None if no mode may. A mode may that is faster than sync, whose AUC is not shown to be worse, and whose mean AUC
+    loses less than UNSURE margins."""
+    found = advice_of(outcomes, margin)
+    limit = UNSURE * (found.report.margin or AUC_MARGIN)
+    able = [
+        each for each in found.standings
+        if each.rate > 1 + WORTHWHILE and each.auc != "worse" and _mean(each.group) > -limit
+    ]  # fmt: skip
+    fastest = max((each.rate for each in able), default=0.0)
+    near = [each.mode for each in able if each.rate * (1 + WORTHWHILE) >= fastest]
+    return [SYNC, *near] if near else []
+
+
+def _mean(group: Group) -> float:
+    """Mean difference in AUC to sync; 0 for sync."""
+    return 0.0 if group.difference is None else group.difference.mean
 
 
 def _run(outcome: Outcome) -> Run:
@@ -101,7 +123,8 @@ def _standing(group: Group, outcomes: Sequence[Outcome], margin: float) -> Stand
 def _rates(mode: str, outcomes: Sequence[Outcome]) -> dict[int, float]:
     """EPS over sync's, by seed."""
     reference = {each.seed: each.eps for each in outcomes if each.mode == SYNC}
-    return {each.seed: each.eps / reference[each.seed] for each in outcomes if each.mode == mode}
+    ours = {each.seed: each.eps for each in outcomes if each.mode == mode and each.seed in reference}
+    return {seed: eps / reference[seed] for seed, eps in ours.items()}
 
 
 def _judged(group: Group) -> str:
@@ -119,7 +142,7 @@ def _judged(group: Group) -> str:
 def _may_count(group: Group, margin: float) -> bool:
     """Return whether an undecided mode may count on sync's AUC all the same."""
     found = group.difference
-    return found is not None and found.mean >= -margin and (found.half is None or found.half <= UNSURE * margin)
+    return found is not None and found.half is not None and found.mean - found.half > -UNSURE * margin
 
 
 def _ranked(standings: Sequence[Standing]) -> list[Standing]:
@@ -179,7 +202,7 @@ def sentence(advice: Advice, workers: int, minutes: float, steps: int) -> str:
     found = advice.of(advice.mode)
     with_workers = f"with {workers} workers" if workers > 1 else "with 1 worker"
     if advice.mode == SYNC:
-        said = f"Stay with {SYNC} {with_workers}: {_why_sync(advice)}"
+        said = f"Stay with {SYNC} {with_workers}: {_why_sync(advice, minutes)}"
     else:
         said = f"Run {advice.mode} {with_workers}: expect {_times(found)} {SYNC}'s rate and {_quality(advice, minutes)}"
     few = [f"{steps} global batches in each mode are few to go by, type a larger --minutes"] * (steps < LEAST_STEPS)
@@ -207,27 +230,29 @@ def _quality(advice: Advice, minutes: float) -> str:
         return f"the same AUC ({margin})"
     if found.auc == "better":
         return f"a better AUC ({_difference(found)})"
-    verdict = found.group.verdict
-    needed = None if verdict is None else verdict.seeds
-    more = (
-        f"; --seeds {needed} --minutes {_longer(minutes, needed, found.group.n):g} would likely tell" if needed else ""
-    )
-    return f"about the same AUC, which is not shown yet ({_difference(found)}, {margin}{more})"
+    return f"about the same AUC, which is not shown yet ({_difference(found)}, {margin}{_more(found, minutes)})"
 
 
-def _longer(minutes: float, seeds: int, before: int) -> float:
-    return float(-(-minutes * seeds // before))
+def _more(found: Standing, minutes: float) -> str:
+    """Say how many seeds would decide, and what to type; "" where that is not known."""
+    needed = None if found.group.verdict is None else found.group.verdict.seeds
+    if needed is None:
+        return ""
+    longer = math.ceil(minutes * min(max(needed / found.group.n, LEAST_LONGER), MOST_LONGER))
+    return f", about {needed} seeds needed: --minutes {longer} may tell"
 
 
-def _why_sync(advice: Advice) -> str:
+def _why_sync(advice: Advice, minutes: float) -> str:
     able = [each for each in advice.standings if each.counts and each.mode != SYNC]
     barred = [each for each in advice.standings if not each.counts and each.rate > 1 + WORTHWHILE]
     if not barred:
         return f"no other mode is faster by more than {100 * WORTHWHILE:g} %"
     fastest = max(barred, key=lambda each: each.rate)
-    what = "is worse" if fastest.auc == "worse" else "varies too much to count on"
+    what = f"is worse ({_difference(fastest)})"
+    if fastest.auc != "worse":
+        what = f"may be worse ({_difference(fastest)}{_more(fastest, minutes)})"
     also = f"; of the modes with {SYNC}'s AUC none is faster by more than {100 * WORTHWHILE:g} %" if able else ""
-    return f"{fastest.mode} has {_times(fastest)} its rate, but its AUC {what} ({_difference(fastest)}){also}"
+    return f"{fastest.mode} has {_times(fastest)} its rate, but its AUC {what}{also}"
 
 
 def _slow_downs(advice: Advice) -> list[str]:

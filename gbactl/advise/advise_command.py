@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gbactl.advise.advice import SLOW_DOWNS, WORTHWHILE, Advice, advice_of, plain, sentence
+from gbactl.advise.advice import SLOW_DOWNS, WORTHWHILE, Advice, advice_of, contenders, plain, sentence
 from gbactl.advise.sample import BASE, Sample, sample_of
 from gbactl.advise.simulation_jobs import Outcome, Took, in_mode, on_virtual_cluster, predicted_eps, simulate
-from gbactl.advise.simulation_pool import Budget, Schedule, SimulationPool
+from gbactl.advise.simulation_pool import FEWEST_SEEDS, Budget, Schedule, SimulationPool
 from gbactl.checkpoint.folder import CHECKPOINTS
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.cpu import available_cores
@@ -39,10 +39,11 @@ from gbactl.tracking.mlflow_connection import COMMAND, NOTE, PARENT, RUN_KIND, t
 from gbactl.tracking.run_description import CONFIG_TAG, CommandLine, config_tag, parameters, run_note
 from gbactl.tracking.tracked_run import TrackedRun
 
-TARGET_SEEDS = 4  # that the sample's size is chosen for
+ALL_MODES = 0.5  # share of the time for seeds of all modes; then those modes go on that the answer depends on
 PROBE_STEPS = 6  # global batches of the probe
 GRADIENTS, TIMED_STEPS = 4000, (20, 50)  # of a simulation for times alone: gradients, least and most global batches
 SPARE = 0.9  # share of the time that is planned
+MOST_PACE = 4.0  # real seconds for each CPU second, on a busy machine, for which the sample is made smaller
 RESULT = "advice.json"
 
 
@@ -155,13 +156,17 @@ class Advising:
         return min(max(steps, least), most) * self.cfg.train.global_batch
 
     def _sample(self, path: Path, took: dict[str, Took], jobs: int) -> Sample:
-        """Choose the size of the sample so that the simulations of TARGET_SEEDS seeds fit into the time left."""
+        """Choose the size of the sample so that the simulations fit into the time left.
+
+        CPU seconds of the probe count, and by how much real seconds were longer: other processes take their share."""
         wanted = self.options.samples
         if wanted is None:
-            seeds = self.options.seeds or TARGET_SEEDS
+            seeds = self.options.seeds or FEWEST_SEEDS / ALL_MODES
             fixed = sum(each.timing + each.setting_up for each in took.values()) + took[SYNC].setting_up
             a_sample = (sum(each.training for each in took.values()) + BASE * took[SYNC].training) / self.probed
-            room = SPARE * (self._left - self._reserve(took, jobs)) * jobs / seeds - fixed
+            pace = sum(each.wall for each in took.values()) / sum(each.total for each in took.values())
+            pace = min(max(pace, 1.0), MOST_PACE)
+            room = SPARE * (self._left / pace - self._reserve(took, jobs)) * jobs / seeds - fixed
             wanted = max(int(room / a_sample), PROBE_STEPS * self.cfg.train.global_batch)
         return sample_of(path, self.cfg.train, wanted, self._timed)
 
@@ -187,7 +192,11 @@ class Advising:
             self.show.step(f"simulated: {outcome.mode}, seed {outcome.seed}", min(0.99, spent))
             self._log_simulation(outcome, folder, tracked)
 
-        return Schedule(pool, self.modes, sample, folder, base, seconds, Budget(deadline, self.options.seeds), told)
+        def narrow(outcomes: Sequence[Outcome]) -> list[str]:
+            return contenders(outcomes, self.options.margin)
+
+        budget = Budget(deadline, self.options.seeds)
+        return Schedule(pool, self.modes, sample, folder, base, seconds, budget, told, narrow)
 
     def _with_slow_downs(self, found: Advice, pool: SimulationPool, sample: Sample, folder: Path) -> Advice:
         """Add the rates of the advised mode (or the next one) beside sync's when one worker is slower."""

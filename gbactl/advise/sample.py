@@ -17,9 +17,9 @@ from gbactl.data.dataset import Dataset, Split, open_dataset, permuted
 from gbactl.errors import UsageError
 from gbactl.worker.loop import key_of
 
-PARTS = 3  # evaluations after the switch, from which the time to an AUC is read
+PARTS = 2  # evaluations after the switch, from which the time to an AUC is read
 BASE = 2  # samples of the base for each one trained in the mode
-JUDGED = 0.5  # samples to judge by for each one trained in the mode
+JUDGED = 1  # samples to judge by for each one trained in the mode
 opened = functools.lru_cache(maxsize=2)(open_dataset)  # its files are checked once a process
 
 
@@ -133,7 +133,7 @@ def sample_of(path: Path, train: TrainConfig, wanted: int, timed: int) -> Sample
     parts = min(PARTS, steps)
     part = steps // parts * size
     base = min(BASE * parts * part, stretches.rows_before)
-    judged = min(int(JUDGED * parts * part), stretches.judge.rows)
+    judged = min(JUDGED * parts * part, stretches.judge.rows)
     limited = min(stretches.after.rows, max(timed, size))
     return Sample(path, _whole(base, size), part, parts, judged, _whole(limited, size), train.days)
 

@@ -65,11 +65,12 @@ def newest(base: Path) -> Path:
 class Took:
     """CPU seconds of a simulation: to time the mode alone, to set up, and to train and evaluate.
 
-    They hardly depend on what else the machine does."""
+    They hardly depend on what else the machine does. `wall`: all real seconds."""
 
     timing: float
     setting_up: float
     training: float
+    wall: float = 0.0
 
     @property
     def total(self) -> float:
@@ -102,7 +103,7 @@ def train_base(cfg: RunConfig, sample: Sample, folder: Path) -> float:
 
 def simulate(cfg: RunConfig, sample: Sample, folder: Path, base: Path | None) -> Outcome:
     """Predict the EPS of a mode, then train in it from a base; without a base, from nothing. Raises GbactlError."""
-    began = time.process_time()
+    clock, began = time.monotonic(), time.process_time()
     eps = predicted_eps(cfg, sample, folder)
     timing, began = time.process_time() - began, time.process_time()
     dataset = sample.dataset()
@@ -110,9 +111,9 @@ def simulate(cfg: RunConfig, sample: Sample, folder: Path, base: Path | None) ->
     try:
         result, setting_up = _run(own, dataset)
     except DivergedError as error:
-        took = Took(timing, 0.0, time.process_time() - began)
+        took = Took(timing, 0.0, time.process_time() - began, time.monotonic() - clock)
         return Outcome(cfg.mode.name, cfg.seed, eps, took, {}, diverged=str(error))
-    took = Took(timing, setting_up, time.process_time() - began - setting_up)
+    took = Took(timing, setting_up, time.process_time() - began - setting_up, time.monotonic() - clock)
     return Outcome(cfg.mode.name, cfg.seed, eps, took, result, tuple(result["phases"][-sample.parts :]))
 
 

@@ -1,4 +1,4 @@
-"""Processes in which simulations run, and the schedule of an advice: as many seeds as fit into the time.
+"""Processes in which simulations run, and the schedule of an advice: seeds of all modes, then of those that matter.
 
 Starting the processes takes the import of torch (3 s), once. They end with this process, however it ends.
 """
@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
@@ -22,11 +22,11 @@ from typing import Any
 from gbactl.advise.sample import Sample
 from gbactl.advise.simulation_jobs import Outcome, simulate, train_base
 from gbactl.config import RunConfig
-from gbactl.engine.signals import look
+from gbactl.engine.signals import deferred, look
 from gbactl.errors import ClusterError
 from gbactl.nodes.child_process import die_with_parent
 
-FEWEST_SEEDS, MOST_SEEDS = 3, 10  # unless the user says how many
+FEWEST_SEEDS, MOST_SEEDS = 3, 16  # of all modes; of any mode; unless the user says how many
 LOOK_SECONDS = 1.0
 IMPORTED = ("gbactl.advise.simulation_jobs", "sklearn.metrics")
 
@@ -59,8 +59,11 @@ class SimulationPool:
         self._pool.shutdown(cancel_futures=True)
 
     def submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Queue a call for one of the processes."""
-        return self._pool.submit(call, *arguments)
+        """Queue a call for one of the processes. Raises Stopped after a signal.
+
+        The first call starts the processes: a signal meanwhile would leave them with half of their input."""
+        with deferred():
+            return self._pool.submit(call, *arguments)
 
     def first_done(self, futures: Iterable[Future[Any]]) -> set[Future[Any]]:
         """Wait until some of the calls are done. Raises Stopped after a signal."""
@@ -109,10 +112,11 @@ class Work:
 
 @dataclass
 class Schedule:
-    """Simulations of all modes, seed by seed, each mode from the seed's base; the next seed begins if it will fit.
+    """Simulations seed by seed, each mode from the seed's base: of all modes first, then as many as fit into the time.
 
     `modes`: configurations by mode, the first one is the base's; `base_seconds`, `seconds`: estimates of a simulation
-    of the base and of each mode; `told` hears of each outcome."""
+    of the base and of each mode; `told` hears of each outcome; `narrow`: which modes need more seeds, from the outcomes
+    so far."""
 
     pool: SimulationPool
     modes: Mapping[str, RunConfig]
@@ -122,17 +126,22 @@ class Schedule:
     seconds: Mapping[str, float]
     budget: Budget
     told: Callable[[Outcome], None]
+    narrow: Callable[[Sequence[Outcome]], Sequence[str]]
     outcomes: list[Outcome] = field(default_factory=list)
-    _started: int = 0
+    _seeds: dict[int, Sequence[str]] = field(default_factory=dict)  # seeds that were begun, and their modes
     _ready: deque[Work] = field(default_factory=deque)
     _running: dict[Future[Any], Work] = field(default_factory=dict)
     _spent: tuple[float, float] = (0.0, 0.0)  # seconds of finished simulations: estimated, taken
 
     def run(self) -> list[Outcome]:
         """Run all simulations. Raises GbactlError."""
+        heard = 0
         while True:
             while len(self._running) < self.pool.jobs and (work := self._next()) is not None:
-                self._running[self._begun(work)] = replace(work, began=time.monotonic())
+                self._running[self._submitted(work)] = replace(work, began=time.monotonic())
+            for outcome in self.outcomes[heard:]:  # while the processes have work again
+                self.told(outcome)
+            heard = len(self.outcomes)
             if not self._running:
                 return self.outcomes
             for future in self.pool.first_done(self._running):
@@ -141,25 +150,34 @@ class Schedule:
     def _next(self) -> Work | None:
         if self._ready:
             return self._ready.popleft()
-        if not self._fits():
+        modes = self._more()
+        if not modes:
             return None
-        first = next(iter(self.modes.values())).seed
-        self._started += 1
-        return Work(first + self._started - 1, "", self.base_seconds)
+        seed = next(iter(self.modes.values())).seed + len(self._seeds)
+        self._seeds[seed] = modes
+        return Work(seed, "", self.base_seconds)
 
-    def _fits(self) -> bool:
-        """Whether another seed is wanted and will be done in time."""
+    def _more(self) -> Sequence[str]:
+        """Return the modes of another seed; none if no other one is wanted, would be done in time, or is known yet."""
+        begun, every = len(self._seeds), list(self.modes)
         if self.budget.seeds is not None:
-            return self._started < self.budget.seeds
-        if self._started < FEWEST_SEEDS or self._started >= MOST_SEEDS:
-            return self._started < FEWEST_SEEDS
-        modes = sum(self.seconds.values())
-        left = sum(work.seconds + (0.0 if work.mode else modes) for work in self._running.values())
+            return every if begun < self.budget.seeds else ()
+        if begun < FEWEST_SEEDS:
+            return every
+        if begun >= MOST_SEEDS or (begun == FEWEST_SEEDS and self._running):
+            return ()
+        modes = self.narrow(self.outcomes)
         estimated, taken = self._spent
         pace = taken / estimated if estimated else 1.0
-        return time.monotonic() + pace * (left + self.base_seconds + modes) / self.pool.jobs <= self.budget.deadline
+        left = sum(work.seconds for work in self._running.values())
+        left += sum(self._total(self._seeds[work.seed]) for work in self._running.values() if not work.mode)
+        needed = pace * (left + self.base_seconds + self._total(modes)) / self.pool.jobs
+        return modes if time.monotonic() + needed <= self.budget.deadline else ()
 
-    def _begun(self, work: Work) -> Future[Any]:
+    def _total(self, modes: Iterable[str]) -> float:
+        return sum(self.seconds[mode] for mode in modes)
+
+    def _submitted(self, work: Work) -> Future[Any]:
         cfg = replace(self.modes[work.mode] if work.mode else next(iter(self.modes.values())), seed=work.seed)
         base = self.folder / f"base-s{work.seed}"
         if not work.mode:
@@ -169,7 +187,6 @@ class Schedule:
     def _ended(self, work: Work, found: Any) -> None:
         if isinstance(found, Outcome):
             self.outcomes.append(found)
-            self.told(found)
         else:
-            self._ready += [Work(work.seed, mode, self.seconds[mode]) for mode in self.modes]
+            self._ready += [Work(work.seed, mode, self.seconds[mode]) for mode in self._seeds[work.seed]]
         self._spent = self._spent[0] + work.seconds, self._spent[1] + time.monotonic() - work.began

@@ -9,8 +9,12 @@ import click
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
 @click.option("--modes", metavar="NAME,...", help="Modes beside sync [default: all without replicas].")
 @click.option("--minutes", type=click.FloatRange(0.25), default=3.0, show_default=True, help="How long it may take.")
-@click.option("--seeds", type=click.IntRange(1), metavar="N", help="Seeds [default: 3 to 10, as the time allows].")
-@click.option("--samples", type=click.IntRange(1), metavar="N", help="Samples in each mode [default: as time allows].")
+@click.option(
+    "--seeds", type=click.IntRange(1), metavar="N", help="Seeds of all modes [default: 3, more of those that matter]."
+)
+@click.option(
+    "--samples", type=click.IntRange(1), metavar="N", help="Samples in each mode [default: as the time allows]."
+)
 @click.option(
     "--margin", type=click.FloatRange(min=0, min_open=True), metavar="NUMBER",
     help="Largest difference in AUC to sync that counts as none [default: .0005].",
@@ -38,9 +42,9 @@ def command(
     \b
     The mode that is named is the fastest whose AUC is the same as sync's
     within the margin, or better. A mode whose AUC is undecided counts too, if
-    its mean loses no more than the margin and its interval is at most 4
-    margins to either side; the sentence then says so. Within 5 % of the
-    fastest sync is named, else a mode whose AUC is shown.
+    its interval excludes a loss of 4 margins; the sentence then says so.
+    Within 5 % of the fastest sync is named, else the mode whose AUC is best
+    shown.
 
     Logged to MLflow's experiment advise, with the simulations as child runs.
     """

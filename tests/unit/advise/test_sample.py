@@ -30,14 +30,14 @@ def joined(batches: list[Batch]) -> np.ndarray:
 def test_rows_of_days_are_consecutive_up_to_the_switch_and_after_it(cache: Path) -> None:
     path = small_data.prepared(cache, 1000, 5)
     found = sample_of(path, TRAIN, 600, 640)
-    assert found == Sample(path, BASE * 576, 192, PARTS, 288, 640)
+    assert found == Sample(path, BASE * 512, 256, PARTS, 512, 640)
     taken, whole = found.dataset(), open_dataset(path)
     assert taken.kind == "parts" and len(taken.splits) == 2 + PARTS + 1
     before = joined([split.whole for split in taken.splits[:2]])
     assert np.array_equal(before, joined([whole.splits[n].whole for n in (1, 2)])[-len(before) :])
     after = joined([split.whole for split in taken.splits[2:-1]])
     assert np.array_equal(after, whole.splits[3].whole.ids[: len(after)])
-    assert np.array_equal(taken.splits[-1].whole.labels, whole.splits[4].whole.labels[:288])
+    assert np.array_equal(taken.splits[-1].whole.labels, whole.splits[4].whole.labels[:512])
 
 
 def test_two_days_are_divided_and_days_can_be_left_out(cache: Path) -> None:
@@ -66,8 +66,8 @@ def test_a_training_and_a_test_file_are_sampled_at_random(monkeypatch: pytest.Mo
 
 def test_few_steps_make_fewer_parts_and_none_is_told(cache: Path) -> None:
     path = small_data.prepared(cache, 1000, 3)
-    assert (found := sample_of(path, replace(TRAIN, global_batch=400), 5000, 1)).parts == 2
-    assert found.timed == found.part == 400
+    assert (found := sample_of(path, replace(TRAIN, global_batch=600), 5000, 1)).parts == 1
+    assert found.timed == found.part == 600
     with pytest.raises(UsageError, match=r"type a smaller train\.global_batch"):
         sample_of(path, replace(TRAIN, global_batch=1001), 5000, 1)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -16,7 +18,7 @@ from gbactl.advise.simulation_pool import FEWEST_SEEDS, MOST_SEEDS, Budget, Sche
 from gbactl.errors import ClusterError
 from tests.support.simulated_runs import config
 
-MODES = {mode: config(mode) for mode in ("sync", "gba")}
+MODES = {mode: config(mode) for mode in ("sync", "gba", "async")}
 SAMPLE = Sample(Path(), 0, 1, 1, 1, 1)
 
 
@@ -43,9 +45,15 @@ class FakePool:
         return {next(iter(futures))}
 
 
-def run(pool: FakePool, budget: Budget) -> list[Outcome]:
+def run(pool: FakePool, budget: Budget, *kept: str) -> list[Outcome]:
     seconds, heard = dict.fromkeys(MODES, 10.0), list[Outcome]()
-    made = Schedule(pool, MODES, SAMPLE, Path("advice"), 10.0, seconds, budget, heard.append)  # type: ignore[arg-type]
+
+    def narrow(outcomes: Sequence[Outcome]) -> Sequence[str]:
+        assert len({each.seed for each in outcomes}) >= FEWEST_SEEDS
+        return kept
+
+    folder = Path("advice")
+    made = Schedule(pool, MODES, SAMPLE, folder, 10.0, seconds, budget, heard.append, narrow)  # type: ignore[arg-type]
     assert made.run() == heard
     return heard
 
@@ -55,18 +63,26 @@ def test_every_seed_has_all_modes_from_its_base_two_at_a_time() -> None:
     found = run(pool, Budget(0.0, 4))
     first = MODES["sync"].seed
     assert {(each.mode, each.seed - first) for each in found} == {(m, s) for m in MODES for s in range(4)}
-    assert len(pool.calls) == len(set(pool.calls)) == 4 * 3 and pool.most == 2
+    assert len(pool.calls) == len(set(pool.calls)) == 4 * 4 and pool.most == 2
 
 
 @pytest.mark.parametrize(
     ("left", "seconds", "seeds"),
-    [(-1.0, 10.0, FEWEST_SEEDS), (1e6, 10.0, MOST_SEEDS), (100.0, 10.0, 7), (100.0, 40.0, FEWEST_SEEDS)],
+    [(-1.0, 10.0, [3]), (1e6, 10.0, [MOST_SEEDS]), (120.0, 10.0, [6, 7, 8]), (120.0, 40.0, [3])],
 )
-def test_as_many_seeds_as_fit(monkeypatch: pytest.MonkeyPatch, left: float, seconds: float, seeds: int) -> None:
+def test_modes_that_matter_have_as_many_seeds_as_fit(
+    monkeypatch: pytest.MonkeyPatch, left: float, seconds: float, seeds: list[int]
+) -> None:
+    """The first seeds take 60 s, each further one of two modes 15 s."""
     pool = FakePool(seconds)
     monkeypatch.setattr(time, "monotonic", lambda: pool.now)
-    found = {each.seed for each in run(pool, Budget(left))}
-    assert abs(len(found) - seeds) <= (seeds == 7)
+    counts = Counter(each.mode for each in run(pool, Budget(left), "sync", "gba"))
+    assert counts["async"] == FEWEST_SEEDS
+    assert counts["sync"] == counts["gba"] and counts["gba"] in seeds
+
+
+def test_where_no_mode_matters_the_first_seeds_are_enough() -> None:
+    assert len(run(FakePool(10.0), Budget(1e9))) == FEWEST_SEEDS * len(MODES)
 
 
 def test_a_process_that_dies_is_told() -> None:

@@ -98,23 +98,8 @@ def checked(code: int) -> int:
     return code
 
 
-def _data_offset() -> int:
-    """Find where an array object holds the address of its values, in bytes from the object's own address."""
-    probe = np.empty(1, np.uint8)
-    held = (c_uint64 * (np.ndarray.__basicsize__ // 8)).from_address(id(probe))
-    return 8 * list(held).index(probe.ctypes.data)
-
-
-_DATA_OFFSET = _data_offset()
-
-
-def address(array: np.ndarray[Any, Any]) -> int | None:
-    """Return the address of an array's values: `array.ctypes.data` takes 8 times as long, as long as a small kernel."""
-    return c_void_p.from_address(id(array) + _DATA_OFFSET).value
-
-
 def pointers(arrays: Sequence[np.ndarray[Any, Any]]) -> Any:
-    return (c_void_p * len(arrays))(*[address(array) for array in arrays])
+    return (c_void_p * len(arrays))(*[array.ctypes.data for array in arrays])
 
 
 def dense_arguments(parts: Sequence[DensePart], size: int) -> tuple[int, Any, Any]:
@@ -184,8 +169,8 @@ class NativeKernels:
         counts = np.empty(shards, LONG)
         used = checked(
             self._library.gb_dedupe(
-                address(ids), ids.shape[0], ids.shape[1], address(offsets), shards,
-                address(index), address(counts), address(inverse),
+                ids.ctypes.data, ids.shape[0], ids.shape[1], offsets.ctypes.data, shards,
+                index.ctypes.data, counts.ctypes.data, inverse.ctypes.data,
             )
         )  # fmt: skip
         return DistinctRows(index[:used], counts, inverse)
@@ -197,7 +182,7 @@ class NativeKernels:
         require(index, INT, (n,), "An index")
         require(out, FLOAT, (n, width), "The output")
         gather = self._library.gb_gather
-        checked(gather(address(table), rows, width, address(index), n, address(out)))
+        checked(gather(table.ctypes.data, rows, width, index.ctypes.data, n, out.ctypes.data))
 
     def segment_sum(self, grad: Floats, inverse: Ints, out: Floats) -> None:
         n, width = grad.shape
@@ -205,7 +190,7 @@ class NativeKernels:
         require(inverse, INT, (n,), "inverse")
         require(out, FLOAT, (-1, width), "The output")
         add = self._library.gb_segment_sum
-        checked(add(address(grad), address(inverse), n, width, address(out), len(out)))
+        checked(add(grad.ctypes.data, inverse.ctypes.data, n, width, out.ctypes.data, len(out)))
 
     def aggregate(
         self, parts: Sequence[RowPart], workspace: Workspace | None = None, shares: Sequence[float] = ()
@@ -221,7 +206,7 @@ class NativeKernels:
             self._library.gb_aggregate(
                 k, pointers([part[0] for part in live]), pointers([part[1] for part in live]),
                 sizes, weights, counted, width,
-                address(out.index), address(out.total), address(out.contributors),
+                out.index.ctypes.data, out.total.ctypes.data, out.contributors.ctypes.data,
             )
         )  # fmt: skip
         total = out.total[: used * width].reshape(used, width)
@@ -229,17 +214,17 @@ class NativeKernels:
 
     def check_index(self, index: Ints, rows: int) -> None:
         require(index, INT, (-1,), "An index")
-        checked(self._library.gb_check_unique(address(index), len(index), rows))
+        checked(self._library.gb_check_unique(index.ctypes.data, len(index), rows))
 
     def init_rows(self, table: Floats, seed: int, first: int, stride: int, scale: float) -> None:
         require(table, FLOAT, (-1, -1), "A table")
         seed &= (1 << 64) - 1
-        self._library.gb_init_rows(address(table), *table.shape, seed, first, stride, scale)
+        self._library.gb_init_rows(table.ctypes.data, *table.shape, seed, first, stride, scale)
 
     def average(self, running: Floats, parts: Sequence[DensePart], weight_sum: float, momentum: float) -> None:
         require(running, FLOAT, (-1,), "Running statistics")
         n = len(running)
-        self._library.gb_average(address(running), n, *dense_arguments(parts, n), weight_sum, momentum)
+        self._library.gb_average(running.ctypes.data, n, *dense_arguments(parts, n), weight_sum, momentum)
 
     def codec(self, name: str) -> NativeCodec:
         return NativeCodec(self._library, name)
@@ -272,12 +257,12 @@ class NativeRowStep:
         n = len(index)
         require(index, INT, (n,), "An index")
         require(grad, FLOAT, (n, self._width), "A gradient")
-        at, per_row = address(index), None
+        at, per_row = index.ctypes.data, None
         if contributors is not None:
             require(contributors, FLOAT, (n,), "Contributors")
-            per_row = address(contributors)
+            per_row = contributors.ctypes.data
         checked(self._check(at, n, self._rows))
-        self._step(self._address, at, n, address(grad), per_row, None, None, weight, divisor, lr, decay)
+        self._step(self._address, at, n, grad.ctypes.data, per_row, None, None, weight, divisor, lr, decay)
 
     def every(
         self, slot: Ints, grad: Floats, contributors: Floats | None,
@@ -290,9 +275,9 @@ class NativeRowStep:
         per_row = None
         if contributors is not None:
             require(contributors, FLOAT, (len(grad),), "Contributors")
-            per_row = address(contributors)
+            per_row = contributors.ctypes.data
         self._step(
-            self._address, None, 0, address(grad), per_row, address(slot), address(self._zeros),
+            self._address, None, 0, grad.ctypes.data, per_row, slot.ctypes.data, self._zeros.ctypes.data,
             weight, divisor, lr, decay,
         )  # fmt: skip
 
@@ -325,18 +310,18 @@ class NativeCodec(Codec):
 
     def narrow(self, values: Floats, out: Halves) -> None:
         if _plain(values, FLOAT, out.size) and _plain(out, HALF, out.size):
-            self._library.gb_narrow(self._kind, address(values), address(out), out.size)
+            self._library.gb_narrow(self._kind, values.ctypes.data, out.ctypes.data, out.size)
         else:
             self._otherwise.narrow(values, out)
 
     def widen(self, halves: Halves, out: Floats) -> None:
         if _plain(halves, HALF, out.size) and _plain(out, FLOAT, out.size):
-            self._library.gb_widen(self._kind, address(halves), address(out), out.size)
+            self._library.gb_widen(self._kind, halves.ctypes.data, out.ctypes.data, out.size)
         else:
             self._otherwise.widen(halves, out)
 
     def round(self, values: Floats) -> None:
         if _plain(values, FLOAT, values.size):
-            self._library.gb_round(self._kind, address(values), values.size)
+            self._library.gb_round(self._kind, values.ctypes.data, values.size)
         else:
             self._otherwise.round(values)

@@ -127,7 +127,7 @@ def test_the_first_signal_has_the_run_saved_and_ends_it_when_that_is_done() -> N
         os.kill(os.getpid(), signal.SIGHUP)
         for _ in range(2):
             stop.look(told.append)
-        stop.again()
+        stop.tell_again()
         stop.look(told.append)
         stop.heard(Event("stop", {"state": "saved"}))
         stop.look(told.append)

@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: demo install test test-slow check docs bench curves fuzz audit calibration advise frappe gba-claims prefetch map tuning mechanism shadowsync switching cpr precision hosts soak ui clean help
 
-demo: install ## install, train a base in sync, go on with a slow worker in sync, async and gba, compare (4 minutes)
+demo: install ## install, train a base in sync, go on with a slow worker in sync, async and gba, compare (3 minutes)
 	$(BIN)/gbactl train -m $(DEMO) seed=$(SEEDS) 'run_dir=runs/demo/base-$${seed}'
 	$(BIN)/gbactl train $(GO_ON) 'run_dir=runs/demo/sync-$${seed}'
 	$(BIN)/gbactl switch $(GO_ON) 'run_dir=runs/demo/async-$${seed}' 'switch.schedule=[{at: {day: 2}, to: async}]'

@@ -8,7 +8,7 @@ Reads cells.jsonl, in a few seconds. Part of `make prefetch`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,13 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import study_results  # noqa: E402  (scripts of the parent folder, not a package)
-from report_tables import mean_of, written  # noqa: E402
-from study_results import Done  # noqa: E402
+from report_tables import Value, against, by_line, markdown, mean_of, written  # noqa: E402
 
 SWEEP = HERE / "sweep.yaml"
 SAFE = 0.0005
-Figure = Callable[[Mapping[str, Any]], float]
 
 
-def auc_of(day: int) -> Figure:
+def auc_of(day: int) -> Value:
     """AUC after a day of training, counted from 0."""
 
     def auc(result: Mapping[str, Any]) -> float:
@@ -51,12 +49,6 @@ def staleness(result: Mapping[str, Any]) -> float:
     return sum(int(steps) * count for steps, count in counts.items()) / sum(counts.values())
 
 
-def pairs(cells: Sequence[Done], baseline: Sequence[Done], figure: Figure) -> list[tuple[float, float]]:
-    """Figure of each cell and of the baseline's cell with the same seed."""
-    theirs = {cell.seed: figure(cell.result) for cell in baseline}
-    return [(figure(cell.result), theirs[cell.seed]) for cell in cells if cell.seed in theirs]
-
-
 def take_over() -> str:
     """Table of the cells that take over from sync."""
     found = study_results.found(SWEEP, "take_over")
@@ -70,37 +62,37 @@ def take_over() -> str:
     lines.insert(0, f"`sync` reaches {reached.mean:.4f}; {best.mean:.4f} is possible.\n")
     for faults in dict.fromkeys(cell.options["faults"] for cell in found):
         here = [cell for cell in found if cell.options["faults"] == faults]
-        group = {name: [cell for cell in here if cell.options["prefetch"] == name] for name in _names(here)}
-        for name, cells in group.items():
+        aucs = [by_line(here, "prefetch", auc_of(day)) for day in (3, 4)]
+        speeds, stale = by_line(here, "prefetch", eps), by_line(here, "prefetch", staleness)
+        decayed = by_line(here, "prefetch", lambda result: float(result["samples"]["decayed"]))
+        for name in stale:
             if name == "sync":
                 continue
-            columns = [f"`{faults}`", "`async`" if name == "async" else f"`{name}`"]
-            for day in (3, 4):
-                gaps = [ours - theirs for ours, theirs in pairs(cells, group["sync"], auc_of(day))]
-                columns.append(written(mean_of(gaps), 4, "+", SAFE))
+            gaps = [against(values, name, "sync") for values in aucs]
+            columns = [
+                f"`{faults}`",
+                f"`{name}`",
+                *("-" if gap is None else written(gap, 4, "+", SAFE) for gap in gaps),
+            ]
             for other in ("sync", "rows"):
-                columns.append(written(mean_of([a / b for a, b in pairs(cells, group.get(other, []), eps)]), 3))
-            columns.append(f"{mean_of([staleness(cell.result) for cell in cells]).mean:.2f}")
-            columns.append(f"{mean_of([cell.result['samples']['decayed'] for cell in cells]).mean:,.0f}")
+                ratios = [speeds[name][seed] / speeds[other][seed] for seed in speeds[name] if seed in speeds[other]]
+                columns.append(written(mean_of(ratios), 3))
+            columns.append(f"{mean_of([*stale[name].values()]).mean:.2f}")
+            columns.append(f"{mean_of([*decayed[name].values()]).mean:,.0f}")
             lines.append(f"| {' | '.join(columns)} |")
     return "\n".join(lines) + "\n"
 
 
 def start() -> str:
     """Table of the cells that start from nothing."""
-    found = study_results.found(SWEEP, "start")
-    group = {name: [c for c in found if c.options["start"] == name] for name in _names(found, "start")}
-    lines = ["| start | AUC after the first day - sync |", "| --- | ---: |"]
-    for name, cells in group.items():
+    aucs = by_line(study_results.found(SWEEP, "start"), "start", lambda result: float(result["auc"]))
+    rows = []
+    for name in aucs:
         if name != "sync":
-            gaps = [ours - theirs for ours, theirs in pairs(cells, group["sync"], lambda result: float(result["auc"]))]
+            gap = against(aucs, name, "sync")
             told = "`gba`" if name == "gba" else f"{name.replace('-', ' ')} of `sync`, then `gba`"
-            lines.append(f"| {told} | {written(mean_of(gaps), 4, '+', SAFE)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _names(cells: Sequence[Done], tag: str = "prefetch") -> list[str]:
-    return list(dict.fromkeys(cell.options[tag] for cell in cells))
+            rows.append((told, "-" if gap is None else written(gap, 4, "+", SAFE)))
+    return markdown(("start", "AUC after the first day - sync"), rows)
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ def taken_over(write_prefetch: Any, line: str, seed: int, auc: float, seconds: f
         for day, found, pause in days
     ]
     result = {"phases": phases, "best_possible_auc": 0.9, "samples": {"decayed": 7}}
-    return write_prefetch.Done({"seed": str(seed), "faults": "none", "prefetch": line}, result, Path())
+    return write_prefetch.study_results.Done({"seed": str(seed), "faults": "none", "prefetch": line}, result, Path())
 
 
 def test_taking_over_is_compared_with_sync_and_rows_of_the_same_seed(
@@ -58,7 +58,7 @@ def test_taking_over_is_compared_with_sync_and_rows_of_the_same_seed(
 
 def test_starts_are_compared_with_sync(write_prefetch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [
-        write_prefetch.Done({"seed": str(seed), "start": start}, {"auc": auc}, Path())
+        write_prefetch.study_results.Done({"seed": str(seed), "start": start}, {"auc": auc}, Path())
         for seed in (1, 2)
         for start, auc in (("sync", 0.7), ("gba", 0.69), ("10-steps", 0.7001))
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -114,8 +115,11 @@ class ProgressDisplay:
         )
 
     def result(self, result: dict[str, Any]) -> None:
-        """Print a summary table of the result on standard output, for a terminal."""
+        """Print the result on standard output: a summary table on a terminal, else JSON in one line."""
         self.clear()
+        if not sys.stdout.isatty():
+            print(json.dumps(result), flush=True)
+            return
         table = Table(title=f"{result['mode']}, seed {result['seed']}", title_justify="left")
         table.add_column("what")
         table.add_column("value", justify="right")

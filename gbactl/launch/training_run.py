@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -71,13 +69,16 @@ OVER = "the training had come to its end"
 FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # time-outs for the tracking store
 
 
-def train(cfg: RunConfig, command: CommandLine | None = None) -> dict[str, Any]:
-    """Run one training, print its result and return it. Raises GbactlError, and Stopped after a signal.
+def train(
+    cfg: RunConfig, command: CommandLine | None = None, display: Callable[[str], ProgressDisplay] = ProgressDisplay
+) -> dict[str, Any]:
+    """Run one training, show its result and return it. Raises GbactlError, and Stopped after a signal.
 
-    `command` names the run in MLflow, where it is shown as the one that runs it again."""
+    `command` names the run in MLflow, where it is shown as the one that runs it again. `display` makes the display of
+    progress and result for a unit of throughput."""
     try:
         with stoppable():
-            return _train(cfg, command)
+            return _train(cfg, command, display(unit_of(cfg.engine.clock)))
     except Stopped as stopped:
         stopped.told = stopped.told or NOTHING
         raise
@@ -98,13 +99,12 @@ def train_switching(overrides: list[str]) -> None:
     run_hydra(overrides, job, "switch")
 
 
-def _train(cfg: RunConfig, command: CommandLine | None) -> dict[str, Any]:
+def _train(cfg: RunConfig, command: CommandLine | None, show: ProgressDisplay) -> dict[str, Any]:
     check_collective(cfg)
     if cfg.engine.real:
         open_fork_server()
     else:
         close_fork_server()
-    show = ProgressDisplay(unit_of(cfg.engine.clock))
     hogs = CpuHogs(cfg.fault_plan(), cfg.pinned)
     path = prepare(cfg.data, show.step)
     show.clear()
@@ -122,10 +122,7 @@ def _train(cfg: RunConfig, command: CommandLine | None) -> dict[str, Any]:
     with run_dirs.lock(run_dir):
         job.begin(run_dir, cfg)
         result = LaunchedRun(cfg, dataset, run_dir, show, hogs, job, command).go()
-    if sys.stdout.isatty():
-        show.result(result)
-    else:
-        print(json.dumps(result), flush=True)
+    show.result(result)
     if asked():
         raise Stopped(asked(), OVER)
     return result

@@ -55,7 +55,7 @@ from gbactl.tracking.final_metrics import (
     tags_of,
     useless,
 )
-from gbactl.tracking.mlflow_connection import NOTE, tracking_uri
+from gbactl.tracking.mlflow_connection import COMMAND, NOTE, tracking_uri
 from gbactl.tracking.run_description import CONFIG_TAG, CommandLine, config_tag, parameters, run_name, run_note
 from gbactl.tracking.system_metrics import SystemMetrics
 from gbactl.tracking.tracked_run import TrackedRun
@@ -396,7 +396,7 @@ class LaunchedRun:
 
     def _log_progress(self, fields: dict[str, Any]) -> None:
         metrics = {"loss": fields["loss"], "eps_now": fields["eps"], "samples": float(fields["samples"])}
-        metrics["mode_id"] = mode_id(fields["mode"])
+        metrics |= {"progressive_auc": fields["auc"], "mode_id": mode_id(fields["mode"])}
         if len(fields["workers"]) <= MOST_CURVES:
             metrics |= {f"worker_eps_now/{w}": float(n) for w, n in fields["workers"].items()}
         if self.tracked is not None:
@@ -413,6 +413,7 @@ class LaunchedRun:
         config, t = self.config, self.cfg.tracking
         tags = {**tags_of(config, self.dataset.fingerprint, source=f"gbactl {self.command.verb}")}
         tags |= {"gbactl.run_dir": str(self.run_dir), CONFIG_TAG: config_tag(config), NOTE: self._note()}
+        tags |= {COMMAND: self.command.text}
         tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend(), **self._naming()}
         parts = rounds(self.dataset, self.cfg.train)
         datasets = dataset_inputs(
@@ -468,6 +469,7 @@ class LaunchedRun:
 
         result = {
             "mode": self.modes, "collective": self._all_reduce(), "seed": self.cfg.seed, "status": status,
+            "command": self.command.text,
             **self._clock(), **found,
             "wall_seconds": time.monotonic() - self.began, "run_dir": str(self.run_dir),
             "run_id": self.tracked.run_id if self.tracked else None, "gbactl": __version__,
@@ -520,7 +522,8 @@ class LaunchedRun:
         return {"clock": self.cfg.engine.clock, "virtual_seconds": None}
 
     def _plots(self, result: dict[str, Any]) -> list[Path]:
-        from gbactl.report.plots import curves_of, plot
+        from gbactl.report.plots import plot
+        from gbactl.report.run_curves import curves_of
 
         curves = [curves_of(result["mode"], str(result["seed"]), result)]
         try:

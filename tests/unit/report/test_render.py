@@ -57,26 +57,6 @@ def test_tex_escapes() -> None:
     assert r"a\_b\&50\%\#\$\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}x & 1 & 0.80000 & " in text
 
 
-def test_html_escapes() -> None:
-    text = render(compare([run("<b>&", 1, 0.8)]), "html")
-    assert "<td>&lt;b&gt;&amp;</td><td>1</td><td>0.80000</td>" in text
-    assert "<b>" not in text
-
-
-def test_html_is_one_page_with_a_row_a_group() -> None:
-    text = render(report(), "html")
-    assert text.startswith("<!DOCTYPE html>")
-    assert text.count("<tr>") == 3
-    assert "<li>Left out, FAILED: gba-s4 (gba40000).</li>" in text
-
-
-def test_html_contains_the_figures(tmp_path: Path) -> None:
-    (tmp_path / "eps.png").write_bytes(b"\x89PNG")
-    text = render(report(), "html", figures=[tmp_path / "eps.png"])
-    assert '<img alt="eps" width="640" src="data:image/png;base64,iVBORw==">' in text
-    assert "<img" not in render(report(), "html")
-
-
 def test_csv_has_numbers_in_full_and_no_sentences() -> None:
     lines = render(report(), "csv").splitlines()
     assert lines[0].startswith("mode,n,auc_difference,auc_difference_half,pairs,auc_mean,auc_sd,")
@@ -114,7 +94,7 @@ def test_a_mixture_fits_into_80_columns() -> None:
 @pytest.mark.parametrize("form", [form for form in FORMATS if form != "table"])
 def test_no_format_shows_pythons_dictionaries(form: str) -> None:
     assert "{'" not in render(mixture(), form)
-    assert "faults.plans=kind constant workers [1] factor 4 + kin" in render(mixture(), form)
+    assert "faults.plans=constant W1 x4 + random all workers #" in render(mixture(), form)
 
 
 def test_few_of_many_runs_are_named() -> None:

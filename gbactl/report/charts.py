@@ -94,7 +94,7 @@ def curves(
 
     base = HIGH - BOTTOM
     parts = [f'<rect class="plot" x="{LEFT}" y="{TOP}" width="{WIDE - LEFT - RIGHT}" height="{base - TOP}"/>']
-    for value in ticks(low, high, 5):
+    for value in ticks(low, high, 8):
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDE - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>')
         parts.append(_text(LEFT - 6, y(value) + 4, f"{value:.4g}", "end"))
     for value in ticks(0.0, end):
@@ -138,7 +138,7 @@ def _marked(mark: Mark, x: Scale, base: float) -> str:
     title = f"<title>{escape(mark.text)}</title>"
     if mark.kind == "slow":
         width = max(2.0, x(mark.end) - at)
-        place = f'x="{at:.1f}" y="{base - 5}" width="{width:.1f}" height="5"'
+        place = f'x="{at:.1f}" y="{base - 5 * (mark.colour + 1)}" width="{width:.1f}" height="4"'
         return f'<rect class="series slow c{mark.colour}" {place}>{title}</rect>'
     if mark.kind == "failure":
         shape = f"M{at:.1f} {TOP + 1} l-5 -9 h10 Z"
@@ -152,7 +152,7 @@ def bars(title: str, rows: Sequence[Bar], x_title: str, shades: bool = False) ->
     if not rows:
         return ""
     most = max(max(sum(value for value, _ in row.parts), (row.interval or (0, 0))[1]) for row in rows) or 1.0
-    room = WIDE - LABEL - 120  # behind it stand the texts
+    room = WIDE - LABEL - 140  # behind it stand the texts
     scale, high = room / most, TOP + ROW * len(rows) + BOTTOM
     parts = []
     for value in ticks(0.0, most, 5):
@@ -168,7 +168,7 @@ def bars(title: str, rows: Sequence[Bar], x_title: str, shades: bool = False) ->
             shape = f'x="{at:.1f}" y="{top}" width="{scale * value:.1f}" height="{ROW - 12}"'
             found.append(f'<rect class="bar{" open" * row.open}"{faint} {shape}><title>{escape(told)}</title></rect>')
             at += scale * value
-        if row.interval is not None:
+        if row.interval is not None and row.interval[0] < row.interval[1]:
             low, upper = (LABEL + scale * max(0.0, value) for value in row.interval)
             middle = top + (ROW - 12) / 2
             whisker = f"M{low:.1f} {middle - 5} v10 M{low:.1f} {middle} H{upper:.1f} M{upper:.1f} {middle - 5} v10"

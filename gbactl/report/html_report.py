@@ -22,7 +22,7 @@ from gbactl.report.run_curves import Curves, TrainingPoint, shares
 from gbactl.report.verdicts import scale_of
 from gbactl.tracking.mlflow_connection import Run
 
-CELLS = 40  # points of a training curve, each the mean over its part of the axis
+CELLS = 30  # points of a training curve, each the mean over its part of the axis
 MOST_STALENESS = 60  # steps of the histogram
 SLOW = 0.75  # share of the usual speed below which a worker's strip is shown
 COLOURS = 8
@@ -45,13 +45,18 @@ def page(
     drawn = {key: curves.get(key, ()) for key in names}
     tables = grids(report)
     found: str = env.get_template("report.html.j2").render(
-        title=title, answer=answer(report), report=report, groups=[(names[key], colours[key]) for key in names],
-        table=_table(report, tables.pop("Comparison"), colours), sentences=sentences(report),
+        title=title, answer=_signed(answer(report)), report=report,
+        groups=[(names[key], colours[key]) for key in names],
+        table=_table(report, tables.pop("Comparison"), colours), sentences=list(map(_signed, sentences(report))),
         tables=[{"title": title, **_plain(table)} for title, table in tables.items()],
         figures=_figures(report, drawn, names, colours), strips=_strips(drawn, names), left_out=left_out(report),
         commands=again([run for run in runs if any(run.run_id in group.runs for group in report.groups)]),
     )  # fmt: skip
     return found.encode("ascii", "xmlcharrefreplace").decode()  # also for a pipe of another encoding
+
+
+def _signed(text: str) -> str:
+    return text.replace("+-", "±")
 
 
 def _name(key: Key) -> str:
@@ -70,8 +75,8 @@ def _table(report: Report, columns: Sequence[Any], colours: Mapping[Key, int]) -
     rows = []
     for place, group in enumerate(report.groups):
         cells = [
-            {"text": column.cells[place].line.replace("+-", "±"), "key": column.key,
-             "picture": pictures.get(column.title, {}).get(place, "")}
+            {"value": column.cells[place].value, "spread": _signed(column.cells[place].spread),
+             "key": column.key, "picture": pictures.get(column.title, {}).get(place, "")}
             for column in columns
         ]  # fmt: skip
         rows.append({"cells": cells, "colour": colours[group.key], "verdict": _verdict(group)})
@@ -134,13 +139,15 @@ def _figures(
         charts.curves("Training loss over samples", losses, [], "samples", _writer("samples"), lambda v: f"{v:.4f}")
     )
     histograms = {names[key]: (colours[key], _cut(shares(runs))) for key, runs in drawn.items()}
-    return [figure for figure in (
-        *made,
-        charts.bars("Samples per second (EPS)", _eps(report, names, colours), "samples per second, all workers"),
-        charts.bars(f"Seconds of training to {report.time_to}", _times(report, names, colours), "seconds of training"),
-        charts.histograms("Staleness of the gradients", histograms, "global steps between pull and application"),
-        charts.bars("Bytes sent per step", _bytes(drawn, names, colours), "MB per step", shades=True),
-    ) if figure]  # fmt: skip
+    if len(report.groups) > 1:
+        made.append(charts.bars("Samples per second (EPS)", _eps(report, names, colours), "samples per second"))
+        times = _times(report, names, colours)
+        made.append(charts.bars(f"Seconds of training to {report.time_to}", times, "seconds of training"))
+    made.append(charts.histograms("Staleness of the gradients", histograms, "global steps from pull to application"))
+    kinds = list(dict.fromkeys(kind for runs in drawn.values() for run in runs for kind in run.bytes_per_sample))
+    axis = f"bytes per sample; from dark to light: {', '.join(kinds)}"
+    made.append(charts.bars("Bytes sent per sample", _bytes(drawn, names, colours, kinds), axis, shades=True))
+    return [figure for figure in made if figure]
 
 
 def _samples(point: TrainingPoint) -> float:
@@ -155,18 +162,23 @@ def _writer(unit: str) -> Callable[[float], str]:
     return lambda value: f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
-def binned(points: Sequence[tuple[float, float | None]], edges: Sequence[float]) -> list[float]:
+def binned(points: Sequence[tuple[float, float | None, float]], edges: Sequence[float]) -> list[float]:
     """Average a curve within cells: point i is the mean from x[i - 1] to x[i]; nan where a cell has no value.
 
-    points: (x, value or None), ascending; edges: the cells' n + 1 ends. Returns n values."""
-    widths = np.diff([0.0, *(x for x, _ in points)])
-    known = np.array([value is not None and math.isfinite(value) for _, value in points])
-    values = np.array([value if ok else 0.0 for (_, value), ok in zip(points, known, strict=True)], np.float64)
-    at = [0.0, *(x for x, _ in points)]
-    sums = np.interp(edges, at, np.concatenate([[0.0], np.cumsum(values * widths)]))
-    covered = np.interp(edges, at, np.concatenate([[0.0], np.cumsum(known * widths)]))
+    points: (x, value or None, weight), ascending; edges: the cells' n + 1 ends. Returns n values."""
+    known = [(x, value, weight) for x, value, weight in points if value is not None and math.isfinite(value)]
+    at = [0.0, *(x for x, _, _ in known)]
+    sums = np.cumsum([0.0, *(value * weight for _, value, weight in known)])
+    weights = np.cumsum([0.0, *(weight for _, _, weight in known)])
+    sums, weights = np.diff(np.interp(edges, at, sums)), np.diff(np.interp(edges, at, weights))
     with np.errstate(invalid="ignore", divide="ignore"):
-        return list(np.where(np.diff(covered) > 0, np.diff(sums) / np.diff(covered), np.nan))
+        return list(np.where(weights > 0, sums / weights, np.nan))
+
+
+def _weighted(training: Sequence[TrainingPoint], along: Along, what: str) -> list[tuple[float, float | None, float]]:
+    """List a curve's points (x, value, samples since the point before)."""
+    before = [0.0, *(point.samples for point in training)]
+    return [(along(p), getattr(p, what), p.samples - low) for p, low in zip(training, before, strict=False)]
 
 
 def _line(name: str, colour: int, runs: Sequence[Curves], along: Along, what: str) -> Line:
@@ -176,7 +188,7 @@ def _line(name: str, colour: int, runs: Sequence[Curves], along: Along, what: st
         return Line(name, colour, ())
     end, cells = min(along(each[-1]) for each in there), min(CELLS, max(map(len, there)))
     edges = [end * number / cells for number in range(cells + 1)]
-    each_run = np.array([binned([(along(p), getattr(p, what)) for p in each], edges) for each in there])
+    each_run = np.array([binned(_weighted(each, along, what), edges) for each in there])
     kept = np.isfinite(each_run).all(axis=0)
     means, lows, highs = each_run.mean(axis=0), each_run.min(axis=0), each_run.max(axis=0)
     found = zip(edges[1:], means, lows, highs, kept, strict=True)
@@ -229,7 +241,7 @@ def _eps(report: Report, names: Mapping[Key, str], colours: Mapping[Key, int]) -
         stat = group.stats.get("eps")
         if stat is None:
             continue
-        ratio = f" · {ratio_cell(group.rate).line.replace('+-', '±')} times {report.baseline}'s" if group.rate else ""
+        ratio = f", {ratio_cell(group.rate).value}x {report.baseline}" if group.rate else ""
         made.append(Bar(
             names[group.key], colours[group.key], [(stat.mean, _with_interval(stat))], f"{stat.mean:,.0f}{ratio}",
             _interval(stat),
@@ -259,15 +271,17 @@ def _times(report: Report, names: Mapping[Key, str], colours: Mapping[Key, int])
     return made
 
 
-def _bytes(drawn: Mapping[Key, Sequence[Curves]], names: Mapping[Key, str], colours: Mapping[Key, int]) -> list[Bar]:
+def _bytes(
+    drawn: Mapping[Key, Sequence[Curves]], names: Mapping[Key, str], colours: Mapping[Key, int], kinds: Sequence[str]
+) -> list[Bar]:
     made = []
     for key, runs in drawn.items():
-        told = [run.bytes_per_step for run in runs if run.bytes_per_step]
+        told = [run.bytes_per_sample for run in runs if run.bytes_per_sample]
         if not told:
             continue
-        means = {kind: float(np.mean([each.get(kind, 0.0) for each in told])) / 1e6 for kind in told[0]}
-        parts = [(mean, f"{kind}: {mean:.3g} MB per step") for kind, mean in means.items()]
-        made.append(Bar(names[key], colours[key], parts, f"{sum(means.values()):.3g} MB"))
+        means = [(kind, float(np.mean([each.get(kind, 0.0) for each in told]))) for kind in kinds]
+        parts = [(mean, f"{kind}: {mean:,.0f} bytes per sample") for kind, mean in means]
+        made.append(Bar(names[key], colours[key], parts, f"{sum(mean for _, mean in means):,.0f}"))
     return made
 
 
@@ -294,7 +308,7 @@ def _speeds(run: Curves, end: float) -> dict[str, list[tuple[float, float, float
     """Compute each worker's speed in cells of a run's time, as a share of the median worker's over the run."""
     workers = sorted({name for point in run.training for name in point.speeds}, key=lambda name: int(name[1:]))
     edges = [end * number / CELLS for number in range(CELLS + 1)]
-    found = {w: binned([(p.seconds, p.speeds.get(w)) for p in run.training], edges) for w in workers}
+    found = {w: binned([(p.seconds, p.speeds.get(w), 1.0) for p in run.training], edges) for w in workers}
     usual = float(np.nanmedian([np.nanmedian(each) for each in found.values()])) or 1.0
     return {
         worker: [(lo, hi, v / usual) for lo, hi, v in zip(edges, edges[1:], each, strict=False) if math.isfinite(v)]

@@ -59,7 +59,7 @@ class Curves:
     modes: tuple[ModeSegment, ...] = ()
     training: tuple[TrainingPoint, ...] = ()
     incidents: tuple[Incident, ...] = ()
-    bytes_per_step: Mapping[str, float] = field(default_factory=dict)
+    bytes_per_sample: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def switched(self) -> bool:
@@ -96,8 +96,15 @@ def curves_of(group: str, seed: str, result: Mapping[str, Any]) -> Curves:
         modes=tuple(modes),
         training=tuple(_training_point(each) for each in told),
         incidents=tuple(_incidents(result, told)),
-        bytes_per_step=dict((result.get("wire") or {}).get("bytes_per_step") or {}),
+        bytes_per_sample=_bytes(result),
     )
+
+
+def _bytes(result: Mapping[str, Any]) -> dict[str, float]:
+    """Compute the bytes sent per sample trained, by kind; payloads in shared memory are a kind of their own."""
+    wire, trained = result.get("wire") or {}, (result.get("samples") or {}).get("trained")
+    sent = {**(wire.get("bytes") or {}), "shared memory": wire.get("shared_memory") or 0}
+    return {kind: value / trained for kind, value in sent.items() if value} if trained else {}
 
 
 def _training_point(told: Mapping[str, Any]) -> TrainingPoint:

@@ -28,9 +28,10 @@ def result(mode: str, auc: float) -> dict[str, Any]:
     ]  # fmt: skip
     acted = [{"plan": 0, "process": "W1", "from_s": 0.0, "until_s": 7.5, "factor": 5.0}]
     recovery = [{"process": "S0", "failure": "kill", "at_s": 3.0, "useful_s": 1.5}]
-    wire = {"bytes_per_step": {"dense": 2e6, "rows": 1e6}}
+    wire = {"bytes": {"dense": 2e6, "rows": 1e6}, "shared_memory": 0}
     return {
         "eps": 100.0, "phases": phases, "curve": curve, "staleness_histogram": {"0": 5, "2": 3}, "wire": wire,
+        "samples": {"trained": 1000},
         "faults": {"plans": [{"kind": "constant"}], "acted": acted}, "recovery": recovery,
     }  # fmt: skip
 
@@ -78,7 +79,7 @@ def test_it_has_the_answer_the_verdicts_and_every_chart() -> None:
     assert text.count('class="interval"') == 2 and 'class="verdict unknown"' in text
     for title in (
         "AUC over samples", "AUC over seconds", "Training loss", "Samples per second", "Seconds of training to sync",
-        "Staleness of the gradients", "Bytes sent per step", "Who was slow, and when",
+        "Staleness of the gradients", "Bytes sent per sample", "Who was slow, and when",
     ):  # fmt: skip
         assert title in text, title
     assert "<title>S0 kill at 2 s (seed 1)</title>" in text and "W1 up to 5x slower, 0 to 5 s (seed 1)" in text
@@ -94,11 +95,10 @@ def test_a_page_without_curves_and_one_of_a_single_run() -> None:
 
 
 def test_cells_average_what_lies_in_them() -> None:
-    points = [(1.0, 2.0), (2.0, None), (4.0, 6.0)]
-    assert binned(points, [0.0, 0.5, 1.0, 2.0, 4.0])[:2] == [2.0, 2.0]
-    found = binned(points, [0.0, 1.0, 2.0, 3.0, 4.0])
-    assert math.isnan(found[1]) and found[2:] == [6.0, 6.0]
-    assert binned([(2.0, 1.0), (4.0, 3.0)], [0.0, 4.0]) == [2.0]
+    points = [(1.0, 2.0, 1.0), (2.0, None, 1.0), (4.0, 6.0, 3.0)]
+    assert binned(points, [0.0, 0.5, 1.0, 4.0, 5.0])[:3] == [2.0, 2.0, 6.0]
+    assert math.isnan(binned(points, [0.0, 4.0, 5.0])[1]) and math.isnan(binned([], [0.0, 1.0])[0])
+    assert binned(points, [0.0, 4.0]) == [5.0]
 
 
 def test_incidents_are_placed_by_seconds_of_training() -> None:

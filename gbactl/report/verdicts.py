@@ -28,8 +28,8 @@ class Verdict:
     """Verdict on a line in words, and the p values behind it.
 
     `kind`: SAME (by the TOST), BETTER or WORSE (by the corrected t test; HIGHER or LOWER where neither is better), or
-    UNDECIDED. `p`: paired t test; `p_holm`: the same with Holm's correction; `p_same`: TOST; None where not computed. `seeds`:
-    about how many seeds would decide, where the line is undecided and these are at most MOST_SEEDS.
+    UNDECIDED. `p`: paired t test; `p_holm`: the same with Holm's correction; `p_same`: TOST; None where not computed.
+    `seeds`: about how many seeds would decide, where the line is undecided and these are at most MOST_SEEDS.
     """
 
     kind: str

@@ -18,7 +18,6 @@ def write_prefetch() -> Any:
     return importlib.import_module("write_prefetch")
 
 
-ONE_STEP = {"1": 2}
 
 
 def taken_over(write_prefetch: Any, line: str, seed: int, auc: float, seconds: float) -> Any:
@@ -31,7 +30,7 @@ def taken_over(write_prefetch: Any, line: str, seed: int, auc: float, seconds: f
             "samples": 100,
             "seconds": seconds,
             "pause_ms": pause,
-            "staleness_histogram": {"1": 2},
+            "staleness_mean": 1.0,
         }
         for day, found, pause in days
     ]

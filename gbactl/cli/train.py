@@ -39,7 +39,7 @@ def command(overrides: tuple[str, ...], as_json: bool) -> None:
     from gbactl.launch.hydra_config import run_hydra
     from gbactl.launch.training_run import train
 
-    run_hydra(list(overrides), functools.partial(train, as_json=as_json))
+    run_hydra(list(overrides), functools.partial(train, as_json=as_json), as_json=as_json)
 
 
 def _real(overrides: tuple[str, ...]) -> bool:

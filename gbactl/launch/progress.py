@@ -14,6 +14,7 @@ from rich.table import Table
 
 from gbactl.engine.signals import leave_terminal
 from gbactl.faults.measured_effects import fault_lines
+from gbactl.tracking.run_description import SweepPlace
 
 LINE_SECONDS = 5.0
 WINDOW_SECONDS = 30.0  # of progress from which throughput and remaining time are computed
@@ -80,10 +81,12 @@ class JobProgress:
 class ProgressDisplay:
     """Progress display on standard error; `unit`: unit of throughput.
 
-    Standard output is for the result. `job` is the progress of the present run."""
+    Standard output is for the result. `job` is the progress of the present run. One in a sweep, with its `place`, is
+    shown by the sweep's bar and one line at its end."""
 
-    def __init__(self, unit: str = unit_of("wall")) -> None:
-        self.unit = unit
+    def __init__(self, unit: str = unit_of("wall"), place: SweepPlace | None = None) -> None:
+        self.unit, self.place = unit, place
+        self.began = time.monotonic()
         self.console = Terminal(stderr=True, highlight=False)
         self.job = JobProgress()
         self._bar: Progress | None = None
@@ -96,19 +99,28 @@ class ProgressDisplay:
         """Print one line of text, whole: a terminal may wrap it, and it can be copied from there."""
         self.console.print(text, soft_wrap=True)
 
+    def detail(self, text: str) -> None:
+        """Print one line of text, unless the run is one of a sweep."""
+        if self.place is None:
+            self.say(text)
+
     def step(self, text: str, fraction: float) -> None:
         """Show the fraction (0 to 1) done of a preparation step, such as building the data cache."""
         self._update(text, fraction, [])
 
     def progress(self, fields: dict[str, Any]) -> None:
         """Show the progress of the whole job: day, mode, remaining time, throughput, last AUC, loss."""
-        job = self.job
-        job.add(fields, time.monotonic())
-        told = [] if job.left is None else [f"{duration(job.left)} left"]
+        job, place, now = self.job, self.place, time.monotonic()
+        job.add(fields, now)
+        left = job.left if place is None else place.left(now - self.began, job.left)
+        told = [] if left is None else [f"{duration(left)} left"]
         told.append(f"{job.rate:,.0f} {self.unit}")
         told += [] if job.auc is None else [f"AUC {job.auc:.4f}"]
         told += [] if fields["loss"] is None else [f"loss {fields['loss']:.3f}"]
-        self._update(f"{fields['label']} of {fields['rounds']}, {fields['mode']}", job.share, told)
+        text, share = f"{fields['label']} of {fields['rounds']}, {fields['mode']}", job.share
+        if place is not None:
+            text, share = f"{place}, {text}", (place.number - 1 + share) / place.of
+        self._update(text, share, told)
 
     def _update(self, text: str, fraction: float, details: list[str]) -> None:
         details = [f"{100 * fraction:3.0f} %", *details]
@@ -152,7 +164,7 @@ class ProgressDisplay:
     def round(self, fields: dict[str, Any]) -> None:
         """Print a line for a finished day or epoch, with the scores that early stopping compares."""
         self.job.auc = fields["judged_auc"]
-        self.say(
+        self.detail(
             f"  {fields['day']}: {fields['steps']} steps, {fields['eps']:,.0f} {self.unit}; on "
             f"{fields['judged_on']}: AUC {fields['judged_auc']:.5f}, log loss {fields['judged_logloss']:.5f}"
         )
@@ -162,10 +174,19 @@ class ProgressDisplay:
         if result["judged_on"] in (None, result["evaluated_on"]):
             return
         self.clear()
-        self.say(
+        self.detail(
             f"  {result['best_round']} is the best on {result['judged_on']} (AUC {result['judged_auc']:.5f}); on "
             f"{result['evaluated_on']}: AUC {result['auc']:.5f}, log loss {result['logloss']:.5f}"
         )
+
+    def finished(self, result: dict[str, Any], name: str) -> None:
+        """Print the result of a sweep's run on standard output: one line."""
+        self.clear()
+        print(
+            f"{self.place}: {name}: AUC {result['auc']:.5f}, log loss {result['logloss']:.5f}, "
+            f"{result['eps']:,.0f} {self.unit}, {duration(result['wall_seconds'])}, "
+            f"{shown_path(Path(result['run_dir']))}", flush=True,
+        )  # fmt: skip
 
     def result(self, result: dict[str, Any], commands: Sequence[tuple[str, str]] = ()) -> None:
         """Print the result on standard output: a table, the run's directory, and `commands` to type next.

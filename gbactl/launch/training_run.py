@@ -104,7 +104,7 @@ def _train(cfg: RunConfig, command: CommandLine, as_json: bool) -> dict[str, Any
         open_fork_server()
     else:
         close_fork_server()
-    show = ProgressDisplay(unit_of(cfg.engine.clock))
+    show = ProgressDisplay(unit_of(cfg.engine.clock), command.place)
     hogs = CpuHogs(cfg.fault_plan(), cfg.pinned)
     path = prepare(cfg.data, show.step)
     show.clear()
@@ -115,7 +115,7 @@ def _train(cfg: RunConfig, command: CommandLine, as_json: bool) -> dict[str, Any
     check_memory(cfg, dataset)
     job = StartingPoint.of(cfg, dataset, len(plan))
     run_dir = job.run_dir(cfg)
-    show.say(_headline(cfg, dataset))
+    show.detail(_headline(cfg, dataset))
     if warning := too_few(cfg, {part.label: dataset.splits[part.split].rows for part in plan}):
         show.say(f"Warning: {warning}")
     if cfg.precision == "bf16" and cfg.engine.one_host and lacks_bf16():
@@ -125,6 +125,8 @@ def _train(cfg: RunConfig, command: CommandLine, as_json: bool) -> dict[str, Any
         result = LaunchedRun(cfg, dataset, run_dir, show, hogs, job, command).go()
     if as_json:
         print(json.dumps(result), flush=True)
+    elif command.place is not None:
+        show.finished(result, run_name(result["mode"], cfg.seed, command))
     else:
         show.result(result, after_run(cfg, command, result))
     if asked():
@@ -227,7 +229,7 @@ class LaunchedRun:
             self.injection, self.replacements = FaultInjection(children), Replacements(children, self.show.say)
             children.prepare()
             with self._collective(children) as environments:
-                self.show.say(f"  starting {self.cfg.processes} workers, {self.cfg.cluster.servers} servers")
+                self.show.detail(f"  starting {self.cfg.processes} workers, {self.cfg.cluster.servers} servers")
                 children.start(environments)
                 self._talk_with(children)
         finally:

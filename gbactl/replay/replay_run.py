@@ -225,5 +225,7 @@ def run_and_show(run: str, until: int | None, keep: Path | None, uri: str | None
     if failed(verdict):
         found = verdict["divergence"]
         raise DivergenceError(Divergence(found["kind"], found["step"], sentence(verdict)))
-    if not as_json:
+    if as_json:
+        show.say(sentence(verdict))
+    else:
         print(sentence(verdict))

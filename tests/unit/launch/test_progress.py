@@ -15,7 +15,7 @@ from gbactl.config import from_dict
 from gbactl.launch import progress as module
 from gbactl.launch.next_commands import after_run, after_runs
 from gbactl.launch.progress import JobProgress, ProgressDisplay, _summary, duration, shown_path, unit_of
-from gbactl.tracking.run_description import CommandLine
+from gbactl.tracking.run_description import CommandLine, SweepPlace
 
 
 def progress(share: float, **more: Any) -> dict[str, Any]:
@@ -199,3 +199,18 @@ def test_a_terminal_that_goes_away_ends_nothing(monkeypatch: pytest.MonkeyPatch)
     show.say("a line")
     show.progress(progress(1.0))
     assert left == ["it", "it"]
+
+
+def test_a_run_of_a_sweep_is_a_part_of_its_bar_and_one_line(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    show = ProgressDisplay(place=SweepPlace(2, 4, (30.0,)))
+    show.detail("not told")
+    clock[0] += 10
+    show.progress(progress(0.0))
+    assert capsys.readouterr().err.startswith("  run 2 of 4, day 0 of 2, gba:  25 %  1:20 left  ")
+    fields = {"auc": 0.7, "logloss": 0.5, "eps": 1000.0, "wall_seconds": 65.0, "run_dir": "/runs/r"}
+    show.finished(fields, "gba iota=3 s1")
+    told = "run 2 of 4: gba iota=3 s1: AUC 0.70000, log loss 0.50000, 1,000 samples/s, 1:05, /runs/r\n"
+    assert capsys.readouterr().out == told
+    assert SweepPlace(1, 3).left(5.0, None) is None and SweepPlace(1, 3).left(5.0, 15.0) == 15 + 2 * 20

@@ -118,7 +118,7 @@ class SweepCallback(Callback):
         }  # fmt: skip
         name = tracking["run_name"] or sweep_name(overrides)
         tracked = TrackedRun(self.uri, tracking["experiment"], name, {}, tags, folder, warn=_say)
-        _open.append(OpenSweep(tracked, lock, before, TrackingConfig(**tracking)))
+        _open.append(OpenSweep(tracked, lock, before, TrackingConfig(tracking["uri"], tracking["experiment"])))
         self.run_id = tracked.opened(STORE_SECONDS) or ""
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:

@@ -12,6 +12,7 @@ import dataclasses
 import html as html_module
 import io
 import json as json_module
+import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -209,6 +210,7 @@ _TEX = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
 }
+_MINUS = re.compile(r"(?<![\w.,])-(?=\.?\d)")  # a sign, not a hyphen
 _STYLE = (
     "body{font-family:sans-serif}table{border-collapse:collapse}"
     "th,td{padding:.3em .8em;text-align:right;border-bottom:1px solid #ccc}"
@@ -249,7 +251,8 @@ def text(report: Report, width: int = 80, colour: bool = False) -> str:
         lines = [line.replace("\u2500", "-") for line in lines]
     for sentence in sentences(report):
         lines += textwrap.wrap(sentence, width, subsequent_indent="  ", break_on_hyphens=False)
-    return "\n".join(lines).strip("\n") + "\n"
+    told = "\n".join(lines).strip("\n") + "\n"
+    return told.replace("+-", "\u00b1") if colour else told
 
 
 def _title(column: GridColumn) -> str:
@@ -334,13 +337,14 @@ def _tabular(columns: list[GridColumn]) -> list[str]:
 
 
 def _tex_line(row: list[str]) -> str:
-    return " & ".join(tex_escape(text).replace("+-", r"$\pm$") for text in row) + r" \\"
+    cells = (_MINUS.sub("$-$", tex_escape(text).replace("+-", r"$\pm$")) for text in row)
+    return " & ".join(cells) + r" \\"
 
 
 def html(report: Report, figures: Sequence[Path] = ()) -> str:
     """Render the report as a complete HTML page, which contains the figures."""
     tables = [line for columns in grids(report) for line in _html_table(columns)]
-    said = [f"<li>{html_module.escape(sentence)}</li>" for sentence in sentences(report)]
+    said = [f"<li>{html_module.escape(sentence)}</li>".replace("+-", "&plusmn;") for sentence in sentences(report)]
     page = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8"><title>gbactl report</title>',
@@ -358,7 +362,7 @@ def _image(path: Path) -> str:
 
 
 def _html_table(columns: list[GridColumn]) -> list[str]:
-    head, *body = [[html_module.escape(text) for text in row] for row in _rows(columns)]
+    head, *body = [[html_module.escape(text).replace("+-", "&plusmn;") for text in row] for row in _rows(columns)]
     begin = ["<table>", f"<thead>{_html_line(head, 'th')}</thead>", "<tbody>"]
     return [*begin, *(_html_line(row, "td") for row in body), "</tbody></table>"]
 

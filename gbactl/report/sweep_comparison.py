@@ -8,7 +8,7 @@ from pathlib import Path
 from gbactl.report.command import read_curves
 from gbactl.report.compare import Report, compare
 from gbactl.report.plots import plot
-from gbactl.report.render import html, markdown
+from gbactl.report.render import html, markdown, text
 from gbactl.tracking.mlflow_connection import log_artifacts, log_comparison_of_children, read_children
 
 
@@ -31,6 +31,15 @@ def renew(uri: str, run_id: str, figures: bool = True) -> None:
         page = Path(folder) / "report.html"
         page.write_text(html(made, drawn), encoding="utf-8")
         log_artifacts(uri, run_id, {page: None, **dict.fromkeys(drawn, "plots")})
+
+
+def table(uri: str, run_id: str, width: int, colour: bool) -> str:
+    """Compare the finished children of a run in a table for a terminal; "" where none has finished.
+
+    Raises TrackingError."""
+    runs = read_children(uri, run_id)
+    made = compare(runs) if runs else None
+    return text(made, width, colour) if made is not None and made.groups else ""
 
 
 def found_in_short(report: Report) -> str:

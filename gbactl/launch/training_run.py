@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -31,7 +30,8 @@ from gbactl.faults.cpu_hogs import CpuHogs
 from gbactl.faults.measured_effects import fault_lines, fault_metrics, with_injected
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.control_socket import ControlSocket
-from gbactl.launch.progress import ProgressDisplay, unit_of
+from gbactl.launch.next_commands import after_run
+from gbactl.launch.progress import JobProgress, ProgressDisplay, unit_of
 from gbactl.launch.resume import EXPECTED, StartingPoint, checkpoint_sentence, run_of
 from gbactl.launch.run_dir import end_orphans
 from gbactl.launch.supervision import (
@@ -71,19 +71,19 @@ OVER = "the training had come to its end"
 FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # time-outs for the tracking store
 
 
-def train(cfg: RunConfig, command: CommandLine | None = None) -> dict[str, Any]:
+def train(cfg: RunConfig, command: CommandLine | None = None, as_json: bool = False) -> dict[str, Any]:
     """Run one training, print its result and return it. Raises GbactlError, and Stopped after a signal.
 
-    `command` names the run in MLflow, where it is shown as the one that runs it again."""
+    `command` names the run in MLflow, where it is shown as the one that runs it again. `as_json`: print JSON."""
     try:
         with stoppable():
-            return _train(cfg, command)
+            return _train(cfg, command or CommandLine(), as_json)
     except Stopped as stopped:
         stopped.told = stopped.told or NOTHING
         raise
 
 
-def train_switching(overrides: list[str]) -> None:
+def train_switching(overrides: list[str], as_json: bool = False) -> None:
     """Run one training like `train`, but require a switch schedule. Raises UsageError without one."""
     from gbactl.launch.hydra_config import run_hydra
 
@@ -93,28 +93,29 @@ def train_switching(overrides: list[str]) -> None:
                 "There is nothing to switch: type switch.schedule='[{at: {day: 1}, to: gba}]', switch=auto, or "
                 "--run RUN --to MODE for a run that goes on already."
             )
-        return train(cfg, command)
+        return train(cfg, command, as_json)
 
     run_hydra(overrides, job, "switch")
 
 
-def _train(cfg: RunConfig, command: CommandLine | None) -> dict[str, Any]:
+def _train(cfg: RunConfig, command: CommandLine, as_json: bool) -> dict[str, Any]:
     check_collective(cfg)
     if cfg.engine.real:
         open_fork_server()
     else:
         close_fork_server()
-    show = ProgressDisplay(unit_of(cfg.engine.clock))
+    show = ProgressDisplay(unit_of(cfg.engine.clock), command.place)
     hogs = CpuHogs(cfg.fault_plan(), cfg.pinned)
     path = prepare(cfg.data, show.step)
     show.clear()
     dataset = open_dataset(path)
     plan = rounds(dataset, cfg.train)
+    show.job = JobProgress(sum(dataset.splits[part.split].rows for part in plan))
     located(cfg.entries, [dataset.splits[part.split].rows for part in plan])  # raises for an unreachable switch
     check_memory(cfg, dataset)
     job = StartingPoint.of(cfg, dataset, len(plan))
     run_dir = job.run_dir(cfg)
-    show.say(_headline(cfg, dataset))
+    show.detail(_headline(cfg, dataset))
     if warning := too_few(cfg, {part.label: dataset.splits[part.split].rows for part in plan}):
         show.say(f"Warning: {warning}")
     if cfg.precision == "bf16" and cfg.engine.one_host and lacks_bf16():
@@ -122,10 +123,12 @@ def _train(cfg: RunConfig, command: CommandLine | None) -> dict[str, Any]:
     with run_dirs.lock(run_dir):
         job.begin(run_dir, cfg)
         result = LaunchedRun(cfg, dataset, run_dir, show, hogs, job, command).go()
-    if sys.stdout.isatty():
-        show.result(result)
-    else:
+    if as_json:
         print(json.dumps(result), flush=True)
+    elif command.place is not None:
+        show.finished(result, run_name(result["mode"], cfg.seed, command))
+    else:
+        show.result(result, after_run(cfg, command, result))
     if asked():
         raise Stopped(asked(), OVER)
     return result
@@ -226,7 +229,7 @@ class LaunchedRun:
             self.injection, self.replacements = FaultInjection(children), Replacements(children, self.show.say)
             children.prepare()
             with self._collective(children) as environments:
-                self.show.say(f"  starting {self.cfg.processes} workers, {self.cfg.cluster.servers} servers")
+                self.show.detail(f"  starting {self.cfg.processes} workers, {self.cfg.cluster.servers} servers")
                 children.start(environments)
                 self._talk_with(children)
         finally:

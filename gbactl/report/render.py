@@ -10,6 +10,7 @@ import csv as csv_module
 import dataclasses
 import io
 import json as json_module
+import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -251,6 +252,7 @@ _TEX = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
 }
+_MINUS = re.compile(r"(?<![\w.,])-(?=\.?\d)")  # a sign, not a hyphen
 
 
 def render(report: Report, form: str, width: int = 80, colour: bool = False) -> str:
@@ -283,7 +285,8 @@ def text(report: Report, width: int = 80, colour: bool = False) -> str:
         lines = [line.replace("\u2500", "-") for line in lines]
     for sentence in sentences(report):
         lines += textwrap.wrap(sentence, width, subsequent_indent="  ", break_on_hyphens=False)
-    return "\n".join(lines).strip("\n") + "\n"
+    told = "\n".join(lines).strip("\n") + "\n"
+    return told.replace("+-", "\u00b1") if colour else told
 
 
 def _title(column: GridColumn) -> str:
@@ -370,7 +373,8 @@ def _tabular(columns: list[GridColumn]) -> list[str]:
 
 
 def _tex_line(row: list[str]) -> str:
-    return " & ".join(tex_escape(text).replace("+-", r"$\pm$") for text in row) + r" \\"
+    cells = (_MINUS.sub("$-$", tex_escape(text).replace("+-", r"$\pm$")) for text in row)
+    return " & ".join(cells) + r" \\"
 
 
 def csv(report: Report) -> str:

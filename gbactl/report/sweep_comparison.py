@@ -9,7 +9,7 @@ from gbactl.report.command import read_curves
 from gbactl.report.compare import compare
 from gbactl.report.html_report import page
 from gbactl.report.plots import plot
-from gbactl.report.render import answer, markdown
+from gbactl.report.render import answer, markdown, text
 from gbactl.tracking.mlflow_connection import log_artifacts, log_comparison_of_children, read_children
 
 
@@ -32,3 +32,12 @@ def renew(uri: str, run_id: str, figures: bool = True) -> None:
         written = Path(folder) / "report.html"
         written.write_text(page(made, curves, runs, "Comparison of a sweep"), encoding="utf-8")
         log_artifacts(uri, run_id, {written: None, **dict.fromkeys(drawn, "plots")})
+
+
+def table(uri: str, run_id: str, width: int, colour: bool) -> str:
+    """Compare the finished children of a run in a table for a terminal; "" where none has finished.
+
+    Raises TrackingError."""
+    runs = read_children(uri, run_id)
+    made = compare(runs) if runs else None
+    return text(made, width, colour) if made is not None and made.groups else ""

@@ -28,7 +28,8 @@ def test_table() -> None:
 
 def test_colour_is_only_for_terminals() -> None:
     assert "\x1b[" not in render(report(), "table")
-    assert "\x1b[" in render(report(), "table", colour=True)
+    text = render(report(), "table", colour=True)
+    assert "\x1b[" in text and "\u00b10.01528" in text and "+-" not in text
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
@@ -50,6 +51,11 @@ def test_markdown_escapes_pipes() -> None:
 
 def test_tex() -> None:
     assert render(report(), "tex") == golden("report.tex")
+
+
+def test_a_minus_sign_in_tex_is_no_hyphen() -> None:
+    text = render(compare([run("sync", 1, 0.8), run("gba-1", 1, 0.79)]), "tex")
+    assert "gba-1 & 1 & 0.79000 & $-$0.01000 &" in text
 
 
 def test_tex_escapes() -> None:

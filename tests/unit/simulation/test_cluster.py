@@ -138,6 +138,21 @@ def test_one_slow_worker_holds_up_sync_and_not_gba(long: Path, tmp_path: Path) -
     assert gba == pytest.approx(7.25 * BATCH / 1e-3, rel=0.05)
 
 
+def test_a_slow_worker_that_shares_its_core_is_slow_by_its_own_time_alone(long: Path, tmp_path: Path) -> None:
+    """Two workers take turns on a core: a slowed one waits a turn, computes for 1 ms, and is late by 3 ms."""
+    faults = [{"kind": "constant", "workers": [1], "factor": 4.0}]
+    rate = eps("sync", long, tmp_path, 4, {"cores": 2}, faults=faults)
+    assert 4 * BATCH / 5e-3 * 0.99 <= rate <= 4 * BATCH / 4e-3
+    uneven = eps("sync", long, tmp_path, 3, {"cores": 2}, 4000, faults=faults)  # no slots: cores are shared equally
+    assert uneven == pytest.approx(3 * BATCH / (4 * 1.5e-3), rel=0.02)
+
+
+def test_a_worker_that_dies_in_its_time_slot_releases_the_core(long: Path, tmp_path: Path) -> None:
+    faults = [{"kind": "kill", "workers": [0], "time": 0.0305}]
+    cost = {"cores": 2, "restart_us": 1000.0}
+    assert eps("gba", long, tmp_path, 4, cost, faults=faults) > 0.5 * 2 * BATCH / 1e-3
+
+
 def test_a_slowed_worker_does_as_much_less(long: Path, tmp_path: Path) -> None:
     faults = [{"kind": "constant", "workers": [1], "factor": 3.0}]
     result = run(config("async", workers=4, global_batch=40, faults=faults, cost=FREE), long, tmp_path)

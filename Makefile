@@ -91,7 +91,7 @@ tuning: install ## the study in experiments/tuning (20 minutes; SIZE=full: more 
 	$(BIN)/python experiments/tuning/tune.py
 	$(BIN)/python experiments/tuning/write_tuning.py
 
-mechanism: install ## the study in experiments/mechanism (20 minutes; SIZE=tiny: tries it out)
+mechanism: install ## the study in experiments/mechanism (25 minutes; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/mechanism/sweep.yaml
 	$(BIN)/python experiments/mechanism/write_mechanism.py
 

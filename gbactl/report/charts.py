@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 WIDE, HIGH = 540, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 16, 26, 42
-ROW, LABEL = 30, 150  # height of a bar's row, width of its label
+ROW, LABEL, LETTERS = 30, 150, 25  # height of a bar's row; width of its label, and letters of a line of it
 SETTLED = 0.1  # share of the horizontal axis whose values do not set the vertical scale
 Write = Callable[[float], str]
 Scale = Callable[[float], float]
@@ -260,10 +260,15 @@ def interval(low: float, mean: float, high: float, most: float, neutral: float, 
 
 
 def _row_label(name: str, y: float) -> str:
-    """Write a row's name into the width of its label; the whole name is its hover."""
-    shown = name if len(name) <= 24 else f"{name[:22]}…"
-    place = f'x="{LABEL - 8}" y="{y:.1f}" text-anchor="end"'
-    return f'<text class="name" {place}>{escape(shown)}<title>{escape(name)}</title></text>'
+    """Write a row's name into the width of its label, in two lines where it is long; the whole name is its hover."""
+    first, _, rest = name.partition(", ") if len(name) > LETTERS else (name, "", "")
+    lines = [text if len(text) <= LETTERS else f"{text[: LETTERS - 1]}\u2026" for text in (first, rest) if text]
+    shift = -6 * (len(lines) - 1)
+    spans = "".join(
+        f'<tspan x="{LABEL - 8}" y="{y + shift + 12 * number:.1f}">{escape(text)}</tspan>'
+        for number, text in enumerate(lines)
+    )
+    return f'<text class="name" text-anchor="end">{spans}<title>{escape(name)}</title></text>'
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "tick") -> str:

@@ -142,10 +142,16 @@ def answer(report: Report) -> str:
             f"Against {report.baseline}: the fastest with the same {title} or a better one is {_named(fastest)}, "
             f"{words}{_pace(report, fastest)}."
         )
+    if len(judged) == 1:
+        [(group, words)] = judged
+        return f"Against {report.baseline}: {_named(group)}: {words}{_pace(report, group)}."
     if judged:
-        told = [f"{_named(group)}: {words}{_pace(report, group)}" for group, words in judged]
-        more = f"; and {len(told) - MOST_TOLD} more lines" if len(told) > MOST_TOLD else ""
-        return f"Against {report.baseline}: {'; '.join(told[:MOST_TOLD])}{more}."
+        decided = [f"{_named(group)} {words}" for group, words in judged if not words.startswith("cannot tell")]
+        more = [f"{len(decided) - MOST_TOLD} more lines differ"] if len(decided) > MOST_TOLD else []
+        rest = (
+            [f"{len(judged) - len(decided)} of {len(judged)} lines are undecided"] if len(decided) < len(judged) else []
+        )
+        return f"Against {report.baseline}: {'; '.join([*decided[:MOST_TOLD], *more, *rest])}."
     best: list[tuple[Column, Group]] = []
     for column in {column.metrics[0]: column for column in (report.columns[0], *STANDARD)}.values():
         there = [group for group in report.groups if group.stats.get(column.metrics[0])]

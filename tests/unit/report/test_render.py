@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gbactl.report.compare import compare
-from gbactl.report.render import FORMATS, beside, render
+from gbactl.report.render import FORMATS, answer, beside, render
+from gbactl.tracking.mlflow_connection import Run
 from tests.support.report_examples import run, three
 
 
@@ -120,3 +121,20 @@ def test_one_seed_has_no_deviation_and_no_interval() -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_format_is_ascii(form: str) -> None:
     assert render(report(), form).isascii()
+
+
+def test_the_answer_names_the_fastest_that_keeps_the_auc_or_says_what_is_undecided() -> None:
+    def line(mode: str, *aucs: float, eps: float) -> list[Run]:
+        runs = [run(mode, seed, auc) for seed, auc in enumerate(aucs)]
+        return [replace(each, metrics={**each.metrics, "eps": eps}) for each in runs]
+
+    sync, gba = line("sync", 0.8, 0.81, 0.82, eps=10.0), line("gba", 0.8001, 0.81, 0.82, eps=20.0)
+    worse, slow = line("async", 0.7, 0.711, 0.72, eps=30.0), line("bsp", 0.8, 0.81, 0.8201, eps=15.0)
+    assert answer(compare([*sync, *gba, *worse, *slow])) == (
+        "Against sync: the fastest with the same AUC or a better one is gba, same as sync (AUC +0.00003 +-0.00014, "
+        "margin 0.0005); EPS 2.00 +-0.00 times sync's."
+    )
+    unsure = line("hop_bs", 0.79, 0.82, 0.82, eps=9.0)
+    assert answer(compare([*sync, *worse, *unsure])).startswith("Against sync: async worse by 0.09967")
+    assert answer(compare([*sync, *worse, *unsure])).endswith("; 1 of 2 lines are undecided, more seeds are needed.")
+    assert answer(compare([*gba, *worse])) == "Highest: AUC 0.81003 (gba); EPS 30 (async)."

@@ -135,6 +135,7 @@ class RunFlow:
             rest, inside, stood = self.failover.stood(number) or (rest, inside, stood)
         while rest:
             if self._evaluation_due(part, rows - total(rest)):
+                core.switch.log_checksums((yield from core.requests.inspect("server")))
                 scores = yield from self._score(part, number, rest)
                 if self._must_go_back:
                     return False

@@ -95,7 +95,7 @@ mechanism: install ## the study in experiments/mechanism (25 minutes; SIZE=tiny:
 	$(BIN)/python experiments/study.py experiments/mechanism/sweep.yaml
 	$(BIN)/python experiments/mechanism/write_mechanism.py
 
-shadowsync: install ## the study in experiments/shadowsync (3 to 4 hours; SIZE=full: a day; SIZE=tiny: tries it out)
+shadowsync: install ## the study in experiments/shadowsync (two hours; SIZE=full: more seeds of EPS; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/shadowsync/sweep.yaml
 	$(BIN)/python experiments/shadowsync/write_shadowsync.py
 

@@ -148,9 +148,8 @@ def answer(report: Report) -> str:
     if judged:
         decided = [f"{_named(group)} {words}" for group, words in judged if not words.startswith("cannot tell")]
         more = [f"{len(decided) - MOST_TOLD} more lines differ"] if len(decided) > MOST_TOLD else []
-        rest = (
-            [f"{len(judged) - len(decided)} of {len(judged)} lines are undecided"] if len(decided) < len(judged) else []
-        )
+        unsure = f"{len(judged) - len(decided)} of {len(judged)} lines are undecided, more seeds are needed"
+        rest = [unsure] if len(decided) < len(judged) else []
         return f"Against {report.baseline}: {'; '.join([*decided[:MOST_TOLD], *more, *rest])}."
     best: list[tuple[Column, Group]] = []
     for column in {column.metrics[0]: column for column in (report.columns[0], *STANDARD)}.values():

@@ -82,7 +82,7 @@ prefetch: install ## the study in experiments/prefetch (20 minutes)
 	$(BIN)/python experiments/study.py experiments/prefetch/sweep.yaml
 	$(BIN)/python experiments/prefetch/write_prefetch.py
 
-map: install ## the study in experiments/map (35 minutes; SIZE=full: an hour and a half; SIZE=tiny: tries it out)
+map: install ## the study in experiments/map (an hour and a half; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/map/sweep.yaml --only seed=1
 	$(BIN)/python experiments/study.py experiments/map/sweep.yaml
 	$(BIN)/python experiments/map/write_map.py
@@ -91,11 +91,11 @@ tuning: install ## the study in experiments/tuning (20 minutes; SIZE=full: more 
 	$(BIN)/python experiments/tuning/tune.py
 	$(BIN)/python experiments/tuning/write_tuning.py
 
-mechanism: install ## the study in experiments/mechanism (15 minutes; SIZE=full: five seeds; SIZE=tiny: tries it out)
+mechanism: install ## the study in experiments/mechanism (25 minutes; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/mechanism/sweep.yaml
 	$(BIN)/python experiments/mechanism/write_mechanism.py
 
-shadowsync: install ## the study in experiments/shadowsync (3 to 4 hours; SIZE=full: a day; SIZE=tiny: tries it out)
+shadowsync: install ## the study in experiments/shadowsync (two hours; SIZE=full: more seeds of EPS; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/shadowsync/sweep.yaml
 	$(BIN)/python experiments/shadowsync/write_shadowsync.py
 

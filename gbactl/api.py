@@ -123,7 +123,7 @@ def train(*overrides: str) -> Run:
     from gbactl.launch.training_run import train as train_run
 
     try:
-        result = train_run(compose(list(overrides)), CommandLine("train", overrides), display)
+        result = train_run(compose(list(overrides)), CommandLine("train", overrides), display=display())
     except Stopped as stopped:
         if stopped.number == signal.SIGINT:
             raise KeyboardInterrupt(stopped.told) from None

@@ -98,7 +98,7 @@ def trained(folder: Path, arguments: Sequence[str], what: str) -> dict[str, Any]
     if not study.finished(folder):
         shutil.rmtree(folder, ignore_errors=True)
         folder.with_suffix(".json").unlink(missing_ok=True)
-    return once(folder.with_suffix(".json"), ["train", *arguments, f"run_dir={folder}", TRACKED], what)
+    return once(folder.with_suffix(".json"), ["train", "--json", *arguments, f"run_dir={folder}", TRACKED], what)
 
 
 TRACKED = "tracking.experiment=advise_truth"
@@ -107,7 +107,7 @@ TRACKED = "tracking.experiment=advise_truth"
 def calibrated(setting: Setting, folder: Path) -> Path:
     """Measure the machine for a setting, once for the settings that share it."""
     path = folder / f"cost-{setting.key}.yaml"
-    arguments = ["calibrate", "--out", str(path), "--workers", "2,4", "--seconds", "4", *setting.machine]
+    arguments = ["calibrate", "--json", "--out", str(path), "--workers", "2,4", "--seconds", "4", *setting.machine]
     once(path.with_suffix(".json"), arguments, f"{setting.name}: calibration")
     return path
 

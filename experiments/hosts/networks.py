@@ -50,7 +50,7 @@ def gbactl(*arguments: str, before: tuple[str, ...] = ()) -> str:
 
 def train(*overrides: str, before: tuple[str, ...] = ()) -> dict[str, Any]:
     """Run a training and return its result."""
-    result: dict[str, Any] = json.loads(gbactl("train", *COMMON, *overrides, before=before).splitlines()[-1])
+    result: dict[str, Any] = json.loads(gbactl("train", "--json", *COMMON, *overrides, before=before).splitlines()[-1])
     return result
 
 

@@ -61,7 +61,7 @@ class Bench:
     def train(self, mode: str, workers: int, batch: int, *extra: str, rows: int | None = None) -> dict[str, Any]:
         """Run `gbactl train` and return its result.json."""
         arguments = [
-            "-m", "gbactl", "train", *self.overrides(workers, batch, rows), f"mode={mode}",
+            "-m", "gbactl", "train", "--json", *self.overrides(workers, batch, rows), f"mode={mode}",
             "tracking.enabled=false", "train.max_eval_samples=4096", *extra,
         ]  # fmt: skip
         result: dict[str, Any] = json.loads(self.command(f"gbactl train mode={mode}", arguments))

@@ -191,11 +191,11 @@ def _check(found: FittedModel) -> None:
 
 def calibrate(
     out: Path, overrides: Sequence[str], workers: tuple[int, ...], seconds: float, repeat: int,
-    network: Path | None = None,
+    network: Path | None = None, as_json: bool = False,
 ) -> None:  # fmt: skip
     """Measure this machine, write its cost model, and show how well it fits.
 
-    `network`: a file with measured links between hosts.
+    `network`: a file with measured links between hosts. `as_json`: print the comparison as JSON.
 
     Raises GbactlError.
     """
@@ -212,7 +212,7 @@ def calibrate(
         found = Calibration(plan, lambda text: console.print(f"  {text}", soft_wrap=True)).run()
     found = replace(found, cost=replace(found.cost, name=out.stem, **lines))  # type: ignore[arg-type]
     out.write_text(cost_file_text(found.cost, _header(plan, found)))
-    _show(out, found)
+    _show(out, found, as_json)
 
 
 def _header(plan: CalibrationPlan, found: FittedModel) -> list[str]:
@@ -227,8 +227,8 @@ def _header(plan: CalibrationPlan, found: FittedModel) -> list[str]:
     ]
 
 
-def _show(out: Path, found: FittedModel) -> None:
-    if sys.stdout.isatty():
+def _show(out: Path, found: FittedModel, as_json: bool) -> None:
+    if not as_json:
         print("\n".join([*error_table(found), f"Written: {out}. Use it: gbactl train cluster=virtual cost={out}"]))
         return
     told = [

@@ -132,7 +132,7 @@ class NoDisplay(ProgressDisplay):
     def say(self, text: str) -> None:
         """Show nothing."""
 
-    def _update(self, text: str, fraction: float, detail: str) -> None:
+    def _update(self, text: str, fraction: float, details: list[str]) -> None:
         """Show nothing."""
 
 

@@ -22,9 +22,11 @@ from gbactl.errors import UsageError
     "--network", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     help="Measured connections between hosts, a file of gbactl doctor --hosts --out.",
 )  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 def command(
-    overrides: tuple[str, ...], out: Path, workers: str, seconds: float, repeat: int, network: Path | None
-) -> None:
+    overrides: tuple[str, ...], out: Path, workers: str, seconds: float, repeat: int, network: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Measure this machine and write the cost model with which a virtual cluster behaves like it.
 
     \b
@@ -40,7 +42,7 @@ def command(
     for these only. A table compares the measured runs with the cost model's
     predictions for them.
 
-    Nothing else should run on this machine meanwhile. On a pipe the last line printed is the comparison as JSON.
+    Nothing else should run on this machine meanwhile.
     Exit code 1 if the measurements give no usable cost model.
     """
     try:
@@ -49,4 +51,4 @@ def command(
         raise UsageError(f"--workers {workers} is no list of numbers; type --workers 2,4.") from None
     from gbactl.calibration.calibrate_command import calibrate
 
-    calibrate(out, overrides, counts, seconds, repeat, network)
+    calibrate(out, overrides, counts, seconds, repeat, network, as_json)

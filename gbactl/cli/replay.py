@@ -16,8 +16,9 @@ import click
     metavar="PATH",
     help="Where to keep the model, as .npz (default with --until: RUN/replay-STEP.npz).",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 @click.option("--uri", metavar="URI", help="The tracking store (default: MLFLOW_TRACKING_URI, ./mlflow.db).")
-def command(run: str, until: int | None, keep: Path | None, uri: str | None) -> None:
+def command(run: str, until: int | None, keep: Path | None, as_json: bool, uri: str | None) -> None:
     """Execute a run again from its event log and compare, to the last bit.
 
     RUN is a run directory, an MLflow run id, or the beginning of either's name. The log says which worker pulled
@@ -32,9 +33,8 @@ def command(run: str, until: int | None, keep: Path | None, uri: str | None) -> 
     gbactl replay RUN --until 500 --keep m.npz  numpy.load reads it
 
     Exit code 1 and the first difference, with step, workers and batches, where the run is not reproduced.
-    Checksums are in the log every train.checksum_every steps and at the end of each phase. On a pipe the last
-    line printed is the verdict as JSON.
+    Checksums are in the log every train.checksum_every steps and at the end of each phase.
     """
     from gbactl.replay.replay_run import run_and_show
 
-    run_and_show(run, until, keep, uri)
+    run_and_show(run, until, keep, uri, as_json)

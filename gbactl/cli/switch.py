@@ -47,11 +47,11 @@ def command(
     from gbactl.launch.control_socket import ask, tell_status
 
     if run is None:
-        if to or changes or wait or status or as_json:
-            raise UsageError("--to, --set, --wait, --status and --json need --run RUN.")
+        if to or changes or wait or status:
+            raise UsageError("--to, --set, --wait and --status need --run RUN.")
         from gbactl.launch.training_run import train_switching
 
-        train_switching(list(overrides))
+        train_switching(list(overrides), as_json)
     elif overrides:
         raise UsageError(f"A running job takes no overrides ({overrides[0]}); type --to MODE --set KEY=VALUE.")
     elif status:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import click
 
 NO_NODES = ("--cfg", "-c", "--info", "-i")  # options with which no process is started
@@ -12,7 +14,8 @@ NO_NODES = ("--cfg", "-c", "--info", "-i")  # options with which no process is s
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": ["-h", "--help"]},
 )
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
-def command(overrides: tuple[str, ...]) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(overrides: tuple[str, ...], as_json: bool) -> None:
     """Train a click model; OVERRIDES are Hydra's (key=value, group=option).
 
     \b
@@ -28,8 +31,6 @@ def command(overrides: tuple[str, ...]) -> None:
     Groups: mode data model optim cluster collective checkpoint tracking experiment
     Keys:   train.global_batch  mode.local_batch  cluster.workers
             cluster.servers  seed  precision  run_dir  resume  (all: --cfg job)
-
-    On a pipe the last line printed is the result as JSON.
     """
     from gbactl.engine.fork_server import open_fork_server
 
@@ -38,7 +39,7 @@ def command(overrides: tuple[str, ...]) -> None:
     from gbactl.launch.hydra_config import run_hydra
     from gbactl.launch.training_run import train
 
-    run_hydra(list(overrides), train)
+    run_hydra(list(overrides), functools.partial(train, as_json=as_json), as_json=as_json)
 
 
 def _real(overrides: tuple[str, ...]) -> bool:

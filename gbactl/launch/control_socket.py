@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import threading
 import time
 from collections import deque
@@ -128,10 +127,7 @@ def ask(run: str, to: str, changes: tuple[str, ...], wait: bool, as_json: bool, 
     mode = mode_with(to, changes)
     with ControlClient(find(run, uri, holding=CONFIG)) as asking:
         found = asking.switch(mode, wait)
-    machine = as_json or not sys.stdout.isatty()
-    if machine:
-        print(json.dumps(found), flush=True)
-    print(answer(found), file=sys.stderr if machine else sys.stdout, flush=True)
+    print(json.dumps(found) if as_json else answer(found), flush=True)
 
 
 def tell_status(run: str, as_json: bool, uri: str | None) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from time import monotonic as now
 from typing import Any
 
 import hydra
@@ -37,7 +40,7 @@ from gbactl.paths import conf_dir
 from gbactl.policies.policy import names, policy_class
 from gbactl.switching.auto_controller import GBA, SYNC
 from gbactl.tracking.mlflow_connection import tracking_uri
-from gbactl.tracking.run_description import CommandLine
+from gbactl.tracking.run_description import CommandLine, SweepPlace
 
 ROOT_CONFIG = "train"
 
@@ -104,20 +107,29 @@ def compose(overrides: list[str]) -> RunConfig:
             return to_run_config(hydra.compose(ROOT_CONFIG, overrides=given), overrides)
 
 
-def run_hydra(arguments: list[str], job: Callable[[RunConfig, CommandLine], Any], verb: str = "train") -> None:
-    """Run a command line through Hydra: single runs, --multirun, --cfg, --info. `verb`: that of gbactl."""
+def run_hydra(
+    arguments: list[str], job: Callable[[RunConfig, CommandLine], Any], verb: str = "train", as_json: bool = False
+) -> None:
+    """Run a command line through Hydra: single runs, --multirun, --cfg, --info. `verb`: that of gbactl.
+
+    At the end of a sweep its comparison is printed, unless `as_json`."""
 
     def task(cfg: DictConfig) -> Any:
         try:
             typed = [text for text in HydraConfig.get().overrides.task if text not in chosen]
             run = to_run_config(cfg, typed)
-            if HydraConfig.get().mode is RunMode.MULTIRUN and finished_before(run):
-                print(f"{run.run_dir} has its result already; it stays.", file=sys.stderr)
+            if HydraConfig.get().mode is not RunMode.MULTIRUN:
+                return job(run, CommandLine(verb, tuple(typed)))
+            swept = _swept(arguments)
+            place, began = SweepPlace(HydraConfig.get().job.num + 1, math.prod(swept.values()), tuple(took)), now()
+            if finished_before(run):
+                print(f"{place}: {run.run_dir} has its result already; it stays.", file=sys.stderr)
                 if run.run_dir is not None and run.tracking.enabled:
                     adopt(Path(run.run_dir), tracking_uri(run.tracking.uri))
                 return None
-            swept = _swept(arguments) if HydraConfig.get().mode is RunMode.MULTIRUN else None
-            return job(run, CommandLine(verb, tuple(typed), swept))
+            found = job(run, CommandLine(verb, tuple(typed), tuple(swept), place))
+            took.append(now() - began)
+            return found
         except GbactlError as error:
             if os.getpid() != home:  # a sweep's launcher (joblib, submitit) passes the error to the parent process
                 raise
@@ -129,6 +141,7 @@ def run_hydra(arguments: list[str], job: Callable[[RunConfig, CommandLine], Any]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     main = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=ROOT_CONFIG)(task)
     failed: list[GbactlError] = []
+    took: list[float] = []
     home = os.getpid()
     chosen = group_choices(arguments, conf_dir())
     saved, sys.argv = sys.argv, [f"gbactl {verb}", *_before_overrides(chosen, with_cost_file(arguments))]
@@ -139,19 +152,25 @@ def run_hydra(arguments: list[str], job: Callable[[RunConfig, CommandLine], Any]
         failed.append(error)
     except BaseException:
         close_sweeps("KILLED")
+        if {"-m", "--multirun"} & set(arguments):
+            done = f"{len(took)} of {math.prod(_swept(arguments).values())} runs have finished"
+            print(f"{done}. Go on with: {shlex.join(['gbactl', verb, *arguments])}", file=sys.stderr)
         raise
     finally:
         sys.argv = saved
-        close_sweeps("FAILED" if failed else "FINISHED")
+        close_sweeps("FAILED" if failed else "FINISHED", show=not as_json)
     if failed:
         raise failed[0]
 
 
-def _swept(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return the keys that a sweep varies, among the arguments of its command line."""
+def _swept(arguments: Sequence[str]) -> dict[str, int]:
+    """Return the keys that a sweep varies, among the arguments of its command line, with the number of their values."""
     overrides = [text for text in arguments if "=" in text and not text.startswith(("-", "~"))]
     parsed = OverridesParser.create().parse_overrides(overrides)
-    return tuple(override.key_or_group for override in parsed if override.is_sweep_override())
+    return {
+        override.key_or_group: len(list(override.sweep_string_iterator())) if override.is_discrete_sweep() else 1
+        for override in parsed if override.is_sweep_override()
+    }  # fmt: skip
 
 
 def with_cost_file(arguments: list[str]) -> list[str]:

@@ -1,21 +1,24 @@
-"""Progress display of a run: a bar on a terminal, an occasional line on a pipe."""
+"""Progress display of a run: one bar for the whole job on a terminal, an occasional line on a pipe; its result."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
+from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from gbactl.engine.signals import leave_terminal
 from gbactl.faults.measured_effects import fault_lines
+from gbactl.tracking.run_description import SweepPlace
 
 LINE_SECONDS = 5.0
+WINDOW_SECONDS = 30.0  # of progress from which throughput and remaining time are computed
+LEAST_BAR, LONGEST_BAR = 4, 30  # columns
 
 
 def unit_of(clock: str | None) -> str:
@@ -33,50 +36,112 @@ class Terminal(Console):
             leave_terminal()
 
 
+class JobProgress:
+    """Share, throughput and remaining seconds of a job of `samples` samples, from its progress events.
+
+    Throughput and pace are those of the present mode; right after a switch the pace is still that of the mode before.
+    Where `samples` is 0, the share is that of the round. `auc`: that of the last evaluation."""
+
+    def __init__(self, samples: int = 0) -> None:
+        self.samples, self.share, self.rate = samples, 0.0, 0.0
+        self.auc: float | None = None
+        self._at: tuple[str, str] = ("", "")
+        self._done: deque[tuple[float, int]] = deque()  # times and samples of this mode's events
+        self._rates: deque[float] = deque(maxlen=30)
+        self._pace: float | None = None  # samples in a second of this process's clock, evaluations included
+
+    def add(self, fields: dict[str, Any], now: float) -> None:
+        """Add a progress event that arrived at `now`, in seconds."""
+        done, at = int(fields["samples"]), (fields["mode"], fields["label"])
+        if at[0] != self._at[0] or (self._done and done < self._done[-1][1]):  # a switch, or a recovery
+            self._done.clear()
+        if at == self._at:
+            self._rates.append(fields["eps"])
+        else:  # the first event of a phase has no throughput yet
+            self._at = at
+            self._rates.clear()
+        self._done.append((now, done))
+        while len(self._done) > 2 and now - self._done[1][0] >= WINDOW_SECONDS:
+            self._done.popleft()
+        (before, first), (after, last) = self._done[0], self._done[-1]
+        if last > first and after > before:
+            self._pace = (last - first) / (after - before)
+        self.rate = sum(self._rates) / len(self._rates) if self._rates else fields["round_eps"]
+        of = self.samples or fields["round_samples"]
+        self.share = min(1.0, (done if self.samples else fields["round_finished"]) / of) if of else 1.0
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until all samples are trained; None while the pace is unknown."""
+        if self._pace is None or not self.samples:
+            return None
+        return (1.0 - self.share) * self.samples / self._pace
+
+
 class ProgressDisplay:
     """Progress display on standard error; `unit`: unit of throughput.
 
-    Standard output is for the result."""
+    Standard output is for the result. `job` is the progress of the present run. One in a sweep, with its `place`, is
+    shown by the sweep's bar and one line at its end."""
 
-    def __init__(self, unit: str = unit_of("wall")) -> None:
-        self.unit = unit
+    def __init__(self, unit: str = unit_of("wall"), place: SweepPlace | None = None) -> None:
+        self.unit, self.place = unit, place
+        self.began = time.monotonic()
         self.console = Terminal(stderr=True, highlight=False)
+        self.job = JobProgress()
         self._bar: Progress | None = None
+        self._length = BarColumn(LONGEST_BAR)
         self._task: TaskID | None = None
         self._last_line = 0.0
         self._last_text = ""
 
     def say(self, text: str) -> None:
-        """Print one line of text."""
-        self.console.print(text, soft_wrap=not sys.stderr.isatty())
+        """Print one line of text, whole: a terminal may wrap it, and it can be copied from there."""
+        self.console.print(text, soft_wrap=True)
+
+    def detail(self, text: str) -> None:
+        """Print one line of text, unless the run is one of a sweep."""
+        if self.place is None:
+            self.say(text)
 
     def step(self, text: str, fraction: float) -> None:
         """Show the fraction (0 to 1) done of a preparation step, such as building the data cache."""
-        self._update(text, fraction, "")
+        self._update(text, fraction, [])
 
     def progress(self, fields: dict[str, Any]) -> None:
-        """Show the progress of training; share and rate refer to the whole day or epoch."""
-        share = fields["round_finished"] / fields["round_samples"] if fields["round_samples"] else 1.0
-        loss = "" if fields["loss"] is None else f"loss {fields['loss']:.4f}"
-        text = f"{fields['label']} of {fields['rounds']}"
-        self._update(text, share, f"step {fields['step']}  {loss}  {fields['round_eps']:,.0f} {self.unit}")
+        """Show the progress of the whole job: day, mode, remaining time, throughput, last AUC, loss."""
+        job, place, now = self.job, self.place, time.monotonic()
+        job.add(fields, now)
+        left = job.left if place is None else place.left(now - self.began, job.left)
+        told = [] if left is None else [f"{duration(left)} left"]
+        told.append(f"{job.rate:,.0f} {self.unit}")
+        told += [] if job.auc is None else [f"AUC {job.auc:.4f}"]
+        told += [] if fields["loss"] is None else [f"loss {fields['loss']:.3f}"]
+        text, share = f"{fields['label']} of {fields['rounds']}, {fields['mode']}", job.share
+        if place is not None:
+            text, share = f"{place}, {text}", (place.number - 1 + share) / place.of
+        self._update(text, share, told)
 
-    def _update(self, text: str, fraction: float, detail: str) -> None:
+    def _update(self, text: str, fraction: float, details: list[str]) -> None:
+        details = [f"{100 * fraction:3.0f} %", *details]
         if self.console.is_terminal:
-            self._draw(text, fraction, detail)
+            self._draw(text, fraction, details)
             return
         now = time.monotonic()
         if now - self._last_line >= LINE_SECONDS or (fraction >= 1 and text != self._last_text):
             self._last_line = now
             self._last_text = text if fraction >= 1 else ""
-            self.say(f"  {text}: {100 * fraction:3.0f} %  {detail}".rstrip())
+            self.say(f"  {text}: {'  '.join(details)}")
 
-    def _draw(self, text: str, fraction: float, detail: str) -> None:
+    def _draw(self, text: str, fraction: float, details: list[str]) -> None:
+        """Draw the bar in the columns that the text leaves; the last details are left out where they do not fit."""
+        free = self.console.width - len(f"  {text} ") - LEAST_BAR
+        while len(details) > 1 and len(f" {' '.join(details)}") > free:
+            details = details[:-1]
+        detail = " ".join(details)
+        self._length.bar_width = max(LEAST_BAR, min(LONGEST_BAR, free + LEAST_BAR - len(f" {detail}")))
         if self._bar is None:
-            columns = (
-                TextColumn("  {task.description}"), BarColumn(20), TextColumn("{task.percentage:>3.0f} %"),
-                TimeRemainingColumn(compact=True), TextColumn("{task.fields[detail]}"),
-            )  # fmt: skip
+            columns = TextColumn("  {task.description}"), self._length, TextColumn("{task.fields[detail]}")
             self._bar = Progress(*columns, console=self.console, transient=True)
             self._bar.start()
             self._task = self._bar.add_task(text, total=1.0, detail="")
@@ -98,8 +163,8 @@ class ProgressDisplay:
 
     def round(self, fields: dict[str, Any]) -> None:
         """Print a line for a finished day or epoch, with the scores that early stopping compares."""
-        self.clear()
-        self.say(
+        self.job.auc = fields["judged_auc"]
+        self.detail(
             f"  {fields['day']}: {fields['steps']} steps, {fields['eps']:,.0f} {self.unit}; on "
             f"{fields['judged_on']}: AUC {fields['judged_auc']:.5f}, log loss {fields['judged_logloss']:.5f}"
         )
@@ -109,23 +174,46 @@ class ProgressDisplay:
         if result["judged_on"] in (None, result["evaluated_on"]):
             return
         self.clear()
-        self.say(
+        self.detail(
             f"  {result['best_round']} is the best on {result['judged_on']} (AUC {result['judged_auc']:.5f}); on "
             f"{result['evaluated_on']}: AUC {result['auc']:.5f}, log loss {result['logloss']:.5f}"
         )
 
-    def result(self, result: dict[str, Any]) -> None:
-        """Print the result on standard output: a summary table on a terminal, else JSON in one line."""
+    def finished(self, result: dict[str, Any], name: str) -> None:
+        """Print the result of a sweep's run on standard output: one line."""
         self.clear()
-        if not sys.stdout.isatty():
-            print(json.dumps(result), flush=True)
-            return
+        print(
+            f"{self.place}: {name}: AUC {result['auc']:.5f}, log loss {result['logloss']:.5f}, "
+            f"{result['eps']:,.0f} {self.unit}, {duration(result['wall_seconds'])}, "
+            f"{shown_path(Path(result['run_dir']))}", flush=True,
+        )  # fmt: skip
+
+    def result(self, result: dict[str, Any], commands: Sequence[tuple[str, str]] = ()) -> None:
+        """Print the result on standard output: a table, the run's directory, and `commands` to type next.
+
+        `commands` are pairs of a purpose and a command. Nothing that one may copy is cut off or broken."""
+        self.clear()
         table = Table(title=f"{result['mode']}, seed {result['seed']}", title_justify="left")
-        table.add_column("what")
-        table.add_column("value", justify="right")
+        table.add_column("what", no_wrap=True)
+        table.add_column("value", justify="right", overflow="fold")
         for name, value in _summary(result):
             table.add_row(name, value)
         Console().print(table)
+        lines = [("run directory", shown_path(Path(result["run_dir"]))), *commands]
+        width = max(len(purpose) for purpose, _ in lines)
+        print("\n".join(f"{f'{purpose}:':<{width + 1}} {text}" for purpose, text in lines), flush=True)
+
+
+def shown_path(path: Path) -> str:
+    """Return a path as it is typed in the working directory: relative, if it is below."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def duration(seconds: float) -> str:
+    """Format a duration as minutes and seconds, 2:05, or with hours, 1:02:05."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _summary(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -148,7 +236,6 @@ def _summary(result: dict[str, Any]) -> list[tuple[str, str]]:
         *_network(result),
         *(("fault", line) for line in fault_lines(result)),
         *(("warning", warning) for warning in result.get("warnings", ())),
-        ("run directory", str(result["run_dir"])),
     ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
+import shutil
 import sys
 import time
 from contextlib import suppress
@@ -19,7 +20,9 @@ from filelock import FileLock
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from gbactl.config import TrackingConfig
 from gbactl.launch import run_dir as run_dirs
+from gbactl.launch.next_commands import after_runs
 from gbactl.tracking.final_metrics import tags_of
 from gbactl.tracking.mlflow_connection import COMMAND, NOTE, PARENT, RUN_KIND, SWEEP, connect, sweep_note, tracking_uri
 from gbactl.tracking.tracked_run import TrackedRun
@@ -32,8 +35,8 @@ SHORT_SECONDS = 30.0
 class OpenSweep:
     """Sweep that this process has begun: its tracked parent run and the lock of its directory."""
 
-    def __init__(self, tracked: TrackedRun, lock: FileLock, before: str | None) -> None:
-        self.tracked, self.lock, self.before = tracked, lock, before
+    def __init__(self, tracked: TrackedRun, lock: FileLock, before: str | None, tracking: TrackingConfig) -> None:
+        self.tracked, self.lock, self.before, self.tracking = tracked, lock, before, tracking
 
     def close(self, status: str) -> None:
         """End the parent run as FINISHED, FAILED or KILLED."""
@@ -44,14 +47,32 @@ class OpenSweep:
             _say(unsent)
         self.lock.release()
 
+    def show(self) -> None:
+        """Print the comparison of the sweep's runs, and what to type next, on standard output."""
+        from gbactl.report.sweep_comparison import table
+
+        terminal = sys.stdout.isatty()
+        try:
+            width = max(80, shutil.get_terminal_size().columns) if terminal else 80
+            found = table(tracking_uri(self.tracking.uri), self.tracked.opened(END_SECONDS) or "", width, terminal)
+        except Exception as error:  # the runs are finished all the same
+            _say(f"The sweep's runs could not be compared: {error}")
+            return
+        if found:
+            print(f"\n{found}")
+        print("\n".join(f"{f'{purpose}:':<14} {text}" for purpose, text in after_runs(self.tracking)), flush=True)
+
 
 _open: list[OpenSweep] = []
 
 
-def close_sweeps(status: str) -> None:
-    """End the parent run of the sweep that this process has begun, if there is one."""
+def close_sweeps(status: str, show: bool = False) -> None:
+    """End the parent run of the sweep that this process has begun, if there is one; `show` its comparison."""
     while _open:
-        _open.pop().close(status)
+        sweep = _open.pop()
+        sweep.close(status)
+        if show:
+            sweep.show()
 
 
 def parent_tags() -> dict[str, str]:
@@ -97,7 +118,7 @@ class SweepCallback(Callback):
         }  # fmt: skip
         name = tracking["run_name"] or sweep_name(overrides)
         tracked = TrackedRun(self.uri, tracking["experiment"], name, {}, tags, folder, warn=_say)
-        _open.append(OpenSweep(tracked, lock, before))
+        _open.append(OpenSweep(tracked, lock, before, TrackingConfig(tracking["uri"], tracking["experiment"])))
         self.run_id = tracked.opened(STORE_SECONDS) or ""
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import time
 from collections import Counter
@@ -29,7 +30,8 @@ from gbactl.faults.cpu_hogs import CpuHogs
 from gbactl.faults.measured_effects import fault_lines, fault_metrics, with_injected
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.control_socket import ControlSocket
-from gbactl.launch.progress import ProgressDisplay, unit_of
+from gbactl.launch.next_commands import after_run
+from gbactl.launch.progress import JobProgress, ProgressDisplay, unit_of
 from gbactl.launch.resume import EXPECTED, StartingPoint, checkpoint_sentence, run_of
 from gbactl.launch.run_dir import end_orphans
 from gbactl.launch.supervision import (
@@ -53,7 +55,7 @@ from gbactl.tracking.final_metrics import (
     tags_of,
     useless,
 )
-from gbactl.tracking.mlflow_connection import NOTE, tracking_uri
+from gbactl.tracking.mlflow_connection import COMMAND, NOTE, tracking_uri
 from gbactl.tracking.run_description import CONFIG_TAG, CommandLine, config_tag, parameters, run_name, run_note
 from gbactl.tracking.system_metrics import SystemMetrics
 from gbactl.tracking.tracked_run import TrackedRun
@@ -70,21 +72,22 @@ FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # time-outs for the tracking store
 
 
 def train(
-    cfg: RunConfig, command: CommandLine | None = None, display: Callable[[str], ProgressDisplay] = ProgressDisplay
-) -> dict[str, Any]:
+    cfg: RunConfig, command: CommandLine | None = None, as_json: bool = False,
+    display: type[ProgressDisplay] = ProgressDisplay,
+) -> dict[str, Any]:  # fmt: skip
     """Run one training, show its result and return it. Raises GbactlError, and Stopped after a signal.
 
-    `command` names the run in MLflow, where it is shown as the one that runs it again. `display` makes the display of
-    progress and result for a unit of throughput."""
+    `command` names the run in MLflow, where it is shown as the one that runs it again. `as_json`: print JSON.
+    `display` shows progress and result."""
     try:
         with stoppable():
-            return _train(cfg, command, display(unit_of(cfg.engine.clock)))
+            return _train(cfg, command or CommandLine(), as_json, display)
     except Stopped as stopped:
         stopped.told = stopped.told or NOTHING
         raise
 
 
-def train_switching(overrides: list[str]) -> None:
+def train_switching(overrides: list[str], as_json: bool = False) -> None:
     """Run one training like `train`, but require a switch schedule. Raises UsageError without one."""
     from gbactl.launch.hydra_config import run_hydra
 
@@ -94,27 +97,29 @@ def train_switching(overrides: list[str]) -> None:
                 "There is nothing to switch: type switch.schedule='[{at: {day: 1}, to: gba}]', switch=auto, or "
                 "--run RUN --to MODE for a run that goes on already."
             )
-        return train(cfg, command)
+        return train(cfg, command, as_json)
 
     run_hydra(overrides, job, "switch")
 
 
-def _train(cfg: RunConfig, command: CommandLine | None, show: ProgressDisplay) -> dict[str, Any]:
+def _train(cfg: RunConfig, command: CommandLine, as_json: bool, display: type[ProgressDisplay]) -> dict[str, Any]:
     check_collective(cfg)
     if cfg.engine.real:
         open_fork_server()
     else:
         close_fork_server()
+    show = display(unit_of(cfg.engine.clock), command.place)
     hogs = CpuHogs(cfg.fault_plan(), cfg.pinned)
     path = prepare(cfg.data, show.step)
     show.clear()
     dataset = open_dataset(path)
     plan = rounds(dataset, cfg.train)
+    show.job = JobProgress(sum(dataset.splits[part.split].rows for part in plan))
     located(cfg.entries, [dataset.splits[part.split].rows for part in plan])  # raises for an unreachable switch
     check_memory(cfg, dataset)
     job = StartingPoint.of(cfg, dataset, len(plan))
     run_dir = job.run_dir(cfg)
-    show.say(_headline(cfg, dataset))
+    show.detail(_headline(cfg, dataset))
     if warning := too_few(cfg, {part.label: dataset.splits[part.split].rows for part in plan}):
         show.say(f"Warning: {warning}")
     if cfg.precision == "bf16" and cfg.engine.one_host and lacks_bf16():
@@ -122,7 +127,12 @@ def _train(cfg: RunConfig, command: CommandLine | None, show: ProgressDisplay) -
     with run_dirs.lock(run_dir):
         job.begin(run_dir, cfg)
         result = LaunchedRun(cfg, dataset, run_dir, show, hogs, job, command).go()
-    show.result(result)
+    if as_json:
+        print(json.dumps(result), flush=True)
+    elif command.place is not None:
+        show.finished(result, run_name(result["mode"], cfg.seed, command))
+    else:
+        show.result(result, after_run(cfg, command, result))
     if asked():
         raise Stopped(asked(), OVER)
     return result
@@ -223,7 +233,7 @@ class LaunchedRun:
             self.injection, self.replacements = FaultInjection(children), Replacements(children, self.show.say)
             children.prepare()
             with self._collective(children) as environments:
-                self.show.say(f"  starting {self.cfg.processes} workers, {self.cfg.cluster.servers} servers")
+                self.show.detail(f"  starting {self.cfg.processes} workers, {self.cfg.cluster.servers} servers")
                 children.start(environments)
                 self._talk_with(children)
         finally:
@@ -393,7 +403,7 @@ class LaunchedRun:
 
     def _log_progress(self, fields: dict[str, Any]) -> None:
         metrics = {"loss": fields["loss"], "eps_now": fields["eps"], "samples": float(fields["samples"])}
-        metrics["mode_id"] = mode_id(fields["mode"])
+        metrics |= {"progressive_auc": fields["auc"], "mode_id": mode_id(fields["mode"])}
         if len(fields["workers"]) <= MOST_CURVES:
             metrics |= {f"worker_eps_now/{w}": float(n) for w, n in fields["workers"].items()}
         if self.tracked is not None:
@@ -410,6 +420,7 @@ class LaunchedRun:
         config, t = self.config, self.cfg.tracking
         tags = {**tags_of(config, self.dataset.fingerprint, source=f"gbactl {self.command.verb}")}
         tags |= {"gbactl.run_dir": str(self.run_dir), CONFIG_TAG: config_tag(config), NOTE: self._note()}
+        tags |= {COMMAND: self.command.text}
         tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend(), **self._naming()}
         parts = rounds(self.dataset, self.cfg.train)
         datasets = dataset_inputs(
@@ -465,6 +476,7 @@ class LaunchedRun:
 
         result = {
             "mode": self.modes, "collective": self._all_reduce(), "seed": self.cfg.seed, "status": status,
+            "command": self.command.text,
             **self._clock(), **found,
             "wall_seconds": time.monotonic() - self.began, "run_dir": str(self.run_dir),
             "run_id": self.tracked.run_id if self.tracked else None, "gbactl": __version__,
@@ -517,7 +529,8 @@ class LaunchedRun:
         return {"clock": self.cfg.engine.clock, "virtual_seconds": None}
 
     def _plots(self, result: dict[str, Any]) -> list[Path]:
-        from gbactl.report.plots import curves_of, plot
+        from gbactl.report.plots import plot
+        from gbactl.report.run_curves import curves_of
 
         curves = [curves_of(result["mode"], str(result["seed"]), result)]
         try:

@@ -1,6 +1,6 @@
 """`gbactl replay`: replay a run found by name, print the verdict, and write the model to a file if asked.
 
-The verdict is a sentence on a terminal, JSON on a pipe. Besides the log, the bits depend on the processor, torch and
+The verdict is a sentence, or JSON. Besides the log, the bits depend on the processor, torch and
 its number of threads. The model file is one .npz of numpy arrays, no pickle: `rows` f32[rows, width] and `row_<moment>`
 by global row id, `row_counts` (Adam), `dense` f32[P + Q], `dense_<moment>` f32[P], `dense_steps`, `step` (optimizer
 steps taken), `config` (JSON); it needs the model's memory a second time.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -210,7 +209,7 @@ def _log(run_dir: Path, verdict: dict[str, Any], uri: str | None) -> None:
         log_linked_run(tracking_uri(uri), run_id, "replay", sentence(verdict), status, metrics)
 
 
-def run_and_show(run: str, until: int | None, keep: Path | None, uri: str | None) -> None:
+def run_and_show(run: str, until: int | None, keep: Path | None, uri: str | None, as_json: bool = False) -> None:
     """Find a run, replay it, and print the verdict.
 
     Raises DivergenceError, after printing, where it is not reproduced.
@@ -221,12 +220,12 @@ def run_and_show(run: str, until: int | None, keep: Path | None, uri: str | None
     finally:
         show.clear()
     _log(run_dir, verdict, uri)
-    if not sys.stdout.isatty():
+    if as_json:
         print(json.dumps(verdict), flush=True)
     if failed(verdict):
         found = verdict["divergence"]
         raise DivergenceError(Divergence(found["kind"], found["step"], sentence(verdict)))
-    if sys.stdout.isatty():
-        print(sentence(verdict))
-    else:
+    if as_json:
         show.say(sentence(verdict))
+    else:
+        print(sentence(verdict))

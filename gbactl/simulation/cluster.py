@@ -80,7 +80,7 @@ def place(cfg: RunConfig, events: EventQueue) -> NodeHosts:
     Servers and coordinator have hosts of their own, or share the workers'."""
     cost, workers, servers = cfg.cost, cfg.processes, cfg.cluster.servers
     each = cost.workers_per_host or workers
-    hosts = [Host(events, cost.cores) for _ in range(-(-workers // each))]
+    hosts = [Host(events, cost.cores, min(each, workers - first)) for first in range(0, workers, each)]
     of_workers = [hosts[worker // each] for worker in range(workers)]
     if cost.servers_on == "own":
         own = [Host(events, cost.cores) for _ in range(servers + 1)]

@@ -22,12 +22,36 @@ FIGURES = (
 
 
 @dataclass(frozen=True)
+class SweepPlace:
+    """Place of a run in its sweep: the `number`-th of `of`; `took`: seconds of the finished runs."""
+
+    number: int
+    of: int
+    took: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        """Name the place, as "run 2 of 6"."""
+        return f"run {self.number} of {self.of}"
+
+    def left(self, elapsed: float, own: float | None) -> float | None:
+        """Estimate the seconds until the sweep's end, from those that this run has taken and will take.
+
+        `own` is None while it is unknown; the estimate is unknown then too, unless other runs have finished."""
+        if own is None and not self.took:
+            return None
+        mean = sum(self.took) / len(self.took) if self.took else elapsed + (own or 0.0)
+        return (max(0.0, mean - elapsed) if own is None else own) + (self.of - self.number) * mean
+
+
+@dataclass(frozen=True)
 class CommandLine:
-    """Command line of a run: verb and typed overrides; of a sweep's run its own, and the keys that the sweep varies."""
+    """Command line of a run: verb and typed overrides; of a sweep's run its own, the keys that the sweep varies, and
+    its place."""
 
     verb: str = "train"
     overrides: tuple[str, ...] = ()
     swept: tuple[str, ...] | None = None
+    place: SweepPlace | None = None
 
     @property
     def text(self) -> str:

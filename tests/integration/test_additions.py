@@ -93,7 +93,7 @@ def said(launcher: Launcher, *arguments: str, code: int = 0) -> str:
 
 def result_of(line: str, launcher: Launcher, *more: str) -> dict[str, Any]:
     """Last line of what a command prints."""
-    found: dict[str, Any] = json.loads(said(launcher, *shlex.split(line)[1:], *more).splitlines()[-1])
+    found: dict[str, Any] = json.loads(said(launcher, *shlex.split(line)[1:], *more, "--json").splitlines()[-1])
     return found
 
 

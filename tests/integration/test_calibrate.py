@@ -39,7 +39,7 @@ def finish(process: subprocess.Popen[str], seconds: float) -> tuple[int, str, st
 
 @pytest.mark.slow
 def test_a_machine_is_measured_and_its_model_used(tmp_path: Path) -> None:
-    calibrate = ("calibrate", "--out", "mine.yaml", "--workers", "2,4", "--seconds", "2", *SMALL)
+    calibrate = ("calibrate", "--out", "mine.yaml", "--workers", "2,4", "--seconds", "2", *SMALL, "--json")
     process = start(tmp_path, tmp_path / "cache", *calibrate)
     code, out, err = finish(process, 280)
     if code == 1:  # a busy machine may defeat it, and then it says so
@@ -54,7 +54,7 @@ def test_a_machine_is_measured_and_its_model_used(tmp_path: Path) -> None:
     assert "run 6 of 6" in err and "measured" in err and "error" in err
     assert not children_of(process.pid) and not list(tmp_path.glob("runs/*"))
     virtual = ("cluster=virtual", "cost=mine.yaml", "mode=gba", "data.days=2", "data.rows_per_day=8000")
-    used = ("train", *SMALL, *virtual, "cluster.workers=8", "tracking.enabled=false", "run_dir=virtual")
+    used = ("train", *SMALL, *virtual, "cluster.workers=8", "tracking.enabled=false", "run_dir=virtual", "--json")
     code, out, err = finish(start(tmp_path, tmp_path / "cache", *used), 120)
     assert code == 0, err
     assert "virtual cluster (mine)" in err and json.loads(out.splitlines()[-1])["clock"] == "virtual"

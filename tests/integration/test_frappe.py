@@ -21,7 +21,7 @@ def test_deepfm_reaches_the_published_auc(tmp_path: Path, mode: str) -> None:
     """The settings are conf/experiment/frappe.yaml, the same for both modes."""
     gbactl = Path(sys.executable).parent / "gbactl"
     done = subprocess.run(
-        [str(gbactl), "train", "experiment=frappe", f"mode={mode}", "seed=0", "tracking.enabled=false"],
+        [str(gbactl), "train", "experiment=frappe", f"mode={mode}", "seed=0", "tracking.enabled=false", "--json"],
         cwd=tmp_path, capture_output=True, text=True, timeout=1100, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

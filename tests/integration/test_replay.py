@@ -29,7 +29,7 @@ SIZES = ("model.dim=4", "model.hidden=[32]", "train.global_batch=256", "cluster.
 
 
 def replay(launcher: Launcher, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return launcher.gbactl("replay", *arguments)
+    return launcher.gbactl("replay", *arguments, "--json")
 
 
 def verdict(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

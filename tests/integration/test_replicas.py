@@ -118,8 +118,9 @@ def test_a_running_job_becomes_elastic_and_goes_back(launcher: Launcher) -> None
     states = []
     for mode, more in (("shadow_easgd", ("--set", "shadow_interval=0.01")), ("gba", ())):
         asked = launcher.gbactl(
-            "switch", "--run", str(launched.run_dir), "--to", mode, "--set", "local_batch=64", *more, "--wait"
-        )
+            "switch", "--run", str(launched.run_dir), "--to", mode, "--set", "local_batch=64", *more, "--wait",
+            "--json",
+        )  # fmt: skip
         assert asked.returncode == 0, asked.stderr
         states.append(json.loads(asked.stdout.splitlines()[-1])["state"])
     done = launched.finish()

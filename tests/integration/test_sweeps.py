@@ -59,7 +59,9 @@ def test_a_signal_stops_a_whole_sweep(launcher: Launcher) -> None:
     done = launched.finish(60)
     assert done.code == 143 and "Traceback" not in done.err
     assert done.result["stopped"]["state"] == "saved"
-    assert done.err.splitlines()[-1] == f"gbactl: stopped; {done.result['stopped']['told']}."
+    *_, how, last = done.err.splitlines()
+    assert last == f"gbactl: stopped; {done.result['stopped']['told']}."
+    assert how.startswith("0 of 2 runs have finished. Go on with: gbactl train ") and how.endswith(" -m")
     assert [path.name for path in runs.iterdir()] == ["1"]
 
 

@@ -100,8 +100,9 @@ def test_a_run_learns_and_its_result_adds_up(launcher: Launcher, mode: str, tran
     """In gba on two days, each judged by the next one; in the others on one day."""
     days = ("data.days=3", "data.rows_per_day=8000") if mode == "gba" else ("data.rows_per_day=16000",)
     launched = launcher.start(
-        f"mode={mode}", f"cluster.transport={transport}", "collective=gloo", *days, "optim.lr=0.004", "seed=3"
-    )
+        f"mode={mode}", f"cluster.transport={transport}", "collective=gloo", *days, "optim.lr=0.004", "seed=3",
+        "--json",
+    )  # fmt: skip
     done = launched.finish()
     assert done.code == 0, done.err
     result = json.loads(done.out.splitlines()[-1])

@@ -193,7 +193,7 @@ class Launcher:
 
     def replayed(self, run_dir: Path) -> dict[str, Any]:
         """The verdict of a replay."""
-        done = self.gbactl("replay", str(run_dir))
+        done = self.gbactl("replay", str(run_dir), "--json")
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found

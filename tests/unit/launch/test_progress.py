@@ -1,15 +1,21 @@
-"""What is shown on a pipe: a line now and then on standard error, nothing on standard output."""
+"""What is shown of a run: a bar or a line now and then on standard error, the result on standard output."""
 
 from __future__ import annotations
 
 import errno
 import io
+import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gbactl.config import from_dict
 from gbactl.launch import progress as module
-from gbactl.launch.progress import ProgressDisplay, _summary, unit_of
+from gbactl.launch.next_commands import after_run, after_runs
+from gbactl.launch.progress import JobProgress, ProgressDisplay, _summary, duration, shown_path, unit_of
+from gbactl.tracking.run_description import CommandLine, SweepPlace
 
 
 def progress(share: float, **more: Any) -> dict[str, Any]:
@@ -20,7 +26,8 @@ def progress(share: float, **more: Any) -> dict[str, Any]:
         "label": "day 0",
         "rounds": 2,
     }
-    return {**fields, "step": 7, "eps": 99.0, "round_eps": 12345.6, **more}
+    fields |= {"samples": int(share * 1000), "mode": "gba"}
+    return {**fields, "step": 7, "eps": 12345.6, "round_eps": 12345.6, **more}
 
 
 @pytest.fixture
@@ -41,7 +48,7 @@ def test_a_line_now_and_then_and_one_at_the_end(clock: list[float], capsys: pyte
     lines = err.splitlines()
     assert out == ""
     assert len(lines) == 5
-    assert lines[-1] == "  day 0 of 2: 100 %  step 7  loss 0.5000  12,346 samples/s"
+    assert lines[-1] == "  day 0 of 2, gba: 100 %  12,346 samples/s  loss 0.500"
     assert "\x1b" not in err, "no colours on a pipe"
 
 
@@ -105,11 +112,77 @@ def test_the_summary_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["refused (reasons: result.json)"] == "1,200"
     acted = {"plan": 0, "process": "W3", "from_s": 0.1, "until_s": 0.4, "factor": 4}
     plans = [{"kind": "window", "factor": 4, "from": 0.1}, {"kind": "kill", "time": 120.0}]
-    faults = _summary({**result, "faults": {"plans": plans, "acted": [acted], "never": [1]}})[-3:-1]
+    faults = _summary({**result, "faults": {"plans": plans, "acted": [acted], "never": [1]}})[-2:]
     assert faults == [("fault", "W3 4x slower 0.1-0.4 s"), ("fault", "never acted: faults.plans[1] (kill at 120 s)")]
     assert dict(_summary({**result, "warnings": ["bad"]}))["warning"] == "bad"
     ProgressDisplay().result(result)
     assert "gba, seed 1" in capsys.readouterr().out
+
+
+def test_what_one_copies_is_whole_at_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    run_dir = "/a/folder/with/a/long/path/" + "x" * 70
+    result = {
+        "mode": "gba", "seed": 1, "auc": 0.7, "logloss": 0.5, "ne": 0.9, "eps": 1000.0, "wall_seconds": 9.0,
+        "samples": {"read": 1000, "trained": 990, "decayed": 10, "lost": 0}, "best_possible_auc": None,
+        "staleness": {"mean": 1.5, "p50": 1.0, "p99": 4.0}, "run_dir": run_dir,
+    }  # fmt: skip
+    ProgressDisplay().result(result, [("compare runs", "gbactl report")])
+    assert capsys.readouterr().out.splitlines()[-2:] == [f"run directory: {run_dir}", "compare runs:  gbactl report"]
+    monkeypatch.setattr(module.Console, "is_terminal", True)
+    ProgressDisplay().say(f"saved in {run_dir}")
+    assert run_dir in capsys.readouterr().err
+    assert shown_path(Path.cwd() / "runs" / "1") == "runs/1" and shown_path(Path("/r")) == "/r"
+
+
+def test_the_job_s_remaining_time_is_known_right_after_a_switch() -> None:
+    job, fields = JobProgress(3000), progress(0.0)
+    for second in range(11):  # 100 samples a second
+        job.add({**fields, "samples": 100 * second, "eps": 100.0}, 50.0 + second)
+    assert (job.share, job.left, job.rate) == (pytest.approx(1 / 3), pytest.approx(20), 100)
+    job.add({**fields, "samples": 1000, "mode": "sync", "eps": 0.0}, 61.0)
+    assert job.left == pytest.approx(20), "at the pace of the mode before"
+    job.add({**fields, "samples": 1500, "mode": "sync", "eps": 500.0}, 62.0)
+    assert (job.left, job.rate) == (pytest.approx(3), 500)
+    job.add({**fields, "samples": 1400, "mode": "sync", "eps": 500.0}, 63.0)  # a recovery
+    assert job.left == pytest.approx(3.2)
+    assert JobProgress(10).left is None
+
+
+def test_one_bar_for_the_job_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    show = ProgressDisplay()
+    show.console = module.Terminal(file=out, force_terminal=True, width=80, highlight=False)
+    show.job = JobProgress(2000)
+    show.job.auc = 0.71234
+    for share in (0.2, 0.6):
+        show.progress(progress(share, mode="shadow_easgd"))
+    assert show._bar is not None
+    [task] = show._bar.tasks
+    assert task.description == "day 0 of 2, shadow_easgd" and task.completed == 0.3
+    assert re.fullmatch(r" 30 % \d+:\d\d left 12,346 samples/s AUC 0.7123", task.fields["detail"]), "no room for more"
+    assert len(f"  {task.description} {task.fields['detail']} ") + show._length.bar_width <= 80
+    show.clear()
+    assert [duration(5), duration(65), duration(3725)] == ["0:05", "1:05", "1:02:05"]
+
+
+def test_the_commands_after_a_run(tmp_path: Path) -> None:
+    typed = CommandLine("train", ("experiment=smoke", "mode=gba", "mode.iota=4", "run_dir=r", "seed=1"))
+    cfg = from_dict({"mode": {"name": "gba"}, "tracking": {"experiment": "demo"}})
+    told = dict(after_run(cfg, typed, {"run_dir": str(tmp_path)}))
+    assert told == {
+        "another mode": "gbactl train experiment=smoke seed=1 mode=sync",
+        "compare runs": "gbactl report --experiment demo", "look at them": "gbactl ui",
+    }  # fmt: skip
+    (tmp_path / "checkpoints" / "cut-000001").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "cut-000001" / "manifest.json").touch()
+    quiet = from_dict({"mode": {"name": "sync"}, "tracking": {"enabled": False, "uri": "sqlite:///a b.db"}})
+    assert dict(after_run(quiet, CommandLine("switch"), {"run_dir": str(tmp_path)})) == {
+        "take its model": f"gbactl checkpoint export {tmp_path}"
+    }
+    assert after_runs(quiet.tracking)[1] == ("look at them", "gbactl ui --uri 'sqlite:///a b.db'")
 
 
 def test_a_terminal_that_goes_away_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,10 +192,25 @@ def test_a_terminal_that_goes_away_ends_nothing(monkeypatch: pytest.MonkeyPatch)
         def write(self, text: str, /) -> int:
             raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(module.sys, "stderr", Gone())
+    monkeypatch.setattr(sys, "stderr", Gone())
     left: list[str] = []
     monkeypatch.setattr(module, "leave_terminal", lambda: left.append("it"))
     show = ProgressDisplay()
     show.say("a line")
     show.progress(progress(1.0))
     assert left == ["it", "it"]
+
+
+def test_a_run_of_a_sweep_is_a_part_of_its_bar_and_one_line(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    show = ProgressDisplay(place=SweepPlace(2, 4, (30.0,)))
+    show.detail("not told")
+    clock[0] += 10
+    show.progress(progress(0.0))
+    assert capsys.readouterr().err.startswith("  run 2 of 4, day 0 of 2, gba:  25 %  1:20 left  ")
+    fields = {"auc": 0.7, "logloss": 0.5, "eps": 1000.0, "wall_seconds": 65.0, "run_dir": "/runs/r"}
+    show.finished(fields, "gba iota=3 s1")
+    told = "run 2 of 4: gba iota=3 s1: AUC 0.70000, log loss 0.50000, 1,000 samples/s, 1:05, /runs/r\n"
+    assert capsys.readouterr().out == told
+    assert SweepPlace(1, 3).left(5.0, None) is None and SweepPlace(1, 3).left(5.0, 15.0) == 15 + 2 * 20

@@ -67,7 +67,7 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Whole configuration, nested by groups: config["train"]["global_batch"]."""
+        """Whole configuration, nested by groups: `config["train"]["global_batch"]`."""
         found: dict[str, Any] = yaml.safe_load((self.run_dir / run_dirs.CONFIG).read_text())
         return found
 

@@ -73,8 +73,8 @@ class Run:
 
     @property
     def curves(self) -> pandas.DataFrame:
-        """Training loss and samples per second over the run, with columns samples, seconds, loss and eps."""
-        return pandas.DataFrame(self.result.get("curve", []), columns=["samples", "seconds", "loss", "eps"])
+        """Training loss, progressive AUC and EPS by finished samples and seconds; these names are the columns."""
+        return pandas.DataFrame(self.result.get("curve", []), columns=["samples", "seconds", "loss", "auc", "eps"])
 
     @property
     def rounds(self) -> pandas.DataFrame:

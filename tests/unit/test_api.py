@@ -42,7 +42,7 @@ def test_importing_it_imports_nothing_else() -> None:
 def test_a_run_has_its_configuration_curves_and_rounds(runs: list[gbactl.Run]) -> None:
     run = gbactl.load(runs[1].run_dir)
     assert run.result == runs[1].result and run.config["mode"]["name"] == "async" and run.run_id is None
-    assert list(run.curves) == ["samples", "seconds", "loss", "eps"]
+    assert list(run.curves) == ["samples", "seconds", "loss", "auc", "eps"]
     assert run.rounds["auc"].iloc[-1] == run.auc
     assert "async" in run._repr_html_()
 

@@ -9,6 +9,8 @@ DEMO := experiment=demo
 # the demo's further day: from the base of each seed, with one slow worker
 GO_ON := -m seed=$(SEEDS) 'resume=runs/demo/base-$${seed}' train.days=3 faults=one_slow checkpoint=none \
   tracking.experiment=demo
+# leaves out the comparison of each sweep; progress is on standard error
+QUIET := > /dev/null
 FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 
 # a run starts hundreds of processes: their bytecode, and that of the tests, is compiled once
@@ -18,10 +20,10 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo install test test-slow check docs bench curves fuzz audit calibration advise frappe gba-claims prefetch map tuning mechanism shadowsync switching cpr precision hosts soak ui clean help
 
 demo: install ## install, train a base in sync, go on with a slow worker in sync, async and gba, compare (3 minutes)
-	$(BIN)/gbactl train -m $(DEMO) seed=$(SEEDS) 'run_dir=runs/demo/base-$${seed}'
-	$(BIN)/gbactl train $(GO_ON) 'run_dir=runs/demo/sync-$${seed}'
-	$(BIN)/gbactl switch $(GO_ON) 'run_dir=runs/demo/async-$${seed}' 'switch.schedule=[{at: {day: 2}, to: async}]'
-	$(BIN)/gbactl switch $(GO_ON) 'run_dir=runs/demo/gba-$${seed}' 'switch.schedule=[{at: {day: 2}, to: gba}]'
+	$(BIN)/gbactl train -m $(DEMO) seed=$(SEEDS) 'run_dir=runs/demo/base-$${seed}' $(QUIET)
+	$(BIN)/gbactl train $(GO_ON) 'run_dir=runs/demo/sync-$${seed}' $(QUIET)
+	$(BIN)/gbactl switch $(GO_ON) 'run_dir=runs/demo/async-$${seed}' 'switch.schedule=[{at: {day: 2}, to: async}]' $(QUIET)
+	$(BIN)/gbactl switch $(GO_ON) 'run_dir=runs/demo/gba-$${seed}' 'switch.schedule=[{at: {day: 2}, to: gba}]' $(QUIET)
 	$(BIN)/gbactl report --experiment demo --round "day 2" --plots runs/demo --format html > runs/demo/report.html
 	$(BIN)/gbactl report --experiment demo --round "day 2"
 	@echo "The report with its figures is runs/demo/report.html. Type 'make ui' to see every run in MLflow."

@@ -18,7 +18,7 @@ import io
 import json
 import signal
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,16 +27,15 @@ import pandas
 import yaml
 
 from gbactl.checkpoint.restore import chain_at
-from gbactl.config import flatten
 from gbactl.errors import CheckpointError, Stopped
-from gbactl.faults.measured_effects import fault_metrics
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.notebook import display
 from gbactl.launch.resume import StartingPoint
+from gbactl.report.command import run_at
 from gbactl.report.compare import Report
 from gbactl.report.compare import compare as compared
 from gbactl.report.render import csv, markdown, text
-from gbactl.tracking.final_metrics import ORIGIN, failure_metrics, metrics_of
+from gbactl.tracking.final_metrics import ORIGIN
 from gbactl.tracking.mlflow_connection import Run as LoggedRun
 from gbactl.tracking.run_description import CommandLine
 
@@ -157,15 +156,9 @@ def compare(
 
 def _logged(run: Run) -> LoggedRun:
     """Describe a run as it would be read from MLflow."""
-    values = {key: str(value) for key, value in flatten(run.config).items() if not key.startswith("tracking.")}
-    result, resumed = run.result, run.config.get("resume")
-    metrics = {**metrics_of(result), **fault_metrics(result), **failure_metrics(result)}
-    tags = {**(run.config.get("tracking") or {}).get("tags", {}), "gbactl.mode": str(result["mode"])}
-    if resumed is not None:
-        with contextlib.suppress(CheckpointError, OSError):  # the checkpoint may be gone
-            tags[ORIGIN] = StartingPoint(chain_at(Path(resumed))).origin
-    began = int(1000 * (run.run_dir / run_dirs.CONFIG).stat().st_mtime)
-    return LoggedRun(
-        run.run_id or run.run_dir.name, run.run_dir.name, result["status"], began,
-        {**values, "mode": values["mode.name"]}, metrics, tags,
-    )  # fmt: skip
+    logged, resumed = run_at(run.run_dir)[0], run.config.get("resume")
+    if resumed is None:
+        return logged
+    with contextlib.suppress(CheckpointError, OSError):  # the checkpoint may be gone
+        return replace(logged, tags={**logged.tags, ORIGIN: StartingPoint(chain_at(Path(resumed))).origin})
+    return logged

@@ -137,7 +137,8 @@ def run_at(path: Path) -> tuple[Run, dict[str, Any]]:
     params = {**{key: str(value) for key, value in config.items()}, "mode": str(config.get("mode.name", "-"))}
     finished = result["status"] == "FINISHED"
     metrics = {**metrics_of(result), **fault_metrics(result), **failure_metrics(result)} if finished else {}
-    tags = {"gbactl.mode": str(result["mode"]), COMMAND: str(result.get("command") or "")}
+    own = {key.removeprefix("tracking.tags."): str(config[key]) for key in config if key.startswith("tracking.tags.")}
+    tags = {**own, "gbactl.mode": str(result["mode"]), COMMAND: str(result.get("command") or "")}
     return Run(
         str(result.get("run_id") or path.name), path.name, result["status"], began, params, metrics, tags
     ), result

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from gbactl.report.command import read_curves
 from gbactl.report.compare import compare
-from gbactl.report.html_report import page
-from gbactl.report.plots import plot
+from gbactl.report.html_report import page, write_figures
 from gbactl.report.render import answer, markdown, text
 from gbactl.tracking.mlflow_connection import log_artifacts, log_comparison_of_children, read_children
 
@@ -28,7 +27,7 @@ def renew(uri: str, run_id: str, figures: bool = True) -> None:
         return
     curves, _ = read_curves(uri, runs, made)
     with tempfile.TemporaryDirectory() as folder:
-        drawn = plot([each for group in curves.values() for each in group], Path(folder) / "plots")
+        drawn = write_figures(made, curves, Path(folder) / "plots")
         written = Path(folder) / "report.html"
         written.write_text(page(made, curves, runs, "Comparison of a sweep"), encoding="utf-8")
         log_artifacts(uri, run_id, {written: None, **dict.fromkeys(drawn, "plots")})

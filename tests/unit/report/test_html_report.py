@@ -112,6 +112,7 @@ def test_a_page_without_curves_and_one_of_a_single_run() -> None:
     alone = replace(run("<b>&", 1, 0.8), metrics={"auc": 0.8, "eps": 50.0, "auc/day 0": 0.7, "auc/day 1": 0.8})
     text = page(compare([alone]), {})
     assert "&lt;b&gt;&amp;: AUC 0.80000, EPS 50." in text and "<b>" not in text
+    assert "No run has figures that can be compared." in page(compare([run("gba", 1, None)]), {})
     assert "Days and epochs" in text and ">day 1</td>" in text and "<figure" not in text
 
 

@@ -16,8 +16,7 @@ from gbactl.errors import UsageError
 from gbactl.report.command import with_times
 from gbactl.report.compare import Report, compare
 from gbactl.report.render import FORMATS, render, sentences
-from gbactl.report.run_curves import Curves, curves_of
-from gbactl.report.time_to_auc import CensoredMedian, TimeLine, censored_median, times_to_auc
+from gbactl.report.run_curves import CensoredMedian, Curves, TimeLine, censored_median, curves_of, times_to_auc
 from tests.support.report_examples import run
 
 

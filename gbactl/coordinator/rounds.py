@@ -18,7 +18,7 @@ from gbactl.errors import ConfigError, DivergedError, WireError
 from gbactl.metrics import evaluate
 from gbactl.wire.messages import Predictions
 
-END_BYTES = 1 << 20  # a run's last files: result, four plots, what the tracking store has not taken yet
+END_BYTES = 1 << 20  # a run's last files: result, report, what the tracking store has not taken yet
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 RESULT = "result.json"
 CONFIG = "config.yaml"
 FAULTS = "faults.json"
+REPORT = "report.html"
 LOG = "events.log"
 LOCK = ".run.lock"
 ROOM = ".room"

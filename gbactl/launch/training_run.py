@@ -25,7 +25,7 @@ from gbactl.engine.base import RunProcesses, engine_of
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
 from gbactl.engine.preflight import check_collective, check_memory, too_few
 from gbactl.engine.signals import NOTHING, StopRequest, asked, deferred, look, patient, stoppable
-from gbactl.errors import ClusterError, GbactlError, NoRoomError, Stopped, UsageError
+from gbactl.errors import ClusterError, NoRoomError, Stopped, UsageError
 from gbactl.faults.cpu_hogs import CpuHogs
 from gbactl.faults.measured_effects import fault_lines, fault_metrics, with_injected
 from gbactl.launch import run_dir as run_dirs
@@ -527,16 +527,17 @@ class LaunchedRun:
         """Return the result's fields `clock` (wall or virtual) and `virtual_seconds` (None in real time)."""
         return {"clock": self.cfg.engine.clock, "virtual_seconds": None}
 
-    def _plots(self, result: dict[str, Any]) -> list[Path]:
-        from gbactl.report.plots import plot
-        from gbactl.report.run_curves import curves_of
+    def _report(self) -> list[Path]:
+        """Write the run's report page into its directory, for the tracking store."""
+        from gbactl.report.command import run_page
 
-        curves = [curves_of(result["mode"], str(result["seed"]), result)]
+        path = self.run_dir / run_dirs.REPORT
         try:
-            return plot(curves, self.run_dir / "plots", "the run is complete without them")
-        except GbactlError as error:
-            self.show.say(str(error))
+            path.write_text(run_page(self.run_dir), encoding="utf-8")
+        except OSError as error:
+            self.show.say(f"{path} cannot be written ({error.strerror}); the run is complete without it.")
             return []
+        return [path]
 
     def _finish_tracking(self, status: str, result: dict[str, Any]) -> None:
         assert self.tracked is not None
@@ -548,10 +549,10 @@ class LaunchedRun:
             if result.get("warnings"):
                 self.tracked.tag(gbactl_warnings=" ".join(result["warnings"]))
         self.tracked.tag(**{NOTE.replace(".", "_", 1): self._note(result)})
-        plots = self._plots(result) if status == "FINISHED" else []
+        page = self._report() if status == "FINISHED" else []
         more = [path for name in (run_dirs.FAULTS, AUTO_FILE) for path in self.run_dir.glob(name)]
         own = [path for name in (run_dirs.RESULT,) if (path := self.run_dir / name).exists()]
-        for artifact in (*own, *plots, *more):
+        for artifact in (*own, *page, *more):
             self.tracked.artifact(artifact)
         unsent = self.tracked.finish(status, FINISH_SECONDS if status == "FINISHED" else STOP_SECONDS)
         if unsent:

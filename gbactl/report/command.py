@@ -24,9 +24,8 @@ from gbactl.errors import TrackingError, UsageError
 from gbactl.faults.measured_effects import fault_metrics
 from gbactl.report.compare import Report, compare, of_round
 from gbactl.report.configuration_differences import value_of
-from gbactl.report.html_report import page
+from gbactl.report.html_report import page, write_figures
 from gbactl.report.paired_statistics import Key
-from gbactl.report.plots import plot
 from gbactl.report.render import answer, beside, markdown, render, sentences, text
 from gbactl.report.run_curves import Curves, curves_of, times_to_auc
 from gbactl.tracking.delivery import send_backlog
@@ -91,8 +90,7 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
         made = with_times(made, curves, aim)
     terminal = sys.stdout.isatty()
     width = max(80, shutil.get_terminal_size().columns) if terminal else 80
-    every = [each for group in curves.values() for each in group]
-    drawn = [] if options.plots is None else plot(every, options.plots)
+    drawn = [] if options.plots is None else write_figures(made, curves, options.plots)
     if options.form == "html":
         title = ", ".join(run.name for run in runs) if options.runs else f"gbactl: {', '.join(options.experiments)}"
         out(page(made, curves, runs, title).rstrip("\n"))
@@ -149,6 +147,14 @@ def run_at(path: Path) -> tuple[Run, dict[str, Any]]:
     return Run(
         str(result.get("run_id") or path.name), path.name, result["status"], began, params, metrics, tags
     ), result
+
+
+def run_page(path: Path) -> str:
+    """Render the HTML report of the run in a directory. Raises UsageError where its files cannot be read."""
+    run, result = run_at(path)
+    made = compare([run])
+    curves = {group.key: [curves_of(group.key[0], run.seed, result)] for group in made.groups}
+    return page(made, curves, [run], run.name)
 
 
 def with_times(report: Report, curves: Mapping[Key, Sequence[Curves]], wanted: str) -> Report:
@@ -225,7 +231,7 @@ def renew_sweep(uri: str, run_id: str, figures: bool = True) -> None:
         return
     curves, _ = read_curves(uri, runs, made)
     with tempfile.TemporaryDirectory() as folder:
-        drawn = plot([each for group in curves.values() for each in group], Path(folder) / "plots")
+        drawn = write_figures(made, curves, Path(folder) / "plots")
         written = Path(folder) / "report.html"
         written.write_text(page(made, curves, runs, "Comparison of a sweep"), encoding="utf-8")
         log_artifacts(uri, run_id, {written: None, **dict.fromkeys(drawn, "plots")})

@@ -156,6 +156,8 @@ def answer(report: Report) -> str:
         there = [group for group in report.groups if group.stats.get(column.metrics[0])]
         if there and column.metrics in (report.columns[0].metrics, ("eps",)):
             best.append((column, max(there, key=lambda group: _mean(group, column.metrics[0]))))
+    if not best:
+        return "No run has figures that can be compared."
     told = [f"{column.title} {column.write(_mean(group, column.metrics[0]))}" for column, group in best]
     if len(report.groups) == 1:
         return f"{_named(report.groups[0])}: {', '.join(told)}."

@@ -24,8 +24,8 @@ from gbactl.coordinator.rounds import EarlyStopping, Round
 from gbactl.coordinator.state import FailureRecord, FailureRecords, JobPosition
 from gbactl.coordinator.statistics import Statistics, counted, quantiles
 from gbactl.errors import ClusterError
+from gbactl.hashing import MODULUS
 from gbactl.policies import Ledger
-from gbactl.store.checksum import MODULUS
 from gbactl.wire.messages import Inspected
 
 METRICS = ("auc", "logloss", "ne", "calibration", "gauc")  # the last one only where the data have a user

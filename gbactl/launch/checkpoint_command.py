@@ -24,7 +24,7 @@ from gbactl.models import build
 from gbactl.store.shard import Shard
 
 if TYPE_CHECKING:
-    from gbactl.models.trained_model import TrainedModel
+    from gbactl.models.flat_parameters import TrainedModel
 
 
 def show_list(run: str, as_json: bool) -> None:
@@ -126,7 +126,7 @@ def trained_model(run: str) -> TrainedModel:
     """Load the model of a run's newest valid checkpoint. Raises CheckpointError, UsageError."""
     import torch
 
-    from gbactl.models.trained_model import TrainedModel
+    from gbactl.models.flat_parameters import TrainedModel
 
     chain = resume.find(run)
     cfg, schema = from_dict(chain.last.config), schema_of(chain.last.schema)

@@ -30,8 +30,7 @@ from gbactl.faults.cpu_hogs import CpuHogs
 from gbactl.faults.measured_effects import fault_lines, fault_metrics, with_injected
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.control_socket import ControlSocket
-from gbactl.launch.next_commands import after_run
-from gbactl.launch.progress import JobProgress, ProgressDisplay, unit_of
+from gbactl.launch.progress import JobProgress, ProgressDisplay, after_run, unit_of
 from gbactl.launch.resume import EXPECTED, StartingPoint, checkpoint_sentence, run_of
 from gbactl.launch.run_dir import end_orphans
 from gbactl.launch.supervision import (

@@ -21,7 +21,7 @@ from gbactl.report.columns import MISSING, SLOWDOWN, STANDARD, Cell, Column, cel
 from gbactl.report.compare import MARKS, SHORT_SECONDS, Group, Report
 from gbactl.report.failure_tables import FAILURE_COLUMNS, FailureLine, SlowdownLine
 from gbactl.report.paired_statistics import Difference, Stat, stat
-from gbactl.report.time_to_auc import CensoredMedian
+from gbactl.report.run_curves import CensoredMedian
 from gbactl.tracking.final_metrics import FAILURE_KINDS
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from gbactl.errors import ConfigError
+from gbactl.hashing import MODULUS, MOST_BYTES, digest, row_sum
 from gbactl.kernels import Kernels, load
 from gbactl.kernels.base import FLOAT, INT, Floats, Ints, RowPart, require
 from gbactl.store.aligned_memory import zeros
-from gbactl.store.checksum import MODULUS, MOST_BYTES, digest, row_sum
 from gbactl.store.dense import DenseBlock, DenseSpec, dense_range, dense_square
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
 from gbactl.store.optimizers import OptimizerSpec

@@ -13,8 +13,16 @@ import pytest
 
 from gbactl.config import from_dict
 from gbactl.launch import progress as module
-from gbactl.launch.next_commands import after_run, after_runs
-from gbactl.launch.progress import JobProgress, ProgressDisplay, _summary, duration, shown_path, unit_of
+from gbactl.launch.progress import (
+    JobProgress,
+    ProgressDisplay,
+    _summary,
+    after_run,
+    after_runs,
+    duration,
+    shown_path,
+    unit_of,
+)
 from gbactl.tracking.run_description import CommandLine, SweepPlace
 
 

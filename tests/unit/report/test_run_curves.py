@@ -1,8 +1,126 @@
-"""Curves, mode segments and staleness of a run from its result.json."""
+"""Curves of a run from its result.json; time and samples until an AUC is reached, with runs that never reach it."""
 
 from __future__ import annotations
 
-from gbactl.report.run_curves import ModeSegment, curves_of, shares
+import csv
+import io
+import json
+import math
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gbactl.errors import UsageError
+from gbactl.report.command import with_times
+from gbactl.report.compare import Report, compare
+from gbactl.report.render import FORMATS, render, sentences
+from gbactl.report.run_curves import (
+    CensoredMedian,
+    Curves,
+    ModeSegment,
+    TimeLine,
+    censored_median,
+    curves_of,
+    shares,
+    times_to_auc,
+)
+from tests.support.report_examples import run
+
+
+def curve(mode: str, seed: int, *auc: float, pace: float = 1.0) -> Curves:
+    """A run that is evaluated every 100 samples, which take 10 s / `pace`."""
+    phases = [{"samples": 100, "seconds": 9 / pace, "closing_seconds": 1 / pace, "auc": each} for each in auc]
+    return curves_of(mode, str(seed), {"phases": phases})
+
+
+CURVES = {
+    ("sync",): [curve("sync", 1, 0.70, 0.72, 0.74), curve("sync", 2, 0.70, 0.73, 0.75)],
+    ("gba",): [curve("gba", 1, 0.69, 0.74, 0.75, pace=2), curve("gba", 2, 0.69, 0.72, 0.749, pace=2)],
+    ("async",): [curve("async", 1, 0.60, 0.61, 0.62, pace=4), curve("async", 2, 0.60, 0.61, 0.62, pace=4)],
+}
+
+
+def report(wanted: str) -> Report:
+    runs = [run(mode, seed, each.auc[-1]) for (mode,), found in CURVES.items() for seed, each in enumerate(found, 1)]
+    return with_times(compare(runs), CURVES, wanted)
+
+
+def test_the_first_evaluation_with_the_auc() -> None:
+    lines = {line.key[0]: line for line in report("0.72").times}
+    assert lines["sync"] == TimeLine(("sync",), 2, 2, 0.72, CensoredMedian(20.0, False), CensoredMedian(200.0, False))
+    assert lines["gba"].seconds == CensoredMedian(10.0, False)
+    assert lines["async"] == TimeLine(("async",), 2, 0, 0.72, CensoredMedian(7.5, True), CensoredMedian(300.0, True))
+
+
+def test_the_last_auc_of_the_baselines_run_with_the_same_seed() -> None:
+    lines = {line.key[0]: line for line in report("baseline").times}
+    assert lines["sync"].reached == 2 and lines["sync"].seconds == CensoredMedian(30.0, False)
+    gba = lines["gba"]  # seed 1 had .74 after 10 s; seed 2 never had .75
+    assert (gba.n, gba.reached, gba.auc) == (2, 1, pytest.approx(0.745))
+    assert gba.seconds == CensoredMedian(12.5, True)
+
+
+def test_a_run_without_a_target_or_an_evaluation_has_no_line() -> None:
+    curves = {("sync",): [curve("sync", 1, 0.7)], ("gba",): [curve("gba", 2, 0.7)], ("bsp",): [curve("bsp", 1)]}
+    against = {("sync",): ("sync",), ("gba",): ("sync",), ("bsp",): ("sync",), ("lone",): None}
+    assert [line.key for line in times_to_auc(against, curves, None)] == [("sync",)]
+    assert [line.key for line in times_to_auc(against, curves, 0.5)] == [("sync",), ("gba",)]
+
+
+def test_medians_by_hand() -> None:
+    assert censored_median([(3.0, True), (1.0, True), (9.0, False)]) == CensoredMedian(3.0, False)
+    assert censored_median([(3.0, True), (1.0, False), (9.0, False)]) == CensoredMedian(3.0, True)
+    assert censored_median([(3.0, True), (1.0, False)]) == CensoredMedian(2.0, True)
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=1, max_size=9))
+def test_the_median_of_what_was_censored_is_told_or_bounded(times: list[tuple[float, float]]) -> None:
+    """Each run would take the first time, and ended at the second one."""
+    longest = max(max(end for _, end in times), max(taken for taken, _ in times))
+    seen = [(taken, True) if taken <= end else (end, False) for taken, end in times]
+    found = censored_median(seen)
+    truth = median(taken if reached else math.inf for (taken, _), (_, reached) in zip(times, seen, strict=True))
+    if found.bound:
+        assert found.value <= median(taken for taken, _ in times) <= longest
+    else:
+        assert found.value == truth
+
+
+@pytest.mark.parametrize("wanted", ["1.2", "soon", "0", "nan"])
+def test_what_is_no_auc_is_explained(wanted: str) -> None:
+    with pytest.raises(UsageError, match="type a number between 0 and 1, or: baseline"):
+        report(wanted)
+
+
+def test_without_a_baseline_there_is_none_to_reach() -> None:
+    with pytest.raises(UsageError, match="--baseline"):
+        with_times(compare([run("gba", 1, 0.8)]), {}, "baseline")
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if form not in ("csv", "json")])
+def test_formats_show_who_reached_it(form: str) -> None:
+    text = " ".join(render(report("baseline"), form).split())
+    assert "1 of 2" in text and ("&gt;12.5" if form == "html" else ">12.5") in text
+    assert "A run that never reached it counts as longer" in text
+
+
+def test_the_table_fits_and_numbers_are_in_full_elsewhere() -> None:
+    text = render(report("0.72"), "table")
+    assert max(map(len, text.splitlines())) <= 80
+    assert [line.split() for line in text.splitlines() if " of 2" in line] == [
+        ["sync", "2", "of", "2", "20.0", "200"],
+        ["async", "0", "of", "2", ">7.5", ">300"],
+        ["gba", "2", "of", "2", "10.0", "200"],
+    ]
+    rows = list(csv.DictReader(io.StringIO(render(report("0.72"), "csv").split("\n\n")[1])))
+    assert (rows[1]["reached"], rows[1]["seconds"], rows[1]["seconds_bound"]) == ("0", "7.5", "1")
+    assert json.loads(render(report("0.72"), "json"))["times"][1]["seconds"] == {
+        "value": 7.5, "bound": True, "range": [7.5, 7.5],
+    }  # fmt: skip
+    assert not any("never reached" in sentence for sentence in sentences(compare([run("gba", 1, 0.8)])))
+
 
 RESULT = {
     "eps": 100.0,

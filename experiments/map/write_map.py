@@ -122,8 +122,8 @@ def table(aucs: Map, ratios: Map, axis: str) -> str:
         rows.append([f"{mode}, {value}", *quality, *speed])
     return markdown(
         heads, rows,
-        "AUC: that after the last day minus sync's of the same seed; EPS: over sync's, in the day of the mode. +-: half "
-        f"of a 95 % interval over seeds; bold: it lies inside +-{SAFE}.",
+        "AUC: that after the last day minus sync's of the same seed; EPS: over sync's, in the day of the mode. "
+        f"+-: half of a 95 % interval over seeds; bold: it lies inside +-{SAFE}.",
         "The number behind AUC and EPS is that of the workers.",
     )  # fmt: skip
 

@@ -29,8 +29,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
-from gbactl.config.cost import CostConfig
 from gbactl.config.engine_interface import engine_named
+from gbactl.config.groups import CostConfig
 from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.faults.load_trace import with_traces
 from gbactl.launch.resume import group_choices, resumed

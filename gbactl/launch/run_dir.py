@@ -23,7 +23,7 @@ from gbactl.config import RunConfig, to_dict
 from gbactl.errors import TrackingError, UsageError
 from gbactl.paths import room_needed, take_room
 from gbactl.tracking.delivery import Backlog, send_backlog, status_of
-from gbactl.tracking.metric_names import plain_name
+from gbactl.tracking.final_metrics import plain_name
 from gbactl.tracking.mlflow_connection import connect, tracking_uri
 
 if TYPE_CHECKING:

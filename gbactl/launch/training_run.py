@@ -44,7 +44,6 @@ from gbactl.launch.supervision import (
 from gbactl.launch.sweep import parent_tags
 from gbactl.paths import room_needed
 from gbactl.switching.switch_schedule import answer, legend, listed, located, mode_id
-from gbactl.tracking.dataset_inputs import dataset_inputs
 from gbactl.tracking.final_metrics import (
     ORIGIN,
     failed_in_short,
@@ -55,9 +54,16 @@ from gbactl.tracking.final_metrics import (
     useless,
 )
 from gbactl.tracking.mlflow_connection import COMMAND, NOTE, tracking_uri
-from gbactl.tracking.run_description import CONFIG_TAG, CommandLine, config_tag, parameters, run_name, run_note
-from gbactl.tracking.system_metrics import SystemMetrics
-from gbactl.tracking.tracked_run import TrackedRun
+from gbactl.tracking.run_description import (
+    CONFIG_TAG,
+    CommandLine,
+    config_tag,
+    dataset_inputs,
+    parameters,
+    run_name,
+    run_note,
+)
+from gbactl.tracking.tracked_run import SystemMetrics, TrackedRun
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.messages import Event, unpack
 from gbactl.wire.socket_hub import SocketHub

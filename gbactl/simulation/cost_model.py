@@ -6,7 +6,7 @@ other events.
 
 from __future__ import annotations
 
-from gbactl.config.cost import CostConfig
+from gbactl.config.groups import CostConfig
 from gbactl.hashing import exponential, key_of, lognormal, uniform
 
 MESSAGE_BYTES = 120  # a frame's header, MAC and descriptor

@@ -89,7 +89,7 @@ map: install ## the study in experiments/map (an hour and a half; SIZE=tiny: tri
 	$(BIN)/python experiments/study.py experiments/map/sweep.yaml
 	$(BIN)/python experiments/map/write_map.py
 
-tuning: install ## the study in experiments/tuning (20 minutes; SIZE=full: more seeds; SIZE=tiny: tries it out)
+tuning: install ## the study in experiments/tuning (25 minutes; SIZE=full: more seeds; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/tuning/tune.py
 	$(BIN)/python experiments/tuning/write_tuning.py
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import hashlib
 import importlib
 import itertools
 import json
@@ -40,6 +39,7 @@ from typing import Any
 import yaml
 
 from gbactl.errors import GbactlError
+from gbactl.launch.finished_runs import code_version
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = Path("runs/studies")
@@ -47,11 +47,10 @@ LIMIT_SECONDS = 1800.0
 BATCHES = "+tracking.tags.batches="
 RECORD, BASES = "cells.jsonl", "bases"
 NOT_RECORDED = {  # fields of a result that are long, of this machine, or of no use to a table
-    "checksums", "curve", "distance", "event_log_bytes", "evaluated_on", "faults", "gbactl", "judged_auc",
+    "cell", "checksums", "curve", "distance", "event_log_bytes", "evaluated_on", "faults", "gbactl", "judged_auc",
     "judged_logloss", "judged_on", "memory", "per_worker", "rounds", "run_dir", "run_id", "staleness_histogram",
     "token_staleness",
 }  # fmt: skip
-NUMBERS_DO_NOT_DEPEND_ON = ("advise", "calibration", "cli", "report", "tracking", "install", "doctor.py", "__pycache__")
 
 
 @dataclass(frozen=True)
@@ -197,16 +196,6 @@ def figures(result: Any) -> Any:
     if isinstance(result, list):
         return [figures(value) for value in result]
     return float(f"{result:.7g}") if isinstance(result, float) else result
-
-
-def code_version(package: Path = ROOT / "gbactl") -> str:
-    """Hash (12 hex digits) of every source file on which a run's numbers can depend."""
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*")):
-        parts = path.relative_to(package).parts
-        if path.suffix in (".py", ".cpp") and not set(parts) & set(NUMBERS_DO_NOT_DEPEND_ON):
-            digest.update("/".join(parts).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def key_of(cell: Cell) -> str:

@@ -29,6 +29,7 @@ from gbactl.data.source_cache import options_class
 from gbactl.errors import ConfigError
 from gbactl.faults import fault_plan
 from gbactl.faults.fault_kinds import KINDS, Workers, typed
+from gbactl.launch.sweep import SweepOptions
 from gbactl.policies.policy import names, policy_class
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -219,7 +220,7 @@ def configuration() -> str:
             parts.append(
                 "`faults.name` and `faults.plans` are what the files differ in: " + NAMED_PLANS + fault_kinds()
             )
-    hints = get_type_hints(RunConfig, include_extras=True)
+    hints = get_type_hints(RunConfig, include_extras=True) | get_type_hints(SweepOptions, include_extras=True)
     single = {key: entry for key, entry in root.items() if "." not in key}
     rows = [
         f"| `{key}` | {cell(entry.comment)} | {code(entry.value)} | {bounds(hints[key], choices_of('', '', key))} |"

@@ -2,19 +2,18 @@
 
     .venv/bin/python experiments/tuning/tune.py        # goes on where it was interrupted
 
-The trials that are recorded in cells.jsonl are told to Optuna first. Writes chosen.yaml: the sweep of what is reported.
-Costs a quarter of a minute a trial, two at a time.
+The trials of a mode are one `gbactl train -m hydra/sweeper=optuna`; each is recorded in cells.jsonl when it has ended.
+Writes chosen.yaml: the sweep of what is reported. Costs a quarter of a minute a trial.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import optuna
 import yaml
 
 HERE = Path(__file__).resolve().parent
@@ -22,22 +21,24 @@ sys.path.insert(0, str(HERE.parent))
 
 import study  # noqa: E402  (scripts of the parent folder, not a package)
 import study_results  # noqa: E402
-from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution  # noqa: E402
+
+from gbactl.config import RunConfig  # noqa: E402
+from gbactl.errors import GbactlError  # noqa: E402
+from gbactl.launch.hydra_config import run_hydra  # noqa: E402
+from gbactl.launch.training_run import train  # noqa: E402
+from gbactl.tracking.run_description import CommandLine  # noqa: E402
 
 SWEEP = HERE / "sweep.yaml"
-TRIALS, TOGETHER = {"tiny": 6}, 4  # trials a mode by size, 20 if it is not there; trials that Optuna suggests at once
-SPACE: dict[str, BaseDistribution] = {
-    "optim.lr": FloatDistribution(1e-4, 1e-2, log=True), "optim.beta1": FloatDistribution(0.0, 0.95),
-}  # fmt: skip
-OWN: dict[str, BaseDistribution] = {"mode.bound": IntDistribution(1, 16, log=True), "mode.iota": IntDistribution(0, 8)}
-OPTIONS = {"hop_bs": "mode.bound", "gba": "mode.iota"}
+TRIALS = {"tiny": 6}  # trials a mode by size, 20 if it is not there
+SPACE = {"optim.lr": "tag(log, interval(1e-4, 1e-2))", "optim.beta1": "interval(0.0, 0.95)"}
+OPTIONS = {"hop_bs": {"mode.bound": "tag(log, interval(1, 16))"}, "gba": {"mode.iota": "interval(0, 8)"}}
 FAILED = 0.5  # AUC of a trial that diverged
 Params = Mapping[str, float]
 
 
-def space(mode: str) -> dict[str, BaseDistribution]:
-    """Options of a mode that are tuned, with their ranges."""
-    return {**SPACE, **({OPTIONS[mode]: OWN[OPTIONS[mode]]} if mode in OPTIONS else {})}
+def space(mode: str) -> dict[str, str]:
+    """Options of a mode that are tuned, with their ranges as Hydra takes them."""
+    return SPACE | OPTIONS.get(mode, {})
 
 
 def overrides(params: Params) -> tuple[str, ...]:
@@ -46,12 +47,9 @@ def overrides(params: Params) -> tuple[str, ...]:
 
 
 def params_of(mode: str, given: Sequence[str]) -> dict[str, float]:
-    """Parameters of a trial, read from the overrides of its cell."""
-    options, kinds = study_results.options(given), space(mode)
-    return {
-        name: int(options[name]) if isinstance(kind, IntDistribution) else float(options[name])
-        for name, kind in kinds.items()
-    }
+    """Parameters of a trial, read from its overrides."""
+    options = study_results.options(given)
+    return {name: (int if name.startswith("mode.") else float)(options[name]) for name in space(mode)}
 
 
 def trials(record: study.Record, template: study.Cell) -> list[tuple[dict[str, float], float]]:
@@ -64,22 +62,29 @@ def trials(record: study.Record, template: study.Cell) -> list[tuple[dict[str, f
     ]
 
 
-def tune(template: study.Cell, count: int, record: study.Record, run: Callable[[list[study.Cell]], None]) -> Params:
-    """Run the trials of a mode that are not recorded; return the parameters of the best one."""
-    mode = study_results.options(template.overrides)["mode"]
-    sampler = optuna.samplers.TPESampler(seed=0, multivariate=True, constant_liar=True)
-    tuned = optuna.create_study(direction="maximize", sampler=sampler)
-    for params, auc in trials(record, template):
-        tuned.add_trial(optuna.trial.create_trial(params=params, distributions=space(mode), value=auc))
-    while len(tuned.trials) < count:
-        asked = [tuned.ask(space(mode)) for _ in range(min(TOGETHER, count - len(tuned.trials)))]
-        cells = [replace(template, overrides=(*template.overrides, *overrides(each.params))) for each in asked]
-        run(cells)
-        for trial, cell in zip(asked, cells, strict=True):
-            key = study.key_of(cell)
-            if key not in record.lines:
-                record.add(cell, key, study.code_version(), 0.0, {"auc": FAILED})
-            tuned.tell(trial, record.lines[key]["result"]["auc"])
+def tune(template: study.Cell, count: int, record: study.Record) -> Params:
+    """Run the trials of a mode unless all of them are recorded; return the parameters of the best one."""
+    mode, version = study_results.options(template.overrides)["mode"], study.code_version()
+
+    def trial(cfg: RunConfig, command: CommandLine) -> dict[str, Any]:
+        own = tuple(text for text in command.overrides if text.partition("=")[0] in space(mode))
+        cell = replace(template, overrides=(*template.overrides, *own))
+        try:
+            result = train(cfg, command)
+        except GbactlError:
+            record.add(cell, study.key_of(cell), version, 0.0, {"auc": FAILED})
+            raise
+        record.add(cell, study.key_of(cell), version, result["wall_seconds"], result)
+        return result
+
+    if len(trials(record, template)) < count:
+        part = study_results.part(SWEEP, template.part)
+        bases, _ = study.jobs_of(replace(part, cells=(template,)), version)
+        study.run_part(part, version, None, [bases])
+        ranges = [f"{key}={values}" for key, values in space(mode).items()]
+        given = [*study.overrides_of(template, version), "tracking.enabled=false", *ranges]
+        place = f"run_dir={study.folder_of(template, version)}-${{hydra:job.num}}"
+        run_hydra(["-m", "hydra/sweeper=optuna", f"hydra.sweeper.n_trials={count}", *given, place], trial)
     return max(trials(record, template), key=lambda trial: trial[1])[0]
 
 
@@ -95,20 +100,10 @@ def with_chosen(sweep: dict[str, Any], chosen: Mapping[str, Params]) -> dict[str
 
 def main() -> None:
     """Run the trials and what is reported."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     size, version = study_results.size(), study.code_version()
     record, part = study.Record.of(SWEEP, size), study_results.part(SWEEP, "trials")
     count = TRIALS.get(size, 20)
-    left = sum(max(0, count - len(trials(record, cell))) for cell in part.cells)
-    progress = study.Progress({part.name: left + bool(left)}, {part.name: part.jobs})
-
-    def run(cells: list[study.Cell]) -> None:
-        try:
-            study.run_part(replace(part, cells=tuple(cells)), version, record, None, progress)
-        except SystemExit as error:  # of trials that failed
-            print(error, file=sys.stderr)
-
-    chosen = {study_results.options(cell.overrides)["mode"]: tune(cell, count, record, run) for cell in part.cells}
+    chosen = {study_results.options(cell.overrides)["mode"]: tune(cell, count, record) for cell in part.cells}
     path = study_results.place(HERE) / "chosen.yaml"
     path.write_text(yaml.safe_dump(with_chosen(yaml.safe_load(SWEEP.read_text()), chosen), sort_keys=False))
     study.run_parts(study.read_study(path, size), version, record)

@@ -22,6 +22,7 @@ def command(overrides: tuple[str, ...], as_json: bool) -> None:
     gbactl train experiment=smoke mode=gba
     gbactl train mode=gba data=criteo data.path=day_0.gz cluster.workers=4 seed=3
     gbactl train -m mode=sync,async,gba seed=1,2,3      every combination
+    gbactl train -m hydra/sweeper=optuna 'optim.lr=interval(0.001, 0.1)'    tune (extra optuna)
     gbactl train checkpoint=cpr_ssu                     save while training goes on
     gbactl train resume=RUN mode=async                  go on with a run that ended early
     gbactl train --cfg job                              the configuration, not run

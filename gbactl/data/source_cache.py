@@ -133,6 +133,13 @@ def _build(name: str, key: str, source: Source, place: Path, progress: Progress)
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def data_fingerprint(cfg_data: Mapping[str, Any]) -> str:
+    """Return the fingerprint of the configured data, which is that of their cache: options, and content of the sources.
+
+    Raises ConfigError and DataError."""
+    return _key(str(cfg_data.get("name")), make_source(cfg_data))
+
+
 @contextlib.contextmanager
 def _lock(path: Path, progress: Progress) -> Iterator[None]:
     lock = FileLock(path)

@@ -47,7 +47,7 @@ class ControlSocket:
         self.progress: dict[str, Any] = {}
         self.switches: list[dict[str, Any]] = []
         self._asking: dict[int, Channel] = {}
-        self._last = 0
+        self.requests = 0
         self._closed = False
         _write(self.path, {"address": self.hub.address, "key": key.hex(), "pid": os.getpid()})
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
@@ -104,9 +104,9 @@ class ControlSocket:
         if message.name == "status":
             channel.send(Event("status", {**self.progress, "switches": self.switches}))
         elif message.name == "switch":
-            self._last += 1
-            self._asking[self._last] = channel
-            self.forward(Event("switch", {**message.fields, "id": self._last}))
+            self.requests += 1
+            self._asking[self.requests] = channel
+            self.forward(Event("switch", {**message.fields, "id": self.requests}))
 
 
 def _write(path: Path, fields: dict[str, Any]) -> None:

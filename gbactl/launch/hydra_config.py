@@ -28,21 +28,24 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from gbactl.checked_dataclasses import build
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
 from gbactl.config.engine_interface import engine_named
 from gbactl.config.groups import CostConfig
 from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.faults.load_trace import with_traces
+from gbactl.launch import finished_runs
+from gbactl.launch.progress import shown_path
 from gbactl.launch.resume import group_choices, resumed
-from gbactl.launch.run_dir import finished_before
-from gbactl.launch.sweep import adopt, close_sweeps
+from gbactl.launch.sweep import SweepOptions, adopt, before_overrides, close_sweeps, with_tuning
 from gbactl.paths import conf_dir
 from gbactl.policies.policy import names, policy_class
 from gbactl.switching.auto_controller import GBA, SYNC
-from gbactl.tracking.mlflow_connection import tracking_uri
 from gbactl.tracking.run_description import CommandLine, SweepPlace
 
 ROOT_CONFIG = "train"
+OF_A_SWEEP = tuple(field.name for field in dataclasses.fields(SweepOptions))
+NOT_OF_A_RUN = ("hydra", *OF_A_SWEEP)
 
 
 def to_run_config(cfg: DictConfig, typed: Sequence[str] = ()) -> RunConfig:
@@ -56,7 +59,7 @@ def to_run_config(cfg: DictConfig, typed: Sequence[str] = ()) -> RunConfig:
     assert isinstance(values, dict)
     values["switch"]["modes"] = [mode_file(mode) for mode in _other_modes(values["switch"], values["mode"])]
     values["faults"]["plans"] = with_traces(values["faults"]["plans"])
-    found = {str(k): v for k, v in values.items() if k != "hydra"}
+    found = {str(k): v for k, v in values.items() if k not in NOT_OF_A_RUN}
     return from_dict(found if found["resume"] is None else resumed(found, typed))
 
 
@@ -103,7 +106,7 @@ def compose(overrides: list[str]) -> RunConfig:
     with _explained():
         GlobalHydra.instance().clear()
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-            given = _before_overrides(group_choices(overrides, conf_dir()), with_cost_file(overrides))
+            given = before_overrides(group_choices(overrides, conf_dir()), with_cost_file(overrides))
             return to_run_config(hydra.compose(ROOT_CONFIG, overrides=given), overrides)
 
 
@@ -120,52 +123,85 @@ def run_hydra(
             run = to_run_config(cfg, typed)
             if HydraConfig.get().mode is not RunMode.MULTIRUN:
                 return job(run, CommandLine(verb, tuple(typed)))
-            swept = _swept(arguments)
-            place, began = SweepPlace(HydraConfig.get().job.num + 1, math.prod(swept.values()), tuple(took)), now()
-            if finished_before(run):
-                print(f"{place}: {run.run_dir} has its result already; it stays.", file=sys.stderr)
-                if run.run_dir is not None and run.tracking.enabled:
-                    adopt(Path(run.run_dir), tracking_uri(run.tracking.uri))
-                return None
-            found = job(run, CommandLine(verb, tuple(typed), tuple(swept), place))
-            took.append(now() - began)
-            return found
+            swept, trials = _swept(arguments), HydraConfig.get().sweeper.get("n_trials")
+            sweep.of, sweep.tunes = trials or math.prod(swept.values()), trials is not None
+            place = SweepPlace(HydraConfig.get().job.num + 1, sweep.of, tuple(sweep.took))
+            asked = OmegaConf.to_container(OmegaConf.masked_copy(cfg, list(OF_A_SWEEP)))
+            options = build(SweepOptions, {str(key): value for key, value in asked.items()}, "")
+            result = None if options.rerun else finished_runs.find(run)
+            if result is None:
+                finished_runs.set_aside(run)
+                began = now()
+                result = job(run, CommandLine(verb, tuple(typed), tuple(swept), place))
+                sweep.took.append(now() - began)
+            else:
+                print(f"{place}: finished before, {shown_path(Path(result['run_dir']))}", file=sys.stderr, flush=True)
+                adopt(result, run.tracking)
+                if as_json:
+                    print(json.dumps(result), flush=True)
+            sweep.done += 1
+            return options.values_of(result)
         except GbactlError as error:
             if os.getpid() != home:  # a sweep's launcher (joblib, submitit) passes the error to the parent process
                 raise
             # Hydra prints a line of its own for an exception; the command line prints this one instead
-            failed.append(error)
+            sweep.failed.append(error)
+            if sweep.tunes:
+                print(f"run {HydraConfig.get().job.num + 1} of {sweep.of}: {error}", file=sys.stderr, flush=True)
             return None
 
     # Hydra derives its job name from sys.argv and prints tracebacks itself unless told not to.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     main = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=ROOT_CONFIG)(task)
-    failed: list[GbactlError] = []
-    took: list[float] = []
-    home = os.getpid()
+    sweep, home = _Sweep(), os.getpid()
     chosen = group_choices(arguments, conf_dir())
-    saved, sys.argv = sys.argv, [f"gbactl {verb}", *_before_overrides(chosen, with_cost_file(arguments))]
+    typed_here = with_tuning(with_cost_file(arguments))
+    saved, sys.argv = sys.argv, [f"gbactl {verb}", *before_overrides(chosen, typed_here)]
     try:
         with _explained():
             main()
     except GbactlError as error:
-        failed.append(error)
+        sweep.failed.append(error)
     except BaseException:
         close_sweeps("KILLED")
         if {"-m", "--multirun"} & set(arguments):
-            done = f"{len(took)} of {math.prod(_swept(arguments).values())} runs have finished"
-            print(f"{done}. Go on with: {shlex.join(['gbactl', verb, *arguments])}", file=sys.stderr)
+            print(sweep.way_on(["gbactl", verb, *arguments]), file=sys.stderr)
         raise
     finally:
         sys.argv = saved
-        close_sweeps("FAILED" if failed else "FINISHED", show=not as_json)
-    if failed:
-        raise failed[0]
+        close_sweeps("FINISHED" if sweep.succeeded else "FAILED", show=not as_json)
+    if not sweep.succeeded:
+        raise sweep.failed[0]
+
+
+@dataclasses.dataclass
+class _Sweep:
+    """Runs of a sweep, as far as this process runs them: how many of how many are done, and the seconds of each."""
+
+    of: int = 0
+    tunes: bool = False
+    done: int = 0
+    took: list[float] = dataclasses.field(default_factory=list)
+    failed: list[GbactlError] = dataclasses.field(default_factory=list)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether no run has failed; in tuning, where options may be too bold, whether any has finished."""
+        return not self.failed or (self.tunes and self.done > 0)
+
+    def way_on(self, command: Sequence[str]) -> str:
+        """Say what to type after a sweep was stopped. A launcher's other processes keep their counts."""
+        alone = self.of and not any(text.startswith("hydra/launcher=") for text in command)
+        done = f"{self.done} of {self.of} runs have finished. " if alone else ""
+        again = "Begin again with" if "rerun=true" in command else "Go on with"
+        return f"{done}{again}: {shlex.join(command)}"
 
 
 def _swept(arguments: Sequence[str]) -> dict[str, int]:
-    """Return the keys that a sweep varies, among the arguments of its command line, with the number of their values."""
-    overrides = [text for text in arguments if "=" in text and not text.startswith(("-", "~"))]
+    """Return the keys that a sweep varies, by its sweeper's params or its command line, with the number of values."""
+    params = (HydraConfig.get().sweeper.get("params") or {}).items()
+    typed = [text for text in arguments if "=" in text and not text.startswith(("-", "~"))]
+    overrides = [*(f"{key}={value}" for key, value in params), *typed]
     parsed = OverridesParser.create().parse_overrides(overrides)
     return {
         override.key_or_group: len(list(override.sweep_string_iterator())) if override.is_discrete_sweep() else 1
@@ -182,13 +218,7 @@ def with_cost_file(arguments: list[str]) -> list[str]:
     if not files:
         return arguments
     rest = [argument for argument in arguments if argument not in files]
-    return _before_overrides(_cost_keys(Path(files[-1].partition("=")[2]).expanduser()), rest)
-
-
-def _before_overrides(more: list[str], arguments: list[str]) -> list[str]:
-    """Put `more` overrides before those among the arguments; Hydra takes no option in the midst of overrides."""
-    first = next((n for n, text in enumerate(arguments) if not text.startswith("-") and "=" in text), len(arguments))
-    return [*arguments[:first], *more, *arguments[first:]]
+    return before_overrides(_cost_keys(Path(files[-1].partition("=")[2]).expanduser()), rest)
 
 
 def _cost_keys(path: Path) -> list[str]:
@@ -219,6 +249,8 @@ def _explained() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(_explain(error)) from error
     except ValueError as error:
+        if "No trials are completed" in str(error):
+            raise GbactlError("No trial has finished.") from error
         if "Config group override" not in str(error):
             raise
         raise UsageError("A group cannot be null; type GROUP=OPTION, for instance mode=gba.") from error
@@ -230,6 +262,8 @@ def _one_line(error: BaseException) -> str:
 
 def _explain(error: BaseException) -> str:
     text = _one_line(error).split(" Config search path:")[0]
+    if "'hydra/sweeper/optuna'" in text:
+        return "hydra/sweeper=optuna needs Optuna; type: pip install 'gbactl[optuna]'"
     found = re.search(r"Could not override '([^']+)'", text)
     return _unknown_key(found[1]) if found else text
 
@@ -257,4 +291,4 @@ def known_keys() -> list[str]:
     engines = [engine_named(path.stem) for path in (conf_dir() / "cluster").glob("*.yaml")]
     own = {f"mode.{field.name}" for name in names() for field in dataclasses.fields(policy_class(name).Options)}
     own |= {f"cluster.{field.name}" for engine in engines for field in dataclasses.fields(engine.Options)}
-    return [*sorted(own | {key for key in flatten(to_dict(RunConfig())) if key != "data"}), "data.*"]
+    return [*sorted(own | {key for key in flatten(to_dict(RunConfig())) if key != "data"}), *OF_A_SWEEP, "data.*"]

@@ -7,7 +7,6 @@ more where no run of this machine is RUNNING.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import secrets
@@ -58,35 +57,11 @@ def create(cfg: RunConfig) -> Path:
     return path.resolve()
 
 
-def finished_before(cfg: RunConfig) -> bool:
-    """Return whether `run_dir=` holds a finished run of this configuration, so that a sweep can leave it as it is.
-
-    An unfinished one is renamed, and the run can begin anew. Raises UsageError if it is still going on."""
-    path = None if cfg.run_dir is None else Path(cfg.run_dir)
-    if path is None or not _is_of(path, cfg):
-        return False
-    if _status(path) == "FINISHED":
-        return True
-    if cfg.tracking.enabled:
-        end_orphans(tracking_uri(cfg.tracking.uri))  # which looks for them where they were
-    with lock(path):
-        number = next(n for n in itertools.count(1) if not path.with_name(f"{path.name}.{n}").exists())
-        path.rename(path.with_name(f"{path.name}.{number}"))
-    return False
-
-
-def _is_of(path: Path, cfg: RunConfig) -> bool:
+def is_of(path: Path, cfg: RunConfig) -> bool:
     """Return whether a run directory is of exactly this configuration."""
     with suppress(OSError):
         return (path / CONFIG).read_text() == _as_yaml(cfg)
     return False
-
-
-def _status(path: Path) -> str:
-    """Return the status in a run directory's result.json; "" without one."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads((path / RESULT).read_text())["status"])
-    return ""
 
 
 def reopen(path: Path, cfg: RunConfig) -> Path:

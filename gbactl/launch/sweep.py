@@ -12,19 +12,33 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from filelock import FileLock
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from gbactl.config import TrackingConfig
+from gbactl.errors import UsageError, require
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import after_runs
 from gbactl.tracking.final_metrics import tags_of
-from gbactl.tracking.mlflow_connection import COMMAND, NOTE, PARENT, RUN_KIND, SWEEP, connect, sweep_note, tracking_uri
+from gbactl.tracking.mlflow_connection import (
+    COMMAND,
+    NOTE,
+    PARENT,
+    RUN_KIND,
+    SWEEP,
+    TAKEN,
+    connect,
+    sweep_note,
+    tracking_uri,
+)
 from gbactl.tracking.tracked_run import TrackedRun
 
 PARENT_RUN = "GBACTL_PARENT_RUN"
@@ -32,37 +46,95 @@ STORE_SECONDS, END_SECONDS = 60.0, 30.0  # time-outs for the tracking store
 SHORT_SECONDS = 30.0
 
 
-class OpenSweep:
-    """Sweep that this process has begun: its tracked parent run and the lock of its directory."""
+OBJECTIVES = {
+    "auc": "maximize", "gauc": "maximize", "eps": "maximize", "logloss": "minimize", "ne": "minimize",
+    "wall_seconds": "minimize", "virtual_seconds": "minimize",
+}  # fmt: skip
+BEST = "optimization_results.yaml"  # file of the Optuna sweeper
 
-    def __init__(self, tracked: TrackedRun, lock: FileLock, before: str | None, tracking: TrackingConfig) -> None:
-        self.tracked, self.lock, self.before, self.tracking = tracked, lock, before, tracking
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """Options of a sweep, which are no part of its runs' configurations."""
+
+    objective: list[str] = field(default_factory=lambda: ["auc"])
+    rerun: bool = False
+
+    def values_of(self, result: Mapping[str, Any]) -> float | list[float]:
+        """Return the objectives of a finished run, which a sweeper optimizes. Raises UsageError for one without."""
+        if absent := [name for name in self.objective if result.get(name) is None]:
+            raise UsageError(f"{result['run_dir']} has no {absent[0]}; type objective= and what its result.json has.")
+        values = [float(result[name]) for name in self.objective]
+        return values[0] if len(values) == 1 else values
+
+
+def with_tuning(arguments: list[str]) -> list[str]:
+    """Replace `objective=auc,eps` by a list, which no sweep varies, and begin with what hydra/sweeper=optuna needs.
+
+    That are other defaults than the plugin's: the better direction of each objective, trials one by one, none of which
+    ends the sweep by diverging, and a seed, so that a sweep that was stopped suggests the same trials when it goes on.
+    Raises ConfigError for an unknown objective."""
+    typed = [text for text in arguments if text.startswith("objective=")]
+    names = typed[-1].partition("=")[2].strip("[]").split(",") if typed else SweepOptions().objective
+    for name in names:
+        require(name in OBJECTIVES, f"objective={name} is not known; type one or more of: {', '.join(OBJECTIVES)}.")
+    given = [f"objective=[{','.join(names)}]" if text in typed else text for text in arguments]
+    if "hydra/sweeper=optuna" not in arguments:
+        return given
+    options = [f"direction=[{','.join(OBJECTIVES[name] for name in names)}]", "n_jobs=1", "max_failure_rate=1.0"]
+    options += [] if "hydra/sweeper/sampler=grid" in arguments else ["sampler.seed=0"]
+    return before_overrides([f"hydra.sweeper.{option}" for option in options], given)
+
+
+def before_overrides(more: list[str], arguments: list[str]) -> list[str]:
+    """Put `more` overrides before those among the arguments; Hydra takes no option in the midst of overrides."""
+    first = next((n for n, text in enumerate(arguments) if not text.startswith("-") and "=" in text), len(arguments))
+    return [*arguments[:first], *more, *arguments[first:]]
+
+
+class OpenSweep:
+    """Sweep that this process has begun: its parent run, which is None without tracking, and its best trials."""
+
+    def __init__(
+        self, tracking: TrackingConfig, tracked: TrackedRun | None = None, lock: FileLock | None = None
+    ) -> None:
+        self.tracking, self.tracked, self.lock, self.before = tracking, tracked, lock, os.environ.get(PARENT_RUN)
+        self.best: list[tuple[str, str]] = []
 
     def close(self, status: str) -> None:
         """End the parent run as FINISHED, FAILED or KILLED."""
         os.environ.pop(PARENT_RUN, None)
         if self.before is not None:
             os.environ[PARENT_RUN] = self.before
-        if unsent := self.tracked.finish(status, END_SECONDS):
+        if self.tracked is not None and (unsent := self.tracked.finish(status, END_SECONDS)):
             _say(unsent)
-        self.lock.release()
+        if self.lock is not None:
+            self.lock.release()
+
+    def tuned(self, best: list[tuple[str, str]]) -> None:
+        """Take the best trials, and the command that trains the first of them."""
+        self.best = best
+        if self.tracked is not None:
+            self.tracked.tag(gbactl_best="\n".join(text for _, text in best))
 
     def show(self) -> None:
         """Print the comparison of the sweep's runs, and what to type next, on standard output."""
+        commands = self.best + (after_runs(self.tracking) if self.tracked is not None else [])
+        if self.tracked is not None and (found := self._comparison(self.tracked)):
+            print(f"\n{found}")
+        if commands:
+            print("\n".join(f"{f'{purpose}:':<14} {text}" for purpose, text in commands), flush=True)
+
+    def _comparison(self, tracked: TrackedRun) -> str:
         from gbactl.report.command import sweep_table
 
         terminal = sys.stdout.isatty()
         try:
             width = max(80, shutil.get_terminal_size().columns) if terminal else 80
-            found = sweep_table(
-                tracking_uri(self.tracking.uri), self.tracked.opened(END_SECONDS) or "", width, terminal
-            )
+            return sweep_table(tracking_uri(self.tracking.uri), tracked.opened(END_SECONDS) or "", width, terminal)
         except Exception as error:  # the runs are finished all the same
             _say(f"The sweep's runs could not be compared: {error}")
-            return
-        if found:
-            print(f"\n{found}")
-        print("\n".join(f"{f'{purpose}:':<14} {text}" for purpose, text in after_runs(self.tracking)), flush=True)
+            return ""
 
 
 _open: list[OpenSweep] = []
@@ -83,12 +155,20 @@ def parent_tags() -> dict[str, str]:
     return {PARENT: found} if found else {}
 
 
-def adopt(path: Path, uri: str) -> None:
-    """Make a finished run, which a sweep leaves as it is, a child of that sweep."""
-    run_id, parent = run_dirs.tracked_as(path), os.environ.get(PARENT_RUN)
-    if run_id and parent:
-        with suppress(Exception):  # the sweep goes on without it
-            connect(uri).set_tag(run_id, PARENT, parent)
+def adopt(result: Mapping[str, Any], tracking: TrackingConfig) -> None:
+    """Make a finished run, which a sweep takes as it is, one of the sweep's runs, with the sweep's tags.
+
+    A run of a sweep that has finished stays that one's child."""
+    run_id, parent = result.get("run_id"), os.environ.get(PARENT_RUN)
+    if not (run_id and parent and tracking.enabled):
+        return
+    with suppress(Exception):  # the sweep goes on without it
+        client = connect(tracking_uri(tracking.uri))
+        before = client.get_run(run_id).data.tags.get(PARENT)
+        stays = before is not None and client.get_run(before).info.status == "FINISHED"
+        named = {f"{TAKEN}{parent}": "true"} if stays else {PARENT: parent}
+        for key, value in {**tracking.tags, **named}.items():
+            client.set_tag(run_id, key, value)
 
 
 def _say(text: str) -> None:
@@ -103,16 +183,23 @@ class SweepCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Begin the parent run. A store that does not answer leaves the runs without a parent."""
+        (Path(config.hydra.sweep.dir) / BEST).unlink(missing_ok=True)
+        if "n_trials" in config.hydra.sweeper:
+            import optuna
+
+            optuna.logging.set_verbosity(optuna.logging.WARNING)
         tracking = OmegaConf.to_container(config.tracking, resolve=True)
         assert isinstance(tracking, dict)
+        of_runs = TrackingConfig(tracking["uri"], tracking["experiment"])
         if not tracking["enabled"]:
+            _open.append(OpenSweep(of_runs))
             return
         self.uri = tracking_uri(tracking["uri"])
         overrides = [str(text) for text in config.hydra.overrides.task]
         command = f"{sys.argv[0]} {shlex.join(sys.argv[1:])}"
         folder = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{SWEEP}-{secrets.token_hex(3)}"
         folder.mkdir(parents=True)
-        lock, before = run_dirs.lock(folder), os.environ.get(PARENT_RUN)
+        lock = run_dirs.lock(folder)
         tags = {
             **tags_of({"tracking": tracking, "overrides": overrides}, None, source=sys.argv[0]), **parent_tags(),
             RUN_KIND: SWEEP, "gbactl.run_dir": str(folder.resolve()), NOTE: sweep_note(command),
@@ -120,7 +207,7 @@ class SweepCallback(Callback):
         }  # fmt: skip
         name = tracking["run_name"] or sweep_name(overrides)
         tracked = TrackedRun(self.uri, tracking["experiment"], name, {}, tags, folder, warn=_say)
-        _open.append(OpenSweep(tracked, lock, before, TrackingConfig(tracking["uri"], tracking["experiment"])))
+        _open.append(OpenSweep(of_runs, tracked, lock))
         self.run_id = tracked.opened(STORE_SECONDS) or ""
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -134,8 +221,15 @@ class SweepCallback(Callback):
         self._renew(figures=time.monotonic() - self.began > SHORT_SECONDS)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Renew the comparison a last time: of two jobs that ended at once, one may have missed the other."""
+        """Renew the comparison a last time: of two jobs that ended at once, one may have missed the other.
+
+        Tell the best trials of a sweep that tunes."""
         self._renew(figures=True)
+        found = Path(config.hydra.sweep.dir) / BEST
+        if found.exists() and _open:
+            task, objective = OmegaConf.to_container(config.hydra.overrides.task), list(config.objective)
+            assert isinstance(task, list)
+            _open[-1].tuned(best_trials(yaml.safe_load(found.read_text()), task, objective))
 
     def _renew(self, figures: bool) -> None:
         if not self.run_id:
@@ -146,6 +240,23 @@ class SweepCallback(Callback):
             renew_sweep(self.uri, self.run_id, figures)
         except Exception as error:  # the next job's end tries again
             _say(f"The comparison in the sweep's MLflow run could not be renewed: {error}")
+
+
+def best_trials(found: Mapping[str, Any], overrides: Sequence[Any], objective: Sequence[str]) -> list[tuple[str, str]]:
+    """List the best trials that Optuna has `found`, and the command that trains the first of them again.
+
+    There are several of two objectives: none of them is better in both. `overrides`: those of the sweep."""
+    one = [{"params": found["best_params"], "values": [found["best_value"]]}] if "best_params" in found else None
+    trials = one or found["solutions"]
+    typed = [[f"{key}={value}" for key, value in trial["params"].items()] for trial in trials]
+    values = [
+        ", ".join(f"{name} {value:.6g}" for name, value in zip(objective, trial["values"], strict=True))
+        for trial in trials
+    ]
+    told = [("best trial", f"{' '.join(keys)}: {reached}") for keys, reached in zip(typed, values, strict=True)]
+    varied = {*trials[0]["params"], "objective", "rerun", "run_dir"}
+    kept = [str(text) for text in overrides if str(text).lstrip("+").partition("=")[0] not in varied]
+    return [*told, ("train it", shlex.join([*sys.argv[0].split(), *kept, *typed[0]]))]
 
 
 def sweep_name(overrides: list[str]) -> str:

@@ -28,6 +28,7 @@ from gbactl.engine.signals import NOTHING, StopRequest, asked, deferred, look, p
 from gbactl.errors import ClusterError, NoRoomError, Stopped, UsageError
 from gbactl.faults.cpu_hogs import CpuHogs
 from gbactl.faults.measured_effects import fault_lines, fault_metrics, with_injected
+from gbactl.launch import finished_runs
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.control_socket import ControlSocket
 from gbactl.launch.progress import JobProgress, ProgressDisplay, after_run, unit_of
@@ -167,7 +168,7 @@ class LaunchedRun:
     ) -> None:
         self.job, self.command = job or StartingPoint(), command or CommandLine()
         self.cfg, self.dataset, self.run_dir, self.show, self.hogs = cfg, dataset, run_dir, show, hogs
-        self.config = to_dict(cfg)
+        self.config, self.cell = to_dict(cfg), finished_runs.cell_of(cfg, dataset.fingerprint)
         self.key = new_key()
         self.began = time.monotonic()
         self.result: dict[str, Any] | None = None
@@ -425,7 +426,7 @@ class LaunchedRun:
         config, t = self.config, self.cfg.tracking
         tags = {**tags_of(config, self.dataset.fingerprint, source=f"gbactl {self.command.verb}")}
         tags |= {"gbactl.run_dir": str(self.run_dir), CONFIG_TAG: config_tag(config), NOTE: self._note()}
-        tags |= {COMMAND: self.command.text}
+        tags |= {COMMAND: self.command.text, "gbactl.cell": self.cell}
         tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend(), **self._naming()}
         parts = rounds(self.dataset, self.cfg.train)
         datasets = dataset_inputs(
@@ -482,7 +483,7 @@ class LaunchedRun:
         result = {
             "mode": self.modes, "collective": self._all_reduce(), "seed": self.cfg.seed, "status": status,
             "command": self.command.text,
-            **self._clock(), **found,
+            "cell": None if self.control is not None and self.control.requests else self.cell, **self._clock(), **found,
             "wall_seconds": time.monotonic() - self.began, "run_dir": str(self.run_dir),
             "run_id": self.tracked.run_id if self.tracked else None, "gbactl": __version__,
         }  # fmt: skip
@@ -507,6 +508,8 @@ class LaunchedRun:
                 self._end("FAILED", {"error": str(error)})
                 raise
             self.show.say(str(error))
+        if status == "FINISHED" and result["cell"] is not None:
+            finished_runs.keep(result["cell"], self.run_dir)
         if self.tracked is not None:
             self._finish_tracking(status, result)
             if result["run_id"] != self.tracked.run_id:  # the store answered only now

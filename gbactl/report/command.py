@@ -32,7 +32,6 @@ from gbactl.tracking.delivery import send_backlog
 from gbactl.tracking.final_metrics import failure_metrics, metrics_of
 from gbactl.tracking.mlflow_connection import (
     COMMAND,
-    PARENT,
     Run,
     connect,
     log_artifacts,
@@ -299,13 +298,13 @@ def selected(
 
 def _of_sweep(runs: Sequence[Run], sweep: str) -> list[Run]:
     """Choose the runs of one sweep: the newest one, or the one whose id begins with `sweep`."""
-    parents = {run.tags[PARENT]: run.start_ms for run in runs if PARENT in run.tags}
+    parents = {parent: run.start_ms for run in runs for parent in run.sweeps}
     found = [max(parents, key=parents.__getitem__)] if parents and sweep == LAST else []
     found = found or [parent for parent in parents if parent.startswith(sweep)]
     if len(found) != 1:
         told = f"{sweep} is the beginning of {len(found)} sweeps" if found else f"None of the runs is of sweep {sweep}"
         raise UsageError(f"{told}; type --sweep last, or more of the MLflow id of the sweep's run.")
-    return [run for run in runs if run.tags.get(PARENT) == found[0]]
+    return [run for run in runs if found[0] in run.sweeps]
 
 
 def _none_with(condition: Condition, runs: Sequence[Run]) -> None:

@@ -29,6 +29,7 @@ BUSY_SECONDS = 30
 NOTE, PARENT = "mlflow.note.content", "mlflow.parentRunId"
 RUN_KIND, SWEEP = "gbactl.kind", "sweep"  # tag of a run that is no training, and its value for a sweep's parent run
 COMMAND = "gbactl.command"
+TAKEN = "gbactl.taken_by."  # tag of a run that a sweep took as it was, while it is another one's child; id of the sweep
 _CREATE_SECONDS = 120
 _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -219,6 +220,12 @@ class Run:
         return self.tags.get(COMMAND, "")
 
     @property
+    def sweeps(self) -> set[str]:
+        """Ids of the sweeps that have this run: of its parent, and of those that took it as it was."""
+        taken = {name.removeprefix(TAKEN) for name in self.tags if name.startswith(TAKEN)}
+        return taken | ({self.tags[PARENT]} if PARENT in self.tags else set())
+
+    @property
     def label(self) -> str:
         """Short name by which the run can be found in MLflow."""
         return f"{self.name} ({self.run_id[:8]})"
@@ -248,10 +255,11 @@ def _oldest_first(found: Iterable[Any]) -> list[Run]:
 
 
 def read_children(uri: str, run_id: str) -> list[Run]:
-    """Read the runs whose parent is `run_id`, oldest first. Raises TrackingError."""
+    """Read the children of a sweep and the runs that it took as they were, oldest first. Raises TrackingError."""
     client = connect(uri)
     experiments = [each.experiment_id for each in client.search_experiments()]
-    return _oldest_first(_search(client, experiments, f"tags.`{PARENT}` = '{run_id}'"))
+    conditions = (f"tags.`{PARENT}` = '{run_id}'", f"tags.`{TAKEN}{run_id}` = 'true'")
+    return _oldest_first(run for condition in conditions for run in _search(client, experiments, condition))
 
 
 VERDICT = "gbactl.verdict"

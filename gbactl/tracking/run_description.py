@@ -11,10 +11,16 @@ from typing import Any
 
 from gbactl.data.dataset import Dataset
 
-UNNAMED = ("mode", "seed", "experiment", "run_dir", "resume", "data.", "tracking.", "switch.", "hydra.", "hydra/")
+UNNAMED = (
+    "mode", "seed", "experiment", "run_dir", "resume", "data.", "tracking.", "switch.", "hydra.", "hydra/",
+    "objective", "rerun",
+)  # fmt: skip
 LONGEST_VALUE, LONGEST_NAME = 20, 100  # characters in a run's name
 ALWAYS = ("mode.name", "data.name", "cluster.name", "faults.name", "seed")
-NOT_LOGGED = ("run_dir", "tracking", "tracking.", "hydra", "hydra.", "hydra/", "switch.modes", "data.cache")
+NOT_LOGGED = (
+    "run_dir", "tracking", "tracking.", "hydra", "hydra.", "hydra/", "switch.modes", "data.cache",
+    "objective", "rerun",
+)  # fmt: skip
 CONFIG_TAG = "gbactl.config"
 LONGEST_TAG = 4900  # characters, which every MLflow server takes
 FIGURES = (

@@ -88,17 +88,6 @@ def test_a_key_depends_on_the_configuration_alone_and_a_folder_on_the_code_too(s
     assert study.folder_of(cell, "v1") != study.folder_of(cell, "v2")
 
 
-def test_the_code_version_sees_what_numbers_depend_on(study: Any, tmp_path: Path) -> None:
-    (tmp_path / "policies").mkdir()
-    (tmp_path / "report").mkdir()
-    (tmp_path / "policies" / "gba.py").write_text("a = 1\n")
-    before = study.code_version(tmp_path)
-    (tmp_path / "report" / "render.py").write_text("b = 1\n")
-    assert study.code_version(tmp_path) == before
-    (tmp_path / "policies" / "gba.py").write_text("a = 2\n")
-    assert study.code_version(tmp_path) != before
-
-
 def test_only_a_finished_result_counts(study: Any, tmp_path: Path) -> None:
     assert not study.finished(tmp_path)
     (tmp_path / "result.json").write_text("{")

@@ -1,7 +1,8 @@
-"""The study of tuning: Optuna's trials are the recorded cells, and the best of each mode are trained on other data."""
+"""The study of tuning: trials of a sweep are recorded, and the best of each mode are trained on other data."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+
+from gbactl.errors import GbactlError
+from gbactl.tracking.run_description import CommandLine
 
 FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "tuning"
 
@@ -24,32 +28,31 @@ def template(tune: Any, mode: str) -> Any:
     return next(cell for cell in cells if f"mode={mode}" in cell.overrides)
 
 
-def runner(tune: Any, record: Any, ran: list[Any]) -> Any:
-    """Runs cells by recording an AUC that is largest at a rate of .001."""
+def test_trials_are_recorded_one_by_one(tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, given, rates = tune.study.Record(tmp_path / "cells.jsonl"), list[list[str]](), [0.003, 0.001, 0.009, 0.002]
 
-    def run(cells: list[Any]) -> None:
-        for cell in cells:
-            ran.append(cell)
-            rate = float(tune.study_results.options(cell.overrides)["optim.lr"])
-            auc = 0.8 - abs(rate - 0.001)
-            record.add(cell, tune.study.key_of(cell), "v", 1.0, {"auc": auc})
+    def sweep(arguments: list[str], trial: Any) -> None:
+        given.append(arguments)
+        for rate in rates:
+            command = CommandLine("train", (*arguments[3:5], f"optim.lr={rate}", "optim.beta1=0.5", "mode.bound=3"))
+            with contextlib.suppress(GbactlError):
+                trial(rate, command)
 
-    return run
+    def train(rate: float, command: CommandLine) -> dict[str, Any]:
+        if rate > 0.005:
+            raise GbactlError("diverged")
+        return {"auc": 0.8 - abs(rate - 0.001), "wall_seconds": 1.0}
 
-
-def test_trials_go_on_from_the_record(tune: Any, tmp_path: Path) -> None:
-    record, ran = tune.study.Record(tmp_path / "cells.jsonl"), list[Any]()
+    monkeypatch.setattr(tune, "run_hydra", sweep)
+    monkeypatch.setattr(tune, "train", train)
+    monkeypatch.setattr(tune.study, "run_part", lambda *_: None)
     hop_bs = template(tune, "hop_bs")
-    tune.tune(hop_bs, 6, record, runner(tune, record, ran))
-    assert len(ran) == 6 and len(tune.trials(record, hop_bs)) == 6
-    best = tune.tune(hop_bs, 9, record, runner(tune, record, ran))
-    assert len(ran) == 9
-    rates = [float(tune.study_results.options(cell.overrides)["optim.lr"]) for cell in ran]
-    assert best["optim.lr"] == min(rates, key=lambda rate: abs(rate - 0.001))
-    assert set(best) == {"optim.lr", "optim.beta1", "mode.bound"} and isinstance(best["mode.bound"], int)
+    best = tune.tune(hop_bs, 4, record)
+    assert best == {"optim.lr": 0.001, "optim.beta1": 0.5, "mode.bound": 3} and isinstance(best["mode.bound"], int)
+    assert [auc for _, auc in tune.trials(record, hop_bs)][2] == tune.FAILED
+    assert "hydra.sweeper.n_trials=4" in given[0] and "mode.bound=tag(log, interval(1, 16))" in given[0]
+    assert tune.tune(hop_bs, 4, record) == best and len(given) == 1, "recorded trials are not run again"
     assert not tune.trials(record, template(tune, "async"))
-    tune.tune(template(tune, "async"), 4, record, ran.extend)  # which record nothing: all of them diverged
-    assert [auc for _, auc in tune.trials(record, template(tune, "async"))] == [tune.FAILED] * 4
 
 
 def test_the_best_of_each_mode_is_reported_on_other_data(tune: Any, tmp_path: Path) -> None:

@@ -143,20 +143,3 @@ def test_a_store_that_was_named_must_be_there(tmp_path: Path, monkeypatch: pytes
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(UsageError, match="There is no run abc"):
         find("abc")
-
-
-def test_a_sweep_leaves_a_finished_run_as_it_is_and_begins_an_unfinished_one_anew(here: Path) -> None:
-    cfg = from_dict({"run_dir": "mine", "tracking": {"enabled": False}})
-    assert not run_dirs.finished_before(cfg)
-    path = run_dirs.create(cfg)
-    with run_dirs.lock(path), pytest.raises(UsageError, match="still going on"):
-        run_dirs.finished_before(cfg)
-    run_dirs.write_result(path, {"status": "FINISHED"})
-    assert run_dirs.finished_before(cfg)
-    other = from_dict({"run_dir": "mine", "seed": 1})
-    assert not run_dirs.finished_before(other), "and to create it is refused"
-    run_dirs.write_result(path, {"status": "KILLED"})
-    assert not run_dirs.finished_before(cfg)
-    assert not path.exists() and (here / "mine.1" / run_dirs.CONFIG).exists()
-    run_dirs.create(cfg)
-    assert not run_dirs.finished_before(cfg) and (here / "mine.2").exists()

@@ -11,6 +11,7 @@ from gbactl.errors import GbactlError
 from gbactl.launch.hydra_config import run_hydra
 from gbactl.launch.sweep import PARENT_RUN, parent_tags, sweep_name
 from gbactl.launch.training_run import train
+from gbactl.report.command import selected
 from gbactl.tracking.mlflow_connection import NOTE, PARENT, VERDICT, connect, read_runs, tracking_uri
 
 SMALL = (
@@ -40,7 +41,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PARENT_RUN, raising=False)
 
 
-def test_a_sweep_compares_its_runs_and_keeps_what_it_leaves_as_it_is(
+def test_a_sweep_compares_its_runs_and_those_that_it_takes_as_they_were(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep(tmp_path, "mode=sync,gba", "seed=1")
@@ -64,10 +65,11 @@ def test_a_sweep_compares_its_runs_and_keeps_what_it_leaves_as_it_is(
     assert lines[0].endswith("sync-1") and any(line.startswith("gba  ") and "vs" not in line for line in lines[2:])
     assert lines[-1] == f"look at them:  gbactl ui --uri {tracking_uri()}" and max(map(len, lines[2:-2])) <= 80
     sweep(tmp_path, "mode=sync,gba", "seed=1")
-    assert "run 2 of 2: " in (told := capsys.readouterr().err) and "has its result already" in told
+    assert f"run 2 of 2: finished before, {Path('gba-1')}\n" in capsys.readouterr().err
     (_, again), children = stored()
-    assert len(children) == 2 and {run.data.tags[PARENT] for run in children} == {again.info.run_id}
+    assert len(children) == 2 and {run.data.tags[PARENT] for run in children} == {parent.info.run_id}, "they stay"
     assert "| gba | 1 |" in again.data.tags[NOTE]
+    assert len(selected(read_runs(tracking_uri(), ["gbactl"], []), sweep=again.info.run_id)) == 2
 
 
 def test_a_script_names_the_parent_and_a_failed_sweep_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

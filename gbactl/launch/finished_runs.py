@@ -1,0 +1,98 @@
+"""Cells: what a run's result depends on, which is configuration with seed, data, and code. A sweep trains none twice.
+
+`runs/.finished/CELL` names the directory of the last run of a cell that has finished; the run's own result.json decides
+whether it is still there. A look-up costs as much as to fingerprint the source files of the data.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gbactl.checkpoint.folder import MANIFEST
+from gbactl.config import RunConfig, TrackingConfig, to_dict
+from gbactl.data.source_cache import data_fingerprint
+from gbactl.launch import run_dir as run_dirs
+from gbactl.launch.progress import shown_path
+from gbactl.tracking.final_metrics import config_hash, versions
+from gbactl.tracking.mlflow_connection import tracking_uri
+
+PACKAGE = Path(__file__).resolve().parents[1]
+INDEX = Path("runs/.finished")
+NUMBERS_DO_NOT_DEPEND_ON = ("advise", "calibration", "cli", "report", "tracking", "install", "doctor.py", "__pycache__")
+
+
+def code_version(package: Path = PACKAGE) -> str:
+    """Hash (12 hex digits) every source file on which a run's numbers can depend."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*")):
+        parts = path.relative_to(package).parts
+        if path.suffix in (".py", ".cpp") and not set(parts) & set(NUMBERS_DO_NOT_DEPEND_ON):
+            digest.update("/".join(parts).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@functools.cache
+def _code_at_start() -> str:
+    """Return the version of the code as it was when this process asked first; later edits are not what it runs."""
+    return code_version()
+
+
+def cell_of(cfg: RunConfig, data: str) -> str:
+    """Name the cell of a run by three hashes: of its configuration, data (given by their fingerprint), and code.
+
+    A resumed run's configuration names the content of its checkpoint. Versions of libraries count as configuration."""
+    config = {**to_dict(cfg), "data": None, "versions": versions()}
+    if cfg.resume is not None:
+        config["resume"] = hashlib.sha256((Path(cfg.resume) / MANIFEST).read_bytes()).hexdigest()
+    return f"{config_hash(config)}-{data[:12]}-{_code_at_start()}"
+
+
+def keep(cell: str, path: Path) -> None:
+    """Enter a finished run in the index. A folder that cannot be written leaves it out."""
+    with suppress(OSError):
+        INDEX.mkdir(parents=True, exist_ok=True)
+        (INDEX / cell).write_text(shown_path(path))
+
+
+def find(cfg: RunConfig) -> dict[str, Any] | None:
+    """Return the result of the finished run of a configuration's cell; None where it has to be trained.
+
+    With `run_dir=` only a run in that directory counts; with tracking one that is in the same store and experiment.
+    Raises ConfigError and DataError where the data cannot be found."""
+    cell = cell_of(cfg, data_fingerprint(cfg.data))
+    with suppress(OSError, ValueError):
+        path = Path((INDEX / cell).read_text() if cfg.run_dir is None else cfg.run_dir)
+        result: dict[str, Any] = json.loads((path / run_dirs.RESULT).read_text())
+        if (result.get("status"), result.get("cell")) == ("FINISHED", cell) and _tracked_alike(path, cfg.tracking):
+            return result
+    return None
+
+
+def _tracked_alike(path: Path, tracking: TrackingConfig) -> bool:
+    """Return whether a run is tracked where `tracking` says; any run is where that says nowhere."""
+    if not tracking.enabled:
+        return True
+    found = TrackingConfig(**yaml.safe_load((path / run_dirs.CONFIG).read_text())["tracking"])
+    return found.enabled and (found.uri, found.experiment) == (tracking.uri, tracking.experiment)
+
+
+def set_aside(cfg: RunConfig) -> None:
+    """Rename what `run_dir=` holds if that is a run of the same configuration, so that a sweep can begin it anew.
+
+    Raises UsageError if it is still going on."""
+    path = None if cfg.run_dir is None else Path(cfg.run_dir)
+    if path is None or not run_dirs.is_of(path, cfg):
+        return
+    if cfg.tracking.enabled:
+        run_dirs.end_orphans(tracking_uri(cfg.tracking.uri))  # which looks for them where they were
+    with run_dirs.lock(path):
+        number = next(n for n in itertools.count(1) if not path.with_name(f"{path.name}.{n}").exists())
+        path.rename(path.with_name(f"{path.name}.{number}"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from gbactl.cli.overrides import complete_overrides
+
 
 @click.group("data")
 def command() -> None:
@@ -11,7 +13,7 @@ def command() -> None:
 
 
 @command.command("prepare")
-@click.argument("overrides", nargs=-1)
+@click.argument("overrides", nargs=-1, shell_complete=complete_overrides)
 def prepare(overrides: tuple[str, ...]) -> None:
     """Read or generate the data once, and store them in the cache."""
     from gbactl.launch.data_command import run_prepare
@@ -20,7 +22,7 @@ def prepare(overrides: tuple[str, ...]) -> None:
 
 
 @command.command("describe")
-@click.argument("overrides", nargs=-1)
+@click.argument("overrides", nargs=-1, shell_complete=complete_overrides)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe(overrides: tuple[str, ...], as_json: bool) -> None:
     """Print rows, days, click rate (CTR), and fields with cardinalities and skew."""

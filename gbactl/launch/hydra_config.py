@@ -28,7 +28,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from gbactl.conf_files import GROUPS, did_you_mean, options
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
+from gbactl.config.acting import acting
 from gbactl.config.cost import CostConfig
 from gbactl.config.engine_interface import engine_named
 from gbactl.errors import ConfigError, GbactlError, UsageError
@@ -105,6 +107,22 @@ def compose(overrides: list[str]) -> RunConfig:
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
             given = _before_overrides(group_choices(overrides, conf_dir()), with_cost_file(overrides))
             return to_run_config(hydra.compose(ROOT_CONFIG, overrides=given), overrides)
+
+
+def shows_configuration(arguments: list[str]) -> bool:
+    """Print the configuration that `--cfg job` asks for, without the keys that do not act; False for other arguments.
+
+    Raises UsageError, ConfigError."""
+    rest = [text for text in arguments if text not in ("--cfg", "-c", "job", "--cfg=job", "--resolve")]
+    asked = any(text in ("--cfg", "-c", "--cfg=job") for text in arguments) and (
+        "job" in arguments or "--cfg=job" in arguments
+    )
+    if not asked or any(text.startswith("-") for text in rest):
+        return False
+    import yaml
+
+    print(yaml.safe_dump(acting(to_dict(compose(rest))), sort_keys=False), end="")
+    return True
 
 
 def run_hydra(
@@ -230,6 +248,8 @@ def _one_line(error: BaseException) -> str:
 
 def _explain(error: BaseException) -> str:
     text = _one_line(error).split(" Config search path:")[0]
+    if option := re.search(r"Could not find '(\w+)/(\w+)'", text):
+        return f"{text} {did_you_mean(option[2], options(option[1]))}".rstrip()
     found = re.search(r"Could not override '([^']+)'", text)
     return _unknown_key(found[1]) if found else text
 
@@ -245,7 +265,8 @@ def _unknown_key(key: str) -> str:
         return f"{key} does not belong to the chosen {group}; type {group}= one of: {', '.join(having)}."
     keys = {name for keys in options.values() for name in keys} or set(known_keys())
     near = {name for name in keys if name.startswith(f"{group}.")} or keys
-    return f"There is no key {key}. Keys there are: {', '.join(sorted(near))}."
+    meant = did_you_mean(key, [*known_keys(), *GROUPS])
+    return " ".join(filter(None, [f"There is no key {key}.", meant, f"Keys there are: {', '.join(sorted(near))}."]))
 
 
 def _keys(path: Path, group: str) -> list[str]:

@@ -29,7 +29,7 @@ def hints_of(group: str, source: str) -> dict[str, Any]:
         hints = get_type_hints(cls, include_extras=True)
         for each in dataclasses.fields(cls):
             if dataclasses.is_dataclass(hints[each.name]):
-                add(hints[each.name], f"{prefix}{each.name}.")  # type: ignore[arg-type]
+                add(hints[each.name], f"{prefix}{each.name}.")
             elif each.name != "options":
                 found.setdefault(f"{prefix}{each.name}", hints[each.name])
 

@@ -9,6 +9,8 @@ DEMO := experiment=demo
 # the demo's further day: from the base of each seed, with one slow worker
 GO_ON := -m seed=$(SEEDS) 'resume=runs/demo/base-$${seed}' train.days=3 faults=one_slow checkpoint=none \
   tracking.experiment=demo
+# leaves out the comparison of each sweep; progress is on standard error
+QUIET := > /dev/null
 FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 
 # a run starts hundreds of processes: their bytecode, and that of the tests, is compiled once
@@ -18,10 +20,10 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo install test test-slow check docs bench curves fuzz audit calibration advise frappe gba-claims prefetch map tuning mechanism shadowsync switching cpr precision hosts soak ui clean help
 
 demo: install ## install, train a base in sync, go on with a slow worker in sync, async and gba, compare (3 minutes)
-	$(BIN)/gbactl train -m $(DEMO) seed=$(SEEDS) 'run_dir=runs/demo/base-$${seed}'
-	$(BIN)/gbactl train $(GO_ON) 'run_dir=runs/demo/sync-$${seed}'
-	$(BIN)/gbactl switch $(GO_ON) 'run_dir=runs/demo/async-$${seed}' 'switch.schedule=[{at: {day: 2}, to: async}]'
-	$(BIN)/gbactl switch $(GO_ON) 'run_dir=runs/demo/gba-$${seed}' 'switch.schedule=[{at: {day: 2}, to: gba}]'
+	$(BIN)/gbactl train -m $(DEMO) seed=$(SEEDS) 'run_dir=runs/demo/base-$${seed}' $(QUIET)
+	$(BIN)/gbactl train $(GO_ON) 'run_dir=runs/demo/sync-$${seed}' $(QUIET)
+	$(BIN)/gbactl switch $(GO_ON) 'run_dir=runs/demo/async-$${seed}' 'switch.schedule=[{at: {day: 2}, to: async}]' $(QUIET)
+	$(BIN)/gbactl switch $(GO_ON) 'run_dir=runs/demo/gba-$${seed}' 'switch.schedule=[{at: {day: 2}, to: gba}]' $(QUIET)
 	$(BIN)/gbactl report --experiment demo --round "day 2" --plots runs/demo --format html > runs/demo/report.html
 	$(BIN)/gbactl report --experiment demo --round "day 2"
 	@echo "The report with its figures is runs/demo/report.html. Type 'make ui' to see every run in MLflow."
@@ -65,7 +67,7 @@ curves: install ## how cost grows with workers, rows, batch and dimension (15 mi
 calibration: install ## the study in experiments/calibration: measures this machine, which should do nothing else (20 minutes)
 	$(BIN)/python experiments/calibration/run.py
 
-advise: install ## the study in experiments/advise: advice against real runs, on a machine that does nothing else (half an hour)
+advise: install ## the study in experiments/advise: advice against real runs, on a machine that does nothing else (20 minutes)
 	$(BIN)/python experiments/advise/run.py
 
 frappe: install ## the study in experiments/frappe: needs GBACTL_DATA=FOLDER with frappe/ in it (15 minutes)
@@ -82,7 +84,7 @@ prefetch: install ## the study in experiments/prefetch (20 minutes)
 	$(BIN)/python experiments/study.py experiments/prefetch/sweep.yaml
 	$(BIN)/python experiments/prefetch/write_prefetch.py
 
-map: install ## the study in experiments/map (35 minutes; SIZE=full: an hour and a half; SIZE=tiny: tries it out)
+map: install ## the study in experiments/map (an hour and a half; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/map/sweep.yaml --only seed=1
 	$(BIN)/python experiments/study.py experiments/map/sweep.yaml
 	$(BIN)/python experiments/map/write_map.py
@@ -91,11 +93,11 @@ tuning: install ## the study in experiments/tuning (20 minutes; SIZE=full: more 
 	$(BIN)/python experiments/tuning/tune.py
 	$(BIN)/python experiments/tuning/write_tuning.py
 
-mechanism: install ## the study in experiments/mechanism (15 minutes; SIZE=full: five seeds; SIZE=tiny: tries it out)
+mechanism: install ## the study in experiments/mechanism (25 minutes; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/mechanism/sweep.yaml
 	$(BIN)/python experiments/mechanism/write_mechanism.py
 
-shadowsync: install ## the study in experiments/shadowsync (3 to 4 hours; SIZE=full: a day; SIZE=tiny: tries it out)
+shadowsync: install ## the study in experiments/shadowsync (two hours; SIZE=full: more seeds of EPS; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/shadowsync/sweep.yaml
 	$(BIN)/python experiments/shadowsync/write_shadowsync.py
 

@@ -48,7 +48,8 @@ BATCHES = "+tracking.tags.batches="
 RECORD, BASES = "cells.jsonl", "bases"
 NOT_RECORDED = {  # fields of a result that are long, of this machine, or of no use to a table
     "checksums", "curve", "distance", "event_log_bytes", "evaluated_on", "faults", "gbactl", "judged_auc",
-    "judged_logloss", "judged_on", "memory", "per_worker", "rounds", "run_dir", "run_id", "token_staleness", "wire",
+    "judged_logloss", "judged_on", "memory", "per_worker", "rounds", "run_dir", "run_id", "staleness_histogram",
+    "token_staleness",
 }  # fmt: skip
 NUMBERS_DO_NOT_DEPEND_ON = ("advise", "calibration", "cli", "report", "tracking", "install", "doctor.py", "__pycache__")
 

@@ -76,10 +76,14 @@ def available_cores() -> list[int]:
 
 def sharing(workers: int, cores: list[int]) -> list[int]:
     """Assign cores to workers if there are more workers than cores; empty if no core is shared, or not equally."""
-    count = len(cores)
-    if not sys.platform.startswith("linux") or workers <= count or workers % count:
+    if not sys.platform.startswith("linux") or not shared_equally(workers, len(cores)):
         return []
-    return [cores[index % count] for index in range(workers)]
+    return [cores[index % len(cores)] for index in range(workers)]
+
+
+def shared_equally(workers: int, cores: int) -> bool:
+    """Whether each core has the same number of workers, more than one."""
+    return workers > cores and workers % cores == 0
 
 
 def ask_for_long_slices(milliseconds: float) -> bool:

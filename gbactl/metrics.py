@@ -1,8 +1,7 @@
-"""Quality metrics of predicted click probabilities: exact ones for results, a streaming AUC for curves.
+"""Quality metrics of predicted click probabilities: exact ones for results, pairs within batches for curves.
 
-Exact AUC sorts (about 0.5 s a million scores). The streaming one takes 5 ns a score and is off by < 1e-5; it keeps two
-counts of 10^5 bins (1.6 MB). A metric that the data do not define (AUC of one class, calibration without a click) is
-nan.
+Exact AUC sorts (about 0.5 s a million scores). A metric that the data do not define (AUC of one class, calibration
+without a click) is nan.
 """
 
 from __future__ import annotations
@@ -95,40 +94,13 @@ def evaluate(labels: Labels, p: Probabilities, users: NDArray[Any] | None = None
     }
 
 
-class StreamingAuc:
-    """AUC computed from counts of clicks and non-clicks per bin of p, which can be added in any order."""
+def ranked_pairs(labels: NDArray[Any], scores: NDArray[Any]) -> tuple[float, int]:
+    """Count a batch's pairs of a click and another sample: those ranked right (ties count a half), and all of them.
 
-    def __init__(self, bins: int = 100_000) -> None:
-        self.bins = bins
-        self.clicks = np.zeros(bins, np.int64)
-        self.others = np.zeros(bins, np.int64)
-
-    def add(self, labels: NDArray[Any], p: NDArray[Any]) -> None:
-        """Count labels uint8[n] with their probabilities p[n]. Raises ValueError for p outside [0, 1]."""
-        if p.size == 0:
-            return
-        low, high = float(p.min()), float(p.max())
-        if not 0.0 <= low <= high <= 1.0:
-            raise ValueError("p must lie in [0, 1].")
-        scaled = p.astype(np.float64) * self.bins  # multiply and truncate: no search for the bin
-        index = np.minimum(scaled.astype(np.int64), self.bins - 1)
-        clicked = labels > 0
-        self.clicks += np.bincount(index[clicked], minlength=self.bins)
-        self.others += np.bincount(index[~clicked], minlength=self.bins)
-
-    def merge(self, other: StreamingAuc) -> None:
-        """Add the counts of another instance. Raises ValueError if the numbers of bins differ."""
-        if other.bins != self.bins:
-            raise ValueError(f"cannot merge {other.bins} bins into {self.bins}")
-        self.clicks += other.clicks
-        self.others += other.others
-
-    @property
-    def value(self) -> float:
-        """AUC of all samples added so far; nan until both classes were seen."""
-        positives, negatives = int(self.clicks.sum()), int(self.others.sum())
-        if positives == 0 or negatives == 0:
-            return math.nan
-        below = np.cumsum(self.others) - self.others
-        won = np.dot(self.clicks.astype(np.float64), below + 0.5 * self.others)
-        return float(won / positives / negatives)
+    The quotient of their sums over batches is a progressive AUC, over the pairs within each batch."""
+    clicked = labels > 0
+    hits, others = scores[clicked], np.sort(scores[~clicked])
+    if not hits.size or not others.size:
+        return 0.0, 0
+    below = np.searchsorted(others, hits, "left").sum() + np.searchsorted(others, hits, "right").sum()
+    return float(below) / 2.0, hits.size * others.size

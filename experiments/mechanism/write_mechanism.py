@@ -104,7 +104,7 @@ def plot(found: Mapping[str, Lines], path: Path) -> None:
         values = sorted(value for cell in cells for value in cell.result["norms"]["dense"]["quantiles"])
         panels[-1].plot(values, [(place + 1) / len(values) for place in range(len(values))], label=line)
     panels[-1].set_xscale("log")
-    panels[-1].set_title(f"norms of applied dense gradients, {rate}", fontsize=10)
+    panels[-1].set_title(f"norms of dense gradients, {rate}", fontsize=10)
     panels[-1].set_ylabel("share of the steps")
     panels[-1].grid(alpha=0.3)
     figures.save(figure, path)

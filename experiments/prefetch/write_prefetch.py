@@ -7,6 +7,7 @@ Reads cells.jsonl, in a few seconds. Part of `make prefetch`.
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,12 +42,7 @@ def eps(result: Mapping[str, Any]) -> float:
 
 def staleness(result: Mapping[str, Any]) -> float:
     """Mean staleness, in steps, of the gradients in the two days of the mode."""
-    counts: dict[str, int] = {}
-    for phase in result["phases"]:
-        if phase["day"] in ("day 2", "day 3"):
-            for steps, count in phase["staleness_histogram"].items():
-                counts[steps] = counts.get(steps, 0) + count
-    return sum(int(steps) * count for steps, count in counts.items()) / sum(counts.values())
+    return statistics.fmean(p["staleness_mean"] for p in result["phases"] if p["day"] in ("day 2", "day 3"))
 
 
 def take_over() -> str:

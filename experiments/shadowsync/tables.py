@@ -125,7 +125,7 @@ COLUMNS: dict[str, tuple[Callable[[Mapping[str, Any]], float | None], int]] = {
     "ELP": (lambda r: r["replicas"]["elp"] if "replicas" in r else None, 0),
     "foreground s": (lambda r: r["replicas"]["foreground_seconds"] if "replicas" in r else None, 2),
     "replicas' MB": (lambda r: r["replicas"]["bytes_exchanged"] / 1e6 if "replicas" in r else None, 0),
-    "MB sent": (lambda r: r["megabytes"], 0),
+    "MB sent": (lambda r: sum(r["wire"]["bytes"].values()) / 1e6, 0),
     "distance": (lambda r: _last(r["replicas"]["distance"]) if "replicas" in r else None, 4),
 }
 
@@ -154,7 +154,7 @@ def listing(cells: Sequence[Done], key: str) -> str:
         rows[name] = [told[first], written(change, 5), *(told[title] for title in columns)]
     notes = f"change: of AUC in pairs of the same seed, against {names[0]}; staleness: of rows, in steps."
     distance = "distance: L2 of a replica to the mean (easgd: the centre) at the end."
-    more = "MB: payloads of training through the network: of replicas alone; all, with rows, dense parts, all-reduces."
+    more = "MB: through the network, of replicas alone; of all messages of training."
     return markdown(key, [first, "change", *columns], rows, notes, distance, more)
 
 

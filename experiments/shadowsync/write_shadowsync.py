@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -16,7 +15,6 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import study_results as of_any  # noqa: E402  (scripts of this folder and its parent, not a package)
 import tables  # noqa: E402
-import traffic  # noqa: E402
 from study_results import Done  # noqa: E402
 
 SWEEP, HOGWILD = HERE / "sweep.yaml", HERE / "hogwild.md"
@@ -27,12 +25,13 @@ def done(name: str) -> list[Done]:
     return of_any.done(SWEEP, name, "shadowsync")
 
 
-def with_traffic(name: str) -> list[Done]:
-    """Finished cells of a part, with the `megabytes` that each sent."""
-    return [
-        replace(cell, result={**cell.result, "megabytes": traffic.megabytes(cell.folder, cell.result)})
-        for cell in done(name)
-    ]
+def with_plain(name: str, lines: Sequence[str], trainers: str) -> list[Done]:
+    """Finished cells of a part, after those of `quality` with some lines and that many trainers."""
+    plain = [
+        cell for cell in done("quality")
+        if cell.options["line"] in lines and cell.options["cluster.workers"] == trainers
+    ]  # fmt: skip
+    return [*plain, *done(name)]
 
 
 SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
@@ -43,10 +42,9 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     ),
     "speed": ("1. EPS by trainers, virtual, eight sync servers", lambda: tables.scaling(done("speed"))),
     "quality": ("2. Quality by trainers", lambda: tables.quality(done("quality"))),
-    "elp": ("3. Example-level parallelism", lambda: tables.parallelism(done("elp"))),
-    "ablation": ("4. Ablations", lambda: tables.listing(with_traffic("ablation"), "line")),
-    "modes": ("5. All modes", lambda: tables.listing(with_traffic("modes"), "mode")),
-    "modes_adagrad": ("5. All modes, Adagrad", lambda: tables.listing(with_traffic("modes_adagrad"), "mode")),
+    "elp": ("3. Example-level parallelism", lambda: tables.parallelism(with_plain("elp", ("shadow_ma", "fr_ma"), "1"))),
+    "ablation": ("4. Ablations", lambda: tables.listing(with_plain("ablation", ("shadow_ma",), "16"), "line")),
+    "modes": ("5. All modes", lambda: tables.listing(done("modes"), "mode")),
 }
 
 

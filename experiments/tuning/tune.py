@@ -31,7 +31,7 @@ SPACE: dict[str, BaseDistribution] = {
 }  # fmt: skip
 OWN: dict[str, BaseDistribution] = {"mode.bound": IntDistribution(1, 16, log=True), "mode.iota": IntDistribution(0, 8)}
 OPTIONS = {"hop_bs": "mode.bound", "gba": "mode.iota"}
-FAILED = 0.5  # AUC of a trial without one
+FAILED = 0.5  # AUC of a trial that diverged
 Params = Mapping[str, float]
 
 
@@ -76,8 +76,10 @@ def tune(template: study.Cell, count: int, record: study.Record, run: Callable[[
         cells = [replace(template, overrides=(*template.overrides, *overrides(each.params))) for each in asked]
         run(cells)
         for trial, cell in zip(asked, cells, strict=True):
-            line = record.lines.get(study.key_of(cell))
-            tuned.tell(trial, FAILED if line is None else line["result"]["auc"])
+            key = study.key_of(cell)
+            if key not in record.lines:
+                record.add(cell, key, study.code_version(), 0.0, {"auc": FAILED})
+            tuned.tell(trial, record.lines[key]["result"]["auc"])
     return max(trials(record, template), key=lambda trial: trial[1])[0]
 
 

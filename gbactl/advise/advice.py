@@ -18,9 +18,9 @@ from gbactl.advise.simulation_jobs import Outcome
 from gbactl.errors import DivergedError
 from gbactl.report.columns import AUC, STANDARD
 from gbactl.report.compare import Group, Report, compare
-from gbactl.report.plots import Curves
+from gbactl.report.run_curves import Curves
 from gbactl.report.time_to_auc import times_to_auc
-from gbactl.report.verdicts import AUC_MARGIN, LEVEL
+from gbactl.report.verdicts import AUC_MARGIN, BETTER, SAME, UNDECIDED, WORSE
 from gbactl.switching.auto_controller import SYNC
 from gbactl.tracking.mlflow_connection import Run
 
@@ -36,7 +36,7 @@ SLOW_DOWNS = (1.0, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 3.0, 4.0)  # of one worker
 class Standing:
     """Standing of a mode beside sync.
 
-    `auc`: same, better, worse, undecided, or "" for sync. `rate`: EPS over sync's, and its range over seeds."""
+    `auc`: kind of the verdict on its AUC, or "" for sync. `rate`: EPS over sync's, and its range over seeds."""
 
     mode: str
     auc: str
@@ -49,7 +49,7 @@ class Standing:
     @property
     def shown(self) -> bool:
         """Whether the AUC is shown to be sync's or better."""
-        return self.auc in ("", "same", "better")
+        return self.auc in ("", SAME, BETTER)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def contenders(outcomes: Sequence[Outcome], margin: float | None) -> list[str]:
     limit = UNSURE * (found.report.margin or AUC_MARGIN)
     able = [
         each for each in found.standings
-        if each.rate > 1 + WORTHWHILE and each.auc != "worse" and _mean(each.group) > -limit
+        if each.rate > 1 + WORTHWHILE and each.auc != WORSE and _mean(each.group) > -limit
     ]  # fmt: skip
     fastest = max((each.rate for each in able), default=0.0)
     near = [each.mode for each in able if each.rate * (1 + WORTHWHILE) >= fastest]
@@ -115,8 +115,8 @@ def _run(outcome: Outcome) -> Run:
 def _standing(group: Group, outcomes: Sequence[Outcome], margin: float) -> Standing:
     mode = group.key[0]
     paces = list(_rates(mode, outcomes).values())
-    auc = _judged(group)
-    fine = auc != "worse" and (auc != "undecided" or _may_count(group, margin))
+    auc = "" if group.verdict is None else group.verdict.kind
+    fine = auc != WORSE and (auc != UNDECIDED or _may_count(group, margin))
     return Standing(mode, auc, fine, fmean(paces), min(paces), max(paces), group)
 
 
@@ -125,18 +125,6 @@ def _rates(mode: str, outcomes: Sequence[Outcome]) -> dict[int, float]:
     reference = {each.seed: each.eps for each in outcomes if each.mode == SYNC}
     ours = {each.seed: each.eps for each in outcomes if each.mode == mode and each.seed in reference}
     return {seed: eps / reference[seed] for seed, eps in ours.items()}
-
-
-def _judged(group: Group) -> str:
-    """Return the verdict on a mode's AUC in a word."""
-    verdict, difference = group.verdict, group.difference
-    if difference is None:
-        return ""
-    if verdict is not None and verdict.p_same is not None and verdict.p_same <= LEVEL:
-        return "same"
-    if verdict is not None and verdict.p_holm is not None and verdict.p_holm <= LEVEL:
-        return "better" if difference.mean > 0 else "worse"
-    return "undecided"
 
 
 def _may_count(group: Group, margin: float) -> bool:
@@ -162,7 +150,7 @@ def _doubt(found: Standing) -> tuple[bool, float]:
     """Return a sort key by which modes whose AUC is better, or best shown to be the same, come first."""
     verdict = found.group.verdict
     p_same = 1.0 if verdict is None or verdict.p_same is None else verdict.p_same
-    return not found.shown, 0.0 if found.auc == "better" else p_same
+    return not found.shown, 0.0 if found.auc == BETTER else p_same
 
 
 def _beside(standings: Sequence[Standing], chosen: Standing) -> str:
@@ -226,9 +214,9 @@ def _quality(advice: Advice, minutes: float) -> str:
     """Say what becomes of the AUC, and no more than is shown."""
     found = advice.of(advice.mode)
     margin = f"margin {advice.report.margin or AUC_MARGIN:g}"
-    if found.auc == "same":
+    if found.auc == SAME:
         return f"the same AUC ({margin})"
-    if found.auc == "better":
+    if found.auc == BETTER:
         return f"a better AUC ({_difference(found)})"
     return f"about the same AUC, which is not shown yet ({_difference(found)}, {margin}{_more(found, minutes)})"
 
@@ -249,7 +237,7 @@ def _why_sync(advice: Advice, minutes: float) -> str:
         return f"no other mode is faster by more than {100 * WORTHWHILE:g} %"
     fastest = max(barred, key=lambda each: each.rate)
     what = f"is worse ({_difference(fastest)})"
-    if fastest.auc != "worse":
+    if fastest.auc != WORSE:
         what = f"may be worse ({_difference(fastest)}{_more(fastest, minutes)})"
     also = f"; of the modes with {SYNC}'s AUC none is faster by more than {100 * WORTHWHILE:g} %" if able else ""
     return f"{fastest.mode} has {_times(fastest)} its rate, but its AUC {what}{also}"

@@ -179,7 +179,7 @@ def predict(cfg: RunConfig, cost: CostConfig, dataset: Dataset, scratch: Path) -
     virtual = replace(cfg, cluster=replace(cfg.cluster, name="virtual"), cost=cost)
     listener = ProgressListener(ProgressLog())
     cluster = ZeroComputeCluster(virtual, dataset, scratch, listener)
-    cluster.coordinator.notes = max(1, dataset.splits[0].rows // cfg.train.global_batch)
+    cluster.coordinator.progress_points = max(1, dataset.splits[0].rows // cfg.train.global_batch)
     with contextlib.suppress(EnoughProgress):
         cluster.run()
     return Observation(cfg.mode.name, cfg.cluster.workers, listener.notes.rate, _cpu(cluster))

@@ -1,4 +1,4 @@
-"""`gbactl report`: runs in MLflow side by side."""
+"""`gbactl report`: runs side by side, from MLflow or by their directories."""
 
 from __future__ import annotations
 
@@ -12,8 +12,18 @@ def _split(values: tuple[str, ...]) -> list[str]:
 
 
 @click.command("report", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("runs", metavar="[RUN]...", nargs=-1)
 @click.option("--experiment", multiple=True, default=["gbactl"], show_default=True, help="May be repeated.")
-@click.option("--where", multiple=True, metavar="FILTER", help="MLflow's filter syntax; may be repeated.")
+@click.option(
+    "--where",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Only runs with this value, or one of VALUE,VALUE; or a filter in MLflow's syntax. May be repeated.",
+)
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the N newest of these runs.")
+@click.option(
+    "--sweep", metavar="last|ID", help="Only the runs of the newest sweep, or of the one with this MLflow id."
+)
 @click.option(
     "--by",
     multiple=True,
@@ -54,8 +64,11 @@ def _split(values: tuple[str, ...]) -> list[str]:
     help="Instead: send to MLflow what a run could not send while it ran.",
 )
 def command(
+    runs: tuple[str, ...],
     experiment: tuple[str, ...],
     where: tuple[str, ...],
+    last: int | None,
+    sweep: str | None,
     by: tuple[str, ...],
     baseline: str | None,
     on: str,
@@ -71,22 +84,30 @@ def command(
 ) -> None:
     """Compare runs: mean and deviation over seeds, paired difference to a baseline.
 
+    RUN is a run directory, an MLflow run id, or the beginning of either's name: the report is of these runs alone.
+
     \b
     gbactl report
-    gbactl report --where "params.mode = 'gba'" --by mode,cluster.workers
+    gbactl report --sweep last --format html > report.html
+    gbactl report RUN --format html > run.html
+    gbactl report --where mode=sync,gba --where cluster.workers=8 --last 10
+    gbactl report --where "metrics.auc > 0.7" --by mode,cluster.workers
     gbactl report --by tags.takes_over --on "auc/day 3"
     gbactl report --round "day 2"
     gbactl report --format md --plots plots/
     gbactl report --time-to-auc baseline --margin .001 --log
     gbactl report --send runs/RUN_DIR
     """
-    from gbactl.launch.run_dir import end_orphans
+    from gbactl.launch.run_dir import RESULT, end_orphans, find
     from gbactl.report.command import ReportOptions, report, send
 
     if run_dir is not None:
         send(run_dir, uri, click.echo)
         return
     by_keys, metrics = _split(by) or None, _split(metric)
-    chosen = (margin, of_round, time_to_auc, log)
-    options = ReportOptions(uri, experiment, where, by_keys, baseline, metrics, on, form, plots, *chosen)
+    named = tuple(find(each, uri, holding=RESULT).resolve() for each in runs)
+    options = ReportOptions(
+        uri, experiment, where, by_keys, baseline, metrics, on, form, plots, margin, of_round, time_to_auc, log, named,
+        last, sweep,
+    )  # fmt: skip
     report(options, click.echo, lambda line: click.echo(line, err=True), end_orphans)

@@ -111,6 +111,7 @@ class TrainConfig:
     checksum_every: Natural = 500
     norms_every: Natural = 0
     max_eval_samples: Count | None = None
+    eval_every: Count | None = None
     on_divergence: str = "stop"
 
 

@@ -263,7 +263,7 @@ class Checkpointing:
         base = [] if kind == "whole" else list(self._base or [])
         position = run.position(step, training, ended)
         if run.evaluation is not None:
-            position.unread = []  # the round is trained but not evaluated
+            position.unread = list(run.untrained)
         gathering = self.gathering()
         home = "servers" if run.home == "replicas" else run.home  # at a phase's end servers hold the mean or centre
         if gathering is not None and not gathering.centred:

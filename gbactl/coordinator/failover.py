@@ -155,7 +155,7 @@ class Failover:
         run.record.statistics.restore_acted(self.state.ongoing.acted)
         run.failures.heard(self.failures)
         inside = stood.inside or self.stage == EVALUATE
-        self._stood = (stood.round, (() if self.stage == EVALUATE else stood.ranges, inside, True))
+        self._stood = (stood.round, (stood.ranges, inside, self.stage == TRAIN))
         if self.begun is None:
             yield from self._go_on(None, {})
         return self.stage == OVER

@@ -209,7 +209,11 @@ class WorkerRecovery:
             counts.update(node.counters)
         fates = {name: counts[name] for name in FATES if counts[name]}
         messages = {"messages": fates} if fates else {}
-        return {"fenced_frames": counts["fenced"], "recovery": self.run.failures.told(), **messages}
+        return {
+            "fenced_frames": counts["fenced"],
+            "recovery": self.run.failures.told(self.run.record.began),
+            **messages,
+        }
 
     def dismiss(self) -> None:
         """Stop the successors not admitted yet, at the end of the run."""

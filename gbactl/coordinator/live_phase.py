@@ -256,7 +256,7 @@ class LivePhase:
         self._flying[one.worker] -= 1
         self.clock.announced()
         commands = self.phase.apply(AnnounceRecord(one.worker, one.batch, rows, dense, counted))
-        self.phase.statistics.timed(one.worker, samples, one.loss, one.seconds, one.slowdown)
+        self.phase.statistics.timed(one.worker, samples, one.loss, one.seconds, one.slowdown, (one.won, one.pairs))
         for command in commands:
             self._carry_out(command)
         if self.stop_at is not None and self.policy.step >= self.stop_at:

@@ -50,12 +50,15 @@ from gbactl.wire.messages import (
     decode,
 )
 
-PROGRESS_SECONDS = 0.5
+PROGRESS_SECONDS = 0.5  # longest time between two reports of progress
+PROGRESS_POINTS = 50  # reports of progress per phase at least, where it has so many steps
 log = logging.getLogger(__name__)
 
 
 class Coordinator:
     """Coordinator of one run. `run()` returns when the run is over; the launcher then stops the processes."""
+
+    progress_seconds, progress_points = PROGRESS_SECONDS, PROGRESS_POINTS
 
     def __init__(
         self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any],
@@ -68,7 +71,7 @@ class Coordinator:
         self.failover = None if found is None else Failover(self.core, found)
         self.flow = RunFlow(self.core, self.failover)
         self.norms = NormLog(run_dir / NORMS_FILE)
-        self._next_progress = 0.0
+        self._next_progress, self._reported = 0.0, (0, 0)
         core = self.core
         self._handlers: dict[type[Any], Callable[[Channel, Any, Frame], None]] = {
             Hello: self._on_hello, Ready: self._on_ready, TakeBatch: self._on_take, Predictions: self._on_predictions,
@@ -137,11 +140,12 @@ class Coordinator:
         return True
 
     def _progress_due(self, training: LivePhase) -> bool:
-        """Whether it is time to report the progress of a phase: every PROGRESS_SECONDS."""
-        now = self.hub.now()
-        if now < self._next_progress:
+        """Whether it is time to report the progress of a phase: after so many seconds, or so many samples of it."""
+        now, policy = self.hub.now(), training.policy
+        point = training.number, policy.ledger.finished * self.progress_points // max(1, policy.phase.samples)
+        if now < self._next_progress and point <= self._reported:
             return False
-        self._next_progress = now + PROGRESS_SECONDS
+        self._next_progress, self._reported = now + self.progress_seconds, max(point, self._reported)
         return True
 
     def _handle(self, channel: Channel, frame: Frame) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.config import RunConfig, mode_values
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog
@@ -69,6 +70,7 @@ class RunContext:
         self.step = self.phase_number = 0
         self.training: LivePhase | None = None
         self.evaluation: Evaluation | None = None
+        self.untrained: Ranges = ()  # samples of the round that an evaluation interrupts
         self.waiting: deque[int] = deque()  # workers that asked for a batch and got none yet
         self.surplus: Counter[int] = Counter()  # per worker: requests for batches by threads of a phase that is over
         self.started = self.stopped = False

@@ -94,15 +94,10 @@ class RunFlow:
         for number, part in rounds[len(run.record.results) :]:
             if not (yield from self._train(part, number)):
                 return False
-            run.save_standstill(EVALUATE, number)
-            if run.home == "replicas":
-                yield from self._rejoin()
-            scores: dict[int, dict[str, float]] = {}
-            for split in part.evaluate:
-                scores[split] = yield from self._evaluate(split)
+            scores = yield from self._score(part, number, ())
             if self._must_go_back:
                 return False
-            run.record.results.append(self._close_round(part, scores))
+            run.record.results.append(self._tell_scores(part, scores, part.label))
             if run.record.stopping.update(scores[part.judged_by]["auc"]):
                 break
         run.save_standstill(OVER, len(run.record.results) - 1)
@@ -131,7 +126,7 @@ class RunFlow:
     def _train(self, part: Round, number: int) -> Flow[bool]:
         """Train a round until its last gradient is applied: in one phase, plus one for every switch within the round.
 
-        False where a rollback must come first."""
+        An evaluation within the round ends a phase too. False where a rollback must come first."""
         run, core = self.run, self.core
         rows = run.dataset.splits[part.split].rows
         run.record.round = (part, number, len(run.rounds), rows)
@@ -139,6 +134,12 @@ class RunFlow:
         if self.failover is not None:
             rest, inside, stood = self.failover.stood(number) or (rest, inside, stood)
         while rest:
+            if self._evaluation_due(part, rows - total(rest)):
+                core.switch.log_checksums((yield from core.requests.inspect("server")))
+                scores = yield from self._score(part, number, rest)
+                if self._must_go_back:
+                    return False
+                self._tell_scores(part, scores, f"{part.label}, {rows - total(rest):,} of {rows:,} samples")
             if not stood:
                 yield from core.switch.go_on(number, rest[0][0], inside, core.replicas.kept)
                 run.save_standstill(TRAIN, number, rest, inside)
@@ -148,6 +149,14 @@ class RunFlow:
                 return False
         core.switch.log_checksums((yield from core.requests.inspect("server")))
         return True
+
+    def _evaluation_due(self, part: Round, done: int) -> bool:
+        """Whether the model is to be evaluated when `done` samples of a round are trained, and was not yet."""
+        every, phases = self.run.cfg.train.eval_every, self.run.record.phases
+        if every is None or not phases or phases[-1]["day"] != part.label or "auc" in phases[-1]:
+            return False
+        before = done - sum(phases[-1][fate] for fate in ("samples", "decayed", "lost"))
+        return bool(done // every > before // every)
 
     def _phase(self, part: Round, rest: Ranges) -> Flow[int]:
         """Train one phase on the sample ranges `rest` of a round. Returns the phase's number of samples."""
@@ -183,6 +192,9 @@ class RunFlow:
         policy = make(cfg.mode.name, phase, cfg.policy_options())
         core.sums.begins(phase)
         stop_at = core.switch.begin(policy)
+        if (every := cfg.train.eval_every) is not None:
+            before = run.dataset.splits[part.split].rows - total(rest)
+            policy.stop(-(-(every - before % every) // cfg.local_batch))
         failover = self.failover if run.taking_over else None
         if failover is None:
             yield from self._begin(True, part.split, part.epoch, policy.phase.samples, cfg.local_batch, rest)
@@ -298,6 +310,18 @@ class RunFlow:
 
     # -- evaluation ---------------------------------------------------------------------------------
 
+    def _score(self, part: Round, number: int, rest: Ranges) -> Flow[dict[int, dict[str, float]]]:
+        """Evaluate the model on the splits of a round, of which the sample ranges `rest` are still to be trained."""
+        run = self.run
+        run.save_standstill(EVALUATE, number, rest, bool(rest))
+        run.untrained = rest
+        if run.home == "replicas":
+            yield from self._rejoin()
+        scores: dict[int, dict[str, float]] = {}
+        for split in part.evaluate:
+            scores[split] = yield from self._evaluate(split)
+        return scores
+
     def _evaluate(self, split: int) -> Flow[dict[str, float]]:
         """Compute the metrics of the current parameters on a split."""
         run = self.run
@@ -312,12 +336,13 @@ class RunFlow:
         rows, user = run.dataset.splits[split].slice(0, samples), run.dataset.user_field
         return evaluation.metrics(rows.labels, None if user is None else rows.ids[:, user])
 
-    def _close_round(self, part: Round, scores: dict[int, dict[str, float]]) -> dict[str, Any]:
+    def _tell_scores(self, part: Round, scores: dict[int, dict[str, float]], label: str) -> dict[str, Any]:
+        """Record and report an evaluation, under a label. Returns the summary of the round so far."""
         run = self.run
         names = {split: run.dataset.splits[split].name for split in part.evaluate}
-        whole = run.record.close_round({names[split]: scores[split] for split in names}, names[part.judged_by])
+        whole = run.record.evaluated({names[split]: scores[split] for split in names}, names[part.judged_by])
         told = {"phases": list(run.record.phases), "samples_finished": run.record.ledger.finished}
-        run.tell("round", {**whole, **told})
+        run.tell("round", {**whole, **told, "day": label})
         return whole
 
     # -- the end ------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from gbactl.wire.messages import Inspected
 METRICS = ("auc", "logloss", "ne", "calibration", "gauc")  # the last one only where the data have a user
 FATES = ("read", "trained", "decayed", "lost", "effective")
 SUMMED = ("steps", "samples", "decayed", "lost", "seconds", "closing_seconds")
-MOST_POINTS = 1000  # maximum of points of the loss curve in a checkpoint
+MOST_POINTS = 500  # maximum of points of the curves in a checkpoint or a result
 OF_A_PHASE = ("mode", "first_sample", "first_step", "pause_ms", "fresh_optimizer")
 
 
@@ -160,26 +160,28 @@ class RunSummary:
         """Histogram of the staleness of gradients applied since the last finished phase."""
         return counted(self.statistics.staleness - _staleness(self.phases))
 
-    def close_round(self, evaluated: dict[str, dict[str, float]], judged_on: str) -> dict[str, Any]:
-        """Add the evaluation's scores, by split, to the last phase of a round. Returns the summary of the round.
+    def evaluated(self, scores: dict[str, dict[str, float]], judged_on: str) -> dict[str, Any]:
+        """Add an evaluation's scores, by split, to the last phase. Returns the summary of its round so far.
 
         The last of the evaluations is the round's score; early stopping uses the one on `judged_on`."""
-        *_, last = evaluated
-        judged = {f"judged_{key}": evaluated[judged_on][key] for key in ("auc", "logloss")}
-        self.phases[-1].update(evaluated[last], evaluated_on=last, judged_on=judged_on, **judged)
+        *_, last = scores
+        judged = {f"judged_{key}": scores[judged_on][key] for key in ("auc", "logloss")}
+        self.phases[-1].update(scores[last], evaluated_on=last, judged_on=judged_on, **judged)
         return by_round(self.phases)[-1]
 
     def progress(self, training: LivePhase | None, step: int) -> dict[str, Any]:
-        """Progress of the run for a report; adds a point to the loss curve if there is a new loss."""
+        """Progress of the run for a report; adds a point to the curves if a gradient was announced since the last."""
         ledger = training.policy.ledger if training else Ledger()
-        loss, now = self.statistics.take_loss(), self.seconds
+        recent, now = self.statistics.take_recent(), self.seconds
         finished = self.ledger.finished + ledger.finished
         last = self.curve[-1] if self.curve else {"samples": 0, "seconds": 0.0}
         first = training.clock.first if training else None  # time between two phases is not training
         since = last["seconds"] if first is None else max(last["seconds"], first - self._began)
         rate = (finished - last["samples"]) / max(1e-9, now - since)
-        point = {"samples": finished, "seconds": now, "loss": loss, "eps": rate}
-        if loss is not None:
+        trained = sum(phase["seconds"] + phase["closing_seconds"] for phase in self.phases)
+        trained += 0.0 if first is None else now + self._began - first
+        point = {"samples": finished, "seconds": now, "training_seconds": trained, "eps": rate, **recent.point()}
+        if recent.samples:
             self.curve.append(point)
         assert self.round is not None
         part, number, of, samples = self.round
@@ -257,7 +259,7 @@ class RunSummary:
             "samples": {fate: getattr(self.ledger, fate) for fate in FATES},
             "phases": self.phases,
             "rounds": by_round(self.phases),
-            "curve": self.curve,
+            "curve": _thinned(self.curve),
             **self.statistics.summary({name: v.counters for name, v in inspected.items()}),
             "checksums": checksums(inspected),
             "memory": {name: v.bytes for name, v in sorted(inspected.items()) if v.bytes},
@@ -374,6 +376,6 @@ class RecoveryTimes:
         """Last failure of a process; None if there was none."""
         return next((failed for failed in reversed(self.all) if failed.process == process), None)
 
-    def told(self) -> list[dict[str, Any]]:
-        """Failures as entries of result.json's `recovery`."""
-        return [failed.told() for failed in self.all]
+    def told(self, began: float) -> list[dict[str, Any]]:
+        """Failures as entries of result.json's `recovery`, with times since the run `began`."""
+        return [{**failed.told(), "at_s": failed.at - began} for failed in self.all]

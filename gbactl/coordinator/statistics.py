@@ -24,6 +24,7 @@ from gbactl.wire.messages import GradientNorms
 NORMS_FILE = "norms.jsonl"
 DIVERGED = 1000.0  # limit of a loss, as a multiple of the first loss
 ADVICE = "type a smaller optim.lr, or train.on_divergence=continue to train on."
+MOST_SPEEDS = 32
 LEAST_FIRST = math.log(2.0)  # nats: the loss of a model that predicts one half for every sample
 
 
@@ -88,6 +89,39 @@ class WorkerRate:
 
 
 @dataclass
+class RecentGradients:
+    """Sums over the gradients since the last report of progress: a point of the run's curves.
+
+    `speeds`: each worker's samples and seconds of computation."""
+
+    samples: int = 0
+    loss_sum: float = 0.0
+    won: float = 0.0
+    pairs: int = 0
+    speeds: dict[int, tuple[int, float]] = field(default_factory=dict)
+
+    def add(self, worker: int, samples: int, loss: float, seconds: float, ranked: tuple[float, int]) -> None:
+        """Add a gradient of `samples` with its mean loss; `ranked`: its pairs ranked right, and all of them."""
+        self.samples += samples
+        self.loss_sum += loss * samples
+        self.won += ranked[0]
+        self.pairs += ranked[1]
+        done, took = self.speeds.get(worker, (0, 0.0))
+        self.speeds[worker] = done + samples, took + seconds
+
+    def point(self) -> dict[str, Any]:
+        """Training loss (nats), progressive AUC, and samples per second of the workers' own computation; None: unknown.
+
+        Of more than MOST_SPEEDS workers, no speed is kept."""
+        rates = {f"W{w}": round(samples / took, 1) for w, (samples, took) in sorted(self.speeds.items()) if took > 0}
+        return {
+            "loss": self.loss_sum / self.samples if self.samples else None,
+            "auc": self.won / self.pairs if self.pairs else None,
+            "speeds": rates if len(rates) <= MOST_SPEEDS else {},
+        }
+
+
+@dataclass
 class StatisticsCounts:
     """Counts that a checkpoint keeps of the statistics. Staleness: step (or sample) when applied minus when pulled."""
 
@@ -107,8 +141,7 @@ class Statistics(StatisticsCounts):
     token_staleness: Counter[int] = field(default_factory=Counter)
     gradients: Counter[str] = field(default_factory=Counter)
     samples_at: list[int] = field(default_factory=lambda: [0])
-    loss_sum: float = 0.0
-    loss_samples: int = 0
+    recent: RecentGradients = field(default_factory=RecentGradients)
     pulled: dict[int, int] = field(default_factory=dict)
     observed: ObservedBatches | None = None
     heard: Callable[[int, int, float], None] | None = None  # called with worker, samples, seconds of every gradient
@@ -134,13 +167,15 @@ class Statistics(StatisticsCounts):
         rate.untimed += samples
         self.pulled[batch] = pulled
 
-    def timed(self, worker: int, samples: int, loss: float, seconds: float, slowdown: float = 1.0) -> None:
-        """Add the loss and the seconds of an announced gradient, which the event log does not contain."""
+    def timed(
+        self, worker: int, samples: int, loss: float, seconds: float, slowdown: float = 1.0,
+        ranked: tuple[float, int] = (0.0, 0),
+    ) -> None:  # fmt: skip
+        """Add the loss, seconds and ranked pairs of an announced gradient, which the event log does not contain."""
         rate = self.workers[worker]
         rate.untimed -= samples
         rate.seconds += seconds
-        self.loss_sum += loss * samples
-        self.loss_samples += samples
+        self.recent.add(worker, samples, loss, seconds, ranked)
         if self.observed is not None:
             self.observed.add(worker, seconds, slowdown, samples)
         if self.heard is not None:
@@ -192,13 +227,10 @@ class Statistics(StatisticsCounts):
         passed = max(1e-9, now - seconds)
         return {f"W{w}": (n - before.get(w, 0)) / passed for w, n in sorted(done.items())}
 
-    def take_loss(self) -> float | None:
-        """Mean training loss since the last call; None if no gradient was announced since."""
-        if not self.loss_samples:
-            return None
-        mean = self.loss_sum / self.loss_samples
-        self.loss_sum, self.loss_samples = 0.0, 0
-        return mean
+    def take_recent(self) -> RecentGradients:
+        """Sums over the gradients announced since the last call."""
+        recent, self.recent = self.recent, RecentGradients()
+        return recent
 
     def summary(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
         """Fields of result.json from these statistics; `counters` are those of the servers."""

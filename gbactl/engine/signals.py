@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,7 +33,11 @@ _patient: list[None] = []
 def stoppable() -> Iterator[None]:
     """Let Ctrl-C, SIGTERM and SIGHUP raise Stopped inside this context, at once or at the next `look`.
 
-    Only in the main thread. Where Ctrl-C or SIGHUP is ignored or has a handler already, it stays as it is."""
+    Elsewhere than in the main thread it does nothing. Where Ctrl-C or SIGHUP is ignored or has a handler already, it
+    stays as it is."""
+    if threading.current_thread() is not threading.main_thread():  # a training that a program has started in a thread
+        yield
+        return
     numbers = [number for number, handler in DEFAULT.items() if signal.getsignal(number) is handler]
 
     def stop(number: int, _: object) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gbactl.checkpoint.folder import CheckpointChain, CheckpointFolder, Manifest, read_manifest
 from gbactl.checkpoint.restore import arrays_of, dense_state, load_shard
@@ -22,6 +22,9 @@ from gbactl.errors import CheckpointError, UsageError
 from gbactl.launch import resume
 from gbactl.models import build
 from gbactl.store.shard import Shard
+
+if TYPE_CHECKING:
+    from gbactl.models.trained_model import TrainedModel
 
 
 def show_list(run: str, as_json: bool) -> None:
@@ -117,6 +120,19 @@ def export(chain: CheckpointChain, out: Path) -> list[Path]:
     except OSError as error:
         raise UsageError(f"{out} cannot be written ({error.strerror}); type another --out FOLDER.") from error
     return paths
+
+
+def trained_model(run: str) -> TrainedModel:
+    """Load the model of a run's newest valid checkpoint. Raises CheckpointError, UsageError."""
+    import torch
+
+    from gbactl.models.trained_model import TrainedModel
+
+    chain = resume.find(run)
+    cfg, schema = from_dict(chain.last.config), schema_of(chain.last.schema)
+    rows, offsets = torch.from_numpy(whole_rows(chain, cfg)["rows"]), torch.from_numpy(schema.offsets)
+    model = build(cfg.model, schema.numeric, schema.fields, cfg.seed)
+    return TrainedModel(model, dense_state(chain)["value"], rows, offsets)
 
 
 def schema_of(values: dict[str, Any]) -> Schema:

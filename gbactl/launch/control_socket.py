@@ -127,7 +127,11 @@ def ask(run: str, to: str, changes: tuple[str, ...], wait: bool, as_json: bool, 
     mode = mode_with(to, changes)
     with ControlClient(find(run, uri, holding=CONFIG)) as asking:
         found = asking.switch(mode, wait)
-    print(json.dumps(found) if as_json else answer(found), flush=True)
+    if as_json:
+        print(json.dumps(found), flush=True)
+    said = answer(found)
+    if not as_json:
+        print(said, flush=True)
 
 
 def tell_status(run: str, as_json: bool, uri: str | None) -> None:

@@ -56,7 +56,7 @@ from gbactl.tracking.final_metrics import (
     tags_of,
     useless,
 )
-from gbactl.tracking.mlflow_connection import NOTE, tracking_uri
+from gbactl.tracking.mlflow_connection import COMMAND, NOTE, tracking_uri
 from gbactl.tracking.run_description import CONFIG_TAG, CommandLine, config_tag, parameters, run_name, run_note
 from gbactl.tracking.system_metrics import SystemMetrics
 from gbactl.tracking.tracked_run import TrackedRun
@@ -72,13 +72,17 @@ OVER = "the training had come to its end"
 FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # time-outs for the tracking store
 
 
-def train(cfg: RunConfig, command: CommandLine | None = None, as_json: bool = False) -> dict[str, Any]:
-    """Run one training, print its result and return it. Raises GbactlError, and Stopped after a signal.
+def train(
+    cfg: RunConfig, command: CommandLine | None = None, as_json: bool = False,
+    display: type[ProgressDisplay] = ProgressDisplay,
+) -> dict[str, Any]:  # fmt: skip
+    """Run one training, show its result and return it. Raises GbactlError, and Stopped after a signal.
 
-    `command` names the run in MLflow, where it is shown as the one that runs it again. `as_json`: print JSON."""
+    `command` names the run in MLflow, where it is shown as the one that runs it again. `as_json`: print JSON.
+    `display` shows progress and result."""
     try:
         with stoppable():
-            return _train(cfg, command or CommandLine(), as_json)
+            return _train(cfg, command or CommandLine(), as_json, display)
     except Stopped as stopped:
         stopped.told = stopped.told or NOTHING
         raise
@@ -99,13 +103,13 @@ def train_switching(overrides: list[str], as_json: bool = False) -> None:
     run_hydra(overrides, job, "switch")
 
 
-def _train(cfg: RunConfig, command: CommandLine, as_json: bool) -> dict[str, Any]:
+def _train(cfg: RunConfig, command: CommandLine, as_json: bool, display: type[ProgressDisplay]) -> dict[str, Any]:
     check_collective(cfg)
     if cfg.engine.real:
         open_fork_server()
     else:
         close_fork_server()
-    show = ProgressDisplay(unit_of(cfg.engine.clock), command.place)
+    show = display(unit_of(cfg.engine.clock), command.place)
     hogs = CpuHogs(cfg.fault_plan(), cfg.pinned)
     path = prepare(cfg.data, show.step)
     show.clear()
@@ -400,7 +404,7 @@ class LaunchedRun:
 
     def _log_progress(self, fields: dict[str, Any]) -> None:
         metrics = {"loss": fields["loss"], "eps_now": fields["eps"], "samples": float(fields["samples"])}
-        metrics["mode_id"] = mode_id(fields["mode"])
+        metrics |= {"progressive_auc": fields["auc"], "mode_id": mode_id(fields["mode"])}
         if len(fields["workers"]) <= MOST_CURVES:
             metrics |= {f"worker_eps_now/{w}": float(n) for w, n in fields["workers"].items()}
         if self.tracked is not None:
@@ -417,6 +421,7 @@ class LaunchedRun:
         config, t = self.config, self.cfg.tracking
         tags = {**tags_of(config, self.dataset.fingerprint, source=f"gbactl {self.command.verb}")}
         tags |= {"gbactl.run_dir": str(self.run_dir), CONFIG_TAG: config_tag(config), NOTE: self._note()}
+        tags |= {COMMAND: self.command.text}
         tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend(), **self._naming()}
         parts = rounds(self.dataset, self.cfg.train)
         datasets = dataset_inputs(
@@ -472,6 +477,7 @@ class LaunchedRun:
 
         result = {
             "mode": self.modes, "collective": self._all_reduce(), "seed": self.cfg.seed, "status": status,
+            "command": self.command.text,
             **self._clock(), **found,
             "wall_seconds": time.monotonic() - self.began, "run_dir": str(self.run_dir),
             "run_id": self.tracked.run_id if self.tracked else None, "gbactl": __version__,
@@ -524,7 +530,8 @@ class LaunchedRun:
         return {"clock": self.cfg.engine.clock, "virtual_seconds": None}
 
     def _plots(self, result: dict[str, Any]) -> list[Path]:
-        from gbactl.report.plots import curves_of, plot
+        from gbactl.report.plots import plot
+        from gbactl.report.run_curves import curves_of
 
         curves = [curves_of(result["mode"], str(result["seed"]), result)]
         try:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gbactl.metrics import ranked_pairs
 from gbactl.models.base import ClickModel
 from gbactl.models.flat_parameters import FlatModel, Vector
 
@@ -50,6 +51,7 @@ class GradientComputer:
         self.model = model
         self.flat = FlatModel(model)
         self._low = precision == "bf16"
+        self.ranked = (0.0, 0)  # of the last batch, as it was before it was trained: see metrics.ranked_pairs
         if dense is not None:
             self.flat.load(dense)
 
@@ -77,6 +79,7 @@ class GradientComputer:
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, _tensor(labels))
         of_rows, *of_dense = torch.autograd.grad(loss, (rows, *self.flat.parameters))
         self.flat.keep_gradients(tuple(of_dense))
+        self.ranked = ranked_pairs(labels, logits.detach().numpy())
         return loss.item(), of_rows.view(-1, emb.shape[2]).numpy()
 
     @torch.inference_mode()

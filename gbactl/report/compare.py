@@ -92,7 +92,8 @@ class ExcludedRun:
 class Report:
     """Comparison of runs in the form that the renderers need; the first column is the compared metric.
 
-    `times`: until runs reached the AUC that `time_to` names, where this was asked for."""
+    `times`: until runs reached the AUC that `time_to` names, where this was asked for. `rounds`: of a single run, the
+    metrics of each day or epoch, by label."""
 
     by: Key
     columns: tuple[Column, ...]
@@ -107,6 +108,7 @@ class Report:
     margin: float | None = None
     time_to: str = ""
     times: tuple[TimeLine, ...] = ()
+    rounds: tuple[tuple[str, Mapping[str, float]], ...] = ()
 
 
 def compare(
@@ -142,7 +144,8 @@ def compare(
     found = zip(groups, verdicts(judged, scale, chosen or ""), strict=True)
     told = tuple(replace(group, verdict=verdict) for group, verdict in found)
     more = (tuple(slowed), on, rule.varied, tuple(failed), scale.margin)
-    return Report(keys, columns, told, chosen, tuple(left_out), below, *more)
+    rounds = _rounds(usable[0]) if len(usable) == 1 else ()
+    return Report(keys, columns, told, chosen, tuple(left_out), below, *more, rounds=rounds)
 
 
 def of_round(runs: Sequence[Run], label: str) -> list[Run]:
@@ -161,6 +164,16 @@ def _metrics_of_round(metrics: Mapping[str, float], ending: str) -> dict[str, fl
     fates = [found[name] for name in ("samples_trained", "samples_decayed", "samples_lost") if name in found]
     kept = {name: value for name, value in metrics.items() if name not in of_rounds}
     return {**kept, **found, "samples_read": sum(fates)}
+
+
+def _rounds(run: Run) -> tuple[tuple[str, Mapping[str, float]], ...]:
+    """Collect the metrics of each day or epoch of a run, by label."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for name, value in run.metrics.items():
+        family, _, label = name.partition("/")
+        if label.startswith(("day ", "epoch ")):
+            found[label][family] = value
+    return tuple((label, _with_decayed(found[label])) for label in sorted(found, key=lambda label: natural((label,))))
 
 
 def _lines(runs: Sequence[Run]) -> tuple[Key, list[Line]]:
@@ -227,10 +240,14 @@ def _columns(runs: Sequence[Run], on: str, metrics: Sequence[str]) -> tuple[Colu
 def _completed(run: Run) -> Run:
     """Add the share of decayed samples to a run's metrics, and drop throughputs of 0, which took no time."""
     metrics = {name: value for name, value in run.metrics.items() if value or name.partition("/")[0] != "eps"}
-    read, decayed = metrics.get("samples_read"), metrics.get("samples_decayed")
-    if read and decayed is not None:
-        metrics["decayed_percent"] = 100.0 * decayed / read
-    return replace(run, metrics=metrics)
+    return replace(run, metrics=_with_decayed(metrics))
+
+
+def _with_decayed(metrics: Mapping[str, float]) -> dict[str, float]:
+    fates = [metrics.get(name, 0.0) for name in ("samples_trained", "samples_decayed", "samples_lost")]
+    read, decayed = metrics.get("samples_read", sum(fates)), metrics.get("samples_decayed")
+    more = {"decayed_percent": 100.0 * decayed / read} if read and decayed is not None else {}
+    return {**metrics, **more}
 
 
 def _marks(runs: Sequence[Run]) -> str:

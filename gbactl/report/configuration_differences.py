@@ -189,22 +189,57 @@ def mixed(runs: Sequence[Run]) -> list[str]:
 
 
 def short(value: str) -> str:
-    """Shorten a value to a readable text of limited length that still differs for different values."""
+    """Shorten a value to a readable text of limited length that still differs for different values.
+
+    A structure (fault plans, a switch schedule) is named by its entries, not shown."""
+    if value[:2] == "[{":
+        return _structure(value)
     try:
         text = _plain(ast.literal_eval(value)) if value[:1] in "[{" else value
     except (ValueError, SyntaxError):
         text = value
-    if len(text) <= LONGEST:
-        return text
-    return f"{text[: LONGEST - 8]}...{hashlib.sha256(value.encode()).hexdigest()[:4]}"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 8]}...{_hash(value)}"
+
+
+def _hash(value: str) -> str:
+    return hashlib.sha256(value.encode()).hexdigest()[:4]
+
+
+def _structure(value: str) -> str:
+    """Name a list of dictionaries: constant W1 x4 + kill S0; gba@day2. A hash stands for what the name leaves out."""
+    named = [("", False)]
+    with contextlib.suppress(ValueError, SyntaxError):
+        named = [_entry(each) for each in ast.literal_eval(value)]
+    text = " + ".join(name for name, _ in named)
+    text = text if len(text) <= LONGEST - 8 else f"{len(named)} entries"
+    complete = all(whole for _, whole in named) and text[:1].isalpha()
+    return text if complete else f"{text} #{_hash(value)}".lstrip()
+
+
+def _entry(each: Any) -> tuple[str, bool]:
+    """Name an entry of a structure; return also whether the name says all of it."""
+    if not isinstance(each, dict):
+        return "", False
+    rest = {
+        key: value for key, value in each.items() if key not in ("at", "to", "kind", "workers", "servers", "factor")
+    }
+    if "to" in each:
+        point = "".join(f"{unit}{value}" for unit, value in dict(each.get("at") or {}).items())
+        return f"{each['to']}@{point}", not rest
+    who = [_targets(key, each[key]) for key in ("workers", "servers") if key in each]
+    factor = [f"x{each['factor']}"] if "factor" in each else []
+    return " ".join([str(each.get("kind", "entry")), *who, *factor]), not rest
+
+
+def _targets(key: str, chosen: Any) -> str:
+    """Name the processes that a fault concerns: W0,2 or all workers."""
+    return f"{key[0].upper()}{_plain(chosen).strip('[]')}" if isinstance(chosen, list) else f"{chosen} {key}"
 
 
 def _plain(value: Any) -> str:
     """Format a value without Python's quotes and braces."""
     if isinstance(value, dict):
         return " ".join(f"{key} {_plain(each)}" for key, each in value.items())
-    if isinstance(value, list) and any(isinstance(each, dict) for each in value):
-        return " + ".join(_plain(each) for each in value)
     if isinstance(value, list):
         return f"[{','.join(_plain(each) for each in value)}]"
     return str(value)

@@ -47,6 +47,15 @@ def stat(values: Sequence[float]) -> Stat | None:
     return Stat(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
 
+def interval_of(stat: Stat, confidence: float = 0.95) -> float | None:
+    """Compute half the width of the mean's Student's t interval; None for one value."""
+    if stat.sd is None:
+        return None
+    from scipy.stats import t  # type: ignore[import-untyped]
+
+    return float(t.ppf(0.5 + confidence / 2, stat.n - 1)) * stat.sd / math.sqrt(stat.n)
+
+
 def paired(pairs: Sequence[tuple[float, float]], confidence: float = 0.95) -> Difference | None:
     """Compute the mean of (second - first) over pairs, with a Student's t interval; None if there are no pairs."""
     if not pairs:
@@ -55,7 +64,7 @@ def paired(pairs: Sequence[tuple[float, float]], confidence: float = 0.95) -> Di
     mean, n = statistics.fmean(differences), len(differences)
     if n == 1:
         return Difference(mean, None, 1)
-    from scipy.stats import t  # type: ignore[import-untyped]
+    from scipy.stats import t
 
     quantile, sd = float(t.ppf(0.5 + confidence / 2, n - 1)), statistics.stdev(differences)
     return Difference(mean, quantile * sd / math.sqrt(n), n, sd)

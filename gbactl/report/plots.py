@@ -1,4 +1,4 @@
-"""Figures of a comparison from the runs' result.json: AUC after each phase, speed, staleness, as PNG files.
+"""Figures of a comparison from the runs' curves: AUC after each phase, speed, staleness, as PNG files.
 
 Needs matplotlib (1 s to import), no display.
 """
@@ -6,97 +6,18 @@ Needs matplotlib (1 s to import), no display.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gbactl.errors import GbactlError
 from gbactl.report.paired_statistics import stat
+from gbactl.report.run_curves import Curves, ModeSegment, shares
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-
-class ModeSegment(NamedTuple):
-    """Consecutive phases of a run in the same mode, with their range of samples and of seconds."""
-
-    mode: str
-    samples: tuple[float, float]
-    seconds: tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Curves:
-    """Curves of one run over its evaluations, and its staleness and mode segments.
-
-    auc[i] was measured after samples[i] samples and seconds[i] of training and draining. `modes`: all segments of
-    consecutive phases in one mode."""
-
-    group: str
-    seed: str
-    samples: tuple[float, ...]
-    seconds: tuple[float, ...]
-    auc: tuple[float, ...]
-    eps: float | None
-    staleness: Mapping[int, int]
-    modes: tuple[ModeSegment, ...] = ()
-
-    @property
-    def switched(self) -> bool:
-        """Whether the run used more than one mode."""
-        return len(self.modes) > 1
-
-
-def curves_of(group: str, seed: str, result: Mapping[str, Any]) -> Curves:
-    """Extract a run's curves from its result.json.
-
-    Phases add up; one without an evaluation adds samples and time but no point."""
-    samples = seconds = 0.0
-    points: list[tuple[float, float, float]] = []
-    modes: list[ModeSegment] = []
-    for phase in result.get("phases") or []:
-        before = samples, seconds
-        samples += phase.get("samples") or 0
-        # results of older runs have drain_seconds: since the last batch was granted
-        rest = phase.get("closing_seconds", phase.get("drain_seconds"))
-        seconds += (phase.get("seconds") or 0) + (rest or 0)
-        _stretch(modes, phase.get("mode"), before, (samples, seconds))
-        if phase.get("auc") is not None:
-            points.append((samples, seconds, phase["auc"]))
-    counts = {int(steps): count for steps, count in (result.get("staleness_histogram") or {}).items()}
-    return Curves(
-        group=group,
-        seed=seed,
-        samples=tuple(point[0] for point in points),
-        seconds=tuple(point[1] for point in points),
-        auc=tuple(point[2] for point in points),
-        eps=result.get("eps"),
-        staleness=counts,
-        modes=tuple(modes),
-    )
-
-
-def _stretch(
-    modes: list[ModeSegment], mode: str | None, before: tuple[float, float], after: tuple[float, float]
-) -> None:
-    """Append a phase to the mode segments, or extend the last segment if the mode is the same."""
-    if mode is None:
-        return
-    if modes and modes[-1].mode == mode:
-        last = modes.pop()
-        before = last.samples[0], last.seconds[0]
-    modes.append(ModeSegment(mode, (before[0], after[0]), (before[1], after[1])))
-
-
-def shares(runs: Sequence[Curves]) -> dict[int, float]:
-    """Compute the percentage of all runs' gradients at each staleness (in steps)."""
-    total = sum(sum(run.staleness.values()) for run in runs)
-    steps = sorted({step for run in runs for step in run.staleness})
-    return {step: 100.0 * sum(run.staleness.get(step, 0) for run in runs) / total for step in steps if total}
-
 
 _WIDE, _HIGH, _LINE = 6.4, 4.0, 0.2  # inches of a figure, and of a line of the legend below it
 _LONG = 20  # characters of a name that does not fit within the axes

@@ -1,15 +1,13 @@
-"""Rendering of a report: columns of cells, the sentences below them, and six output formats.
+"""Rendering of a report: columns of cells, the sentences around them, and the output formats that are text.
 
-Formats: a table for a terminal, Markdown, LaTeX (booktabs), HTML, CSV, JSON. In the table nothing is cut off; columns
-that do not fit beside each other go into a table below.
+Formats: a table for a terminal, Markdown, LaTeX (booktabs), CSV, JSON. In the table nothing is cut off; columns that do
+not fit beside each other go into a table below. The HTML page is in html_report.py.
 """
 
 from __future__ import annotations
 
-import base64
 import csv as csv_module
 import dataclasses
-import html as html_module
 import io
 import json as json_module
 import re
@@ -17,13 +15,12 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gbactl.report.columns import MISSING, SLOWDOWN, Cell, Column, cell, difference_cell, ratio_cell
+from gbactl.report.columns import MISSING, SLOWDOWN, STANDARD, Cell, Column, cell, difference_cell, ratio_cell
 from gbactl.report.compare import MARKS, SHORT_SECONDS, Group, Report
 from gbactl.report.failure_tables import FAILURE_COLUMNS, FailureLine, SlowdownLine
-from gbactl.report.paired_statistics import Difference, Stat
+from gbactl.report.paired_statistics import Difference, Stat, stat
 from gbactl.report.time_to_auc import CensoredMedian
 from gbactl.tracking.final_metrics import FAILURE_KINDS
 
@@ -31,6 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MOST_NAMED = 3  # excluded runs that are named for each reason
+MOST_TOLD = 3  # verdicts in the answer
 P_VALUES = ("p", "p_holm", "p_same")
 MEANINGS = {
     "eps": f"EPS{MARKS['eps']}: over less than {SHORT_SECONDS:g} s of training.",
@@ -81,21 +79,33 @@ def _lines_grid(
     return [*made, *(GridColumn(c.title, tuple(cell(c, each.stats) for each in lines)) for c in columns)]
 
 
-def grids(report: Report) -> list[list[GridColumn]]:
-    """Make all tables of a report: the comparison and, if there are any, slow-downs, failures, and times to an AUC.
+def grids(report: Report) -> dict[str, list[GridColumn]]:
+    """Make all tables of a report by title: the comparison and, if there are any, rounds, slow-downs, failures, times.
 
     Slow-downs: injected and observed factor and error of each faulty process. Failures: how often a process failed in a
     run, how soon it was replaced, and what that cost."""
-    made = [grid(report)]
+    made = {"Comparison": grid(report)}
+    if report.rounds:
+        made["Days and epochs"] = _rounds_grid(report)
     if report.slowdowns:
         slowed = _lines_grid(report, report.slowdowns, "slowed", (each.workers for each in report.slowdowns), SLOWDOWN)
         errors = (MISSING if each.error is None else f"{each.error:+.1f}" for each in report.slowdowns)
-        made.append([*slowed, GridColumn("error %", tuple(map(Cell, errors)))])
+        made["Slow-downs"] = [*slowed, GridColumn("error %", tuple(map(Cell, errors)))]
     if report.failures:
         failed = (f"{each.process} {each.failure}" for each in report.failures)
-        made.append(_lines_grid(report, report.failures, "failed", failed, FAILURE_COLUMNS))
+        made["Failures"] = _lines_grid(report, report.failures, "failed", failed, FAILURE_COLUMNS)
     if report.times:
-        made.append(_times_grid(report))
+        made[f"Time to {report.time_to}"] = _times_grid(report)
+    return made
+
+
+def _rounds_grid(report: Report) -> list[GridColumn]:
+    """Make the table of a single run's days or epochs."""
+    columns = [column for column in STANDARD if any(set(column.metrics) & set(found) for _, found in report.rounds)]
+    made = [GridColumn("round", tuple(Cell(label) for label, _ in report.rounds), key=True)]
+    for column in columns:
+        cells = (cell(column, {name: stat([value]) for name, value in found.items()}) for _, found in report.rounds)
+        made.append(GridColumn(column.title, tuple(cells)))
     return made
 
 
@@ -119,6 +129,43 @@ def _but_for(report: Report) -> str:
     if not report.varied:
         return ""
     return f", but for {', '.join(report.varied)}"
+
+
+def answer(report: Report) -> str:
+    """Say in one sentence what the comparison found, or of runs without a baseline what is highest."""
+    judged = [(group, group.verdict.words) for group in report.groups if group.verdict]
+    kept = [each for each in judged if each[1].startswith(("same", "better"))]
+    title = report.columns[0].title
+    if len(judged) > 1 and kept and report.columns[0].metrics != ("eps",):
+        fastest, words = max(kept, key=lambda each: each[0].rate.mean if each[0].rate else 0.0)
+        return (
+            f"Against {report.baseline}: the fastest with the same {title} or a better one is {_named(fastest)}, "
+            f"{words}{_pace(report, fastest)}."
+        )
+    if len(judged) == 1:
+        [(group, words)] = judged
+        return f"Against {report.baseline}: {_named(group)}: {words}{_pace(report, group)}."
+    if judged:
+        decided = [f"{_named(group)} {words}" for group, words in judged if not words.startswith("cannot tell")]
+        more = [f"{len(decided) - MOST_TOLD} more lines differ"] if len(decided) > MOST_TOLD else []
+        unsure = f"{len(judged) - len(decided)} of {len(judged)} lines are undecided, more seeds are needed"
+        rest = [unsure] if len(decided) < len(judged) else []
+        return f"Against {report.baseline}: {'; '.join([*decided[:MOST_TOLD], *more, *rest])}."
+    best: list[tuple[Column, Group]] = []
+    for column in {column.metrics[0]: column for column in (report.columns[0], *STANDARD)}.values():
+        there = [group for group in report.groups if group.stats.get(column.metrics[0])]
+        if there and column.metrics in (report.columns[0].metrics, ("eps",)):
+            best.append((column, max(there, key=lambda group: _mean(group, column.metrics[0]))))
+    told = [f"{column.title} {column.write(_mean(group, column.metrics[0]))}" for column, group in best]
+    if len(report.groups) == 1:
+        return f"{_named(report.groups[0])}: {', '.join(told)}."
+    return f"Highest: {'; '.join(f'{what} ({_named(group)})' for what, (_, group) in zip(told, best, strict=True))}."
+
+
+def _mean(group: Group, metric: str) -> float:
+    found = group.stats[metric]
+    assert found is not None
+    return found.mean
 
 
 def sentences(report: Report) -> list[str]:
@@ -152,7 +199,7 @@ def sentences(report: Report) -> list[str]:
         )
     marks = {mark for group in report.groups for mark in group.marks}
     said += [meaning for metric, meaning in MEANINGS.items() if MARKS[metric] in marks]
-    return [*said, *report.notes, *_left_out(report)]
+    return [*said, *report.notes, *left_out(report)]
 
 
 def _verdicts(report: Report) -> list[str]:
@@ -181,7 +228,7 @@ def _pace(report: Report, group: Group) -> str:
     return f"; EPS {ratio_cell(group.rate).line} times {report.baseline}'s"
 
 
-def _left_out(report: Report) -> list[str]:
+def left_out(report: Report) -> list[str]:
     """Write one sentence for each reason for which runs were left out."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for each in report.left_out:
@@ -195,7 +242,7 @@ def _some(runs: list[str]) -> str:
     return ", ".join(runs[:MOST_NAMED]) + rest
 
 
-FORMATS = ("table", "md", "csv", "tex", "html", "json")
+FORMATS = ("table", "md", "csv", "tex", "json")
 _GAP = 2
 _KEY_WIDTH = 24  # width of a key's cell; longer text wraps
 _TEX = {
@@ -211,20 +258,12 @@ _TEX = {
     "^": r"\textasciicircum{}",
 }
 _MINUS = re.compile(r"(?<![\w.,])-(?=\.?\d)")  # a sign, not a hyphen
-_STYLE = (
-    "body{font-family:sans-serif}table{border-collapse:collapse}"
-    "th,td{padding:.3em .8em;text-align:right;border-bottom:1px solid #ccc}"
-)
 
 
-def render(report: Report, form: str, width: int = 80, colour: bool = False, figures: Sequence[Path] = ()) -> str:
-    """Render the report as text in one of FORMATS.
-
-    `width` and `colour` apply to "table" only, `figures` (PNG files) to "html" only."""
+def render(report: Report, form: str, width: int = 80, colour: bool = False) -> str:
+    """Render the report in one of FORMATS; `width` and `colour` apply to "table" only."""
     if form == "table":
         return text(report, width, colour)
-    if form == "html":
-        return html(report, figures)
     renderers = {"md": markdown, "csv": csv, "tex": tex, "json": json}
     return renderers[form](report)
 
@@ -242,7 +281,7 @@ def text(report: Report, width: int = 80, colour: bool = False) -> str:
 
     out = io.StringIO()
     console = Console(file=out, width=1000, force_terminal=colour, no_color=not colour, highlight=False)
-    for columns in grids(report):
+    for columns in grids(report).values():
         for block in _blocks(columns, width):
             console.print(_table(block))
             console.print()
@@ -305,8 +344,10 @@ def _rows(columns: list[GridColumn]) -> list[list[str]]:
 
 
 def markdown(report: Report) -> str:
-    """Render the report as Markdown: pipe tables and a list of sentences."""
-    blocks = [_pipes(columns) for columns in grids(report)]
+    """Render the report as Markdown: the answer, pipe tables and a list of sentences."""
+    first, *more = grids(report).items()
+    blocks = [[f"**{answer(report)}**"], _pipes(first[1])]
+    blocks += [[f"{title}:", "", *_pipes(columns)] for title, columns in more]
     said = [f"- {sentence}" for sentence in sentences(report)]
     return "\n\n".join("\n".join(block) for block in [*blocks, *([said] if said else [])]) + "\n"
 
@@ -323,9 +364,9 @@ def tex_escape(text: str) -> str:
 
 
 def tex(report: Report) -> str:
-    """Render the report as LaTeX: one booktabs tabular for each table, and the sentences as comments."""
-    blocks = ["\n".join(_tabular(columns)) for columns in grids(report)]
-    said = [f"% {sentence}" for sentence in sentences(report)]
+    """Render the report as LaTeX: one booktabs tabular for each table, and answer and sentences as comments."""
+    blocks = ["\n".join((f"% {title}", *_tabular(columns))) for title, columns in grids(report).items()]
+    said = [f"% {sentence}" for sentence in (answer(report), *sentences(report))]
     return "\n".join(["\n\n".join(blocks), *said]) + "\n"
 
 
@@ -339,36 +380,6 @@ def _tabular(columns: list[GridColumn]) -> list[str]:
 def _tex_line(row: list[str]) -> str:
     cells = (_MINUS.sub("$-$", tex_escape(text).replace("+-", r"$\pm$")) for text in row)
     return " & ".join(cells) + r" \\"
-
-
-def html(report: Report, figures: Sequence[Path] = ()) -> str:
-    """Render the report as a complete HTML page, which contains the figures."""
-    tables = [line for columns in grids(report) for line in _html_table(columns)]
-    said = [f"<li>{html_module.escape(sentence)}</li>".replace("+-", "&plusmn;") for sentence in sentences(report)]
-    page = [
-        "<!DOCTYPE html>",
-        '<html lang="en"><head><meta charset="utf-8"><title>gbactl report</title>',
-        f"<style>{_STYLE}</style></head>",
-        "<body>",
-        *tables,
-    ]
-    drawn = [_image(path) for path in figures]
-    return "\n".join([*page, *(["<ul>", *said, "</ul>"] if said else []), *drawn, "</body></html>"]) + "\n"
-
-
-def _image(path: Path) -> str:
-    data = base64.b64encode(path.read_bytes()).decode()
-    return f'<img alt="{html_module.escape(path.stem)}" width="640" src="data:image/png;base64,{data}">'
-
-
-def _html_table(columns: list[GridColumn]) -> list[str]:
-    head, *body = [[html_module.escape(text).replace("+-", "&plusmn;") for text in row] for row in _rows(columns)]
-    begin = ["<table>", f"<thead>{_html_line(head, 'th')}</thead>", "<tbody>"]
-    return [*begin, *(_html_line(row, "td") for row in body), "</tbody></table>"]
-
-
-def _html_line(row: list[str], tag: str) -> str:
-    return f"<tr>{''.join(f'<{tag}>{text}</{tag}>' for text in row)}</tr>"
 
 
 def csv(report: Report) -> str:

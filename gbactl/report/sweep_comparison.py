@@ -6,9 +6,10 @@ import tempfile
 from pathlib import Path
 
 from gbactl.report.command import read_curves
-from gbactl.report.compare import Report, compare
+from gbactl.report.compare import compare
+from gbactl.report.html_report import page
 from gbactl.report.plots import plot
-from gbactl.report.render import html, markdown, text
+from gbactl.report.render import answer, markdown, text
 from gbactl.tracking.mlflow_connection import log_artifacts, log_comparison_of_children, read_children
 
 
@@ -22,15 +23,15 @@ def renew(uri: str, run_id: str, figures: bool = True) -> None:
     if made is None or not made.groups:
         return
     verdicts = {run: group.verdict.words for group in made.groups if group.verdict for run in group.runs}
-    log_comparison_of_children(uri, run_id, found_in_short(made), markdown(made), verdicts)
+    log_comparison_of_children(uri, run_id, answer(made), markdown(made), verdicts)
     if not figures:
         return
     curves, _ = read_curves(uri, runs, made)
     with tempfile.TemporaryDirectory() as folder:
         drawn = plot([each for group in curves.values() for each in group], Path(folder) / "plots")
-        page = Path(folder) / "report.html"
-        page.write_text(html(made, drawn), encoding="utf-8")
-        log_artifacts(uri, run_id, {page: None, **dict.fromkeys(drawn, "plots")})
+        written = Path(folder) / "report.html"
+        written.write_text(page(made, curves, runs, "Comparison of a sweep"), encoding="utf-8")
+        log_artifacts(uri, run_id, {written: None, **dict.fromkeys(drawn, "plots")})
 
 
 def table(uri: str, run_id: str, width: int, colour: bool) -> str:
@@ -40,9 +41,3 @@ def table(uri: str, run_id: str, width: int, colour: bool) -> str:
     runs = read_children(uri, run_id)
     made = compare(runs) if runs else None
     return text(made, width, colour) if made is not None and made.groups else ""
-
-
-def found_in_short(report: Report) -> str:
-    """Say in a sentence what was found: the verdict on each line; "" where none is compared with a baseline."""
-    judged = [f"{', '.join(filter(None, each.key))}: {each.verdict.words}" for each in report.groups if each.verdict]
-    return f"Against {report.baseline}: {'; '.join(judged)}." if judged else ""

@@ -9,19 +9,20 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from gbactl.report.paired_statistics import Key
-from gbactl.report.plots import Curves
+from gbactl.report.run_curves import Curves
 
 
 @dataclass(frozen=True)
 class CensoredMedian:
-    """Median of times of which some are lower bounds; `bound`: it is a lower bound itself."""
+    """Median of times of which some are lower bounds; `bound`: it is a lower bound itself. `range`: of the times."""
 
     value: float
     bound: bool
+    range: tuple[float, float] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ class TimeLine:
 def censored_median(times: Sequence[tuple[float, bool]]) -> CensoredMedian:
     """Compute the median of times (value, reached); a value that was not reached counts as longer than all others."""
     found = median(value if reached else math.inf for value, reached in times)
-    if math.isfinite(found):
-        return CensoredMedian(found, False)
-    return CensoredMedian(median(value for value, _ in times), True)
+    values = [value for value, _ in times]
+    bound = not math.isfinite(found)
+    return CensoredMedian(median(values) if bound else found, bound, (min(values), max(values)))
 
 
 def times_to_auc(

@@ -17,6 +17,8 @@ from gbactl.report.paired_statistics import Difference
 LEVEL, POWER = 0.05, 0.8
 AUC_MARGIN = 0.0005
 MOST_SEEDS = 1000
+SAME, UNDECIDED = "same", "undecided"
+BETTER, WORSE, HIGHER, LOWER = "better", "worse", "higher", "lower"
 _BETTER = {"auc": 1, "gauc": 1, "eps": 1, "logloss": -1, "ne": -1}
 _QUANTILES = 1000  # points of the integral over the sample deviation
 
@@ -25,10 +27,12 @@ _QUANTILES = 1000  # points of the integral over the sample deviation
 class Verdict:
     """Verdict on a line in words, and the p values behind it.
 
-    `p`: paired t test; `p_holm`: the same with Holm's correction; `p_same`: TOST; None where not computed. `seeds`:
-    about how many seeds would decide, where the line is undecided and these are at most MOST_SEEDS.
+    `kind`: SAME (by the TOST), BETTER or WORSE (by the corrected t test; HIGHER or LOWER where neither is better), or
+    UNDECIDED. `p`: paired t test; `p_holm`: the same with Holm's correction; `p_same`: TOST; None where not computed.
+    `seeds`: about how many seeds would decide, where the line is undecided and these are at most MOST_SEEDS.
     """
 
+    kind: str
     words: str
     p: float | None = None
     p_holm: float | None = None
@@ -134,7 +138,7 @@ def verdicts(differences: Sequence[Difference | None], scale: Scale, baseline: s
         if each is None:
             made.append(None)
         elif p is None:
-            made.append(Verdict("cannot tell, one seed"))
+            made.append(Verdict(UNDECIDED, "cannot tell, one seed"))
         else:
             made.append(_verdict(each, scale, baseline, p, next(adjusted)))
     return made
@@ -145,25 +149,26 @@ def _verdict(difference: Difference, scale: Scale, baseline: str, p: float, p_ho
     found = f"{title} {scale.write(difference.mean, '+')} {half}"
     p_same = None if scale.margin is None else p_same_of(difference, scale.margin)
     if p_same is not None and p_same <= LEVEL:
-        return Verdict(f"same as {baseline} ({found}, margin {scale.write_margin()})", p, p_holm, p_same)
+        return Verdict(SAME, f"{SAME} as {baseline} ({found}, margin {scale.write_margin()})", p, p_holm, p_same)
     if p_holm <= LEVEL:
-        words = f"{_way(difference.mean, scale.better)} by {scale.write(abs(difference.mean))} {half}"
-        return Verdict(f"{words} ({title}, p {_short(p_holm)})", p, p_holm, p_same)
+        way = _way(difference.mean, scale.better)
+        words = f"{way} by {scale.write(abs(difference.mean))} {half}"
+        return Verdict(way, f"{words} ({title}, p {_short(p_holm)})", p, p_holm, p_same)
     if scale.margin is None:
-        return Verdict(f"cannot tell without --margin ({found})", p, p_holm)
+        return Verdict(UNDECIDED, f"cannot tell without --margin ({found})", p, p_holm)
     seeds = seeds_needed(difference.sd or 0.0, scale.margin)
     known = seeds if seeds is not None and seeds > difference.n else None  # a number that could not decide is no answer
     most = MOST_SEEDS if seeds is None else difference.n
     needed = f"more than {most:,}" if known is None else f"about {known}"
     words = f"cannot tell, {needed} seeds needed ({found}, margin {scale.write_margin()})"
-    return Verdict(words, p, p_holm, p_same, known)
+    return Verdict(UNDECIDED, words, p, p_holm, p_same, known)
 
 
 def _way(difference: float, better: int) -> str:
     """Return the word for a difference: better or worse, or higher or lower where neither is better."""
     if not better:
-        return "higher" if difference > 0 else "lower"
-    return "better" if difference * better > 0 else "worse"
+        return HIGHER if difference > 0 else LOWER
+    return BETTER if difference * better > 0 else WORSE
 
 
 def _short(p: float) -> str:

@@ -182,7 +182,7 @@ class Server:
         else:
             self._stage(channel, push, frame)
         # one of an earlier phase was given up at a switch: it is reported nevertheless, since its worker wants a batch
-        staged = Staged(self.index, channel.peer.index, push.phase, push.batch, *push[4:], push.rows)
+        staged = Staged(self.index, channel.peer.index, push.phase, push.batch, *push[4:9], push.rows, *push[9:])
         if push.phase == self.phase:
             self._parts.sent(staged, self.shard)
         self.coordinator.send(staged)

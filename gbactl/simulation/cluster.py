@@ -5,6 +5,7 @@ Building one takes what building one model and its tables takes; 1,000 workers a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,7 +80,7 @@ def place(cfg: RunConfig, events: EventQueue) -> NodeHosts:
     Servers and coordinator have hosts of their own, or share the workers'."""
     cost, workers, servers = cfg.cost, cfg.processes, cfg.cluster.servers
     each = cost.workers_per_host or workers
-    hosts = [Host(events, cost.cores) for _ in range(-(-workers // each))]
+    hosts = [Host(events, cost.cores, min(each, workers - first)) for first in range(0, workers, each)]
     of_workers = [hosts[worker // each] for worker in range(workers)]
     if cost.servers_on == "own":
         own = [Host(events, cost.cores) for _ in range(servers + 1)]
@@ -246,10 +247,11 @@ def run_virtual(
 
     from gbactl.cpu import keep_freed_memory, settle_garbage
 
-    torch.set_num_threads(cfg.threads)
     keep_freed_memory()
     before: ClusterHandover | None = None
-    with flushed():
+    with flushed(), contextlib.ExitStack() as after:
+        after.callback(torch.set_num_threads, torch.get_num_threads())  # the process may be a notebook's
+        torch.set_num_threads(cfg.threads)
         while True:
             cluster = VirtualCluster(cfg if before is None else before.cfg, dataset, run_dir, listen, before)
             cluster.coordinator.look = look

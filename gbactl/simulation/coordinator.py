@@ -11,7 +11,6 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.message_loop import Coordinator
 from gbactl.coordinator.run_context import WaitCondition
 from gbactl.errors import ClusterError, WireError
@@ -102,10 +101,10 @@ class VirtualHub:
 
 
 class VirtualCoordinator(Coordinator):
-    """Coordinator of a virtual cluster. `notes`: number of progress reports per phase."""
+    """Coordinator of a virtual cluster."""
 
     hub: VirtualHub
-    notes = 50
+    progress_seconds = math.inf
     look: Callable[[Callable[[Event], None]], None] | None = None  # called between two messages
 
     def _wait(self, until: WaitCondition) -> bool:
@@ -122,16 +121,6 @@ class VirtualCoordinator(Coordinator):
         if self.look is not None:
             self.look(self.core.asked)
         super()._handle(channel, frame)
-
-    def _progress_due(self, training: LivePhase) -> bool:
-        policy = training.policy
-        note = policy.ledger.finished * self.notes // max(1, policy.phase.samples)
-        if (training.number, note) <= self._noted:
-            return False
-        self._noted = (training.number, note)
-        return True
-
-    _noted = (0, 0)
 
     def spent(self, told: Callable[[float], dict[str, Any]]) -> None:
         """Add to the run's result the virtual time passed and, as fields from `told`, the time spent on checkpoints."""

@@ -1,7 +1,8 @@
 """Discrete-event core of the simulation: the event queue with its virtual clock, and resources with waiting jobs.
 
-Events happen in order of (time, sequence), and cost about a microsecond. Resources: a FIFO pipe, shared cores, a
-process on such cores, a network interface's direction; an arrival or a departure costs O(log n), about 3 us.
+Events happen in order of (time, sequence), and cost about a microsecond. Resources: a FIFO pipe, shared cores, a core's
+time slots, a process on such cores, a network interface's direction; an arrival or a departure costs O(log n), about
+3 us.
 """
 
 from __future__ import annotations
@@ -156,6 +157,32 @@ class SharedCores:
         self._plan()
         for _, _, done, args in ended:
             done(*args)
+
+
+class CoreSlot:
+    """Time slots of the workers of one core: one of them computes at a time, first come first served.
+
+    See worker/core_sharing.py."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._waiting: deque[tuple[Done, tuple[Any, ...]]] = deque()
+
+    def take(self, begin: Done, *args: Any) -> None:
+        """Call `begin` when the slot is free; it must be released with `end`."""
+        if self._taken:
+            self._waiting.append((begin, args))
+        else:
+            self._taken = True
+            begin(*args)
+
+    def end(self) -> None:
+        """Release the slot, and give it to the one that has waited longest."""
+        if self._waiting:
+            begin, args = self._waiting.popleft()
+            begin(*args)
+        else:
+            self._taken = False
 
 
 class InterfaceDirection(SharedCores):

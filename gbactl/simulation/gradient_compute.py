@@ -84,6 +84,7 @@ class SharedCompute:
         item.answers.clear()
         key = dropout_key(self.seed, phase, item.grant.batch)
         item.loss, gradient = self.computer.gradient(batch.numeric, batch.labels, emb, key)
+        item.ranked = self.computer.ranked
         sums = np.empty((len(item.unique.index), self.width), np.float32) if out is None else out
         self.kernels.segment_sum(gradient, item.unique.inverse, sums)
         return sums

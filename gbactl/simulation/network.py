@@ -19,12 +19,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from gbactl.cpu import shared_equally
 from gbactl.faults.fault_plan import FaultPlan
 from gbactl.faults.message_faults import MessageFaultStream
 from gbactl.kernels.base import Floats
 from gbactl.kernels.half_precision import Codec, rounded
 from gbactl.simulation.cost_model import MESSAGE_BYTES, CostModel
-from gbactl.simulation.discrete_events import EventQueue, Fifo, InterfaceDirection, SerialProcess, SharedCores
+from gbactl.simulation.discrete_events import CoreSlot, EventQueue, Fifo, InterfaceDirection, SerialProcess, SharedCores
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import NO_BYTES
 from gbactl.wire.frames import CLOSED, Bytes, Frame
@@ -37,10 +38,13 @@ PACKET_BYTES = 1500
 
 
 class Host:
-    """Host of a virtual cluster: its cores, and the two directions of its network interface."""
+    """Host of a virtual cluster: its cores, and the two directions of its network interface.
 
-    def __init__(self, events: EventQueue, cores: int) -> None:
+    `slots`: time slots of each core, where several of the host's `workers` share it; else empty."""
+
+    def __init__(self, events: EventQueue, cores: int, workers: int = 0) -> None:
         self.cores = SharedCores(events, cores)
+        self.slots = [CoreSlot() for _ in range(cores)] if shared_equally(workers, cores) else []
         self.outward, self.inward = InterfaceDirection(events), InterfaceDirection(events)
 
 

@@ -206,13 +206,14 @@ class VirtualWorker:
     def __init__(self, index: int, host: Host, shared: ClusterShared, epoch: int = 0) -> None:
         self.index, self.peer, self.host, self.shared = index, Peer("worker", index, epoch), host, shared
         self.core = WorkerCore(index, 0)
+        self.slot = host.slots[index % len(host.slots)] if host.slots else None
         self.coordinator: VirtualChannel
         self.servers: list[VirtualChannel] = []
         self.moves = DenseTransfers({})
         self._shard: dict[int, int] = {}
         self._batches = 0  # number of computed batches
         self._first: float | None = None
-        self.dead = self._frozen = False
+        self.dead = self._frozen = self._in_slot = False
         self._held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def connect(self, coordinator: VirtualChannel, servers: list[VirtualChannel]) -> None:
@@ -240,6 +241,7 @@ class VirtualWorker:
     def die(self) -> None:
         """Kill the worker: its pending events are dropped; messages already sent still arrive."""
         self.dead = True
+        self._leave_slot()
         for channel in (*self.servers, self.coordinator):
             channel.close()
 
@@ -395,16 +397,35 @@ class VirtualWorker:
             self.moves.fetch(taken)
 
     def _begin(self, item: BatchInProgress) -> None:
-        shared, samples, began = self.shared, item.grant.samples, self.shared.events.now
+        shared, samples = self.shared, item.grant.samples
         if not item.phase.training:
             self.host.cores.run(shared.cost.predict(self.index, samples), self._evaluated, item)
             return
-        placement = shared.placements.now
-        placement.begin(self, item)
         if samples == 0:
-            placement.finish(self, item)
-            return
-        seconds = shared.cost.gradient(self.index, self._batches, samples)
+            shared.placements.now.begin(self, item)
+            shared.placements.now.finish(self, item)
+        elif self.slot is None:
+            self._differentiate(item)
+        else:
+            self.slot.take(self._differentiate_in_slot, item)
+
+    def _differentiate_in_slot(self, item: BatchInProgress) -> None:
+        self._in_slot = True
+        if self.dead:
+            self._leave_slot()
+        else:
+            self._differentiate(item)
+
+    def _leave_slot(self) -> None:
+        if self._in_slot and self.slot is not None:
+            self._in_slot = False
+            self.slot.end()
+
+    def _differentiate(self, item: BatchInProgress) -> None:
+        """Begin to compute a gradient."""
+        shared, began = self.shared, self.shared.events.now
+        shared.placements.now.begin(self, item)
+        seconds = shared.cost.gradient(self.index, self._batches, item.grant.samples)
         if item.phase.served_dense and not (item.phase.prefetch_rows or shared.plan.slows(self.index)):
             rest = min(seconds, shared.cost.push(self.index))
             self.host.cores.run(seconds - rest, self._differentiated, item, began, rest)
@@ -430,6 +451,7 @@ class VirtualWorker:
 
     def _computed(self, item: BatchInProgress, began: float) -> None:
         """Finish a batch's computation, after the delay that the fault plan adds."""
+        self._leave_slot()
         if self.holds(self._computed, item, began):
             return
         events = self.shared.events

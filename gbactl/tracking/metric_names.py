@@ -14,7 +14,7 @@ _ROUND = re.compile(r"(day|epoch) \d+")
 _GROUPS = {  # families of a group; those that end in "_" are beginnings of families
     "train": (
         "samples", "samples_", "gradients_", "global_step", "wall_seconds", "virtual_seconds", "eps_now", "round_eps",
-        "mode_id", "pause_ms", "auto_", "elp", "worker_",
+        "mode_id", "pause_ms", "auto_", "elp", "worker_", "progressive_auc",
     ),
     "eval": ("ne", "calibration", "gauc", "best_possible_auc", "train_", "validation_", "test_"),
     "staleness": ("token_staleness_", "sync_gap_", "replica_distance"),

@@ -215,6 +215,11 @@ class Run:
         return self.params.get("seed", "-")
 
     @property
+    def command(self) -> str:
+        """Command that runs the run again; "" for a run of an older version."""
+        return self.tags.get(COMMAND, "")
+
+    @property
     def label(self) -> str:
         """Short name by which the run can be found in MLflow."""
         return f"{self.name} ({self.run_id[:8]})"
@@ -279,7 +284,7 @@ def log_comparison_of_children(uri: str, run_id: str, found: str, table: str, ve
     `found`: what was found, in a sentence. `verdicts`: by run id."""
     client = connect(uri)
     command = client.get_run(run_id).data.tags.get(COMMAND, "")
-    client.set_tag(run_id, NOTE, sweep_note(command, f"{found}\n\n{table}".strip()))
+    client.set_tag(run_id, NOTE, sweep_note(command, table))
     if found:
         client.set_tag(run_id, VERDICT, _cut(found, _LONGEST_NOTE))
     for child, words in verdicts.items():
@@ -344,7 +349,7 @@ def _search(client: MlflowClient, ids: list[str], condition: str) -> Iterable[An
         except MlflowException as error:
             raise UsageError(
                 f"--where {condition!r} is no filter ({first_line(error).rstrip('.')}); type for instance: "
-                """--where "params.mode = 'gba'" """.strip()
+                """--where mode=gba, or --where "metrics.auc > 0.7" """.strip()
             ) from error
         yield from page
         token = page.token

@@ -1,4 +1,4 @@
-"""View that MLflow's UI offers for an experiment: runs grouped by mode, with charts of the five main metrics.
+"""View that MLflow's UI offers for an experiment: runs grouped by mode, with charts of the main metrics.
 
 The UI stores a view as a tag of the experiment: JSON, compressed by deflate.
 """
@@ -13,7 +13,10 @@ from typing import Any
 VIEW = "gbactl_by_mode"  # key of the view
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 _NAME = "By mode"
-_CHARTS = (("auc", "LINE"), ("loss", "LINE"), ("eps", "BAR"), ("staleness", "BAR"), ("logloss", "LINE"))
+_CHARTS = (
+    ("auc", "LINE"), ("train/progressive_auc", "LINE"), ("loss", "LINE"), ("eps", "BAR"), ("staleness", "BAR"),
+    ("logloss", "LINE"),
+)  # fmt: skip
 _COLUMNS = ("auc", "logloss", "eps", "staleness")
 _SECTION = "gbactl_main"
 

@@ -265,6 +265,8 @@ class Staged(NamedTuple):
     row_version: Integer
     dense_version: Integer
     rows: Integer = 0  # rows in the slice; ~rows if the slice went to a failed server
+    won: float = 0.0
+    pairs: Integer = 0
 
 
 class Predictions(NamedTuple):
@@ -398,9 +400,10 @@ class Rows(NamedTuple):
 class Push(NamedTuple):
     """To a server: its slice of a gradient, payload int32[rows], float32[rows, width], float32[dense].
 
-    For the coordinator: the `seconds` that the gradient took, `slowdown` of them by the fault plan, and the versions
-    on this shard that it was computed from (-1: none). `rows` below 0: the slice, of ~rows rows, went to a failed
-    server and is empty here."""
+    For the coordinator: the `seconds` that the gradient took, `slowdown` of them by the fault plan, the versions on
+    this shard that it was computed from (-1: none), and of the batch's `pairs` of a click and another sample those
+    that the model ranked right before (`won`, ties count a half). `rows` below 0: the slice, of ~rows rows, went to a
+    failed server and is empty here."""
 
     phase: Integer
     batch: Integer
@@ -411,6 +414,8 @@ class Push(NamedTuple):
     slowdown: float
     row_version: Integer
     dense_version: Integer
+    won: float = 0.0
+    pairs: Integer = 0
 
 
 class Ack(NamedTuple):

@@ -161,6 +161,7 @@ class WorkerLoop:
         batch, grant = item.batch, item.grant
         key = dropout_key(self.seed, item.phase, grant.batch)
         item.loss, gradient = self.computer.gradient(batch.numeric, batch.labels, emb, key)
+        item.ranked = self.computer.ranked
         if self.delay is None and item.phase.served_dense:  # what is left to do hides part of the next pull
             self.exchange.pull_ahead()
         sums = self._sums = _room(self._sums, len(item.unique.index))

@@ -64,6 +64,7 @@ class BatchInProgress:
     loss: float = 0.0
     seconds: float = 0.0
     slowdown: float = 1.0
+    ranked: tuple[float, int] = (0.0, 0)
 
     @property
     def weight(self) -> float:
@@ -73,7 +74,8 @@ class BatchInProgress:
     def push(self, shard: int, rows: int, dense: int) -> Push:
         """Make the Push message for a shard, with the gradient statistics for the coordinator."""
         grant, versions = self.grant, (self.row_versions[shard], self.dense_versions[shard])
-        return Push(grant.phase, grant.batch, rows, dense, self.loss, self.seconds, self.slowdown, *versions)
+        told = (self.loss, self.seconds, self.slowdown, *versions, *self.ranked)
+        return Push(grant.phase, grant.batch, rows, dense, *told)
 
     def release(self) -> None:
         """Release the frames of the shards' answers, except for the frame that the model computes with."""

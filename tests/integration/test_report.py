@@ -31,7 +31,8 @@ ROWS = [("sync", 1, 0.80), ("sync", 2, 0.81), ("gba", 1, 0.79), ("gba", 2, 0.80)
 def result(mode: str, seed: int, auc: float) -> dict[str, object]:
     phases = [{"day": 0, "samples": 50, "seconds": 1.0, "drain_seconds": 0.0, "auc": auc}]
     samples = {"read": 50, "trained": 50, "decayed": 0, "lost": 0}
-    return {"auc": auc, "eps": 50.0, "samples": samples, "phases": phases, "staleness_histogram": {"0": 5}}
+    told = {"mode": mode, "seed": seed, "status": "FINISHED", "command": f"gbactl train mode={mode} seed={seed}"}
+    return {**told, "auc": auc, "eps": 50.0, "samples": samples, "phases": phases, "staleness_histogram": {"0": 5}}
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run_dir.mkdir()
         data = result(mode, seed, auc)
         (run_dir / "result.json").write_text(json.dumps(data))
+        (run_dir / "config.yaml").write_text(f"mode: {{name: {mode}}}\nseed: {seed}\n")
         params = {"mode.name": mode, "seed": seed, "run_dir": str(run_dir)}
         run = TrackedRun(uri, "gbactl", run_dir.name, params, {}, run_dir)
         run.log(metrics_of(data), step=1, seconds=1.0)
@@ -71,9 +73,21 @@ def test_the_table_compares_and_says_what_it_left_out() -> None:
 
 
 def test_where_and_by() -> None:
-    out = json.loads(typed("--where", "params.mode = 'gba'", "--by", "mode,seed", "--format", "json").stdout)
-    assert [group["key"] for group in out["groups"]] == [["gba", "1"], ["gba", "2"]]
-    assert out["baseline"] is None
+    for where in ("params.mode = 'gba'", "mode=gba"):
+        out = json.loads(typed("--where", where, "--by", "mode,seed", "--format", "json").stdout)
+        assert [group["key"] for group in out["groups"]] == [["gba", "1"], ["gba", "2"]]
+        assert out["baseline"] is None
+    out = json.loads(typed("--last", "2", "--format", "json").stdout)
+    assert [group["n"] for group in out["groups"]] == [1] and len(out["left_out"]) == 1
+
+
+def test_the_html_page_has_curves_from_the_artifacts_and_a_run_has_its_own() -> None:
+    done = typed("--format", "html")
+    assert "AUC over samples" in done.stdout and "Against sync: gba" in done.stdout and not done.stderr
+    text = typed("gba-s1", "--uri", "sqlite:///none.db").stdout
+    assert "gba" in text and "0.79000" in text and "sync" not in text
+    page = typed("gba-s1", "sync-s1", "--format", "html").stdout
+    assert "Against sync: gba: cannot tell, one seed" in page and "gbactl train mode=gba seed=1" in page
 
 
 def test_csv_on_a_pipe_is_csv_alone() -> None:
@@ -119,6 +133,10 @@ def test_plots_are_written_from_the_artifacts(tmp_path: Path) -> None:
             TrackingError,
             "None of the 1 runs can be compared. Left out, FAILED",
         ),
+        (["--where", "mode=hop"], UsageError, "there are: gba, sync"),
+        (["--sweep", "last"], UsageError, "None of the runs is of sweep last"),
+        (["gba-s1", "--last", "2"], UsageError, "RUN already names the runs"),
+        (["nowhere"], UsageError, "There is no run nowhere"),
         (["--experiment", "nope"], TrackingError, "one of: gbactl"),
         (["--uri", "sqlite:///none.db"], TrackingError, "type: gbactl train"),
         (["--uri", "./mlruns"], TrackingError, "sqlite:///mlflow.db"),

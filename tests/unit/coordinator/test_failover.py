@@ -89,6 +89,28 @@ def test_sync_has_the_bits_of_a_run_in_which_it_lived(
     assert (result["auc"], result["global_step"]) == (undisturbed["auc"], undisturbed["global_step"])
 
 
+@pytest.mark.parametrize(
+    ("mode", "turn"), [("sync", 40), ("sync", 48), ("sync", 56), ("sync", 64), ("gba", 50), ("gba", 58)]
+)
+def test_evaluations_within_a_day_are_made_once_whoever_dies(
+    data: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    undisturbed: dict[str, Any],
+    mode: str,
+    turn: int,
+) -> None:
+    cfg = sync_of(data) if mode == "sync" else config(mode, data)
+    cfg.train.eval_every = 250
+    death = Death(monkeypatch, tmp_path, turn)
+    result = go(cfg, tmp_path)
+    assert death.deaths == 1
+    went_well(result, tmp_path)
+    assert all("auc" in phase for phase in result["phases"]) and len(result["phases"]) >= 5
+    if mode == "sync":
+        assert result["checksums"]["model"] == undisturbed["checksums"]["model"]
+
+
 @pytest.mark.parametrize("turns", [(50,), (95,), (150,), (60, 70)])
 def test_between_modes_with_a_home_of_their_own(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: tuple[int, ...]

@@ -37,7 +37,7 @@ def test_times_count_from_the_injection() -> None:
     times.useful("W1")
     undone = {"samples_undone": 0, "pls": 0.0, "row_updates_undone": 0, "samples_rolled_back": 0}
     times_of = {"detected_s": 2.5, "loaded_s": 4.0, "useful_s": 4.25}
-    assert times.told() == [{"process": "W1", "failure": "hang", **times_of, **undone}]
+    assert times.told(9.0) == [{"process": "W1", "failure": "hang", **times_of, **undone, "at_s": 1.0}]
 
 
 def test_what_nobody_injected_counts_from_the_last_sign_of_life() -> None:
@@ -55,7 +55,7 @@ def test_what_nobody_injected_counts_from_the_last_sign_of_life() -> None:
     times.loaded("W0")
     times.detected("S0", "death")  # never heard of
     times.reborn("C", "hang", 19.0, 16.0)
-    first, second, silent, coordinator = times.told()
+    first, second, silent, coordinator = times.told(0.0)
     assert (first["detected_s"], first["loaded_s"]) == (4.0, None)
     assert (second["detected_s"], second["loaded_s"], second["useful_s"]) == (2.0, 2.0, None)
     assert silent["detected_s"] == 10.0 and (coordinator["detected_s"], coordinator["loaded_s"]) == (3.0, 4.0)

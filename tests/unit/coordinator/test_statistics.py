@@ -78,9 +78,15 @@ def test_gradients_of_which_only_a_log_tells_count_in_no_rate() -> None:
 def test_the_loss_is_weighted_by_samples_and_taken_once() -> None:
     statistics = Statistics()
     gradient(statistics, 0, 0, 10, 1.0, 0.1, 0)
-    gradient(statistics, 0, 1, 30, 2.0, 0.1, 0)
-    assert statistics.take_loss() == pytest.approx(1.75)
-    assert statistics.take_loss() is None
+    gradient(statistics, 1, 1, 30, 2.0, 0.1, 0)
+    point = statistics.take_recent().point()
+    assert point["loss"] == pytest.approx(1.75) and point["auc"] is None
+    assert point["speeds"] == {"W0": pytest.approx(100.0), "W1": pytest.approx(300.0)}
+    assert statistics.take_recent().point() == {"loss": None, "auc": None, "speeds": {}}
+    for batch, ranked in ((2, (3.5, 4)), (3, (1.0, 2))):
+        statistics.announced(0, batch, 10, 0)
+        statistics.timed(0, 10, 1.0, 0.1, ranked=ranked)
+    assert statistics.take_recent().point()["auc"] == 0.75
 
 
 def test_the_trainers_together() -> None:

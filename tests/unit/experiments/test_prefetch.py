@@ -18,9 +18,6 @@ def write_prefetch() -> Any:
     return importlib.import_module("write_prefetch")
 
 
-ONE_STEP = {"1": 2}
-
-
 def taken_over(write_prefetch: Any, line: str, seed: int, auc: float, seconds: float) -> Any:
     """A cell with two days in a mode, a tenth of a second of switching, and a day of sync."""
     days = [("day 2", auc - 0.1, None), ("day 3", auc, None), ("day 4", auc + 0.001, 100.0)]
@@ -31,7 +28,7 @@ def taken_over(write_prefetch: Any, line: str, seed: int, auc: float, seconds: f
             "samples": 100,
             "seconds": seconds,
             "pause_ms": pause,
-            "staleness_histogram": {"1": 2},
+            "staleness_mean": 1.0,
         }
         for day, found, pause in days
     ]

@@ -48,6 +48,8 @@ def test_trials_go_on_from_the_record(tune: Any, tmp_path: Path) -> None:
     assert best["optim.lr"] == min(rates, key=lambda rate: abs(rate - 0.001))
     assert set(best) == {"optim.lr", "optim.beta1", "mode.bound"} and isinstance(best["mode.bound"], int)
     assert not tune.trials(record, template(tune, "async"))
+    tune.tune(template(tune, "async"), 4, record, ran.extend)  # which record nothing: all of them diverged
+    assert [auc for _, auc in tune.trials(record, template(tune, "async"))] == [tune.FAILED] * 4
 
 
 def test_the_best_of_each_mode_is_reported_on_other_data(tune: Any, tmp_path: Path) -> None:

@@ -24,15 +24,14 @@ def counted(labels: np.ndarray, p: np.ndarray) -> float:
 def test_both_aucs_equal_counting_pairs(rows: list[tuple[int, int]]) -> None:
     labels = np.array([row[0] for row in rows], np.uint8)
     p = np.array([row[1] / 20 for row in rows], np.float32)
-    streaming = metrics.StreamingAuc(bins=1000)
-    streaming.add(labels, p)
+    won, pairs = metrics.ranked_pairs(labels, p)
     if labels.min() == labels.max():
         assert math.isnan(metrics.auc(labels, p))
-        assert math.isnan(streaming.value)
+        assert pairs == 0
         return
     wanted = counted(labels, p)
     assert metrics.auc(labels, p) == pytest.approx(wanted, abs=1e-12)
-    assert streaming.value == pytest.approx(wanted, abs=1e-12)
+    assert won / pairs == pytest.approx(wanted, abs=1e-12)
 
 
 USERS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 20), st.integers(-3, 3)), min_size=1, max_size=60)
@@ -59,28 +58,10 @@ def test_gauc_of_one_user_is_the_auc_and_of_none_unknown() -> None:
     assert "gauc" not in metrics.evaluate(labels, p)
 
 
-def test_streaming_is_close_on_real_scores_and_merges() -> None:
-    draw = np.random.default_rng(0)
-    labels = (draw.random(20_000) < 0.3).astype(np.uint8)
-    p = (1 / (1 + np.exp(-draw.standard_normal(20_000) - labels))).astype(np.float32)
-    whole, left, right = (metrics.StreamingAuc() for _ in range(3))
-    whole.add(labels, p)
-    left.add(labels[:5000], p[:5000])
-    right.add(labels[5000:], p[5000:])
-    left.merge(right)
-    assert left.value == whole.value
-    assert whole.value == pytest.approx(metrics.auc(labels, p), abs=3e-6)
-    with pytest.raises(ValueError, match="bins"):
-        left.merge(metrics.StreamingAuc(bins=10))
-
-
-def test_streaming_refuses_what_is_no_probability() -> None:
-    streaming = metrics.StreamingAuc(bins=10)
-    streaming.add(np.array([1, 0], np.uint8), np.array([1.0, 0.0], np.float32))
-    assert streaming.value == 1.0
-    for bad in (1.5, -0.1, math.nan):
-        with pytest.raises(ValueError, match="p must lie"):
-            streaming.add(np.array([1], np.uint8), np.array([bad], np.float32))
+def test_pairs_add_up_over_batches_and_none_is_there_without_both_classes() -> None:
+    labels, scores = np.array([1, 0, 1, 0, 0], np.uint8), np.array([2.0, -1.0, 0.5, 0.5, 3.0], np.float32)
+    assert metrics.ranked_pairs(labels, scores) == (1 + 1 + 1 + 0.5, 6)
+    assert metrics.ranked_pairs(labels[:1], scores[:1]) == metrics.ranked_pairs(1 - labels[:1], scores[:1]) == (0.0, 0)
 
 
 def test_by_hand() -> None:

@@ -165,7 +165,7 @@ def test_runs_of_before_faults_had_names_are_told_by_their_plans() -> None:
     typed = run("sync", 3, 0.8, faults__plans=SLOW, faults__name="none")
     report = compare([*old, *new, typed])
     assert {each.key[1]: each.n for each in report.groups} == {
-        "faults=none": 2, "faults.plans=kind constant workers [1] factor 4": 2,
+        "faults=none": 2, "faults.plans=constant W1 x4": 2,
     }  # fmt: skip
 
 

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 from gbactl.errors import GbactlError
 from gbactl.report import plots
-from gbactl.report.plots import Curves, ModeSegment, curves_of, plot, shares
+from gbactl.report.plots import plot
+from gbactl.report.run_curves import Curves, ModeSegment, curves_of, shares
 
 RESULT = {
     "eps": 100.0,

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gbactl.report.compare import compare
-from gbactl.report.render import FORMATS, beside, render
+from gbactl.report.render import FORMATS, answer, beside, render
+from gbactl.tracking.mlflow_connection import Run
 from tests.support.report_examples import run, three
 
 
@@ -63,26 +64,6 @@ def test_tex_escapes() -> None:
     assert r"a\_b\&50\%\#\$\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}x & 1 & 0.80000 & " in text
 
 
-def test_html_escapes() -> None:
-    text = render(compare([run("<b>&", 1, 0.8)]), "html")
-    assert "<td>&lt;b&gt;&amp;</td><td>1</td><td>0.80000</td>" in text
-    assert "<b>" not in text
-
-
-def test_html_is_one_page_with_a_row_a_group() -> None:
-    text = render(report(), "html")
-    assert text.startswith("<!DOCTYPE html>")
-    assert text.count("<tr>") == 3 and "&plusmn;0.01528" in text and "+-" not in text
-    assert "<li>Left out, FAILED: gba-s4 (gba40000).</li>" in text
-
-
-def test_html_contains_the_figures(tmp_path: Path) -> None:
-    (tmp_path / "eps.png").write_bytes(b"\x89PNG")
-    text = render(report(), "html", figures=[tmp_path / "eps.png"])
-    assert '<img alt="eps" width="640" src="data:image/png;base64,iVBORw==">' in text
-    assert "<img" not in render(report(), "html")
-
-
 def test_csv_has_numbers_in_full_and_no_sentences() -> None:
     lines = render(report(), "csv").splitlines()
     assert lines[0].startswith("mode,n,auc_difference,auc_difference_half,pairs,auc_mean,auc_sd,")
@@ -120,7 +101,7 @@ def test_a_mixture_fits_into_80_columns() -> None:
 @pytest.mark.parametrize("form", [form for form in FORMATS if form != "table"])
 def test_no_format_shows_pythons_dictionaries(form: str) -> None:
     assert "{'" not in render(mixture(), form)
-    assert "faults.plans=kind constant workers [1] factor 4 + kin" in render(mixture(), form)
+    assert "faults.plans=constant W1 x4 + random all workers #" in render(mixture(), form)
 
 
 def test_few_of_many_runs_are_named() -> None:
@@ -140,3 +121,20 @@ def test_one_seed_has_no_deviation_and_no_interval() -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_format_is_ascii(form: str) -> None:
     assert render(report(), form).isascii()
+
+
+def test_the_answer_names_the_fastest_that_keeps_the_auc_or_says_what_is_undecided() -> None:
+    def line(mode: str, *aucs: float, eps: float) -> list[Run]:
+        runs = [run(mode, seed, auc) for seed, auc in enumerate(aucs)]
+        return [replace(each, metrics={**each.metrics, "eps": eps}) for each in runs]
+
+    sync, gba = line("sync", 0.8, 0.81, 0.82, eps=10.0), line("gba", 0.8001, 0.81, 0.82, eps=20.0)
+    worse, slow = line("async", 0.7, 0.711, 0.72, eps=30.0), line("bsp", 0.8, 0.81, 0.8201, eps=15.0)
+    assert answer(compare([*sync, *gba, *worse, *slow])) == (
+        "Against sync: the fastest with the same AUC or a better one is gba, same as sync (AUC +0.00003 +-0.00014, "
+        "margin 0.0005); EPS 2.00 +-0.00 times sync's."
+    )
+    unsure = line("hop_bs", 0.79, 0.82, 0.82, eps=9.0)
+    assert answer(compare([*sync, *worse, *unsure])).startswith("Against sync: async worse by 0.09967")
+    assert answer(compare([*sync, *worse, *unsure])).endswith("; 1 of 2 lines are undecided, more seeds are needed.")
+    assert answer(compare([*gba, *worse])) == "Highest: AUC 0.81003 (gba); EPS 30 (async)."

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from gbactl.errors import UsageError
 from gbactl.report.command import with_times
 from gbactl.report.compare import Report, compare
-from gbactl.report.plots import Curves, curves_of
 from gbactl.report.render import FORMATS, render, sentences
+from gbactl.report.run_curves import Curves, curves_of
 from gbactl.report.time_to_auc import CensoredMedian, TimeLine, censored_median, times_to_auc
 from tests.support.report_examples import run
 
@@ -108,5 +108,7 @@ def test_the_table_fits_and_numbers_are_in_full_elsewhere() -> None:
     ]
     rows = list(csv.DictReader(io.StringIO(render(report("0.72"), "csv").split("\n\n")[1])))
     assert (rows[1]["reached"], rows[1]["seconds"], rows[1]["seconds_bound"]) == ("0", "7.5", "1")
-    assert json.loads(render(report("0.72"), "json"))["times"][1]["seconds"] == {"value": 7.5, "bound": True}
+    assert json.loads(render(report("0.72"), "json"))["times"][1]["seconds"] == {
+        "value": 7.5, "bound": True, "range": [7.5, 7.5],
+    }  # fmt: skip
     assert not any("never reached" in sentence for sentence in sentences(compare([run("gba", 1, 0.8)])))

@@ -22,6 +22,8 @@ from gbactl.report.verdicts import (
     LEVEL,
     MOST_SEEDS,
     POWER,
+    SAME,
+    UNDECIDED,
     Verdict,
     holm,
     p_of,
@@ -93,7 +95,7 @@ def test_undecided_beyond_any_number_of_seeds() -> None:
 
 def test_one_seed_decides_nothing() -> None:
     one = [run("sync", 1, 0.8), run("gba", 1, 0.7), run("async", 1, 0.6)]
-    assert judged(one, "gba") == Verdict("cannot tell, one seed")
+    assert judged(one, "gba") == Verdict(UNDECIDED, "cannot tell, one seed")
     assert judged(one, "sync") is None
     assert "Cannot tell, one seed: async; gba." in sentences(compare(one))
     assert not any("paired t test" in sentence for sentence in sentences(compare(one)))
@@ -102,7 +104,7 @@ def test_one_seed_decides_nothing() -> None:
 def test_differences_without_deviation() -> None:
     """Of equal runs, as in virtual time, and of runs that differ by a constant."""
     equal = judged(runs(gba=(0.0, 0.0, 0.0)), "gba")
-    assert equal == Verdict("same as sync (AUC +0.00000 +-0.00000, margin 0.0005)", 1.0, 1.0, 0.0)
+    assert equal == Verdict(SAME, "same as sync (AUC +0.00000 +-0.00000, margin 0.0005)", 1.0, 1.0, 0.0)
     shifted = Difference(-0.25, 0.0, 3, 0.0)
     assert (p_of(shifted), p_same_of(shifted, 0.3), p_same_of(shifted, 0.25)) == (0.0, 0.0, 1.0)
     found = verdicts([shifted], scale_of(AUC, None), "sync")[0]

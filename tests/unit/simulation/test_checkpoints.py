@@ -174,6 +174,23 @@ def test_a_run_without_checkpoints_is_saved_when_it_is_stopped(
         assert (again["checksums"], again["auc"]) == (whole["checksums"], whole["auc"])
 
 
+@pytest.mark.parametrize("mode", ["sync", "gba", "fr_bmuf"])
+def test_a_run_that_is_stopped_in_an_evaluation_within_a_day_trains_the_rest_of_it(
+    mode: str, data: Path, tmp_path: Path
+) -> None:
+    cfg, folder = config(mode), CheckpointFolder(tmp_path / "a" / "checkpoints")
+    cfg = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, eval_every=500))
+    assert stopped(cfg, data, tmp_path / "a", "phase").fields["state"] == "saved"
+    last = folder.verified("cut-000001").last
+    assert last.position["unread"] == [[512, 1500]]
+    values = {**config_at(folder.chain(last.name)), "resume": str(folder.path / last.name)}
+    again = run(from_dict(values), data, tmp_path / "b")
+    assert again["samples"]["read"] == 1500 and [phase["first_sample"] for phase in again["phases"]] == [0, 512, 1024]
+    assert all("auc" in phase for phase in again["phases"])
+    if mode == "sync":
+        assert again["checksums"] == run(config(mode), data, tmp_path / "c")["checksums"]
+
+
 def test_one_that_cannot_be_saved_says_why(data: Path, tmp_path: Path) -> None:
     late = stopped(config("gba"), data, tmp_path / "a", "progress", seconds=0.0).fields
     assert (late["state"], late["why"]) == ("failed", "it took longer than cluster.stop_seconds=0")

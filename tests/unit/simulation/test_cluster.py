@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from gbactl.simulation.worker import VirtualWorker
 from gbactl.wire.messages import Granted
 from gbactl.worker.loop import MappedBatchSource
 from tests.support.modes import EVERY
-from tests.support.simulated_runs import adds_up, config, run
+from tests.support.simulated_runs import adds_up, config, model, run
 from tests.support.slow import slow
 
 # computing takes 1 ms a batch and nothing else takes any time worth mention
@@ -136,6 +138,21 @@ def test_one_slow_worker_holds_up_sync_and_not_gba(long: Path, tmp_path: Path) -
     assert gba == pytest.approx(7.25 * BATCH / 1e-3, rel=0.05)
 
 
+def test_a_slow_worker_that_shares_its_core_is_slow_by_its_own_time_alone(long: Path, tmp_path: Path) -> None:
+    """Two workers take turns on a core: a slowed one waits a turn, computes for 1 ms, and is late by 3 ms."""
+    faults = [{"kind": "constant", "workers": [1], "factor": 4.0}]
+    rate = eps("sync", long, tmp_path, 4, {"cores": 2}, faults=faults)
+    assert 4 * BATCH / 5e-3 * 0.99 <= rate <= 4 * BATCH / 4e-3
+    uneven = eps("sync", long, tmp_path, 3, {"cores": 2}, 4000, faults=faults)  # no slots: cores are shared equally
+    assert uneven == pytest.approx(3 * BATCH / (4 * 1.5e-3), rel=0.02)
+
+
+def test_a_worker_that_dies_in_its_time_slot_releases_the_core(long: Path, tmp_path: Path) -> None:
+    faults = [{"kind": "kill", "workers": [0], "time": 0.0305}]
+    cost = {"cores": 2, "restart_us": 1000.0}
+    assert eps("gba", long, tmp_path, 4, cost, faults=faults) > 0.5 * 2 * BATCH / 1e-3
+
+
 def test_a_slowed_worker_does_as_much_less(long: Path, tmp_path: Path) -> None:
     faults = [{"kind": "constant", "workers": [1], "factor": 3.0}]
     result = run(config("async", workers=4, global_batch=40, faults=faults, cost=FREE), long, tmp_path)
@@ -177,3 +194,27 @@ def test_progress_is_told_by_samples_and_ends_at_all_of_them(long: Path, tmp_pat
     samples = [fields["samples"] for fields in told]
     assert samples == sorted(samples) and samples[-1] == 4000
     assert 40 <= len(samples) <= 52
+
+
+@pytest.mark.parametrize("mode", ["sync", "gba", "shadow_easgd"])
+def test_evaluations_within_a_day_are_points_of_its_curve(four_days: Path, tmp_path: Path, mode: str) -> None:
+    """600 samples a day, evaluated at the whole steps after 200 and 400; sync computes the same bits as without."""
+    cfg = config(mode, switches=[{"at": {"day": 2}, "to": "async"}] if mode == "gba" else None)
+    within = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, eval_every=200))
+    plain, result = run(cfg, four_days, tmp_path / "plain"), run(within, four_days, tmp_path / "within")
+    assert all(math.isfinite(phase["auc"]) and phase["evaluated_on"] for phase in result["phases"])
+    assert len(result["phases"]) >= 12 and [r["day"] for r in result["rounds"]] == [r["day"] for r in plain["rounds"]]
+    adds_up(result, 2400)
+    assert {phase["samples"] for phase in result["phases"] if phase["mode"] == "sync"} <= {256, 128, 216, 88, 600}
+    if mode == "sync":
+        assert model(result) == model(plain) and result["global_step"] == plain["global_step"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "hop_bs", "shadow_ma"])
+def test_every_mode_has_curves_of_loss_and_progressive_auc(data: Path, tmp_path: Path, mode: str) -> None:
+    result = run(config(mode, global_batch=32, local_batch=8), data, tmp_path)
+    curve = result["curve"]
+    assert len(curve) >= 30 and curve[-1]["samples"] == 1500
+    assert all(0 <= point["auc"] <= 1 and point["loss"] > 0 for point in curve)
+    assert [point["training_seconds"] for point in curve] == sorted(point["training_seconds"] for point in curve)
+    assert set(curve[-1]["speeds"]) <= {"W0", "W1", "W2", "W3"} and curve[-1]["speeds"]

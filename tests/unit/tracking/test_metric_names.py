@@ -11,6 +11,7 @@ NAMES = {
     "auc/day 3": "rounds/auc day 3", "staleness_mean/epoch 12": "rounds/staleness_mean epoch 12",
     "ne": "eval/ne", "gauc": "eval/gauc", "calibration": "eval/calibration", "validation_auc": "eval/validation_auc",
     "samples_read": "train/samples_read", "samples": "train/samples", "eps_now": "train/eps_now",
+    "progressive_auc": "train/progressive_auc",
     "worker_eps_now/W0": "train/worker_eps_now W0", "mode_id": "train/mode_id",
     "virtual_seconds": "train/virtual_seconds",
     "staleness_p99": "staleness/p99", "staleness_samples_mean": "staleness/samples_mean",

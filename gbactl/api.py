@@ -1,0 +1,164 @@
+"""Python API: train, load and compare runs from a script or a notebook.
+
+    import gbactl
+
+    a = gbactl.train("experiment=smoke", "mode=sync")
+    b = gbactl.train("experiment=smoke", "mode=gba")
+    gbactl.compare([a, b])
+
+`import gbactl` imports nothing else; these names are imported when they are first used. A training is that of `gbactl
+train`: the coordinator, servers and workers are child processes, and everything is kept in the run directory and in
+MLflow. Errors are those of `gbactl.errors`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas
+import yaml
+
+from gbactl.checkpoint.restore import chain_at
+from gbactl.errors import CheckpointError, Stopped
+from gbactl.launch import run_dir as run_dirs
+from gbactl.launch.notebook import display
+from gbactl.launch.resume import StartingPoint
+from gbactl.report.command import run_at
+from gbactl.report.compare import Report
+from gbactl.report.compare import compare as compared
+from gbactl.report.render import csv, markdown, text
+from gbactl.tracking.final_metrics import ORIGIN
+from gbactl.tracking.mlflow_connection import Run as LoggedRun
+from gbactl.tracking.run_description import CommandLine
+
+if TYPE_CHECKING:
+    from gbactl.models.trained_model import TrainedModel
+
+SHOWN = ("mode", "seed", "status", "auc", "logloss", "eps", "global_step", "wall_seconds", "run_dir")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run that has ended, as its run directory describes it; `result` is the content of result.json."""
+
+    run_dir: Path
+    result: dict[str, Any] = field(repr=False)
+
+    @property
+    def run_id(self) -> str | None:
+        """MLflow's id of the run; None without tracking."""
+        found: str | None = self.result.get("run_id")
+        return found
+
+    @property
+    def auc(self) -> float | None:
+        """AUC of the result; None where the run did not finish."""
+        found: float | None = self.result.get("auc")
+        return found
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Whole configuration, nested by groups: `config["train"]["global_batch"]`."""
+        found: dict[str, Any] = yaml.safe_load((self.run_dir / run_dirs.CONFIG).read_text())
+        return found
+
+    @property
+    def curves(self) -> pandas.DataFrame:
+        """Training loss, progressive AUC and EPS by finished samples and seconds; these names are the columns."""
+        return pandas.DataFrame(self.result.get("curve", []), columns=["samples", "seconds", "loss", "auc", "eps"])
+
+    @property
+    def rounds(self) -> pandas.DataFrame:
+        """Table of the days or epochs: steps, samples, EPS, AUC and log loss after each."""
+        return pandas.json_normalize(self.result.get("rounds", []), max_level=0)
+
+    @cached_property
+    def model(self) -> TrainedModel:
+        """Model of the newest checkpoint, a torch module that computes click probabilities.
+
+        Raises CheckpointError where the run has saved none; `checkpoint=full` saves."""
+        from gbactl.launch.checkpoint_command import trained_model
+
+        return trained_model(str(self.run_dir))
+
+    def _repr_html_(self) -> str:
+        told = {name: self.result[name] for name in SHOWN if self.result.get(name) is not None}
+        return str(pandas.Series(told, name="").to_frame().to_html(header=False))
+
+
+class Comparison(pandas.DataFrame):  # type: ignore[misc]
+    """Comparison of runs as a pandas table, one line for each mode and configuration, with unrounded numbers.
+
+    A notebook shows it as `gbactl report` does: formatted, with the verdicts and notes below. Parts of it are plain
+    tables."""
+
+    _metadata = ("report",)
+    report: Report
+
+    def _repr_html_(self) -> None:
+        """Return nothing, so that a notebook shows the Markdown."""
+
+    def _repr_markdown_(self) -> str:
+        return markdown(self.report)
+
+    def __repr__(self) -> str:
+        return text(self.report)
+
+
+def train(*overrides: str) -> Run:
+    """Train one run like `gbactl train OVERRIDES`, show its progress, and return it.
+
+    Raises GbactlError. Ctrl-C, or a notebook's interrupt, stops all processes of the run, which saves where it stands
+    if it saves checkpoints, and raises KeyboardInterrupt; a second one does not wait for that."""
+    from gbactl.launch.hydra_config import compose
+    from gbactl.launch.training_run import train as train_run
+
+    try:
+        result = train_run(compose(list(overrides)), CommandLine("train", overrides), display=display())
+    except Stopped as stopped:
+        if stopped.number == signal.SIGINT:
+            raise KeyboardInterrupt(stopped.told) from None
+        raise
+    return Run(Path(result["run_dir"]), result)
+
+
+def load(run: str | Path) -> Run:
+    """Load a run that has ended; `run`: its directory, its MLflow run id, or the beginning of either's name.
+
+    Raises UsageError for an unknown run, and for one that still goes on."""
+    path = run_dirs.find(str(run), holding=run_dirs.RESULT).resolve()
+    return Run(path, json.loads((path / run_dirs.RESULT).read_text()))
+
+
+def compare(
+    runs: Iterable[Run | str | Path], by: Sequence[str] | None = None, baseline: str | None = None, on: str = "auc",
+    metrics: Sequence[str] = (), margin: float | None = None,
+) -> Comparison:  # fmt: skip
+    """Compare runs like `gbactl report`: means over seeds, paired differences to a baseline, verdicts.
+
+    `runs`: what `train` or `load` returned, or what `load` takes. The other arguments are the options of `gbactl
+    report`. Raises UsageError for a key, a baseline or a metric that no run has."""
+    found = [run if isinstance(run, Run) else load(run) for run in runs]
+    report = compared([_logged(run) for run in found], by, baseline, metrics, on, margin)
+    main = csv(report).partition("\n\n")[0]  # tables of slow-downs and failures follow
+    table = Comparison(pandas.read_csv(io.StringIO(main), dtype={key: str for key in report.by}))
+    table.report = report
+    return table
+
+
+def _logged(run: Run) -> LoggedRun:
+    """Describe a run as it would be read from MLflow."""
+    logged, resumed = run_at(run.run_dir)[0], run.config.get("resume")
+    if resumed is None:
+        return logged
+    with contextlib.suppress(CheckpointError, OSError):  # the checkpoint may be gone
+        return replace(logged, tags={**logged.tags, ORIGIN: StartingPoint(chain_at(Path(resumed))).origin})
+    return logged

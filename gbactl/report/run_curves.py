@@ -1,0 +1,163 @@
+"""Curves and marks of a run from its result.json: quality over samples and seconds, and what happened when. Pure.
+
+Evaluations give points after a phase. Training gives about fifty points a phase: the loss and the AUC of each batch
+before the model is trained on it, and how fast each worker computed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class ModeSegment(NamedTuple):
+    """Consecutive phases of a run in the same mode, with their range of samples and of seconds."""
+
+    mode: str
+    samples: tuple[float, float]
+    seconds: tuple[float, float]
+
+
+class TrainingPoint(NamedTuple):
+    """Point of the training curves, over the batches since the point before: at `samples` and `seconds` of training.
+
+    `speeds`: samples per second of each worker's own computation."""
+
+    samples: float
+    seconds: float
+    loss: float | None
+    auc: float | None
+    speeds: Mapping[str, float]
+
+
+class Incident(NamedTuple):
+    """Failure or slow-down of a process, between two seconds of training. `factor`: of a slow-down, else None."""
+
+    process: str
+    what: str
+    begin: float
+    end: float
+    factor: float | None = None
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Curves of one run over its evaluations, its training curves, staleness, mode segments and incidents.
+
+    auc[i] was measured after samples[i] samples and seconds[i] of training and draining. `modes`: all segments of
+    consecutive phases in one mode."""
+
+    group: str
+    seed: str
+    samples: tuple[float, ...]
+    seconds: tuple[float, ...]
+    auc: tuple[float, ...]
+    eps: float | None
+    staleness: Mapping[int, int]
+    modes: tuple[ModeSegment, ...] = ()
+    training: tuple[TrainingPoint, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+    bytes_per_sample: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def switched(self) -> bool:
+        """Whether the run used more than one mode."""
+        return len(self.modes) > 1
+
+
+def curves_of(group: str, seed: str, result: Mapping[str, Any]) -> Curves:
+    """Extract a run's curves from its result.json.
+
+    Phases add up; one without an evaluation adds samples and time but no point. Samples are those of any fate."""
+    samples = seconds = 0.0
+    points: list[tuple[float, float, float]] = []
+    modes: list[ModeSegment] = []
+    for phase in result.get("phases") or []:
+        before = samples, seconds
+        samples += sum(phase.get(fate) or 0 for fate in ("samples", "decayed", "lost"))
+        # results of older runs have drain_seconds: since the last batch was granted
+        rest = phase.get("closing_seconds", phase.get("drain_seconds"))
+        seconds += (phase.get("seconds") or 0) + (rest or 0)
+        _stretch(modes, phase.get("mode"), before, (samples, seconds))
+        if phase.get("auc") is not None:
+            points.append((samples, seconds, phase["auc"]))
+    counts = {int(steps): count for steps, count in (result.get("staleness_histogram") or {}).items()}
+    told = result.get("curve") or []
+    return Curves(
+        group=group,
+        seed=seed,
+        samples=tuple(point[0] for point in points),
+        seconds=tuple(point[1] for point in points),
+        auc=tuple(point[2] for point in points),
+        eps=result.get("eps"),
+        staleness=counts,
+        modes=tuple(modes),
+        training=tuple(_training_point(each) for each in told),
+        incidents=tuple(_incidents(result, told)),
+        bytes_per_sample=_bytes(result),
+    )
+
+
+def _bytes(result: Mapping[str, Any]) -> dict[str, float]:
+    """Compute the bytes sent per sample trained, by kind; payloads in shared memory are a kind of their own."""
+    wire, trained = result.get("wire") or {}, (result.get("samples") or {}).get("trained")
+    sent = {**(wire.get("bytes") or {}), "shared memory": wire.get("shared_memory") or 0}
+    return {kind: value / trained for kind, value in sent.items() if value} if trained else {}
+
+
+def _training_point(told: Mapping[str, Any]) -> TrainingPoint:
+    at = told.get("training_seconds", told["seconds"])  # older runs have the clock with evaluations alone
+    return TrainingPoint(told["samples"], at, told.get("loss"), told.get("auc"), told.get("speeds") or {})
+
+
+def _incidents(result: Mapping[str, Any], told: Sequence[Mapping[str, Any]]) -> list[Incident]:
+    """List failures and slow-downs, with times of the run's clock converted to seconds of training."""
+    clock = [each["seconds"] for each in told]
+    training = [each.get("training_seconds", each["seconds"]) for each in told]
+    found = [
+        (each["process"], each["failure"], each["at_s"], each["at_s"] + (each["useful_s"] or 0.0), None)
+        for each in result.get("recovery") or () if each.get("at_s") is not None
+    ]  # fmt: skip
+    faults = result.get("faults") or {}
+    kinds = [plan.get("kind", "") for plan in faults.get("plans") or ()]
+    found += [
+        (each["process"], kinds[each["plan"]], each["from_s"], each["until_s"], each.get("factor"))
+        for each in faults.get("acted") or () if each.get("from_s") is not None
+    ]  # fmt: skip
+    return [
+        Incident(process, what, _at(begin, clock, training), _at(end, clock, training), factor)
+        for process, what, begin, end, factor in found
+    ]
+
+
+def _at(second: float, clock: Sequence[float], training: Sequence[float]) -> float:
+    """Convert a time of the run's clock to seconds of training, by interpolation between points of the curve."""
+    if not clock:
+        return second
+    place = bisect_left(clock, second)
+    if place == len(clock):
+        return training[-1]
+    low, start = (clock[place - 1], training[place - 1]) if place else (0.0, 0.0)
+    share = (second - low) / (clock[place] - low) if clock[place] > low else 1.0
+    return start + max(0.0, share) * (training[place] - start)
+
+
+def _stretch(
+    modes: list[ModeSegment], mode: str | None, before: tuple[float, float], after: tuple[float, float]
+) -> None:
+    """Append a phase to the mode segments, or extend the last segment if the mode is the same."""
+    if mode is None:
+        return
+    if modes and modes[-1].mode == mode:
+        last = modes.pop()
+        before = last.samples[0], last.seconds[0]
+    modes.append(ModeSegment(mode, (before[0], after[0]), (before[1], after[1])))
+
+
+def shares(runs: Sequence[Curves]) -> dict[int, float]:
+    """Compute the percentage of all runs' gradients at each staleness (in steps)."""
+    total = sum(sum(run.staleness.values()) for run in runs)
+    steps = sorted({step for run in runs for step in run.staleness})
+    return {step: 100.0 * sum(run.staleness.get(step, 0) for run in runs) / total for step in steps if total}

@@ -1,0 +1,62 @@
+"""Filters that one can type: which runs they choose, and what their mistakes say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gbactl.errors import UsageError
+from gbactl.report.selection import conditions, selected
+from gbactl.tracking.mlflow_connection import PARENT, Run
+from tests.support.report_examples import run
+
+
+def runs() -> list[Run]:
+    made = [
+        run("sync", 1, 0.8, at=1, cluster__workers="4"), run("gba", 1, 0.8, at=2, cluster__workers="4"),
+        run("gba", 2, 0.8, at=3, cluster__workers="8", optim__lr="0.001", faults__name="one_slow"),
+    ]  # fmt: skip
+    parents = ("aaa", "abb", "abb")
+    return [replace(each, tags={PARENT: parent, "who": parent}) for each, parent in zip(made, parents, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("where", "times"),
+    [
+        (["mode=gba"], [2, 3]), (["mode=sync,gba"], [1, 2, 3]), (["mode=gba", "cluster.workers=8"], [3]),
+        (["params.mode=sync"], [1]), (["optim.lr=1e-3"], [1, 2, 3]), (["seed=2"], [3]), (["faults=one_slow"], [3]),
+        (["tags.who=aaa"], [1]),
+    ],
+)  # fmt: skip
+def test_conditions_are_on_the_whole_configuration(where: list[str], times: list[int]) -> None:
+    typed, filters = conditions(where)
+    plain = [replace(each, params={"optim.lr": "0.001", **each.params}) for each in runs()]
+    assert filters == [] and [each.start_ms for each in selected(plain, typed)] == times
+
+
+@pytest.mark.parametrize("text", ["params.mode = 'gba'", "params.mode='gba'", "metrics.auc=0.5", "metrics.auc > 0.7"])
+def test_mlflows_syntax_stays(text: str) -> None:
+    assert conditions([text, "mode=gba"])[1] == [text]
+
+
+def test_the_newest_and_those_of_a_sweep() -> None:
+    assert [each.start_ms for each in selected(runs(), last=2)] == [2, 3]
+    assert [each.start_ms for each in selected(runs(), last=9)] == [1, 2, 3]
+    assert [each.start_ms for each in selected(runs(), sweep="last")] == [2, 3]
+    assert [each.start_ms for each in selected(runs(), sweep="aa", last=1)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("where", "sweep", "sentence"),
+    [
+        (["mode=bsp"], None, "None of the 3 runs has mode=bsp; there are: gba, sync."),
+        (["colour=red"], None, "No run has the key colour; type --where KEY=VALUE"),
+        ([], "a", "a is the beginning of 2 sweeps; type --sweep last"),
+        ([], "zz", "None of the runs is of sweep zz"),
+    ],
+)
+def test_mistakes_say_what_there_is(where: list[str], sweep: str | None, sentence: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        selected(runs(), conditions(where)[0], sweep)
+    assert sentence in str(caught.value)

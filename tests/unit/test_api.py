@@ -1,0 +1,78 @@
+"""The Python API: names that `import gbactl` has, runs that are loaded and compared, the model, errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+import gbactl
+from gbactl.data.dataset import open_dataset
+from gbactl.launch.hydra_config import compose
+from gbactl.metrics import auc
+
+SMALL = (
+    "cluster=virtual", "cluster.workers=2", "data.days=2", "data.rows_per_day=1500", "data.max_cardinality=50",
+    "data.numeric=2", "data.fields=3", "model.dim=4", "model.hidden=[8]", "train.global_batch=64",
+    "mode.local_batch=32", "tracking.enabled=false", "checkpoint=full", "checkpoint.interval_steps=10",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[gbactl.Run]:
+    folder = tmp_path_factory.mktemp("runs")
+    more = [f"data.cache={folder / 'cache'}"]
+    return [gbactl.train(*SMALL, *more, f"mode={mode}", f"run_dir={folder / mode}") for mode in ("sync", "async")]
+
+
+def test_importing_it_imports_nothing_else() -> None:
+    told = "import sys, gbactl; dir(gbactl); print(sorted(n for n in sys.modules if n.startswith('gbactl')))"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['gbactl']"
+    assert all(getattr(gbactl, name) for name in dir(gbactl))
+    with pytest.raises(AttributeError, match="no attribute 'tune'"):
+        gbactl.tune  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_run_has_its_configuration_curves_and_rounds(runs: list[gbactl.Run]) -> None:
+    run = gbactl.load(runs[1].run_dir)
+    assert run.result == runs[1].result and run.config["mode"]["name"] == "async" and run.run_id is None
+    assert list(run.curves) == ["samples", "seconds", "loss", "auc", "eps"]
+    assert run.rounds["auc"].iloc[-1] == run.auc
+    assert "async" in run._repr_html_()
+
+
+def test_the_model_predicts_as_the_evaluation_did(runs: list[gbactl.Run]) -> None:
+    run = runs[0]
+    dataset = open_dataset(Path(_data(run)))
+    split = next(each for each in dataset.splits if each.name == run.result["evaluated_on"])
+    batch = split.slice(0, split.rows)
+    found = run.model(torch.from_numpy(np.array(batch.numeric)), torch.from_numpy(np.array(batch.ids, np.int64)))
+    assert auc(np.array(batch.labels), found.numpy()) == pytest.approx(run.auc, abs=1e-6)
+
+
+def _data(run: gbactl.Run) -> Path:
+    from gbactl.data.source_cache import prepare
+
+    return prepare(compose([*SMALL, f"data.cache={run.config['data']['cache']}"]).data)
+
+
+def test_a_comparison_is_a_table_and_shows_the_report(runs: list[gbactl.Run]) -> None:
+    table = gbactl.compare([runs[0], runs[1].run_dir])
+    assert isinstance(table, pandas.DataFrame) and list(table["mode"]) == ["sync", "async"]
+    assert table["auc_mean"].tolist() == [run.auc for run in runs]
+    shown = table._repr_markdown_()
+    assert "vs sync" in shown and table._repr_html_() is None and "vs sync" in repr(table)
+    assert type(table[["mode"]]) is pandas.DataFrame
+
+
+def test_errors_are_those_of_the_project(tmp_path: Path) -> None:
+    with pytest.raises(gbactl.errors.UsageError, match="mode"):
+        gbactl.train("mode=fast")
+    with pytest.raises(gbactl.errors.UsageError, match="no run"):
+        gbactl.load("nowhere")

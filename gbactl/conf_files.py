@@ -133,19 +133,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"Did you mean {' or '.join(near)}?" if near else ""
 
 
-def complete(before: tuple[str, ...], incomplete: str) -> list[str]:
-    """Complete an override GROUP=OPTION or KEY=VALUE; `before`: the words before it.
-
-    Bash takes = for the end of a word, other shells do not."""
-    if before and not incomplete and options(before[-1]):
-        return options(before[-1])
-    if len(before) > 1 and before[-1] == "=":
-        return [each for each in options(before[-2]) if each.startswith(incomplete)]
-    group, equals, value = incomplete.partition("=")
-    if equals:
-        return [f"{group}={each}" for each in options(group) if each.startswith(value)]
-    groups = [*(each for each in GROUPS if options(each)), "experiment"]
-    found = [f"{each}=" for each in groups if each.startswith(incomplete)]
-    if len(found) == 1 and "." not in incomplete:
-        return complete((), found[0])
-    return found + [f"{key}=" for key in all_keys() if incomplete and key.startswith(incomplete)]
+def unknown(word: str) -> str:
+    """Return the sentences on a word that is no group, option or key: what is spelt alike, or where all are listed."""
+    chosen = [f"{group}={option}" for group in GROUPS for option in options(group)]
+    group = word.partition(".")[0]
+    listed = f"gbactl config {group} for its keys" if group in GROUPS else "gbactl config for all groups"
+    meant = did_you_mean(word, [*GROUPS, "experiment", *chosen, *all_keys()])
+    return f"There is no key {word}. {meant or f'Type {listed}.'}"

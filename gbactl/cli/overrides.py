@@ -10,9 +10,27 @@ import click
 
 def complete_overrides(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete GROUP=OPTION and KEY=."""
-    from gbactl.conf_files import complete
+    return completions(tuple(ctx.params.get(param.name or "") or ()), incomplete)
 
-    return complete(tuple(ctx.params.get(param.name or "") or ()), incomplete)
+
+def completions(before: tuple[str, ...], incomplete: str) -> list[str]:
+    """List the completions of an override; `before`: the words before it.
+
+    Bash takes = for a word of its own, other shells do not."""
+    from gbactl.conf_files import GROUPS, all_keys, options
+
+    if before and not incomplete and options(before[-1]):
+        return options(before[-1])
+    if len(before) > 1 and before[-1] == "=":
+        return [each for each in options(before[-2]) if each.startswith(incomplete)]
+    group, equals, value = incomplete.partition("=")
+    if equals:
+        return [f"{group}={each}" for each in options(group) if each.startswith(value)]
+    groups = [*(each for each in GROUPS if options(each)), "experiment"]
+    found = [f"{each}=" for each in groups if each.startswith(incomplete)]
+    if len(found) == 1 and "." not in incomplete:
+        return completions((), found[0])
+    return found + [f"{key}=" for key in all_keys() if incomplete and key.startswith(incomplete)]
 
 
 def complete_word(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

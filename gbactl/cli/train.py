@@ -8,7 +8,7 @@ import click
 
 from gbactl.cli.overrides import OverridesCommand, complete_overrides
 
-NO_NODES = ("--cfg", "-c", "--info", "-i")  # options with which no process is started
+NO_NODES = ("--cfg", "--info", "-i")  # options with which no process is started
 
 
 @click.command(
@@ -18,7 +18,8 @@ NO_NODES = ("--cfg", "-c", "--info", "-i")  # options with which no process is s
 )
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(overrides: tuple[str, ...], as_json: bool) -> None:
+@click.option("--cfg", "-c", metavar="job", help="Print the keys that act, and run nothing.")
+def command(overrides: tuple[str, ...], as_json: bool, cfg: str | None) -> None:
     """Train a click model; OVERRIDES are Hydra's: GROUP=OPTION or KEY=VALUE.
 
     \b
@@ -27,14 +28,18 @@ def command(overrides: tuple[str, ...], as_json: bool) -> None:
     gbactl train resume=RUN mode=async                  go on with a run
     gbactl train mode=gba --cfg job                     its keys, not run
     """
+    if cfg == "job" and not any(text.startswith("-") for text in overrides):
+        from gbactl.launch.config_command import filled_in
+
+        click.echo(filled_in(list(overrides)), nl=False)
+        return
+    if cfg is not None:
+        overrides = ("--cfg", cfg, *overrides)
     from gbactl.engine.fork_server import open_fork_server
 
     if not any(text.startswith(NO_NODES) for text in overrides) and _real(overrides):
         open_fork_server()  # the fork server imports torch while this process composes the configuration
-    from gbactl.launch.hydra_config import run_hydra, shows_configuration
-
-    if shows_configuration(list(overrides)):
-        return
+    from gbactl.launch.hydra_config import run_hydra
     from gbactl.launch.training_run import train
 
     run_hydra(list(overrides), functools.partial(train, as_json=as_json), as_json=as_json)

@@ -1,4 +1,4 @@
-"""Implementation of `gbactl config`: explain any group or key, from the files of conf/ and the schema."""
+"""Implementation of `gbactl config` and `--cfg job`: explain any group or key, from conf/ and the schema."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import re
 import textwrap
 from typing import Any, get_type_hints
 
+import yaml
+
 from gbactl import conf_files
 from gbactl.checked_dataclasses import shown
 from gbactl.conf_files import GROUPS, Entry
-from gbactl.config import RunConfig, from_dict
-from gbactl.config.acting import when
+from gbactl.config import RunConfig, from_dict, to_dict
+from gbactl.config.acting import acting, when
 from gbactl.config.engine_interface import engine_named
 from gbactl.data.source_cache import options_class
 from gbactl.errors import ConfigError, UsageError
@@ -75,12 +77,17 @@ def explain(word: str | None) -> str:
     found = conf_files.entries_of(word)
     if found:
         return _key(word, found)
-    ending = [key for key in conf_files.all_keys() if key.endswith(f".{word}")]
-    if ending:
-        return "\n\n".join(_key(key, conf_files.entries_of(key)) for key in ending)
-    words = [*GROUPS, "experiment", *(f"{each}={o}" for each in GROUPS for o in conf_files.options(each))]
-    near = conf_files.did_you_mean(word, [*words, *conf_files.all_keys()])
-    raise UsageError(f"There is no group or key {word}. {near or 'Type gbactl config for all groups.'}")
+    parts = [key for key in conf_files.all_keys() if key.endswith(f".{word}") or key.startswith(f"{word}.")]
+    if parts:
+        return "\n\n".join(_key(key, conf_files.entries_of(key)) for key in parts)
+    raise UsageError(conf_files.unknown(word))
+
+
+def filled_in(overrides: list[str]) -> str:
+    """Compose a configuration, and write its keys that act as YAML. Raises UsageError, ConfigError."""
+    from gbactl.launch.hydra_config import compose
+
+    return yaml.safe_dump(acting(to_dict(compose(overrides))), sort_keys=False)
 
 
 def _wrapped(first: str, text: str) -> list[str]:
@@ -112,7 +119,7 @@ def _options(group: str) -> list[str]:
 
 
 def _group(group: str) -> str:
-    lines = [f"{group}: {GROUPS[group].replace('`', '')}"]
+    lines = _wrapped(f"{group}: ", GROUPS[group].replace("`", ""))
     if len(conf_files.options(group)) > 1:
         lines += ["", *_options(group)]
     if group != "data":
@@ -121,12 +128,12 @@ def _group(group: str) -> str:
 
 
 def _keys(group: str, option: str | None) -> list[str]:
-    """List a group's keys with their defaults and meanings; `option`: those of this one alone."""
+    """List the keys of a group, or of one option, with their meanings and defaults: those of the default option."""
     files = conf_files.group_files(group)
+    first = conf_files.default_option(group) if option is None else option
     keys = dict[str, Entry]()
-    for name, found in files.items():
-        if option in (None, name):
-            keys = {**found, **keys}
+    for found in (files.get(first, {}), *(files.values() if option is None else ())):
+        keys |= {key: entry for key, entry in found.items() if key not in keys}
     return [
         line for key, entry in keys.items() if key not in ("name", "plans")
         for line in _wrapped(f"  {group}.{key}={_typed(entry.value)}".ljust(38) + "  ", entry.comment)
@@ -136,10 +143,11 @@ def _keys(group: str, option: str | None) -> list[str]:
 def _key(key: str, found: dict[str, Entry]) -> str:
     """Explain one key: meaning, type and bounds, defaults by option, and when it acts."""
     group, dot, rest = key.partition(".")
-    first = next(iter(found))
-    hints = get_type_hints(RunConfig, include_extras=True) if not dot else hints_of(group, first)
+    named = conf_files.entries_of(f"{group}.name").get(next(iter(found)))  # data=frappe, for one, has the name libfm
+    name = named.value if named and dot else ""
+    hints = hints_of(group, name) if dot else get_type_hints(RunConfig, include_extras=True)
     hint = hints.get(rest or key)
-    choices = choices_of(group if dot else "", first, rest or key) if hint is str else ""
+    choices = choices_of(group if dot else "", name, rest or key) if hint is str else ""
     kind = f"one of {choices}" if choices else "text, or null" if hint is None else shown(hint)
     defaults, meanings = dict[str, list[str]](), dict[str, list[str]]()
     for option, entry in found.items():
@@ -148,7 +156,8 @@ def _key(key: str, found: dict[str, Entry]) -> str:
     everywhere = not dot or len(found) == max(1, len(conf_files.options(group)))
     acts = when(key) if everywhere else f"with {group}= {' | '.join(found)}"
     lines = [key]
-    lines += [line for text in meanings for line in _wrapped("  ", text)]
+    for text, having in meanings.items():
+        lines += _wrapped("  ", f"{text}{_of(group, having, len(meanings))}")
     lines += _wrapped("  type     ", re.sub(r"\d{5,}", lambda match: f"{int(match[0]):,}", kind))
     told = "; ".join(f"{value}{_of(group, options, len(defaults))}" for value, options in defaults.items())
     return "\n".join([*lines, *_wrapped("  default  ", told), *_wrapped("  acts     ", acts)])

@@ -10,6 +10,7 @@ from typing import Any
 
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.config import RunConfig, TrackingConfig
+from gbactl.errors import GbactlError
 from gbactl.launch.progress import shown_path
 from gbactl.tracking.run_description import CommandLine
 
@@ -19,7 +20,8 @@ def after_run(cfg: RunConfig, command: CommandLine, result: Mapping[str, Any]) -
     run_dir = Path(result["run_dir"])
     found = []
     if command.verb == "train" and not cfg.switch.schedule:
-        found.append(("another mode", _in_mode(command, "gba" if cfg.mode.name == "sync" else "sync")))
+        other = _in_mode(command, "gba" if cfg.mode.name == "sync" else "sync")
+        found += [] if other is None else [("another mode", other.text)]
     found += after_runs(cfg.tracking) if cfg.tracking.enabled else []
     if CheckpointFolder(run_dir / CHECKPOINTS).names():
         found.append(("take its model", f"gbactl checkpoint export {shlex.quote(shown_path(run_dir))}"))
@@ -33,7 +35,14 @@ def after_runs(tracking: TrackingConfig) -> list[tuple[str, str]]:
     return [("compare runs", f"gbactl report{experiment}{store}"), ("look at them", f"gbactl ui{store}")]
 
 
-def _in_mode(command: CommandLine, mode: str) -> str:
-    """Return the command of the same run in another mode, with the keys of `mode` left out."""
+def _in_mode(command: CommandLine, mode: str) -> CommandLine | None:
+    """Return the command of the same run in another mode, without the keys of `mode`; None if that is refused."""
+    from gbactl.launch.hydra_config import compose
+
     kept = tuple(each for each in command.overrides if not each.lstrip("+").startswith(("mode=", "mode.")))
-    return replace(command, overrides=(*kept, f"mode={mode}")).text
+    other = replace(command, overrides=(*kept, f"mode={mode}"))
+    try:
+        compose(list(other.overrides))
+    except GbactlError:
+        return None
+    return other

@@ -131,8 +131,9 @@ def test_composing_imports_no_torch() -> None:
     ("arguments", "code", "message"),
     [
         ([], 2, "Usage: gbactl"),
-        (["config", "chekpoint"], 2, "gbactl: There is no group or key chekpoint. Did you mean checkpoint"),
+        (["config", "chekpoint"], 2, "gbactl: There is no key chekpoint. Did you mean checkpoint"),
         (["train", "mode=gbaa"], 2, "Did you mean gba?"),
+        (["train", "-m", "seed=1,2", "--cfg", "job"], 2, "gbactl: Only one of"),
         (["train", "optm.lr=1"], 2, "gbactl: There is no key optm.lr. Did you mean optim.lr"),
         (["nosuch"], 2, "Error: No such command 'nosuch'."),
         (["--nosuch"], 2, "No such option"),

@@ -1,15 +1,19 @@
-"""Context that all parts of the coordinator share, and the generators by which they wait.
+"""Context that all parts of the coordinator share, the generators by which they wait, and requests to all nodes.
 
 The parts (dispatch, checkpoints, recoveries, mode switch, replicas) do not know each other: each has this context and
 its own branch of the state. Code that waits for nodes is a generator that yields a WaitCondition; one loop
 (message_loop.py) handles messages until the condition holds and then resumes it. So a run reads from top to bottom in
 run_flow.py, and no message is handled within a wait of another.
+
+Requests to all nodes, whose answers the run waits for, are barrier, checksums and reload. A server's successor is asked
+what its predecessor has not answered. A request costs a message to and from each node.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,9 +28,12 @@ from gbactl.coordinator.run_record import RecoveryTimes, RunSummary
 from gbactl.coordinator.state import FailureRecord, JobPosition, Journal, JournalState, RunState
 from gbactl.coordinator.switch_plan import AutoSwitch, SwitchPlan
 from gbactl.data.dataset import Dataset
+from gbactl.errors import WireError
 from gbactl.faults.measured_effects import ObservedBatches
 from gbactl.wire.channel import Channel, Hub
-from gbactl.wire.messages import Event, Granted
+from gbactl.wire.messages import Barrier, Event, Granted, Inspect, Inspected, Reached, ReloadCheckpoint
+
+SUM_DIGITS = 24  # maximum of digits of a node's share of a model's checksum, which is below 2^64
 
 
 class WaitCondition(NamedTuple):
@@ -178,3 +185,86 @@ class RunContext:
     def _log_failure(self, number: int, failed: FailureRecord) -> None:
         since = failed.at - self.record.began
         self.log.info(event_log.FAILURE, {"number": number, "at_s": since, **failed.timed()})
+
+
+class NodeRequests:
+    """Requests to all nodes, with waits for their answers.
+
+    `asking` is called when servers are asked, with whether they read all their data, and when all have answered."""
+
+    def __init__(self, run: RunContext, asking: Callable[[bool], None] = lambda reading: None) -> None:
+        self.run, self.asking = run, asking
+        self.inspected: dict[str, Inspected] = {}
+        self._reached: set[int] = set()
+        self._reloaded: set[int] = set()
+        self._open: tuple[Any, Callable[[int], bool]] | None = None
+
+    # -- asking -------------------------------------------------------------------------------------
+
+    def barrier(self, step: int) -> Flow[None]:
+        """Wait until every shard has applied all steps below `step`."""
+        self._reached.clear()
+        yield from self._ask(Barrier(step), lambda shard: shard in self._reached)
+
+    def reload(self, path: str) -> Flow[None]:
+        """Have every server load the checkpoint in folder `path`; "" is the beginning of the run."""
+        self._reloaded.clear()
+        yield from self._ask(ReloadCheckpoint(path), lambda shard: shard in self._reloaded)
+
+    def inspect(
+        self, *roles: str, what: str = "checksum", seconds: float | None = None
+    ) -> Flow[dict[str, Inspected]]:  # fmt: skip
+        """Collect checksums and memory use of all nodes of some roles; empty if a node is silent for `seconds`."""
+        self.inspected.clear()
+        deadline = None if seconds is None else self.run.hub.now() + seconds
+        if "worker" in roles:
+            self.run.members.tell("worker", Inspect(what))
+        servers = self._open_to_servers(Inspect(what), lambda shard: f"S{shard}" in self.inspected)
+        with servers if "server" in roles else nullcontext():
+            if not (yield WaitCondition(lambda: self._names(roles) <= set(self.inspected), deadline)):
+                return {}
+        return {node: each for node, each in self.inspected.items() if node in self._names(roles)}
+
+    def repeat(self, server: Channel) -> None:
+        """Repeat an unanswered request to a server's successor, if its predecessor has not answered."""
+        if self._open is not None and not self._open[1](server.peer.index):
+            server.send(self._open[0])
+
+    def _ask(self, message: Any, answered: Callable[[int], bool]) -> Flow[None]:
+        shards = range(self.run.cfg.cluster.servers)
+        with self._open_to_servers(message, answered):
+            yield WaitCondition(lambda: all(answered(shard) for shard in shards))
+
+    @contextmanager
+    def _open_to_servers(self, message: Any, answered: Callable[[int], bool]) -> Iterator[None]:
+        """Ask every server, and within the context also the successors of those that have not answered."""
+        self._open = (message, answered)
+        self.asking(isinstance(message, Inspect | ReloadCheckpoint))
+        self.run.members.tell("server", message)
+        try:
+            yield
+        finally:
+            self._open = None
+            self.asking(False)
+
+    def _names(self, roles: Sequence[str]) -> set[str]:
+        servers = {f"S{shard}" for shard in range(self.run.cfg.cluster.servers)} if "server" in roles else set()
+        workers = self.run.members.of("worker").values() if "worker" in roles else ()
+        return servers | {str(channel.peer) for channel in workers}
+
+    # -- answers ------------------------------------------------------------------------------------
+
+    def reached(self, message: Reached) -> None:
+        """Record that a shard has applied all steps below the barrier's step."""
+        self._reached.add(message.shard)
+
+    def reloaded(self, shard: int) -> None:
+        """Record that a shard has reloaded the requested checkpoint."""
+        self._reloaded.add(shard)
+
+    def answered(self, channel: Channel, message: Inspected) -> None:
+        """Record a node's checksums. Raises WireError for impossible ones."""
+        total = message.model_sum
+        if message.node != str(channel.peer) or (total and not (total.isdecimal() and len(total) <= SUM_DIGITS)):
+            raise WireError(f"{channel.peer} answers for {message.node} with the sum {total[:SUM_DIGITS]}.")
+        self.inspected[message.node] = message

@@ -24,11 +24,11 @@ from gbactl.coordinator.membership import Fencing, Membership
 from gbactl.coordinator.run_context import Flow, NodeRequests, RunContext, WaitCondition
 from gbactl.coordinator.run_record import checksums
 from gbactl.coordinator.state import DensePlacementState
-from gbactl.coordinator.switch_plan import AutoSwitch, RunProgress
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.models import row_width
 from gbactl.policies import Policy
-from gbactl.switching.switch_schedule import switched
+from gbactl.switching.auto_controller import AutoSwitch
+from gbactl.switching.switch_schedule import RunProgress, switched
 from gbactl.wire.messages import Abandon, DenseMoved, Inspected, MoveDense, ResetOptimizer, Staged
 
 log = logging.getLogger(__name__)
@@ -327,15 +327,16 @@ class ModeSwitch:
             self._consult(self.auto, training)
         if not self._stopping and self.plan.called(self.run.record.seconds):
             self._stopping = True
-            log.info("a switch to %s is due: at step %d hand-out ends", self.plan.coming, training.policy.step)
+            to = self._wish["to"] if self._wish else "" if self.plan.next is None else self.plan.next.to
+            log.info("a switch to %s is due: at step %d hand-out ends", to, training.policy.step)
             training.stop()
 
     def _consult(self, auto: AutoSwitch, training: LivePhase) -> None:
         """Ask switch=auto for a decision, and request the switch that it recommends."""
-        look = None if self._busy else auto.look(training)
+        look = None if self._busy else auto.look(training.policy)
         if look is None:
             return
-        to = auto.candidates[look.wanted]
+        to = self.run.cfg.candidates[look.wanted]
         obstacle = self._hindrance(to) if look.wanted != look.mode else ""
         position = {"day": self.run.record.label, "step": training.policy.step, "samples": self._handed_out}
         auto.note(look, position, obstacle)

@@ -11,6 +11,7 @@ what its predecessor has not answered. A request costs a message to and from eac
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -26,10 +27,11 @@ from gbactl.coordinator.membership import Fencing, Membership
 from gbactl.coordinator.rounds import Evaluation, rounds
 from gbactl.coordinator.run_record import RecoveryTimes, RunSummary
 from gbactl.coordinator.state import FailureRecord, JobPosition, Journal, JournalState, RunState
-from gbactl.coordinator.switch_plan import AutoSwitch, SwitchPlan
 from gbactl.data.dataset import Dataset
 from gbactl.errors import WireError
 from gbactl.faults.measured_effects import ObservedBatches
+from gbactl.switching.auto_controller import SYNC, AutoController, AutoSwitch
+from gbactl.switching.switch_schedule import SwitchPlan
 from gbactl.wire.channel import Channel, Hub
 from gbactl.wire.messages import Barrier, Event, Granted, Inspect, Inspected, Reached, ReloadCheckpoint
 
@@ -87,9 +89,14 @@ class RunContext:
         self.rollback_pending = False  # every node must go back to the last checkpoint, as soon as nothing is in flight
         self.fresh_at: int | None = None  # the step at which the optimizer's state was reset
         self.rounds = rounds(dataset, cfg.train)
-        self.switch_plan = SwitchPlan(cfg, [dataset.splits[each.split].rows for each in self.rounds])
-        self.auto = AutoSwitch.of(cfg, run_dir, lambda: self.record.seconds, lambda told: self.tell("auto", told))
-        if self.auto is not None:
+        rows = [dataset.splits[each.split].rows for each in self.rounds]
+        self.switch_plan = SwitchPlan(cfg.entries, cfg.phases, rows)
+        self.auto: AutoSwitch | None = None
+        if cfg.candidates:
+            batch = cfg.candidates[SYNC].local_batch
+            controller = AutoController(cfg.cluster.workers, cfg.train.global_batch, batch, cfg.switch)
+            told = functools.partial(self.tell, "auto")
+            self.auto = AutoSwitch(controller, cfg.switch.every, run_dir, lambda: self.record.seconds, told)
             self.record.statistics.heard = self.auto.heard
 
     # -- facts --------------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog, InfoRecord, Record
-from gbactl.coordinator.membership import Incarnations
 from gbactl.coordinator.rounds import EarlyStopping
 from gbactl.coordinator.statistics import StatisticsCounts
 from gbactl.errors import CheckpointError, EventLogError
@@ -36,6 +35,18 @@ from gbactl.switching.switch_schedule import switched
 T = TypeVar("T")
 TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
 _RATE = ("batches", "samples", "seconds", "untimed")
+
+
+@dataclass
+class Incarnations:
+    """Incarnation numbers of a run's nodes: how often each was replaced.
+
+    `gone`: failed workers without a successor, in the order in which they were detected; `workers`, `servers`:
+    incarnations of those that are successors."""
+
+    gone: list[int] = field(default_factory=list)
+    workers: dict[int, int] = field(default_factory=dict)
+    servers: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass

@@ -17,7 +17,6 @@ from gbactl.collective.rendezvous import Rendezvous
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.coordinator.rounds import rounds
 from gbactl.coordinator.run_record import METRICS, by_round
-from gbactl.coordinator.switch_plan import AUTO_FILE
 from gbactl.cpu import SLOW_BF16, lacks_bf16
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.source_cache import prepare
@@ -43,6 +42,7 @@ from gbactl.launch.supervision import (
 )
 from gbactl.launch.sweep import parent_tags
 from gbactl.paths import room_needed
+from gbactl.switching.auto_controller import AUTO_FILE
 from gbactl.switching.switch_schedule import answer, legend, listed, located, mode_id
 from gbactl.tracking.final_metrics import (
     ORIGIN,

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from gbactl.checkpoint.failure_costs import UnsavedWork
-from gbactl.coordinator.membership import Incarnations
 from gbactl.coordinator.rounds import EarlyStopping
 from gbactl.coordinator.run_record import RunSummary
 from gbactl.coordinator.state import (
@@ -17,6 +16,7 @@ from gbactl.coordinator.state import (
     DensePlacementState,
     FailureRecord,
     FailureRecords,
+    Incarnations,
     JobPosition,
     LostGradientState,
     PhaseState,

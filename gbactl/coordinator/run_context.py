@@ -18,22 +18,25 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.config import RunConfig, mode_values
+from gbactl.config.job_layout import rounds
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.membership import Fencing, Membership
-from gbactl.coordinator.rounds import Evaluation, rounds
 from gbactl.coordinator.run_record import RecoveryTimes, RunSummary
 from gbactl.coordinator.state import FailureRecord, JobPosition, Journal, JournalState, RunState
 from gbactl.data.dataset import Dataset
-from gbactl.errors import WireError
+from gbactl.errors import DivergedError, WireError
 from gbactl.faults.measured_effects import ObservedBatches
+from gbactl.metrics import evaluate
 from gbactl.switching.auto_controller import SYNC, AutoController, AutoSwitch
 from gbactl.switching.switch_schedule import SwitchPlan
 from gbactl.wire.channel import Channel, Hub
-from gbactl.wire.messages import Barrier, Event, Granted, Inspect, Inspected, Reached, ReloadCheckpoint
+from gbactl.wire.messages import Barrier, Event, Granted, Inspect, Inspected, Predictions, Reached, ReloadCheckpoint
 
 SUM_DIGITS = 24  # maximum of digits of a node's share of a model's checksum, which is below 2^64
 
@@ -49,6 +52,53 @@ class WaitCondition(NamedTuple):
 
 T = TypeVar("T")
 Flow = Generator[WaitCondition, bool, T]
+
+
+class Evaluation:
+    """Evaluation of a split: hands out batches and collects float32[samples] predictions."""
+
+    def __init__(self, samples: int, batch: int, version: int) -> None:
+        self.samples, self.batch, self.version = samples, batch, version
+        self.predictions = np.full(samples, np.nan, np.float32)
+        self.missing = samples
+        self._arrived: set[int] = set()
+        self._leases: dict[int, int] = {}
+        self._again: list[int] = []
+        self._next = 0
+
+    def take(self, worker: int) -> tuple[int, int, int] | None:
+        """Next evaluation batch for a worker, as (batch, start, samples); None when all are handed out."""
+        number = self._again.pop() if self._again else self._next
+        start = number * self.batch
+        if start >= self.samples:
+            return None
+        self._next = max(self._next, number + 1)
+        self._leases[number] = worker
+        return number, start, min(self.batch, self.samples - start)
+
+    def left(self, worker: int) -> None:
+        """Hand out a failed worker's evaluation batches again."""
+        self._again += [batch for batch, owner in self._leases.items() if owner == worker]
+        self._leases = {batch: owner for batch, owner in self._leases.items() if owner != worker}
+
+    def put(self, message: Predictions, payload: Any) -> None:
+        """Store a batch's predictions. Raises WireError when their number does not match the batch."""
+        expected = min(self.batch, self.samples - message.batch * self.batch)
+        if message.batch < 0 or message.samples != expected or payload.size != 4 * expected:
+            raise WireError(f"predictions of {message.samples} samples for a batch of {expected}")
+        if message.batch in self._arrived:
+            raise WireError(f"predictions of batch {message.batch} came twice")
+        self._arrived.add(message.batch)
+        self._leases.pop(message.batch, None)
+        start = message.batch * self.batch
+        self.predictions[start : start + expected] = payload.view(np.float32)
+        self.missing -= expected
+
+    def metrics(self, labels: Any, users: Any = None) -> dict[str, float]:
+        """Compute auc (exact), logloss, ne, calibration, with `users` gauc. Raises DivergedError."""
+        if not np.isfinite(self.predictions).all():
+            raise DivergedError("The model diverged: its predictions are no numbers; type a smaller optim.lr.")
+        return evaluate(labels, self.predictions, users)
 
 
 class RunContext:

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from gbactl.checkpoint.remaining_samples import Ranges, after, flat, total
+from gbactl.config.job_layout import Round, samples_of
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_routing import CoordinatorCore
 from gbactl.coordinator.failover import Failover
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.phase_decisions import TrainingPhase
-from gbactl.coordinator.rounds import Evaluation, Round, samples_of
-from gbactl.coordinator.run_context import Flow, WaitCondition
+from gbactl.coordinator.run_context import Evaluation, Flow, WaitCondition
 from gbactl.coordinator.state import EVALUATE, OVER, TRAIN
 from gbactl.errors import ClusterError, DivergedError
 from gbactl.policies import Phase, make

@@ -19,9 +19,9 @@ from itertools import groupby
 from typing import Any
 
 from gbactl.checkpoint.failure_costs import ServerFailureLoss
+from gbactl.config.job_layout import Round
 from gbactl.coordinator.live_phase import LivePhase
-from gbactl.coordinator.rounds import EarlyStopping, Round
-from gbactl.coordinator.state import FailureRecord, FailureRecords, JobPosition
+from gbactl.coordinator.state import EarlyStopping, FailureRecord, FailureRecords, JobPosition
 from gbactl.coordinator.statistics import Statistics, counted, quantiles
 from gbactl.errors import ClusterError
 from gbactl.hashing import MODULUS

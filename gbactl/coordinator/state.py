@@ -25,7 +25,6 @@ from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog, InfoRecord, Record
-from gbactl.coordinator.rounds import EarlyStopping
 from gbactl.coordinator.statistics import StatisticsCounts
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.policies import Ledger
@@ -94,6 +93,23 @@ class FailureRecords:
     failed: list[FailureRecord] = field(default_factory=list)
     injured: dict[str, tuple[str, float]] = field(default_factory=dict)
     struck: tuple[int, float] = (-1, -1.0)
+
+
+@dataclass
+class EarlyStopping:
+    """Early stopping after `patience` rounds without a better score; with patience 0 training never stops early."""
+
+    patience: int
+    best: float = float("-inf")
+    best_round: int = -1
+    seen: int = 0
+
+    def update(self, score: float) -> bool:
+        """Record a round's score. Returns whether to stop."""
+        if score > self.best:
+            self.best, self.best_round = score, self.seen
+        self.seen += 1
+        return self.patience > 0 and self.seen - 1 - self.best_round >= self.patience
 
 
 @dataclass

@@ -11,9 +11,9 @@ from typing import Any
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, identity
 from gbactl.checkpoint.restore import chain_at, keep_initial, load_initial, load_shard
 from gbactl.config import RunConfig, to_dict
-from gbactl.config.shard_layout import shard_spec
+from gbactl.config.job_layout import samples_of, shard_spec
+from gbactl.coordinator.checkpointing import spare_bytes
 from gbactl.coordinator.membership import BEAT_SECONDS, beat
-from gbactl.coordinator.rounds import samples_of, spare_bytes
 from gbactl.coordinator.state import JournalState, kept
 from gbactl.cpu import vectors
 from gbactl.data.dataset import Dataset, open_dataset

@@ -15,7 +15,7 @@ from gbactl.collective import connect
 from gbactl.collective.base import FaultTolerantCollective, ring_item
 from gbactl.collective.ring_with_fallback import CollectiveWithFallback
 from gbactl.config import RunConfig
-from gbactl.config.shard_layout import dense_cuts, optimizer, segment_bytes
+from gbactl.config.job_layout import dense_cuts, optimizer, segment_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import WorkerSlowdown
 from gbactl.kernels import codec_of, load

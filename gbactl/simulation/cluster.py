@@ -20,8 +20,8 @@ import numpy as np
 from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_shard
 from gbactl.collective.base import ring_item
 from gbactl.config import RunConfig
-from gbactl.config.shard_layout import optimizer, shard_spec
-from gbactl.coordinator.rounds import samples_of, spare_bytes
+from gbactl.config.job_layout import optimizer, samples_of, shard_spec
+from gbactl.coordinator.checkpointing import spare_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import ServerSlowdown
 from gbactl.kernels import codec_of

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.config import RunConfig
-from gbactl.config.shard_layout import dense_cuts
+from gbactl.config.job_layout import dense_cuts
 from gbactl.data.dataset import Schema
 from gbactl.kernels import load
 from gbactl.kernels.base import Floats, Kernels

@@ -173,7 +173,7 @@ class RunFlow:
         core.sums.ends(policy.phase)
         yield from core.requests.barrier(run.step)
         run.training = None
-        run.record.close_phase(part, run.current.mode.name, training, rest[0][0])
+        run.record.close_phase(run.current.mode.name, training)
         run.record.phases[-1].update(core.replicas.phase())
         run.tell("phase", {"phases": list(run.record.phases)})
         run.tell_progress()

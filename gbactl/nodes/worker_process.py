@@ -19,11 +19,11 @@ from gbactl.config.job_layout import dense_cuts, optimizer, segment_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import WorkerSlowdown
 from gbactl.kernels import codec_of, load
+from gbactl.kernels.base import aligned_copy
 from gbactl.kernels.native import flush
 from gbactl.models import build, row_width
 from gbactl.models.flat_parameters import FlatModel
 from gbactl.models.gradient_computer import GradientComputer
-from gbactl.store.aligned_memory import copied
 from gbactl.store.dense import DenseBlock
 from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense, start
 from gbactl.wire.auth import Peer
@@ -147,7 +147,7 @@ class WorkerProcess:
 
     def _replica(self) -> DenseBlock:
         """Make a trainer's replica: initial values, or those of the checkpoint that a run of trainers resumes from."""
-        cfg, block = self.cfg, self._block(copied(self.flat.initial()))
+        cfg, block = self.cfg, self._block(aligned_copy(self.flat.initial()))
         if cfg.resume is not None and cfg.home == "replicas" and self.boot.incarnation == 0:
             load_dense(block, dense_state(chain_at(Path(cfg.resume))))
         return block

@@ -42,7 +42,7 @@ from gbactl.worker.dense_placement import (
     ShardSlices,
     SyncRecovery,
 )
-from gbactl.worker.loop import MappedBatchSource, WorkerLoop
+from gbactl.worker.loop import BatchComputer, MappedBatchSource, WorkerLoop
 from gbactl.worker.worker_core import ReplicatedSteps
 
 if TYPE_CHECKING:
@@ -177,9 +177,8 @@ class WorkerProcess:
         cfg = self.cfg
         plan = cfg.fault_plan()
         delay = WorkerSlowdown(plan, self.boot.index) if plan.slows(self.boot.index) else None
-        return WorkerLoop(
-            self.exchange, computer, dense, self.kernels, row_width(cfg.model), cfg.seed, self.core_slots, delay
-        )
+        compute = BatchComputer(computer, self.kernels, row_width(cfg.model), cfg.cluster.servers, cfg.seed)
+        return WorkerLoop(self.exchange, compute, dense, self.core_slots, delay)
 
     def compute_thread(self, thread: int, trainer: TrainerDense) -> ComputeThread:
         """Start an additional compute thread on the trainer's replica."""

@@ -274,16 +274,18 @@ class ZeroCompute(SharedCompute):
     def load(self, item: BatchInProgress) -> None:
         """Do nothing, as no parameters are needed."""
 
-    def gradient(self, item: BatchInProgress, out: Floats | None = None) -> Floats:
+    def gradient(
+        self, item: BatchInProgress, out: Floats | None = None, computed: Callable[[], None] = lambda: None
+    ) -> Floats:
         """Return row gradients of zeros."""
-        item.answers.clear()
+        item.release()
         sums = np.empty((len(item.unique.index), self.width), np.float32) if out is None else out
         sums[:] = 0.0
         return sums
 
     def predict(self, item: BatchInProgress) -> Floats:
         """Return predictions of zeros."""
-        item.answers.clear()
+        item.release()
         return np.zeros(item.grant.samples, np.float32)
 
 

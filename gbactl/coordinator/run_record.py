@@ -62,7 +62,7 @@ def by_round(phases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _added_up(parts: list[dict[str, Any]]) -> dict[str, Any]:
     told = {key: value for phase in parts for key, value in phase.items() if key not in OF_A_PHASE}
-    sums = {key: sum(phase[key] for phase in parts) for key in SUMMED}
+    sums = {key: sum(phase.get(key, 0) for phase in parts) for key in SUMMED}
     modes = [mode for mode, _ in groupby(phase["mode"] for phase in parts)]
     staleness = _staleness(parts)
     more = {"staleness_histogram": counted(staleness), "staleness": quantiles(staleness)}
@@ -70,10 +70,10 @@ def _added_up(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _staleness(phases: Iterable[Mapping[str, Any]]) -> Counter[int]:
-    """Add up the staleness histograms of phases."""
+    """Add up the staleness histograms of phases; checkpoints of older versions have none."""
     found = Counter[int]()
     for phase in phases:
-        found.update({int(steps): count for steps, count in phase["staleness_histogram"].items()})
+        found.update({int(steps): count for steps, count in phase.get("staleness_histogram", {}).items()})
     return found
 
 
@@ -197,7 +197,7 @@ class RunSummary:
         ledger = training.policy.ledger if training else Ledger()
         trained = sum(phase["samples"] for phase in parts) + ledger.trained
         seconds = sum(phase["seconds"] for phase in parts) + (training.clock.seconds if training else 0.0)
-        others = sum(phase[fate] for phase in parts for fate in ("decayed", "lost"))
+        others = sum(phase.get(fate, 0) for phase in parts for fate in ("decayed", "lost"))
         finished = trained + others + ledger.decayed + ledger.lost
         return {"round_finished": finished, "round_eps": eps(trained, seconds)}
 

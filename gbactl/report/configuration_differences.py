@@ -17,7 +17,7 @@ from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.config.engine_interface import engine_named
 from gbactl.errors import ConfigError
 from gbactl.policies.policy import names, policy_class
-from gbactl.switching.switch_schedule import each_mode
+from gbactl.switching.switch_schedule import each_mode, from_listed
 from gbactl.tracking.final_metrics import ORIGIN
 from gbactl.tracking.mlflow_connection import Run
 
@@ -54,7 +54,7 @@ def value_of(run: Run, key: str) -> str:
     own = run.params.get(key, run.params.get(f"{key}.name", "-"))
     if key not in ("mode", "mode.name"):
         return own
-    return run.tags.get("gbactl.mode", own)
+    return run.tags.get("gbactl.mode") or from_listed(run.tags.get("gbactl.phases", own))
 
 
 def without(found: Settings, listed: Iterable[str]) -> dict[str, str]:

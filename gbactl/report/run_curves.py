@@ -85,7 +85,9 @@ def curves_of(group: str, seed: str, result: Mapping[str, Any]) -> Curves:
     for phase in result.get("phases") or []:
         before = samples, seconds
         samples += sum(phase.get(fate) or 0 for fate in ("samples", "decayed", "lost"))
-        seconds += (phase.get("seconds") or 0) + (phase.get("closing_seconds") or 0)
+        # results of older runs have drain_seconds: since the last batch was granted
+        rest = phase.get("closing_seconds", phase.get("drain_seconds"))
+        seconds += (phase.get("seconds") or 0) + (rest or 0)
         _stretch(modes, phase.get("mode"), before, (samples, seconds))
         if phase.get("auc") is not None:
             points.append((samples, seconds, phase["auc"]))
@@ -114,13 +116,14 @@ def _bytes(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _training_point(told: Mapping[str, Any]) -> TrainingPoint:
-    return TrainingPoint(told["samples"], told["training_seconds"], told["loss"], told["auc"], told["speeds"])
+    at = told.get("training_seconds", told["seconds"])  # older runs have the clock with evaluations alone
+    return TrainingPoint(told["samples"], at, told.get("loss"), told.get("auc"), told.get("speeds") or {})
 
 
 def _incidents(result: Mapping[str, Any], told: Sequence[Mapping[str, Any]]) -> list[Incident]:
     """List failures and slow-downs, with times of the run's clock converted to seconds of training."""
     clock = [each["seconds"] for each in told]
-    training = [each["training_seconds"] for each in told]
+    training = [each.get("training_seconds", each["seconds"]) for each in told]
     found = [
         (each["process"], each["failure"], each["at_s"], each["at_s"] + (each["useful_s"] or 0.0), None)
         for each in result.get("recovery") or () if each.get("at_s") is not None

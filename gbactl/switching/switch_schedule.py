@@ -12,6 +12,7 @@ sentences and a short table.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -229,6 +230,19 @@ def listed(first: str, switches: Iterable[Mapping[str, Any]]) -> str:
         for each in switches
     ]
     return "; ".join([first, *told])
+
+
+def from_listed(text: str) -> str:
+    """Build the list of modes in a run's name from the sentence of `listed`."""
+    name, *rest = text.split("; ")
+    for each in rest:
+        found = re.fullmatch(r"(\S+) from (\S+) (\d+), sample (\d+)(, optimizer anew)?", each)
+        if found is None:
+            return text
+        to, unit, number, sample, fresh = found.groups()
+        point = f"{unit}{number}" if sample == "0" else f"{unit}{number}:{sample}"
+        name = switched(name, to, point, fresh is not None)
+    return name
 
 
 WIDTH = 80

@@ -139,7 +139,7 @@ class MlflowSender:
 
         client = self._live()
         inputs = []
-        for each in run["datasets"]:
+        for each in run.get("datasets", ()):  # a backlog of an older version has none
             described = Dataset(**{key: value for key, value in each.items() if key != "context"})
             inputs.append(DatasetInput(described, [InputTag(CONTEXT, each["context"])]))
         if inputs:

@@ -1,8 +1,8 @@
 """Metrics of a run as they are logged to MLflow: their names there, and the final ones with the final tags.
 
-Names are in groups: train/, eval/, staleness/, wire/, recovery/, rounds/; five have none. The MLflow UI draws one
-section for each group. Within gbactl a metric has a plain name, for a process or a round with a label:
-wire_shared_memory, worker_batches/W0, auc/day 3.
+Names are in groups: train/, eval/, staleness/, wire/, recovery/, rounds/; five have none. Within gbactl and in older
+runs a metric has a plain name, for a process or a round with a label: wire_shared_memory, worker_batches/W0,
+auc/day 3. The MLflow UI draws one section for each group.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _joined(group: str, family: str, label: str) -> str:
 
 
 def plain_name(logged: str) -> str:
-    """Return the plain name of a metric in MLflow; a plain name is returned unchanged."""
+    """Return the plain name of a metric in MLflow; a plain name, as older runs have it, is returned unchanged."""
     if logged == STALENESS:
         return "staleness_mean"
     group, _, rest = logged.partition("/")

@@ -190,6 +190,12 @@ def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
     return str(found.experiment_id)
 
 
+FORMERLY = {
+    "best_auc": "best_possible_auc", "worker_eps": "worker_compute_eps",
+    "recovery_samples_lost": "recovery_samples_undone", "recovery_lost_updates": "recovery_row_updates_undone",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Run:
     """One training run as read from MLflow; `params` are strings, times are in milliseconds."""
@@ -209,7 +215,7 @@ class Run:
 
     @property
     def command(self) -> str:
-        """Command that runs the run again; "" where it is unknown."""
+        """Command that runs the run again; "" for a run of an older version."""
         return self.tags.get(COMMAND, "")
 
     @property
@@ -358,16 +364,22 @@ def _run(entity: Any) -> Run:
         status=info.status,
         start_ms=info.start_time or 0,
         params=_configuration(data),
-        metrics={plain_name(metric): value for metric, value in data.metrics.items()},
+        metrics={_current_name(metric): value for metric, value in data.metrics.items()},
         tags=dict(data.tags),
     )
 
 
 def _configuration(data: Any) -> dict[str, str]:
-    """Return a run's whole configuration, with flattened keys, from its tag; without one its parameters."""
+    """Return a run's whole configuration, with flattened keys: from its tag, in older runs its parameters."""
     try:
         config = json.loads(data.tags[CONFIG_TAG])
     except (KeyError, ValueError):
         return dict(data.params)
     flat = {key: str(value) for key, value in flatten(config).items()}
     return {**flat, "mode": flat.get("mode.name", "-")}
+
+
+def _current_name(metric: str) -> str:
+    """Map the name of a metric to its plain name, also of a metric that had another one in older runs."""
+    family, slash, rest = plain_name(metric).partition("/")
+    return FORMERLY.get(family, family) + slash + rest

@@ -239,7 +239,7 @@ def test_a_run_that_nobody_holds_is_ended_with_what_it_had_reached(store: Path, 
     (tmp_path / "gone").rmdir()
     backlog = Backlog(tmp_path / "resent")
     run = {"kind": "run", "local_id": "a", "experiment": "orphans", "run_name": "resent", "start_ms": 1, "params": {},
-           "tags": {}, "datasets": [], "uri": uri}  # fmt: skip
+           "tags": {}, "uri": uri}  # fmt: skip
     backlog.append([run, {"kind": "metrics", "rows": [["samples", 2000.0, 5, 2000]]}])
     backlog.opened(resent)
     with run_dirs.lock(tmp_path / "held"):

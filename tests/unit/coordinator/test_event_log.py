@@ -195,6 +195,15 @@ def test_another_format(path: Path) -> None:
         list(read(path))
 
 
+@pytest.mark.parametrize("older", event_log.READ)
+def test_older_formats_are_read(path: Path, older: int) -> None:
+    write(path, RECORDS)
+    data = bytearray(path.read_bytes())
+    data[8] = older
+    path.write_bytes(data)
+    assert list(read(path)) == RECORDS
+
+
 def test_an_order_is_in_the_file_when_it_is_journaled(path: Path) -> None:
     log = EventLog(path, HEADER)
     log.write(GrantRecord(1, 2, 3))

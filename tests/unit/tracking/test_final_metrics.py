@@ -164,5 +164,5 @@ def test_there_and_back(plain: str, logged: str) -> None:
 
 
 @pytest.mark.parametrize("plain", NAMES)
-def test_plain_names_stay(plain: str) -> None:
+def test_names_of_older_runs_stay(plain: str) -> None:
     assert plain_name(plain) == plain

@@ -187,7 +187,7 @@ def test_a_store_that_lost_the_run_gets_all_of_it_again(tmp_path: Path) -> None:
 def test_a_killed_launcher_leaves_a_backlog_that_can_be_sent(tmp_path: Path) -> None:
     backlog = Backlog(tmp_path)
     base = {"local_id": "l", "uri": "http://x", "experiment": "e", "run_name": None}
-    backlog.append([{"kind": "run", **base, "start_ms": 5, "params": {}, "tags": {}, "datasets": []}])
+    backlog.append([{"kind": "run", **base, "start_ms": 5, "params": {}, "tags": {}}])
     backlog.append([{"kind": "metrics", "rows": [["auc", 0.5, 9, 1]]}])
     with backlog.path.open("a") as file:
         file.write('{"kind": "metr')
@@ -198,7 +198,7 @@ def test_a_killed_launcher_leaves_a_backlog_that_can_be_sent(tmp_path: Path) -> 
 
 def test_the_status_of_a_killed_launcher_comes_from_its_result(tmp_path: Path) -> None:
     base = {"local_id": "l", "uri": "http://x", "experiment": "e", "run_name": None}
-    Backlog(tmp_path).append([{"kind": "run", **base, "start_ms": 5, "params": {}, "tags": {}, "datasets": []}])
+    Backlog(tmp_path).append([{"kind": "run", **base, "start_ms": 5, "params": {}, "tags": {}}])
     (tmp_path / "result.json").write_text(json.dumps({"status": "FINISHED"}))
     store = MemoryStore()
     send_backlog(tmp_path, sender=store)

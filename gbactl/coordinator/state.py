@@ -27,6 +27,7 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog, InfoRecord, Record
 from gbactl.coordinator.statistics import StatisticsCounts
 from gbactl.errors import CheckpointError, EventLogError
+from gbactl.paths import replacing
 from gbactl.policies import Ledger
 from gbactl.policies.policy import policy_class
 from gbactl.switching.switch_schedule import switched
@@ -359,9 +360,8 @@ class Journal:
 
     def write(self) -> None:
         """Replace the state file by the current state."""
-        partial = self._path.with_name(f".{JOURNAL_FILE}.partial")
-        partial.write_text(json.dumps(encoded(self.state)))
-        partial.replace(self._path)
+        with replacing(self._path) as partial:
+            partial.write_text(json.dumps(encoded(self.state)))
 
     def note(self, log: EventLog) -> None:
         """Append the state that has changed within a phase to the event log."""

@@ -21,6 +21,7 @@ from gbactl.data.dataset import Schema
 from gbactl.errors import CheckpointError, UsageError
 from gbactl.launch import resume
 from gbactl.models import build
+from gbactl.paths import replacing
 from gbactl.store.shard import Shard
 
 if TYPE_CHECKING:
@@ -113,9 +114,8 @@ def export(chain: CheckpointChain, out: Path) -> list[Path]:
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_tensors(paths[0], tensors, {"format": "np", "step": str(last.step)})
-        partial = out / f".{NAMES[1]}.partial"
-        torch.save(state, partial)
-        partial.replace(paths[1])
+        with replacing(paths[1]) as partial:
+            torch.save(state, partial)
         paths[2].write_text(json.dumps(told, indent=2) + "\n")
     except OSError as error:
         raise UsageError(f"{out} cannot be written ({error.strerror}); type another --out FOLDER.") from error

@@ -18,6 +18,7 @@ from gbactl.coordinator.state import JournalState, kept
 from gbactl.cpu import vectors
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.faults.slowdown import ServerSlowdown
+from gbactl.install import version
 from gbactl.kernels.native import flush
 from gbactl.server.checkpoint_writer import saver_of
 from gbactl.server.shard_server import load_last
@@ -43,19 +44,10 @@ def header(cfg: RunConfig, dataset: Dataset) -> dict[str, Any]:
         "data": dataset.fingerprint,
         "machine": platform.machine(),
         "cpu_flags": vectors(),
-        "torch": _version("torch"),
+        "torch": version("torch"),
         "threads": cfg.threads,
         "kernels": load().name,
     }
-
-
-def _version(package: str) -> str:
-    import importlib.metadata
-
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def run_coordinator(boot: Bootstrap) -> None:

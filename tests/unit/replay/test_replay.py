@@ -81,6 +81,17 @@ def test_deaths_joins_and_lagging_shards_come_out_again(
     assert verdict["identical"], sentence(verdict)
 
 
+def test_a_log_of_an_older_format_is_refused(data: dict[str, Any], tmp_path: Path) -> None:
+    """It lacks records that decide: ends of phases, hand-outs of no samples."""
+    HandMade(config("gba", data), tmp_path, seed=0).write()
+    log = tmp_path / "events.log"
+    content = bytearray(log.read_bytes())
+    content[8] = event_log.FORMAT - 1
+    log.write_bytes(content)
+    with pytest.raises(EventLogError, match=f"this gbactl reads {event_log.FORMAT} here; use the one that wrote it"):
+        replay(tmp_path)
+
+
 @pytest.mark.parametrize(("mode", "backend"), crossed(SERVED, ["local", "virtual"]))
 def test_with_servers_that_hold_rows_alone_it_comes_out_again(
     data: dict[str, Any], tmp_path: Path, mode: str, backend: str

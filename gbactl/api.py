@@ -29,7 +29,7 @@ import yaml
 from gbactl.checkpoint.restore import chain_at
 from gbactl.errors import CheckpointError, Stopped
 from gbactl.launch import run_dir as run_dirs
-from gbactl.launch.notebook import display
+from gbactl.launch.progress import display
 from gbactl.launch.resume import StartingPoint
 from gbactl.report.command import run_at
 from gbactl.report.compare import Report
@@ -40,7 +40,7 @@ from gbactl.tracking.mlflow_connection import Run as LoggedRun
 from gbactl.tracking.run_description import CommandLine
 
 if TYPE_CHECKING:
-    from gbactl.models.trained_model import TrainedModel
+    from gbactl.models.flat_parameters import TrainedModel
 
 SHOWN = ("mode", "seed", "status", "auc", "logloss", "eps", "global_step", "wall_seconds", "run_dir")
 

@@ -128,8 +128,9 @@ def all_keys() -> list[str]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a sentence that proposes the known words that are spelt alike; "" where there are none."""
-    near = difflib.get_close_matches(word, list(known), n=2, cutoff=0.7)
+    """Return a sentence that proposes the known words that begin so, or are spelt alike; "" where there are none."""
+    words = list(known)
+    near = [each for each in words if each.startswith(word)][:2] or difflib.get_close_matches(word, words, 2, 0.7)
     return f"Did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -20,6 +20,7 @@ sys.path.insert(0, str(HERE.parent))
 import figures  # noqa: E402  (scripts of the parent folder, not a package)
 import study  # noqa: E402
 import study_results  # noqa: E402
+from report_tables import markdown, mean_of, written  # noqa: E402
 from study_results import Done  # noqa: E402
 
 SWEEP = HERE / "sweep.yaml"
@@ -112,28 +113,19 @@ def plot(aucs: Map, ratios: Map, title: str, path: Path) -> None:
 def table(aucs: Map, ratios: Map, axis: str) -> str:
     """Markdown table, one line a mode and value: AUC difference and EPS ratio by workers; bold where safe."""
     values, workers = axes_of(aucs)
-    heads = [f"{what}, {n}" for what in ("AUC", "EPS") for n in workers]
-    lines = [f"| mode | {axis} | {' | '.join(heads)} |", f"| --- | --- |{' ---: |' * len(heads)}"]
-    for mode in aucs:
-        for value in values:
-            quality = [written(aucs[mode].get((value, n), [])) for n in workers]
-            speed = [ratios[mode].get((value, n), []) for n in workers]
-            shown = [f"{statistics.fmean(each):.2f}" if each else "-" for each in speed]
-            lines.append(f"| {mode} | {value} | {' | '.join(quality + shown)} |")
-    notes = (
-        "AUC: that after the last day minus sync's of the same seed, mean and, in brackets, the smallest and largest "
-        f"of the seeds; bold: those of all seeds are within +-{SAFE}. EPS: over sync's, in the day of the mode, mean.",
+    heads = [f"mode, {axis}", *(f"{what}, {n}" for what in ("AUC", "EPS") for n in workers)]
+    rows = []
+    for mode, value in ((mode, value) for mode in aucs for value in values):
+        places = [(value, n) for n in workers]
+        quality = [written(mean_of(aucs[mode][p]), 4, "+", SAFE) if p in aucs[mode] else "-" for p in places]
+        speed = [written(mean_of(ratios[mode][p]), 2) if p in ratios[mode] else "-" for p in places]
+        rows.append([f"{mode}, {value}", *quality, *speed])
+    return markdown(
+        heads, rows,
+        "AUC: that after the last day minus sync's of the same seed; EPS: over sync's, in the day of the mode. "
+        f"+-: half of a 95 % interval over seeds; bold: it lies inside +-{SAFE}.",
         "The number behind AUC and EPS is that of the workers.",
-    )
-    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
-
-
-def written(values: Sequence[float]) -> str:
-    """Format a mean and the range of its values."""
-    if not values:
-        return "-"
-    text = f"{statistics.fmean(values):+.4f} [{min(values):+.4f}, {max(values):+.4f}]"
-    return f"**{text}**" if max(map(abs, values)) <= SAFE else text
+    )  # fmt: skip
 
 
 def gaps(found: Iterable[Done]) -> str:

@@ -13,8 +13,8 @@ from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointChain, CheckpointFol
 from gbactl.checkpoint.restore import dense_state
 from gbactl.config import from_dict
 from gbactl.errors import GbactlError
+from gbactl.hashing import MODULUS, row_sum
 from gbactl.launch.checkpoint_command import whole_rows
-from gbactl.store.checksum import MODULUS, row_sum
 from gbactl.store.optimizers import MOMENTS, OptimizerSpec
 
 CANNOT = "cannot be replayed"

@@ -17,8 +17,18 @@ from pathlib import Path
 
 from gbactl.advise.advice import SLOW_DOWNS, WORTHWHILE, Advice, advice_of, contenders, plain, sentence
 from gbactl.advise.sample import BASE, Sample, sample_of
-from gbactl.advise.simulation_jobs import Outcome, Took, in_mode, on_virtual_cluster, predicted_eps, simulate
-from gbactl.advise.simulation_pool import FEWEST_SEEDS, Budget, Schedule, SimulationPool
+from gbactl.advise.simulation_jobs import (
+    FEWEST_SEEDS,
+    Budget,
+    Outcome,
+    Schedule,
+    SimulationPool,
+    Took,
+    in_mode,
+    on_virtual_cluster,
+    predicted_eps,
+    simulate,
+)
 from gbactl.checkpoint.folder import CHECKPOINTS
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.config.acting import acting

@@ -1,16 +1,25 @@
 """Simulations of an advice, each a job for a process: train a base, go on from it in a mode, time a mode alone.
 
 A job's configuration is that of a run on the virtual cluster. Its folder under the advice's directory keeps
-configuration, event log and result.
+configuration, event log and result. The schedule runs seeds of all modes, then of those that matter, in processes that
+end with this one, however it ends; starting them takes the import of torch (3 s), once.
 """
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
+import os
 import shutil
+import signal
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from gbactl import __version__
@@ -19,12 +28,13 @@ from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.checkpoint.planning import CheckpointConfig
 from gbactl.config import RunConfig, check
 from gbactl.data.dataset import Dataset
-from gbactl.errors import DivergedError
+from gbactl.engine.signals import deferred, look
+from gbactl.errors import ClusterError, DivergedError
 from gbactl.faults.fault_plan import FaultsConfig
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.hydra_config import mode_file
-from gbactl.simulation.cluster import run_virtual
-from gbactl.simulation.timing_only import timed
+from gbactl.nodes.child_process import die_with_parent
+from gbactl.simulation.cluster import run_virtual, timed
 from gbactl.wire.messages import Event
 
 
@@ -144,3 +154,167 @@ def _run(cfg: RunConfig, dataset: Dataset) -> tuple[dict[str, Any], float]:
     })  # fmt: skip
     run_dirs.write_result(run_dir, result)
     return result, heard["progress"][1]
+
+
+FEWEST_SEEDS, MOST_SEEDS = 3, 16  # of all modes; of any mode; unless the user says how many
+LOOK_SECONDS = 1.0
+
+
+def _begin(parent: int) -> None:
+    """Prepare a process for simulations: Ctrl-C is for the parent process, without which this one ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with_parent(parent)
+    importlib.import_module("sklearn.metrics")
+
+
+class SimulationPool:
+    """Pool of `jobs` processes for simulations; as a context it kills them when it is left by an error."""
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs = jobs
+        self._before = set(multiprocessing.active_children())
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(os.getpid(),))
+
+    def __enter__(self) -> SimulationPool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is not None:
+            for child in set(multiprocessing.active_children()) - self._before:
+                child.kill()
+        self._pool.shutdown(cancel_futures=True)
+
+    def submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Queue a call for one of the processes. Raises Stopped after a signal.
+
+        The first call starts the processes: a signal meanwhile would leave them with half of their input."""
+        with deferred():
+            return self._pool.submit(call, *arguments)
+
+    def first_done(self, futures: Iterable[Future[Any]]) -> set[Future[Any]]:
+        """Wait until some of the calls are done. Raises Stopped after a signal."""
+        waiting = list(futures)
+        while not (done := wait(waiting, LOOK_SECONDS, FIRST_COMPLETED).done):
+            look()
+        return done
+
+    def all_of(self, calls: Mapping[Any, tuple[Any, ...]]) -> dict[Any, Any]:
+        """Run calls (function, arguments ...) and return their results by key. Raises what a call raises."""
+        futures = {self.submit(*call): key for key, call in calls.items()}
+        found: dict[Any, Any] = {}
+        while len(found) < len(futures):
+            left = [future for future, key in futures.items() if key not in found]
+            found |= {futures[future]: result_of(future) for future in self.first_done(left)}
+        return {key: found[key] for key in calls}
+
+
+def result_of(future: Future[Any]) -> Any:
+    """Return a finished call's result. Raises ClusterError if its process died, and what the call raised."""
+    try:
+        return future.result()
+    except BrokenProcessPool as error:
+        raise ClusterError(
+            "A process with a simulation died, as happens where memory is short; type --jobs 1, or a smaller model."
+        ) from error
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of an advice: when it should end, by time.monotonic(), and the number of seeds if the user chose it."""
+
+    deadline: float
+    seeds: int | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """Simulation of a mode, or of the base (mode ""), with its seed and the estimated seconds, and when it began."""
+
+    seed: int
+    mode: str
+    seconds: float
+    began: float = 0.0
+
+
+@dataclass
+class Schedule:
+    """Simulations seed by seed, each mode from the seed's base: of all modes first, then as many as fit into the time.
+
+    `modes`: configurations by mode, the first one is the base's; `base_seconds`, `seconds`: estimates of a simulation
+    of the base and of each mode; `told` hears of each outcome; `narrow`: which modes need more seeds, from the outcomes
+    so far."""
+
+    pool: SimulationPool
+    modes: Mapping[str, RunConfig]
+    sample: Sample
+    folder: Path
+    base_seconds: float
+    seconds: Mapping[str, float]
+    budget: Budget
+    told: Callable[[Outcome], None]
+    narrow: Callable[[Sequence[Outcome]], Sequence[str]]
+    outcomes: list[Outcome] = field(default_factory=list)
+    _seeds: dict[int, Sequence[str]] = field(default_factory=dict)  # seeds that were begun, and their modes
+    _ready: deque[Work] = field(default_factory=deque)
+    _running: dict[Future[Any], Work] = field(default_factory=dict)
+    _spent: tuple[float, float] = (0.0, 0.0)  # seconds of finished simulations: estimated, taken
+
+    def run(self) -> list[Outcome]:
+        """Run all simulations. Raises GbactlError."""
+        heard = 0
+        while True:
+            while len(self._running) < self.pool.jobs and (work := self._next()) is not None:
+                self._running[self._submitted(work)] = replace(work, began=time.monotonic())
+            for outcome in self.outcomes[heard:]:  # while the processes have work again
+                self.told(outcome)
+            heard = len(self.outcomes)
+            if not self._running:
+                return self.outcomes
+            for future in self.pool.first_done(self._running):
+                self._ended(self._running.pop(future), result_of(future))
+
+    def _next(self) -> Work | None:
+        if self._ready:
+            return self._ready.popleft()
+        modes = self._more()
+        if not modes:
+            return None
+        seed = next(iter(self.modes.values())).seed + len(self._seeds)
+        self._seeds[seed] = modes
+        return Work(seed, "", self.base_seconds)
+
+    def _more(self) -> Sequence[str]:
+        """Return the modes of another seed; none if no other one is wanted, would be done in time, or is known yet."""
+        begun, every = len(self._seeds), list(self.modes)
+        if self.budget.seeds is not None:
+            return every if begun < self.budget.seeds else ()
+        if begun < FEWEST_SEEDS:
+            return every
+        if begun >= MOST_SEEDS or (begun == FEWEST_SEEDS and self._running):
+            return ()
+        modes = self.narrow(self.outcomes)
+        estimated, taken = self._spent
+        pace = taken / estimated if estimated else 1.0
+        left = sum(work.seconds for work in self._running.values())
+        left += sum(self._total(self._seeds[work.seed]) for work in self._running.values() if not work.mode)
+        needed = pace * (left + self.base_seconds + self._total(modes)) / self.pool.jobs
+        return modes if time.monotonic() + needed <= self.budget.deadline else ()
+
+    def _total(self, modes: Iterable[str]) -> float:
+        return sum(self.seconds[mode] for mode in modes)
+
+    def _submitted(self, work: Work) -> Future[Any]:
+        cfg = replace(self.modes[work.mode] if work.mode else next(iter(self.modes.values())), seed=work.seed)
+        base = self.folder / f"base-s{work.seed}"
+        if not work.mode:
+            return self.pool.submit(train_base, cfg, self.sample, base)
+        return self.pool.submit(simulate, cfg, self.sample, self.folder / f"{work.mode}-s{work.seed}", base)
+
+    def _ended(self, work: Work, found: Any) -> None:
+        if isinstance(found, Outcome):
+            self.outcomes.append(found)
+        else:
+            self._ready += [Work(work.seed, mode, self.seconds[mode]) for mode in self._seeds[work.seed]]
+        self._spent = self._spent[0] + work.seconds, self._spent[1] + time.monotonic() - work.began

@@ -21,7 +21,7 @@ from gbactl.calibration.fit import FittedModel, fit, predict
 from gbactl.calibration.measured_runs import WARM_UP, Observation, undisturbed
 from gbactl.calibration.microbenchmarks import measure_server, measure_worker
 from gbactl.config import RunConfig
-from gbactl.config.cost import CostConfig
+from gbactl.config.groups import CostConfig
 from gbactl.cpu import available_cores
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.source_cache import prepare

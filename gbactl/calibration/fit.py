@@ -21,12 +21,11 @@ from numpy.typing import NDArray
 
 from gbactl.calibration.measured_runs import Observation, ProgressLog
 from gbactl.config import RunConfig
-from gbactl.config.cost import CostConfig
+from gbactl.config.groups import CostConfig
 from gbactl.data.dataset import Dataset
 from gbactl.policies.policy import policy_class
-from gbactl.simulation.cluster import VirtualCluster
+from gbactl.simulation.cluster import VirtualCluster, ZeroComputeCluster
 from gbactl.simulation.cost_model import CostModel
-from gbactl.simulation.timing_only import ZeroComputeCluster
 from gbactl.wire.messages import Event
 
 GROUPS: dict[str, tuple[str, ...]] = {

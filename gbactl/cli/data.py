@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from typing import TYPE_CHECKING
+
 import click
 
 from gbactl.cli.overrides import complete_overrides
+
+if TYPE_CHECKING:
+    from gbactl.data.dataset import Dataset
 
 
 @click.group("data")
@@ -16,9 +22,9 @@ def command() -> None:
 @click.argument("overrides", nargs=-1, shell_complete=complete_overrides)
 def prepare(overrides: tuple[str, ...]) -> None:
     """Read or generate the data once, and store them in the cache."""
-    from gbactl.launch.data_command import run_prepare
+    from gbactl.data.data_summary import show
 
-    run_prepare(list(overrides))
+    show(_prepared(overrides), fields=False)
 
 
 @command.command("describe")
@@ -26,6 +32,24 @@ def prepare(overrides: tuple[str, ...]) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe(overrides: tuple[str, ...], as_json: bool) -> None:
     """Print rows, days, click rate (CTR), and fields with cardinalities and skew."""
-    from gbactl.launch.data_command import run_describe
+    from gbactl.data.data_summary import show, summarise
 
-    run_describe(list(overrides), as_json)
+    dataset = _prepared(overrides)
+    if as_json:
+        click.echo(json.dumps(summarise(dataset), indent=1))
+    else:
+        show(dataset, fields=True)
+
+
+def _prepared(overrides: tuple[str, ...]) -> Dataset:
+    """Build or reuse the cache of the data that the overrides select; shows its progress on standard error."""
+    from gbactl.data.dataset import open_dataset
+    from gbactl.data.source_cache import prepare
+    from gbactl.launch.hydra_config import compose
+    from gbactl.launch.progress import ProgressDisplay
+
+    display = ProgressDisplay()
+    try:
+        return open_dataset(prepare(compose(list(overrides)).data, display.step))
+    finally:
+        display.clear()

@@ -11,12 +11,12 @@ from typing import Any
 
 from gbactl.checked_dataclasses import Processes, Seed, build, expect
 from gbactl.checkpoint.planning import CheckpointConfig
-from gbactl.config.cost import CostConfig
 from gbactl.config.engine_interface import EngineInterface, engine_named
 from gbactl.config.groups import (
     WITH_OPTIONS,
     ClusterConfig,
     CollectiveConfig,
+    CostConfig,
     ModeConfig,
     OptimConfig,
     SwitchConfig,

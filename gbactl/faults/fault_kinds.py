@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 from gbactl.checked_dataclasses import Bounds, Count, Interval, Natural, Processes, Seconds, SomeShare, expect, matches
 from gbactl.errors import ConfigError
-from gbactl.faults import counter_based_random
+from gbactl.hashing import DISTRIBUTIONS, INTERVALS, uniform
 
 Workers = list[int] | int | float | str
 Slower = Annotated[float, Bounds(at_least=1, at_most=1e6)]  # 4: four times slower
@@ -88,7 +88,7 @@ def typed(field: str) -> str:
 
 def drawn(where: str, distribution: str, sigma: float | None, shape: float | None) -> None:
     """Check the distribution of a random fault. Raises ConfigError for an unknown one, or another one's parameter."""
-    names = tuple(counter_based_random.DISTRIBUTIONS)
+    names = tuple(DISTRIBUTIONS)
     require(
         distribution in names,
         f"{where}.distribution={distribution} is not known; type one of: {', '.join(names)}.",
@@ -99,8 +99,8 @@ def drawn(where: str, distribution: str, sigma: float | None, shape: float | Non
 
 def random_factor(distribution: str, mean: float, parameter: float | None, key: int, turn: int) -> float:
     """Draw the slow-down factor of a batch: 1 + (mean - 1) X with a random X >= 0 of mean 1."""
-    draw = counter_based_random.DISTRIBUTIONS[distribution]
-    return 1.0 + (mean - 1.0) * draw(counter_based_random.uniform(key, turn), parameter)
+    draw = DISTRIBUTIONS[distribution]
+    return 1.0 + (mean - 1.0) * draw(uniform(key, turn), parameter)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ class TimedFault(Fault):
 
     def check(self, where: str) -> None:
         require(len(self.given) <= 1, f"{where} (kind {self.kind}) needs one of step, time and mtbf.")
-        names = tuple(counter_based_random.INTERVALS)
+        names = tuple(INTERVALS)
         require(
             self.distribution in names,
             f"{where}.distribution={self.distribution} is not known; type one of: {', '.join(names)}.",
@@ -135,7 +135,7 @@ class TimedFault(Fault):
     def interval(self, u: float) -> float:
         """Convert a random number in (0, 1) to the seconds until the fault's next occurrence."""
         assert self.mtbf is not None
-        return self.mtbf * counter_based_random.INTERVALS[self.distribution](u, self.shape)
+        return self.mtbf * INTERVALS[self.distribution](u, self.shape)
 
 
 class NextOccurrence:
@@ -149,7 +149,7 @@ class NextOccurrence:
         self.seconds = math.inf if fault.time is None else fault.time
         self._left = 1 if fault.mtbf is None else math.inf if fault.times is None else fault.times
         if fault.mtbf is not None:
-            self.seconds = fault.interval(counter_based_random.uniform(key, 0))
+            self.seconds = fault.interval(uniform(key, 0))
 
     def there(self, step: int, seconds: float) -> bool:
         """Whether the fault is due at the given global step and time since training began."""
@@ -160,7 +160,7 @@ class NextOccurrence:
         self._left -= 1
         self.turn += 1
         if self.fault.mtbf is not None:
-            self.seconds += self.fault.interval(counter_based_random.uniform(self.key, 2 * self.turn))
+            self.seconds += self.fault.interval(uniform(self.key, 2 * self.turn))
         if not self._left:
             self.step = self.seconds = math.inf
 

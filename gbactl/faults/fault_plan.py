@@ -15,10 +15,10 @@ from typing import Any
 
 from gbactl.checked_dataclasses import Seed
 from gbactl.errors import ConfigError
-from gbactl.faults.counter_based_random import key_of, uniform
 from gbactl.faults.fault_kinds import CpuHog, Fault, Hang, NextOccurrence, ProcessFailure, parse
 from gbactl.faults.load_trace import LoadTrace  # noqa: F401 - registers its kind
 from gbactl.faults.message_faults import ActivePeriods, AllActivePeriods, MessageFaults
+from gbactl.hashing import key_of, uniform
 
 _SERVERS, _STORMS = 2, 5  # separate the random numbers of servers, and of active periods, from the workers'
 _CHOICE = 1  # separates the random numbers of the choice from those of batches

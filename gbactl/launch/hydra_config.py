@@ -30,7 +30,7 @@ from yaml import YAMLError
 
 from gbactl.conf_files import did_you_mean, entries_of, options, unknown
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
-from gbactl.config.cost import CostConfig
+from gbactl.config.groups import CostConfig
 from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.faults.load_trace import with_traces
 from gbactl.launch.resume import group_choices, resumed

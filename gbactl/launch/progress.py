@@ -1,10 +1,20 @@
-"""Progress display of a run: one bar for the whole job on a terminal, an occasional line on a pipe; its result."""
+"""Progress display of a run, its result, and the commands that its end proposes.
+
+On a terminal the display is one bar for the whole job, on a pipe an occasional line. In a notebook, where a run was
+started from Python, the bar is HTML that is renewed in place; it needs nothing beside IPython.
+"""
 
 from __future__ import annotations
 
+import html
+import shlex
+import sys
 import time
+import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +22,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
+from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
+from gbactl.config import RunConfig, TrackingConfig
 from gbactl.engine.signals import leave_terminal
 from gbactl.faults.measured_effects import fault_lines
-from gbactl.tracking.run_description import SweepPlace
+from gbactl.tracking.run_description import CommandLine, SweepPlace
 
 LINE_SECONDS = 5.0
 WINDOW_SECONDS = 30.0  # of progress from which throughput and remaining time are computed
@@ -251,3 +263,73 @@ def _network(result: dict[str, Any]) -> list[tuple[str, str]]:
     if refused:
         found.append(("refused (reasons: result.json)", f"{refused:,}"))
     return found
+
+
+def after_run(cfg: RunConfig, command: CommandLine, result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """List what to type after a finished run, as pairs of a purpose and a command."""
+    run_dir = Path(result["run_dir"])
+    found = []
+    if command.verb == "train" and not cfg.switch.schedule:
+        found.append(("another mode", _in_mode(command, "gba" if cfg.mode.name == "sync" else "sync")))
+    found += after_runs(cfg.tracking) if cfg.tracking.enabled else []
+    if CheckpointFolder(run_dir / CHECKPOINTS).names():
+        found.append(("take its model", f"gbactl checkpoint export {shlex.quote(shown_path(run_dir))}"))
+    return found
+
+
+def after_runs(tracking: TrackingConfig) -> list[tuple[str, str]]:
+    """List the commands that show tracked runs beside each other."""
+    store = "" if tracking.uri is None else f" --uri {shlex.quote(tracking.uri)}"
+    experiment = "" if tracking.experiment == "gbactl" else f" --experiment {shlex.quote(tracking.experiment)}"
+    return [("compare runs", f"gbactl report{experiment}{store}"), ("look at them", f"gbactl ui{store}")]
+
+
+def _in_mode(command: CommandLine, mode: str) -> str:
+    """Return the command of the same run in another mode, with the keys of `mode` left out."""
+    kept = tuple(each for each in command.overrides if not each.lstrip("+").startswith(("mode=", "mode.")))
+    return replace(command, overrides=(*kept, f"mode={mode}")).text
+
+
+def display() -> type[ProgressDisplay]:
+    """Choose the progress display for where this process runs."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return NotebookDisplay if hasattr(shell, "kernel") else PythonDisplay
+
+
+class PythonDisplay(ProgressDisplay):
+    """Display for a script, which gets the result as a value: it is not printed."""
+
+    def result(self, result: dict[str, Any], commands: Sequence[tuple[str, str]] = ()) -> None:
+        """Remove the progress bar."""
+        self.clear()
+
+
+class NotebookDisplay(PythonDisplay):
+    """Progress bar in the output of a notebook's cell; everything else is printed there as text."""
+
+    def __init__(self, unit: str, place: SweepPlace | None = None) -> None:
+        super().__init__(unit, place)
+        self._handle: Any = None
+        self._shown = ""
+        # MLflow imports tqdm's bar for notebooks, which asks for ipywidgets; no such bar is shown
+        warnings.filterwarnings("ignore", message="IProgress not found")
+
+    def say(self, text: str) -> None:
+        """Print one line of text."""
+        print(text, flush=True)
+
+    def _update(self, text: str, fraction: float, details: list[str]) -> None:
+        if text != self._shown:
+            self.clear()
+        self._shown = text
+        told = f"{text}: {'  '.join([f'{100 * fraction:.0f} %', *details])}"
+        bar = f'<progress max="1" value="{fraction:.3f}"></progress> {html.escape(told)}'
+        content = {"text/plain": told, "text/html": bar}
+        if self._handle is None:
+            self._handle = import_module("IPython.display").display(content, raw=True, display_id=True)
+        else:
+            self._handle.update(content, raw=True)
+
+    def clear(self) -> None:
+        """Leave the progress bar as it is; what is shown next comes below it."""
+        self._handle = None

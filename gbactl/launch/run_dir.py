@@ -21,9 +21,9 @@ from filelock import FileLock, Timeout
 
 from gbactl.config import RunConfig, to_dict
 from gbactl.errors import TrackingError, UsageError
-from gbactl.paths import room_needed, take_room
+from gbactl.paths import replacing, room_needed, take_room
 from gbactl.tracking.delivery import Backlog, send_backlog, status_of
-from gbactl.tracking.metric_names import plain_name
+from gbactl.tracking.final_metrics import plain_name
 from gbactl.tracking.mlflow_connection import connect, tracking_uri
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 RESULT = "result.json"
 CONFIG = "config.yaml"
 FAULTS = "faults.json"
+REPORT = "report.html"
 LOG = "events.log"
 LOCK = ".run.lock"
 ROOM = ".room"
@@ -159,14 +160,10 @@ def plain(value: Any) -> Any:
 
 def write_result(path: Path, result: dict[str, Any]) -> Path:
     """Write result.json atomically into the reserved disk space. Raises NoRoomError."""
-    target, partial = path / RESULT, path / f".{RESULT}.partial"
+    target = path / RESULT
     (path / ROOM).unlink(missing_ok=True)
-    with room_needed(target):
-        try:
-            partial.write_text(json.dumps(result, indent=2) + "\n")
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+    with room_needed(target), replacing(target) as partial:
+        partial.write_text(json.dumps(result, indent=2) + "\n")
     return target
 
 

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gbactl.config import TrackingConfig
 from gbactl.launch import run_dir as run_dirs
-from gbactl.launch.next_commands import after_runs
+from gbactl.launch.progress import after_runs
 from gbactl.tracking.final_metrics import tags_of
 from gbactl.tracking.mlflow_connection import COMMAND, NOTE, PARENT, RUN_KIND, SWEEP, connect, sweep_note, tracking_uri
 from gbactl.tracking.tracked_run import TrackedRun
@@ -49,12 +49,14 @@ class OpenSweep:
 
     def show(self) -> None:
         """Print the comparison of the sweep's runs, and what to type next, on standard output."""
-        from gbactl.report.sweep_comparison import table
+        from gbactl.report.command import sweep_table
 
         terminal = sys.stdout.isatty()
         try:
             width = max(80, shutil.get_terminal_size().columns) if terminal else 80
-            found = table(tracking_uri(self.tracking.uri), self.tracked.opened(END_SECONDS) or "", width, terminal)
+            found = sweep_table(
+                tracking_uri(self.tracking.uri), self.tracked.opened(END_SECONDS) or "", width, terminal
+            )
         except Exception as error:  # the runs are finished all the same
             _say(f"The sweep's runs could not be compared: {error}")
             return
@@ -138,10 +140,10 @@ class SweepCallback(Callback):
     def _renew(self, figures: bool) -> None:
         if not self.run_id:
             return
-        from gbactl.report.sweep_comparison import renew
+        from gbactl.report.command import renew_sweep
 
         try:
-            renew(self.uri, self.run_id, figures)
+            renew_sweep(self.uri, self.run_id, figures)
         except Exception as error:  # the next job's end tries again
             _say(f"The comparison in the sweep's MLflow run could not be renewed: {error}")
 

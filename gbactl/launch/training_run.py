@@ -16,9 +16,8 @@ from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.collective.rendezvous import Rendezvous
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.config.acting import acting
-from gbactl.coordinator.rounds import rounds
+from gbactl.config.job_layout import rounds
 from gbactl.coordinator.run_record import METRICS, by_round
-from gbactl.coordinator.switch_plan import AUTO_FILE
 from gbactl.cpu import SLOW_BF16, lacks_bf16
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.source_cache import prepare
@@ -26,13 +25,12 @@ from gbactl.engine.base import RunProcesses, engine_of
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
 from gbactl.engine.preflight import check_collective, check_memory, too_few
 from gbactl.engine.signals import NOTHING, StopRequest, asked, deferred, look, patient, stoppable
-from gbactl.errors import ClusterError, GbactlError, NoRoomError, Stopped, UsageError
+from gbactl.errors import ClusterError, NoRoomError, Stopped, UsageError
 from gbactl.faults.cpu_hogs import CpuHogs
 from gbactl.faults.measured_effects import fault_lines, fault_metrics, with_injected
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.control_socket import ControlSocket
-from gbactl.launch.next_commands import after_run
-from gbactl.launch.progress import JobProgress, ProgressDisplay, unit_of
+from gbactl.launch.progress import JobProgress, ProgressDisplay, after_run, unit_of
 from gbactl.launch.resume import EXPECTED, StartingPoint, checkpoint_sentence, run_of
 from gbactl.launch.run_dir import end_orphans
 from gbactl.launch.supervision import (
@@ -45,8 +43,8 @@ from gbactl.launch.supervision import (
 )
 from gbactl.launch.sweep import parent_tags
 from gbactl.paths import room_needed
+from gbactl.switching.auto_controller import AUTO_FILE
 from gbactl.switching.switch_schedule import answer, legend, listed, located, mode_id
-from gbactl.tracking.dataset_inputs import dataset_inputs
 from gbactl.tracking.final_metrics import (
     ORIGIN,
     failed_in_short,
@@ -57,9 +55,16 @@ from gbactl.tracking.final_metrics import (
     useless,
 )
 from gbactl.tracking.mlflow_connection import COMMAND, NOTE, tracking_uri
-from gbactl.tracking.run_description import CONFIG_TAG, CommandLine, config_tag, parameters, run_name, run_note
-from gbactl.tracking.system_metrics import SystemMetrics
-from gbactl.tracking.tracked_run import TrackedRun
+from gbactl.tracking.run_description import (
+    CONFIG_TAG,
+    CommandLine,
+    config_tag,
+    dataset_inputs,
+    parameters,
+    run_name,
+    run_note,
+)
+from gbactl.tracking.tracked_run import SystemMetrics, TrackedRun
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.messages import Event, unpack
 from gbactl.wire.socket_hub import SocketHub
@@ -529,16 +534,17 @@ class LaunchedRun:
         """Return the result's fields `clock` (wall or virtual) and `virtual_seconds` (None in real time)."""
         return {"clock": self.cfg.engine.clock, "virtual_seconds": None}
 
-    def _plots(self, result: dict[str, Any]) -> list[Path]:
-        from gbactl.report.plots import plot
-        from gbactl.report.run_curves import curves_of
+    def _report(self) -> list[Path]:
+        """Write the run's report page into its directory, for the tracking store."""
+        from gbactl.report.command import run_page
 
-        curves = [curves_of(result["mode"], str(result["seed"]), result)]
+        path = self.run_dir / run_dirs.REPORT
         try:
-            return plot(curves, self.run_dir / "plots", "the run is complete without them")
-        except GbactlError as error:
-            self.show.say(str(error))
+            path.write_text(run_page(self.run_dir), encoding="utf-8")
+        except OSError as error:
+            self.show.say(f"{path} cannot be written ({error.strerror}); the run is complete without it.")
             return []
+        return [path]
 
     def _finish_tracking(self, status: str, result: dict[str, Any]) -> None:
         assert self.tracked is not None
@@ -550,10 +556,10 @@ class LaunchedRun:
             if result.get("warnings"):
                 self.tracked.tag(gbactl_warnings=" ".join(result["warnings"]))
         self.tracked.tag(**{NOTE.replace(".", "_", 1): self._note(result)})
-        plots = self._plots(result) if status == "FINISHED" else []
+        page = self._report() if status == "FINISHED" else []
         more = [path for name in (run_dirs.FAULTS, AUTO_FILE) for path in self.run_dir.glob(name)]
         own = [path for name in (run_dirs.RESULT,) if (path := self.run_dir / name).exists()]
-        for artifact in (*own, *plots, *more):
+        for artifact in (*own, *page, *more):
             self.tracked.artifact(artifact)
         unsent = self.tracked.finish(status, FINISH_SECONDS if status == "FINISHED" else STOP_SECONDS)
         if unsent:

@@ -1,6 +1,8 @@
 """Flat float32 vector (parameters, then batch-norm buffers) that backs a whole model: loading is one memcpy.
 
 Q holds, for each batch-norm layer, its running mean and variance. Memory: the vector once, plus Q.
+
+Also a trained model with its embedding rows, for predictions outside of a run.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from gbactl.kernels.base import Floats
 from gbactl.models.base import ClickModel
 from gbactl.store.dense import DenseSpec
 
@@ -162,3 +165,28 @@ class FlatModel:
         np.concatenate([gradient.numpy() for gradient in self._gradients], axis=None, out=out[: self.params])
         if self.buffers:
             self.statistics_into(out[self.params :])
+
+
+class TrainedModel(nn.Module):
+    """Click model that looks its rows up itself: click probabilities from numeric fields and ids.
+
+    dense: its dense parameters and running statistics as one vector; rows: float32[rows of all fields, dim + 1];
+    offsets: int64[fields], the first row of each field."""
+
+    def __init__(self, model: ClickModel, dense: Floats, rows: Tensor, offsets: Tensor) -> None:
+        super().__init__()
+        flat = FlatModel(model)
+        flat.load(dense)
+        flat.restore_running()
+        self.model = model
+        self.register_buffer("rows", rows)
+        self.register_buffer("offsets", offsets)
+        self.eval()
+
+    @torch.inference_mode()
+    def forward(self, numeric: Tensor, ids: Tensor) -> Tensor:
+        """Compute click probabilities float32[samples].
+
+        numeric: float32[samples, numeric fields]; ids: int[samples, fields], each counted within its field."""
+        emb = self.get_buffer("rows")[ids.long() + self.get_buffer("offsets")]
+        return torch.sigmoid(self.model(numeric, emb))

@@ -16,7 +16,7 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import AnnounceRecord, DropRecord, InfoRecord, OrderRecord, Record
 from gbactl.errors import ConfigError, EventLogError, TornLogError
 from gbactl.policies.policy import names, policy_class
-from gbactl.replay.pulled_versions import PulledVersions
+from gbactl.replay.gradient_recomputation import PulledVersions
 from gbactl.wire.messages import BeginPhase
 
 _HEADER = {"config": dict, "data": str, "machine": str, "cpu_flags": str, "torch": str, "threads": int}

@@ -21,11 +21,10 @@ from gbactl.coordinator.phase_decisions import (
 from gbactl.coordinator.statistics import Statistics
 from gbactl.data.dataset import Dataset
 from gbactl.errors import EventLogError
+from gbactl.hashing import MODULUS
 from gbactl.policies import Ledger, Phase, Step, make
 from gbactl.replay.event_log_scan import PhaseRecord, Recording
-from gbactl.replay.gradient_recomputation import GradientRecomputer, ReplayedReplica
-from gbactl.replay.pulled_versions import CapturedValues
-from gbactl.store.checksum import MODULUS
+from gbactl.replay.gradient_recomputation import CapturedValues, GradientRecomputer, ReplayedReplica
 from gbactl.store.gradient_slice import StepOrder
 from gbactl.store.optimizers import factor
 from gbactl.store.shard import Shard

@@ -1,7 +1,7 @@
-"""Charts of the HTML report as SVG: curves with bands, bars with intervals, histograms, strips of speeds. Pure.
+"""Charts of the report as SVG: curves with bands, bars with intervals, histograms, strips of speeds. Pure.
 
-Colours are classes, which the page's style sheet sets for light, dark and print. Texts of hovers are in `title`
-elements, and in `data-points` for the page's script.
+Colours are classes, which charts.css sets for light and dark. Texts of hovers are in `title` elements, and in
+`data-points` for the page's script.
 """
 
 from __future__ import annotations
@@ -54,6 +54,36 @@ class Bar:
     open: bool = False
 
 
+@dataclass(frozen=True)
+class Chart:
+    """Drawing under a title: `shapes` of SVG within width and height, in SVG's units. `kind`: class of the figure."""
+
+    title: str
+    width: float
+    height: float
+    shapes: str
+    kind: str = ""
+
+    def figure(self) -> str:
+        """Write the chart as a figure of an HTML page, which has the style sheet and the legend."""
+        size = f'viewBox="0 0 {self.width} {self.height}"'
+        drawing = f'<svg {size} role="img" aria-label="{escape(self.title)}">{self.shapes}</svg>'
+        return f'<figure class="{self.kind}"><figcaption>{escape(self.title)}</figcaption>{drawing}</figure>'
+
+    def file(self, style: str, groups: Sequence[tuple[str, int]]) -> str:
+        """Write the chart as a file of its own, with its style sheet and a legend of the groups (name, colour)."""
+        legend = [_text(LEFT, 18, self.title, kind="name")]
+        for place, (name, colour) in enumerate(groups if self.kind == "curves" else ()):
+            y = 38 + 16 * place
+            legend.append(f'<rect class="bar c{colour}" x="{LEFT}" y="{y - 9}" width="10" height="10"/>')
+            legend.append(_text(LEFT + 16, y, name, kind="name"))
+        above = 16 * len(legend) // 2 + 8
+        back = f'<rect class="back" y="{-above}" width="{self.width}" height="{self.height + above}"/>'
+        head = f'<g transform="translate(0 {-above})">{"".join(legend)}</g>'
+        size = f'viewBox="0 {-above} {self.width} {self.height + above}" width="{1.6 * self.width:.0f}"'
+        return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style}</style>{back}{head}{self.shapes}</svg>'
+
+
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Choose round numbers between two values, at most about `most` of them."""
     span = high - low
@@ -75,11 +105,11 @@ def short_number(value: float) -> str:
 
 def curves(
     title: str, lines: Sequence[Line], marks: Sequence[Mark], x_title: str, write_x: Write, write_y: Write
-) -> str:
-    """Draw curves over a common axis, with their bands and marks; "" where there are no points."""
+) -> Chart | None:
+    """Draw curves over a common axis, with their bands and marks; None where there are no points."""
     points = [point for line in lines for point in line.points]
     if not points:
-        return ""
+        return None
     end = max(point[0] for point in points) or 1.0
     settled = [point for point in points if point[0] >= SETTLED * end] or points
     low, high = min(point[2] for point in settled), max(point[3] for point in settled)
@@ -104,7 +134,7 @@ def curves(
     drawn = [_drawn(line, x, y, write_x, write_y) for line in lines if line.points]
     clip = f'<svg x="{LEFT}" y="{TOP - 4}" width="{WIDE - LEFT - RIGHT + 6}" height="{base - TOP + 8}" '
     clip += f'viewBox="{LEFT} {TOP - 4} {WIDE - LEFT - RIGHT + 6} {base - TOP + 8}">{"".join(drawn)}</svg>'
-    return _figure(title, WIDE, HIGH, [*parts, clip], "curves")
+    return Chart(title, WIDE, HIGH, "".join([*parts, clip]), "curves")
 
 
 def _drawn(line: Line, x: Scale, y: Scale, write_x: Write, write_y: Write) -> str:
@@ -147,10 +177,10 @@ def _marked(mark: Mark, x: Scale, base: float) -> str:
     return f'<g class="series switch c{mark.colour}">{line}{_text(at + 4, TOP + 11, mark.text)}{title}</g>'
 
 
-def bars(title: str, rows: Sequence[Bar], x_title: str, shades: bool = False) -> str:
-    """Draw horizontal bars with intervals; `shades`: the parts of a bar get lighter. "" where there are none."""
+def bars(title: str, rows: Sequence[Bar], x_title: str, shades: bool = False) -> Chart | None:
+    """Draw horizontal bars with intervals; `shades`: the parts of a bar get lighter. None where there are none."""
     if not rows:
-        return ""
+        return None
     most = max(max(sum(value for value, _ in row.parts), (row.interval or (0, 0))[1]) for row in rows) or 1.0
     room = WIDE - LABEL - 140  # behind it stand the texts
     scale, high = room / most, TOP + ROW * len(rows) + BOTTOM
@@ -176,14 +206,14 @@ def bars(title: str, rows: Sequence[Bar], x_title: str, shades: bool = False) ->
             at = max(at, upper)
         found.append(_text(at + 7, top + 13, row.text))
         parts.append(f'<g class="series c{row.colour}" data-name="{escape(row.name)}">{"".join(found)}</g>')
-    return _figure(title, WIDE, high, parts)
+    return Chart(title, WIDE, high, "".join(parts))
 
 
-def histograms(title: str, groups: Mapping[str, tuple[int, Mapping[int, float]]], x_title: str) -> str:
+def histograms(title: str, groups: Mapping[str, tuple[int, Mapping[int, float]]], x_title: str) -> Chart | None:
     """Draw a histogram (percentages by whole number) in a row of its own for each group."""
     groups = {name: each for name, each in groups.items() if each[1]}
     if not groups:
-        return ""
+        return None
     last = max(max(each) for _, each in groups.values())
     width, row = (WIDE - LABEL - RIGHT) / (last + 1), 46
     high = TOP + row * len(groups) + BOTTOM
@@ -204,13 +234,13 @@ def histograms(title: str, groups: Mapping[str, tuple[int, Mapping[int, float]]]
         if value == int(value):
             parts.append(_text(LABEL + width * (value + 0.5), high - BOTTOM + 14, f"{value:.0f}", "middle"))
     parts.append(_text((LABEL + WIDE - RIGHT) / 2, high - 6, x_title, "middle", "axis"))
-    return _figure(title, WIDE, high, parts)
+    return Chart(title, WIDE, high, "".join(parts))
 
 
 def strips(
     title: str, rows: Mapping[str, Sequence[tuple[float, float, float]]], marks: Iterable[tuple[str, float, str]],
     end: float, x_title: str,
-) -> str:  # fmt: skip
+) -> Chart:  # fmt: skip
     """Draw a strip for each process: cells (begin, end, speed as a share of the usual one), the darker the slower.
 
     `marks`: (process, time, text) of failures."""
@@ -238,7 +268,7 @@ def strips(
     for value in ticks(0.0, end, 10):
         parts.append(_text(left + scale * value, high - BOTTOM + 16, short_number(value), "middle"))
     parts.append(_text((left + width - RIGHT) / 2, high - 6, x_title, "middle", "axis"))
-    return _figure(title, width, high, parts, "wide")
+    return Chart(title, width, high, "".join(parts), "wide")
 
 
 def interval(low: float, mean: float, high: float, most: float, neutral: float, margin: float | None) -> str:
@@ -273,8 +303,3 @@ def _row_label(name: str, y: float) -> str:
 
 def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "tick") -> str:
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def _figure(title: str, width: float, high: float, parts: Iterable[str], kind: str = "") -> str:
-    drawing = f'<svg viewBox="0 0 {width} {high}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
-    return f'<figure class="{kind}"><figcaption>{escape(title)}</figcaption>{drawing}</figure>'

@@ -1,5 +1,8 @@
 """`gbactl report`: read runs from the store or their directories, compare them, print the report, write the plots.
 
+Conditions, a sweep or a number of the newest choose among a store's runs. A sweep's own run in MLflow gets the
+comparison of its runs.
+
 Curves come from result.json, of the run's directory or downloaded from its MLflow artifacts: one small file a run.
 """
 
@@ -7,32 +10,35 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gbactl.checked_dataclasses import flatten
 from gbactl.errors import TrackingError, UsageError
 from gbactl.faults.measured_effects import fault_metrics
 from gbactl.report.compare import Report, compare, of_round
-from gbactl.report.html_report import page
+from gbactl.report.configuration_differences import value_of
+from gbactl.report.html_report import page, write_figures
 from gbactl.report.paired_statistics import Key
-from gbactl.report.plots import plot
-from gbactl.report.render import beside, markdown, render, sentences
-from gbactl.report.run_curves import Curves, curves_of
-from gbactl.report.selection import conditions, selected
-from gbactl.report.time_to_auc import times_to_auc
+from gbactl.report.render import answer, beside, markdown, render, sentences, text
+from gbactl.report.run_curves import Curves, curves_of, times_to_auc
 from gbactl.tracking.delivery import send_backlog
 from gbactl.tracking.final_metrics import failure_metrics, metrics_of
 from gbactl.tracking.mlflow_connection import (
     COMMAND,
+    PARENT,
     Run,
     connect,
+    log_artifacts,
     log_comparison,
+    log_comparison_of_children,
+    read_children,
     read_runs,
     sqlite_path,
     tracking_uri,
@@ -84,8 +90,7 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
         made = with_times(made, curves, aim)
     terminal = sys.stdout.isatty()
     width = max(80, shutil.get_terminal_size().columns) if terminal else 80
-    every = [each for group in curves.values() for each in group]
-    drawn = [] if options.plots is None else plot(every, options.plots)
+    drawn = [] if options.plots is None else write_figures(made, curves, options.plots)
     if options.form == "html":
         title = ", ".join(run.name for run in runs) if options.runs else f"gbactl: {', '.join(options.experiments)}"
         out(page(made, curves, runs, title).rstrip("\n"))
@@ -98,7 +103,7 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
     if missing:
         aside(f"Not in plots and times, no result.json: {', '.join(missing)}.")
     if options.log:
-        words = {run: group.verdict.words for group in made.groups if group.verdict for run in group.runs}
+        words = _verdict_words(made)
         log_comparison(uri, options.experiments, markdown(made), words)
         aside(f"Logged: the table as the note of {', '.join(options.experiments)}, the verdicts on {len(words)} runs.")
 
@@ -142,6 +147,14 @@ def run_at(path: Path) -> tuple[Run, dict[str, Any]]:
     return Run(
         str(result.get("run_id") or path.name), path.name, result["status"], began, params, metrics, tags
     ), result
+
+
+def run_page(path: Path) -> str:
+    """Render the HTML report of the run in a directory. Raises UsageError where its files cannot be read."""
+    run, result = run_at(path)
+    made = compare([run])
+    curves = {group.key: [curves_of(group.key[0], run.seed, result)] for group in made.groups}
+    return page(made, curves, [run], run.name)
 
 
 def with_times(report: Report, curves: Mapping[Key, Sequence[Curves]], wanted: str) -> Report:
@@ -203,3 +216,112 @@ def _result(client: Any, run_id: str, folder: Path) -> dict[str, Any] | None:
         return dict(json.loads(Path(path).read_text(encoding="utf-8")))
     except Exception:  # whatever the artifact store raises, the table is printed without this run's curve
         return None
+
+
+def renew_sweep(uri: str, run_id: str, figures: bool = True) -> None:
+    """Compare the finished children of a sweep's run, and write note, report, figures and verdicts to it in MLflow.
+
+    Nothing is written where none has finished. Without `figures`, which take about a second, note and verdicts alone
+    are. Raises TrackingError."""
+    runs, made = _of_children(uri, run_id)
+    if made is None:
+        return
+    log_comparison_of_children(uri, run_id, answer(made), markdown(made), _verdict_words(made))
+    if not figures:
+        return
+    curves, _ = read_curves(uri, runs, made)
+    with tempfile.TemporaryDirectory() as folder:
+        drawn = write_figures(made, curves, Path(folder) / "plots")
+        written = Path(folder) / "report.html"
+        written.write_text(page(made, curves, runs, "Comparison of a sweep"), encoding="utf-8")
+        log_artifacts(uri, run_id, {written: None, **dict.fromkeys(drawn, "plots")})
+
+
+def sweep_table(uri: str, run_id: str, width: int, colour: bool) -> str:
+    """Compare the finished children of a sweep's run in a table for a terminal; "" where none has finished.
+
+    Raises TrackingError."""
+    _, made = _of_children(uri, run_id)
+    return "" if made is None else text(made, width, colour)
+
+
+def _of_children(uri: str, run_id: str) -> tuple[list[Run], Report | None]:
+    """Read the finished children of a run and compare them; None where none can be compared."""
+    runs = read_children(uri, run_id)
+    made = compare(runs) if runs else None
+    return runs, made if made is not None and made.groups else None
+
+
+def _verdict_words(made: Report) -> dict[str, str]:
+    """Return the words of each verdict by run."""
+    return {run: group.verdict.words for group in made.groups if group.verdict for run in group.runs}
+
+
+LAST = "last"
+_MOST = 8
+_TYPED = re.compile(r"(?!(?:metrics?|attributes?|attr|run)\.)([A-Za-z_][\w.]*)=([^\s'\"=<>][^\s'\"<>]*)")
+
+
+class Condition(NamedTuple):
+    """Condition on a configuration key or tag (tags.NAME): it has one of the values."""
+
+    key: str
+    values: tuple[str, ...]
+
+    def holds(self, run: Run) -> bool:
+        """Return whether a run meets the condition; numbers are compared as numbers."""
+        own = value_of(run, self.key)
+        return any(_same(own, value) for value in (*self.values, ",".join(self.values)))
+
+
+def conditions(where: Sequence[str]) -> tuple[list[Condition], list[str]]:
+    """Split typed filters into those of the form KEY=VALUE[,VALUE...], and those in MLflow's syntax."""
+    found = [(_TYPED.fullmatch(text.strip()), text) for text in where]
+    typed = [Condition(match[1].removeprefix("params."), tuple(match[2].split(","))) for match, _ in found if match]
+    return typed, [text for match, text in found if not match]
+
+
+def selected(
+    runs: Sequence[Run], typed: Sequence[Condition] = (), sweep: str | None = None, last: int | None = None
+) -> list[Run]:
+    """Choose the runs that meet all conditions, of one sweep, and of these the `last` newest.
+
+    `sweep`: "last", or the beginning of the MLflow id of the sweep's run. Raises UsageError if no run is left."""
+    chosen = list(runs)
+    for condition in typed:
+        before, chosen = chosen, [run for run in chosen if condition.holds(run)]
+        if not chosen:
+            _none_with(condition, before)
+    if sweep is not None:
+        chosen = _of_sweep(chosen, sweep)
+    return sorted(chosen, key=lambda run: run.start_ms)[0 if last is None else -last :]
+
+
+def _of_sweep(runs: Sequence[Run], sweep: str) -> list[Run]:
+    """Choose the runs of one sweep: the newest one, or the one whose id begins with `sweep`."""
+    parents = {run.tags[PARENT]: run.start_ms for run in runs if PARENT in run.tags}
+    found = [max(parents, key=parents.__getitem__)] if parents and sweep == LAST else []
+    found = found or [parent for parent in parents if parent.startswith(sweep)]
+    if len(found) != 1:
+        told = f"{sweep} is the beginning of {len(found)} sweeps" if found else f"None of the runs is of sweep {sweep}"
+        raise UsageError(f"{told}; type --sweep last, or more of the MLflow id of the sweep's run.")
+    return [run for run in runs if run.tags.get(PARENT) == found[0]]
+
+
+def _none_with(condition: Condition, runs: Sequence[Run]) -> None:
+    """Raise the UsageError for a condition that none of the runs meets."""
+    there = sorted({value_of(run, condition.key) for run in runs} - {"-"})
+    told = f"{condition.key}={','.join(condition.values)}"
+    if not there:
+        raise UsageError(f"No run has the key {condition.key}; type --where KEY=VALUE with a key of the configuration.")
+    more = f" and {len(there) - _MOST} more" if len(there) > _MOST else ""
+    raise UsageError(f"None of the {len(runs)} runs has {told}; there are: {', '.join(there[:_MOST])}{more}.")
+
+
+def _same(own: str, value: str) -> bool:
+    if own == value:
+        return True
+    try:
+        return float(own) == float(value)
+    except ValueError:
+        return own.lower() == value.lower() and value.lower() in ("true", "false", "none", "null")

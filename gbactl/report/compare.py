@@ -36,9 +36,9 @@ from gbactl.report.paired_statistics import (
     stats_of,
     why_alone,
 )  # fmt: skip
-from gbactl.report.time_to_auc import TimeLine
+from gbactl.report.run_curves import TimeLine
 from gbactl.report.verdicts import Scale, Verdict, scale_of, verdicts
-from gbactl.tracking.metric_names import plain_name
+from gbactl.tracking.final_metrics import plain_name
 from gbactl.tracking.mlflow_connection import Run
 
 DEFAULT_BASELINE = "sync"

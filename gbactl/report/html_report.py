@@ -1,19 +1,24 @@
 """HTML report in one file that needs no network: the answer, the table, charts, what was left out, how to run it again.
 
-The page is a Jinja template (report.html.j2) around SVG charts. Colours follow the reader's theme, light or dark.
+The page is a Jinja template (report.html.j2) around SVG charts, which can be written as files, too. Colours follow the
+reader's theme, light or dark.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gbactl.errors import GbactlError
 from gbactl.report import charts
-from gbactl.report.charts import Bar, Line, Mark
+from gbactl.report.charts import Bar, Chart, Line, Mark
 from gbactl.report.columns import ratio_cell
 from gbactl.report.compare import Group, Report
 from gbactl.report.paired_statistics import Difference, Key, Stat, interval_of
@@ -40,9 +45,7 @@ def page(
         loader=PackageLoader("gbactl.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    names = {group.key: _name(group.key) for group in report.groups}
-    colours = {key: number % COLOURS for number, key in enumerate(names)}
-    drawn = {key: curves.get(key, ()) for key in names}
+    names, colours, drawn = _lines(report, curves)
     tables = grids(report)
     found: str = env.get_template("report.html.j2").render(
         title=title, answer=_signed(answer(report)), report=report,
@@ -53,6 +56,34 @@ def page(
         commands=again([run for run in runs if any(run.run_id in group.runs for group in report.groups)]),
     )  # fmt: skip
     return found.encode("ascii", "xmlcharrefreplace").decode()  # also for a pipe of another encoding
+
+
+def _lines(
+    report: Report, curves: Mapping[Key, Sequence[Curves]]
+) -> tuple[dict[Key, str], dict[Key, int], dict[Key, Sequence[Curves]]]:
+    """Give the report's lines their names, colour numbers and curves."""
+    names = {group.key: _name(group.key) for group in report.groups}
+    return names, {k: n % COLOURS for n, k in enumerate(names)}, {key: curves.get(key, ()) for key in names}
+
+
+def write_figures(
+    report: Report, curves: Mapping[Key, Sequence[Curves]], folder: Path,
+    advice: str = "type --plots with another folder",
+) -> list[Path]:  # fmt: skip
+    """Write the page's charts as SVG files named after their titles, as auc-over-samples.svg.
+
+    Raises GbactlError, with `advice` at its end, if the folder cannot be written."""
+    names, colours, drawn = _lines(report, curves)
+    style = files("gbactl.report").joinpath("charts.css").read_text(encoding="utf-8")
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for chart in _figures(report, drawn, names, colours):
+            written.append(folder / f"{re.sub('[^a-z0-9]+', '-', chart.title.lower()).strip('-')}.svg")
+            written[-1].write_text(chart.file(style, [(names[key], colours[key]) for key in names]), encoding="utf-8")
+    except OSError as error:
+        raise GbactlError(f"The plots cannot be written to {folder} ({error.strerror}); {advice}.") from error
+    return written
 
 
 def _signed(text: str) -> str:
@@ -122,12 +153,12 @@ def _plain(columns: Sequence[Any]) -> dict[str, Any]:
 
 def _figures(
     report: Report, drawn: Mapping[Key, Sequence[Curves]], names: Mapping[Key, str], colours: Mapping[Key, int]
-) -> list[str]:
+) -> list[Chart]:
     over = (
         ("samples", "samples", lambda point: point.samples),
         ("seconds", "seconds of training", lambda p: p.seconds),
     )
-    made = []
+    made = list[Chart | None]()
     for field, x_title, along in over:
         lines = [_line(names[key], colours[key], runs, along, "auc") for key, runs in drawn.items()]
         lines += [_dots(names[key], colours[key], runs, field) for key, runs in drawn.items()]
@@ -147,7 +178,7 @@ def _figures(
     kinds = list(dict.fromkeys(kind for runs in drawn.values() for run in runs for kind in run.bytes_per_sample))
     axis = f"bytes per sample; from dark to light: {', '.join(kinds)}"
     made.append(charts.bars("Bytes sent per sample", _bytes(drawn, names, colours, kinds), axis, shades=True))
-    return [figure for figure in made if figure]
+    return [chart for chart in made if chart]
 
 
 def _samples(point: TrainingPoint) -> float:
@@ -285,7 +316,7 @@ def _bytes(
     return made
 
 
-def _strips(drawn: Mapping[Key, Sequence[Curves]], names: Mapping[Key, str]) -> list[str]:
+def _strips(drawn: Mapping[Key, Sequence[Curves]], names: Mapping[Key, str]) -> list[Chart]:
     """Draw for a run of each group how fast each worker computed, where one was slow or failed."""
     made = []
     for key, runs in drawn.items():

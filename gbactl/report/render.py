@@ -21,7 +21,7 @@ from gbactl.report.columns import MISSING, SLOWDOWN, STANDARD, Cell, Column, cel
 from gbactl.report.compare import MARKS, SHORT_SECONDS, Group, Report
 from gbactl.report.failure_tables import FAILURE_COLUMNS, FailureLine, SlowdownLine
 from gbactl.report.paired_statistics import Difference, Stat, stat
-from gbactl.report.time_to_auc import CensoredMedian
+from gbactl.report.run_curves import CensoredMedian
 from gbactl.tracking.final_metrics import FAILURE_KINDS
 
 if TYPE_CHECKING:
@@ -156,6 +156,8 @@ def answer(report: Report) -> str:
         there = [group for group in report.groups if group.stats.get(column.metrics[0])]
         if there and column.metrics in (report.columns[0].metrics, ("eps",)):
             best.append((column, max(there, key=lambda group: _mean(group, column.metrics[0]))))
+    if not best:
+        return "No run has figures that can be compared."
     told = [f"{column.title} {column.write(_mean(group, column.metrics[0]))}" for column, group in best]
     if len(report.groups) == 1:
         return f"{_named(report.groups[0])}: {', '.join(told)}."

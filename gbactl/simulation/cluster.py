@@ -1,6 +1,10 @@
 """Virtual cluster in the current thread: connects the nodes, runs to the end, and passes events to a launcher.
 
 Building one takes what building one model and its tables takes; 1,000 workers add 20 ms.
+
+Times do not depend on values. So for times alone there is a cluster without the model's arithmetic: its throughput,
+staleness and traffic are those of the same training with gradients, which takes several times as long. Its AUC and
+loss mean nothing.
 """
 
 from __future__ import annotations
@@ -16,11 +20,12 @@ import numpy as np
 from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_shard
 from gbactl.collective.base import ring_item
 from gbactl.config import RunConfig
-from gbactl.config.shard_layout import optimizer, shard_spec
-from gbactl.coordinator.rounds import samples_of, spare_bytes
+from gbactl.config.job_layout import optimizer, samples_of, shard_spec
+from gbactl.coordinator.checkpointing import spare_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import ServerSlowdown
 from gbactl.kernels import codec_of
+from gbactl.kernels.base import Floats, aligned_copy
 from gbactl.kernels.native import flushed
 from gbactl.nodes.role_setup import header
 from gbactl.server.checkpoint_writer import ShardSaver, saver_of
@@ -34,12 +39,12 @@ from gbactl.simulation.process_failures import ClusterHandover, FailureInjection
 from gbactl.simulation.ring_all_reduce import TICK, RingRounds, SimulatedRing
 from gbactl.simulation.server import VirtualServer
 from gbactl.simulation.worker import ClusterShared, VirtualWorker
-from gbactl.store.aligned_memory import copied
 from gbactl.store.dense import DenseBlock
 from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import Event, Hello, Ready
 from gbactl.worker.loop import MappedBatchSource
+from gbactl.worker.worker_core import BatchInProgress
 
 Listen = Callable[[Event], None]
 
@@ -224,7 +229,7 @@ class VirtualCluster:
         state = dense_state(chain_at(Path(cfg.resume))) if begins and cfg.resume is not None else None
 
         def make() -> DenseBlock:
-            block = self._block(copied(flat.initial()))
+            block = self._block(aligned_copy(flat.initial()))
             if state is not None:
                 load_dense(block, state)
             return block
@@ -261,3 +266,41 @@ def run_virtual(
                 return
             except RollbackAll:
                 before = cluster.failures.servers.leave()
+
+
+class ZeroCompute(SharedCompute):
+    """Replacement for a worker's computation that returns zeros at no cost."""
+
+    def load(self, item: BatchInProgress) -> None:
+        """Do nothing, as no parameters are needed."""
+
+    def gradient(
+        self, item: BatchInProgress, out: Floats | None = None, computed: Callable[[], None] = lambda: None
+    ) -> Floats:
+        """Return row gradients of zeros."""
+        item.release()
+        sums = np.empty((len(item.unique.index), self.width), np.float32) if out is None else out
+        sums[:] = 0.0
+        return sums
+
+    def predict(self, item: BatchInProgress) -> Floats:
+        """Return predictions of zeros."""
+        item.release()
+        return np.zeros(item.grant.samples, np.float32)
+
+
+class ZeroComputeCluster(VirtualCluster):
+    """Virtual cluster whose workers compute nothing; simulated time passes as if they did."""
+
+    def _compute(self) -> SharedCompute:
+        real = super()._compute()
+        real.flat.keep_gradients(tuple(p.new_zeros(p.shape) for p in real.flat.parameters))
+        return ZeroCompute(real.computer, real.kernels, real.width, real.cuts, real.seed)
+
+
+def timed(cfg: RunConfig, dataset: Dataset, run_dir: Path) -> dict[str, Any]:
+    """Simulate a training without gradients; return the result's fields. Raises GbactlError."""
+    events: list[Event] = []
+    ZeroComputeCluster(cfg, dataset, run_dir, events.append).run()
+    [result] = [event.fields for event in events if event.name == "result"]
+    return result

@@ -6,8 +6,8 @@ other events.
 
 from __future__ import annotations
 
-from gbactl.config.cost import CostConfig
-from gbactl.faults import counter_based_random
+from gbactl.config.groups import CostConfig
+from gbactl.hashing import exponential, key_of, lognormal, uniform
 
 MESSAGE_BYTES = 120  # a frame's header, MAC and descriptor
 BACKWARD_SHARE = 2 / 3  # share of a batch's time in which an all-reduce can be hidden
@@ -35,10 +35,10 @@ class CostModel:
         scale = self.cfg.spread_scale
         if self.cfg.spread == "none" or scale == 0:
             return 1.0
-        u = counter_based_random.uniform(counter_based_random.key_of(_COMPUTE, self.seed, worker), turn)
+        u = uniform(key_of(_COMPUTE, self.seed, worker), turn)
         if self.cfg.spread == "lognormal":
-            return counter_based_random.lognormal(u, scale)
-        return 1.0 - scale + scale * counter_based_random.exponential(u)
+            return lognormal(u, scale)
+        return 1.0 - scale + scale * exponential(u)
 
     def gradient(self, worker: int, turn: int, samples: int) -> float:
         """Core time to compute a gradient of `samples` samples; `turn`: number of the batch on its worker."""

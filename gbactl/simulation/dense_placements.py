@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.hashing import digest
 from gbactl.kernels.base import Floats
 from gbactl.kernels.half_precision import Codec, round_here
 from gbactl.simulation.gradient_compute import SharedCompute
 from gbactl.simulation.ring_all_reduce import RingRounds, SimulatedRing
 from gbactl.simulation.trainer import VirtualTrainer
 from gbactl.simulation.worker import DensePlacement, VirtualWorker
-from gbactl.store.checksum import digest
 from gbactl.store.dense import DenseBlock, dense_square
 from gbactl.store.optimizers import due
 from gbactl.wire.messages import GradientNorms

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.hashing import MODULUS, row_sum
 from gbactl.kernels import load
 from gbactl.kernels.base import FLOAT, DensePart, Floats, Kernels, require
-from gbactl.store.checksum import MODULUS, row_sum
 from gbactl.store.optimizers import DenseOptimizer, OptimizerSpec
 
 

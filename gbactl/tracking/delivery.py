@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from gbactl.errors import TrackingError
-from gbactl.tracking.dataset_inputs import CONTEXT
 from gbactl.tracking.mlflow_connection import absolute, connect, ensure_store, experiment_id, sqlite_path
+from gbactl.tracking.run_description import CONTEXT
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

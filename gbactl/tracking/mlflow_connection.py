@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gbactl.checked_dataclasses import flatten
 from gbactl.errors import TrackingError, UsageError
-from gbactl.tracking.final_metrics import user
-from gbactl.tracking.metric_names import plain_name
+from gbactl.tracking.final_metrics import plain_name, user
 from gbactl.tracking.run_description import CONFIG_TAG
 from gbactl.tracking.saved_view import VIEW_TAG, saved_view, view_path
 

@@ -27,8 +27,7 @@ from gbactl.models.flat_parameters import FlatModel
 from gbactl.replicas import AveragingRule
 from gbactl.store.dense import DenseBlock
 from gbactl.trainer.dense_replica import Replica
-from gbactl.trainer.exchange import AveragingRounds, CentreExchange, EasgdExchange, ExchangeKind
-from gbactl.trainer.exchange_schedule import ExchangeDriver
+from gbactl.trainer.exchange import AveragingRounds, CentreExchange, EasgdExchange, ExchangeDriver, ExchangeKind
 from gbactl.trainer.trainer_core import TrainerCore
 from gbactl.wire.messages import AddReplica, ClosedReplicas, CloseReplicas, OpenReplicas, SaveReplica
 from gbactl.worker.client import WorkerClient

@@ -14,7 +14,7 @@ from gbactl.kernels.base import Floats
 from gbactl.replicas import AveragingRule, make
 from gbactl.store.dense import DenseBlock
 from gbactl.trainer.dense_replica import ExchangeStatistics, Replica
-from gbactl.trainer.exchange_schedule import ExchangePace
+from gbactl.trainer.exchange import ExchangePace
 from gbactl.wire.messages import ClosedReplicas, DenseSaved, OpenReplicas
 
 

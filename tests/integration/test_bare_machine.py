@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gbactl.checkpoint.folder import CheckpointFolder
-from gbactl.coordinator.rounds import END_BYTES
+from gbactl.coordinator.checkpointing import END_BYTES
 from gbactl.tracking.mlflow_connection import connect
 from tests.support.processes import Launcher, wait_for
 
@@ -105,7 +105,7 @@ def test_checkpoints_leave_the_room_that_log_and_result_need(
         )  # fmt: skip
     assert [path.name for path in (done.run_dir / "checkpoints").iterdir()] == ["cut-000001"]
     assert done.result["status"] == store_status(launcher) == "FINISHED"
-    assert len(list((done.run_dir / "plots").iterdir())) == 4
+    assert "AUC over samples" in (done.run_dir / "report.html").read_text()
     assert shutil.disk_usage(runs).free > END_BYTES - (300 << 10)
 
 
@@ -138,13 +138,12 @@ def test_a_disk_that_others_fill_ends_the_run_with_a_sentence(
 
 
 @pytest.mark.beside
-def test_plots_that_cannot_be_written_are_a_warning(launcher: Launcher) -> None:
+def test_a_report_that_cannot_be_written_is_a_warning(launcher: Launcher) -> None:
     run_dir = launcher.cwd / "runs" / "0"
-    run_dir.mkdir(parents=True)
-    (run_dir / "plots").touch()
+    (run_dir / "report.html").mkdir(parents=True)
     done = launcher.start("experiment=smoke", "mode=async", "cluster=virtual", small=False, tracking=True).finish()
     assert done.code == 0
     assert done.err.splitlines()[-1] == (
-        f"The plots cannot be written to {run_dir}/plots (File exists); the run is complete without them."
+        f"{run_dir}/report.html cannot be written (Is a directory); the run is complete without it."
     )
     assert done.result["status"] == store_status(launcher) == "FINISHED"

@@ -104,7 +104,7 @@ def test_a_sweep_is_one_line_whose_page_says_what_was_found(address: str, page: 
     assert page.get_by_text("gba s0", exact=True).count() == 0, "its runs are below it"
     close_assistant(page)
     page.get_by_role("link", name="sync,async,gba s0,1").click()
-    page.get_by_text("Against sync: async:").first.wait_for()
+    page.get_by_text("Against sync: ").first.wait_for()
     page.get_by_role("link", name="gba s1", exact=True).click()
     page.get_by_text("mode gba: 4 workers").first.wait_for()
     page.get_by_text("train/samples_read").first.wait_for()

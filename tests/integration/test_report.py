@@ -118,8 +118,9 @@ def test_log_writes_the_table_below_the_notes_own_text_and_the_verdicts(folder: 
 @pytest.mark.slow
 def test_plots_are_written_from_the_artifacts(tmp_path: Path) -> None:
     done = typed("--plots", str(tmp_path / "p"))
-    assert len(list((tmp_path / "p").glob("*.png"))) == 4
-    assert done.stderr.count("wrote ") == 4
+    written = sorted(path.name for path in (tmp_path / "p").iterdir())
+    assert {"auc-over-samples.svg", "staleness-of-the-gradients.svg"} <= set(written)
+    assert done.stderr.count("wrote ") == len(written)
     assert "no result.json" not in done.stderr
 
 

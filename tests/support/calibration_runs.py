@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
-from gbactl.config.cost import CostConfig
+from gbactl.config.groups import CostConfig
 from tests.support import small_data
 
 DATA = small_data.options(20_000)

@@ -19,7 +19,7 @@ from gbactl.tracking.mlflow_connection import quiet_mlflow
 MODULES = ("train", "advise", "report", "replay", "switch", "checkpoint")
 IMPORTED = (
     "torch", "mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store", "alembic.command",
-    "gbactl.launch.training_run", "gbactl.tracking.tracked_run", "gbactl.simulation", "matplotlib.pyplot",
+    "gbactl.launch.training_run", "gbactl.tracking.tracked_run", "gbactl.simulation",
     *(f"gbactl.cli.{name}" for name in MODULES),
 )  # fmt: skip
 quiet_mlflow()  # importing it starts its telemetry otherwise

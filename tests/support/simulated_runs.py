@@ -17,7 +17,7 @@ from gbactl.config import (
     TrainConfig,
     check,
 )
-from gbactl.config.cost import CostConfig
+from gbactl.config.groups import CostConfig
 from gbactl.data.dataset import open_dataset
 from gbactl.simulation.cluster import run_virtual
 from gbactl.wire.messages import Event

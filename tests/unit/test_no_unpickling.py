@@ -12,7 +12,7 @@ import gbactl
 
 SOURCES = sorted(Path(gbactl.__file__).parent.rglob("*.py"))
 #: a pool of processes that only their own parent can write to
-OWN_PIPES = {"advise/simulation_pool.py"}
+OWN_PIPES = {"advise/simulation_jobs.py"}
 MODULES = {
     "pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "jsonpickle",
     "multiprocessing", "xmlrpc",

@@ -12,7 +12,7 @@ import pytest
 from gbactl.calibration import fit as fitting
 from gbactl.calibration.fit import GROUPS, Predict, averaged, fit, predict, scaled
 from gbactl.calibration.measured_runs import Observation, ProgressLog
-from gbactl.config.cost import CostConfig
+from gbactl.config.groups import CostConfig
 from gbactl.data.dataset import Dataset
 from gbactl.simulation.cluster import run_virtual
 from gbactl.wire.messages import Event

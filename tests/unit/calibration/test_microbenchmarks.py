@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gbactl.calibration import microbenchmarks
-from gbactl.config.cost import CostConfig
+from gbactl.config.groups import CostConfig
 from gbactl.data.dataset import Dataset
 from tests.support.calibration_runs import config
 

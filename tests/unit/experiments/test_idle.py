@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
-from gbactl.config.cost import CostConfig
+from gbactl.config.groups import CostConfig
 from gbactl.data.dataset import open_dataset
 from gbactl.simulation.cluster import run_virtual
 from tests.support import small_data

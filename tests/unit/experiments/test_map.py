@@ -29,7 +29,7 @@ def cell(write_map: Any, mode: str, seed: int, auc: float, seconds: float, worke
 def cells(write_map: Any) -> list[Any]:
     made = []
     for seed in (1, 2):
-        made += [cell(write_map, "sync", seed, 0.8, 3.0), cell(write_map, "gba", seed, 0.8 + 2e-4 * seed, 1.0)]
+        made += [cell(write_map, "sync", seed, 0.8, 3.0), cell(write_map, "gba", seed, 0.8001 + 1e-5 * seed, 1.0)]
         made.append(cell(write_map, "async", seed, 0.8 - 0.01 * seed, 0.6))
     return [*made, cell(write_map, "async", 1, 0.7, 1.0, workers=16)]  # sync of as many is missing
 
@@ -45,7 +45,7 @@ def test_sizes_differ_in_seeds_and_samples_alone(write_map: Any) -> None:
 def test_a_mode_is_compared_with_sync_of_the_same_place_and_seed(write_map: Any, cells: list[Any]) -> None:
     aucs = write_map.compared(cells, "optim.lr", write_map.auc_difference)
     assert aucs == {
-        "gba": {("0.002", "8"): [pytest.approx(2e-4), pytest.approx(4e-4)]},
+        "gba": {("0.002", "8"): [pytest.approx(1.1e-4), pytest.approx(1.2e-4)]},
         "async": {("0.002", "8"): [pytest.approx(-0.01), pytest.approx(-0.02)]},
     }
     ratios = write_map.compared(cells, "optim.lr", write_map.eps_ratio)
@@ -53,11 +53,11 @@ def test_a_mode_is_compared_with_sync_of_the_same_place_and_seed(write_map: Any,
     assert write_map.gaps(cells) == "The best possible AUC minus sync's, by learning rate: 0.1000 at 0.002.\n"
 
 
-def test_what_is_safe_with_every_seed_is_bold(write_map: Any, cells: list[Any], tmp_path: Path) -> None:
+def test_what_is_safe_is_bold(write_map: Any, cells: list[Any], tmp_path: Path) -> None:
     aucs = write_map.compared(cells, "optim.lr", write_map.auc_difference)
     ratios = write_map.compared(cells, "optim.lr", write_map.eps_ratio)
     text = write_map.table(aucs, ratios, "learning rate")
-    assert "| gba | 0.002 | **+0.0003 [+0.0002, +0.0004]** | 2.00 |" in text
-    assert "| async | 0.002 | -0.0150 [-0.0200, -0.0100] | 2.50 |" in text
+    assert "| gba, 0.002 | **+0.0001 +-0.0001** | 2.00 +-0.00 |" in text
+    assert "| async, 0.002 | -0.0150 +-0.0635 | 2.50 +-0.00 |" in text
     write_map.plot(aucs, ratios, "learning rate", tmp_path / "map.png")
     assert (tmp_path / "map.png").stat().st_size > 1000

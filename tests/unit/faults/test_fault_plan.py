@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from gbactl.config import from_dict
 from gbactl.errors import ConfigError
-from gbactl.faults import counter_based_random
 from gbactl.faults.fault_plan import FaultInjector, Injection, choose
+from gbactl.hashing import gamma, uniform, weibull
 from tests.support.fault_plans import EVERY_KIND, plan
 
 PLANS = st.lists(st.sampled_from(EVERY_KIND), max_size=4)
@@ -213,10 +213,10 @@ def test_the_mean_time_between_failures_is_met(distribution: str, shape: float |
 
 @pytest.mark.parametrize(
     ("draw", "shape", "deviation"),
-    [(counter_based_random.weibull, 2.0, 0.5227), (counter_based_random.gamma, 4.0, 0.5)],
+    [(weibull, 2.0, 0.5227), (gamma, 4.0, 0.5)],
 )
 def test_intervals_have_the_spread_of_their_distribution(draw: Any, shape: float, deviation: float) -> None:
-    found = [draw(counter_based_random.uniform(7, turn), shape) for turn in range(20_000)]
+    found = [draw(uniform(7, turn), shape) for turn in range(20_000)]
     assert statistics.fmean(found) == pytest.approx(1.0, rel=0.02)
     assert statistics.pstdev(found) == pytest.approx(deviation, rel=0.03)
 

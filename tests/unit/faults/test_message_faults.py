@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.faults import counter_based_random
 from gbactl.faults.message_faults import AllActivePeriods, MessageFaultStream, TransmissionOutcome
+from gbactl.hashing import INTERVALS, uniform
 from tests.support.fault_plans import plan
 
 STORM = {"kind": "messages", "drop": 0.2, "duplicate": 0.2, "reorder": 0.2, "delay": 0.2}
@@ -52,8 +52,8 @@ def test_again_and_again_for_the_share_of_the_time_that_follows(distribution: st
     typed = {**AGAIN, "seconds": 4.0, "distribution": distribution, **({} if shape is None else {"shape": shape})}
     found = storms(typed)
     share = statistics.fmean(bool(found.on(0, turn * 0.5)) for turn in range(60_000))
-    draw = counter_based_random.INTERVALS[distribution]
-    intervals = [10.0 * draw(counter_based_random.uniform(7, turn), shape) for turn in range(20_000)]
+    draw = INTERVALS[distribution]
+    intervals = [10.0 * draw(uniform(7, turn), shape) for turn in range(20_000)]
     assert share == pytest.approx(statistics.fmean(min(4.0, each) for each in intervals) / 10.0, rel=0.08)
 
 

@@ -107,7 +107,7 @@ def test_overrides() -> None:
         (["modee=gba"], r"no key modee\. Did you mean mode"),
         (["train.global_bach=1"], r"no key train\.global_bach\. Did you mean train\.global_batch"),
         (["optim.schedule.tot=1"], r"Did you mean optim\.schedule\.total"),
-        (["data.rows=1"], r"no key data\.rows\. Type gbactl config data for its keys\."),
+        (["data.rows=1"], r"no key data\.rows\. Did you mean data\.rows_per_day\?"),
         (["nosuch=1"], r"no key nosuch\. Type gbactl config for all groups\."),
         (["mode.iota=4"], r"mode\.iota does not belong to the chosen mode; type mode= one of: gba\."),
         (["tracking.tags.study=a"], r"type \+tracking\.tags\.study=VALUE"),

@@ -13,8 +13,16 @@ import pytest
 
 from gbactl.config import from_dict
 from gbactl.launch import progress as module
-from gbactl.launch.next_commands import after_run, after_runs
-from gbactl.launch.progress import JobProgress, ProgressDisplay, _summary, duration, shown_path, unit_of
+from gbactl.launch.progress import (
+    JobProgress,
+    ProgressDisplay,
+    _summary,
+    after_run,
+    after_runs,
+    duration,
+    shown_path,
+    unit_of,
+)
 from gbactl.tracking.run_description import CommandLine, SweepPlace
 
 
@@ -176,8 +184,6 @@ def test_the_commands_after_a_run(tmp_path: Path) -> None:
         "another mode": "gbactl train experiment=smoke seed=1 mode=sync",
         "compare runs": "gbactl report --experiment demo", "look at them": "gbactl ui",
     }  # fmt: skip
-    refused = CommandLine("train", ("mode=gba", "mode.local_batch=512", "cluster.workers=3"))
-    assert "another mode" not in dict(after_run(cfg, refused, {"run_dir": str(tmp_path)}))
     (tmp_path / "checkpoints" / "cut-000001").mkdir(parents=True)
     (tmp_path / "checkpoints" / "cut-000001" / "manifest.json").touch()
     quiet = from_dict({"mode": {"name": "sync"}, "tracking": {"enabled": False, "uri": "sqlite:///a b.db"}})

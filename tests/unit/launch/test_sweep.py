@@ -10,7 +10,7 @@ import pytest
 from gbactl.errors import GbactlError
 from gbactl.launch.hydra_config import run_hydra
 from gbactl.launch.sweep import PARENT_RUN, parent_tags, sweep_name
-from gbactl.launch.training_run import LaunchedRun, train
+from gbactl.launch.training_run import train
 from gbactl.tracking.mlflow_connection import NOTE, PARENT, VERDICT, connect, read_runs, tracking_uri
 
 SMALL = (
@@ -38,7 +38,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.delenv(PARENT_RUN, raising=False)
-    monkeypatch.setattr(LaunchedRun, "_plots", lambda *_: [])  # a second for each run
 
 
 def test_a_sweep_compares_its_runs_and_keeps_what_it_leaves_as_it_is(
@@ -56,7 +55,7 @@ def test_a_sweep_compares_its_runs_and_keeps_what_it_leaves_as_it_is(
     assert all(VERDICT in run.data.tags for run in (parent, *children) if run.info.run_name[:4] != "sync")
     client = connect(tracking_uri())
     files = {file.path for file in client.list_artifacts(parent.info.run_id, "plots")}
-    assert {"plots/auc_over_samples.png", "plots/eps.png"} <= files
+    assert {"plots/auc-over-samples.svg", "plots/samples-per-second-eps.svg"} <= files
     page = Path(client.download_artifacts(parent.info.run_id, "report.html", str(tmp_path))).read_text()
     assert "Against sync: gba: " in page and page.count("<figure") >= 5
     assert len(read_runs(tracking_uri(), ["gbactl"], [])) == 2, "a report leaves the parent out"

@@ -16,11 +16,11 @@ from gbactl.coordinator.event_log import AnnounceRecord, ForgoRecord, GrantRecor
 from gbactl.data.dataset import open_dataset
 from gbactl.data.source_cache import prepare
 from gbactl.errors import EventLogError, UsageError
+from gbactl.hashing import digest
 from gbactl.kernels.native import flushes
 from gbactl.replay import replay_run
 from gbactl.replay.replay_run import failed, replay, sentence
 from gbactl.simulation.cluster import run_virtual
-from gbactl.store.checksum import digest
 from tests.support.hand_made import HandMade
 from tests.support.modes import SERVED
 from tests.support.recorded import config, record, splits

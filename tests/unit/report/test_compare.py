@@ -15,7 +15,7 @@ from gbactl.report.compare import Report, compare, of_round
 from gbactl.report.configuration_differences import LONGEST, settings, short, value_of
 from gbactl.report.paired_statistics import Difference, Stat, paired, paired_ratio, stat
 from gbactl.report.render import render
-from gbactl.tracking.metric_names import logged_name
+from gbactl.tracking.final_metrics import logged_name
 from gbactl.tracking.mlflow_connection import Run, _run
 from gbactl.tracking.run_description import CONFIG_TAG, config_tag
 from tests.support.report_examples import run, three

@@ -6,13 +6,16 @@ import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
+from gbactl.errors import GbactlError
 from gbactl.report.command import with_times
 from gbactl.report.compare import compare
-from gbactl.report.html_report import again, binned, page
+from gbactl.report.html_report import again, binned, page, write_figures
 from gbactl.report.run_curves import Curves, curves_of
 from gbactl.tracking.mlflow_connection import COMMAND, Run
 from tests.support.report_examples import run, three
@@ -87,10 +90,29 @@ def test_it_has_the_answer_the_verdicts_and_every_chart() -> None:
     assert "gbactl train -m mode=gba seed=1,2,3" in text
 
 
+def test_charts_are_files_that_stand_alone(tmp_path: Path) -> None:
+    report = compare(three())
+    phases = [{**phase, "mode": mode} for phase, mode in zip(result("", 0.8)["phases"], ("sync", "gba"), strict=True)]
+    switched = {**result("gba", 0.8), "phases": phases}
+    curves = {g.key: [curves_of(g.key[0], seed, switched) for seed in g.seeds] for g in report.groups}
+    found = {path.name: path.read_text() for path in write_figures(report, curves, tmp_path / "new")}
+    assert {"auc-over-samples.svg", "auc-over-seconds.svg", "staleness-of-the-gradients.svg"} <= set(found)
+    for text in found.values():
+        assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg" and ".c0 { color" in text
+    texts = [each.text for each in ElementTree.fromstring(found["auc-over-samples.svg"]).iter() if each.text]
+    names = [", ".join(filter(None, g.key)) for g in report.groups]
+    assert texts.count("to gba") == 2 * len(names), "the mark of each line's switch, and its hover"
+    assert set(names) <= set(texts) and "AUC over samples" in texts
+    (tmp_path / "file").touch()
+    with pytest.raises(GbactlError, match=r"File exists.*; type --plots"):
+        write_figures(report, curves, tmp_path / "file")
+
+
 def test_a_page_without_curves_and_one_of_a_single_run() -> None:
     alone = replace(run("<b>&", 1, 0.8), metrics={"auc": 0.8, "eps": 50.0, "auc/day 0": 0.7, "auc/day 1": 0.8})
     text = page(compare([alone]), {})
     assert "&lt;b&gt;&amp;: AUC 0.80000, EPS 50." in text and "<b>" not in text
+    assert "No run has figures that can be compared." in page(compare([run("gba", 1, None)]), {})
     assert "Days and epochs" in text and ">day 1</td>" in text and "<figure" not in text
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from gbactl.checked_dataclasses import build
-from gbactl.config.cost import CostConfig
+from gbactl.config.groups import CostConfig
 from gbactl.errors import ConfigError
 from gbactl.paths import conf_dir
 from gbactl.simulation.cost_model import CostModel

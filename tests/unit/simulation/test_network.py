@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.config.cost import CostConfig
+from gbactl.config.groups import CostConfig
 from gbactl.errors import ClusterError, WireError
 from gbactl.kernels.half_precision import CODECS
 from gbactl.simulation.coordinator import VirtualHub

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.config.cost import CostConfig
+from gbactl.config.groups import CostConfig
 from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.discrete_events import EventQueue
 from gbactl.simulation.network import Host

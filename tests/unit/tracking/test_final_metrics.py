@@ -1,4 +1,4 @@
-"""Names of metrics and tags."""
+"""Names of metrics in MLflow, and back; final metrics and tags."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ import math
 import subprocess
 from pathlib import Path
 
-from gbactl.tracking.final_metrics import config_hash, git_tags, metrics_of, tags_of, useless, versions
+import pytest
+
+from gbactl.tracking.final_metrics import (
+    config_hash,
+    git_tags,
+    logged_name,
+    metrics_of,
+    plain_name,
+    tags_of,
+    useless,
+    versions,
+)
 
 RESULT = {
     "mode": "gba",
@@ -125,3 +136,33 @@ def test_tags_name_commit_host_versions_and_data(tmp_path: Path) -> None:
     assert tags["mlflow.source.git.branch"]
     (tmp_path / "f").write_text("2")
     assert git_tags(tmp_path)["gbactl.git_changed"] == "true"
+
+
+NAMES = {
+    "auc": "auc", "logloss": "logloss", "loss": "loss", "eps": "eps", "staleness_mean": "staleness",
+    "auc/day 3": "rounds/auc day 3", "staleness_mean/epoch 12": "rounds/staleness_mean epoch 12",
+    "ne": "eval/ne", "gauc": "eval/gauc", "calibration": "eval/calibration", "validation_auc": "eval/validation_auc",
+    "samples_read": "train/samples_read", "samples": "train/samples", "eps_now": "train/eps_now",
+    "progressive_auc": "train/progressive_auc",
+    "worker_eps_now/W0": "train/worker_eps_now W0", "mode_id": "train/mode_id",
+    "virtual_seconds": "train/virtual_seconds",
+    "staleness_p99": "staleness/p99", "staleness_samples_mean": "staleness/samples_mean",
+    "token_staleness_mean": "staleness/token_staleness_mean", "sync_gap_p99": "staleness/sync_gap_p99",
+    "wire_bytes_per_step_rows": "wire/bytes_per_step_rows", "exchange_ms": "wire/exchange_ms",
+    "recovery_count/W1.kill": "recovery/count W1.kill", "checkpoint_seconds": "recovery/checkpoint_seconds",
+    "recovery_samples_undone/S0.kill": "recovery/samples_undone S0.kill", 
+    "fault_observed/W1": "recovery/fault_observed W1",
+    "predicted_eps": "predicted_eps", "eps_ratio/gba": "eps_ratio/gba",
+    "system/cpu_utilization_percentage": "system/cpu_utilization_percentage",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("plain", "logged"), NAMES.items())
+def test_there_and_back(plain: str, logged: str) -> None:
+    assert logged_name(plain) == logged
+    assert plain_name(logged) == plain
+
+
+@pytest.mark.parametrize("plain", NAMES)
+def test_names_of_older_runs_stay(plain: str) -> None:
+    assert plain_name(plain) == plain

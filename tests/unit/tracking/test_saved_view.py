@@ -6,7 +6,7 @@ import base64
 import json
 import zlib
 
-from gbactl.tracking.metric_names import logged_name
+from gbactl.tracking.final_metrics import logged_name
 from gbactl.tracking.saved_view import VIEW, saved_view, view_path
 
 

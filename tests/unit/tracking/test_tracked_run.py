@@ -1,4 +1,4 @@
-"""A tracked run against a store that lives in memory and can go away."""
+"""A tracked run against a store that lives in memory and can go away; the machine's load under MLflow's names."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import mlflow.system_metrics.metrics.cpu_monitor as cpu_monitor
+import mlflow.system_metrics.metrics.network_monitor as network_monitor
 import pytest
 
 from gbactl.errors import TrackingError
 from gbactl.tracking.delivery import FILE_NAME, Backlog, send_backlog
-from gbactl.tracking.tracked_run import TrackedRun
+from gbactl.tracking.tracked_run import SystemMetrics, TrackedRun
 
 
 class MemoryStore:
@@ -269,3 +271,20 @@ def test_a_run_goes_on_as_the_same_one(tmp_path: Path, cut_off: bool) -> None:
     assert store.params.get("seed") != "4", "parameters of a run stand"
     assert sorted(store.rows.values()) == ([0.7, 0.75, 0.8] if cut_off else [0.7, 0.8])
     assert not (tmp_path / FILE_NAME).exists()
+
+
+def test_a_machine_without_a_network_interface_has_no_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.net_io_counters", lambda: None)
+    assert SystemMetrics().measure()["system/network_receive_megabytes"] == 0
+
+
+def test_the_names_are_mlflows() -> None:
+    own = {}
+    for monitor in (cpu_monitor.CPUMonitor(), network_monitor.NetworkMonitor()):
+        monitor.collect_metrics()
+        own |= monitor.aggregate_metrics()
+    found = SystemMetrics().measure()
+    assert set(found) == {f"system/{name}" for name in own}
+    assert 0 <= found["system/cpu_utilization_percentage"] <= 100
+    assert 0 < found["system/system_memory_usage_percentage"] < 100
+    assert found["system/network_receive_megabytes"] >= 0

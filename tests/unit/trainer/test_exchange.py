@@ -14,8 +14,7 @@ from gbactl.replicas import make
 from gbactl.store.dense import DenseBlock, DenseSpec
 from gbactl.store.optimizers import OptimizerSpec
 from gbactl.trainer.dense_replica import ExchangeStatistics, Replica
-from gbactl.trainer.exchange import AveragingRounds, CentreExchange
-from gbactl.trainer.exchange_schedule import ExchangePace, ForegroundDriver, ShadowDriver
+from gbactl.trainer.exchange import AveragingRounds, CentreExchange, ExchangePace, ForegroundDriver, ShadowDriver
 from tests.support.in_memory_collective import MemoryGroup
 
 SIZE = 4

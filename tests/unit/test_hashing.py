@@ -1,15 +1,16 @@
-"""Numbers by counter: values that can be checked by hand, means, and independence of the order of asking."""
+"""Random numbers by counter: values that can be checked by hand, means; digests of arrays."""
 
 from __future__ import annotations
 
 import math
 import statistics
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.faults.counter_based_random import DISTRIBUTIONS, exponential, key_of, lognormal, pareto, uniform
+from gbactl.hashing import DISTRIBUTIONS, digest, exponential, key_of, lognormal, pareto, uniform
 
 WORDS = st.integers(0, 2**64 - 1)
 
@@ -52,3 +53,8 @@ def test_a_key_differs_for_other_arguments(parts: list[int], other: int) -> None
     assert key_of(*parts) != key_of(*parts, other)
     if other != parts[-1]:
         assert key_of(*parts) != key_of(*parts[:-1], other)
+
+
+def test_a_digest_knows_where_one_array_ends() -> None:
+    one, two = np.zeros(3, np.float32), np.zeros(5, np.float32)
+    assert digest([one, two]) != digest([two, one])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.coordinator.event_log import AnnounceRecord
-from gbactl.replay.pulled_versions import PulledVersions
+from gbactl.replay.gradient_recomputation import PulledVersions
 
 VERSIONS = st.lists(st.tuples(*[st.integers(0, 5)] * 2, *[st.integers(-1, 5)] * 2), max_size=12)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gbactl.errors import UsageError
-from gbactl.report.selection import conditions, selected
+from gbactl.report.command import conditions, selected
 from gbactl.tracking.mlflow_connection import PARENT, Run
 from tests.support.report_examples import run
 

@@ -56,7 +56,7 @@ def check_torch() -> Check:
 def check_horovod() -> Check:
     """Check that Horovod can be imported and was built with Gloo."""
     from gbactl.collective.horovod import import_horovod
-    from gbactl.engine.host_info import version
+    from gbactl.install import version
 
     try:
         hvd = import_horovod()

@@ -1,4 +1,4 @@
-"""Location of the conf tree (beside the package in a checkout, inside it in a wheel), and checks for disk space."""
+"""Location of the conf tree (beside the package in a checkout, inside it in a wheel), atomic writes, disk space."""
 
 from __future__ import annotations
 
@@ -19,6 +19,17 @@ def conf_dir() -> Path:
     package = Path(__file__).resolve().parent
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Context that yields the path of a partial file, which replaces `path` at the end or is removed."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def take_room(fd: int, size: int) -> None:

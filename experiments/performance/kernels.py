@@ -23,8 +23,7 @@ from bench_lines import Line
 from process_group import one_thread_each
 
 from gbactl.kernels import load
-from gbactl.kernels.base import Kernels, Workspace
-from gbactl.store.aligned_memory import zeros
+from gbactl.kernels.base import Kernels, Workspace, aligned_zeros
 from gbactl.store.optimizers import DenseOptimizer, OptimizerSpec, RowOptimizer
 
 BATCH, FIELDS, DENSE = 512, 26, 493_000
@@ -75,7 +74,7 @@ def deduping(kernels: Kernels, rows: int, shards: int) -> Case:
 
 def dense_step(kernels: Kernels, parts: int) -> Case:
     """Make a case of Adam over the whole dense vector."""
-    optimizer = DenseOptimizer(OptimizerSpec("adam"), zeros((DENSE,)), kernels)
+    optimizer = DenseOptimizer(OptimizerSpec("adam"), aligned_zeros((DENSE,)), kernels)
     gradients = [(np.full(DENSE, 1.0 + part, np.float32), 1.0) for part in range(parts)]
     return lambda index: optimizer.apply(gradients, float(parts))
 
@@ -109,7 +108,7 @@ def line_seconds(rows: int, rounds: int) -> dict[str, list[float]]:
 
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
-    table, grad = zeros((rows, WIDTH)), rng.standard_normal((IDS, WIDTH)).astype(np.float32)
+    table, grad = aligned_zeros((rows, WIDTH)), rng.standard_normal((IDS, WIDTH)).astype(np.float32)
     load("native").init_rows(table, 1, 0, 1, 0.01)
     made = row_cases(table, grad)
     kinds = [load(name) for name in ("native", "twin")]
@@ -139,7 +138,7 @@ def main() -> None:
     rounds = 25 if options.quick else 300
     rng = np.random.default_rng(0)
     for width in (17,) if options.quick else (16, 17):
-        table, grad = zeros((options.rows, width)), rng.standard_normal((IDS, width)).astype(np.float32)
+        table, grad = aligned_zeros((options.rows, width)), rng.standard_normal((IDS, width)).astype(np.float32)
         load("native").init_rows(table, 1, 0, 1, 0.01)
         print(f"\n{options.rows:,} rows x {width}; {IDS:,} ids a request")
         print(f"{'':28}{'native ms':>10}{'M ids/s':>9}{'twin ms':>10}{'M ids/s':>9}{'ratio':>7}")

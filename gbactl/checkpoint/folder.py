@@ -21,6 +21,7 @@ from typing import Any, get_type_hints
 from gbactl.checked_dataclasses import matches
 from gbactl.checkpoint.tensor_file import PIECE, finite, not_finite, sync_folder
 from gbactl.errors import CheckpointError
+from gbactl.paths import replacing
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -91,16 +92,10 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, without which a checkpoint does not exist. Raises OSError; then there is none."""
     values = asdict(manifest)
     text = json.dumps({**values, "sum": _sum(json.loads(json.dumps(values)))}, indent=1) + "\n"
-    partial = folder / f".{MANIFEST}.partial"
-    try:
-        with partial.open("w") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        partial.replace(folder / MANIFEST)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    with replacing(folder / MANIFEST) as partial, partial.open("w") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
     sync_folder(folder)
 
 

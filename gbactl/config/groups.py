@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from gbactl.checked_dataclasses import Bounds, Count, Interval, Natural, Processes, Seconds, Share, ShareBelowOne
 from gbactl.errors import ConfigError
 from gbactl.store.optimizers import ScheduleConfig
+from gbactl.switching.auto_controller import AutoOptions
 
 
 @dataclass
@@ -128,13 +129,12 @@ class TrackingConfig:
 
 
 @dataclass
-class SwitchConfig:
+class SwitchConfig(AutoOptions):
     """Configuration of mode switches: by a schedule, or automatic (auto).
 
-    For auto: `window` to `minimum_stay`, see switching/auto_controller.py; `every`: seconds between two decisions;
-    `changes`: keys of the mode that the run does not begin in. `modes`: resolved files of the schedule's modes, or of
-    auto's other mode. `prepare`: further modes that the run is started for, servers (all that keep the dense parameters
-    there) or all."""
+    For auto, beside its controller's options: `every`: seconds between two decisions; `changes`: keys of the mode that
+    the run does not begin in. `modes`: resolved files of the schedule's modes, or of auto's other mode. `prepare`:
+    further modes that the run is started for, servers (all that keep the dense parameters there) or all."""
 
     schedule: list[dict[str, Any]] = field(default_factory=list)
     modes: list[dict[str, Any]] = field(default_factory=list)
@@ -144,10 +144,6 @@ class SwitchConfig:
     name: str = "none"
     changes: dict[str, Any] | None = None
     every: Interval = 2.0
-    window: Interval = 10.0
-    margin: Annotated[float, Bounds(at_least=0, at_most=1000)] = 0.1
-    hysteresis: Annotated[float, Bounds(at_least=0, at_most=1000)] = 0.1
-    minimum_stay: Seconds = 30.0
 
 
 WITH_OPTIONS: dict[str, type[Any]] = {"mode": ModeConfig, "cluster": ClusterConfig}

@@ -24,10 +24,10 @@ from gbactl.checkpoint.planning import CostEstimate, estimate_of, job_named, sav
 from gbactl.checkpoint.publishing import Publication, ReplicaMean, fits, unpacked
 from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.checkpoint.restore import BEGINNING, chain_at
-from gbactl.config import to_dict
+from gbactl.config import RunConfig, to_dict
+from gbactl.coordinator import event_log
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.phase_decisions import StagedSlices
-from gbactl.coordinator.rounds import spare_bytes
 from gbactl.coordinator.run_context import Flow, RunContext, WaitCondition
 from gbactl.coordinator.state import JobPosition, encoded
 from gbactl.coordinator.statistics import ADVICE
@@ -37,8 +37,15 @@ from gbactl.models import row_width
 from gbactl.wire.messages import DenseSaved, Save, Saved, SaveDense, SaveReplica
 
 log = logging.getLogger(__name__)
+END_BYTES = 1 << 20  # a run's last files: result, report, what the tracking store has not taken yet
 LAST_SECONDS = 600.0  # seconds that the end of a run waits for its last checkpoint
 CLOSING_SECONDS = 10.0  # seconds that a server failure waits for a checkpoint whose files are all written
+
+
+def spare_bytes(cfg: RunConfig, samples: int) -> int:
+    """Bytes of disk that checkpoints must leave free for the event log and last files of a job of `samples` samples."""
+    gradients = -(-samples // min(phase.local_batch for phase in cfg.possible))
+    return event_log.most_bytes(gradients, cfg.cluster.servers) + END_BYTES
 
 
 @dataclass

@@ -13,10 +13,9 @@ from gbactl.checkpoint.publishing import ReplicaMean
 from gbactl.coordinator import event_log
 from gbactl.coordinator.checkpointing import Checkpointing
 from gbactl.coordinator.failure_recovery import LostDenseGradients, ServerRecovery, WorkerRecovery, hang_error
-from gbactl.coordinator.mode_switch import ModeSwitch
+from gbactl.coordinator.mode_switch import DenseMigration, ModeSwitch
 from gbactl.coordinator.replica_phases import ReplicaPhases
-from gbactl.coordinator.requests_to_nodes import DenseMigration, NodeRequests
-from gbactl.coordinator.run_context import RunContext
+from gbactl.coordinator.run_context import NodeRequests, RunContext
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel
 from gbactl.wire.messages import (

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from gbactl.errors import WireError
@@ -156,18 +155,6 @@ class Membership:
         """Send a message to every node of a role, in order of index."""
         for _, channel in sorted(self.of(role).items()):
             channel.send(message)
-
-
-@dataclass
-class Incarnations:
-    """Incarnation numbers of a run's nodes: how often each was replaced.
-
-    `gone`: failed workers without a successor, in the order in which they were detected; `workers`, `servers`:
-    incarnations of those that are successors."""
-
-    gone: list[int] = field(default_factory=list)
-    workers: dict[int, int] = field(default_factory=dict)
-    servers: dict[int, int] = field(default_factory=dict)
 
 
 class Fencing:

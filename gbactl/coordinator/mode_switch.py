@@ -3,27 +3,33 @@
 A phase that a switch ends early hands out no more batches; what is in flight arrives or, after a deadline, is given up.
 Then the dense parameters move if they must, and the rest of the day is the next phase. Checksums of the state after the
 drain and before the next phase's first batch must be equal. An impossible switch is not begun.
+
+The dense parameters move between servers and workers while nothing is in flight. The servers keep what they gave until
+the first gradient arrives, and all workers hold the same values. So after a worker failure another worker completes the
+migration, or it is reverted, and no bit is lost. It sends the dense parameters with their moments over the wire:
+nothing that grows with the tables.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from gbactl.config import RunConfig, mode_values
 from gbactl.config.validation import obstacle, wished
 from gbactl.coordinator import event_log
 from gbactl.coordinator.live_phase import LivePhase
-from gbactl.coordinator.requests_to_nodes import DenseMigration, NodeRequests
-from gbactl.coordinator.run_context import Flow, RunContext, WaitCondition
+from gbactl.coordinator.membership import Fencing, Membership
+from gbactl.coordinator.run_context import Flow, NodeRequests, RunContext, WaitCondition
 from gbactl.coordinator.run_record import checksums
-from gbactl.coordinator.switch_plan import AutoSwitch, RunProgress
+from gbactl.coordinator.state import DensePlacementState
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.models import row_width
 from gbactl.policies import Policy
-from gbactl.switching.switch_schedule import switched
-from gbactl.wire.messages import Abandon, Inspected, ResetOptimizer, Staged
+from gbactl.switching.auto_controller import AutoSwitch
+from gbactl.switching.switch_schedule import RunProgress, switched
+from gbactl.wire.messages import Abandon, DenseMoved, Inspected, MoveDense, ResetOptimizer, Staged
 
 log = logging.getLogger(__name__)
 BY_AUTO = 0  # id of a request by switch=auto; requests of users count from 1
@@ -62,6 +68,103 @@ class AbandonedGradients:
             return False
         del self._seen[message.phase, message.batch]
         return True
+
+
+class DenseMigration:
+    """Migration of the dense parameters between servers, workers and trainers.
+
+    `deadline` returns the time until which nodes may answer; `note` is called when a migration begins and ends."""
+
+    def __init__(
+        self, members: Membership, fencing: Fencing, state: DensePlacementState, deadline: Callable[[], float],
+        note: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.members, self.fencing, self.state, self.deadline, self.note = members, fencing, state, deadline, note
+        self.moving = False
+        self._moved: set[int] = set()
+
+    def moved(self, message: DenseMoved) -> None:
+        """Record that a worker has done its part of the migration."""
+        if message.turn == self.state.request:
+            self._moved.add(message.worker)
+
+    def move(self, to: str, source: str = "") -> Flow[bool]:
+        """Migrate the dense parameters. Returns False if a worker failed, which leaves them where they were.
+
+        In that case the servers hold them, which after a phase also hold the mean or centre of the replicas.
+
+        Raises ClusterError if a worker does not answer, or fails in a move between the workers and the replicas."""
+        source = source or ("workers" if to == "servers" else "servers")
+        state, self.moving = self.state, True
+        state.to, state.source = to, source
+        self.note()
+        try:
+            moved = yield from self._move(to, source)
+        finally:
+            self.moving = False
+        state.to = state.source = ""
+        state.home = to if moved else source
+        self.note()
+        return moved
+
+    def settle(self, home: str) -> Flow[None]:
+        """Migrate the dense parameters to `home`, whatever state a failed coordinator left a migration in."""
+        state = self.state
+        way, state.to, state.source = (state.to, state.source), "", ""
+        if way == ("", "") and state.home == home:
+            return
+        if way == ("servers", "workers"):
+            yield from self.move("servers", "workers")
+        else:
+            yield from self._ask("servers", -1, lambda: False)  # the servers have kept what they gave
+            state.home = "servers"
+        if home != "servers":
+            yield from self.move(home, "servers")
+
+    def _move(self, to: str, source: str) -> Flow[bool]:
+        if source == "workers":
+            yield from self._give()
+        if to == "servers":
+            if source == "replicas":
+                yield from self._ask("servers", -1, lambda: False)
+            return True
+        gone = len(self.fencing.gone)
+        yield from self._ask(to, -1, lambda: len(self.fencing.gone) > gone)
+        if len(self.fencing.gone) == gone:
+            return True
+        if source == "workers":
+            raise ClusterError("A worker died while the dense parameters were on their way between workers.")
+        yield from self._ask(source, -1, lambda: False)
+        return False
+
+    def fetch_again(self, home: str) -> Flow[None]:
+        """Have every holder at `home` fetch the dense parameters from the servers after a rollback."""
+        self.moving = True
+        try:
+            yield from self._ask("servers", -1, lambda: False)
+            yield from self._ask(home, -1, lambda: False)
+        finally:
+            self.moving = False
+
+    def _give(self) -> Flow[None]:
+        """Have one worker send the dense parameters to the servers; if it fails meanwhile, have another do so."""
+        while True:
+            giver = min(self.members.of("worker"))
+            yield from self._ask("servers", giver, lambda giver=giver: giver in self.fencing.gone)  # type: ignore[misc]
+            if giver in self._moved:
+                return
+
+    def _ask(self, home: str, giver: int, enough: Callable[[], bool]) -> Flow[None]:
+        self.state.request += 1
+        self._moved.clear()
+        self.members.tell("worker", MoveDense(home, giver, self.state.request))
+
+        def answered() -> bool:
+            return set(self.members.of("worker")) <= self._moved or enough()
+
+        if not (yield WaitCondition(answered, self.deadline())):
+            silent = ", ".join(f"W{worker}" for worker in sorted(set(self.members.of("worker")) - self._moved))
+            raise ClusterError(f"{silent} did not answer when the dense parameters were moved to the {home}.")
 
 
 class ModeSwitch:
@@ -224,15 +327,16 @@ class ModeSwitch:
             self._consult(self.auto, training)
         if not self._stopping and self.plan.called(self.run.record.seconds):
             self._stopping = True
-            log.info("a switch to %s is due: at step %d hand-out ends", self.plan.coming, training.policy.step)
+            to = self._wish["to"] if self._wish else "" if self.plan.next is None else self.plan.next.to
+            log.info("a switch to %s is due: at step %d hand-out ends", to, training.policy.step)
             training.stop()
 
     def _consult(self, auto: AutoSwitch, training: LivePhase) -> None:
         """Ask switch=auto for a decision, and request the switch that it recommends."""
-        look = None if self._busy else auto.look(training)
+        look = None if self._busy else auto.look(training.policy)
         if look is None:
             return
-        to = auto.candidates[look.wanted]
+        to = self.run.cfg.candidates[look.wanted]
         obstacle = self._hindrance(to) if look.wanted != look.mode else ""
         position = {"day": self.run.record.label, "step": training.policy.step, "samples": self._handed_out}
         auto.note(look, position, obstacle)

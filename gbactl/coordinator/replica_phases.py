@@ -24,7 +24,7 @@ from gbactl.errors import WireError
 from gbactl.policies import Policy
 from gbactl.policies.policy import policy_class
 from gbactl.policies.replica_modes import ReplicaOptions, ReplicaPolicy
-from gbactl.wire.messages import AverageReplicas, ClosedReplicas, CloseReplicas, OpenReplicas, WorkerFailed
+from gbactl.wire.messages import AverageReplicas, ClosedReplicas, CloseReplicas, OpenReplicas
 
 POINTS = 20
 MOST_DIGITS = 20
@@ -64,7 +64,7 @@ class ReplicaPhases:
         self._idle = False
         rule, shadow = self._kind.rule, self._kind.shadow
         self.members.tell("worker", OpenReplicas(self.run.phase_number, rule, shadow, trainers, values))
-        self._tell_failed_workers()
+        self.run.fencing.tell_workers()
         self._close(worker for worker in self.members.of("worker") if worker >= trainers)
         threads = options.hogwild_threads
         live = [worker for worker in self.members.of("worker") if worker < trainers]
@@ -75,11 +75,6 @@ class ReplicaPhases:
             "trainers": trainers, "hogwild_threads": threads, "elp": cfg.local_batch * threads * trainers,
         }  # fmt: skip
         self.state.settings = dict(self.state.last)
-
-    def _tell_failed_workers(self) -> None:
-        """Tell a newly formed group of trainers which workers have failed before."""
-        for worker in sorted(set(range(self.members.expected["worker"])) - set(self.members.of("worker"))):
-            self.members.tell("worker", WorkerFailed(worker))
 
     def look(self, policy: Policy) -> None:
         """Tell trainers that average in the foreground when all batches of the phase have been handed out.
@@ -232,6 +227,3 @@ def curve(points: list[list[float]]) -> list[list[float]]:
         return []
     parts = np.array_split(np.array(points, np.float64), min(POINTS, len(points)))
     return [[float(x) for x in part.mean(axis=0)] for part in parts]
-
-
-NAME = "norms.jsonl"

@@ -1,32 +1,44 @@
-"""Context that all parts of the coordinator share, and the generators by which they wait.
+"""Context that all parts of the coordinator share, the generators by which they wait, and requests to all nodes.
 
 The parts (dispatch, checkpoints, recoveries, mode switch, replicas) do not know each other: each has this context and
 its own branch of the state. Code that waits for nodes is a generator that yields a WaitCondition; one loop
 (message_loop.py) handles messages until the condition holds and then resumes it. So a run reads from top to bottom in
 run_flow.py, and no message is handled within a wait of another.
+
+Requests to all nodes, whose answers the run waits for, are barrier, checksums and reload. A server's successor is asked
+what its predecessor has not answered. A request costs a message to and from each node.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.config import RunConfig, mode_values
+from gbactl.config.job_layout import rounds
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.membership import Fencing, Membership
-from gbactl.coordinator.rounds import Evaluation, rounds
 from gbactl.coordinator.run_record import RecoveryTimes, RunSummary
 from gbactl.coordinator.state import FailureRecord, JobPosition, Journal, JournalState, RunState
-from gbactl.coordinator.switch_plan import AutoSwitch, SwitchPlan
 from gbactl.data.dataset import Dataset
+from gbactl.errors import DivergedError, WireError
 from gbactl.faults.measured_effects import ObservedBatches
+from gbactl.metrics import evaluate
+from gbactl.switching.auto_controller import SYNC, AutoController, AutoSwitch
+from gbactl.switching.switch_schedule import SwitchPlan
 from gbactl.wire.channel import Channel, Hub
-from gbactl.wire.messages import Event, Granted
+from gbactl.wire.messages import Barrier, Event, Granted, Inspect, Inspected, Predictions, Reached, ReloadCheckpoint
+
+SUM_DIGITS = 24  # maximum of digits of a node's share of a model's checksum, which is below 2^64
 
 
 class WaitCondition(NamedTuple):
@@ -40,6 +52,53 @@ class WaitCondition(NamedTuple):
 
 T = TypeVar("T")
 Flow = Generator[WaitCondition, bool, T]
+
+
+class Evaluation:
+    """Evaluation of a split: hands out batches and collects float32[samples] predictions."""
+
+    def __init__(self, samples: int, batch: int, version: int) -> None:
+        self.samples, self.batch, self.version = samples, batch, version
+        self.predictions = np.full(samples, np.nan, np.float32)
+        self.missing = samples
+        self._arrived: set[int] = set()
+        self._leases: dict[int, int] = {}
+        self._again: list[int] = []
+        self._next = 0
+
+    def take(self, worker: int) -> tuple[int, int, int] | None:
+        """Next evaluation batch for a worker, as (batch, start, samples); None when all are handed out."""
+        number = self._again.pop() if self._again else self._next
+        start = number * self.batch
+        if start >= self.samples:
+            return None
+        self._next = max(self._next, number + 1)
+        self._leases[number] = worker
+        return number, start, min(self.batch, self.samples - start)
+
+    def left(self, worker: int) -> None:
+        """Hand out a failed worker's evaluation batches again."""
+        self._again += [batch for batch, owner in self._leases.items() if owner == worker]
+        self._leases = {batch: owner for batch, owner in self._leases.items() if owner != worker}
+
+    def put(self, message: Predictions, payload: Any) -> None:
+        """Store a batch's predictions. Raises WireError when their number does not match the batch."""
+        expected = min(self.batch, self.samples - message.batch * self.batch)
+        if message.batch < 0 or message.samples != expected or payload.size != 4 * expected:
+            raise WireError(f"predictions of {message.samples} samples for a batch of {expected}")
+        if message.batch in self._arrived:
+            raise WireError(f"predictions of batch {message.batch} came twice")
+        self._arrived.add(message.batch)
+        self._leases.pop(message.batch, None)
+        start = message.batch * self.batch
+        self.predictions[start : start + expected] = payload.view(np.float32)
+        self.missing -= expected
+
+    def metrics(self, labels: Any, users: Any = None) -> dict[str, float]:
+        """Compute auc (exact), logloss, ne, calibration, with `users` gauc. Raises DivergedError."""
+        if not np.isfinite(self.predictions).all():
+            raise DivergedError("The model diverged: its predictions are no numbers; type a smaller optim.lr.")
+        return evaluate(labels, self.predictions, users)
 
 
 class RunContext:
@@ -80,9 +139,14 @@ class RunContext:
         self.rollback_pending = False  # every node must go back to the last checkpoint, as soon as nothing is in flight
         self.fresh_at: int | None = None  # the step at which the optimizer's state was reset
         self.rounds = rounds(dataset, cfg.train)
-        self.switch_plan = SwitchPlan(cfg, [dataset.splits[each.split].rows for each in self.rounds])
-        self.auto = AutoSwitch.of(cfg, run_dir, lambda: self.record.seconds, lambda told: self.tell("auto", told))
-        if self.auto is not None:
+        rows = [dataset.splits[each.split].rows for each in self.rounds]
+        self.switch_plan = SwitchPlan(cfg.entries, cfg.phases, rows)
+        self.auto: AutoSwitch | None = None
+        if cfg.candidates:
+            batch = cfg.candidates[SYNC].local_batch
+            controller = AutoController(cfg.cluster.workers, cfg.train.global_batch, batch, cfg.switch)
+            told = functools.partial(self.tell, "auto")
+            self.auto = AutoSwitch(controller, cfg.switch.every, run_dir, lambda: self.record.seconds, told)
             self.record.statistics.heard = self.auto.heard
 
     # -- facts --------------------------------------------------------------------------------------
@@ -178,3 +242,86 @@ class RunContext:
     def _log_failure(self, number: int, failed: FailureRecord) -> None:
         since = failed.at - self.record.began
         self.log.info(event_log.FAILURE, {"number": number, "at_s": since, **failed.timed()})
+
+
+class NodeRequests:
+    """Requests to all nodes, with waits for their answers.
+
+    `asking` is called when servers are asked, with whether they read all their data, and when all have answered."""
+
+    def __init__(self, run: RunContext, asking: Callable[[bool], None] = lambda reading: None) -> None:
+        self.run, self.asking = run, asking
+        self.inspected: dict[str, Inspected] = {}
+        self._reached: set[int] = set()
+        self._reloaded: set[int] = set()
+        self._open: tuple[Any, Callable[[int], bool]] | None = None
+
+    # -- asking -------------------------------------------------------------------------------------
+
+    def barrier(self, step: int) -> Flow[None]:
+        """Wait until every shard has applied all steps below `step`."""
+        self._reached.clear()
+        yield from self._ask(Barrier(step), lambda shard: shard in self._reached)
+
+    def reload(self, path: str) -> Flow[None]:
+        """Have every server load the checkpoint in folder `path`; "" is the beginning of the run."""
+        self._reloaded.clear()
+        yield from self._ask(ReloadCheckpoint(path), lambda shard: shard in self._reloaded)
+
+    def inspect(
+        self, *roles: str, what: str = "checksum", seconds: float | None = None
+    ) -> Flow[dict[str, Inspected]]:  # fmt: skip
+        """Collect checksums and memory use of all nodes of some roles; empty if a node is silent for `seconds`."""
+        self.inspected.clear()
+        deadline = None if seconds is None else self.run.hub.now() + seconds
+        if "worker" in roles:
+            self.run.members.tell("worker", Inspect(what))
+        servers = self._open_to_servers(Inspect(what), lambda shard: f"S{shard}" in self.inspected)
+        with servers if "server" in roles else nullcontext():
+            if not (yield WaitCondition(lambda: self._names(roles) <= set(self.inspected), deadline)):
+                return {}
+        return {node: each for node, each in self.inspected.items() if node in self._names(roles)}
+
+    def repeat(self, server: Channel) -> None:
+        """Repeat an unanswered request to a server's successor, if its predecessor has not answered."""
+        if self._open is not None and not self._open[1](server.peer.index):
+            server.send(self._open[0])
+
+    def _ask(self, message: Any, answered: Callable[[int], bool]) -> Flow[None]:
+        shards = range(self.run.cfg.cluster.servers)
+        with self._open_to_servers(message, answered):
+            yield WaitCondition(lambda: all(answered(shard) for shard in shards))
+
+    @contextmanager
+    def _open_to_servers(self, message: Any, answered: Callable[[int], bool]) -> Iterator[None]:
+        """Ask every server, and within the context also the successors of those that have not answered."""
+        self._open = (message, answered)
+        self.asking(isinstance(message, Inspect | ReloadCheckpoint))
+        self.run.members.tell("server", message)
+        try:
+            yield
+        finally:
+            self._open = None
+            self.asking(False)
+
+    def _names(self, roles: Sequence[str]) -> set[str]:
+        servers = {f"S{shard}" for shard in range(self.run.cfg.cluster.servers)} if "server" in roles else set()
+        workers = self.run.members.of("worker").values() if "worker" in roles else ()
+        return servers | {str(channel.peer) for channel in workers}
+
+    # -- answers ------------------------------------------------------------------------------------
+
+    def reached(self, message: Reached) -> None:
+        """Record that a shard has applied all steps below the barrier's step."""
+        self._reached.add(message.shard)
+
+    def reloaded(self, shard: int) -> None:
+        """Record that a shard has reloaded the requested checkpoint."""
+        self._reloaded.add(shard)
+
+    def answered(self, channel: Channel, message: Inspected) -> None:
+        """Record a node's checksums. Raises WireError for impossible ones."""
+        total = message.model_sum
+        if message.node != str(channel.peer) or (total and not (total.isdecimal() and len(total) <= SUM_DIGITS)):
+            raise WireError(f"{channel.peer} answers for {message.node} with the sum {total[:SUM_DIGITS]}.")
+        self.inspected[message.node] = message

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from gbactl.checkpoint.remaining_samples import Ranges, after, flat, total
+from gbactl.config.job_layout import Round, samples_of
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_routing import CoordinatorCore
 from gbactl.coordinator.failover import Failover
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.phase_decisions import TrainingPhase
-from gbactl.coordinator.rounds import Evaluation, Round, samples_of
-from gbactl.coordinator.run_context import Flow, WaitCondition
+from gbactl.coordinator.run_context import Evaluation, Flow, WaitCondition
 from gbactl.coordinator.state import EVALUATE, OVER, TRAIN
 from gbactl.errors import ClusterError, DivergedError
 from gbactl.policies import Phase, make
@@ -173,7 +173,7 @@ class RunFlow:
         core.sums.ends(policy.phase)
         yield from core.requests.barrier(run.step)
         run.training = None
-        run.record.close_phase(part, run.current.mode.name, training, rest[0][0])
+        run.record.close_phase(run.current.mode.name, training)
         run.record.phases[-1].update(core.replicas.phase())
         run.tell("phase", {"phases": list(run.record.phases)})
         run.tell_progress()

@@ -19,9 +19,9 @@ from itertools import groupby
 from typing import Any
 
 from gbactl.checkpoint.failure_costs import ServerFailureLoss
+from gbactl.config.job_layout import Round
 from gbactl.coordinator.live_phase import LivePhase
-from gbactl.coordinator.rounds import EarlyStopping, Round
-from gbactl.coordinator.state import FailureRecord, FailureRecords, JobPosition
+from gbactl.coordinator.state import EarlyStopping, FailureRecord, FailureRecords, JobPosition
 from gbactl.coordinator.statistics import Statistics, counted, quantiles
 from gbactl.errors import ClusterError
 from gbactl.hashing import MODULUS
@@ -126,7 +126,7 @@ class RunSummary:
         """Record that the optimizer's state is reset before the next phase."""
         self._fresh = True
 
-    def close_phase(self, part: Round, mode: str, training: LivePhase, first_sample: int) -> None:
+    def close_phase(self, mode: str, training: LivePhase) -> None:
         """Record a finished phase, whose gradients are all applied.
 
         EPS covers first hand-out to last announced gradient; the time from there to the last applied step is
@@ -135,26 +135,20 @@ class RunSummary:
         self.ledger.add(policy.ledger)
         self.last_gradient = None if clock.gradients is None else clock.gradients[1]
         end = clock.first if self.last_gradient is None else self.last_gradient
-        pause, self._pause = self._pause, None
-        fresh, self._fresh = self._fresh, False
-        self.phases.append(
-            {
-                "day": part.label,
-                "mode": mode,
-                "first_sample": first_sample,
-                "first_step": policy.phase.first_step,
-                "pause_ms": pause,
-                **({"fresh_optimizer": True} if fresh else {}),
-                "steps": policy.step - policy.phase.first_step,
-                "samples": policy.ledger.trained,
-                "decayed": policy.ledger.decayed,
-                "lost": policy.ledger.lost,
-                "seconds": clock.seconds,
-                "eps": eps(policy.ledger.trained, clock.seconds),
-                "closing_seconds": 0.0 if end is None else self.now() - end,
-                "staleness_histogram": self._new_staleness(),
-            }
-        )
+        phase = self._phase(training, policy.ledger, policy.step, mode)
+        phase |= {"pause_ms": self._pause, "closing_seconds": 0.0 if end is None else self.now() - end}
+        self.phases.append(phase | ({"fresh_optimizer": True} if self._fresh else {}))
+        self._pause, self._fresh = None, False
+
+    def _phase(self, training: LivePhase, done: Ledger, step: int, mode: str) -> dict[str, Any]:
+        """Summary of a phase whose steps below `step` are ordered, with the samples that are `done`."""
+        first_step, seconds = training.policy.phase.first_step, training.clock.seconds
+        return {
+            "day": self.label, "mode": mode, "first_sample": training.ranges[0][0], "first_step": first_step,
+            "pause_ms": None, "steps": step - first_step, "samples": done.trained, "decayed": done.decayed,
+            "lost": done.lost, "seconds": seconds, "eps": eps(done.trained, seconds), "closing_seconds": 0.0,
+            "staleness_histogram": self._new_staleness(),
+        }  # fmt: skip
 
     def _new_staleness(self) -> dict[str, int]:
         """Histogram of the staleness of gradients applied since the last finished phase."""
@@ -228,16 +222,7 @@ class RunSummary:
         """Summary of the current phase so far, in the form of a finished phase."""
         if training is None or step == training.policy.phase.first_step:
             return []
-        done, seconds = training.finished.ledger, training.clock.seconds
-        return [
-            {
-                "day": self.label, "mode": mode["name"], "first_sample": training.ranges[0][0],
-                "first_step": training.policy.phase.first_step, "pause_ms": None,
-                "steps": step - training.policy.phase.first_step, "samples": done.trained, "decayed": done.decayed,
-                "lost": done.lost, "seconds": seconds, "eps": eps(done.trained, seconds), "closing_seconds": 0.0,
-                "staleness_histogram": self._new_staleness(),
-            }
-        ]  # fmt: skip
+        return [self._phase(training, training.finished.ledger, step, mode["name"])]
 
     def restore(self, position: JobPosition) -> None:
         """Replace the record by the one saved in a position, and continue from there."""

@@ -25,10 +25,9 @@ from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog, InfoRecord, Record
-from gbactl.coordinator.membership import Incarnations
-from gbactl.coordinator.rounds import EarlyStopping
 from gbactl.coordinator.statistics import StatisticsCounts
 from gbactl.errors import CheckpointError, EventLogError
+from gbactl.paths import replacing
 from gbactl.policies import Ledger
 from gbactl.policies.policy import policy_class
 from gbactl.switching.switch_schedule import switched
@@ -36,6 +35,18 @@ from gbactl.switching.switch_schedule import switched
 T = TypeVar("T")
 TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
 _RATE = ("batches", "samples", "seconds", "untimed")
+
+
+@dataclass
+class Incarnations:
+    """Incarnation numbers of a run's nodes: how often each was replaced.
+
+    `gone`: failed workers without a successor, in the order in which they were detected; `workers`, `servers`:
+    incarnations of those that are successors."""
+
+    gone: list[int] = field(default_factory=list)
+    workers: dict[int, int] = field(default_factory=dict)
+    servers: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -83,6 +94,23 @@ class FailureRecords:
     failed: list[FailureRecord] = field(default_factory=list)
     injured: dict[str, tuple[str, float]] = field(default_factory=dict)
     struck: tuple[int, float] = (-1, -1.0)
+
+
+@dataclass
+class EarlyStopping:
+    """Early stopping after `patience` rounds without a better score; with patience 0 training never stops early."""
+
+    patience: int
+    best: float = float("-inf")
+    best_round: int = -1
+    seen: int = 0
+
+    def update(self, score: float) -> bool:
+        """Record a round's score. Returns whether to stop."""
+        if score > self.best:
+            self.best, self.best_round = score, self.seen
+        self.seen += 1
+        return self.patience > 0 and self.seen - 1 - self.best_round >= self.patience
 
 
 @dataclass
@@ -332,9 +360,8 @@ class Journal:
 
     def write(self) -> None:
         """Replace the state file by the current state."""
-        partial = self._path.with_name(f".{JOURNAL_FILE}.partial")
-        partial.write_text(json.dumps(encoded(self.state)))
-        partial.replace(self._path)
+        with replacing(self._path) as partial:
+            partial.write_text(json.dumps(encoded(self.state)))
 
     def note(self, log: EventLog) -> None:
         """Append the state that has changed within a phase to the event log."""

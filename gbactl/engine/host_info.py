@@ -5,7 +5,6 @@ An agent collects them on its host, and the launcher checks them.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 from gbactl import shared_memory_names
 from gbactl.collective.rendezvous import address_of_own_name, interface_of
 from gbactl.errors import ClusterError
+from gbactl.install import version
 
 
 class CgroupFiles(NamedTuple):
@@ -55,14 +55,6 @@ def facts() -> dict[str, Any]:
         "name": socket.gethostname(),
         "own_name": address_of_own_name(),
     }
-
-
-def version(package: str) -> str:
-    """Return an installed package's version without importing it; "" where it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def free_memory(root: Path = Path("/")) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from gbactl.collective import check_here
 from gbactl.config import RunConfig
-from gbactl.config.shard_layout import shard_spec
+from gbactl.config.job_layout import shard_spec
 from gbactl.data.dataset import Dataset
 from gbactl.engine.bandwidth_probe import LinkMeasurement
 from gbactl.engine.host_info import SAME, free_memory

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 
 from gbactl.errors import GbactlError
@@ -22,6 +23,14 @@ TAIL_LINES = 25
 
 class InstallError(GbactlError):
     """Failure of an installation step; the sentence names the step and its log."""
+
+
+def version(package: str) -> str:
+    """Return an installed package's version without importing it; "" where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def say(text: str) -> None:

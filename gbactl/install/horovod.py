@@ -19,11 +19,10 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 
 from gbactl.errors import GbactlError, MissingDependencyError
-from gbactl.install import InstallError, heartbeat, run, say
+from gbactl.install import InstallError, heartbeat, run, say, version
 
 OLDEST_CMAKE = (3, 13)
 WITHOUT = "or go without Horovod: type `make install HOROVOD=no` and use collective=gloo"
@@ -169,10 +168,9 @@ def _install(wheel: Path) -> str:
 
 def ensure() -> None:
     """Install Horovod, built or from the cache, unless it works. Raises InstallError or MissingDependencyError."""
-    try:
-        torch_version = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        raise MissingDependencyError("Horovod is built against torch; install torch first.") from None
+    torch_version = version("torch")
+    if not torch_version:
+        raise MissingDependencyError("Horovod is built against torch; install torch first.")
     folder = wheel_dir(torch_version)
     with locked(folder / "lock"):
         if not works():

@@ -20,6 +20,7 @@ from typing import Any
 from gbactl.config.engine_interface import engine_named
 from gbactl.errors import ConfigError, GbactlError, UsageError, WireError
 from gbactl.launch.run_dir import CONFIG, LOG, RESULT, find, lock
+from gbactl.paths import replacing
 from gbactl.policies.policy import names
 from gbactl.switching.switch_schedule import answer, status
 from gbactl.wire.auth import Peer, new_key
@@ -111,12 +112,10 @@ class ControlSocket:
 
 def _write(path: Path, fields: dict[str, Any]) -> None:
     """Write a JSON file atomically, readable only by this user."""
-    partial = path.with_name(f".{path.name}.partial")
-    with contextlib.suppress(OSError):
-        partial.unlink()
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(fields, file)
-    partial.replace(path)
+    with replacing(path) as partial:
+        partial.unlink(missing_ok=True)
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(fields, file)
 
 
 ANSWER_SECONDS = 15.0

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from gbactl.config import RunConfig, to_dict
 from gbactl.errors import TrackingError, UsageError
-from gbactl.paths import room_needed, take_room
+from gbactl.paths import replacing, room_needed, take_room
 from gbactl.tracking.delivery import Backlog, send_backlog, status_of
 from gbactl.tracking.final_metrics import plain_name
 from gbactl.tracking.mlflow_connection import connect, tracking_uri
@@ -135,14 +135,10 @@ def plain(value: Any) -> Any:
 
 def write_result(path: Path, result: dict[str, Any]) -> Path:
     """Write result.json atomically into the reserved disk space. Raises NoRoomError."""
-    target, partial = path / RESULT, path / f".{RESULT}.partial"
+    target = path / RESULT
     (path / ROOM).unlink(missing_ok=True)
-    with room_needed(target):
-        try:
-            partial.write_text(json.dumps(result, indent=2) + "\n")
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+    with room_needed(target), replacing(target) as partial:
+        partial.write_text(json.dumps(result, indent=2) + "\n")
     return target
 
 

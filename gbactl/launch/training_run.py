@@ -15,9 +15,9 @@ from gbactl import shared_memory_names
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.collective.rendezvous import Rendezvous
 from gbactl.config import RunConfig, flatten, to_dict
-from gbactl.coordinator.rounds import rounds
+from gbactl.config.acting import acting
+from gbactl.config.job_layout import rounds
 from gbactl.coordinator.run_record import METRICS, by_round
-from gbactl.coordinator.switch_plan import AUTO_FILE
 from gbactl.cpu import SLOW_BF16, lacks_bf16
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.source_cache import prepare
@@ -44,6 +44,7 @@ from gbactl.launch.supervision import (
 )
 from gbactl.launch.sweep import parent_tags
 from gbactl.paths import room_needed
+from gbactl.switching.auto_controller import AUTO_FILE
 from gbactl.switching.switch_schedule import answer, legend, listed, located, mode_id
 from gbactl.tracking.final_metrics import (
     ORIGIN,
@@ -435,7 +436,7 @@ class LaunchedRun:
         tags |= parent_tags()
         if self.job.origin:
             tags |= {ORIGIN: self.job.origin}
-        params = parameters(flatten(config), self.command, defaults_of(config))
+        params = parameters(flatten(acting(config)), self.command, defaults_of(config))
         self.tracked = TrackedRun(
             tracking_uri(t.uri), t.experiment, tags["mlflow.runName"], params, tags, self.run_dir,
             warn=self.show.say, resumed=self.job.tracked if self.job.same_run else None, beside=end_orphans,

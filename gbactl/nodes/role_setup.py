@@ -11,13 +11,14 @@ from typing import Any
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, identity
 from gbactl.checkpoint.restore import chain_at, keep_initial, load_initial, load_shard
 from gbactl.config import RunConfig, to_dict
-from gbactl.config.shard_layout import shard_spec
+from gbactl.config.job_layout import samples_of, shard_spec
+from gbactl.coordinator.checkpointing import spare_bytes
 from gbactl.coordinator.membership import BEAT_SECONDS, beat
-from gbactl.coordinator.rounds import samples_of, spare_bytes
 from gbactl.coordinator.state import JournalState, kept
 from gbactl.cpu import vectors
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.faults.slowdown import ServerSlowdown
+from gbactl.install import version
 from gbactl.kernels.native import flush
 from gbactl.server.checkpoint_writer import saver_of
 from gbactl.server.shard_server import load_last
@@ -43,19 +44,10 @@ def header(cfg: RunConfig, dataset: Dataset) -> dict[str, Any]:
         "data": dataset.fingerprint,
         "machine": platform.machine(),
         "cpu_flags": vectors(),
-        "torch": _version("torch"),
+        "torch": version("torch"),
         "threads": cfg.threads,
         "kernels": load().name,
     }
-
-
-def _version(package: str) -> str:
-    import importlib.metadata
-
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def run_coordinator(boot: Bootstrap) -> None:

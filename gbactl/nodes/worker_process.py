@@ -15,15 +15,15 @@ from gbactl.collective import connect
 from gbactl.collective.base import FaultTolerantCollective, ring_item
 from gbactl.collective.ring_with_fallback import CollectiveWithFallback
 from gbactl.config import RunConfig
-from gbactl.config.shard_layout import dense_cuts, optimizer, segment_bytes
+from gbactl.config.job_layout import dense_cuts, optimizer, segment_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import WorkerSlowdown
 from gbactl.kernels import codec_of, load
+from gbactl.kernels.base import aligned_copy
 from gbactl.kernels.native import flush
 from gbactl.models import build, row_width
 from gbactl.models.flat_parameters import FlatModel
 from gbactl.models.gradient_computer import GradientComputer
-from gbactl.store.aligned_memory import copied
 from gbactl.store.dense import DenseBlock
 from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense, start
 from gbactl.wire.auth import Peer
@@ -42,7 +42,7 @@ from gbactl.worker.dense_placement import (
     ShardSlices,
     SyncRecovery,
 )
-from gbactl.worker.loop import MappedBatchSource, WorkerLoop
+from gbactl.worker.loop import BatchComputer, MappedBatchSource, WorkerLoop
 from gbactl.worker.worker_core import ReplicatedSteps
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class WorkerProcess:
 
     def _replica(self) -> DenseBlock:
         """Make a trainer's replica: initial values, or those of the checkpoint that a run of trainers resumes from."""
-        cfg, block = self.cfg, self._block(copied(self.flat.initial()))
+        cfg, block = self.cfg, self._block(aligned_copy(self.flat.initial()))
         if cfg.resume is not None and cfg.home == "replicas" and self.boot.incarnation == 0:
             load_dense(block, dense_state(chain_at(Path(cfg.resume))))
         return block
@@ -177,9 +177,8 @@ class WorkerProcess:
         cfg = self.cfg
         plan = cfg.fault_plan()
         delay = WorkerSlowdown(plan, self.boot.index) if plan.slows(self.boot.index) else None
-        return WorkerLoop(
-            self.exchange, computer, dense, self.kernels, row_width(cfg.model), cfg.seed, self.core_slots, delay
-        )
+        compute = BatchComputer(computer, self.kernels, row_width(cfg.model), cfg.cluster.servers, cfg.seed)
+        return WorkerLoop(self.exchange, compute, dense, self.core_slots, delay)
 
     def compute_thread(self, thread: int, trainer: TrainerDense) -> ComputeThread:
         """Start an additional compute thread on the trainer's replica."""

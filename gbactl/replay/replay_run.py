@@ -27,6 +27,7 @@ from gbactl.kernels.native import flushed
 from gbactl.launch.progress import ProgressDisplay
 from gbactl.launch.run_dir import LOG, find, tracked_as
 from gbactl.nodes.role_setup import header
+from gbactl.paths import replacing
 from gbactl.replay.event_log_scan import Recording, scan
 from gbactl.replay.replayer import Replayer
 from gbactl.store.shard import Shard
@@ -59,12 +60,10 @@ def _rows(parts: list[NDArray[Any]]) -> NDArray[Any]:
 
 def write_model(path: Path, cfg: RunConfig, shards: Sequence[Shard]) -> None:
     """Write the replayed model to a file, atomically. Raises UsageError where it cannot be written."""
-    partial = path.with_name(f".{path.name}.partial")
     more = {"step": np.array(shards[0].version), "config": np.array(json.dumps(to_dict(cfg)))}
     try:
-        with partial.open("wb") as file:
+        with replacing(path) as partial, partial.open("wb") as file:
             np.savez(file, **model_arrays(shards), **more)  # type: ignore[arg-type]
-        partial.replace(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror}); type another --keep PATH.") from error
 

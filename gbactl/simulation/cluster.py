@@ -20,12 +20,12 @@ import numpy as np
 from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_shard
 from gbactl.collective.base import ring_item
 from gbactl.config import RunConfig
-from gbactl.config.shard_layout import optimizer, shard_spec
-from gbactl.coordinator.rounds import samples_of, spare_bytes
+from gbactl.config.job_layout import optimizer, samples_of, shard_spec
+from gbactl.coordinator.checkpointing import spare_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import ServerSlowdown
 from gbactl.kernels import codec_of
-from gbactl.kernels.base import Floats
+from gbactl.kernels.base import Floats, aligned_copy
 from gbactl.kernels.native import flushed
 from gbactl.nodes.role_setup import header
 from gbactl.server.checkpoint_writer import ShardSaver, saver_of
@@ -39,7 +39,6 @@ from gbactl.simulation.process_failures import ClusterHandover, FailureInjection
 from gbactl.simulation.ring_all_reduce import TICK, RingRounds, SimulatedRing
 from gbactl.simulation.server import VirtualServer
 from gbactl.simulation.worker import ClusterShared, VirtualWorker
-from gbactl.store.aligned_memory import copied
 from gbactl.store.dense import DenseBlock
 from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire.auth import Peer
@@ -230,7 +229,7 @@ class VirtualCluster:
         state = dense_state(chain_at(Path(cfg.resume))) if begins and cfg.resume is not None else None
 
         def make() -> DenseBlock:
-            block = self._block(copied(flat.initial()))
+            block = self._block(aligned_copy(flat.initial()))
             if state is not None:
                 load_dense(block, state)
             return block
@@ -275,16 +274,18 @@ class ZeroCompute(SharedCompute):
     def load(self, item: BatchInProgress) -> None:
         """Do nothing, as no parameters are needed."""
 
-    def gradient(self, item: BatchInProgress, out: Floats | None = None) -> Floats:
+    def gradient(
+        self, item: BatchInProgress, out: Floats | None = None, computed: Callable[[], None] = lambda: None
+    ) -> Floats:
         """Return row gradients of zeros."""
-        item.answers.clear()
+        item.release()
         sums = np.empty((len(item.unique.index), self.width), np.float32) if out is None else out
         sums[:] = 0.0
         return sums
 
     def predict(self, item: BatchInProgress) -> Floats:
         """Return predictions of zeros."""
-        item.answers.clear()
+        item.release()
         return np.zeros(item.grant.samples, np.float32)
 
 

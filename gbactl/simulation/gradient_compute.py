@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from gbactl.config import RunConfig
-from gbactl.config.shard_layout import dense_cuts
+from gbactl.config.job_layout import dense_cuts
 from gbactl.data.dataset import Schema
 from gbactl.kernels import load
 from gbactl.kernels.base import Floats, Kernels
@@ -21,7 +19,7 @@ from gbactl.simulation.server import PullAnswer
 from gbactl.store.dense import Cut, held
 from gbactl.wire.channel import NO_BYTES
 from gbactl.wire.messages import Rows
-from gbactl.worker.loop import dropout_key
+from gbactl.worker.loop import BatchComputer
 from gbactl.worker.worker_core import BatchInProgress
 
 
@@ -37,18 +35,15 @@ def set_answer(item: BatchInProgress, shard: int, rows: Floats | None = None) ->
     item.answers[shard] = (Rows(0, 0, 0, 0), PullAnswer(0, b"", NO_BYTES, None, None, rows))
 
 
-class SharedCompute:
+class SharedCompute(BatchComputer):
     """Model that computes for all workers of a virtual cluster.
 
-    `width` floats a row; `cuts` are the servers' slices of the dense vector, loaded where the servers hold it."""
+    `cuts`: the servers' slices of the dense vector, which are loaded where the servers hold it."""
 
     def __init__(self, computer: GradientComputer, kernels: Kernels, width: int, cuts: list[Cut], seed: int) -> None:
-        self.computer, self.flat = computer, computer.flat
-        self.kernels, self.width, self.servers, self.seed = kernels, width, len(cuts), seed
+        super().__init__(computer, kernels, width, len(cuts), seed)
         self.cuts, self.held = cuts, held(cuts)
         self._loaded: list[Any] = [None] * self.servers
-        self._rows = np.empty((0, width), np.float32)
-        self._emb = np.empty((0, width), np.float32)
 
     @classmethod
     def of(cls, cfg: RunConfig, schema: Schema) -> SharedCompute:
@@ -75,42 +70,8 @@ class SharedCompute:
         self.flat.come_home()
         self._loaded = [None] * self.servers
 
-    def gradient(self, item: BatchInProgress, out: Floats | None = None) -> Floats:
-        """Compute the gradient of the batch's distinct rows, float32[U, W] (into `out`, if given).
-
-        The dense gradient stays in `flat`. Sets `item.loss`, and releases the pulled parameters."""
-        batch, phase = item.batch, item.phase
-        emb = self._embed(item)
-        item.answers.clear()
-        key = dropout_key(self.seed, phase, item.grant.batch)
-        item.loss, gradient = self.computer.gradient(batch.numeric, batch.labels, emb, key)
-        item.ranked = self.computer.ranked
-        sums = np.empty((len(item.unique.index), self.width), np.float32) if out is None else out
-        self.kernels.segment_sum(gradient, item.unique.inverse, sums)
-        return sums
-
-    def predict(self, item: BatchInProgress) -> Floats:
-        """Compute a batch's click probabilities float32[B]; releases the pulled parameters."""
-        emb = self._embed(item)
-        item.answers.clear()
-        return self.computer.predict(item.batch.numeric, emb)
-
-    def _embed(self, item: BatchInProgress) -> Floats:
-        """Gather the embedding rows of every id of the batch, float32[B, F, W]."""
-        count, fields = item.batch.ids.shape
-        if len(self._emb) < count * fields:
-            self._emb = np.empty((count * fields, self.width), np.float32)
-        emb = self._emb[: count * fields]
-        self.kernels.gather(self._gathered(item), item.unique.inverse, emb)
-        return emb.reshape(count, fields, self.width)
-
-    def _gathered(self, item: BatchInProgress) -> Floats:
-        """Concatenate the shards' rows in the order of the batch's distinct ids, float32[U, W]."""
-        parts = [answer_of(item, shard).rows for shard in range(self.servers)]
-        if len(parts) == 1:
-            assert parts[0] is not None
-            return parts[0]
-        rows = len(item.unique.index)
-        if len(self._rows) < rows:
-            self._rows = np.empty((rows, self.width), np.float32)
-        return np.concatenate(parts, out=self._rows[:rows])  # type: ignore[arg-type]
+    def rows_of(self, item: BatchInProgress, shard: int) -> Floats:
+        """Return the rows float32[n, W] that a shard answered."""
+        rows = answer_of(item, shard).rows
+        assert rows is not None
+        return rows

@@ -309,7 +309,7 @@ class VirtualWorker:
                 if not command.item.pulled:  # otherwise it begins when its rows have arrived
                     self.shared.placements.now.resume(self)
             elif type(command) is ReleaseFrames:
-                command.item.answers.clear()
+                command.item.release()
             else:
                 if type(command) is BatchComplete:
                     self.shared.placements.now.resume(self)

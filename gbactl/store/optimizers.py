@@ -17,8 +17,7 @@ import numpy as np
 
 from gbactl.checked_dataclasses import Bounds, Share
 from gbactl.errors import ConfigError
-from gbactl.kernels.base import DensePart, Floats, Ints, Kernels, OptimizerRule, float32
-from gbactl.store.aligned_memory import full, zeros
+from gbactl.kernels.base import DensePart, Floats, Ints, Kernels, OptimizerRule, aligned_full, aligned_zeros, float32
 
 MOMENTS = {"sgd": (), "adagrad": ("sum",), "rowwise_adagrad": ("sum",), "adam": ("first", "second")}
 MOST_BIAS_STEPS = 1 << 22
@@ -89,8 +88,8 @@ class RowOptimizer:
     def __init__(self, spec: OptimizerSpec, table: Floats, kernels: Kernels) -> None:
         self.spec = spec
         shape = table.shape[:1] if spec.name == "rowwise_adagrad" else table.shape
-        self.moments = {name: full(shape, spec.start) for name in MOMENTS[spec.name]}
-        self.counts: Any = zeros(table.shape[:1], np.uint32) if spec.name == "adam" else None
+        self.moments = {name: aligned_full(shape, spec.start) for name in MOMENTS[spec.name]}
+        self.counts: Any = aligned_zeros(table.shape[:1], np.uint32) if spec.name == "adam" else None
         self._step = kernels.bind_rows(spec.rule(), table, list(self.moments.values()), self.counts)
 
     def reset(self) -> None:
@@ -123,7 +122,7 @@ class DenseOptimizer:
 
     def __init__(self, spec: OptimizerSpec, value: Floats, kernels: Kernels) -> None:
         self.spec = spec.for_dense()
-        self.moments = {name: full(value.shape, self.spec.start) for name in MOMENTS[self.spec.name]}
+        self.moments = {name: aligned_full(value.shape, self.spec.start) for name in MOMENTS[self.spec.name]}
         self.step = 0
         self._rule = self.spec.rule()
         self._step = kernels.bind_dense(self._rule, value, list(self.moments.values()))

@@ -16,8 +16,7 @@ import numpy as np
 from gbactl.errors import ConfigError
 from gbactl.hashing import MODULUS, MOST_BYTES, digest, row_sum
 from gbactl.kernels import Kernels, load
-from gbactl.kernels.base import FLOAT, INT, Floats, Ints, RowPart, require
-from gbactl.store.aligned_memory import zeros
+from gbactl.kernels.base import FLOAT, INT, Floats, Ints, RowPart, aligned_zeros, require
 from gbactl.store.dense import DenseBlock, DenseSpec, dense_range, dense_square
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
 from gbactl.store.optimizers import OptimizerSpec
@@ -102,7 +101,7 @@ class Shard:
         spec, (lo, hi) = self.spec, self.dense_range
         if spec.dense is None:
             return None
-        value = zeros((hi - lo,))
+        value = aligned_zeros((hi - lo,))
         if spec.dense_init is not None:
             require(spec.dense_init, FLOAT, (hi - lo,), "dense_init")
             np.copyto(value, spec.dense_init)

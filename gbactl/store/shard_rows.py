@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.kernels.base import COUNT, FLOAT, INT, Floats, Ints, Kernels, RowPart, Workspace
-from gbactl.store.aligned_memory import zeros
+from gbactl.kernels.base import COUNT, FLOAT, INT, Floats, Ints, Kernels, RowPart, Workspace, aligned_zeros
 from gbactl.store.gradient_slice import GradientSlice
 from gbactl.store.optimizers import OptimizerSpec, RowOptimizer
 
@@ -33,13 +32,13 @@ class RowBlock:
         self, rows: int, width: int, optimizer: OptimizerSpec, kernels: Kernels, *,
         decay: float = 0.0, every: bool = False, touches: bool = False,
     ) -> None:  # fmt: skip
-        self.table: Floats = zeros((rows, width))
+        self.table: Floats = aligned_zeros((rows, width))
         self._kernels, self._decay = kernels, decay
         self._optimizer = RowOptimizer(optimizer, self.table, kernels)
         self._slot: Ints | None = np.full(rows, -1, INT) if every else None
         self._workspace = Workspace()
         own = touches and (every or self.counts is None)  # otherwise Adam's counts are the touch counts
-        self._touches: Any = zeros((rows,), np.uint32) if own else None
+        self._touches: Any = aligned_zeros((rows,), np.uint32) if own else None
 
     def initialise(self, seed: int, first: int, stride: int, scale: float) -> None:
         """Set every local row i to the initial value of global row first + i * stride."""

@@ -1,4 +1,4 @@
-"""Controller of `switch=auto`: predicts whether `sync` or `gba` delivers more samples/s now. Pure: no clock, no I/O.
+"""Controller of `switch=auto`: predicts whether `sync` or `gba` delivers more samples/s now. It has no clock.
 
 From each worker's last step times it predicts `sync` (G over the expected maximum of a step, which waits for the
 slowest, and the all-reduce's overhead) and `gba` (the sum of the workers' rates). The ratio of a mode's measured
@@ -8,29 +8,37 @@ assumed in favour of `sync`, the default. A gradient costs 2 us, a look 20 us a 
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 
+from gbactl.checked_dataclasses import Bounds, Interval, Seconds
+from gbactl.policies import Policy
+
 SYNC, GBA = "sync", "gba"
 MODES = (SYNC, GBA)
+AUTO_FILE = "auto.jsonl"
 FEW, MOST = 4, 64  # least and largest number of values that are kept, at any age
 
 
-@dataclass(frozen=True)
+@dataclass
 class AutoOptions:
     """Options of the controller. `window`: seconds of values kept; `minimum_stay`: seconds in a mode before a switch.
 
     Shares: by how much `gba` must exceed `sync` to be worth it (`margin`), and how far beyond that point, either way, a
     switch happens (`hysteresis`)."""
 
-    window: float = 10.0
-    margin: float = 0.1
-    hysteresis: float = 0.1
-    minimum_stay: float = 30.0
+    window: Interval = 10.0
+    margin: Annotated[float, Bounds(at_least=0, at_most=1000)] = 0.1
+    hysteresis: Annotated[float, Bounds(at_least=0, at_most=1000)] = 0.1
+    minimum_stay: Seconds = 30.0
 
     @property
     def enter(self) -> float:
@@ -187,3 +195,53 @@ class RecentValues:
     def values(self) -> list[float]:
         """Values of the pairs, oldest first."""
         return [value for _, value in self.pairs]
+
+
+class AutoSwitch:
+    """Controller of switch=auto within a run, asked every `every` seconds. `now`: seconds since the run began.
+
+    Each decision's fields are passed to `tell`, and are a line of auto.jsonl in the run directory."""
+
+    def __init__(
+        self, controller: AutoController, every: float, run_dir: Path, now: Callable[[], float],
+        tell: Callable[[dict[str, Any]], None],
+    ) -> None:  # fmt: skip
+        self.controller, self.every, self.now, self.tell = controller, every, now, tell
+        self.path, self.last = run_dir / AUTO_FILE, dict[str, Any]()
+        self._looks, self._asked = 0, list[dict[str, Any]]()
+        self._full, self._step, self._next = 0, -1, 0.0
+
+    def begin(self, mode: str, policy: Policy) -> None:
+        """Reset the controller for a phase that begins in a mode."""
+        self._full, self._step = policy.phase.local_batch, policy.step
+        self.controller.begin(self.now(), mode)
+
+    def heard(self, worker: int, samples: int, seconds: float) -> None:
+        """Pass an announced gradient's compute time to the controller; a short batch (the last of a day) is ignored."""
+        if samples >= self._full:
+            self.controller.seen(self.now(), worker, seconds, samples)
+
+    def look(self, policy: Policy) -> SwitchDecision | None:
+        """Pass the applied steps to the controller; every `every` seconds return its decision."""
+        now = self.now()
+        if policy.step != self._step:
+            self._step = policy.step
+            self.controller.stepped(now, policy.ledger.finished)
+        if now < self._next:
+            return None
+        self._next = now + self.every
+        return self.controller.look(now)
+
+    def note(self, look: SwitchDecision, at: dict[str, Any], obstacle: str) -> None:
+        """Log a decision of the controller and the run's position; `obstacle`: why its mode is impossible, or empty."""
+        self._looks += 1
+        self.last = {**at, **dataclasses.asdict(look), **({"obstacle": obstacle} if obstacle else {})}
+        with self.path.open("a") as out:
+            out.write(json.dumps(self.last) + "\n")
+        if look.wanted != look.mode and not obstacle:
+            self._asked.append(self.last)
+        self.tell(self.last)
+
+    def summary(self) -> dict[str, Any]:
+        """Field `auto` of result.json: number of decisions, those that led to a switch, the last one."""
+        return {"looks": self._looks, "switched": self._asked, "last": self.last or None}

@@ -1,4 +1,4 @@
-"""Mode switches of a run: parsing of the schedule, and descriptions of switches for users. Pure.
+"""Mode switches of a run: its schedule, the plan of what is due, and descriptions of switches for users. Pure.
 
 An entry of the schedule is {at: {UNIT: X}, to: MODE, set: {KEY: VALUE}}; `set` changes keys of conf/mode/MODE.yaml.
 Units: day (or epoch), counted from 0; samples handed out, global step, seconds of training, fraction of all samples.
@@ -17,10 +17,13 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from gbactl.errors import ConfigError, GbactlError
+from gbactl.policies import Policy
 from gbactl.policies.policy import names, policy_class
+
+T = TypeVar("T")
 
 FIELDS = ("at", "to", "set", "fresh_optimizer")
 UNITS = ("day", "epoch", "samples", "step", "seconds", "fraction")
@@ -124,6 +127,75 @@ def _point(entry: ScheduleEntry, rows: Sequence[int]) -> int | None:
     if entry.unit == "samples":
         return int(entry.value)
     return max(1, round(entry.value * sum(rows))) if entry.unit == "fraction" else None
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """Progress of a run: its round (day or epoch), samples handed out, global step, seconds since its start."""
+
+    round: int
+    samples: int
+    step: int
+    seconds: float
+
+
+class SwitchPlan(Generic[T]):
+    """Plan of mode switches of one run: its schedule, whose entries are taken in order, and requests from outside.
+
+    A request takes effect at once and does not change the entries after it. `phases`: configurations before and after
+    each entry; `rows`: samples of each round. Raises ConfigError for an entry that is never reached."""
+
+    def __init__(self, entries: Sequence[ScheduleEntry], phases: Sequence[T], rows: Sequence[int]) -> None:
+        self.entries, self.phases = entries, phases
+        self.points = located(self.entries, rows)
+        self.asked: T | None = None
+        self.fresh = False  # whether the last switch taken resets the optimizer's state
+        self.point = ""  # scheduled point of the last switch taken; empty if it was requested
+        self.taken = 0  # number of entries taken
+
+    @property
+    def next(self) -> ScheduleEntry | None:
+        """Next entry of the schedule; None after the last."""
+        return self.entries[self.taken] if self.taken < len(self.entries) else None
+
+    def take(self, at: RunProgress) -> T | None:
+        """Remove the due switch (requested or scheduled). Returns the configuration after it; None if none is due."""
+        found, self.fresh, self.point = None, False, ""
+        while (entry := self.next) is not None and self._due(entry, at):
+            self.taken, self.point = self.taken + 1, entry.point
+            found, self.fresh = self.phases[self.taken], self.fresh or entry.fresh
+        if self.asked is not None:
+            found, self.asked, self.point = self.asked, None, ""
+        return found
+
+    def _due(self, entry: ScheduleEntry, at: RunProgress) -> bool:
+        if entry.unit in ("day", "epoch"):
+            return entry.value <= at.round
+        if entry.unit == "step":
+            return entry.value <= at.step
+        if entry.unit == "seconds":
+            return entry.value <= at.seconds
+        point = self.points[self.taken]
+        return point is not None and point <= at.samples
+
+    def called(self, seconds: float) -> bool:
+        """Whether the phase must end now because a switch was requested or is scheduled at this time."""
+        entry = self.next
+        return self.asked is not None or (entry is not None and entry.unit == "seconds" and entry.value <= seconds)
+
+    def last_batch(self, policy: Policy, at: RunProgress) -> int | None:
+        """Batch of a phase, begun at `at`, before which the schedule's next entry is due; None if unknown."""
+        entry, point = self.next, None if self.next is None else self.points[self.taken]
+        if entry is None or entry.unit in ("day", "epoch"):
+            return None
+        if entry.unit == "step":
+            return policy.batches_of(int(entry.value) - at.step)
+        return None if point is None else -(-(point - at.samples) // policy.phase.local_batch)
+
+    def due_step(self) -> int | None:
+        """Global step at which the schedule's next entry is due; None if the entry is not given in steps."""
+        entry = self.next
+        return int(entry.value) if entry is not None and entry.unit == "step" else None
 
 
 def mode_id(mode: str) -> float | None:

@@ -16,9 +16,10 @@ import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from gbactl.install import version
 
 PLAIN = ("auc", "logloss", "loss", "eps")  # metrics without a group; the fifth one is the mean staleness
 STALENESS = "staleness"
@@ -229,13 +230,9 @@ def versions() -> dict[str, str]:
     """Return the versions of gbactl, Python and the libraries that affect numerical results."""
     from gbactl import __version__
 
-    found = {"gbactl": __version__, "python": platform.python_version()}
-    for name in _LIBRARIES:
-        try:
-            found[name.removesuffix("-skinny")] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    libraries = {name.removesuffix("-skinny"): version(name) for name in _LIBRARIES}
+    found = {"gbactl": __version__, "python": platform.python_version(), **libraries}
+    return {name: told for name, told in found.items() if told}
 
 
 def tags_of(

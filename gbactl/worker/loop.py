@@ -5,8 +5,10 @@ The cost of a batch beside its forward and backward pass is about 5 % at 512 sam
 
 from __future__ import annotations
 
+import functools
 import resource
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from gbactl.checkpoint.remaining_samples import Ranges, of_phase, pieces
 from gbactl.cpu import ask_for_long_slices, settle_garbage
 from gbactl.data.dataset import Batch, Dataset, Split, permuted
 from gbactl.faults.slowdown import WorkerSlowdown
-from gbactl.kernels.base import DistinctRows, Kernels
+from gbactl.kernels.base import DistinctRows, Floats, Kernels
 from gbactl.models.gradient_computer import GradientComputer
 from gbactl.wire.messages import (
     BeginPhase,
@@ -82,19 +84,76 @@ class MappedBatchSource:
         return batch, self.kernels.dedupe(batch.ids, self.dataset.schema.offsets, self.servers)
 
 
+class BatchComputer:
+    """Gradient and predictions of a batch from the rows of `width` floats that were pulled for it from each server."""
+
+    def __init__(self, computer: GradientComputer, kernels: Kernels, width: int, servers: int, seed: int) -> None:
+        self.computer, self.flat = computer, computer.flat
+        self.kernels, self.width, self.servers, self.seed = kernels, width, servers, seed
+        self._rows = np.empty((0, width), np.float32)
+        self._emb = np.empty((0, width), np.float32)
+
+    def gradient(
+        self, item: BatchInProgress, out: Floats | None = None, computed: Callable[[], None] = lambda: None
+    ) -> Floats:
+        """Compute the gradient of the batch's distinct rows, float32[U, W] (into `out`, if given).
+
+        The dense gradient stays in `flat`. Sets `item.loss`, and releases the pulled rows. `computed` is called after
+        the backward pass, before the sums of the rows."""
+        batch, emb = item.batch, self._embed(item)
+        item.release()
+        key = dropout_key(self.seed, item.phase, item.grant.batch)
+        item.loss, gradient = self.computer.gradient(batch.numeric, batch.labels, emb, key)
+        item.ranked = self.computer.ranked
+        computed()
+        sums = np.empty((len(item.unique.index), self.width), np.float32) if out is None else out
+        self.kernels.segment_sum(gradient, item.unique.inverse, sums)
+        return sums
+
+    def predict(self, item: BatchInProgress) -> Floats:
+        """Compute a batch's click probabilities float32[B]; releases the pulled rows."""
+        emb = self._embed(item)
+        item.release()
+        return self.computer.predict(item.batch.numeric, emb)
+
+    def rows_of(self, item: BatchInProgress, shard: int) -> Floats:
+        """Return the rows float32[n, W] that a shard sent for a batch."""
+        rows, frame = item.answers[shard]
+        values: Floats = frame.payload.view(np.float32)[rows.dense : rows.dense + rows.rows * self.width]
+        return values.reshape(rows.rows, self.width)
+
+    def _embed(self, item: BatchInProgress) -> Floats:
+        """Gather the embedding rows of every id of the batch, float32[B, F, W]."""
+        count, fields = item.batch.ids.shape
+        self._emb = room(self._emb, count * fields)
+        emb = self._emb[: count * fields]
+        self.kernels.gather(self._gathered(item), item.unique.inverse, emb)
+        return emb.reshape(count, fields, self.width)
+
+    def _gathered(self, item: BatchInProgress) -> Floats:
+        """Concatenate the shards' rows in the order of the batch's distinct rows, float32[U, W]."""
+        parts = [self.rows_of(item, shard) for shard in range(self.servers)]
+        if len(parts) == 1:
+            return parts[0]
+        self._rows = room(self._rows, len(item.unique.index))
+        return np.concatenate(parts, out=self._rows[: len(item.unique.index)])
+
+
+def room(array: Floats, rows: int) -> Floats:
+    """Return `array` if it has at least `rows` rows, else a new array of the required size."""
+    return array if len(array) >= rows else np.empty((rows, array.shape[1]), np.float32)
+
+
 class WorkerLoop:
     """Compute loop of one worker."""
 
     def __init__(
-        self, exchange: WorkerClient, computer: GradientComputer, placements: Placements, kernels: Kernels, width: int,
-        seed: int, core_slots: CoreSlots | UnsharedCore | None = None, delay: WorkerSlowdown | None = None,
+        self, exchange: WorkerClient, compute: BatchComputer, placements: Placements,
+        core_slots: CoreSlots | UnsharedCore | None = None, delay: WorkerSlowdown | None = None,
     ) -> None:  # fmt: skip
         self.core_slots, self.delay = core_slots or UnsharedCore(), delay
-        self.exchange, self.computer, self.placements = exchange, computer, placements
-        self.kernels, self.width, self.seed = kernels, width, seed
-        self._rows = np.empty((0, width), np.float32)
-        self._emb = np.empty((0, width), np.float32)
-        self._sums = np.empty((0, width), np.float32)
+        self.exchange, self.compute, self.placements = exchange, compute, placements
+        self._sums = np.empty((0, compute.width), np.float32)
 
     def run(self, ahead: int) -> None:
         """Compute batches until the coordinator stops the run; `ahead`: batches requested in advance."""
@@ -156,49 +215,18 @@ class WorkerLoop:
 
         The row gradient is float32[distinct rows, row width]."""
         began = time.perf_counter()
-        emb = self._embed(item)
-        item.release()
-        batch, grant = item.batch, item.grant
-        key = dropout_key(self.seed, item.phase, grant.batch)
-        item.loss, gradient = self.computer.gradient(batch.numeric, batch.labels, emb, key)
-        item.ranked = self.computer.ranked
-        if self.delay is None and item.phase.served_dense:  # what is left to do hides part of the next pull
-            self.exchange.pull_ahead()
-        sums = self._sums = _room(self._sums, len(item.unique.index))
-        out = sums[: len(item.unique.index)]
-        self.kernels.segment_sum(gradient, item.unique.inverse, out)
+        count = len(item.unique.index)
+        self._sums = room(self._sums, count)
+        sums = self.compute.gradient(item, self._sums[:count], functools.partial(self._computed, item))
         item.seconds = time.perf_counter() - began
-        return out
+        return sums
+
+    def _computed(self, item: BatchInProgress) -> None:
+        """Pull the next batch's rows after the backward pass: what is left to do hides part of the pull."""
+        if self.delay is None and item.phase.served_dense:
+            self.exchange.pull_ahead()
 
     def _evaluate(self, item: BatchInProgress) -> None:
         self.dense.load(item)
-        emb = self._embed(item)
-        item.release()
-        self.exchange.predictions(item, self.computer.predict(item.batch.numeric, emb))
+        self.exchange.predictions(item, self.compute.predict(item))
         self.exchange.take(item)
-
-    def _embed(self, item: BatchInProgress) -> Any:
-        """Gather the embedding rows of every id of a batch: float32[samples, fields, row width]."""
-        count, fields = item.batch.ids.shape
-        self._emb = _room(self._emb, count * fields)
-        emb = self._emb[: count * fields]
-        self.kernels.gather(self._gathered(item), item.unique.inverse, emb)
-        return emb.reshape(count, fields, self.width)
-
-    def _gathered(self, item: BatchInProgress) -> Any:
-        """Concatenate the shards' answers in the order of the batch's distinct rows."""
-        views = []
-        for shard in range(len(self.exchange.servers)):
-            rows, frame = item.answers[shard]
-            values = frame.payload.view(np.float32)[rows.dense : rows.dense + rows.rows * self.width]
-            views.append(values.reshape(rows.rows, self.width))
-        if len(views) == 1:
-            return views[0]
-        self._rows = _room(self._rows, len(item.unique.index))
-        out = self._rows[: len(item.unique.index)]
-        return np.concatenate(views, out=out)
-
-
-def _room(array: Any, rows: int) -> Any:
-    """Return `array` if it has at least `rows` rows, else a new array of the required size."""
-    return array if len(array) >= rows else np.empty((rows, array.shape[1]), np.float32)

@@ -78,10 +78,11 @@ class BatchInProgress:
         return Push(grant.phase, grant.batch, rows, dense, *told)
 
     def release(self) -> None:
-        """Release the frames of the shards' answers, except for the frame that the model computes with."""
+        """Drop the shards' answers, and release their frames except for the one that the model computes with."""
         for _, frame in self.answers.values():
             if frame is not self.kept:
                 frame.release()
+        self.answers.clear()
 
 
 def weigh(gradient: Floats, weight: float) -> None:

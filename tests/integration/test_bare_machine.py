@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gbactl.checkpoint.folder import CheckpointFolder
-from gbactl.coordinator.rounds import END_BYTES
+from gbactl.coordinator.checkpointing import END_BYTES
 from gbactl.tracking.mlflow_connection import connect
 from tests.support.processes import Launcher, wait_for
 

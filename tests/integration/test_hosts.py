@@ -203,7 +203,7 @@ def test_hosts_that_do_not_reach_each_other_are_named(site_of: Callable[..., Sit
 def test_hosts_that_lose_each_other_are_named_too(site_of: Callable[..., Site], how: tuple[str, ...]) -> None:
     """W3 on c and S1 on b, both of which the launcher reaches: the third W3 is on another host."""
     site = site_of()
-    launched = site.start(*how, "cluster.hang_seconds=3", *LONG, "data.days=6")
+    launched = site.start(*how, "cluster.hang_seconds=3", *LONG, "data.days=12")
     launched.training()
     site.machines.separate("b", "c")
     done = launched.finish()

@@ -102,7 +102,7 @@ def test_a_stopped_worker_counts_as_dead_and_ends_when_it_wakes_up(launcher: Lau
 def test_a_stopped_worker_that_goes_on_behind_its_successor_changes_nothing(launcher: Launcher, mode: str) -> None:
     """It was given up with a batch in its hands, and wakes up when the one in its place has joined."""
     slowly = "faults.plans=[{kind: constant, workers: all, factor: 20}]"
-    sizes = (*LONG[:1], *LONG[3:], "train.global_batch=384")
+    sizes = ("data.rows_per_day=120000", *LONG[3:], "train.global_batch=384")
     launched = launcher.start(*sizes, f"mode={mode}", "cluster.hang_seconds=1", slowly)
     log, journal = launched.run_dir / "events.log", launched.run_dir / "coordinator.json"
     launched.training()
@@ -120,7 +120,7 @@ def test_a_stopped_worker_that_goes_on_behind_its_successor_changes_nothing(laun
     assert done.code == 0 and log.stat().st_size > size, done.err
     assert done.result["fenced_frames"] > 0
     assert [failed["process"] for failed in done.result["recovery"]] == ["W2"]
-    adds_up(done.result, 60_000)
+    adds_up(done.result, 120_000)
     gone, ordered = False, Counter[int]()
     for record in so_far(log):
         match record:

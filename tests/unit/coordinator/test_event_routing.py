@@ -13,8 +13,7 @@ from gbactl.config import CheckpointConfig, RunConfig
 from gbactl.coordinator.event_routing import CoordinatorCore
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.phase_decisions import TrainingPhase
-from gbactl.coordinator.requests_to_nodes import NodeRequests
-from gbactl.coordinator.run_context import RunContext
+from gbactl.coordinator.run_context import NodeRequests, RunContext
 from gbactl.policies import Phase, make
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import (

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from gbactl.checkpoint.failure_costs import UnsavedWork
-from gbactl.coordinator.membership import Incarnations
-from gbactl.coordinator.rounds import EarlyStopping
 from gbactl.coordinator.run_record import RunSummary
 from gbactl.coordinator.state import (
     CheckpointState,
     DensePlacementState,
+    EarlyStopping,
     FailureRecord,
     FailureRecords,
+    Incarnations,
     JobPosition,
     LostGradientState,
     PhaseState,
@@ -95,3 +95,23 @@ def test_a_run_goes_on_from_a_position_as_often_as_it_goes_back() -> None:
         record.ledger.trained += 32
         record.results.append({})
     assert kept == position(curve=[], results=[{"auc": 0.7}])
+
+
+def stops_after(patience: int, scores: list[float]) -> tuple[int | None, int]:
+    """(round at which it stops, the best round)."""
+    stopping = EarlyStopping(patience)
+    for number, score in enumerate(scores):
+        if stopping.update(score):
+            return number, stopping.best_round
+    return None, stopping.best_round
+
+
+def test_early_stopping() -> None:
+    assert stops_after(0, [0.9, 0.1, 0.1, 0.1]) == (None, 0)
+    assert stops_after(1, [0.5, 0.6, 0.6]) == (2, 1)
+    assert stops_after(2, [0.5, 0.6, 0.55, 0.7, 0.6, 0.6]) == (5, 3)
+    assert stops_after(2, [0.5, 0.6, 0.7]) == (None, 2)
+
+
+def test_a_score_that_is_not_a_number_is_never_the_best() -> None:
+    assert stops_after(2, [float("nan"), 0.6, float("nan"), float("nan")]) == (3, 1)

@@ -20,7 +20,7 @@ from gbactl.install.horovod import cmake_version, cxx20_wrapper, require_cmake, 
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """Fakes of pip and of the import: `calls` says what was run, `answers` what the imports say."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(horovod.metadata, "version", lambda name: "2.13.0+cpu")
+    monkeypatch.setattr(horovod, "version", lambda name: "2.13.0+cpu")
     monkeypatch.setattr(horovod, "require_compiler", lambda: "/usr/bin/g++")
     monkeypatch.setattr(horovod, "require_cmake", lambda: "/usr/bin/cmake")
     state: dict[str, list[str]] = {"calls": [], "answers": [], "library": ["horovod/torch/mpi_lib_v2.so"]}

@@ -12,8 +12,8 @@ import pytest
 
 from gbactl.config import RunConfig, SwitchConfig, check
 from gbactl.coordinator.mode_switch import ModeSwitch
-from gbactl.coordinator.switch_plan import AUTO_FILE
 from gbactl.data.source_cache import prepare
+from gbactl.switching.auto_controller import AUTO_FILE
 from gbactl.wire.messages import Event
 from tests.support.memory_cluster import run_in_memory
 from tests.support.simulated_runs import DATA, adds_up, config, run

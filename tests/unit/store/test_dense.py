@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gbactl.kernels.base import Kernels
-from gbactl.store.aligned_memory import zeros
+from gbactl.kernels.base import Kernels, aligned_zeros
 from gbactl.store.dense import DenseBlock, DenseSpec, dense_range, held
 from gbactl.store.optimizers import OptimizerSpec
 
@@ -88,17 +87,17 @@ def test_state_moves_to_another_block(kernels: Kernels) -> None:
 
 
 def test_a_state_of_another_kind_is_refused(kernels: Kernels) -> None:
-    block = DenseBlock(zeros((P + Q,)), SPEC, optimizer("adam"), kernels=kernels)
+    block = DenseBlock(aligned_zeros((P + Q,)), SPEC, optimizer("adam"), kernels=kernels)
     state = block.state()
     with pytest.raises(ValueError, match="moment"):
-        DenseBlock(zeros((P + Q,)), SPEC, optimizer("sgd"), kernels=kernels).load_state(state)
+        DenseBlock(aligned_zeros((P + Q,)), SPEC, optimizer("sgd"), kernels=kernels).load_state(state)
     with pytest.raises(ValueError, match="shape"):
         block.load_state({**state, "moment.first": np.zeros(3, np.float32)})
 
 
 @pytest.mark.parametrize("arguments", [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0), (float("nan"), 1.0)])
 def test_a_step_that_cannot_be_changes_nothing(kernels: Kernels, arguments: tuple[float, float]) -> None:
-    block = DenseBlock(zeros((P + Q,)), SPEC, optimizer("adam"), kernels=kernels)
+    block = DenseBlock(aligned_zeros((P + Q,)), SPEC, optimizer("adam"), kernels=kernels)
     with pytest.raises(ValueError, match="positive"):
         block.apply(np.ones(P + Q, np.float32), *arguments)
     with pytest.raises(ValueError, match="shape"):
@@ -109,7 +108,7 @@ def test_a_step_that_cannot_be_changes_nothing(kernels: Kernels, arguments: tupl
 
 def test_a_slice_outside_the_vector_is_refused() -> None:
     with pytest.raises(ValueError, match="outside"):
-        DenseBlock(zeros((10,)), DenseSpec(12), optimizer("sgd"), lo=3)
+        DenseBlock(aligned_zeros((10,)), DenseSpec(12), optimizer("sgd"), lo=3)
 
 
 @given(size=st.integers(0, 10_000), shards=st.integers(1, 9))
@@ -134,7 +133,7 @@ def test_the_first_shards_share_the_vector_and_the_others_have_nothing(
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
 def test_an_empty_slice_moves_and_sums_up_to_nothing(kernels: Kernels, name: str) -> None:
-    block = DenseBlock(zeros((0,)), SPEC, optimizer(name), lo=P + Q, kernels=kernels)
+    block = DenseBlock(aligned_zeros((0,)), SPEC, optimizer(name), lo=P + Q, kernels=kernels)
     assert (block.params, block.model_sum()) == (0, 0)
     packed = block.packed(P + Q, P + Q)
     assert packed.size == 0

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, SwitchConfig, TrainConfig, check
-from gbactl.coordinator.switch_plan import AUTO_FILE
 from gbactl.switching.auto_controller import (
+    AUTO_FILE,
     FEW,
     GBA,
     MOST,

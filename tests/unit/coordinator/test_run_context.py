@@ -1,82 +1,16 @@
-"""Rounds of a run: what it trains on and is judged by; evaluation on fixed batches, every prediction once."""
+"""Evaluation on fixed batches, every prediction once."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.config import TrainConfig
-from gbactl.coordinator.rounds import EarlyStopping, Evaluation, Round, rounds
-from gbactl.errors import ConfigError, DivergedError, WireError
+from gbactl.coordinator.run_context import Evaluation
+from gbactl.errors import DivergedError, WireError
 from gbactl.metrics import evaluate
 from gbactl.wire.messages import Predictions
-
-
-@dataclass
-class Data:
-    kind: str
-    splits: tuple[object, ...]
-
-
-def days(count: int) -> Data:
-    return Data("days", tuple(range(count)))
-
-
-def test_each_day_is_judged_by_the_next() -> None:
-    assert rounds(days(3), TrainConfig()) == [
-        Round(0, 0, "day 0", (1,), 1),
-        Round(1, 0, "day 1", (2,), 2),
-    ]
-
-
-def test_fewer_days_than_there_are() -> None:
-    assert [part.split for part in rounds(days(5), TrainConfig(days=2))] == [0, 1]
-
-
-def test_epochs_are_judged_by_the_validation_set_and_reported_on_the_test_set() -> None:
-    data = Data("splits", ("train", "validation", "test"))
-    assert rounds(data, TrainConfig(epochs=2)) == [
-        Round(0, 0, "epoch 0", (1, 2), 1),
-        Round(0, 1, "epoch 1", (1, 2), 1),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("data", "train", "message"),
-    [
-        (days(1), TrainConfig(), r"type data\.days=2"),
-        (days(3), TrainConfig(epochs=2), r"type train\.epochs=1"),
-        (days(3), TrainConfig(days=3), r"train\.days=3 is not possible with 3 days; type 1 to 2"),
-        (days(3), TrainConfig(days=0), "type 1 to 2"),
-    ],
-)
-def test_what_cannot_be_says_what_to_type(data: Data, train: TrainConfig, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        rounds(data, train)
-
-
-def stops_after(patience: int, scores: list[float]) -> tuple[int | None, int]:
-    """(round at which it stops, the best round)."""
-    stopping = EarlyStopping(patience)
-    for number, score in enumerate(scores):
-        if stopping.update(score):
-            return number, stopping.best_round
-    return None, stopping.best_round
-
-
-def test_early_stopping() -> None:
-    assert stops_after(0, [0.9, 0.1, 0.1, 0.1]) == (None, 0)
-    assert stops_after(1, [0.5, 0.6, 0.6]) == (2, 1)
-    assert stops_after(2, [0.5, 0.6, 0.55, 0.7, 0.6, 0.6]) == (5, 3)
-    assert stops_after(2, [0.5, 0.6, 0.7]) == (None, 2)
-
-
-def test_a_score_that_is_not_a_number_is_never_the_best() -> None:
-    assert stops_after(2, [float("nan"), 0.6, float("nan"), float("nan")]) == (3, 1)
 
 
 def put(evaluation: Evaluation, batch: int, values: np.ndarray, samples: int | None = None) -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from gbactl.coordinator.membership import Fencing, Membership
-from gbactl.coordinator.requests_to_nodes import DenseMigration
+from gbactl.coordinator.mode_switch import DenseMigration
 from gbactl.coordinator.state import DensePlacementState
 from gbactl.errors import ClusterError
 from gbactl.wire.messages import DenseMoved, MoveDense

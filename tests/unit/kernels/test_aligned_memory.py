@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from gbactl.store.aligned_memory import full, zeros
+from gbactl.kernels.base import aligned_full, aligned_zeros
 
 SCRIPT = """
 import numpy as np, sys
@@ -43,14 +43,14 @@ def test_resident_memory_is_rows_and_state(which: str) -> None:
 
 
 def test_arrays_start_on_a_cache_line() -> None:
-    for made in (zeros((3, 17)), zeros((5,), np.uint32), full((7, 2), 0.5)):
+    for made in (aligned_zeros((3, 17)), aligned_zeros((5,), np.uint32), aligned_full((7, 2), 0.5)):
         assert made.ctypes.data % 64 == 0
         assert made.flags.c_contiguous
-    assert (full((7, 2), 0.5) == 0.5).all()
-    assert not zeros((0, 4)).size
+    assert (aligned_full((7, 2), 0.5) == 0.5).all()
+    assert not aligned_zeros((0, 4)).size
 
 
 def test_large_arrays_start_on_a_huge_page() -> None:
-    made = zeros((100_000, 17))
+    made = aligned_zeros((100_000, 17))
     assert made.ctypes.data % (1 << 21) == 0 and made.flags.writeable and made.flags.c_contiguous
     assert made.shape == (100_000, 17) and made.dtype == np.float32 and not made.any()

@@ -1,13 +1,65 @@
-"""Specification of the servers' shards, and sizes of the shared memory between servers and workers."""
+"""Layout of a job, from its configuration and data: rounds, the servers' shards, sizes of shared memory.
+
+A round is a day with next-day evaluation, or an epoch with validation.
+"""
 
 from __future__ import annotations
 
-from gbactl.config import RunConfig
+from dataclasses import dataclass
+from typing import Protocol
+
+from gbactl.config import RunConfig, TrainConfig
 from gbactl.data.dataset import Dataset
+from gbactl.errors import ConfigError
 from gbactl.models import row_width
 from gbactl.store.dense import Cut, dense_range
 from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.shard import ShardSpec
+
+
+@dataclass(frozen=True)
+class Round:
+    """Round of a run: train on one split, then evaluate on others. Early stopping uses the score on `judged_by`."""
+
+    split: int
+    epoch: int
+    label: str
+    evaluate: tuple[int, ...]
+    judged_by: int
+
+
+class Splits(Protocol):
+    """Attributes of a Dataset from which the list of rounds is made."""
+
+    @property
+    def kind(self) -> str:
+        """Kind of the dataset's splits: "days", "splits" (train, validation and test) or "parts"."""
+
+    @property
+    def splits(self) -> tuple[object, ...]:
+        """Days or splits of the dataset."""
+
+
+def rounds(dataset: Splits, train: TrainConfig) -> list[Round]:
+    """List the rounds of a run. Raises ConfigError if a round would have no data for its evaluation."""
+    if dataset.kind == "splits":
+        return [Round(0, epoch, f"epoch {epoch}", (1, 2), 1) for epoch in range(train.epochs)]
+    if train.epochs != 1:
+        raise ConfigError("train.epochs is for data with a validation set; days are passed once: type train.epochs=1.")
+    days = len(dataset.splits) - 1
+    if days < 1:
+        raise ConfigError("One day cannot be judged by the next; give two days or more, or type data.days=2.")
+    if train.days is not None:
+        if not 1 <= train.days <= days:
+            raise ConfigError(f"train.days={train.days} is not possible with {days + 1} days; type 1 to {days}.")
+        days = train.days
+    judged_by = [len(dataset.splits) - 1 if dataset.kind == "parts" else day + 1 for day in range(days)]
+    return [Round(day, 0, f"day {day}", (judge,), judge) for day, judge in enumerate(judged_by)]
+
+
+def samples_of(dataset: Dataset, train: TrainConfig) -> int:
+    """Number of training samples in all rounds of a run."""
+    return sum(dataset.splits[part.split].rows for part in rounds(dataset, train))
 
 
 def optimizer(cfg: RunConfig, lr: float, weight_decay: float) -> OptimizerSpec:

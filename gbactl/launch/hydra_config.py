@@ -126,6 +126,7 @@ def run_hydra(
             sweep.of, sweep.tunes = trials or math.prod(swept.values()), trials is not None
             place = SweepPlace(HydraConfig.get().job.num + 1, sweep.of, tuple(sweep.took))
             asked = OmegaConf.to_container(OmegaConf.masked_copy(cfg, list(OF_A_SWEEP)))
+            assert isinstance(asked, dict)
             options = build(SweepOptions, {str(key): value for key, value in asked.items()}, "")
             result = None if options.rerun else finished_runs.find(run)
             if result is None:

@@ -6,6 +6,7 @@ parent in the environment variable GBACTL_PARENT_RUN, which any script may set t
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shlex
@@ -187,7 +188,7 @@ class SweepCallback(Callback):
         if "n_trials" in config.hydra.sweeper:
             import optuna
 
-            optuna.logging.set_verbosity(optuna.logging.WARNING)
+            optuna.logging.set_verbosity(logging.WARNING)
         tracking = OmegaConf.to_container(config.tracking, resolve=True)
         assert isinstance(tracking, dict)
         of_runs = TrackingConfig(tracking["uri"], tracking["experiment"])

@@ -22,6 +22,7 @@ VERBS = {
     "checkpoint": "list, check and export what a run has saved",
     "calibrate": "measure this machine for the virtual cluster",
     "data": "prepare and describe data sets",
+    "config": "explain a group or a key of the configuration",
     "doctor": "check this machine: what is there, what to do",
     "ui": "open the MLflow UI on the right store",
 }

@@ -76,7 +76,7 @@ frappe: install ## the study in experiments/frappe: needs GBACTL_DATA=FOLDER wit
 	$(BIN)/gbactl report --experiment frappe --format md; } > experiments/frappe/results.md
 	@cat experiments/frappe/results.md
 
-gba-claims: install ## the study in experiments/gba_claims (20 minutes; SIZE=full: more seeds; SIZE=tiny: tries it out)
+gba-claims: install ## the study in experiments/gba_claims (15 minutes; SIZE=full: more seeds; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/gba_claims/sweep.yaml
 	$(BIN)/python experiments/gba_claims/write_gba_claims.py
 

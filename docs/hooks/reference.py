@@ -12,109 +12,29 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import click
-import yaml
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
 from gbactl.checked_dataclasses import default_of, shown
 from gbactl.cli import cli
-from gbactl.config import RunConfig, from_dict
-from gbactl.config.engine_interface import engine_named
+from gbactl.conf_files import GROUPS, Entry, group_files, headline, options, single_keys
+from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
-from gbactl.data.source_cache import options_class
-from gbactl.errors import ConfigError
 from gbactl.faults import fault_plan
 from gbactl.faults.fault_kinds import KINDS, Workers, typed
-from gbactl.policies.policy import names, policy_class
+from gbactl.launch.config_command import choices_of, hints_of
+from gbactl.paths import conf_dir
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 MERMAID = "javascripts/mermaid.tiny.js"  # of @mermaid-js/tiny 11.17.2 on npm, MIT licence
 MARKER = re.compile(r"<!-- generated: (\w+) -->")
-COMMENT = re.compile(r"\s#\s*(.*)$")
 UNLISTED = ("name", "plans")  # the files of a group differ in these; both are explained beside its table
 NAMED_PLANS = (
     "the name of the plan in reports, and its list of faults. The factors of faults that hit one process multiply.\n\n"
 )
-GROUPS = {
-    "mode": "How gradients meet parameters. The rules are in [Modes](../concepts/modes.md).",
-    "train": "Batches, epochs and evaluation.",
-    "data": "The data set. Each source has keys of its own.",
-    "model": "The click model.",
-    "optim": "The optimizer of the dense parameters and of the embedding rows.",
-    "cluster": "Processes, their hosts, and what happens when one of them fails.",
-    "transport": "How messages travel.",
-    "collective": "The all-reduce behind `mode=sync` and behind the mean of replicas.",
-    "switch": "Changes of the mode within a run.",
-    "checkpoint": "What is saved, how often, and who reloads it after a server failure.",
-    "faults": "The fault plan: a list of faults, each with a `kind`.",
-    "cost": "Hardware and costs of work in a virtual cluster. Only `cluster=virtual` reads this group.",
-    "tracking": "MLflow.",
-}
-
-
-class Entry(NamedTuple):
-    """Key of a configuration file: its value there, as written, and the comment on its line."""
-
-    value: Any
-    comment: str
-
-
-def entries(path: Path) -> dict[str, Entry]:
-    """Read the keys of a configuration file by their dotted names, without those of Hydra itself."""
-    text = path.read_text()
-    lines, root = text.splitlines(), yaml.compose(text)
-    found: dict[str, Entry] = {}
-
-    def walk(node: yaml.Node, prefix: str) -> None:
-        for key, value in node.value:
-            name, line, end = prefix + key.value, key.start_mark.line, value.end_mark
-            if isinstance(value, yaml.MappingNode) and value.value:
-                walk(value, f"{name}.")
-                continue
-            comment = COMMENT.search(lines[line], end.column if end.line == line else 0)
-            found[name] = Entry(yaml.safe_load(yaml.serialize(value)), comment[1] if comment else "")
-
-    assert root is not None, path
-    walk(root, "")
-    return {name: entry for name, entry in found.items() if name != "defaults" and not name.startswith("hydra.")}
-
-
-def group_files(group: str) -> dict[str, dict[str, Entry]]:
-    """Read all files of a group: {file name: {key: entry}}. A file for the whole tree counts with its group's part."""
-    found = {path.stem: entries(path) for path in sorted((CONF / group).glob("*.yaml"))}
-    return {
-        name: {key.removeprefix(f"{group}."): entry for key, entry in keys.items() if "/" not in key}
-        for name, keys in found.items()
-    }
-
-
-def hints_of(group: str, source: str) -> dict[str, Any]:
-    """Annotations of a group's keys, by their names within the group; `source`: the data source, for the group data."""
-    found: dict[str, Any] = {}
-
-    def add(cls: type[Any], prefix: str = "") -> None:
-        hints = get_type_hints(cls, include_extras=True)
-        for each in dataclasses.fields(cls):
-            if dataclasses.is_dataclass(hints[each.name]):
-                add(hints[each.name], f"{prefix}{each.name}.")
-            elif each.name != "options":
-                found.setdefault(f"{prefix}{each.name}", hints[each.name])
-
-    if group == "data":
-        add(options_class(source))
-        return found
-    add(get_type_hints(RunConfig)[group])
-    if group == "mode":
-        for mode in names():
-            add(policy_class(mode).Options)
-    if group == "cluster":
-        for path in (CONF / "cluster").glob("*.yaml"):
-            add(engine_named(path.stem).Options)
-    return found
+IN_DOCS = {"mode": " The rules are in [Modes](../concepts/modes.md)."}  # what a page says beside the schema
 
 
 def by_value(found: dict[str, Any], show: Callable[[Any], str]) -> str:
@@ -150,21 +70,6 @@ def bounds(hint: Any, choices: str = "") -> str:
     return text.replace(" or null", ", or `null`").replace("|", "\\|")
 
 
-def choices_of(group: str, name: str, key: str) -> str:
-    """List the texts that a key takes, as the error of an unknown one lists them; "" where any text will do."""
-    unknown: Any = "?"
-    for part in reversed(key.split(".")):
-        unknown = {part: unknown}
-    hosts = {"hosts": ["a:4"], "workers": 4} if name == "hosts" else {}
-    try:
-        from_dict({group: {"name": name, **hosts, **unknown}} if name else {group: unknown} if group else unknown)
-    except ConfigError as error:
-        found = re.search(r"is not known; type [\w.]+ ?=\s?(?:one of: )?(.*)\.$", str(error))
-        found = found or re.search(r"cannot be; type one of: (.*)\.$", str(error))
-        return found[1] if found else ""
-    return ""
-
-
 def table(header: str, rows: Iterator[str] | list[str]) -> str:
     """Join rows to a table."""
     return "\n".join([header, "|" + "---|" * header.count(" | ") + "---|", *rows, ""])
@@ -188,42 +93,31 @@ def keys_of(group: str, files: dict[str, dict[str, Entry]], prefix: str = "") ->
 
 
 def alternatives(group: str) -> str:
-    """Table of the files of a group: what is typed and the first comment of each file."""
-    paths = sorted((CONF / group).glob("*.yaml"))
-    rows = []
-    for path in paths:
-        lines = [line[1:].strip() for line in path.read_text().splitlines() if line.startswith("#")]
-        lines = [line for line in lines if not line.startswith(("@package", "gbactl ", "GBACTL_DATA"))]
-        rows.append(f"| `{group}={path.stem}` | {cell(lines[0]) if lines else ''} |")
+    """Table of the options of a group: what is typed and the first comment of each file."""
+    rows = [f"| `{group}={option}` | {cell(headline(group, option))} |" for option in options(group)]
     return table("| Typed | What it is |", rows)
 
 
 def configuration() -> str:
     """Tables of every configuration key, group by group."""
-    root = entries(CONF / "train.yaml")
     parts = []
     for group, text in GROUPS.items():
-        parts.append(f"## {group}\n\n{text}\n")
-        if (CONF / group).is_dir():
-            files = group_files(group)
-            if len(files) > 1:
-                parts.append(alternatives(group))
-            if group == "data":
-                parts += [f"### data={name}\n\n{keys_of(group, {name: keys}, 'data.')}" for name, keys in files.items()]
-            else:
-                parts.append(keys_of(group, files, f"{group}."))
+        parts.append(f"## {group}\n\n{text}{IN_DOCS.get(group, '')}\n")
+        files = group_files(group)
+        if len(files) > 1:
+            parts.append(alternatives(group))
+        if group == "data":
+            parts += [f"### data={name}\n\n{keys_of(group, {name: keys}, 'data.')}" for name, keys in files.items()]
         else:
-            own = {key.removeprefix(f"{group}."): entry for key, entry in root.items() if key.startswith(f"{group}.")}
-            parts.append(keys_of(group, {group: own}, f"{group}."))
+            parts.append(keys_of(group, files, f"{group}."))
         if group == "faults":
             parts.append(
                 "`faults.name` and `faults.plans` are what the files differ in: " + NAMED_PLANS + fault_kinds()
             )
     hints = get_type_hints(RunConfig, include_extras=True)
-    single = {key: entry for key, entry in root.items() if "." not in key}
     rows = [
         f"| `{key}` | {cell(entry.comment)} | {code(entry.value)} | {bounds(hints[key], choices_of('', '', key))} |"
-        for key, entry in single.items()
+        for key, entry in single_keys().items()
     ]
     parts.append("## Single keys\n\n" + table("| Key | Meaning | Default | Values |", rows))
     parts.append("## experiment\n\nNamed combinations of the groups above.\n\n" + alternatives("experiment"))
@@ -233,7 +127,7 @@ def configuration() -> str:
 def fault_comments() -> dict[tuple[str, str], str]:
     """Meanings of the keys of each kind of fault, from the comments of conf/faults/."""
     found: dict[tuple[str, str], str] = {}
-    for path in sorted((CONF / "faults").glob("*.yaml")):
+    for path in sorted((conf_dir() / "faults").glob("*.yaml")):
         kind = ""
         for line in path.read_text().splitlines():
             if match := re.match(r"\s+(?:- |# )?(\w+): (.*?)\s+#\s*(.*)$", line):

@@ -24,7 +24,6 @@ from study_results import Done  # noqa: E402
 SWEEP = HERE / "sweep.yaml"
 TARGET, SAME = 2.4, 0.0005
 PLANS = {"window": "burst", "periodic": "periodic"}
-SPEED = ("speed_local", "speed")
 Ratios = dict[tuple[str, str], float]  # of a plan and a cluster
 
 
@@ -37,8 +36,6 @@ def plan_of(options: Mapping[str, str]) -> str:
 
 def cluster_of(options: Mapping[str, str]) -> str:
     """Name of the cluster a cell ran on."""
-    if options["experiment"] == "modes":
-        return "local, 4"
     return f"virtual, {options['cluster.workers']}"
 
 
@@ -102,12 +99,12 @@ def options(cells: Sequence[Done]) -> str:
 
 def main() -> None:
     """Write results.md and the figure."""
-    found = ratios(cell for name in SPEED for cell in study_results.found(SWEEP, name))
+    found = ratios(study_results.found(SWEEP, "speed"))
     path = study_results.assets(HERE) / "gba-speedups.png"
     plot(found, path)
     text = [
         f"{study_results.title('gba-claims')}\n",
-        "## 1. Speed under strained resources\n", *(study_results.origin(SWEEP, name) for name in SPEED),
+        "## 1. Speed under strained resources\n", study_results.origin(SWEEP, "speed"),
         speeds(found), f"![EPS of gba over sync](../../docs/assets/{path.name})\n",
         "## 2. Options of gba\n", study_results.origin(SWEEP, "ablation"),
         options(study_results.found(SWEEP, "ablation")),

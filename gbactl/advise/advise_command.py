@@ -31,6 +31,7 @@ from gbactl.advise.simulation_jobs import (
 )
 from gbactl.checkpoint.folder import CHECKPOINTS
 from gbactl.config import RunConfig, flatten, to_dict
+from gbactl.config.acting import acting
 from gbactl.cpu import available_cores
 from gbactl.data.dataset import open_dataset
 from gbactl.data.source_cache import prepare
@@ -284,7 +285,7 @@ class Advising:
         config, t = to_dict(cfg), self.cfg.tracking
         every = {**tags_of(config, self.dataset.fingerprint, source="gbactl advise"), **tags}
         every |= {"gbactl.run_dir": str(folder), CONFIG_TAG: config_tag(config)}
-        params = parameters(flatten(config), self.command, defaults_of(config))
+        params = parameters(flatten(acting(config)), self.command, defaults_of(config))
         return TrackedRun(tracking_uri(t.uri), t.experiment, name, params, every, folder, warn=self.show.say)
 
     def _log_simulation(self, outcome: Outcome, folder: Path, parent: TrackedRun | None) -> None:

@@ -16,12 +16,14 @@ from gbactl.errors import GbactlError, Stopped
 VERBS = {
     "train": "train a click model on a cluster in one of the modes",
     "switch": "change the mode of a training, by a schedule or while it runs",
+    "top": "watch a running job: rates, who is slow, keys to switch",
     "advise": "say which mode to run in: simulate, rank, one sentence",
     "report": "compare runs: mean, deviation, paired differences",
     "replay": "execute a run again from its event log, bit for bit",
     "checkpoint": "list, check and export what a run has saved",
     "calibrate": "measure this machine for the virtual cluster",
     "data": "prepare and describe data sets",
+    "config": "explain a group or a key of the configuration",
     "doctor": "check this machine: what is there, what to do",
     "ui": "open the MLflow UI on the right store",
 }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
+from gbactl.cli.overrides import complete_overrides
+
 
 @click.command("advise", context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]})
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
 @click.option("--modes", metavar="NAME,...", help="Modes beside sync [default: all without replicas].")
 @click.option("--minutes", type=click.FloatRange(0.25), default=3.0, show_default=True, help="How long it may take.")
 @click.option(

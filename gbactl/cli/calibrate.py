@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
+from gbactl.cli.overrides import complete_overrides
 from gbactl.errors import UsageError
 
 
 @click.command("calibrate", context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]})
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("calibrated.yaml"), show_default=True,
     metavar="FILE", help="Where to write the cost model.",

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gbactl.cli.overrides import complete_overrides
+
 if TYPE_CHECKING:
     from gbactl.data.dataset import Dataset
 
@@ -17,7 +19,7 @@ def command() -> None:
 
 
 @command.command("prepare")
-@click.argument("overrides", nargs=-1)
+@click.argument("overrides", nargs=-1, shell_complete=complete_overrides)
 def prepare(overrides: tuple[str, ...]) -> None:
     """Read or generate the data once, and store them in the cache."""
     from gbactl.data.data_summary import show
@@ -26,7 +28,7 @@ def prepare(overrides: tuple[str, ...]) -> None:
 
 
 @command.command("describe")
-@click.argument("overrides", nargs=-1)
+@click.argument("overrides", nargs=-1, shell_complete=complete_overrides)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe(overrides: tuple[str, ...], as_json: bool) -> None:
     """Print rows, days, click rate (CTR), and fields with cardinalities and skew."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from gbactl.cli.overrides import complete_overrides
 from gbactl.errors import UsageError
 
 
@@ -18,7 +19,7 @@ from gbactl.errors import UsageError
 @click.option("--status", is_flag=True, help="Mode, step, rates, staleness and workers of the running job.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--uri", metavar="URI", help="The tracking store (default: MLFLOW_TRACKING_URI, ./mlflow.db).")
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
 def command(
     run: str | None, to: str | None, changes: tuple[str, ...], wait: bool, status: bool, as_json: bool,
     uri: str | None, overrides: tuple[str, ...],

@@ -6,32 +6,35 @@ import functools
 
 import click
 
-NO_NODES = ("--cfg", "-c", "--info", "-i")  # options with which no process is started
+from gbactl.cli.overrides import OverridesCommand, complete_overrides
+
+NO_NODES = ("--cfg", "--info", "-i")  # options with which no process is started
 
 
 @click.command(
     "train",
+    cls=OverridesCommand,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": ["-h", "--help"]},
 )
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(overrides: tuple[str, ...], as_json: bool) -> None:
-    """Train a click model; OVERRIDES are Hydra's (key=value, group=option).
+@click.option("--cfg", "-c", metavar="job", help="Print the keys that act, and run nothing.")
+def command(overrides: tuple[str, ...], as_json: bool, cfg: str | None) -> None:
+    """Train a click model; OVERRIDES are Hydra's: GROUP=OPTION or KEY=VALUE.
 
     \b
-    gbactl train experiment=smoke mode=gba
-    gbactl train mode=gba data=criteo data.path=day_0.gz cluster.workers=4 seed=3
+    gbactl train experiment=smoke mode=gba              a first run
     gbactl train -m mode=sync,async,gba seed=1,2,3      every combination
-    gbactl train checkpoint=cpr_ssu                     save while training goes on
-    gbactl train resume=RUN mode=async                  go on with a run that ended early
-    gbactl train --cfg job                              the configuration, not run
-    gbactl train --info                                 Hydra's own information
-
-    \b
-    Groups: mode data model optim cluster collective checkpoint tracking experiment
-    Keys:   train.global_batch  mode.local_batch  cluster.workers
-            cluster.servers  seed  precision  run_dir  resume  (all: --cfg job)
+    gbactl train resume=RUN mode=async                  go on with a run
+    gbactl train mode=gba --cfg job                     its keys, not run
     """
+    if cfg == "job" and not any(text.startswith("-") for text in overrides):
+        from gbactl.launch.config_command import filled_in
+
+        click.echo(filled_in(list(overrides)), nl=False)
+        return
+    if cfg is not None:
+        overrides = ("--cfg", cfg, *overrides)
     from gbactl.engine.fork_server import open_fork_server
 
     if not any(text.startswith(NO_NODES) for text in overrides) and _real(overrides):

@@ -28,8 +28,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from gbactl.conf_files import did_you_mean, entries_of, options, unknown
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
-from gbactl.config.engine_interface import engine_named
 from gbactl.config.groups import CostConfig
 from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.faults.load_trace import with_traces
@@ -37,7 +37,6 @@ from gbactl.launch.resume import group_choices, resumed
 from gbactl.launch.run_dir import finished_before
 from gbactl.launch.sweep import adopt, close_sweeps
 from gbactl.paths import conf_dir
-from gbactl.policies.policy import names, policy_class
 from gbactl.switching.auto_controller import GBA, SYNC
 from gbactl.tracking.mlflow_connection import tracking_uri
 from gbactl.tracking.run_description import CommandLine, SweepPlace
@@ -219,6 +218,8 @@ def _explained() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(_explain(error)) from error
     except ValueError as error:
+        if "Only one of --run" in str(error):
+            raise UsageError(str(error)) from error
         if "Config group override" not in str(error):
             raise
         raise UsageError("A group cannot be null; type GROUP=OPTION, for instance mode=gba.") from error
@@ -230,6 +231,8 @@ def _one_line(error: BaseException) -> str:
 
 def _explain(error: BaseException) -> str:
     text = _one_line(error).split(" Config search path:")[0]
+    if option := re.search(r"Could not find '(\w+)/(\w+)'", text):
+        return ". ".join(filter(None, [text, did_you_mean(option[2], options(option[1]))]))
     found = re.search(r"Could not override '([^']+)'", text)
     return _unknown_key(found[1]) if found else text
 
@@ -238,23 +241,7 @@ def _unknown_key(key: str) -> str:
     """Describe what to type instead of an unknown key."""
     if key.startswith("tracking.tags."):
         return f"To add a tag, type +{key}=VALUE."
-    group = key.split(".")[0]
-    options = {path.stem: _keys(path, group) for path in sorted(conf_dir().glob(f"{group}/*.yaml"))}
-    having = [name for name, keys in options.items() if key in keys]
-    if having:
+    if having := sorted(filter(None, entries_of(key))):
+        group = key.partition(".")[0]
         return f"{key} does not belong to the chosen {group}; type {group}= one of: {', '.join(having)}."
-    keys = {name for keys in options.values() for name in keys} or set(known_keys())
-    near = {name for name in keys if name.startswith(f"{group}.")} or keys
-    return f"There is no key {key}. Keys there are: {', '.join(sorted(near))}."
-
-
-def _keys(path: Path, group: str) -> list[str]:
-    return list(flatten(OmegaConf.to_container(OmegaConf.load(path), resolve=False), f"{group}."))  # type: ignore[arg-type]
-
-
-def known_keys() -> list[str]:
-    """List all valid configuration keys, including those of single modes and engines."""
-    engines = [engine_named(path.stem) for path in (conf_dir() / "cluster").glob("*.yaml")]
-    own = {f"mode.{field.name}" for name in names() for field in dataclasses.fields(policy_class(name).Options)}
-    own |= {f"cluster.{field.name}" for engine in engines for field in dataclasses.fields(engine.Options)}
-    return [*sorted(own | {key for key in flatten(to_dict(RunConfig())) if key != "data"}), "data.*"]
+    return unknown(key)

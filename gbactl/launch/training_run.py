@@ -15,6 +15,7 @@ from gbactl import shared_memory_names
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.collective.rendezvous import Rendezvous
 from gbactl.config import RunConfig, flatten, to_dict
+from gbactl.config.acting import acting
 from gbactl.config.job_layout import rounds
 from gbactl.coordinator.run_record import METRICS, by_round
 from gbactl.cpu import SLOW_BF16, lacks_bf16
@@ -348,6 +349,8 @@ class LaunchedRun:
             if event.name == "lost" and event.fields["process"][0] == "W":
                 self.lost.append(event.fields)
             self.show.say(f"  {event_sentence(event)}")
+            if self.control is not None:
+                self.control.failures.append(event_sentence(event))
         elif event.name == "inject":
             self._injected(event.fields)
         elif event.name == "switch":
@@ -434,7 +437,7 @@ class LaunchedRun:
         tags |= parent_tags()
         if self.job.origin:
             tags |= {ORIGIN: self.job.origin}
-        params = parameters(flatten(config), self.command, defaults_of(config))
+        params = parameters(flatten(acting(config)), self.command, defaults_of(config))
         self.tracked = TrackedRun(
             tracking_uri(t.uri), t.experiment, tags["mlflow.runName"], params, tags, self.run_dir,
             warn=self.show.say, resumed=self.job.tracked if self.job.same_run else None, beside=end_orphans,

@@ -33,12 +33,14 @@ Options:
 Commands:
   train       train a click model on a cluster in one of the modes
   switch      change the mode of a training, by a schedule or while it runs
+  top         watch a running job: rates, who is slow, keys to switch
   advise      say which mode to run in: simulate, rank, one sentence
   report      compare runs: mean, deviation, paired differences
   replay      execute a run again from its event log, bit for bit
   checkpoint  list, check and export what a run has saved
   calibrate   measure this machine for the virtual cluster
   data        prepare and describe data sets
+  config      explain a group or a key of the configuration
   doctor      check this machine: what is there, what to do
   ui          open the MLflow UI on the right store
 """
@@ -57,7 +59,7 @@ def test_the_surface_of_the_command() -> None:
     assert gbactl_command("-h").stdout == done.stdout
 
 
-VERBS = ["train", "switch", "advise", "report", "replay", "checkpoint", "calibrate", "data", "doctor", "ui"]
+VERBS = ["train", "switch", "advise", "report", "replay", "checkpoint", "calibrate", "data", "config", "doctor", "ui"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -130,6 +132,10 @@ def test_composing_imports_no_torch() -> None:
     ("arguments", "code", "message"),
     [
         ([], 2, "Usage: gbactl"),
+        (["config", "chekpoint"], 2, "gbactl: There is no key chekpoint. Did you mean checkpoint"),
+        (["train", "mode=gbaa"], 2, "Did you mean gba?"),
+        (["train", "-m", "seed=1,2", "--cfg", "job"], 2, "gbactl: Only one of"),
+        (["train", "optm.lr=1"], 2, "gbactl: There is no key optm.lr. Did you mean optim.lr"),
         (["nosuch"], 2, "Error: No such command 'nosuch'."),
         (["--nosuch"], 2, "No such option"),
         (["train", "mode=turbo"], 2, "gbactl: In 'train': Could not find 'mode/turbo' Available options"),

@@ -1,0 +1,143 @@
+"""Reading of the configuration tree conf/: its groups, their options and keys, and the comments that explain these.
+
+Imports PyYAML alone: the help of a verb and shell completion read the tree too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from gbactl.paths import conf_dir
+
+COMMENT = re.compile(r"\s#\s*(.*)$")
+ROOT = "train.yaml"
+GROUPS = {
+    "mode": "How gradients meet parameters.",
+    "train": "Batches, epochs and evaluation.",
+    "data": "The data set. Each source has keys of its own.",
+    "model": "The click model.",
+    "optim": "The optimizer of the dense parameters and of the embedding rows.",
+    "cluster": "Processes, their hosts, and what happens when one of them fails.",
+    "transport": "How messages travel.",
+    "collective": "The all-reduce behind `mode=sync` and behind the mean of replicas.",
+    "switch": "Changes of the mode within a run.",
+    "checkpoint": "What is saved, how often, and who reloads it after a server failure.",
+    "faults": "The fault plan: a list of faults, each with a `kind`.",
+    "cost": "Hardware and costs of work in a virtual cluster. Only `cluster=virtual` reads this group.",
+    "tracking": "MLflow.",
+}
+MOST_USED = (
+    "seed", "train.global_batch", "train.days", "mode.local_batch", "mode.iota", "mode.prefetch", "cluster.workers",
+    "cluster.servers", "cluster.transport", "data.path", "data.rows_per_day", "model.dim", "model.hidden", "optim.lr",
+    "optim.row_lr", "precision", "switch.schedule", "checkpoint.interval_seconds", "resume", "run_dir",
+)  # fmt: skip
+
+
+class Entry(NamedTuple):
+    """Key of a configuration file: its value there, as written, and the comment on its line."""
+
+    value: Any
+    comment: str
+
+
+@functools.cache
+def entries(path: Path) -> dict[str, Entry]:
+    """Read the keys of a configuration file by their dotted names, without those of Hydra itself."""
+    text = path.read_text()
+    lines, root = text.splitlines(), yaml.compose(text)
+    found: dict[str, Entry] = {}
+
+    def walk(node: yaml.Node, prefix: str) -> None:
+        for key, value in node.value:
+            name, line, end = prefix + key.value, key.start_mark.line, value.end_mark
+            if isinstance(value, yaml.MappingNode) and value.value:
+                walk(value, f"{name}.")
+                continue
+            comment = COMMENT.search(lines[line], end.column if end.line == line else 0)
+            found[name] = Entry(yaml.safe_load(yaml.serialize(value)), comment[1] if comment else "")
+
+    assert root is not None, path
+    walk(root, "")
+    return {name: entry for name, entry in found.items() if name != "defaults" and not name.startswith("hydra.")}
+
+
+def options(group: str) -> list[str]:
+    """List the options of a group: GROUP=OPTION chooses conf/GROUP/OPTION.yaml."""
+    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+
+
+def default_option(group: str) -> str:
+    """Return the option of a group that a run has unless another one is typed; "" where it has none."""
+    chosen = yaml.safe_load((conf_dir() / ROOT).read_text())["defaults"]
+    return next((str(each[group]) for each in chosen if isinstance(each, dict) and group in each), "")
+
+
+def group_files(group: str) -> dict[str, dict[str, Entry]]:
+    """Read a group's keys by its options: {option: {key: entry}}; those of conf/train.yaml by the option "".
+
+    An option for the whole tree, of data, counts with its group's part."""
+    if not options(group):
+        found = {"": entries(conf_dir() / ROOT)}
+        return {"": {key.removeprefix(f"{group}."): e for key, e in found[""].items() if key.startswith(f"{group}.")}}
+    return {
+        name: {key.removeprefix(f"{group}."): entry for key, entry in keys.items() if "/" not in key}
+        for name, keys in ((each, entries(conf_dir() / group / f"{each}.yaml")) for each in options(group))
+    }
+
+
+def single_keys() -> dict[str, Entry]:
+    """Read the keys that belong to no group."""
+    return {key: entry for key, entry in entries(conf_dir() / ROOT).items() if "." not in key}
+
+
+def headline(group: str, option: str) -> str:
+    """Return the first comment of an option's file, which says what it is."""
+    lines = (conf_dir() / group / f"{option}.yaml").read_text().splitlines()
+    told = [line[1:].strip() for line in lines if line.startswith("#")]
+    told = [line for line in told if not line.startswith(("@package", "gbactl ", "GBACTL_DATA"))]
+    return told[0] if told else ""
+
+
+def entries_of(key: str) -> dict[str, Entry]:
+    """Return the entries of a dotted key by the options that have it; {} for an unknown key."""
+    group, dot, rest = key.partition(".")
+    if not dot:
+        found = single_keys().get(key)
+        return {} if found is None else {"": found}
+    files = group_files(group) if group in GROUPS else {}
+    return {option: keys[rest] for option, keys in files.items() if rest in keys}
+
+
+def default_of(key: str) -> Entry:
+    """Return a key's entry in its group's default option, else in another option that has it. Raises KeyError."""
+    found = entries_of(key)
+    return found.get(default_option(key.partition(".")[0])) or found[next(iter(found), key)]
+
+
+def all_keys() -> list[str]:
+    """List the dotted names of all keys, those of single options too."""
+    grouped = (f"{group}.{key}" for group in GROUPS for keys in group_files(group).values() for key in keys)
+    return [*dict.fromkeys(grouped), *single_keys()]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a sentence that proposes the known words that begin so, or are spelt alike; "" where there are none."""
+    words = list(known)
+    near = [each for each in words if each.startswith(word)][:2] or difflib.get_close_matches(word, words, 2, 0.7)
+    return f"Did you mean {' or '.join(near)}?" if near else ""
+
+
+def unknown(word: str) -> str:
+    """Return the sentences on a word that is no group, option or key: what is spelt alike, or where all are listed."""
+    chosen = [f"{group}={option}" for group in GROUPS for option in options(group)]
+    group = word.partition(".")[0]
+    listed = f"gbactl config {group} for its keys" if group in GROUPS else "gbactl config for all groups"
+    meant = did_you_mean(word, [*GROUPS, "experiment", *chosen, *all_keys()])
+    return f"There is no key {word}. {meant or f'Type {listed}.'}"

@@ -1,0 +1,171 @@
+"""Implementation of `gbactl config` and `--cfg job`: explain any group or key, from conf/ and the schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import textwrap
+from typing import Any, get_type_hints
+
+import yaml
+
+from gbactl import conf_files
+from gbactl.checked_dataclasses import shown
+from gbactl.conf_files import GROUPS, Entry
+from gbactl.config import RunConfig, from_dict, to_dict
+from gbactl.config.acting import acting, when
+from gbactl.config.engine_interface import engine_named
+from gbactl.data.source_cache import options_class
+from gbactl.errors import ConfigError, UsageError
+from gbactl.policies.policy import names, policy_class
+
+WIDTH = 80
+
+
+def hints_of(group: str, source: str) -> dict[str, Any]:
+    """Annotations of a group's keys, by their names within the group; `source`: the data source, for the group data."""
+    found: dict[str, Any] = {}
+
+    def add(cls: type[Any], prefix: str = "") -> None:
+        hints = get_type_hints(cls, include_extras=True)
+        for each in dataclasses.fields(cls):
+            if dataclasses.is_dataclass(hints[each.name]):
+                add(hints[each.name], f"{prefix}{each.name}.")
+            elif each.name != "options":
+                found.setdefault(f"{prefix}{each.name}", hints[each.name])
+
+    if group == "data":
+        add(options_class(source))
+        return found
+    add(get_type_hints(RunConfig)[group])
+    if group == "mode":
+        for mode in names():
+            add(policy_class(mode).Options)
+    if group == "cluster":
+        for engine in conf_files.options("cluster"):
+            add(engine_named(engine).Options)
+    return found
+
+
+def choices_of(group: str, name: str, key: str) -> str:
+    """List the texts that a key takes, as the error of an unknown one lists them; "" where any text will do."""
+    unknown: Any = "?"
+    for part in reversed(key.split(".")):
+        unknown = {part: unknown}
+    hosts = {"hosts": ["a:4"], "workers": 4} if name == "hosts" else {}
+    try:
+        from_dict({group: {"name": name, **hosts, **unknown}} if name else {group: unknown} if group else unknown)
+    except ConfigError as error:
+        found = re.search(r"is not known; type [\w.]+ ?=\s?(?:one of: )?(.*)\.$", str(error))
+        found = found or re.search(r"cannot be; type one of: (.*)\.$", str(error))
+        return found[1] if found else ""
+    return ""
+
+
+def explain(word: str | None) -> str:
+    """Explain a group, a group's option, a key, or without a word list them all. Raises UsageError for another word."""
+    if word is None:
+        return _overview()
+    group, equals, option = word.partition("=")
+    if equals and option in conf_files.options(group):
+        return "\n".join([*_wrapped(f"{word}: ", conf_files.headline(group, option)), "", *_keys(group, option)])
+    if word in GROUPS:
+        return _group(word)
+    if word == "experiment":
+        return "\n".join(["experiment: Named combinations of the groups.", "", *_options(word)])
+    found = conf_files.entries_of(word)
+    if found:
+        return _key(word, found)
+    parts = [key for key in conf_files.all_keys() if key.endswith(f".{word}") or key.startswith(f"{word}.")]
+    if parts:
+        return "\n\n".join(_key(key, conf_files.entries_of(key)) for key in parts)
+    raise UsageError(conf_files.unknown(word))
+
+
+def filled_in(overrides: list[str]) -> str:
+    """Compose a configuration, and write its keys that act as YAML. Raises UsageError, ConfigError."""
+    from gbactl.launch.hydra_config import compose
+
+    return yaml.safe_dump(acting(to_dict(compose(overrides))), sort_keys=False)
+
+
+def _wrapped(first: str, text: str) -> list[str]:
+    """Wrap a text behind its first column."""
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=first, subsequent_indent=" " * min(len(first), WIDTH // 2), break_long_words=False,
+        break_on_hyphens=False,
+    ) or [first.rstrip()]  # fmt: skip
+
+
+def _overview() -> str:
+    lines = ["Groups; type gbactl config GROUP for the keys of one, gbactl config KEY for a key:", ""]
+    for group, text in GROUPS.items():
+        options = conf_files.options(group)
+        told = f" {' | '.join(options)}" if len(options) > 1 else ""
+        lines += _wrapped(f"  {group:<12}", f"{text.replace('`', '')}{told}")
+    lines += _wrapped(f"  {'experiment':<12}", f"Named combinations. {' | '.join(conf_files.options('experiment'))}")
+    lines += ["", "Single keys:", ""]
+    for key, entry in conf_files.single_keys().items():
+        lines += _wrapped(f"  {key}={_typed(entry.value)}".ljust(18) + "  ", entry.comment)
+    return "\n".join(lines)
+
+
+def _options(group: str) -> list[str]:
+    return [
+        line for each in conf_files.options(group)
+        for line in _wrapped(f"  {group}={each}".ljust(28) + "  ", conf_files.headline(group, each))
+    ]  # fmt: skip
+
+
+def _group(group: str) -> str:
+    lines = _wrapped(f"{group}: ", GROUPS[group].replace("`", ""))
+    if len(conf_files.options(group)) > 1:
+        lines += ["", *_options(group)]
+    if group != "data":
+        lines += ["", *_keys(group, None)]
+    return "\n".join(lines)
+
+
+def _keys(group: str, option: str | None) -> list[str]:
+    """List the keys of a group, or of one option, with their meanings and defaults: those of the default option."""
+    files = conf_files.group_files(group)
+    first = conf_files.default_option(group) if option is None else option
+    keys = dict[str, Entry]()
+    for found in (files.get(first, {}), *(files.values() if option is None else ())):
+        keys |= {key: entry for key, entry in found.items() if key not in keys}
+    return [
+        line for key, entry in keys.items() if key not in ("name", "plans")
+        for line in _wrapped(f"  {group}.{key}={_typed(entry.value)}".ljust(38) + "  ", entry.comment)
+    ]  # fmt: skip
+
+
+def _key(key: str, found: dict[str, Entry]) -> str:
+    """Explain one key: meaning, type and bounds, defaults by option, and when it acts."""
+    group, dot, rest = key.partition(".")
+    named = conf_files.entries_of(f"{group}.name").get(next(iter(found)))  # data=frappe, for one, has the name libfm
+    name = named.value if named and dot else ""
+    hints = hints_of(group, name) if dot else get_type_hints(RunConfig, include_extras=True)
+    hint = hints.get(rest or key)
+    choices = choices_of(group if dot else "", name, rest or key) if hint is str else ""
+    kind = f"one of {choices}" if choices else "text, or null" if hint is None else shown(hint)
+    defaults, meanings = dict[str, list[str]](), dict[str, list[str]]()
+    for option, entry in found.items():
+        defaults.setdefault(_typed(entry.value), []).append(option)
+        meanings.setdefault(entry.comment, []).append(option)
+    everywhere = not dot or len(found) == max(1, len(conf_files.options(group)))
+    acts = when(key) if everywhere else f"with {group}= {' | '.join(found)}"
+    lines = [key]
+    for text, having in meanings.items():
+        lines += _wrapped("  ", f"{text}{_of(group, having, len(meanings))}")
+    lines += _wrapped("  type     ", re.sub(r"\d{5,}", lambda match: f"{int(match[0]):,}", kind))
+    told = "; ".join(f"{value}{_of(group, options, len(defaults))}" for value, options in defaults.items())
+    return "\n".join([*lines, *_wrapped("  default  ", told), *_wrapped("  acts     ", acts)])
+
+
+def _of(group: str, options: list[str], several: int) -> str:
+    return f" ({group}= {' | '.join(options)})" if several > 1 else ""
+
+
+def _typed(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,49 @@
+"""`gbactl config` and `gbactl train --cfg job`: every key is explained, and those that do not act are not printed."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from gbactl.cli import cli
+from gbactl.conf_files import GROUPS, all_keys, default_of, entries_of
+from gbactl.errors import UsageError
+from gbactl.launch.config_command import explain, filled_in
+
+
+def test_every_key_is_explained() -> None:
+    for key in all_keys():
+        assert all(f"\n  {word}  " in explain(key) for word in ("type   ", "default", "acts   ")), key
+    assert (
+        explain("iota")
+        == explain("mode.iota")
+        == (
+            "mode.iota\n  largest token staleness, in steps, at which a gradient still has weight 1\n"
+            "  type     a number from 0 to inf\n  default  3\n  acts     with mode= gba"
+        )
+    )
+    assert explain("optim.schedule").startswith("optim.schedule.name\n")
+    assert "acts     with cluster=virtual" in explain("cost.cores") and "4 (cost= laptop)" in explain("cost.cores")
+    assert "one of fp32, bf16" in explain("precision") and "from 0 to" in explain("seed")
+    assert "directory of one; plain, gzip, zstd or\n  xz (data= movielens)" in explain("data.path")
+    assert default_of("optim.lr").value == 0.001 and entries_of("nosuch.key") == entries_of("nosuch") == {}
+
+
+def test_groups_and_options_are_explained() -> None:
+    for word in (None, *GROUPS, "experiment", "mode=gba", "data=criteo"):
+        assert max(map(len, explain(word).splitlines())) <= 85
+    assert all(f"\n  {group} " in explain(None) for group in (*GROUPS, "experiment")) and "\n  seed=0 " in explain(None)
+    assert "  mode=gba " in explain("mode") and "  mode.iota=3 " in explain("mode") and "mode.bound" in explain("mode")
+    assert "  mode.iota=3 " in explain("mode=gba") and "mode.bound" not in explain("mode=gba")
+    assert "  model.dim=16 " in explain("model"), "of the default option"
+    assert "  experiment=smoke " in explain("experiment")
+    with pytest.raises(UsageError, match=r"no key optim.lrr. Did you mean optim.lr"):
+        explain("optim.lrr")
+    with pytest.raises(UsageError, match=r"no key optim.nosuch. Type gbactl config optim for its keys."):
+        explain("optim.nosuch")
+
+
+def test_cfg_job_prints_the_keys_that_act() -> None:
+    told = CliRunner().invoke(cli, ["train", "mode=gba", "--cfg", "job"]).output
+    assert told == filled_in(["mode=gba"]) and "iota: 3" in told
+    assert "batch_us" not in told and "target_pls" not in told

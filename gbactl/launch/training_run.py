@@ -351,6 +351,8 @@ class LaunchedRun:
             if event.name == "lost" and event.fields["process"][0] == "W":
                 self.lost.append(event.fields)
             self.show.say(f"  {event_sentence(event)}")
+            if self.control is not None:
+                self.control.failures.append(event_sentence(event))
         elif event.name == "inject":
             self._injected(event.fields)
         elif event.name == "switch":

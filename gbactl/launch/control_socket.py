@@ -34,6 +34,7 @@ FILE = "control.json"
 ROLE = "control"
 LAST = ("same", "refused", "stayed", "done")  # final states of a switch request
 _LOOK_SECONDS = 0.2
+MOST_FAILURES = 20
 
 
 class ControlSocket:
@@ -47,6 +48,7 @@ class ControlSocket:
         self.hub = SocketHub(key, Peer("launcher", 0), bind=local("127.0.0.1", "shm"))
         self.progress: dict[str, Any] = {}
         self.switches: list[dict[str, Any]] = []
+        self.failures: deque[str] = deque(maxlen=MOST_FAILURES)  # sentences
         self._asking: dict[int, Channel] = {}
         self._last = 0
         self._closed = False
@@ -103,7 +105,7 @@ class ControlSocket:
         if channel.peer.role != ROLE or not isinstance(message, Event):
             raise WireError(f"{channel.peer} may not control this run.")
         if message.name == "status":
-            channel.send(Event("status", {**self.progress, "switches": self.switches}))
+            channel.send(Event("status", {**self.progress, "switches": self.switches, "failures": list(self.failures)}))
         elif message.name == "switch":
             self._last += 1
             self._asking[self._last] = channel

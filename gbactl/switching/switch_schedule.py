@@ -291,9 +291,10 @@ def _values(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if look := found.get("auto"):
         yield "auto", f"sync {look['sync']:,.0f}, gba {look['gba']:,.0f} samples/s: {look['reason']}"
     for each in found["switches"]:
-        yield "switch", _switch(each)
+        yield "switch", switch_sentence(each)
 
 
-def _switch(each: dict[str, Any]) -> str:
+def switch_sentence(each: dict[str, Any]) -> str:
+    """Describe a switch that was done, or why the mode stayed."""
     told = f"step {each['step']}: {each['from']} to {each['to']}"
     return f"{told}, not done: {each['why']}" if each["state"] == "stayed" else told + _pause(each.get("pause_ms"))

@@ -14,6 +14,7 @@ PUBLISHED_GATE = 0.983
 
 
 @pytest.mark.slow
+@pytest.mark.beside
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif("GBACTL_DATA" not in os.environ, reason="GBACTL_DATA does not name a folder with frappe/")
 @pytest.mark.parametrize("mode", ["sync", "gba"])

@@ -33,6 +33,7 @@ Options:
 Commands:
   train       train a click model on a cluster in one of the modes
   switch      change the mode of a training, by a schedule or while it runs
+  top         watch a running job: rates, who is slow, keys to switch
   advise      say which mode to run in: simulate, rank, one sentence
   report      compare runs: mean, deviation, paired differences
   replay      execute a run again from its event log, bit for bit

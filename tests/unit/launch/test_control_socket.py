@@ -66,7 +66,7 @@ def test_the_answer_is_a_sentence_or_json(
 
 def test_status_is_the_last_progress_and_the_switches(tmp_path: Path, control: ControlSocket) -> None:
     with ControlClient(tmp_path) as asking:
-        assert asking.status() == {"switches": []}
+        assert asking.status() == {"switches": [], "failures": []}
         control.heard(Event("progress", PROGRESS))
         asking.switch({"name": "gba"}, wait=True)
         found = asking.status()
@@ -138,7 +138,7 @@ def test_what_is_no_question_does_nothing(
     with ControlClient(tmp_path) as asking:
         asking.channel.send(message)
     with ControlClient(tmp_path) as asking:
-        assert asking.status() == {"switches": []}
+        assert asking.status() == {"switches": [], "failures": []}
     assert not wishes
 
 

@@ -1,0 +1,76 @@
+"""The live view: a line, a screen of 80 columns, keys, and which job is meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gbactl.errors import UsageError
+from gbactl.launch.live_view import Keys, line, running, screen, slowness
+
+FOUND: dict[str, Any] = {
+    "mode": "gba", "label": "day 1", "round": 1, "rounds": 3, "round_finished": 5000, "round_samples": 10000,
+    "step": 1234, "samples": 15000, "seconds": 75.0, "eps": 20000.0, "round_eps": 19000.0, "loss": 0.45, "auc": 0.71,
+    "staleness": {"mean": 1.1, "p50": 1.0, "p99": 4.0}, "live": 3, "lost": [3],
+    "workers": {"W0": 8000.0, "W1": 2000.0, "W2": 8000.0}, "speeds": {"W0": 9000.0, "W1": 2250.0, "W2": 9000.0},
+    "switches": [{"state": "done", "step": 700, "from": "sync", "to": "gba", "pause_ms": 12.0}],
+    "failures": ["W3 is gone; the others go on, its batches are handed out again."],
+}  # fmt: skip
+
+
+def drawn(found: dict[str, Any], said: str = "") -> str:
+    from rich.console import Console
+
+    console = Console(width=80, height=40, color_system=None)
+    with console.capture() as capture:
+        console.print(screen("runs/demo", found, said))
+    return capture.get()
+
+
+def test_a_status_is_one_line() -> None:
+    assert line(FOUND) == (
+        "1:15 gba day 1 50%, step 1,234, 20,000 samples/s, loss 0.4500, AUC 0.7100, staleness 1.10, 3 workers, "
+        "W1 4.0x slower"
+    )
+    assert line({"switches": []}) == "starting"
+    assert "loss" not in line({**FOUND, "loss": None, "auc": None})
+
+
+def test_slowness_is_over_the_median_worker() -> None:
+    assert slowness(FOUND) == {"W0": 1.0, "W1": 4.0, "W2": 1.0}
+    assert slowness({"speeds": {"W0": 5.0}}) == slowness({}) == {}
+
+
+def test_the_screen_has_workers_events_and_keys() -> None:
+    text = drawn(FOUND, Keys.HINT)
+    assert max(map(len, text.splitlines())) <= 80
+    for told in ("gba, day 1 (2 of 3), 50% of it", "W1", "4.00", "sync to gba", "W3 is gone", "q: leave", "p99 4"):
+        assert told in text, told
+    assert "starting" in drawn({"switches": []})
+    many = {f"W{n}": 100.0 + n for n in range(100)}
+    text = drawn({**FOUND, "workers": many, "speeds": many})
+    assert "W0 " in text and "W99" not in text and "76 faster ones" in text
+
+
+def test_keys_ask_before_they_switch() -> None:
+    keys = Keys(["sync", "gba"])
+    assert keys.pressed("x") is None and keys.pressed("q") == keys.pressed("\x03") == "quit"
+    assert keys.pressed("s") is None and "b: gba" in keys.said
+    assert keys.pressed("b") is None and keys.said == "Switch to gba (y: yes, any other key: no)?"
+    assert keys.pressed("y") == "gba" and keys.said == Keys.HINT
+    for typed in ("sbn", "sz"):
+        assert [keys.pressed(key) for key in typed] == [None] * len(typed) and keys.said == Keys.HINT
+
+
+def test_the_only_running_job_is_meant(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"No job runs below .*; type gbactl train"):
+        running(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "control.json").touch()
+    assert running(tmp_path) == tmp_path / "a"
+    (tmp_path / "b" / "control.json").touch()
+    with pytest.raises(UsageError, match=r"2 jobs run; type one of: gbactl top .*/a, gbactl top .*/b"):
+        running(tmp_path)

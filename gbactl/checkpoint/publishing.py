@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from gbactl.checkpoint.folder import CheckpointFolder, FileEntry, Manifest, writ
 from gbactl.checkpoint.tensor_file import sync_folder, write_tensors
 from gbactl.errors import NotFiniteError, WireError
 from gbactl.kernels.base import Floats
-from gbactl.store.optimizers import MOMENTS, OptimizerSpec
+from gbactl.store.optimizers import dense_moments
 
 DENSE = "dense.safetensors"
 VALUE = "dense.value"
@@ -77,18 +77,14 @@ class Publication:
             log.warning("what may go stays: %s", error)
 
 
-def _moments(optimizer: str) -> Sequence[str]:
-    return MOMENTS[OptimizerSpec(optimizer).for_dense().name]
-
-
 def fits(params: int, floats: int, optimizer: str) -> bool:
     """Return whether `floats` values suffice for `params` dense parameters with their optimizer state."""
-    return floats >= params * (1 + len(_moments(optimizer)))
+    return floats >= params * (1 + len(dense_moments(optimizer)))
 
 
 def unpacked(step: int, params: int, values: Floats, optimizer: str) -> dict[str, NDArray[Any]]:
     """Convert a packed dense vector (DenseBlock.packed) to named tensors, as in DenseBlock.state."""
-    names = _moments(optimizer)
+    names = dense_moments(optimizer)
     size = len(values) - params * len(names)
     found: dict[str, NDArray[Any]] = {VALUE: values[:size]}
     for number, name in enumerate(names):

@@ -198,12 +198,6 @@ def keep_initial(run_dir: Path, spec: ShardSpec) -> None:
 
 def load_initial(run_dir: Path, spec: ShardSpec, momentum: float) -> ShardSpec:
     """Load a shard's initial dense slice; returns its specification with that slice. Raises CheckpointError."""
-    from safetensors import SafetensorError, safe_open
-
-    path = _initial_path(run_dir, spec.shard)
-    try:
-        with safe_open(path, framework="numpy") as file:
-            sizes, values = file.get_tensor("sizes"), file.get_tensor("dense")
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}).") from error
+    with _open(_initial_path(run_dir, spec.shard)) as file:
+        sizes, values = file.get_tensor("sizes"), file.get_tensor("dense")
     return replace(spec, dense=DenseSpec(int(sizes[0]), int(sizes[1]), momentum), dense_init=values)

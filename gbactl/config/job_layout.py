@@ -13,7 +13,7 @@ from gbactl.data.dataset import Dataset
 from gbactl.errors import ConfigError
 from gbactl.models import row_width
 from gbactl.store.dense import Cut, dense_range
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizers import MOMENTS, OptimizerSpec
 from gbactl.store.shard import ShardSpec
 
 
@@ -79,6 +79,13 @@ def shard_spec(cfg: RunConfig, rows: int, shard: int) -> ShardSpec:
         row_staleness=cfg.row_staleness,
         dense_shards=cfg.cluster.dense_holders,
     )  # fmt: skip
+
+
+def row_bytes(cfg: RunConfig) -> int:
+    """Return the size of one row with its optimizer state, in bytes; Adam's has a count of its steps."""
+    name = cfg.optim.name
+    moments = 0 if name == "rowwise_adagrad" else len(MOMENTS[name])
+    return row_width(cfg.model) * 4 * (1 + moments) + (4 if name in ("adam", "rowwise_adagrad") else 0)
 
 
 def dense_cuts(cfg: RunConfig, size: int) -> list[Cut]:

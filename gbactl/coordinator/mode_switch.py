@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gbactl.config import RunConfig, mode_values
+from gbactl.config.job_layout import row_bytes
 from gbactl.config.validation import obstacle, wished
 from gbactl.coordinator import event_log
 from gbactl.coordinator.live_phase import LivePhase
@@ -25,7 +26,6 @@ from gbactl.coordinator.run_context import Flow, NodeRequests, RunContext, WaitC
 from gbactl.coordinator.run_record import checksums
 from gbactl.coordinator.state import DensePlacementState
 from gbactl.errors import ClusterError, ConfigError
-from gbactl.models import row_width
 from gbactl.policies import Policy
 from gbactl.switching.auto_controller import AutoSwitch
 from gbactl.switching.switch_schedule import RunProgress, switched
@@ -269,8 +269,7 @@ class ModeSwitch:
     @property
     def what(self) -> str:
         """Scope of the checksums between two phases: "checksum", or "dense" where the tables are too large."""
-        cfg, optimizer = self.run.cfg, {"sgd": 1, "adam": 3}.get(self.run.cfg.optim.name, 2)
-        size = 4 * self.run.dataset.schema.rows * row_width(cfg.model) * optimizer
+        cfg, size = self.run.cfg, self.run.dataset.schema.rows * row_bytes(self.run.cfg)
         return "checksum" if cfg.switch.checksum == "all" or size <= SMALL_TABLES else "dense"
 
     def _sum(self, when: str, found: dict[str, Inspected]) -> str:

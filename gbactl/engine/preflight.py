@@ -13,13 +13,13 @@ from typing import Any
 
 from gbactl.collective import check_here
 from gbactl.config import RunConfig
-from gbactl.config.job_layout import shard_spec
+from gbactl.config.job_layout import row_bytes, shard_spec
 from gbactl.data.dataset import Dataset
 from gbactl.engine.bandwidth_probe import LinkMeasurement
 from gbactl.engine.host_info import SAME, free_memory
 from gbactl.errors import ConfigError
-from gbactl.models import dense_size, row_width
-from gbactl.store.optimizers import MOMENTS, OptimizerSpec
+from gbactl.models import dense_size
+from gbactl.store.optimizers import dense_moments
 
 MEBI = 1 << 20
 # last message of a worker that has lost a server, or could not reach it
@@ -147,7 +147,6 @@ def unseen(host: str, what: str, path: str, instead: str) -> str:
 
 
 BESIDE = 1.03  # ratio of a server's memory to that of its rows and moments (docs/studies/performance.md)
-STEPS_BYTES = 4  # Adam's count of a row's steps
 FLOAT = 4
 OF_MODEL = 4  # dense-sized vectors of a model: values, initial values, the gradient as computed and as sent
 
@@ -157,13 +156,6 @@ def shard_bytes(cfg: RunConfig, dataset: Dataset, shard: int) -> int:
     return int(BESIDE * shard_spec(cfg, dataset.schema.rows, shard).local_rows * row_bytes(cfg))
 
 
-def row_bytes(cfg: RunConfig) -> int:
-    """Return the size of one row with its optimizer state, in bytes."""
-    name = cfg.optim.name
-    moments = 0 if name == "rowwise_adagrad" else len(MOMENTS[name])
-    return row_width(cfg.model) * FLOAT * (1 + moments) + (STEPS_BYTES if name in ("adam", "rowwise_adagrad") else 0)
-
-
 def vector_bytes(cfg: RunConfig, dataset: Dataset) -> int:
     """Return the size of one copy of the dense vector, in bytes."""
     return FLOAT * dense_size(cfg.model, dataset.schema.numeric, dataset.schema.fields)
@@ -171,7 +163,7 @@ def vector_bytes(cfg: RunConfig, dataset: Dataset) -> int:
 
 def served_vectors(cfg: RunConfig) -> int:
     """Count the vectors of dense size that all servers together hold: values and optimizer state."""
-    return 1 + len(MOMENTS[OptimizerSpec(cfg.optim.name).for_dense().name])
+    return 1 + len(dense_moments(cfg.optim.name))
 
 
 def worker_vectors(cfg: RunConfig) -> int:

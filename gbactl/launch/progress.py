@@ -12,7 +12,8 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +26,7 @@ from rich.table import Table
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.config import RunConfig, TrackingConfig
 from gbactl.engine.signals import leave_terminal
+from gbactl.errors import GbactlError
 from gbactl.faults.measured_effects import fault_lines
 from gbactl.tracking.run_description import CommandLine, SweepPlace
 
@@ -265,12 +267,19 @@ def _network(result: dict[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
-def after_run(cfg: RunConfig, command: CommandLine, result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """List what to type after a finished run, as pairs of a purpose and a command."""
+def after_run(
+    cfg: RunConfig, command: CommandLine, result: Mapping[str, Any], compose: Callable[[list[str]], RunConfig]
+) -> list[tuple[str, str]]:
+    """List what to type after a finished run, as pairs of a purpose and a command.
+
+    `compose` raises GbactlError for overrides that do not go together; these are not proposed."""
     run_dir = Path(result["run_dir"])
     found = []
     if command.verb == "train" and not cfg.switch.schedule:
-        found.append(("another mode", _in_mode(command, "gba" if cfg.mode.name == "sync" else "sync")))
+        other = _in_mode(command, "gba" if cfg.mode.name == "sync" else "sync")
+        with suppress(GbactlError):
+            compose(list(other.overrides))
+            found.append(("another mode", other.text))
     found += after_runs(cfg.tracking) if cfg.tracking.enabled else []
     if CheckpointFolder(run_dir / CHECKPOINTS).names():
         found.append(("take its model", f"gbactl checkpoint export {shlex.quote(shown_path(run_dir))}"))
@@ -284,10 +293,10 @@ def after_runs(tracking: TrackingConfig) -> list[tuple[str, str]]:
     return [("compare runs", f"gbactl report{experiment}{store}"), ("look at them", f"gbactl ui{store}")]
 
 
-def _in_mode(command: CommandLine, mode: str) -> str:
+def _in_mode(command: CommandLine, mode: str) -> CommandLine:
     """Return the command of the same run in another mode, with the keys of `mode` left out."""
     kept = tuple(each for each in command.overrides if not each.lstrip("+").startswith(("mode=", "mode.")))
-    return replace(command, overrides=(*kept, f"mode={mode}")).text
+    return replace(command, overrides=(*kept, f"mode={mode}"))
 
 
 def display() -> type[ProgressDisplay]:

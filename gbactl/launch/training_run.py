@@ -138,7 +138,9 @@ def _train(cfg: RunConfig, command: CommandLine, as_json: bool, display: type[Pr
     elif command.place is not None:
         show.finished(result, run_name(result["mode"], cfg.seed, command))
     else:
-        show.result(result, after_run(cfg, command, result))
+        from gbactl.launch.hydra_config import compose
+
+        show.result(result, after_run(cfg, command, result, compose))
     if asked():
         raise Stopped(asked(), OVER)
     return result

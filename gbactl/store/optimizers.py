@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,7 +19,12 @@ from gbactl.checked_dataclasses import Bounds, Share
 from gbactl.errors import ConfigError
 from gbactl.kernels.base import DensePart, Floats, Ints, Kernels, OptimizerRule, aligned_full, aligned_zeros, float32
 
-MOMENTS = {"sgd": (), "adagrad": ("sum",), "rowwise_adagrad": ("sum",), "adam": ("first", "second")}
+MOMENTS: dict[str, tuple[str, ...]] = {
+    "sgd": (),
+    "adagrad": ("sum",),
+    "rowwise_adagrad": ("sum",),
+    "adam": ("first", "second"),
+}
 MOST_BIAS_STEPS = 1 << 22
 
 
@@ -56,9 +61,12 @@ class OptimizerSpec:
 
     def for_dense(self) -> OptimizerSpec:
         """Convert to an optimizer for the dense vector, which has no rows: row-wise Adagrad becomes Adagrad."""
-        if self.name != "rowwise_adagrad":
-            return self
-        return OptimizerSpec("adagrad", self.lr, self.betas, self.eps, self.weight_decay, self.initial_accumulator)
+        return replace(self, name="adagrad") if self.name == "rowwise_adagrad" else self
+
+
+def dense_moments(name: str) -> tuple[str, ...]:
+    """Return the names of an optimizer's moments of the dense vector."""
+    return MOMENTS[OptimizerSpec(name).for_dense().name]
 
 
 @functools.lru_cache(maxsize=8)

@@ -13,6 +13,7 @@ import pytest
 
 from gbactl.config import from_dict
 from gbactl.launch import progress as module
+from gbactl.launch.hydra_config import compose
 from gbactl.launch.progress import (
     JobProgress,
     ProgressDisplay,
@@ -179,15 +180,17 @@ def test_one_bar_for_the_job_fits_80_columns(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_commands_after_a_run(tmp_path: Path) -> None:
     typed = CommandLine("train", ("experiment=smoke", "mode=gba", "mode.iota=4", "run_dir=r", "seed=1"))
     cfg = from_dict({"mode": {"name": "gba"}, "tracking": {"experiment": "demo"}})
-    told = dict(after_run(cfg, typed, {"run_dir": str(tmp_path)}))
+    told = dict(after_run(cfg, typed, {"run_dir": str(tmp_path)}, compose))
     assert told == {
         "another mode": "gbactl train experiment=smoke seed=1 mode=sync",
         "compare runs": "gbactl report --experiment demo", "look at them": "gbactl ui",
     }  # fmt: skip
+    refused = CommandLine("train", ("mode=gba", "mode.local_batch=512", "cluster.workers=3"))
+    assert "another mode" not in dict(after_run(cfg, refused, {"run_dir": str(tmp_path)}, compose))
     (tmp_path / "checkpoints" / "cut-000001").mkdir(parents=True)
     (tmp_path / "checkpoints" / "cut-000001" / "manifest.json").touch()
     quiet = from_dict({"mode": {"name": "sync"}, "tracking": {"enabled": False, "uri": "sqlite:///a b.db"}})
-    assert dict(after_run(quiet, CommandLine("switch"), {"run_dir": str(tmp_path)})) == {
+    assert dict(after_run(quiet, CommandLine("switch"), {"run_dir": str(tmp_path)}, compose)) == {
         "take its model": f"gbactl checkpoint export {tmp_path}"
     }
     assert after_runs(quiet.tracking)[1] == ("look at them", "gbactl ui --uri 'sqlite:///a b.db'")

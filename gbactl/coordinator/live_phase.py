@@ -257,6 +257,7 @@ class LivePhase:
         self.clock.announced()
         commands = self.phase.apply(AnnounceRecord(one.worker, one.batch, rows, dense, counted))
         self.phase.statistics.timed(one.worker, samples, one.loss, one.seconds, one.slowdown, (one.won, one.pairs))
+        self.phase.statistics.times.add(self.clock.now(), one.worker, one.seconds, one.waits)
         for command in commands:
             self._carry_out(command)
         if self.stop_at is not None and self.policy.step >= self.stop_at:

@@ -184,6 +184,7 @@ class RunSummary:
             **self._of_round(part.label, training),
             "step": training.policy.step if training else step,
             "workers": self.statistics.rates(now),
+            "times": self.statistics.times.take_recent(),
             "staleness": quantiles(self.statistics.staleness),
             "label": part.label,
             "round": number,
@@ -246,6 +247,7 @@ class RunSummary:
             "rounds": by_round(self.phases),
             "curve": _thinned(self.curve),
             **self.statistics.summary({name: v.counters for name, v in inspected.items()}),
+            "time": self.statistics.times.summary(self._began),
             "checksums": checksums(inspected),
             "memory": {name: v.bytes for name, v in sorted(inspected.items()) if v.bytes},
         }

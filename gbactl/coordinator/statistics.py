@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.coordinator.phase_times import PhaseTimes
 from gbactl.faults.measured_effects import ObservedBatches
 from gbactl.policies import Member, Step
 from gbactl.wire.messages import GradientNorms
@@ -142,6 +143,7 @@ class Statistics(StatisticsCounts):
     gradients: Counter[str] = field(default_factory=Counter)
     samples_at: list[int] = field(default_factory=lambda: [0])
     recent: RecentGradients = field(default_factory=RecentGradients)
+    times: PhaseTimes = field(default_factory=PhaseTimes)
     pulled: dict[int, int] = field(default_factory=dict)
     observed: ObservedBatches | None = None
     heard: Callable[[int, int, float], None] | None = None  # called with worker, samples, seconds of every gradient

@@ -8,6 +8,7 @@ batch beside the gradient.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ from gbactl.simulation.network import Host, VirtualChannel
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import CLOSED, Bytes, Frame
 from gbactl.wire.messages import (
+    WAITS,
     Ack,
     AddReplica,
     BeginPhase,
@@ -47,6 +49,7 @@ from gbactl.wire.messages import (
 )
 from gbactl.worker.client import BatchSource
 from gbactl.worker.dense_placement import NOT_HERE
+from gbactl.worker.wait_times import ALL_REDUCE, BATCH, ROWS, TURN
 from gbactl.worker.worker_core import (
     BatchComplete,
     BatchInProgress,
@@ -213,6 +216,9 @@ class VirtualWorker:
         self._shard: dict[int, int] = {}
         self._batches = 0  # number of computed batches
         self._first: float | None = None
+        self._waits = [0.0] * len(WAITS)
+        self._idle: deque[float] = deque()  # since when each idle compute thread waits for its next batch
+        self._pushing: deque[float] = deque()  # when each other one had computed the gradient that it pushes
         self.dead = self._frozen = self._in_slot = False
         self._held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
@@ -306,6 +312,7 @@ class VirtualWorker:
             elif type(command) is TellCoordinator:
                 self.coordinator.send(command.message)
             elif type(command) is ComputeNext:
+                command.item.first_at = self.shared.events.now
                 if not command.item.pulled:  # otherwise it begins when its rows have arrived
                     self.shared.placements.now.resume(self)
             elif type(command) is ReleaseFrames:
@@ -320,12 +327,17 @@ class VirtualWorker:
     def free(self) -> None:
         """Free a compute thread for its next batch."""
         if not self.holds(self.free):
+            now = self.shared.events.now
+            if self._pushing:
+                self._waits[ALL_REDUCE] += now - self._pushing.popleft()
+            self._idle.append(now)
             self._carry_out(self.core.done())
             self._go_on()
 
     def answered(self) -> None:
         """Finish the coordinator's current request, whose answer took time, and handle its next request."""
         if not self.holds(self.answered):
+            self._idle = deque([self.shared.events.now] * len(self._idle))
             self._carry_out(self.core.answered())
             self._go_on()
 
@@ -397,20 +409,27 @@ class VirtualWorker:
             self.moves.fetch(taken)
 
     def _begin(self, item: BatchInProgress) -> None:
-        shared, samples = self.shared, item.grant.samples
+        shared, samples, now = self.shared, item.grant.samples, self.shared.events.now
+        idle = self._idle.popleft() if self._idle else now
+        granted = max(idle, item.first_at)
+        self._waits[BATCH] += granted - idle
+        self._waits[ROWS] += now - granted
         if not item.phase.training:
             self.host.cores.run(shared.cost.predict(self.index, samples), self._evaluated, item)
             return
         if samples == 0:
+            self._pushing.append(now)
             shared.placements.now.begin(self, item)
             shared.placements.now.finish(self, item)
         elif self.slot is None:
             self._differentiate(item)
         else:
+            item.first_at = now
             self.slot.take(self._differentiate_in_slot, item)
 
     def _differentiate_in_slot(self, item: BatchInProgress) -> None:
         self._in_slot = True
+        self._waits[TURN] += self.shared.events.now - item.first_at
         if self.dead:
             self._leave_slot()
         else:
@@ -441,6 +460,7 @@ class VirtualWorker:
     def _evaluated(self, item: BatchInProgress) -> None:
         if self.holds(self._evaluated, item):
             return
+        self._waits = [0.0] * len(WAITS)  # only the waits of training count
         grant, compute = item.grant, self.shared.compute
         compute.load(item)
         message = Predictions(grant.phase, self.index, grant.batch, grant.start, grant.samples)
@@ -467,4 +487,6 @@ class VirtualWorker:
         if self.holds(self._finish, item, began):
             return
         item.seconds = self.shared.events.now - began
+        item.waits, self._waits = self._waits, [0.0] * len(WAITS)
+        self._pushing.append(self.shared.events.now)
         self.shared.placements.now.finish(self, item)

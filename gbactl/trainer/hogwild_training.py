@@ -32,6 +32,7 @@ from gbactl.trainer.trainer_core import TrainerCore
 from gbactl.wire.messages import AddReplica, ClosedReplicas, CloseReplicas, OpenReplicas, SaveReplica
 from gbactl.worker.client import WorkerClient
 from gbactl.worker.dense_placement import DensePlacement, ServedDense, ShardSlices
+from gbactl.worker.wait_times import ALL_REDUCE
 from gbactl.worker.worker_core import BatchInProgress, weigh
 
 
@@ -46,7 +47,8 @@ class ComputeThread(DensePlacement):
     def load(self, item: BatchInProgress) -> None:
         """Load the replica for a batch: in place, or as a copy with batch norm."""
         if self.trainer.stands:
-            self.computing.acquire()
+            with self.trainer.exchange.waits.of(ALL_REDUCE):
+                self.computing.acquire()
         value = self.trainer.replica.value
         if self.flat.buffers:
             self.flat.load(value)
@@ -64,7 +66,8 @@ class ComputeThread(DensePlacement):
         trainer.replica.step(self._gradient, grant.divisor, grant.lr_scale, self.thread)
         if trainer.stands:
             self.computing.release()
-        trainer.stepped()
+        with trainer.exchange.waits.of(ALL_REDUCE):
+            trainer.stepped()
 
 
 def start(each: ComputeThread, work: Callable[[], None], exchange: WorkerClient) -> None:

@@ -14,6 +14,8 @@ import msgspec
 from gbactl.errors import WireError
 from gbactl.wire.frames import Frame
 
+#: what a worker waits for, or does, besides computing: the order of `Push.waits`
+WAITS = ("batch", "rows", "turn", "push", "all_reduce")
 Integer = Annotated[int, msgspec.Meta(gt=-(1 << 62), lt=1 << 62)]  # leaves room for arithmetic in 64 bits
 
 
@@ -267,6 +269,7 @@ class Staged(NamedTuple):
     rows: Integer = 0  # rows in the slice; ~rows if the slice went to a failed server
     won: float = 0.0
     pairs: Integer = 0
+    waits: list[float] = []  # noqa: RUF012
 
 
 class Predictions(NamedTuple):
@@ -402,8 +405,8 @@ class Push(NamedTuple):
 
     For the coordinator: the `seconds` that the gradient took, `slowdown` of them by the fault plan, the versions on
     this shard that it was computed from (-1: none), and of the batch's `pairs` of a click and another sample those
-    that the model ranked right before (`won`, ties count a half). `rows` below 0: the slice, of ~rows rows, went to a
-    failed server and is empty here."""
+    that the model ranked right before (`won`, ties count a half). `waits`: the worker's seconds since its last push in
+    each of WAITS. `rows` below 0: the slice, of ~rows rows, went to a failed server and is empty here."""
 
     phase: Integer
     batch: Integer
@@ -416,6 +419,7 @@ class Push(NamedTuple):
     dense_version: Integer
     won: float = 0.0
     pairs: Integer = 0
+    waits: list[float] = []  # noqa: RUF012
 
 
 class Ack(NamedTuple):

@@ -9,6 +9,7 @@ ids.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -36,6 +37,7 @@ from gbactl.wire.messages import (
     decode,
 )
 from gbactl.worker.server_channels import Dial, ParkedConnection, Routes
+from gbactl.worker.wait_times import PUSH, WaitTimes
 from gbactl.worker.worker_core import (
     BatchInProgress,
     Command,
@@ -79,6 +81,7 @@ class WorkerClient:
     def __init__(self, hub: Hub, coordinator: Channel, servers: list[Channel], index: int, source: BatchSource) -> None:
         self.hub, self.coordinator, self.servers, self.index = hub, coordinator, servers, index
         self.source = source
+        self.waits = WaitTimes()
         self.error: BaseException | None = None
         self.routes = Routes(servers)
         #: connects to a server's successor; None where the run ends with a failed server
@@ -116,16 +119,20 @@ class WorkerClient:
         samples, for which nobody waits), and again after the next one where the answer is LATER."""
         with self._cv:
             self._done(thread)
+            began = time.perf_counter()
             self._cv.wait_for(lambda: self._due(thread))
             while thread == 0 and self.core.asked() and not self.over():
                 self._reply(answer, self.core.question())
+                began = time.perf_counter()
                 self._cv.wait_for(lambda: self._due(thread))
             if self.error is not None:
                 raise self.error
             if self.core.stopped:
                 return None
             self._busy.add(thread)
-            return self.core.begin()
+            item = self.core.begin()
+            self.waits.next_batch(began, item.first_at)
+            return item
 
     def _done(self, thread: int) -> None:
         """Record that a compute thread has finished its previous batch, as it requests the next one."""
@@ -161,6 +168,7 @@ class WorkerClient:
             elif type(command) is TellCoordinator:
                 self.coordinator.send(command.message)
             elif type(command) is ComputeNext:
+                command.item.first_at = time.perf_counter()
                 self.on_next_batch(command.item.grant.token)
             elif type(command) is ReleaseFrames:
                 command.item.release()
@@ -178,6 +186,11 @@ class WorkerClient:
         row_gradient: float32[distinct rows, row width], in the order of the item's distinct rows.
         Does not wait: at most 2 batches are in flight at a time, and so are gradients."""
         width = row_gradient.shape[1]
+        item.waits = self.waits.take()
+        with self.waits.of(PUSH):
+            self._push(item, row_gradient, dense, width)
+
+    def _push(self, item: BatchInProgress, row_gradient: Floats, dense: DenseGradientSlices | None, width: int) -> None:
         self.core.pushed(item)
         for s, low, high in item.unique.shares():
             count, size = high - low, dense.size(s) if dense is not None else 0

@@ -24,6 +24,7 @@ from gbactl.store.optimizers import due
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import AddReplica, GradientNorms, PutDense
 from gbactl.worker.client import WorkerClient
+from gbactl.worker.wait_times import ALL_REDUCE
 from gbactl.worker.worker_core import BatchInProgress, ReplicatedSteps, weigh
 
 NOT_HERE = (0, -1, np.empty(0, np.float32))  # see DensePlacement.packed
@@ -217,7 +218,8 @@ class ReplicatedDense(DensePlacement):
             if self.recovery is not None and self.recovery.more():
                 self._filling.begin()
                 return False
-            self._filling.wait()
+            with self.exchange.waits.of(ALL_REDUCE):
+                self._filling.wait()
         except InterruptedSum:
             return False
         return True

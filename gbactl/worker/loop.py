@@ -9,6 +9,7 @@ import functools
 import resource
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from gbactl.wire.messages import (
 from gbactl.worker.client import LATER, WorkerClient
 from gbactl.worker.core_sharing import CoreSlots, UnsharedCore
 from gbactl.worker.dense_placement import DensePlacement, Placements
+from gbactl.worker.wait_times import TURN
 from gbactl.worker.worker_core import BatchInProgress, Question
 
 SLICE_MS = 20.0  # about one batch
@@ -203,7 +205,9 @@ class WorkerLoop:
             item.release()
             self.dense.finish(item, None)
             return
-        with self.core_slots.mine():
+        with ExitStack() as slot:
+            with self.exchange.waits.of(TURN):
+                slot.enter_context(self.core_slots.mine())
             self.dense.load(item)
             sums = self._compute(item)
         if self.delay is not None:
@@ -227,6 +231,7 @@ class WorkerLoop:
             self.exchange.pull_ahead()
 
     def _evaluate(self, item: BatchInProgress) -> None:
+        self.exchange.waits.take()  # only the waits of training count
         self.dense.load(item)
         self.exchange.predictions(item, self.compute.predict(item))
         self.exchange.take(item)

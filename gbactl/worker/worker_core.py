@@ -65,6 +65,8 @@ class BatchInProgress:
     seconds: float = 0.0
     slowdown: float = 1.0
     ranked: tuple[float, int] = (0.0, 0)
+    first_at: float = 0.0  # when it became the next batch to compute, if it was granted then
+    waits: list[float] = field(default_factory=list)  # see Push
 
     @property
     def weight(self) -> float:
@@ -74,7 +76,7 @@ class BatchInProgress:
     def push(self, shard: int, rows: int, dense: int) -> Push:
         """Make the Push message for a shard, with the gradient statistics for the coordinator."""
         grant, versions = self.grant, (self.row_versions[shard], self.dense_versions[shard])
-        told = (self.loss, self.seconds, self.slowdown, *versions, *self.ranked)
+        told = (self.loss, self.seconds, self.slowdown, *versions, *self.ranked, self.waits)
         return Push(grant.phase, grant.batch, rows, dense, *told)
 
     def release(self) -> None:

@@ -118,25 +118,19 @@ COLUMNS: dict[str, tuple[Callable[[Mapping[str, Any]], float | None], int]] = {
     "AUC": (lambda r: r["auc"], 5),
     "log loss": (lambda r: r["logloss"], 5),
     "NE": (lambda r: r["ne"], 5),
-    "EPS": (lambda r: r["eps"], 0),
-    "staleness": (lambda r: r["staleness"]["mean"], 2),
+    "EPS": (lambda r: r["phases"][-1]["eps"], 0),
+    "staleness": (lambda r: r["phases"][-1]["staleness_mean"], 2),
     "sync gap": (lambda r: _gap(r, "mean"), 2),
     "gap p99": (lambda r: _gap(r, "p99"), 0),
     "ELP": (lambda r: r["replicas"]["elp"] if "replicas" in r else None, 0),
     "foreground s": (lambda r: r["replicas"]["foreground_seconds"] if "replicas" in r else None, 2),
     "replicas' MB": (lambda r: r["replicas"]["bytes_exchanged"] / 1e6 if "replicas" in r else None, 0),
-    "MB sent": (lambda r: sum(r["wire"]["bytes"].values()) / 1e6, 0),
-    "distance": (lambda r: _last(r["replicas"]["distance"]) if "replicas" in r else None, 4),
 }
 
 
 def _gap(result: Mapping[str, Any], name: str) -> float | None:
     told = result.get("replicas")
     return told["sync_gap"][name] if told and told["exchanges"] else None
-
-
-def _last(curve: Sequence[Sequence[float]]) -> float | None:
-    return curve[-1][1] if curve else None
 
 
 def listing(cells: Sequence[Done], key: str) -> str:
@@ -153,9 +147,8 @@ def listing(cells: Sequence[Done], key: str) -> str:
         told = {title: _column(title, results.values()) for title in COLUMNS}
         rows[name] = [told[first], written(change, 5), *(told[title] for title in columns)]
     notes = f"change: of AUC in pairs of the same seed, against {names[0]}; staleness: of rows, in steps."
-    distance = "distance: L2 of a replica to the mean (easgd: the centre) at the end."
-    more = "MB: through the network, of replicas alone; of all messages of training."
-    return markdown(key, [first, "change", *columns], rows, notes, distance, more)
+    more = "EPS and staleness: of the day in the mode; replicas' MB: what replicas exchanged through the network."
+    return markdown(key, [first, "change", *columns], rows, notes, more)
 
 
 def _column(title: str, results: Iterable[Mapping[str, Any]]) -> str:

@@ -271,6 +271,23 @@ def strips(
     return Chart(title, width, high, "".join(parts), "wide")
 
 
+def heat_map(title: str, rows: Mapping[str, Mapping[str, float]]) -> Chart:
+    """Draw a row for each process and a column for each phase, the darker the larger its share of the time."""
+    wide, row, left = 90, 16, 60
+    phases = list(dict.fromkeys(phase for shares in rows.values() for phase in shares))
+    parts = [_text(left + wide * (n + 0.5), TOP - 4, phase, "middle") for n, phase in enumerate(phases)]
+    for number, (name, shares) in enumerate(rows.items()):
+        y = TOP + row * number
+        parts.append(_text(left - 6, y + 12, name, "end"))
+        for column, phase in enumerate(phases):
+            share = shares.get(phase, 0.0)
+            shape = f'x="{left + wide * column + 1}" y="{y + 1}" width="{wide - 2}" height="{row - 2}"'
+            told = f"<title>{escape(name)}, {escape(phase)}: {100 * share:.0f} % of its time</title>"
+            parts.append(f'<rect class="usual" {shape}/>')
+            parts.append(f'<rect class="slowness" fill-opacity="{share:.2f}" {shape}>{told}</rect>')
+    return Chart(title, left + wide * len(phases) + RIGHT, TOP + row * len(rows) + 8, "".join(parts), "wide")
+
+
 def interval(low: float, mean: float, high: float, most: float, neutral: float, margin: float | None) -> str:
     """Draw an interval for a cell of the table, on the scale neutral +- `most`, with the margin as a grey band."""
     width, height = 90, 16

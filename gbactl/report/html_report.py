@@ -24,6 +24,7 @@ from gbactl.report.compare import Group, Report
 from gbactl.report.paired_statistics import Difference, Key, Stat, interval_of
 from gbactl.report.render import answer, grids, left_out, sentences
 from gbactl.report.run_curves import Curves, TrainingPoint, shares
+from gbactl.report.slow_workers import phase_shares, slow_sentence
 from gbactl.report.verdicts import scale_of
 from gbactl.tracking.mlflow_connection import Run
 
@@ -52,7 +53,8 @@ def page(
         groups=[(names[key], colours[key]) for key in names],
         table=_table(report, tables.pop("Comparison"), colours), sentences=list(map(_signed, sentences(report))),
         tables=[{"title": title, **_plain(table)} for title, table in tables.items()],
-        figures=_figures(report, drawn, names, colours), strips=_strips(drawn, names), left_out=left_out(report),
+        figures=_figures(report, drawn, names, colours), strips=_strips(drawn, names), phases=_phases(drawn, names),
+        left_out=left_out(report),
         commands=again([run for run in runs if any(run.run_id in group.runs for group in report.groups)]),
     )  # fmt: skip
     return found.encode("ascii", "xmlcharrefreplace").decode()  # also for a pipe of another encoding
@@ -313,6 +315,16 @@ def _bytes(
         means = [(kind, float(np.mean([each.get(kind, 0.0) for each in told]))) for kind in kinds]
         parts = [(mean, f"{kind}: {mean:,.0f} bytes per sample") for kind, mean in means]
         made.append(Bar(names[key], colours[key], parts, f"{sum(mean for _, mean in means):,.0f}"))
+    return made
+
+
+def _phases(drawn: Mapping[Key, Sequence[Curves]], names: Mapping[Key, str]) -> list[Chart]:
+    """Draw for a run of each group what share of their time the workers spent in each phase."""
+    made = []
+    for key, runs in drawn.items():
+        if runs and (shares := phase_shares(runs[0].time)):
+            said = filter(None, (f"{names[key]}, seed {runs[0].seed}", slow_sentence(runs[0].time)))
+            made.append(charts.heat_map(": ".join(said), shares))
     return made
 
 

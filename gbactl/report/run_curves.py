@@ -68,6 +68,7 @@ class Curves:
     training: tuple[TrainingPoint, ...] = ()
     incidents: tuple[Incident, ...] = ()
     bytes_per_sample: Mapping[str, float] = field(default_factory=dict)
+    time: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def switched(self) -> bool:
@@ -105,6 +106,7 @@ def curves_of(group: str, seed: str, result: Mapping[str, Any]) -> Curves:
         training=tuple(_training_point(each) for each in told),
         incidents=tuple(_incidents(result, told)),
         bytes_per_sample=_bytes(result),
+        time=result.get("time") or {},
     )
 
 

@@ -207,14 +207,21 @@ def _address_and_key(run_dir: Path) -> tuple[str, bytes]:
         raise UsageError(f"{run_dir / FILE} cannot be read ({error}).") from error
 
 
+def locked(run_dir: Path) -> bool:
+    """Return whether a launcher holds a run directory's lock."""
+    try:
+        lock(run_dir).release()
+    except UsageError:
+        return True
+    return False
+
+
 def _gone(run_dir: Path) -> str:
     if (run_dir / RESULT).is_file():
         return f"The run in {run_dir} has ended; type gbactl train to start another."
     if _virtual(run_dir):
         return f"The run in {run_dir} is virtual: it follows its switch.schedule, or switch=auto, and cannot be asked."
-    try:
-        lock(run_dir).release()
-    except UsageError:
+    if locked(run_dir):
         if (run_dir / LOG).is_file():
             return f"The run in {run_dir} has trained and writes its result; wait for {run_dir / RESULT}."
         return f"The run in {run_dir} is about to start; ask again in a few seconds."

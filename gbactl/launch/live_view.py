@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gbactl.errors import GbactlError, UsageError
-from gbactl.launch.control_socket import FILE, ControlClient, mode_with
+from gbactl.launch.control_socket import FILE, ControlClient, locked, mode_with
 from gbactl.launch.progress import duration, shown_path
 from gbactl.launch.run_dir import CONFIG, find
 from gbactl.policies.policy import names
@@ -29,8 +29,10 @@ Status = Mapping[str, Any]
 
 
 def running(runs: Path = Path("runs")) -> Path:
-    """Find the directory of the only job that runs below a folder. Raises UsageError unless there is exactly one."""
-    found = sorted(path.parent for path in runs.glob(f"*/{FILE}"))
+    """Find the directory of the only job that runs below a folder. Raises UsageError unless there is exactly one.
+
+    A job whose launcher was killed leaves its control socket's file, but not its lock."""
+    found = sorted(path.parent for path in runs.glob(f"*/{FILE}") if locked(path.parent))
     if len(found) == 1:
         return found[0]
     if found:
@@ -129,20 +131,32 @@ def _workers(found: Status) -> RenderableType:
     from rich.table import Table
 
     table, slow = Table(box=None, pad_edge=False, header_style="dim"), slowness(found)
-    for heading in ("worker", "samples/s", "computes/s", "time a sample / median's"):
-        table.add_column(heading, justify="left" if heading == "worker" else "right")
+    waits = found.get("times", {})
+    for heading in ("worker", "samples/s", "computes/s", "time a sample / median's", "waits most for"):
+        table.add_column(heading, justify="left" if heading.startswith("w") else "right")
     rows = sorted(found["workers"], key=lambda name: (-slow.get(name, 0.0), int(name[1:])))[:MOST_WORKERS]
     for name in sorted(rows, key=lambda name: int(name[1:])):
         times, speed = slow.get(name), found.get("speeds", {}).get(name)
         table.add_row(
             name, f"{found['workers'][name]:,.0f}", "-" if speed is None else f"{speed:,.0f}",
-            "-" if times is None else f"{times:.2f}", style="red" if times is not None and times >= SLOW else "",
+            "-" if times is None else f"{times:.2f}", longest_wait(waits.get(name, {})),
+            style="red" if times is not None and times >= SLOW else "",
         )  # fmt: skip
     for worker in found["lost"]:
-        table.add_row(f"W{worker}", "lost", "", "", style="red")
+        table.add_row(f"W{worker}", "lost", "", "", "", style="red")
     if len(found["workers"]) > MOST_WORKERS:
-        table.add_row(f"... and {len(found['workers']) - MOST_WORKERS} faster ones", "", "", "", style="dim")
+        table.add_row(f"and {len(found['workers']) - MOST_WORKERS} faster ones", "", "", "", "", style="dim")
     return table
+
+
+def longest_wait(times: Mapping[str, float]) -> str:
+    """Name a worker's longest wait since the last look, and its share of the worker's time; "-" if it did not wait."""
+    seconds = {phase: value for phase, value in times.items() if phase != "batches"}
+    waits = {phase: value for phase, value in seconds.items() if phase != "compute" and value > 0}
+    if not waits:
+        return "-"
+    longest = max(waits, key=lambda phase: waits[phase])
+    return f"{longest} {waits[longest] / sum(seconds.values()):.0%}"
 
 
 class Keys:

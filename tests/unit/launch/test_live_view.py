@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gbactl.errors import UsageError
-from gbactl.launch.live_view import Keys, line, running, screen, slowness
+from gbactl.launch.live_view import Keys, line, longest_wait, running, screen, slowness
+from gbactl.launch.run_dir import lock
 
 FOUND: dict[str, Any] = {
     "mode": "gba", "label": "day 1", "round": 1, "rounds": 3, "round_finished": 5000, "round_samples": 10000,
@@ -69,8 +70,22 @@ def test_the_only_running_job_is_meant(tmp_path: Path) -> None:
         running(tmp_path)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-    (tmp_path / "a" / "control.json").touch()
-    assert running(tmp_path) == tmp_path / "a"
-    (tmp_path / "b" / "control.json").touch()
-    with pytest.raises(UsageError, match=r"2 jobs run; type one of: gbactl top .*/a, gbactl top .*/b"):
+        (tmp_path / name / "control.json").touch()
+    with pytest.raises(UsageError, match="No job runs"):  # their launchers were killed
         running(tmp_path)
+    with lock(tmp_path / "a"):
+        assert running(tmp_path) == tmp_path / "a"
+    with (
+        lock(tmp_path / "a"),
+        lock(tmp_path / "b"),
+        pytest.raises(UsageError, match=r"2 jobs run; type one of: gbactl top .*/a, gbactl top .*/b"),
+    ):
+        running(tmp_path)
+
+
+def test_a_worker_s_longest_wait_is_named() -> None:
+    times = {"batches": 9, "compute": 1.0, "batch": 0.5, "rows": 2.5, "push": 0.0}
+    assert longest_wait(times) == "rows 62%"
+    assert longest_wait({"batches": 9, "compute": 1.0}) == longest_wait({}) == "-"
+    text = drawn({**FOUND, "times": {"W0": {"batches": 9, "compute": 1.0, "all_reduce": 9.0}}})
+    assert "all_reduce 90%" in text and max(map(len, text.splitlines())) <= 80

@@ -25,7 +25,6 @@ def command(overrides: tuple[str, ...], as_json: bool, cfg: str | None) -> None:
     \b
     gbactl train experiment=smoke mode=gba              a first run
     gbactl train -m mode=sync,async,gba seed=1,2,3      every combination
-    gbactl train -m hydra/sweeper=optuna 'optim.lr=interval(.001, .1)'    tune
     gbactl train resume=RUN mode=async                  go on with a run
     gbactl train mode=gba --cfg job                     its keys, not run
     """

@@ -64,8 +64,8 @@ class Spoken:
         dataset = open_dataset(prepare(config("gba", data).data))
         saving = CheckpointConfig("full", interval_steps=2)
         switching = SwitchConfig(
-            [{"at": {"step": 2}, "to": "sync"}, {"at": {"step": 4}, "to": "async"}],
-            [{}, {"local_batch": 16, "prefetch": "rows"}],
+            schedule=[{"at": {"step": 2}, "to": "sync"}, {"at": {"step": 4}, "to": "async"}],
+            modes=[{}, {"local_batch": 16, "prefetch": "rows"}],
         )
         made = [self._run(mode, data) for mode in ("gba", "sync", "shadow_ma", "shadow_easgd")]
         made += [

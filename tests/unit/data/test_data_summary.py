@@ -45,7 +45,7 @@ def test_describe_fits_80_columns_and_names_everything(overrides: list[str]) -> 
     assert "best possible AUC" in result.stdout
     assert [line.split()[0] for line in lines[-26:]] == [f"C{i}" for i in range(1, 27)]
     assert "\x1b" not in result.stdout
-    assert "data: generating" in result.stderr
+    assert "generating: 100 %" in result.stderr
 
 
 def test_json_is_json_alone(overrides: list[str]) -> None:

@@ -134,7 +134,9 @@ def test_any_number_of_servers_and_options_of_the_optimizer(
 
 
 def test_a_switch_between_modes_of_the_servers_comes_out_again(data: dict[str, Any], tmp_path: Path) -> None:
-    switch = SwitchConfig([{"at": {"epoch": 1}, "to": "async"}], [{"local_batch": 32, "prefetch": "rows"}])
+    switch = SwitchConfig(
+        schedule=[{"at": {"epoch": 1}, "to": "async"}], modes=[{"local_batch": 32, "prefetch": "rows"}]
+    )
     result = record(dataclasses.replace(config("gba", data), switch=switch), tmp_path)
     assert [phase["mode"] for phase in result["phases"]] == ["gba", "async"]
     verdict = replay(tmp_path)
@@ -202,8 +204,8 @@ def test_switches_within_an_epoch_come_out_again(
     """Five modes, four switches, two of them at no point known before; shuffled, batch norm, dropout."""
     points = [("samples", 100), ("step", 12), ("fraction", 0.55), ("samples", 1000)]
     switch = SwitchConfig(
-        [entry(unit, value, mode) for (unit, value), mode in zip(points, order[1:], strict=True)],
-        [{"local_batch": 16 if mode != "async" else 32, "prefetch": "rows"} for mode in order[1:]],
+        schedule=[entry(unit, value, mode) for (unit, value), mode in zip(points, order[1:], strict=True)],
+        modes=[{"local_batch": 16 if mode != "async" else 32, "prefetch": "rows"} for mode in order[1:]],
     )
     cfg = dataclasses.replace(config(order[0], data), switch=switch)
     if backend == "virtual":
@@ -221,7 +223,7 @@ def test_switches_within_an_epoch_come_out_again(
 def test_what_a_switch_gave_up_comes_out_again(data: dict[str, Any], tmp_path: Path, after: str) -> None:
     """A worker a hundred times slower does not keep the deadline; a phase told to stop in its middle."""
     switch = SwitchConfig(
-        [entry("seconds", 0.01, after)], [{"local_batch": 16, "prefetch": "rows"}], drain_seconds=0.05
+        schedule=[entry("seconds", 0.01, after)], modes=[{"local_batch": 16, "prefetch": "rows"}], drain_seconds=0.05
     )
     faults = FaultsConfig(plans=[{"kind": "constant", "workers": [1], "factor": 100.0}])
     cfg = dataclasses.replace(config("gba", data), switch=switch, faults=faults)

@@ -1,4 +1,4 @@
-"""Seconds that a compute thread waits, by what it waits for. Costs less than a microsecond a wait."""
+"""Seconds that a compute thread waits, by what it waits for. Costs about a microsecond of CPU a wait."""
 
 from __future__ import annotations
 

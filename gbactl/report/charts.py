@@ -174,7 +174,8 @@ def _marked(mark: Mark, x: Scale, base: float) -> str:
         shape = f"M{at:.1f} {TOP + 1} l-5 -9 h10 Z"
         return f'<path class="series failure c{mark.colour}" d="{shape}">{title}</path>'
     line = f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{base}"/>'
-    return f'<g class="series switch c{mark.colour}">{line}{_text(at + 4, TOP + 11 + 13 * mark.colour, mark.text)}{title}</g>'
+    text = _text(at + 4, TOP + 11 + 13 * mark.colour, mark.text)  # one below the other where several switch at once
+    return f'<g class="series switch c{mark.colour}">{line}{text}{title}</g>'
 
 
 def bars(title: str, rows: Sequence[Bar], x_title: str, shades: bool = False) -> Chart | None:

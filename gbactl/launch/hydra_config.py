@@ -127,8 +127,8 @@ def run_hydra(
             place = SweepPlace(HydraConfig.get().job.num + 1, sweep.of, tuple(sweep.took))
             asked = OmegaConf.to_container(OmegaConf.masked_copy(cfg, list(OF_A_SWEEP)))
             assert isinstance(asked, dict)
-            options = build(SweepOptions, {str(key): value for key, value in asked.items()}, "")
-            result = None if options.rerun else finished_runs.find(run)
+            of_sweep = build(SweepOptions, {str(key): value for key, value in asked.items()}, "")
+            result = None if of_sweep.rerun else finished_runs.find(run)
             if result is None:
                 finished_runs.set_aside(run)
                 began = now()
@@ -140,7 +140,7 @@ def run_hydra(
                 if as_json:
                     print(json.dumps(result), flush=True)
             sweep.done += 1
-            return options.values_of(result)
+            return of_sweep.values_of(result)
         except GbactlError as error:
             if os.getpid() != home:  # a sweep's launcher (joblib, submitit) passes the error to the parent process
                 raise

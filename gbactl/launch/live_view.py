@@ -17,6 +17,7 @@ from gbactl.launch.control_socket import FILE, ControlClient, locked, mode_with
 from gbactl.launch.progress import duration, shown_path
 from gbactl.launch.run_dir import CONFIG, find
 from gbactl.policies.policy import names
+from gbactl.report.slow_workers import SLOW, shares_of
 from gbactl.switching.switch_schedule import answer, switch_sentence
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 SECONDS = 1.0
 MOST_WORKERS, MOST_EVENTS = 24, 6
-SLOW = 1.5  # times the median time a sample above which a worker is marked
 Status = Mapping[str, Any]
 
 
@@ -151,12 +151,11 @@ def _workers(found: Status) -> RenderableType:
 
 def longest_wait(times: Mapping[str, float]) -> str:
     """Name a worker's longest wait since the last look, and its share of the worker's time; "-" if it did not wait."""
-    seconds = {phase: value for phase, value in times.items() if phase != "batches"}
-    waits = {phase: value for phase, value in seconds.items() if phase != "compute" and value > 0}
+    waits = {phase: share for phase, share in shares_of(times).items() if phase != "compute" and share > 0}
     if not waits:
         return "-"
     longest = max(waits, key=lambda phase: waits[phase])
-    return f"{longest} {waits[longest] / sum(seconds.values()):.0%}"
+    return f"{longest} {waits[longest]:.0%}"
 
 
 class Keys:

@@ -351,9 +351,10 @@ class LaunchedRun:
         elif event.name in ("lost", "joined", "rewound") and not loss_known(event, self.lost):
             if event.name == "lost" and event.fields["process"][0] == "W":
                 self.lost.append(event.fields)
-            self.show.say(f"  {event_sentence(event)}")
+            said = event_sentence(event)
+            self.show.say(f"  {said}")
             if self.control is not None:
-                self.control.failures.append(event_sentence(event))
+                self.control.failures.append(said)
         elif event.name == "inject":
             self._injected(event.fields)
         elif event.name == "switch":

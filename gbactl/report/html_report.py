@@ -68,13 +68,10 @@ def _lines(
     return names, {k: n % COLOURS for n, k in enumerate(names)}, {key: curves.get(key, ()) for key in names}
 
 
-def write_figures(
-    report: Report, curves: Mapping[Key, Sequence[Curves]], folder: Path,
-    advice: str = "type --plots with another folder",
-) -> list[Path]:  # fmt: skip
+def write_figures(report: Report, curves: Mapping[Key, Sequence[Curves]], folder: Path) -> list[Path]:
     """Write the page's charts as SVG files named after their titles, as auc-over-samples.svg.
 
-    Raises GbactlError, with `advice` at its end, if the folder cannot be written."""
+    Raises GbactlError if the folder cannot be written."""
     names, colours, drawn = _lines(report, curves)
     style = files("gbactl.report").joinpath("charts.css").read_text(encoding="utf-8")
     written = []
@@ -84,7 +81,8 @@ def write_figures(
             written.append(folder / f"{re.sub('[^a-z0-9]+', '-', chart.title.lower()).strip('-')}.svg")
             written[-1].write_text(chart.file(style, [(names[key], colours[key]) for key in names]), encoding="utf-8")
     except OSError as error:
-        raise GbactlError(f"The plots cannot be written to {folder} ({error.strerror}); {advice}.") from error
+        why = f"The plots cannot be written to {folder} ({error.strerror})"
+        raise GbactlError(f"{why}; type --plots with another folder.") from error
     return written
 
 

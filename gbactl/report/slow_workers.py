@@ -9,14 +9,17 @@ from typing import Any
 SLOW = 1.5  # times the median worker's computation of a batch
 
 
+def shares_of(told: Mapping[str, float]) -> dict[str, float]:
+    """Compute the share of a worker's time in each phase, from its seconds by phase; empty where it has none."""
+    seconds = {phase: value for phase, value in told.items() if phase != "batches"}
+    total = sum(seconds.values())
+    return {phase: value / total for phase, value in seconds.items()} if total else {}
+
+
 def phase_shares(time: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Compute each worker's share of its time in each phase; empty for runs without times."""
-    found = {}
-    for worker, told in (time.get("workers") or {}).items():
-        seconds = {phase: value for phase, value in told.items() if phase != "batches"}
-        if total := sum(seconds.values()):
-            found[worker] = {phase: value / total for phase, value in seconds.items()}
-    return found
+    each = {worker: shares_of(told) for worker, told in (time.get("workers") or {}).items()}
+    return {worker: shares for worker, shares in each.items() if shares}
 
 
 def _ratios(workers: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -37,7 +37,7 @@ from gbactl.wire.messages import (
     decode,
 )
 from gbactl.worker.server_channels import Dial, ParkedConnection, Routes
-from gbactl.worker.wait_times import PUSH, WaitTimes
+from gbactl.wire.node_times import PUSH, NodeTimes
 from gbactl.worker.worker_core import (
     BatchInProgress,
     Command,
@@ -81,7 +81,7 @@ class WorkerClient:
     def __init__(self, hub: Hub, coordinator: Channel, servers: list[Channel], index: int, source: BatchSource) -> None:
         self.hub, self.coordinator, self.servers, self.index = hub, coordinator, servers, index
         self.source = source
-        self.waits = WaitTimes()
+        self.waits = NodeTimes()
         self.error: BaseException | None = None
         self.routes = Routes(servers)
         #: connects to a server's successor; None where the run ends with a failed server

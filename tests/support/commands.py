@@ -14,8 +14,10 @@ from collections.abc import Mapping
 from multiprocessing import connection
 from pathlib import Path
 
+import gbactl
 from gbactl.tracking.mlflow_connection import quiet_mlflow
 
+ROOT = str(Path(gbactl.__file__).parents[1])
 MODULES = ("train", "advise", "report", "replay", "switch", "checkpoint")
 IMPORTED = (
     "torch", "mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store", "alembic.command",
@@ -41,6 +43,12 @@ def _run(arguments: tuple[str, ...], cwd: str, environment: dict[str, str], path
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
+    if (
+        path := environment.get("PYTHONPATH", ROOT)
+    ) != ROOT:  # another copy of gbactl
+        for name in [name for name in sys.modules if name.partition(".")[0] == "gbactl"]:
+            del sys.modules[name]
+        sys.path.insert(0, path)
     for number, path in enumerate(paths, start=1):
         file = os.open(path, os.O_WRONLY)
         os.dup2(file, number)

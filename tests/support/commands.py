@@ -43,9 +43,7 @@ def _run(arguments: tuple[str, ...], cwd: str, environment: dict[str, str], path
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    if (
-        path := environment.get("PYTHONPATH", ROOT)
-    ) != ROOT:  # another copy of gbactl
+    if (path := environment.get("PYTHONPATH", ROOT)) != ROOT:  # another copy of gbactl
         for name in [name for name in sys.modules if name.partition(".")[0] == "gbactl"]:
             del sys.modules[name]
         sys.path.insert(0, path)

@@ -46,7 +46,7 @@ from gbactl.wire.messages import (
     SaveReplica,
 )
 from gbactl.worker.client import WorkerClient
-from tests.support.deaths import Death, Orphaned, Victim
+from tests.support.deaths import Death, Orphaned, Victim, dies_when_a_server_is_lost
 from tests.support.memory_cluster import Killed, run_in_memory
 from tests.support.modes import CENTRED, REPLICAS, every_k
 from tests.support.slow import crossed
@@ -409,16 +409,7 @@ def test_a_worker_dies_while_a_server_is_away(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     Victim(monkeypatch, Push, 14)
-    plain, died = WorkerClient._closed, []
-
-    def closed(this: Any, shard: int | None) -> None:
-        plain(this, shard)
-        if this.index == 2 and not died:
-            died.append(1)
-            this.hub.close()
-            raise Killed
-
-    monkeypatch.setattr(WorkerClient, "_closed", closed)
+    dies_when_a_server_is_lost(monkeypatch, 2)
     result = run_in_memory(config(mode), data, tmp_path)
     adds_up(result)
     assert sorted(failed["process"] for failed in result["recovery"]) == ["S0", "W2"]

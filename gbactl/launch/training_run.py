@@ -15,8 +15,8 @@ from gbactl import shared_memory_names
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.collective.rendezvous import Rendezvous
 from gbactl.config import RunConfig, flatten, to_dict
-from gbactl.config.acting import acting
 from gbactl.config.job_layout import rounds
+from gbactl.config.run_config import acting
 from gbactl.coordinator.run_record import METRICS, by_round
 from gbactl.cpu import SLOW_BF16, lacks_bf16
 from gbactl.data.dataset import Dataset, open_dataset

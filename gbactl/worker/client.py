@@ -239,6 +239,11 @@ class WorkerClient:
             if self.error is not None:
                 raise self.error
 
+    def pause(self, seconds: float) -> bool:
+        """Wait until the time or the run is over; returns whether the run is. Raises the error that ended it."""
+        self.until(lambda: False, seconds)
+        return self.over()
+
     def wake(self) -> None:
         """Wake all waiting threads to check their conditions again."""
         with self._cv:

@@ -119,12 +119,13 @@ class SharedCores:
         """Run a job of `seconds` of core time, then call `done`."""
         if not seconds >= 0:
             raise ValueError(f"a job of {seconds} seconds")
-        self._advance()
         self._sequence = number = self._sequence + 1
         if self._jobs:
+            self._advance()
             heappush(self._jobs, (self._attained + seconds, number, done, args))
             self._plan()
             return
+        self._attained, self._since = 0.0, self.events.now
         self._jobs.append((seconds, number, done, args))
         self._planned, self._planned_rate = number, 1.0
         self._generation += 1
@@ -217,7 +218,7 @@ class InterfaceDirection(SharedCores):
         While a large message is in transit, a packet's time is charged to the next one. Returns when it is through."""
         self._packets.reserve(seconds)
         self._taken += seconds
-        if len(self):
+        if self._jobs:
             self._owed += seconds
         return self._packets.free
 

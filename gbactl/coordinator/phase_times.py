@@ -6,7 +6,7 @@ Memory is bounded for any length of the run. A gradient costs about 3 microsecon
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,9 +23,13 @@ def _add(rows: dict[int, Row], worker: int, row: Sequence[float]) -> None:
     rows[worker] = list(row) if found is None else [a + b for a, b in zip(found, row, strict=True)]
 
 
+def _rounded(told: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(seconds, 4) for name, seconds in told.items()}
+
+
 def _named(rows: dict[int, Row]) -> dict[str, dict[str, float]]:
     return {
-        f"W{worker}": {"batches": int(row[0])} | {name: round(s, 4) for name, s in zip(PHASES, row[1:], strict=True)}
+        f"W{worker}": {"batches": int(row[0])} | _rounded(dict(zip(PHASES, row[1:], strict=True)))
         for worker, row in sorted(rows.items())
     }
 
@@ -69,11 +73,13 @@ class PhaseTimes:
         recent, self.recent = self.recent, {}
         return _named(recent) if len(recent) <= MOST_WORKERS else {}
 
-    def summary(self, began: float) -> dict[str, Any]:
-        """Field `time` of result.json; `began`: when the run began, on the clock of `add`."""
+    def summary(self, began: float, servers: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+        """Field `time` of result.json; `began`: when the run began, on the clock of `add`.
+
+        `servers`: seconds of each server by activity."""
         bins = self.bins if len(self.totals) <= MOST_WORKERS else []
         return {
-            "workers": _named(self.totals),
+            "processes": _named(self.totals) | {name: _rounded(told) for name, told in sorted(servers.items())},
             "bin_seconds": self.width,
             "first_second": 0.0 if self.began is None else self.began - began,
             "bins": [_named(each) for each in bins],

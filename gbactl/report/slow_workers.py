@@ -65,13 +65,13 @@ def slow_sentence(time: Mapping[str, Any]) -> str:
                 begin = None
             elif begin is None:
                 begin = place
-    found = f"{worker}'s compute takes {ratios[worker]:.1f} times the median"
+    said = f"{worker}'s compute takes {ratios[worker]:.1f} times the median"
     if begin is None:
-        return found
+        return said
     second = time["first_second"] + begin * time["bin_seconds"]
     clock = time.get("began_at")
     at = f"second {second:.0f} of the run" if clock is None else strftime("%H:%M:%S", localtime(clock + second))
     losses = _losses(worker, list(zip(time.get("modes") or [], bins, strict=False))[begin:])
     lost = [f"{mode}{' loses' if not place else ''} {share:.0%}{' to it' if not place else ''}"
             for place, (mode, share) in enumerate(losses.items())]  # fmt: skip
-    return f"{found} since {at}" + (f"; {', '.join(lost)}" if lost else "")
+    return f"{said} since {at}" + (f"; {', '.join(lost)}" if lost else "")

@@ -44,6 +44,7 @@ class PhaseTimes:
     modes: list[str] = field(default_factory=list)  # of each bin, the mode of its last gradient
     totals: dict[int, Row] = field(default_factory=dict)
     recent: dict[int, Row] = field(default_factory=dict)
+    told: list[float] = field(default_factory=lambda: [0.0] * len(PHASES))  # sums at the last call of `take_shares`
 
     def add(self, now: float, worker: int, compute: float, waits: Sequence[float], mode: str) -> None:
         """Add a gradient's seconds of computation and of waits (in the order of WAITS) in a mode; reports without
@@ -76,6 +77,13 @@ class PhaseTimes:
         """Times since the last call, by worker and phase; empty for more than MOST_WORKERS."""
         recent, self.recent = self.recent, {}
         return _named(recent) if len(recent) <= MOST_WORKERS else {}
+
+    def take_shares(self) -> dict[str, float]:
+        """Share of all workers' time in each phase since the last call; empty where no time has passed."""
+        before, self.told = self.told, [sum(row[n] for row in self.totals.values()) for n in range(1, len(PHASES) + 1)]
+        seconds = [now - then for now, then in zip(self.told, before, strict=True)]
+        total = sum(seconds)
+        return {name: each / total for name, each in zip(PHASES, seconds, strict=True)} if total > 0 else {}
 
     def summary(self, began: float, servers: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Field `time` of result.json; `began`: when the run began, on the clock of `add`.

@@ -343,6 +343,7 @@ class RunFlow:
         names = {split: run.dataset.splits[split].name for split in part.evaluate}
         whole = run.record.evaluated({names[split]: scores[split] for split in names}, names[part.judged_by])
         told = {"phases": list(run.record.phases), "samples_finished": run.record.ledger.finished}
+        told["time_shares"] = run.record.statistics.times.take_shares()
         run.tell("round", {**whole, **told, "day": label})
         return whole
 

@@ -19,6 +19,7 @@ def test_totals_by_phase_and_what_is_recent_is_taken_once() -> None:
     assert found["processes"] == {
         "W3": {"batches": 2, "compute": 1.0, "batch": 0.2, "rows": 0.4, "turn": 0.0, "push": 0.1, "all_reduce": 0.8}
     }
+    assert times.take_shares()["all_reduce"] == pytest.approx(0.8 / 2.5) and times.take_shares() == {}
     assert found["first_second"] == 2.0 and len(found["bins"]) == 2
     assert times.take_recent() == found["processes"] and times.take_recent() == {}
 

@@ -377,6 +377,7 @@ class LaunchedRun:
         metrics = {key: fields[key] for key in METRICS if key in fields} | {"round_eps": fields["eps"]}
         if fields["judged_on"] != fields["evaluated_on"]:
             metrics |= {f"{fields['judged_on']}_{key}": fields[f"judged_{key}"] for key in ("auc", "logloss")}
+        metrics |= {f"system/time/{name}": share for name, share in fields["time_shares"].items()}
         self._log({**metrics, **replica_metrics(fields)}, fields["samples_finished"])
 
     def _saved(self, fields: dict[str, Any]) -> None:

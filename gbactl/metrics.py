@@ -59,14 +59,10 @@ def logloss(labels: Labels, p: Probabilities) -> float:
     return float(-np.mean(np.log(np.where(labels > 0, kept, 1.0 - kept))))
 
 
-def ne(labels: Labels, p: Probabilities) -> float:
+def _normalised(labels: Labels, loss: float) -> float:
     """Compute the normalised entropy: log loss divided by that of always predicting the base rate.
 
     1 is as bad as that prediction."""
-    return _normalised(labels, logloss(labels, p))
-
-
-def _normalised(labels: Labels, loss: float) -> float:
     if not _both_classes(labels):
         return math.nan
     rate = np.count_nonzero(labels) / labels.size

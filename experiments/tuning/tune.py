@@ -31,7 +31,7 @@ from gbactl.tracking.run_description import CommandLine  # noqa: E402
 SWEEP = HERE / "sweep.yaml"
 TRIALS = {"tiny": 6}  # trials a mode by size, 20 if it is not there
 SPACE = {"optim.lr": "tag(log, interval(1e-4, 1e-2))", "optim.beta1": "interval(0.0, 0.95)"}
-OPTIONS = {"hop_bs": {"mode.bound": "tag(log, interval(1, 16))"}, "gba": {"mode.iota": "interval(0, 8)"}}
+OPTIONS = {"hop_bs": {"mode.bound": "tag(log, int(interval(1, 16)))"}, "gba": {"mode.iota": "int(interval(0, 8))"}}
 FAILED = 0.5  # AUC of a trial that diverged
 Params = Mapping[str, float]
 

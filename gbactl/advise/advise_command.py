@@ -31,7 +31,7 @@ from gbactl.advise.simulation_jobs import (
 )
 from gbactl.checkpoint.folder import CHECKPOINTS
 from gbactl.config import RunConfig, flatten, to_dict
-from gbactl.config.acting import acting
+from gbactl.config.run_config import acting
 from gbactl.cpu import available_cores
 from gbactl.data.dataset import open_dataset
 from gbactl.data.source_cache import prepare

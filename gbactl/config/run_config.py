@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from gbactl.checked_dataclasses import Processes, Seed, build, expect
 from gbactl.checkpoint.planning import CheckpointConfig
@@ -33,6 +33,8 @@ from gbactl.switching.auto_controller import GBA, MODES, SYNC
 from gbactl.switching.switch_schedule import ScheduleEntry, entries, name
 
 CYCLE_MS, CYCLE_BATCH = 3.0, 1024
+AUTO_KEYS = ("changes", "every", "window", "margin", "hysteresis", "minimum_stay")
+REMOTE_KEYS = ("hosts", "placement", "ssh", "python", "forward")
 
 
 @contextlib.contextmanager
@@ -218,3 +220,40 @@ def to_dict(cfg: RunConfig) -> dict[str, Any]:
 def mode_values(cfg: RunConfig) -> dict[str, Any]:
     """Return all keys of the mode as in conf/mode/, together with its number of workers."""
     return {**to_dict(cfg)["mode"], "workers": cfg.cluster.workers}
+
+
+class Condition(NamedTuple):
+    """Condition under which the keys of a group act: those listed, or with () all; `when`: the condition in words."""
+
+    group: str
+    keys: tuple[str, ...]
+    when: str
+    holds: Callable[[Mapping[str, Any]], bool]
+
+
+CONDITIONS = (
+    Condition("checkpoint", (), "with another checkpoint= than none", lambda c: c["checkpoint"]["name"] != "none"),
+    Condition("cost", (), "with cluster=virtual", lambda c: not engine_named(c["cluster"]["name"]).real),
+    Condition("cluster", REMOTE_KEYS, "with cluster=hosts", lambda c: not engine_named(c["cluster"]["name"]).one_host),
+    Condition("switch", AUTO_KEYS, "with switch=auto", lambda c: c["switch"]["name"] == "auto"),
+)
+
+
+def when(key: str) -> str:
+    """Say when a dotted key acts; "in every run" where no condition is known."""
+    group, _, rest = key.partition(".")
+    found = [each.when for each in CONDITIONS if each.group == group and (rest in each.keys or not each.keys)]
+    return found[0] if found and rest != "name" else "in every run"
+
+
+def acting(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a nested configuration without the keys that do not act, which are neither printed nor logged.
+
+    The name of a group's option is kept."""
+    found = {key: dict(value) if isinstance(value, Mapping) else value for key, value in config.items()}
+    for each in CONDITIONS:
+        if each.group in found and not each.holds(config):
+            inert = each.keys or tuple(found[each.group])
+            for key in set(inert) - {"name"}:
+                found[each.group].pop(key, None)
+    return found

@@ -186,8 +186,7 @@ class EventLog:
             raise ValueError(f"versions of {len(rows)} and {len(dense)} shards, rows of {len(part_rows)}")
         for number in (*rows, *dense, *part_rows):
             _in(number, _VERSIONS)
-        same = all(d == r for d, r in zip(dense, rows, strict=True))
-        versions = rows if same else (*rows, *dense)
+        versions = rows if dense == rows else (*rows, *dense)
         first = versions[0]
         rest = [version - first for version in versions[1:]]
         counted = [list(part_rows)] if part_rows else []

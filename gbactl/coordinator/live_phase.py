@@ -257,7 +257,8 @@ class LivePhase:
         self.clock.announced()
         commands = self.phase.apply(AnnounceRecord(one.worker, one.batch, rows, dense, counted))
         self.phase.statistics.timed(one.worker, samples, one.loss, one.seconds, one.slowdown, (one.won, one.pairs))
-        self.phase.statistics.times.add(self.clock.now(), one.worker, one.seconds, one.waits)
+        times = self.phase.statistics.times
+        times.add(self.clock.now(), one.worker, one.seconds, one.waits, self.policy.name)
         for command in commands:
             self._carry_out(command)
         if self.stop_at is not None and self.policy.step >= self.stop_at:

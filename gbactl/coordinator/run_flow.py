@@ -6,6 +6,7 @@ a state machine would have twenty states and their transitions. It yields what i
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -342,6 +343,7 @@ class RunFlow:
         names = {split: run.dataset.splits[split].name for split in part.evaluate}
         whole = run.record.evaluated({names[split]: scores[split] for split in names}, names[part.judged_by])
         told = {"phases": list(run.record.phases), "samples_finished": run.record.ledger.finished}
+        told["time_shares"] = run.record.statistics.times.take_shares()
         run.tell("round", {**whole, **told, "day": label})
         return whole
 
@@ -353,6 +355,8 @@ class RunFlow:
         inspected = yield from core.requests.inspect("server", "worker")
         refused = sum((Counter(node.refused) for node in inspected.values()), Counter(run.hub.refused))
         found = run.record.result(best, inspected)
+        if run.cfg.engine.real:
+            found["time"]["began_at"] = time.time() - run.record.seconds
         rolled_back = sum(failed.samples_rolled_back for failed in run.failures.all)
         result = {
             **found,

@@ -247,7 +247,7 @@ class RunSummary:
             "rounds": by_round(self.phases),
             "curve": _thinned(self.curve),
             **self.statistics.summary({name: v.counters for name, v in inspected.items()}),
-            "time": self.statistics.times.summary(self._began),
+            "time": self.statistics.times.summary(self._began, {n: v.times for n, v in inspected.items() if v.times}),
             "checksums": checksums(inspected),
             "memory": {name: v.bytes for name, v in sorted(inspected.items()) if v.bytes},
         }

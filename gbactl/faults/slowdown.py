@@ -58,11 +58,13 @@ class TimedComputation(Protocol):
 
 
 class WorkerSlowdown:
-    """Slow-down of one worker according to the fault plan. `clock` and `sleep` are in seconds."""
+    """Slow-down of one worker according to the fault plan. `clock` and `sleep` are in seconds.
+
+    `sleep` may return true, which ends the wait: the run is over for the worker."""
 
     def __init__(
         self, plan: FaultPlan, worker: int,
-        clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], bool | None] = time.sleep,
     ) -> None:  # fmt: skip
         self.plan, self.worker, self.clock, self.sleep = plan, worker, clock, sleep
         self._turn = 0
@@ -89,8 +91,8 @@ class WorkerSlowdown:
             item.seconds += waited
 
     def _wait_until(self, deadline: float) -> None:
-        while (left := deadline - self.clock()) > 0.0:
-            self.sleep(left)
+        while (left := deadline - self.clock()) > 0.0 and not self.sleep(left):
+            pass
 
 
 class ServerSlowdown:

@@ -14,8 +14,8 @@ from gbactl import conf_files
 from gbactl.checked_dataclasses import shown
 from gbactl.conf_files import GROUPS, Entry
 from gbactl.config import RunConfig, from_dict, to_dict
-from gbactl.config.acting import acting, when
 from gbactl.config.engine_interface import engine_named
+from gbactl.config.run_config import acting, when
 from gbactl.data.source_cache import options_class
 from gbactl.errors import ConfigError, UsageError
 from gbactl.policies.policy import names, policy_class

@@ -15,8 +15,8 @@ from gbactl import shared_memory_names
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.collective.rendezvous import Rendezvous
 from gbactl.config import RunConfig, flatten, to_dict
-from gbactl.config.acting import acting
 from gbactl.config.job_layout import rounds
+from gbactl.config.run_config import acting
 from gbactl.coordinator.run_record import METRICS, by_round
 from gbactl.cpu import SLOW_BF16, lacks_bf16
 from gbactl.data.dataset import Dataset, open_dataset
@@ -48,6 +48,7 @@ from gbactl.switching.auto_controller import AUTO_FILE
 from gbactl.switching.switch_schedule import answer, legend, listed, located, mode_id
 from gbactl.tracking.final_metrics import (
     ORIGIN,
+    ORIGIN_RUN,
     failed_in_short,
     failure_metrics,
     metrics_of,
@@ -376,6 +377,7 @@ class LaunchedRun:
         metrics = {key: fields[key] for key in METRICS if key in fields} | {"round_eps": fields["eps"]}
         if fields["judged_on"] != fields["evaluated_on"]:
             metrics |= {f"{fields['judged_on']}_{key}": fields[f"judged_{key}"] for key in ("auc", "logloss")}
+        metrics |= {f"system/time/{name}": share for name, share in fields["time_shares"].items()}
         self._log({**metrics, **replica_metrics(fields)}, fields["samples_finished"])
 
     def _saved(self, fields: dict[str, Any]) -> None:
@@ -441,6 +443,8 @@ class LaunchedRun:
         tags |= parent_tags()
         if self.job.origin:
             tags |= {ORIGIN: self.job.origin}
+        if origin := self._origin_run():
+            tags |= {ORIGIN_RUN: origin}
         params = parameters(flatten(acting(config)), self.command, defaults_of(config))
         self.tracked = TrackedRun(
             tracking_uri(t.uri), t.experiment, tags["mlflow.runName"], params, tags, self.run_dir,
@@ -458,13 +462,18 @@ class LaunchedRun:
             name = f"{name} {self.modes}"
         return {"gbactl.mode": self.modes, "mlflow.runName": name}
 
+    def _origin_run(self) -> str | None:
+        """Return the MLflow id of another run whose checkpoint this one goes on from; None where there is none."""
+        chain = self.job.chain
+        return None if chain is None or self.job.same_run else run_dirs.tracked_as(run_of(chain))
+
     def _note(self, result: dict[str, Any] | None = None) -> str:
         """Write the run's note for MLflow; without a result that of a run that goes on."""
         headline = _headline(self.cfg, self.dataset)
         if self.job.chain is not None and not self.job.same_run:
             origin = run_of(self.job.chain)
             headline += f"\n\nIt goes on from `{origin.name}/{self.job.chain.last.name}`"
-            headline += f", MLflow run `{found}`." if (found := run_dirs.tracked_as(origin)) else "."
+            headline += f", MLflow run `{found}`." if (found := self._origin_run()) else "."
         if result is None:
             return run_note(headline, self.command)
         switched = f"modes: {listed(self.cfg.mode.name, self.switches)}" if self.switches else ""

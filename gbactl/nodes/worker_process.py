@@ -176,7 +176,8 @@ class WorkerProcess:
         """Make a compute loop for the model computation `computer`."""
         cfg = self.cfg
         plan = cfg.fault_plan()
-        delay = WorkerSlowdown(plan, self.boot.index) if plan.slows(self.boot.index) else None
+        slowed = plan.slows(self.boot.index)
+        delay = WorkerSlowdown(plan, self.boot.index, sleep=self.exchange.pause) if slowed else None
         compute = BatchComputer(computer, self.kernels, row_width(cfg.model), cfg.cluster.servers, cfg.seed)
         return WorkerLoop(self.exchange, compute, dense, self.core_slots, delay)
 

@@ -1,8 +1,10 @@
-"""Base of policies that take a step whenever a buffer of announced gradients is full."""
+"""Policies that take a step whenever a buffer of announced gradients is full: their base, `async` and `bsp`."""
 
 from __future__ import annotations
 
-from gbactl.policies.policy import Policy
+from typing import ClassVar
+
+from gbactl.policies.policy import Policy, register
 from gbactl.policies.records import Decision, Grant, Member, Step
 
 
@@ -105,3 +107,19 @@ class BufferedPolicy(Policy):
         if all(m.samples == self.phase.local_batch for m in members):
             return float(self.size)
         return sum(m.samples / self.phase.local_batch for m in members)
+
+
+@register("async", 1)
+class AsyncPolicy(BufferedPolicy):
+    """Policy of `async`: every gradient is a step by itself, on arrival, with weight 1."""
+
+    global_step: ClassVar[bool] = False
+
+    def buffer_size(self) -> int:
+        """Return the number of gradients that make a step: 1."""
+        return 1
+
+
+@register("bsp", 3)
+class BspPolicy(BufferedPolicy):
+    """Policy of `bsp`: like `gba` without staleness weights; steps need no barrier, despite the mode's name."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, cast
 
 from gbactl.checked_dataclasses import NumberOrInfinity
-from gbactl.policies.async_ps import AsyncPolicy
+from gbactl.policies.buffered import AsyncPolicy
 from gbactl.policies.policy import PolicyOptions, register
 from gbactl.policies.records import Grant
 

@@ -281,7 +281,8 @@ def heat_map(title: str, rows: Mapping[str, Mapping[str, float]]) -> Chart:
         y = TOP + row * number
         parts.append(_text(left - 6, y + 12, name, "end"))
         for column, phase in enumerate(phases):
-            share = shares.get(phase, 0.0)
+            if (share := shares.get(phase)) is None:
+                continue
             shape = f'x="{left + wide * column + 1}" y="{y + 1}" width="{wide - 2}" height="{row - 2}"'
             told = f"<title>{escape(name)}, {escape(phase)}: {100 * share:.0f} % of its time</title>"
             parts.append(f'<rect class="usual" {shape}/>')

@@ -317,7 +317,7 @@ def _bytes(
 
 
 def _phases(drawn: Mapping[Key, Sequence[Curves]], names: Mapping[Key, str]) -> list[Chart]:
-    """Draw for a run of each group what share of their time the workers spent in each phase."""
+    """Draw for a run of each group what share of their time the processes spent in each phase."""
     made = []
     for key, runs in drawn.items():
         if runs and (shares := phase_shares(runs[0].time)):

@@ -63,6 +63,7 @@ from gbactl.wire.messages import (
     Takeover,
     decode,
 )
+from gbactl.wire.node_times import BUSY, KERNELS, ServerTimes
 from gbactl.wire.reconnecting import StagedGradients
 
 HELD_SLOTS = 2  # slices of one worker left in its shared memory before the oldest is copied out
@@ -85,6 +86,7 @@ class Server:
         self.phase, self.served_dense = -1, True
         self.refused: Counter[str] = Counter()
         self.stopped = False
+        self.times = ServerTimes()
         self.fenced_frames = 0
         self.slowness: ServerSlowdown | None = None
         self._waiting: list[tuple[Channel, Pull, Frame]] = []
@@ -108,11 +110,12 @@ class Server:
         settle_garbage()
         while not self.stopped:
             for channel, frame in self.hub.poll(None if self.saver is None else self.saver.patience):
-                if self.slowness is not None and frame.kind in SLOWED:
-                    self.slowness.handle(frame.kind, self.handle, channel, frame)
-                else:
-                    self.handle(channel, frame)
-                self._save_on()
+                with self.times.of(BUSY):
+                    if self.slowness is not None and frame.kind in SLOWED:
+                        self.slowness.handle(frame.kind, self.handle, channel, frame)
+                    else:
+                        self.handle(channel, frame)
+                    self._save_on()
             self._save_on()
 
     def _save_on(self) -> None:
@@ -162,10 +165,11 @@ class Server:
         out = channel.reserve(4 * (pull.rows * width + dense))
         values = out.view(np.float32)
         index = frame.payload.view(np.int32)
-        shard.note_pull(pull.batch, index)
-        shard.pull_rows(index, values[dense:].reshape(pull.rows, width))
-        if dense:
-            shard.pull_dense(values[:dense])
+        with self.times.of(KERNELS):
+            shard.note_pull(pull.batch, index)
+            shard.pull_rows(index, values[dense:].reshape(pull.rows, width))
+            if dense:
+                shard.pull_dense(values[:dense])
         frame.release()
         channel.send(Rows(pull.ticket, shard.version, pull.rows, dense), out)
 
@@ -216,12 +220,11 @@ class Server:
         )  # fmt: skip
         if due(self.norms_every, order.step):
             self.coordinator.send(GradientNorms(order.step, *self.shard.gradient_norms(order)))
-        if message.checksum:
-            touched = self.shard.touched(order)
+        touched = self.shard.touched(order) if message.checksum else None
+        with self.times.of(KERNELS):
             self.shard.apply(order)
+        if touched is not None:
             self.coordinator.send(StepChecksum(self.index, order.step, self.shard.step_digest(touched)))
-        else:
-            self.shard.apply(order)
         self.stepped()
 
     def stepped(self) -> None:
@@ -269,6 +272,7 @@ class Server:
         self._wake()
 
     def _begin_phase(self, _: Channel, phase: BeginPhase, frame: Frame) -> None:
+        self.times.total(self.hub.traffic.training)
         self.phase, self.served_dense = phase.number, phase.served_dense
         self.hub.traffic.training = phase.training
         for batch in self.shard.staged:  # this batch was given up at a switch
@@ -288,7 +292,8 @@ class Server:
             total = self.shard.model_sum(self.served_dense)
             checksum, told = self.shard.checksum(), "" if total is None else str(total)
         refused = dict(self.refused + self.hub.refused)
-        self.coordinator.send(Inspected(f"S{self.index}", checksum, told, self.shard.nbytes, counters, refused))
+        times = self.times.total(self.hub.traffic.training)
+        self.coordinator.send(Inspected(f"S{self.index}", checksum, told, self.shard.nbytes, counters, refused, times))
 
     def _sent(self) -> dict[str, int]:
         """Traffic counters of this node."""

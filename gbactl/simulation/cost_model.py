@@ -6,6 +6,8 @@ other events.
 
 from __future__ import annotations
 
+import functools
+
 from gbactl.config.groups import CostConfig
 from gbactl.hashing import exponential, key_of, lognormal, uniform
 
@@ -20,6 +22,7 @@ class CostModel:
 
     def __init__(self, cfg: CostConfig, seed: int) -> None:
         self.cfg, self.seed = cfg, seed
+        self._key = functools.cache(functools.partial(key_of, _COMPUTE, seed))  # of a worker
         self.server_message = cfg.server_message_us * _US
         self.restart = cfg.restart_us * _US
         self.coordinator_message = cfg.coordinator_message_us * _US
@@ -35,7 +38,7 @@ class CostModel:
         scale = self.cfg.spread_scale
         if self.cfg.spread == "none" or scale == 0:
             return 1.0
-        u = uniform(key_of(_COMPUTE, self.seed, worker), turn)
+        u = uniform(self._key(worker), turn)
         if self.cfg.spread == "lognormal":
             return lognormal(u, scale)
         return 1.0 - scale + scale * exponential(u)

@@ -110,7 +110,7 @@ class SharedCores:
         self._jobs: list[tuple[float, int, Done, tuple[Any, ...]]] = []
         self._attained = self._since = 0.0
         self._sequence = self._generation = 0
-        self._planned: tuple[int, float] = (-1, 0.0)
+        self._planned, self._planned_rate = -1, 0.0  # job whose end is scheduled, and the rate assumed
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -119,10 +119,17 @@ class SharedCores:
         """Run a job of `seconds` of core time, then call `done`."""
         if not seconds >= 0:
             raise ValueError(f"a job of {seconds} seconds")
-        self._advance()
-        self._sequence += 1
-        heappush(self._jobs, (self._attained + seconds, self._sequence, done, args))
-        self._plan()
+        self._sequence = number = self._sequence + 1
+        if self._jobs:
+            self._advance()
+            heappush(self._jobs, (self._attained + seconds, number, done, args))
+            self._plan()
+            return
+        self._attained, self._since = 0.0, self.events.now
+        self._jobs.append((seconds, number, done, args))
+        self._planned, self._planned_rate = number, 1.0
+        self._generation += 1
+        self.events.after(seconds, self._end, self._generation)
 
     def _advance(self) -> None:
         """Update the core time that every job has received; it restarts from 0 whenever the cores are idle."""
@@ -133,15 +140,12 @@ class SharedCores:
     def _plan(self) -> None:
         """Schedule the end of the job that finishes first, if its event is not scheduled for that time already."""
         jobs = self._jobs
-        if not jobs:
-            self.rate, self._planned = 1.0, (-1, 0.0)
-            return
         mark, number, _, _ = jobs[0]
         count = len(jobs)
         self.rate = rate = self.cores / count if count > self.cores else 1.0
-        if self._planned == (number, rate):
+        if self._planned == number and self._planned_rate == rate:
             return
-        self._planned = (number, rate)
+        self._planned, self._planned_rate = number, rate
         self._generation += 1
         left = mark - self._attained
         self.events.after(left / rate if left > 0.0 else 0.0, self._end, self._generation)
@@ -150,11 +154,18 @@ class SharedCores:
         if generation != self._generation:
             return
         jobs = self._jobs
+        if len(jobs) == 1:
+            _, _, done, args = jobs.pop()
+            done(*args)
+            return
         ended = [heappop(jobs)]
         self._attained, self._since = ended[0][0], self.events.now
         while jobs and jobs[0][0] <= self._attained:
             ended.append(heappop(jobs))
-        self._plan()
+        if jobs:
+            self._plan()
+        else:
+            self.rate = 1.0
         for _, _, done, args in ended:
             done(*args)
 
@@ -207,7 +218,7 @@ class InterfaceDirection(SharedCores):
         While a large message is in transit, a packet's time is charged to the next one. Returns when it is through."""
         self._packets.reserve(seconds)
         self._taken += seconds
-        if len(self):
+        if self._jobs:
             self._owed += seconds
         return self._packets.free
 
@@ -233,9 +244,10 @@ class SerialProcess:
 
     def submit(self, cost: Callable[[], float], done: Done, *args: Any) -> None:
         """Queue a job for this process; `cost()` is called when the job begins."""
-        self._queue.append((cost, done, args))
-        if not self._busy:
-            self._next()
+        if self._busy or self._held:
+            self._queue.append((cost, done, args))
+        else:
+            self._begin(cost, done, args)
 
     def first(self, cost: Callable[[], float], done: Done, *args: Any) -> None:
         """Queue a job before all waiting ones, as part of the current job; jobs queued this way keep their order."""
@@ -254,14 +266,16 @@ class SerialProcess:
     def _next(self) -> None:
         line = self._urgent or self._queue
         if line and not (self._busy or self._held):
-            self._busy = True
-            cost, done, args = line.popleft()
-            seconds = cost()
-            self.busy_seconds += seconds
-            self._begun = self.cores.events.now
-            self.cores.run(seconds, self._done, done, args)
+            self._begin(*line.popleft())
 
-    def _done(self, done: Done, args: tuple[Any, ...]) -> None:
+    def _begin(self, cost: Callable[[], float], done: Done, args: tuple[Any, ...]) -> None:
+        self._busy = True
+        seconds = cost()
+        self.busy_seconds += seconds
+        self._begun = self.cores.events.now
+        self.cores.run(seconds, self._finished if self.stretch is None else self._stretched, done, args)
+
+    def _stretched(self, done: Done, args: tuple[Any, ...]) -> None:
         events = self.cores.events
         if self.stretch is not None and (wait := self.stretch(events.now - self._begun)) > 0.0:
             events.after(wait, self._finished, done, args)

@@ -195,7 +195,7 @@ class VirtualChannel:
         self.network, self.near, self.far = network, near, far
         self.peer = far.peer
         self.other: VirtualChannel | None = None
-        self.wire = network.wire(near.host, far.host)
+        self.wire, self._within = network.wire(near.host, far.host), near.host is far.host
 
     def reserve(self, nbytes: int) -> Bytes:
         """Allocate memory for a payload."""
@@ -213,7 +213,7 @@ class VirtualChannel:
     def carry(self, frame: Frame, nbytes: int) -> None:
         """Send a frame whose size is computed as for a payload of `nbytes` before compression."""
         if self.other is not None:
-            nbytes = self.network.wire_bytes(frame, nbytes, self.near.host is self.far.host)
+            nbytes = self.network.wire_bytes(frame, nbytes, self._within)
             self.wire.carry(nbytes, partial(self._arrive, frame))
 
     def _arrive(self, frame: Frame) -> None:
@@ -259,7 +259,7 @@ class LossyChannel(VirtualChannel):
             self.network.events.after(RETRY_SECONDS, self._transmit, number, frame, nbytes)
 
     def _send_copy(self, number: int, frame: Frame, nbytes: int) -> None:
-        nbytes = self.network.wire_bytes(frame, nbytes, self.near.host is self.far.host)
+        nbytes = self.network.wire_bytes(frame, nbytes, self._within)
         self.wire.carry(nbytes, partial(self._come, number, frame))
 
     def _come(self, number: int, frame: Frame) -> None:

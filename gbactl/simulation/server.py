@@ -41,6 +41,7 @@ from gbactl.wire.messages import (
     Save,
     kind_of,
 )
+from gbactl.wire.node_times import BUSY, KERNELS, ServerTimes
 
 ALIGNMENT = 64
 
@@ -78,6 +79,7 @@ class VirtualServer(Server):
         channel = network.connect(self, hub)
         self._make_saver = partial(saver_of, channel.send)
         super().__init__(hub, channel, shard, norms_every, self._make_saver())
+        self.times = ServerTimes(lambda: network.events.now)  # its kernels' time is what the cost model says
         self.process = SerialProcess(host.cores)
         self._sizes: dict[int, tuple[int, int]] = {}
         self._paid: Pull | None = None
@@ -96,7 +98,7 @@ class VirtualServer(Server):
         self._stretched = False
         factor = self.slowness.factor(self.network.events.now - busy)
         self.slowness.count(factor, busy, (factor - 1.0) * busy)
-        return (factor - 1.0) * busy
+        return self._spent((factor - 1.0) * busy, 0.0)
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
         """Queue an arrived frame as a job of the server's process (Endpoint.receive)."""
@@ -125,7 +127,13 @@ class VirtualServer(Server):
             if live:  # no dense gradients, and no step, where workers or replicas hold the parameters
                 dense = max(dense for _, dense in live)
                 seconds += self.cost.apply(sum(rows for rows, _ in live), len(live), dense)
-        return seconds
+        return self._spent(seconds, seconds - self.cost.server_message)
+
+    def _spent(self, busy: float, kernels: float) -> float:
+        """Count the seconds of a job, and those of its kernels among them. Returns all its seconds."""
+        self.times.seconds[BUSY] += busy
+        self.times.seconds[KERNELS] += kernels
+        return busy
 
     def _begin_phase(self, channel: Any, phase: BeginPhase, frame: Frame) -> None:
         super()._begin_phase(channel, phase, frame)
@@ -176,7 +184,8 @@ class VirtualServer(Server):
     def _late(self, pull: Pull) -> float:
         """Cost of answering a pull that had to wait for a step."""
         self._stretched = True
-        return self.cost.pull(pull.rows, self._dense_floats(pull))
+        seconds = self.cost.pull(pull.rows, self._dense_floats(pull))
+        return self._spent(seconds, seconds)
 
     def _dense_floats(self, pull: Pull) -> int:
         """Number of floats of the dense slice in the answer to a pull."""

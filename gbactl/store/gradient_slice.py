@@ -13,6 +13,8 @@ import numpy as np
 
 from gbactl.kernels.base import FLOAT, INT, Floats, Ints
 
+NO_ROWS, NO_GRADIENTS = np.empty(0, INT), np.empty((0, 0), FLOAT)
+
 
 @dataclass(slots=True)
 class GradientSlice:
@@ -51,7 +53,7 @@ class GradientSlice:
 
     def close(self) -> None:
         """Drop the slice's arrays, and release the shared memory that they were views of; further calls do nothing."""
-        self.index, self.grad, self.dense = np.empty(0, INT), np.empty((0, 0), FLOAT), None
+        self.index, self.grad, self.dense = NO_ROWS, NO_GRADIENTS, None
         self.touches = None
         self._let_go()
 

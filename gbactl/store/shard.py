@@ -146,7 +146,6 @@ class Shard:
             part.close()
             return False
         require(part.grad, FLOAT, (len(part.index), self.spec.width), "A row gradient")
-        require(part.index, INT, (-1,), "An index")
         if part.dense is not None:
             require(part.dense, FLOAT, self.dense_block().value.shape, "A dense gradient")
         index = part.index.copy()

@@ -88,6 +88,7 @@ _LIBRARIES = ("torch", "numpy", "mlflow-skinny", "horovod")
 FAILURE_KINDS = (
     "count", "detected_s", "loaded_s", "useful_s", "samples_undone", "pls", "row_updates_undone", "samples_rolled_back",
 )  # fmt: skip
+ORIGIN_RUN = "gbactl.origin_run"  # tag of a resumed run: the MLflow id of the run whose checkpoint it began from
 ORIGIN = "gbactl.origin"  # tag of a resumed run: the checkpoint that it began from, without its seed
 _NOT_CONFIGURATION = ("tracking", "run_dir")
 

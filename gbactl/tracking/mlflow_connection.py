@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gbactl.checked_dataclasses import flatten
 from gbactl.errors import TrackingError, UsageError
 from gbactl.tracking.final_metrics import plain_name, user
-from gbactl.tracking.run_description import CONFIG_TAG
-from gbactl.tracking.saved_view import VIEW_TAG, saved_view, view_path
+from gbactl.tracking.run_description import CONFIG_TAG, VIEW_TAG, saved_view, view_path
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient as MlflowClient  # re-exported for modules that hold a client

@@ -1,10 +1,12 @@
-"""Name, note, parameters and data sets of a run in MLflow, from command, configuration, data and result. Pure."""
+"""Name, note, parameters and data sets of a run in MLflow, and the view of its experiment. Pure."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import shlex
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +29,15 @@ FIGURES = (
     ("AUC", "auc", ".5f"), ("log loss", "logloss", ".5f"), ("NE", "ne", ".4f"), ("EPS", "eps", ",.0f"),
     ("steps", "global_step", ",.0f"), ("virtual s", "virtual_seconds", ",.1f"), ("wall s", "wall_seconds", ",.1f"),
 )  # fmt: skip
+VIEW = "gbactl_by_mode"  # key of the view
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
+_VIEW_NAME = "By mode"
+_VIEW_CHARTS = (
+    ("auc", "LINE"), ("train/progressive_auc", "LINE"), ("loss", "LINE"), ("eps", "BAR"), ("staleness", "BAR"),
+    ("logloss", "LINE"),
+)  # fmt: skip
+_VIEW_COLUMNS = ("auc", "logloss", "eps", "staleness")
+_VIEW_SECTION = "gbactl_main"
 
 
 @dataclass(frozen=True)
@@ -194,3 +205,47 @@ def _schema(dataset: Dataset) -> dict[str, list[dict[str, object]]]:
     columns += [(str(name), "float") for name in dataset.meta["numeric_names"]]
     columns += [(str(name), "integer") for name in dataset.meta["field_names"]]
     return {"mlflow_colspec": [{"name": name, "type": kind, "required": True} for name, kind in columns[:MOST_FIELDS]]}
+
+
+def saved_view() -> str:
+    """Return the value of the tag VIEW_TAG, by which the UI offers a view: runs grouped by mode, charts of metrics.
+
+    The UI stores it as JSON, compressed by deflate."""
+    charts = [
+        {
+            "uuid": f"gbactl_{metric}", "type": kind, "runsCountToCompare": 10, "metricSectionId": _VIEW_SECTION,
+            "deleted": False, "isGenerated": False, "displayName": metric, "metricKey": metric, "xAxisKey": "step",
+            "yAxisKey": "metric", "useGlobalXaxisKey": True, "useGlobalLineSmoothing": True, "lineSmoothness": 0,
+            "scaleType": "linear", "xAxisScaleType": "linear", "range": {}, "yAxisExpressions": [],
+            "selectedXAxisMetricKey": "", "selectedMetricKeys": [metric], "ignoreOutliers": False,
+        }
+        for metric, kind in _VIEW_CHARTS
+    ]  # fmt: skip
+    section = {
+        "uuid": _VIEW_SECTION,
+        "name": "Main metrics",
+        "display": True,
+        "isReordered": True,
+        "deleted": False,
+        "columns": 2,
+        "cardHeight": 230,
+    }
+    state: dict[str, Any] = {
+        "searchFilter": "", "orderByKey": "attributes.start_time", "orderByAsc": False, "startTime": "ALL",
+        "lifecycleFilter": "Active", "datasetsFilter": [], "modelVersionFilter": "All Runs",
+        "selectedColumns": ["attributes.`Dataset`", *(f"metrics.`{metric}`" for metric in _VIEW_COLUMNS)],
+        "columnOrder": [], "columnWidths": {}, "runsHiddenMode": "SHOWALL", "compareRunCharts": charts,
+        "compareRunSections": [section], "viewMaximized": False, "runListHidden": False, "isAccordionReordered": True,
+        "useGroupedValuesInCharts": True, "hideEmptyCharts": True, "groupsExpanded": {},
+        "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "param", "groupByData": "mode"}]},
+        "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
+    }  # fmt: skip
+    text = base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()
+    return json.dumps({"name": _VIEW_NAME, "createdAt": 0, "updatedAt": 0, "state": f"deflate;{text}"})
+
+
+def view_path(experiment: str) -> str:
+    """Return the path and query of the view's page in the UI of an MLflow server."""
+    return (
+        f"/#/experiments/{experiment}/runs?workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey={VIEW}"
+    )

@@ -365,7 +365,7 @@ class Inspected(NamedTuple):
     """Answer to Inspect: checksum, memory and counters of a node.
 
     `model_sum`: this node's summand, decimal, of a checksum that is equal for any sharding, or "". `refused`:
-    rejections by reason."""
+    rejections by reason. `times`: a server's seconds of training by activity."""
 
     node: str
     checksum: str
@@ -373,6 +373,7 @@ class Inspected(NamedTuple):
     bytes: dict[str, Integer]
     counters: dict[str, Integer]
     refused: dict[str, Integer] = {}  # noqa: RUF012
+    times: dict[str, float] = {}  # noqa: RUF012
 
 
 class Pull(NamedTuple):

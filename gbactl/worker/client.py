@@ -36,8 +36,8 @@ from gbactl.wire.messages import (
     ShardRelocated,
     decode,
 )
+from gbactl.wire.node_times import PUSH, NodeTimes
 from gbactl.worker.server_channels import Dial, ParkedConnection, Routes
-from gbactl.worker.wait_times import PUSH, WaitTimes
 from gbactl.worker.worker_core import (
     BatchInProgress,
     Command,
@@ -81,7 +81,7 @@ class WorkerClient:
     def __init__(self, hub: Hub, coordinator: Channel, servers: list[Channel], index: int, source: BatchSource) -> None:
         self.hub, self.coordinator, self.servers, self.index = hub, coordinator, servers, index
         self.source = source
-        self.waits = WaitTimes()
+        self.waits = NodeTimes()
         self.error: BaseException | None = None
         self.routes = Routes(servers)
         #: connects to a server's successor; None where the run ends with a failed server
@@ -238,6 +238,11 @@ class WorkerClient:
             self._cv.wait_for(lambda: condition() or self.over(), seconds)
             if self.error is not None:
                 raise self.error
+
+    def pause(self, seconds: float) -> bool:
+        """Wait until the time or the run is over; returns whether the run is. Raises the error that ended it."""
+        self.until(lambda: False, seconds)
+        return self.over()
 
     def wake(self) -> None:
         """Wake all waiting threads to check their conditions again."""

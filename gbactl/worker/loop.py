@@ -31,10 +31,10 @@ from gbactl.wire.messages import (
     PrefetchHint,
     SaveDense,
 )
+from gbactl.wire.node_times import TURN
 from gbactl.worker.client import LATER, WorkerClient
 from gbactl.worker.core_sharing import CoreSlots, UnsharedCore
 from gbactl.worker.dense_placement import DensePlacement, Placements
-from gbactl.worker.wait_times import TURN
 from gbactl.worker.worker_core import BatchInProgress, Question
 
 SLICE_MS = 20.0  # about one batch

@@ -9,16 +9,25 @@ import sys
 from contextlib import closing
 
 import numpy as np
+import torch
 
 from gbactl.collective import connect
 from gbactl.collective.base import Collective
 from gbactl.collective.buckets import Buckets, OverlappedGradient
+from gbactl.errors import GbactlError
 from gbactl.kernels import codec_of
 
 
-def main(rounds: int, length: int, buckets: int, die_at: int, item: int = 4) -> None:
-    with closing(connect(item=item)) as collective:
-        work(collective, rounds, length, buckets, die_at, item)
+def main() -> None:
+    """Run a rank with the arguments rounds, length, buckets, die_at and item (bytes)."""
+    torch.set_num_threads(1)
+    rounds, length, buckets, die_at, item = map(int, sys.argv[1:])
+    try:
+        with closing(connect(item=item)) as collective:
+            work(collective, rounds, length, buckets, die_at, item)
+    except GbactlError as error:
+        print(f"error {error}", flush=True)
+        sys.exit(error.exit_code)
 
 
 def work(collective: Collective, rounds: int, length: int, buckets: int, die_at: int, item: int) -> None:
@@ -36,13 +45,3 @@ def work(collective: Collective, rounds: int, length: int, buckets: int, die_at:
         gradient.wait()
         digest.update(flat.tobytes())
     print(f"digest {digest.hexdigest()} sent={sum(sent)} grpc={'grpc' in sys.modules}", flush=True)
-
-
-if __name__ == "__main__":
-    from gbactl.errors import GbactlError
-
-    try:
-        main(*map(int, sys.argv[1:]))
-    except GbactlError as error:
-        print(f"error {error}", flush=True)
-        sys.exit(error.exit_code)

@@ -141,7 +141,8 @@ def test_a_disk_that_others_fill_ends_the_run_with_a_sentence(
 def test_a_report_that_cannot_be_written_is_a_warning(launcher: Launcher) -> None:
     run_dir = launcher.cwd / "runs" / "0"
     (run_dir / "report.html").mkdir(parents=True)
-    done = launcher.start("experiment=smoke", "mode=async", "cluster=virtual", small=False, tracking=True).finish()
+    short = ("experiment=smoke", "data.days=2", "data.rows_per_day=4000", "mode=async", "cluster=virtual")
+    done = launcher.start(*short, small=False, tracking=True).finish()
     assert done.code == 0
     assert done.err.splitlines()[-1] == (
         f"{run_dir}/report.html cannot be written (Is a directory); the run is complete without it."

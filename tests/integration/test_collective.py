@@ -24,10 +24,11 @@ from gbactl.collective.rendezvous import Rendezvous, interface_of
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.kernels import codec_of
 from gbactl.kernels.half_precision import rounded
+from tests.integration.collective_worker import main
+from tests.support.commands import Command
 
 pytestmark = pytest.mark.beside
 
-WORKER = Path(__file__).with_name("collective_worker.py")
 LIMIT = 60  # seconds for a whole group
 KINDS = ("horovod", "gloo", "shm")
 
@@ -45,26 +46,23 @@ def meeting_of(tmp_path: Path):
 
 
 @contextmanager
-def group(meeting: Rendezvous, size: int, *args: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """`size` worker processes that are gone when the block ends, however it ends."""
+def group(meeting: Rendezvous, size: int, *args: int, item: int = 4) -> Iterator[list[Command]]:
+    """`size` ranks, each a forked process, that are gone when the block ends, however it ends."""
     common = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(WORKER), *map(str, args)]
-    ranks: list[subprocess.Popen[str]] = []
+    given = tuple(map(str, (*args, item)))
+    ranks: list[Command] = []
     with meeting:
         try:
             for rank in range(size):
-                env = {**common, **meeting.environment(rank)}
-                ranks.append(
-                    subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-                )
+                ranks.append(Command(given, Path.cwd(), {**common, **meeting.environment(rank)}, main))
             yield ranks
         finally:
             for process in ranks:
                 process.kill()
-                process.communicate()
+                process.wait(LIMIT)
 
 
-def outputs(ranks: list[subprocess.Popen[str]]) -> list[str]:
+def outputs(ranks: list[Command]) -> list[str]:
     deadline = time.monotonic() + LIMIT
     texts = []
     for process in ranks:
@@ -125,7 +123,7 @@ def test_a_ring_of_two_sums_in_rank_order_and_fp16_in_two_bytes(kind: str, meeti
     """Where a + b has only one order. In fp16 what went in and the sum are rounded, whoever sums it."""
     sent = {}
     for item, wire in ((2, "fp16"), (4, "fp32")):
-        with group(meeting_of(kind, 2), 2, 3, 4_001, 2, -1, item) as ranks:
+        with group(meeting_of(kind, 2), 2, 3, 4_001, 2, -1, item=item) as ranks:
             got = [text.split() for text in outputs(ranks)]
         assert {words[1] for words in got} == {expected_digest(2, 3, 4_001, wire)}
         sent[item] = sum(int(words[2].removeprefix("sent=")) for words in got)

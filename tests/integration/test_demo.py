@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.support.commands import run as gbactl
 
 ROOT = Path(__file__).resolve().parents[2]
 MODES = ("sync", "sync>async@day2", "sync>gba@day2")
@@ -38,18 +41,39 @@ def rows(done: subprocess.CompletedProcess[str]) -> dict[str, list[str]]:
     return found
 
 
+def typed(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """The commands that `make demo` would run, to their end, in forked processes: what they wrote, and make's echo."""
+    planned = subprocess.run(["make", "-n", "demo", *more], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW")}
+    out, err = "", ""
+    for line in planned.replace("\\\n", "").splitlines():
+        words = shlex.split(line)
+        if words[0] == "echo":
+            out += words[1]
+        if words[0].endswith("/gbactl"):
+            arguments, target = (words[1:-2], words[-1]) if words[-2] == ">" else (words[1:], "")
+            done = gbactl(*arguments, cwd=folder, environment=environment, seconds=300)
+            assert done.returncode == 0, done.stderr
+            err += done.stderr
+            if target:
+                (folder / target).write_text(done.stdout)
+            else:
+                out += done.stdout
+    return subprocess.CompletedProcess(["make", "demo", *more], 0, out, err)
+
+
 @pytest.mark.beside
-def test_a_small_demo_goes_on_from_its_bases_and_again_where_it_was(checkout: Path) -> None:
-    done = make(checkout, f"DEMO=experiment=demo {SMALL}", "SEEDS=0,1")
+def test_a_small_demo_goes_on_from_its_bases_and_again_where_it_was(tmp_path: Path) -> None:
+    done = typed(tmp_path, f"DEMO=experiment=demo {SMALL}", "SEEDS=0,1")
     assert {mode: row[1] for mode, row in rows(done).items()} == dict.fromkeys(MODES, "2")
     assert done.stderr.count("The run goes on in gba from step") == 2
     assert "EPS / sync" in done.stdout and "All columns are of day 2 alone." in done.stdout
-    made = checkout / "runs/demo"
+    made = tmp_path / "runs/demo"
     page = (made / "report.html").read_text()
     assert page.rstrip().endswith("</html>") and page.count("<figure") >= 5 and len(list(made.glob("*.svg"))) >= 4
     assert "runs/demo/report.html" in done.stdout and "make ui" in done.stdout
     (made / "gba-1/result.json").write_text('{"status": "KILLED"}')
-    again = make(checkout, f"DEMO=experiment=demo {SMALL}", "SEEDS=0,1")
+    again = typed(tmp_path, f"DEMO=experiment=demo {SMALL}", "SEEDS=0,1")
     assert again.stderr.count(": finished before, runs/demo/") == 7
     assert {mode: row[1:4] for mode, row in rows(again).items()} == {m: r[1:4] for m, r in rows(done).items()}
 

@@ -100,7 +100,7 @@ def test_a_stopped_worker_counts_as_dead_and_ends_when_it_wakes_up(launcher: Lau
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["gba", "async", "hop_bw"])
 def test_a_stopped_worker_that_goes_on_behind_its_successor_changes_nothing(launcher: Launcher, mode: str) -> None:
-    """It was given up with a batch in its hands, and wakes up when the one in its place has joined."""
+    """It wakes up when the one in its place has joined, with or without a batch in its hands, and ends by itself."""
     slowly = "faults.plans=[{kind: constant, workers: all, factor: 20}]"
     sizes = ("data.rows_per_day=120000", *LONG[3:], "train.global_batch=384")
     launched = launcher.start(*sizes, f"mode={mode}", "cluster.hang_seconds=1", slowly)
@@ -118,7 +118,7 @@ def test_a_stopped_worker_that_goes_on_behind_its_successor_changes_nothing(laun
     size = log.stat().st_size
     done = launched.finish()
     assert done.code == 0 and log.stat().st_size > size, done.err
-    assert done.result["fenced_frames"] > 0
+    assert done.result["refused_frames"] + done.result["fenced_frames"] > 0
     assert [failed["process"] for failed in done.result["recovery"]] == ["W2"]
     adds_up(done.result, 120_000)
     gone, ordered = False, Counter[int]()

@@ -46,6 +46,8 @@ def consistent(result: dict[str, Any], samples: int, *, global_batch: int = 256,
     assert sum(w["samples"] for w in result["per_worker"].values()) == samples
     assert set(result["per_worker"]) <= {f"W{index}" for index in range(workers)}
     assert result["refused_frames"] == 0
+    times = result["time"]["processes"]
+    assert set(times) >= set(result["per_worker"]) and times["S0"]["idle"] > 0 < times["S0"]["kernels"]
     journal_agrees(Path(result["run_dir"]) / "events.log", result, global_batch // workers)
 
 

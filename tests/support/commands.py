@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing import connection
 from pathlib import Path
 
+import gbactl
 from gbactl.tracking.mlflow_connection import quiet_mlflow
 
+ROOT = str(Path(gbactl.__file__).parents[1])
 MODULES = ("train", "advise", "report", "replay", "switch", "checkpoint")
 IMPORTED = (
     "torch", "mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store", "alembic.command",
@@ -34,13 +36,26 @@ def _end() -> None:
         child.kill()
 
 
-def _run(arguments: tuple[str, ...], cwd: str, environment: dict[str, str], paths: tuple[str, str]) -> None:
-    """Body of a command's process."""
+def gbactl_main() -> None:
+    """Run the command line as installed."""
+    from gbactl.cli import main
+
+    main()
+
+
+def _run(
+    body: Callable[[], None], arguments: tuple[str, ...], cwd: str, environment: dict[str, str], paths: tuple[str, str]
+) -> None:
+    """Start of a command's process."""
     atexit.unregister(_end)
     os.setsid()
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
+    if (path := environment.get("PYTHONPATH", ROOT)) != ROOT:  # another copy of gbactl
+        for name in [name for name in sys.modules if name.partition(".")[0] == "gbactl"]:
+            del sys.modules[name]
+        sys.path.insert(0, path)
     for number, path in enumerate(paths, start=1):
         file = os.open(path, os.O_WRONLY)
         os.dup2(file, number)
@@ -48,23 +63,24 @@ def _run(arguments: tuple[str, ...], cwd: str, environment: dict[str, str], path
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
     sys.argv = ["gbactl", *arguments]
-    from gbactl.cli import main
-
     try:
-        main()
+        body()
     finally:
         sys.stdout.flush()
         atexit._run_exitfuncs()  # multiprocessing ends a process without them
 
 
 class Command:
-    """A running command, with the methods of subprocess.Popen."""
+    """A running command, or another `body` that reads sys.argv, with the methods of subprocess.Popen."""
 
-    def __init__(self, arguments: tuple[str, ...], cwd: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, arguments: tuple[str, ...], cwd: Path, environment: Mapping[str, str],
+        body: Callable[[], None] = gbactl_main,
+    ) -> None:  # fmt: skip
         self.args = ("gbactl", *arguments)
         self._files = [tempfile.NamedTemporaryFile(prefix="gbactl-test-") for _ in range(2)]  # noqa: SIM115
         paths = (self._files[0].name, self._files[1].name)
-        self._process = _forks.Process(target=_run, args=(arguments, str(cwd), dict(environment), paths))
+        self._process = _forks.Process(target=_run, args=(body, arguments, str(cwd), dict(environment), paths))
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid

@@ -141,3 +141,17 @@ class DyingWorker:
         if self.when == "announced":
             assert self.announced.wait(30)
         raise Killed
+
+
+def dies_when_a_server_is_lost(monkeypatch: pytest.MonkeyPatch, worker: int) -> None:
+    """Have a worker die, once, when its connection to a server is lost."""
+    plain, died = WorkerClient._closed, []
+
+    def closed(this: Any, shard: int | None) -> None:
+        plain(this, shard)
+        if this.index == worker and not died:
+            died.append(1)
+            this.hub.close()
+            raise Killed
+
+    monkeypatch.setattr(WorkerClient, "_closed", closed)

@@ -6,8 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from gbactl.policies import Decision, Grant
-from gbactl.policies.async_ps import AsyncPolicy
-from gbactl.policies.buffered import BufferedPolicy
+from gbactl.policies.buffered import AsyncPolicy, BufferedPolicy
 from gbactl.policies.gba import GbaPolicy
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from gbactl.policies import policy as policies
 from gbactl.server.shard_server import Server
+from tests.support.lock_step import LockStepAsync, LockStepGba
 
 
 @pytest.fixture
@@ -21,3 +23,11 @@ def shards(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
 
     monkeypatch.setattr(Server, "run", run)
     return last
+
+
+@pytest.fixture
+def lock_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `gba` and `async` run in lock-step."""
+    policies.names()
+    monkeypatch.setitem(policies._MODES, "gba", LockStepGba)
+    monkeypatch.setitem(policies._MODES, "async", LockStepAsync)

@@ -26,11 +26,9 @@ from gbactl.config import (
 )
 from gbactl.coordinator.event_log import InfoRecord, read
 from gbactl.coordinator.state import config_at
-from gbactl.policies import policy as policies
 from gbactl.server.shard_server import Server
 from gbactl.wire.messages import KIND, AddReplica, EasgdUpdate, Event, GetDense, Inspect, OrderStep, Push, PutDense
 from tests.support.deaths import Victim
-from tests.support.lock_step import LockStepAsync, LockStepGba
 from tests.support.memory_cluster import run_in_memory
 from tests.support.modes import CENTRED, EVERY, REPLICAS, every_k
 from tests.support.slow import crossed
@@ -58,13 +56,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, type[Any]]]:
 
     monkeypatch.setattr(Server, "handle", handle)
     return seen
-
-
-@pytest.fixture
-def lock_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    policies.names()
-    monkeypatch.setitem(policies._MODES, "gba", LockStepGba)
-    monkeypatch.setitem(policies._MODES, "async", LockStepAsync)
 
 
 def config(

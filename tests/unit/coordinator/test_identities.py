@@ -9,24 +9,15 @@ from typing import Any
 import pytest
 
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
-from gbactl.policies import policy as policies
 from tests.support import small_data
-from tests.support.lock_step import LockStepAsync, LockStepGba
 from tests.support.memory_cluster import run_in_memory
+from tests.support.simulated_runs import model
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny synthetic set whose rows are no multiple of the batch."""
     return small_data.prepared(tmp_path_factory.mktemp("cache"), 1500)
-
-
-@pytest.fixture
-def lock_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make `gba` and `async` run in lock-step."""
-    policies.names()
-    monkeypatch.setitem(policies._MODES, "gba", LockStepGba)
-    monkeypatch.setitem(policies._MODES, "async", LockStepAsync)
 
 
 def config(mode: str, servers: int = 2, **mode_options: Any) -> RunConfig:
@@ -38,12 +29,6 @@ def config(mode: str, servers: int = 2, **mode_options: Any) -> RunConfig:
         seed=3,
     )
     return check(cfg)
-
-
-def model(result: dict[str, Any]) -> str:
-    total = result["checksums"]["model"]
-    assert isinstance(total, str)
-    return total
 
 
 def test_gba_in_lock_step_is_sync_to_the_last_bit(data: Path, tmp_path: Path, lock_step: None) -> None:

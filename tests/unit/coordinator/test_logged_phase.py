@@ -26,7 +26,7 @@ from gbactl.coordinator.membership import Membership
 from gbactl.coordinator.phase_decisions import ApplyStep, Command, LoggedPhase, StagedSlices, TrainingPhase
 from gbactl.coordinator.statistics import Statistics
 from gbactl.policies import Phase, Policy, make
-from gbactl.policies.async_ps import AsyncPolicy
+from gbactl.policies.buffered import AsyncPolicy
 from gbactl.policies.hop_bw import HopBwOptions
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import Hello, OrderStep, Staged

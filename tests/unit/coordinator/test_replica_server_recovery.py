@@ -46,7 +46,7 @@ from gbactl.wire.messages import (
     SaveReplica,
 )
 from gbactl.worker.client import WorkerClient
-from tests.support.deaths import Death, Orphaned, Victim
+from tests.support.deaths import Death, Orphaned, Victim, dies_when_a_server_is_lost
 from tests.support.memory_cluster import Killed, run_in_memory
 from tests.support.modes import CENTRED, REPLICAS, every_k
 from tests.support.slow import crossed
@@ -126,7 +126,7 @@ def saved_early(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("saved_early")
 @pytest.mark.parametrize("mode", REPLICAS)
 def test_every_mode_saves_while_it_trains_and_goes_on_from_it(data: Path, tmp_path: Path, mode: str) -> None:
-    """In the same mode and others, on other numbers of trainers and shards; and exports."""
+    """In the same mode and one of two others, on other numbers of trainers and shards; and exports."""
     told: list[Event] = []
     result = run_in_memory(config(mode, "full"), data, tmp_path / "one", told=told)
     adds_up(result)
@@ -135,7 +135,8 @@ def test_every_mode_saves_while_it_trains_and_goes_on_from_it(data: Path, tmp_pa
     folder = CheckpointFolder(tmp_path / "one" / "checkpoints")
     chain = folder.verified(folder.names()[0])
     assert export(chain, tmp_path / "export")[0].is_file()
-    for then, workers, servers in ((mode, 2, 3), ("gba", 3, 1), ("sync", 3, 2)):
+    other = (("gba", 3, 1), ("sync", 3, 2))[REPLICAS.index(mode) % 2]
+    for then, workers, servers in ((mode, 2, 3), other):
         values = {**config_at(chain), "resume": str(chain.folder / chain.last.name)}
         changed = config(then, "none", workers=workers, servers=servers)
         cfg = dataclasses.replace(
@@ -408,16 +409,7 @@ def test_a_worker_dies_while_a_server_is_away(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     Victim(monkeypatch, Push, 14)
-    plain, died = WorkerClient._closed, []
-
-    def closed(this: Any, shard: int | None) -> None:
-        plain(this, shard)
-        if this.index == 2 and not died:
-            died.append(1)
-            this.hub.close()
-            raise Killed
-
-    monkeypatch.setattr(WorkerClient, "_closed", closed)
+    dies_when_a_server_is_lost(monkeypatch, 2)
     result = run_in_memory(config(mode), data, tmp_path)
     adds_up(result)
     assert sorted(failed["process"] for failed in result["recovery"]) == ["S0", "W2"]

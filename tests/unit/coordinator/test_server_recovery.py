@@ -45,7 +45,7 @@ from gbactl.wire.messages import (
     ReloadCheckpoint,
     Save,
 )
-from tests.support.deaths import Orphaned, Victim
+from tests.support.deaths import Orphaned, Victim, dies_when_a_server_is_lost
 from tests.support.failures import logged
 from tests.support.memory_cluster import Killed, run_in_memory
 from tests.support.modes import SERVED, WITHOUT_REPLICAS
@@ -223,19 +223,8 @@ def test_in_a_switch(
 
 def test_a_worker_dies_while_a_server_is_away(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new server learns to whom its door is closed, the new worker where the new server is."""
-    from gbactl.worker.client import WorkerClient
-
     Victim(monkeypatch, Push, 14)
-    plain, died = WorkerClient._closed, []
-
-    def closed(this: Any, shard: int | None) -> None:
-        plain(this, shard)
-        if this.index == 2 and not died:
-            died.append(1)
-            this.hub.close()
-            raise Killed
-
-    monkeypatch.setattr(WorkerClient, "_closed", closed)
+    dies_when_a_server_is_lost(monkeypatch, 2)
     result = run_in_memory(config("gba"), data, tmp_path)
     adds_up(result)
     assert sorted(failed["process"] for failed in result["recovery"]) == ["S0", "W2"]

@@ -34,6 +34,7 @@ from tests.support import small_data
 from tests.support.deaths import DyingWorker as Victim
 from tests.support.memory_cluster import Killed, run_in_memory
 from tests.support.modes import SERVED
+from tests.support.simulated_runs import model
 from tests.support.slow import crossed
 
 
@@ -129,12 +130,6 @@ def test_where_nobody_may_be_lost_the_run_ends(
 
 
 # -- sync -------------------------------------------------------------------------------------------
-
-
-def model(result: dict[str, Any]) -> str:
-    total = result["checksums"]["model"]
-    assert isinstance(total, str)
-    return total
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ RUNS = {
 #: what only other runs write: of real processes, with signals, whose ring broke
 ELSEWHERE = {
     "stopped.signal", "stopped.state", "stopped.name", "stopped.step", "stopped.bytes", "stopped.why", "stopped.told",
-    "refused.*", "auto.*.obstacle", "gauc", "phases[].gauc", "rounds[].gauc",
+    "refused.*", "time.began_at", "auto.*.obstacle", "gauc", "phases[].gauc", "rounds[].gauc",
 }  # fmt: skip
 
 

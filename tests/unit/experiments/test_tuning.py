@@ -50,7 +50,7 @@ def test_trials_are_recorded_one_by_one(tune: Any, tmp_path: Path, monkeypatch: 
     best = tune.tune(hop_bs, 4, record)
     assert best == {"optim.lr": 0.001, "optim.beta1": 0.5, "mode.bound": 3} and isinstance(best["mode.bound"], int)
     assert [auc for _, auc in tune.trials(record, hop_bs)][2] == tune.FAILED
-    assert "hydra.sweeper.n_trials=4" in given[0] and "mode.bound=tag(log, interval(1, 16))" in given[0]
+    assert "hydra.sweeper.n_trials=4" in given[0] and "mode.bound=tag(log, int(interval(1, 16)))" in given[0]
     assert tune.tune(hop_bs, 4, record) == best and len(given) == 1, "recorded trials are not run again"
     assert not tune.trials(record, template(tune, "async"))
 

@@ -122,21 +122,21 @@ OFF = ("tracking.enabled=false",)
 def test_the_command_that_a_stopped_sweep_tells_goes_on_with_it(
     place: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    typed, cut, rest = ["-m", *OFF, "mode=sync,gba", "seed=1,2", *place], Jobs(cut=3), Jobs()
+    typed, cut, rest = ["-m", *OFF, "mode=sync,gba", "seed=1", *place], Jobs(cut=1), Jobs()
     with pytest.raises(KeyboardInterrupt):
         run_hydra(typed, cut)
     last = capsys.readouterr().err.splitlines()[-1]
     done, _, command = last.partition(". Go on with: ")
-    assert done == "3 of 4 runs have finished"
+    assert done == "1 of 2 runs have finished"
     verb, *arguments = shlex.split(command)[1:]
     run_hydra(arguments, rest, verb)
-    assert [(cfg.mode.name, cfg.seed) for cfg in rest.ran] == [("gba", 2)]
-    told = capsys.readouterr().err.splitlines()
-    assert [line.split(", ")[0] for line in told] == [f"run {n} of 4: finished before" for n in (1, 2, 3)]
-    assert all((Path(line.split(", ")[1]) / "result.json").exists() for line in told)
+    assert [(cfg.mode.name, cfg.seed) for cfg in rest.ran] == [("gba", 1)]
+    [told] = capsys.readouterr().err.splitlines()
+    before, path = told.split(", ")
+    assert before == "run 1 of 2: finished before" and (Path(path) / "result.json").exists()
     again = Jobs()
     run_hydra([*arguments, "rerun=true"], again)
-    assert len(again.ran) == 4
+    assert len(again.ran) == 2
 
 
 def test_trials_go_on_where_they_were_and_the_best_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ from tests.support.modes import SERVED
 from tests.support.slow import slow
 from tests.support.small_data import options
 
-ROWS = 1450  # 23 steps of 64, the last one short, in each of two epochs
+ROWS = 730  # 12 steps of 64, the last one short, in each of two epochs
 EPOCHS = 8
 
 

@@ -1,4 +1,4 @@
-"""What a run that is worse than no model says of itself, wherever its result is."""
+"""What runs say of themselves in MLflow: one that is worse than no model, one that goes on from another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,37 @@ import pytest
 
 from gbactl.launch.hydra_config import compose
 from gbactl.launch.training_run import train
+from gbactl.tracking.final_metrics import ORIGIN_RUN
 from gbactl.tracking.mlflow_connection import KIND, MODEL_DEVELOPMENT, NOTE, connect, tracking_uri
+
+SMALL = (
+    "cluster=virtual", "data.days=2", "data.rows_per_day=8000", "data.max_cardinality=100", "data.numeric=2",
+    "data.fields=4", "model.dim=4", "model.hidden=[8]", "train.global_batch=64",
+)  # fmt: skip
+
+
+def test_a_run_that_goes_on_from_another_one_is_tagged_with_that(tmp_path: Path) -> None:
+    uri = tracking_uri(uri=f"sqlite:///{tmp_path}/mlflow.db")
+    own = (f"data.cache={tmp_path / 'cache'}", f"tracking.uri={uri}")
+    first = train(
+        compose(
+            [
+                *SMALL,
+                *own,
+                "data.days=3",
+                "data.rows_per_day=2000",
+                "train.days=1",
+                "checkpoint=full",
+                f"run_dir={tmp_path / 'first'}",
+            ]
+        )
+    )
+    then = train(
+        compose([f"resume={tmp_path / 'first'}", "mode=async", "train.days=2", f"run_dir={tmp_path / 'then'}"])
+    )
+    tags = connect(uri).get_run(then["run_id"]).data.tags
+    assert tags[ORIGIN_RUN] == first["run_id"] and f"MLflow run `{first['run_id']}`" in tags[NOTE]
+    assert ORIGIN_RUN not in connect(uri).get_run(first["run_id"]).data.tags
 
 
 @pytest.mark.parametrize(("lr", "useless"), [("10", True), ("1e-3", False)])
@@ -18,9 +48,7 @@ def test_a_log_loss_above_the_base_rates_is_a_warning_everywhere(
 ) -> None:
     uri = tracking_uri(uri=f"sqlite:///{tmp_path}/mlflow.db")
     cfg = compose([
-        "cluster=virtual", "mode=gba", "data.days=2", "data.rows_per_day=8000", "data.max_cardinality=100",
-        "data.numeric=2", "data.fields=4", "model.dim=4", "model.hidden=[8]", f"data.cache={tmp_path / 'cache'}",
-        "train.global_batch=64", "optim=adam", f"optim.lr={lr}",
+        *SMALL, "mode=gba", f"data.cache={tmp_path / 'cache'}", "optim=adam", f"optim.lr={lr}",
         "train.on_divergence=continue", f"run_dir={tmp_path / 'run'}", f"tracking.uri={uri}",
     ])  # fmt: skip
     train(cfg)

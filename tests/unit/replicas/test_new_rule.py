@@ -14,7 +14,7 @@ from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, Tra
 from gbactl.data.dataset import open_dataset
 from gbactl.policies import policy as policies
 from gbactl.replicas import base as rules
-from gbactl.replicas import bmuf, easgd, model_averaging  # noqa: F401  (known before the fixture forgets what came after it)
+from gbactl.replicas import rules as known_rules  # noqa: F401  (known before the fixture forgets what came after it)
 from gbactl.simulation.cluster import run_virtual
 from tests.support import small_data
 

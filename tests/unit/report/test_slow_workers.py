@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import localtime, strftime
 from typing import Any
 
 from gbactl.report.charts import heat_map
@@ -13,7 +14,7 @@ def workers(slowest: float) -> dict[str, dict[str, float]]:
 
 
 def test_shares_and_their_picture() -> None:
-    found = phase_shares({"workers": workers(1.0)})
+    found = phase_shares({"processes": workers(1.0)})
     assert found["W3"] == {"compute": 0.25, "all_reduce": 0.75}
     assert phase_shares({}) == {}
     drawn = heat_map("sync", found).shapes
@@ -21,8 +22,11 @@ def test_shares_and_their_picture() -> None:
 
 
 def test_the_sentence_names_the_slowest_worker_and_since_when() -> None:
-    time: dict[str, Any] = {"workers": workers(4.0), "first_second": 2.0, "bin_seconds": 8.0}
+    time: dict[str, Any] = {"processes": workers(4.0), "first_second": 2.0, "bin_seconds": 8.0}
     time["bins"] = [workers(4.0), workers(1.0), {}, workers(5.0), workers(6.0)]
-    assert slow_sentence(time) == "W3's compute takes 4.0 times the median, since second 26 of the run"
+    assert slow_sentence(time) == "W3's compute takes 4.0 times the median since second 26 of the run"
+    found = slow_sentence({**time, "began_at": 1e9, "modes": ["sync", "sync", "", "sync", "gba"]})
+    assert strftime(" since %H:%M:%S; sync loses ", localtime(1e9 + 26.0)) in found
+    assert found.endswith("; sync loses 38% to it, gba 42%")  # the others wait 3 of 4 s, W3 3 of 8 and 3 of 9
     assert slow_sentence({**time, "bins": []}) == "W3's compute takes 4.0 times the median"
-    assert slow_sentence({"workers": workers(1.0)}) == slow_sentence({}) == ""
+    assert slow_sentence({"processes": workers(1.0)}) == slow_sentence({}) == ""

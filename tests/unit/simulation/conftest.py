@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from gbactl.data.source_cache import prepare
-from gbactl.policies import policy as policies
-from tests.support.lock_step import LockStepAsync, LockStepGba
 from tests.support.simulated_runs import DATA
 
 
@@ -22,11 +20,3 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def four_days(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four days to train on and one to judge the last by."""
     return prepare({**DATA, "days": 5, "rows_per_day": 600, "cache": str(tmp_path_factory.mktemp("cache"))})
-
-
-@pytest.fixture
-def lock_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make `gba` and `async` run in lock-step."""
-    policies.names()
-    monkeypatch.setitem(policies._MODES, "gba", LockStepGba)
-    monkeypatch.setitem(policies._MODES, "async", LockStepAsync)

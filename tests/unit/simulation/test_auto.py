@@ -136,11 +136,11 @@ def test_the_other_mode_has_its_changes(one_day: Path, tmp_path: Path) -> None:
     assert (there["name"], there["iota"], there["local_batch"], there["prefetch"]) == ("gba", 7, 16, "rows")
 
 
-def test_threads_do_the_same(two_days: Path, tmp_path: Path) -> None:
+def test_threads_do_the_same(one_day: Path, tmp_path: Path) -> None:
     """On a cluster of threads, whose rates nobody knows before: it ends, and every look is noted."""
     switch = dataclasses.replace(FAST, margin=0.0, hysteresis=0.0, minimum_stay=0.0, every=0.2)
-    result = run_in_memory(auto(switch=switch, faults=[]), two_days, tmp_path)
-    adds_up(result, 2 * 20000)
+    result = run_in_memory(auto(switch=switch, faults=[]), one_day, tmp_path)
+    adds_up(result, 20000)
     assert result["auto"]["looks"] == len(looks(tmp_path)) > 0
     modes = [phase["mode"] for phase in result["phases"]]
     assert unchanged(tmp_path) == sum(a != b for a, b in itertools.pairwise(modes))

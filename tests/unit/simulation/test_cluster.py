@@ -44,8 +44,8 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A day of 1,600 samples."""
-    return a_day(1600, tmp_path_factory.mktemp("cache"))
+    """A day of 800 samples."""
+    return a_day(800, tmp_path_factory.mktemp("cache"))
 
 
 def eps(
@@ -67,13 +67,13 @@ def test_where_only_computing_takes_time_workers_add_up(short: Path, tmp_path: P
     own = {"hop_bw": {"backup": 0}}.get(mode, {"shadow_interval": 0.002} if mode.startswith("shadow") else {})
     more = {"options": own} if own else {}
     for workers, prefetch in ((1, "rows"), (4, "none"), (8, "rows")):
-        rate = eps(mode, short, tmp_path, workers, {}, 1600, prefetch=prefetch, **more)
+        rate = eps(mode, short, tmp_path, workers, {}, 800, prefetch=prefetch, **more)
         without_pause = workers * BATCH / 1e-3
         assert without_pause * 0.99 <= rate <= without_pause
 
 
 def test_eight_workers_on_two_cores_are_as_fast_as_two(short: Path, tmp_path: Path) -> None:
-    two, eight = (eps("async", short, tmp_path, workers, {"cores": 2}, 1600) for workers in (2, 8))
+    two, eight = (eps("async", short, tmp_path, workers, {"cores": 2}, 800) for workers in (2, 8))
     assert eight == pytest.approx(two, rel=0.03)
 
 
@@ -96,8 +96,8 @@ def test_a_saturated_interface_flattens_eps_and_own_hosts_for_workers_do_not_hel
 
 def test_latency_is_waited_for_where_rows_are_not_prefetched(short: Path, tmp_path: Path) -> None:
     late = {"local_latency_us": 500.0}
-    plain = eps("gba", short, tmp_path, 2, late, 1600, prefetch="none")
-    ahead = eps("gba", short, tmp_path, 2, late, 1600, prefetch="rows")
+    plain = eps("gba", short, tmp_path, 2, late, 800, prefetch="none")
+    ahead = eps("gba", short, tmp_path, 2, late, 800, prefetch="rows")
     assert ahead > 1.5 * plain
     assert ahead <= 2 * BATCH / 1e-3 * 1.02
 

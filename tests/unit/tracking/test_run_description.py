@@ -1,21 +1,27 @@
-"""Name, note, configuration tag and data sets of a run."""
+"""Name, note, configuration tag and data sets of a run; the view of its experiment."""
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from pathlib import Path
 
 from gbactl.config import flatten
 from gbactl.data.dataset import open_dataset
+from gbactl.tracking.final_metrics import logged_name
 from gbactl.tracking.run_description import (
     LONGEST_NAME,
     LONGEST_TAG,
+    VIEW,
     CommandLine,
     config_tag,
     dataset_inputs,
     parameters,
     run_name,
     run_note,
+    saved_view,
+    view_path,
 )
 from tests.support.small_data import options, prepared
 
@@ -91,3 +97,14 @@ def test_what_was_trained_and_evaluated_on(tmp_path: Path) -> None:
     assert "data=synthetic data.rows_per_day=100" in train["source"] and train["source_type"] == "code"
     files = dataset_inputs(dataset, {"name": "libfm", "train": "/data/train.libfm", "cache": "/cache"}, {0}, {1})
     assert json.loads(files[0]["source"]) == {"uri": "/data/train.libfm"} and files[0]["source_type"] == "local"
+
+
+def test_the_view_has_charts_of_the_main_metrics_by_mode() -> None:
+    stored = json.loads(saved_view())
+    packed = stored["state"].removeprefix("deflate;")
+    state = json.loads(zlib.decompress(base64.b64decode(packed)))
+    charts = [chart["metricKey"] for chart in state["compareRunCharts"]]
+    assert charts[:5] == [logged_name(n) for n in ("auc", "progressive_auc", "loss", "eps", "staleness_mean")]
+    assert state["groupBy"]["groupByKeys"] == [{"mode": "param", "groupByData": "mode"}]
+    assert {chart["metricSectionId"] for chart in state["compareRunCharts"]} == {state["compareRunSections"][0]["uuid"]}
+    assert view_path("7").startswith("/#/experiments/7/runs?") and view_path("7").endswith(f"={VIEW}")

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from gbactl.errors import PeerGoneError
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import Abandon, BeginPhase, Granted, Inspect, Inspected, PrefetchHint, Stop, TakeBatch, decode
 from gbactl.worker.client import BatchSource, WorkerClient
@@ -109,3 +110,15 @@ def test_what_nobody_waits_for_any_more_is_forgotten_and_asked_for_anew(of: int)
     assert at.takes() == 1 + (2 if of == 1 else 0)
     assert [item.grant.batch for item in at.exchange.core.queue] == ([] if of == 1 else [0, 1])
     assert at.exchange.core.asked() == (of == 1)
+
+
+def test_a_pause_ends_with_the_run_or_its_connection() -> None:
+    """However long it is: a stopped worker is slowed by a multiple of the time for which it stood still."""
+    at = Setting()
+    assert not at.exchange.pause(0.01)
+    next(iter(at.coordinator.poll(1)))[0].send(Stop("done"))
+    assert at.exchange.pause(60)
+    lost = Setting()
+    next(iter(lost.coordinator.poll(1)))[0].close()
+    with pytest.raises(PeerGoneError, match="W0 lost its connection to the coordinator"):
+        lost.exchange.pause(60)

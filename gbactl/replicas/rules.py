@@ -1,13 +1,12 @@
-"""Blockwise model update filtering: the mean of the replicas moves a global model with momentum.
+"""Averaging rules: elastic averaging (EASGD), model averaging, blockwise model update filtering (BMUF).
 
-Following the idea of BMUF. Every trainer keeps the same global model and momentum: 3 floats a parameter, eight passes
-over the vector.
+Following the ideas of their papers. EASGD and model averaging take three passes over the vector, BMUF eight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,11 +14,36 @@ from gbactl.kernels.base import Floats
 from gbactl.replicas.base import AveragingRule, register
 
 
+@register("easgd")
+class Easgd(AveragingRule):
+    """Averaging rule of EASGD, for replica w and centre c: w <- (1 - alpha) w + alpha c, and c likewise towards w.
+
+    Both move by the same difference with opposite signs, so an exchange keeps their sum; trainer and server compute
+    the same bits."""
+
+    centralised: ClassVar[bool] = True
+
+    def exchange(self, replica: Floats, other: Floats) -> None:
+        self.towards(replica, other)
+        np.subtract(other, replica, out=other)
+
+
+@register("ma")
+class ModelAveraging(AveragingRule):
+    """Averaging rule of model averaging, for replica w and mean m: w <- (1 - alpha) w + alpha m."""
+
+    idle_alone: ClassVar[bool] = True
+
+    def exchange(self, replica: Floats, other: Floats) -> None:
+        self.towards(replica, other)
+
+
 @register("bmuf")
 class Bmuf(AveragingRule):
     """Averaging rule of BMUF, for global model g, mean m, velocity v and replica w.
 
     d = g - m; v <- mu v + eta d; g <- g - v; w <- (1 - alpha) w + alpha g (nesterov: g - mu v).
+    Every trainer keeps the same global model and momentum: 3 floats a parameter.
     g starts as the common initial value of all replicas, or, where that is not known, as the first mean."""
 
     def __init__(self, params: int, values: Mapping[str, Any]) -> None:

@@ -75,8 +75,8 @@ class Chart:
         legend = [_text(LEFT, 18, self.title, kind="name")]
         for place, (name, colour) in enumerate(groups if self.kind == "curves" else ()):
             y = 38 + 16 * place
-            legend.append(f'<rect class="bar c{colour}" x="{LEFT}" y="{y - 9}" width="10" height="10"/>')
-            legend.append(_text(LEFT + 16, y, name, kind="name"))
+            legend.append(f'<g class="c{colour}"><path class="line" d="M{LEFT} {y - 4}h16"/></g>')
+            legend.append(_text(LEFT + 22, y, name, kind="name"))
         above = 16 * len(legend) // 2 + 8
         back = f'<rect class="back" y="{-above}" width="{self.width}" height="{self.height + above}"/>'
         head = f'<g transform="translate(0 {-above})">{"".join(legend)}</g>'

@@ -31,7 +31,7 @@ from gbactl.tracking.mlflow_connection import Run
 CELLS = 30  # points of a training curve, each the mean over its part of the axis
 MOST_STALENESS = 60  # steps of the histogram
 SLOW = 0.75  # share of the usual speed below which a worker's strip is shown
-COLOURS = 8
+COLOURS = 16  # eight colours; the second eight are dashed
 KINDS = {"same": "same", "better": "better", "higher": "better", "worse": "worse", "lower": "worse"}
 Along = Callable[[TrainingPoint], float]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -63,6 +65,27 @@ def test_a_signal_stops_a_whole_sweep(launcher: Launcher) -> None:
     assert last == f"gbactl: stopped; {done.result['stopped']['told']}."
     assert how.startswith("0 of 2 runs have finished. Go on with: gbactl train ") and how.endswith(" -m")
     assert [path.name for path in runs.iterdir()] == ["1"]
+
+
+@pytest.mark.beside
+@pytest.mark.slow
+def test_a_sweep_goes_on_where_ctrl_c_stopped_it(launcher: Launcher) -> None:
+    keys = [key for key in SMALL if key not in ("cluster.threads=1", "cluster.workers=2")]
+    virtual = ("cluster=virtual", "cluster.workers=2", "data.rows_per_day=30000")
+    launched = launcher.start("seed=1,2,3", *keys, *virtual, "run_dir=runs/s${seed}", "-m", small=False)
+    launched.run_dir = launcher.cwd / "runs/s2"
+    launched.training()
+    launched.process.send_signal(signal.SIGINT)
+    done = launched.finish(60)
+    told = re.search(r"1 of 3 runs have finished\. Go on with: gbactl (train .*)", done.err)
+    assert done.code == 130 and told, done.err
+    assert not (launcher.cwd / "runs/s3").exists()
+    first = (launcher.cwd / "runs/s1/result.json").stat().st_mtime_ns
+    again = launcher.gbactl(*shlex.split(told[1]))
+    assert again.returncode == 0, again.stderr
+    found = [json.loads((launcher.cwd / f"runs/s{seed}/result.json").read_text()) for seed in (1, 2, 3)]
+    assert [each["status"] for each in found] == ["FINISHED"] * 3 and [each["seed"] for each in found] == [1, 2, 3]
+    assert (launcher.cwd / "runs/s1/result.json").stat().st_mtime_ns == first, "it is not trained twice"
 
 
 @pytest.mark.beside

@@ -108,6 +108,14 @@ def test_charts_are_files_that_stand_alone(tmp_path: Path) -> None:
         write_figures(report, curves, tmp_path / "file")
 
 
+def test_more_lines_than_colours_are_told_apart_by_dashes() -> None:
+    report = compare([run(f"mode{n:02}", 1, 0.8) for n in range(12)])
+    curves = {g.key: [curves_of(g.key[0], 1, result(g.key[0], 0.8))] for g in report.groups}
+    text = page(report, curves)
+    assert len(set(re.findall(r'data-colour="(c\d+)"', text))) == 12
+    assert re.search(r":is\([^)]*\.c11\b[^)]*\) \.line \{ stroke-dasharray", text)
+
+
 def test_a_page_without_curves_and_one_of_a_single_run() -> None:
     alone = replace(run("<b>&", 1, 0.8), metrics={"auc": 0.8, "eps": 50.0, "auc/day 0": 0.7, "auc/day 1": 0.8})
     text = page(compare([alone]), {})

@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.coordinator.replica_phases import check_notes, curve, notes_summary, total_notes
-from gbactl.coordinator.statistics import LossLimit, Statistics, quantiles
+from gbactl.coordinator.statistics import MOST_BINS, MOST_WORKERS, LossLimit, PhaseTimes, Statistics, quantiles
 from gbactl.errors import WireError
 from gbactl.policies import Member, Step
 from gbactl.trainer.dense_replica import ExchangeStatistics
+
+TIMES = [0.1, 0.2, 0.0, 0.05, 0.4]  # seconds of each wait
 
 
 def step(number: int, *members: tuple[int, float], samples: int = 10, token: int = 0) -> Step:
@@ -169,3 +171,42 @@ def test_the_sentence() -> None:
         "The model diverged: the loss of W2 at step 17 is nan, 1,000 times the first one is 700, at a learning rate of "
         "1e+06; type a smaller optim.lr, or train.on_divergence=continue to train on."
     )
+
+
+def test_totals_by_phase_and_what_is_recent_is_taken_once() -> None:
+    times = PhaseTimes()
+    times.add(10.0, 3, 0.5, TIMES, "sync")
+    times.add(11.0, 3, 0.5, TIMES, "sync")
+    found = times.summary(8.0, {})
+    assert found["processes"] == {
+        "W3": {"batches": 2, "compute": 1.0, "batch": 0.2, "rows": 0.4, "turn": 0.0, "push": 0.1, "all_reduce": 0.8}
+    }
+    assert times.take_shares()["all_reduce"] == pytest.approx(0.8 / 2.5) and times.take_shares() == {}
+    assert found["first_second"] == 2.0 and len(found["bins"]) == 2
+    assert times.take_recent() == found["processes"] and times.take_recent() == {}
+
+
+def test_bins_merge_and_lose_nothing() -> None:
+    times = PhaseTimes()
+    for second in range(1000):
+        times.add(float(second), second % 2, 1.0, TIMES, "sync" if second < 500 else "gba")
+    found = times.summary(0.0, {})
+    assert found["bin_seconds"] == 16.0 and len(found["bins"]) <= MOST_BINS
+    assert len(found["modes"]) == len(found["bins"]) and found["modes"][::62] == ["sync", "gba"]
+    for worker in ("W0", "W1"):
+        assert sum(each[worker]["compute"] for each in found["bins"]) == pytest.approx(500.0)
+
+
+@pytest.mark.parametrize("waits", [[], [0.1] * 4, [math.nan] * 5, [math.inf] * 5, [-1.0] * 5])
+def test_other_reports_are_ignored(waits: list[float]) -> None:
+    times = PhaseTimes()
+    times.add(0.0, 0, 1.0, waits, "sync")
+    assert times.summary(0.0, {})["processes"] == {}
+
+
+def test_of_many_workers_only_totals_are_kept() -> None:
+    times = PhaseTimes()
+    for worker in range(MOST_WORKERS + 1):
+        times.add(0.0, worker, 1.0, TIMES, "sync")
+    assert times.take_recent() == {} and times.summary(0.0, {})["bins"] == []
+    assert len(times.summary(0.0, {})["processes"]) == MOST_WORKERS + 1

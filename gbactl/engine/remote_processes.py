@@ -1,4 +1,4 @@
-"""Processes of a run on several hosts: the coordinator beside the launcher, all others started by agents over ssh."""
+"""Processes of a run on several hosts: the coordinator beside the launcher, all others started by the hosts' agents."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from gbactl.collective.rendezvous import RankSlot
 from gbactl.config import RunConfig, to_dict
 from gbactl.data.dataset import Dataset
 from gbactl.engine import preflight
 from gbactl.engine.agent import NODE, mark
-from gbactl.engine.agent_connection import AgentConnection, HostAccess, horovod_launcher
+from gbactl.engine.agent_connection import AgentConnection, horovod_launcher
 from gbactl.engine.base import ChildProcess, RunProcesses
 from gbactl.engine.fork_server import ProcessHandle
 from gbactl.engine.host_agents import HostAgents
 from gbactl.engine.host_placement import Host, hosts_of, place, successor
 from gbactl.errors import ClusterError
 from gbactl.wire.bootstrap import Bootstrap
+
+if TYPE_CHECKING:
+    from gbactl.engine.hosts import HostsEngine
 
 START_SECONDS, WAIT_SECONDS = 20.0, 2.0
 FAILED = 1  # exit code of a process that could not be started
@@ -113,10 +116,11 @@ class RemoteRunProcesses(RunProcesses):
         super().__init__(cfg, run_dir, key, dataset.path, config)
         cluster = cfg.cluster
         self.data, self.show = dataset, show
+        engine = cast("HostsEngine", cfg.engine)
         self.hosts = hosts_of(cluster.hosts)
         self.placed = place(self.hosts, cfg.processes, cluster.servers, cluster.placement)
-        reach = HostAccess(cluster.ssh, cluster.python)
-        self.agents = HostAgents([host.name for host in self.hosts], reach, run_dir / "logs", cluster.start_timeout)
+        names, logs = [host.name for host in self.hosts], run_dir / "logs"
+        self.agents = HostAgents(names, lambda host: engine.agent(cluster, host), logs, cluster.start_timeout)
         self._logs = threading.Lock()
         self._remote: dict[str, RemoteProcess] = {}
         self._early: dict[str, int] = {}

@@ -48,7 +48,8 @@ class HostsEngine(EngineInterface):
         from gbactl.engine.remote_processes import RemoteRunProcesses
 
         children = RemoteRunProcesses(
-            launch.cfg, launch.run_dir, launch.key, launch.dataset, launch.config, launch.show
+            launch.cfg, launch.run_dir, launch.key, launch.dataset, launch.config, launch.show,
+            lambda host: self.agent(launch.cfg.cluster, host),
         )  # fmt: skip
         launch.follow(children)
 

@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from gbactl.collective.rendezvous import RankSlot
 from gbactl.config import RunConfig, to_dict
@@ -24,9 +24,6 @@ from gbactl.engine.host_agents import HostAgents
 from gbactl.engine.host_placement import Host, hosts_of, place, successor
 from gbactl.errors import ClusterError
 from gbactl.wire.bootstrap import Bootstrap
-
-if TYPE_CHECKING:
-    from gbactl.engine.hosts import HostsEngine
 
 START_SECONDS, WAIT_SECONDS = 20.0, 2.0
 FAILED = 1  # exit code of a process that could not be started
@@ -102,7 +99,8 @@ CHECKPOINTS = "checkpoint=none"
 class RemoteRunProcesses(RunProcesses):
     """Processes of one run on several hosts, started by agents.
 
-    `show`: the display (launch/progress.py) of the hosts' preparation."""
+    `show`: the display (launch/progress.py) of the hosts' preparation. `start` gives the command that starts a host's
+    agent."""
 
     def __init__(
         self,
@@ -112,15 +110,15 @@ class RemoteRunProcesses(RunProcesses):
         dataset: Dataset,
         config: Mapping[str, object],
         show: Any,
+        start: Callable[[str], str],
     ) -> None:
         super().__init__(cfg, run_dir, key, dataset.path, config)
         cluster = cfg.cluster
         self.data, self.show = dataset, show
-        engine = cast("HostsEngine", cfg.engine)
         self.hosts = hosts_of(cluster.hosts)
         self.placed = place(self.hosts, cfg.processes, cluster.servers, cluster.placement)
         names, logs = [host.name for host in self.hosts], run_dir / "logs"
-        self.agents = HostAgents(names, lambda host: engine.agent(cluster, host), logs, cluster.start_timeout)
+        self.agents = HostAgents(names, start, logs, cluster.start_timeout)
         self._logs = threading.Lock()
         self._remote: dict[str, RemoteProcess] = {}
         self._early: dict[str, int] = {}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gbactl.data.source_cache import prepare
-from gbactl.engine.agent_connection import AGENT, AgentConnection, HostAccess
+from gbactl.engine.agent_connection import AGENT, AgentConnection, HostAccess, command
 from gbactl.engine.bandwidth_probe import ReachabilityProbe, dial
 from gbactl.engine.host_agents import HostAgents
 from gbactl.engine.host_info import free_memory
@@ -155,7 +155,7 @@ def test_nonsense_ends_the_agent(link: AgentConnection, name: str) -> None:
 
 def test_a_host_that_ssh_cannot_reach(tmp_path: Path) -> None:
     dead = HostAccess("sh -c 'echo the line is dead >&2; exit 255'")
-    agents = HostAgents(["there-is-no-such-host.invalid"], dead, tmp_path, 20.0)
+    agents = HostAgents(["there-is-no-such-host.invalid"], lambda host: command(host, dead), tmp_path, 20.0)
     try:
         agents.connect()
         (sentence,) = agents.faults
@@ -166,7 +166,7 @@ def test_a_host_that_ssh_cannot_reach(tmp_path: Path) -> None:
 
 def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
     path = prepare({**DATA, "cache": str(tmp_path / "own")})
-    agents = HostAgents(["localhost"], HostAccess(), tmp_path, 30.0)
+    agents = HostAgents(["localhost"], lambda host: command(host, HostAccess()), tmp_path, 30.0)
     try:
         agents.connect()
         agents.settle("127.0.0.1", 30.0)
@@ -184,7 +184,7 @@ def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
 
 
 def test_no_host_listens_for_others_after_the_check(tmp_path: Path) -> None:
-    agents = HostAgents(["localhost"], HostAccess(), tmp_path, 30.0)
+    agents = HostAgents(["localhost"], lambda host: command(host, HostAccess()), tmp_path, 30.0)
     try:
         agents.connect()
         agents.settle("127.0.0.1", 30.0)

@@ -52,7 +52,9 @@ def shoot_mlflow(browser: Any, address: str, pictures: Path) -> None:
     sweep.wait_for()
     close_assistant(page)
     path = str(sweep.get_attribute("href"))
-    page.set_viewport_size({"width": WIDTH, "height": 400})
+    page.locator("[role=row]", has=sweep).first.get_by_role("button").first.click(force=True)
+    page.get_by_role("link", name="gba s1", exact=True).wait_for()
+    page.set_viewport_size({"width": WIDTH, "height": 660})
     shoot(page, pictures / "runs.png")
     page = new_page(browser, 1600)  # narrower, it cuts off what stands on its right
     page.goto(f"{address.partition('/#')[0]}/{path.lstrip('/')}?workflowType=machine_learning")
@@ -60,6 +62,19 @@ def shoot_mlflow(browser: Any, address: str, pictures: Path) -> None:
     close_assistant(page)
     page.get_by_text("Show more").click()
     shoot(page, pictures / "sweep.png")
+    page = new_page(browser, WIDTH)
+    page.goto(address)
+    page.get_by_text("Group: gba", exact=True).wait_for()
+    close_assistant(page)
+    for mode in MODES.split(","):
+        row = page.locator("[role=row]", has=page.get_by_text(f"{mode} s0", exact=True)).first
+        row.get_by_role("checkbox").first.check(force=True)
+    page.get_by_role("button", name="Compare", exact=True).click()
+    page.get_by_text("Comparing 3 Runs from 1 Experiment").wait_for()
+    page.goto(f"{page.url}&workflowType=machine_learning")
+    page.get_by_text("Visualizations", exact=True).click(timeout=10000)
+    page.get_by_text("Run details", exact=True).click(timeout=10000)
+    shoot(page, pictures / "compare.png")
 
 
 def shoot_report(browser: Any, report: Path, pictures: Path) -> None:

@@ -78,14 +78,17 @@ def test_memory_is_what_the_control_groups_leave(files: dict[str, str], free: in
     assert free_memory(tmp_path) == free
 
 
+CPU = "sys/fs/cgroup/cpu/cpu.cfs"
+
+
 @pytest.mark.parametrize(
     ("files", "most"),
     [
         ({**V2, "sys/fs/cgroup/job/cpu.max": "150000 100000\n", "sys/fs/cgroup/job/step/cpu.max": "max 100000\n"}, 1),
         ({**V2, "sys/fs/cgroup/job/cpu.max": "10000 100000\n"}, 1),
         ({**V2, "sys/fs/cgroup/job/cpu.max": "max 100000\n"}, 1 << 20),
-        ({**V1, "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "100000\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, 1),
-        ({**V1, "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, 1 << 20),
+        ({**V1, f"{CPU}_quota_us": "100000\n", f"{CPU}_period_us": "100000\n"}, 1),
+        ({**V1, f"{CPU}_quota_us": "-1\n", f"{CPU}_period_us": "100000\n"}, 1 << 20),
     ],
 )  # fmt: skip
 def test_cores_are_what_a_quota_of_cpu_time_leaves(files: dict[str, str], most: int, tmp_path: Path) -> None:

@@ -39,9 +39,12 @@ def command(wants_json: bool, hosts: str | None, ssh: str | None, python: str | 
 def _examine_hosts(hosts: str, ssh: str | None, python: str | None, out: Path | None, wants_json: bool) -> int:
     """Check the hosts and print the findings; returns the exit code."""
     from gbactl.engine import host_agents
-    from gbactl.engine.agent_connection import SSH, HostAccess
+    from gbactl.engine.agent_connection import SSH, HostAccess, command
+    from gbactl.engine.host_placement import hosts_of
 
-    examined = host_agents.examine([host for host in hosts.split(",") if host], HostAccess(ssh or SSH, python))
+    names = [host.name for host in hosts_of([h if ":" in h else f"{h}:1" for h in hosts.split(",") if h])]
+    reach = HostAccess(ssh or SSH, python)
+    examined = host_agents.examine(names, lambda host: command(host, reach))
     if wants_json:
         click.echo(json.dumps(examined.plain(), indent=2))
     else:

@@ -53,9 +53,9 @@ class EngineInterface:
         """Clock by which a run's seconds are counted: wall or virtual."""
         return "wall" if self.real else "virtual"
 
-    def workers(self, cluster: Mapping[str, Any]) -> int | None:
-        """Return the default number of workers; None if `cluster` must give it."""
-        return None
+    def defaults(self, cluster: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keys that `cluster` leaves open and this engine knows, with their values."""
+        return {}
 
     def options(self, cluster: ClusterConfig) -> EngineOptions:
         """Build the options of this engine. Raises ConfigError for an unknown key or an invalid value."""

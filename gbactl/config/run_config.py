@@ -34,6 +34,7 @@ from gbactl.switching.switch_schedule import ScheduleEntry, entries, name
 
 CYCLE_MS, CYCLE_BATCH = 3.0, 1024
 AUTO_KEYS = ("changes", "every", "window", "margin", "hysteresis", "minimum_stay")
+ON_HOSTS = "with cluster=hosts, exec or slurm"
 REMOTE_KEYS = ("hosts", "placement", "ssh", "python", "forward")
 
 
@@ -234,7 +235,7 @@ class Condition(NamedTuple):
 CONDITIONS = (
     Condition("checkpoint", (), "with another checkpoint= than none", lambda c: c["checkpoint"]["name"] != "none"),
     Condition("cost", (), "with cluster=virtual", lambda c: not engine_named(c["cluster"]["name"]).real),
-    Condition("cluster", REMOTE_KEYS, "with cluster=hosts", lambda c: not engine_named(c["cluster"]["name"]).one_host),
+    Condition("cluster", REMOTE_KEYS, ON_HOSTS, lambda c: not engine_named(c["cluster"]["name"]).one_host),
     Condition("switch", AUTO_KEYS, "with switch=auto", lambda c: c["switch"]["name"] == "auto"),
 )
 

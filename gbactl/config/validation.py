@@ -9,7 +9,7 @@ from typing import Any
 from gbactl.checked_dataclasses import build
 from gbactl.checkpoint.planning import SAVED_DTYPES, VARIANTS
 from gbactl.config.engine_interface import engine_named
-from gbactl.config.groups import WITH_OPTIONS, own_keys
+from gbactl.config.groups import WITH_OPTIONS, ClusterConfig, own_keys
 from gbactl.config.run_config import RunConfig, naming
 from gbactl.errors import ConfigError, require
 from gbactl.models import NAMES as MODEL_NAMES
@@ -194,7 +194,7 @@ def check(cfg: RunConfig) -> RunConfig:
 
 def from_dict(values: dict[str, Any]) -> RunConfig:
     """Build a run's configuration from plain containers and check it. Raises ConfigError."""
-    cfg = build(RunConfig, _with_workers(_with_options(values)), "")
+    cfg = build(RunConfig, _with_defaults(_with_options(values)), "")
     return check(cfg)
 
 
@@ -208,10 +208,10 @@ def _is_dict(values: dict[str, Any], group: str) -> bool:
     return isinstance(values.get(group), dict)
 
 
-def _with_workers(values: dict[str, Any]) -> dict[str, Any]:
-    """Set the engine's default number of workers where none is given."""
-    cluster = values.get("cluster")
-    if not isinstance(cluster, dict) or cluster.get("workers", 0) is not None:
+def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """Fill in what the engine knows by itself: the number of workers, and the hosts."""
+    if not _is_dict(values, "cluster"):
         return values
-    engine = engine_named(str(cluster.get("name")))
-    return {**values, "cluster": {**cluster, "workers": engine.workers(cluster)}}
+    cluster = values["cluster"]
+    engine = engine_named(str(cluster.get("name", ClusterConfig.name)))
+    return {**values, "cluster": {**cluster, **engine.defaults(cluster)}}

@@ -152,11 +152,16 @@ def is_here(host: str) -> bool:
     return address in network.get_local_host_addresses() or bool(address and address.startswith("127."))
 
 
+def agent_command(python: str | None) -> str:
+    """Return the command that starts an agent where it is typed, quoted as for a shell; `python`: see HostAccess."""
+    return f"{quote(python or sys.executable)} -m {AGENT}"
+
+
 def command(host: str, reach: HostAccess) -> str:
     """Build the local command that starts an agent on a host, quoted as for a shell, without secrets and environment.
 
     Raises MissingDependencyError."""
-    start = f"{quote(reach.python or sys.executable)} -m {AGENT}"
+    start = agent_command(reach.python)
     if is_here(host):
         return start
     remote = horovod_launcher()[1]

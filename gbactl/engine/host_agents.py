@@ -22,10 +22,9 @@ import msgspec
 
 from gbactl.engine import preflight
 from gbactl.engine.agent import FILES
-from gbactl.engine.agent_connection import PIECE, AgentConnection, HostAccess, address_of_host, command, is_here
+from gbactl.engine.agent_connection import PIECE, AgentConnection, address_of_host, is_here
 from gbactl.engine.bandwidth_probe import LinkMeasurement, ReachabilityProbe, dial
 from gbactl.engine.host_info import facts, route_to
-from gbactl.engine.host_placement import hosts_of
 from gbactl.engine.preflight import HEADINGS, HostReport, faults_of, ring
 from gbactl.errors import ClusterError, GbactlError, UsageError
 
@@ -38,10 +37,11 @@ BIND = "type cluster.bind=ADDRESS, one of its own that all hosts reach"
 class HostAgents:
     """Agents on all hosts of a run.
 
-    `patience`: seconds for a host's first answer. `folder` keeps ssh's error output."""
+    `start` gives the command that starts a host's agent, its input and output being the agent's. `patience`: seconds
+    for a host's first answer. `folder` keeps the commands' error output."""
 
-    def __init__(self, hosts: Sequence[str], reach: HostAccess, folder: Path, patience: float) -> None:
-        self.hosts, self.reach, self.folder, self.patience = tuple(hosts), reach, folder, patience
+    def __init__(self, hosts: Sequence[str], start: Callable[[str], str], folder: Path, patience: float) -> None:
+        self.hosts, self.start, self.folder, self.patience = tuple(hosts), start, folder, patience
         self.links: dict[str, AgentConnection] = {}
         self.found = {host: HostReport(host) for host in hosts}
         self.token = secrets.token_bytes(32)
@@ -52,7 +52,7 @@ class HostAgents:
         """Start all agents and collect facts about their hosts; record a fault for a host that does not answer."""
         for host in self.hosts:
             log = self.folder / f"host-{host}.log"
-            self.links[host] = AgentConnection(host, command(host, self.reach), log, self.patience)
+            self.links[host] = AgentConnection(host, self.start(host), log, self.patience)
         self.each(self._hear)
 
     def _hear(self, link: AgentConnection) -> None:
@@ -266,11 +266,10 @@ class HostFindings:
         return {"ok": not self.faults, "hosts": hosts, "pairs": pairs, "advice": self.advice}
 
 
-def examine(hosts: Sequence[str], reach: HostAccess, bind: str = "auto") -> HostFindings:
+def examine(names: Sequence[str], start: Callable[[str], str], bind: str = "auto") -> HostFindings:
     """Check hosts and measure their connections. Raises GbactlError."""
-    names = [host.name for host in hosts_of([host if ":" in host else f"{host}:1" for host in hosts])]
     with tempfile.TemporaryDirectory(prefix="gbactl-doctor-") as folder:
-        agents = HostAgents(names, reach, Path(folder), REACH_SECONDS)
+        agents = HostAgents(names, start, Path(folder), REACH_SECONDS)
         try:
             agents.connect()
             agents.settle(bind, SILENT_SECONDS)

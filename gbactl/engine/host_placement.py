@@ -28,7 +28,7 @@ class Host:
 def hosts_of(given: Sequence[str]) -> tuple[Host, ...]:
     """Parse a list of hosts such as `["a:4", "b:2"]`. Raises ConfigError that says what to type."""
     if not given:
-        raise ConfigError("cluster=hosts needs machines; type cluster.hosts='[a:4,b:4]', each with its worker slots.")
+        raise ConfigError("No machines are named; type cluster.hosts='[a:4,b:4]', each with its worker slots.")
     found = []
     for text in given:
         match = _HOST.fullmatch(text.strip())

@@ -1,4 +1,4 @@
-"""Engine of `cluster=hosts`: real processes on several machines, over ssh."""
+"""Engine of `cluster=hosts`: real processes on several machines, over ssh; base of the engines on a scheduler."""
 
 from __future__ import annotations
 
@@ -15,15 +15,26 @@ if TYPE_CHECKING:
 
 
 class HostsEngine(EngineInterface):
-    """Engine that starts processes through agents on hosts; the coordinator runs beside the launcher."""
+    """Engine that starts processes through agents on hosts; the coordinator runs beside the launcher.
+
+    A subclass says what command starts an agent on a host, and may know the hosts (`defaults`). The command's standard
+    input and output are the agent's; when it ends, the host counts as lost."""
 
     one_host: ClassVar[bool] = False
 
-    def workers(self, cluster: Mapping[str, Any]) -> int:
-        """Return the number of workers: the slots of all hosts."""
+    def agent(self, cluster: ClusterConfig, host: str) -> str:
+        """Return the command that starts the agent on a host, quoted as for a shell."""
+        from gbactl.engine.agent_connection import HostAccess, command
+
+        return command(host, HostAccess(cluster.ssh, cluster.python))
+
+    def defaults(self, cluster: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the number of workers, where it is open: the slots of all hosts."""
+        if cluster.get("workers") is not None:
+            return {}
         given = cluster.get("hosts")
         require(isinstance(given, list) and all(isinstance(host, str) for host in given), "cluster.hosts is a list.")
-        return slots(hosts_of(given or []))
+        return {"workers": slots(hosts_of(given or []))}
 
     def check(self, cluster: ClusterConfig, workers: int) -> None:
         place(hosts_of(cluster.hosts), workers, cluster.servers, cluster.placement)
@@ -34,10 +45,11 @@ class HostsEngine(EngineInterface):
         return cluster.threads or 1
 
     def train(self, launch: LaunchContext) -> None:
-        from gbactl.engine.ssh import RemoteRunProcesses
+        from gbactl.engine.remote_processes import RemoteRunProcesses
 
         children = RemoteRunProcesses(
-            launch.cfg, launch.run_dir, launch.key, launch.dataset, launch.config, launch.show
+            launch.cfg, launch.run_dir, launch.key, launch.dataset, launch.config, launch.show,
+            lambda host: self.agent(launch.cfg.cluster, host),
         )  # fmt: skip
         launch.follow(children)
 

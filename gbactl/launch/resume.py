@@ -33,7 +33,8 @@ from gbactl.tracking.final_metrics import config_hash
 
 KEY = "resume"
 NOT_BESIDE = ("experiment",)
-COMMANDS = ("cluster.ssh", "cluster.python", "cluster.forward")  # keys with commands that run here or on the hosts
+# keys with commands that run here or on the hosts
+COMMANDS = ("cluster.ssh", "cluster.exec", "cluster.python", "cluster.forward")
 KEYS = re.compile(r"\$\{([\w.]+)\}")  # keys of the configuration within a value
 EXPECTED = ("interval", "full_overhead", "partial_overhead", "expected_pls")  # logged fields of the estimate
 

@@ -274,8 +274,9 @@ def strips(
 
 def heat_map(title: str, rows: Mapping[str, Mapping[str, float]]) -> Chart:
     """Draw a row for each process and a column for each phase, the darker the larger its share of the time."""
-    wide, row, left = 90, 16, 60
+    width, row, left = 2 * WIDE, 16, 60
     phases = list(dict.fromkeys(phase for shares in rows.values() for phase in shares))
+    wide = (width - left - RIGHT) / max(1, len(phases))
     parts = [_text(left + wide * (n + 0.5), TOP - 4, phase, "middle") for n, phase in enumerate(phases)]
     for number, (name, shares) in enumerate(rows.items()):
         y = TOP + row * number
@@ -283,11 +284,11 @@ def heat_map(title: str, rows: Mapping[str, Mapping[str, float]]) -> Chart:
         for column, phase in enumerate(phases):
             if (share := shares.get(phase)) is None:
                 continue
-            shape = f'x="{left + wide * column + 1}" y="{y + 1}" width="{wide - 2}" height="{row - 2}"'
+            shape = f'x="{left + wide * column + 1:.1f}" y="{y + 1}" width="{wide - 2:.1f}" height="{row - 2}"'
             told = f"<title>{escape(name)}, {escape(phase)}: {100 * share:.0f} % of its time</title>"
             parts.append(f'<rect class="usual" {shape}/>')
             parts.append(f'<rect class="slowness" fill-opacity="{share:.2f}" {shape}>{told}</rect>')
-    return Chart(title, left + wide * len(phases) + RIGHT, TOP + row * len(rows) + 8, "".join(parts), "wide")
+    return Chart(title, width, TOP + row * len(rows) + 8, "".join(parts), "wide")
 
 
 def interval(low: float, mean: float, high: float, most: float, neutral: float, margin: float | None) -> str:

@@ -27,7 +27,7 @@ LABELLED = ("faults", "cost")  # groups whose name stands for all of their keys
 LONGEST = 60  # characters of a value that are shown
 _IRRELEVANT = (
     "run_dir", "tracking.", "cluster.start_timeout", "cluster.stop_seconds", "cluster.bind", "cluster.ssh",
-    "cluster.python", "cluster.forward",
+    "cluster.exec", "cluster.python", "cluster.forward",
     "data.cache", "data.user_field", "switch.modes", "train.on_divergence", *(f"{group}.name" for group in LABELLED),
 )  # fmt: skip
 Configuration = frozenset[tuple[str, str]]

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import gbactl
+from tests.support.browser import COMMAND, chromium, close_assistant, environment, mlflow_ui, new_page
 from tests.support.processes import wait_for
-from tests.support.sockets import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.beside, pytest.mark.timeout(280)]
 
@@ -25,58 +18,31 @@ SMALL = (
     "data.fields=4", "model.dim=4", "model.hidden=[8]", "train.global_batch=64", "collective=shm",
 )  # fmt: skip
 MODES, SEEDS = ("sync", "async", "gba"), ("0", "1")
-WAIT = 60_000.0  # ms for a page that a busy machine serves
 WIDTHS = {"wide": 1400, "narrow": 900}
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium, headless."""
-    api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: the extra gbactl[browser]")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("chromium is not installed: Debian's package of that name")
-    with api.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
 def address(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The page that `gbactl ui` says to open, on the store of a sweep."""
     folder = tmp_path_factory.mktemp("ui")
-    environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
-    environment |= {"PYTHONPATH": str(Path(gbactl.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "gbactl"]
     sweep = ("train", "-m", *SMALL, f"mode={','.join(MODES)}", f"seed={','.join(SEEDS)}")
-    subprocess.run([*command, *sweep], cwd=folder, env=environment, check=True, timeout=200)
-    ui = subprocess.Popen(
-        [*command, "ui", "--port", str(free_port())], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
-    )
-    assert ui.stdout is not None
-    ui.stdout.readline()
-    found = re.fullmatch(r"Open (\S+) \(Ctrl-C ends it\)\n", ui.stdout.readline())
-    assert found is not None
-    yield found[1]
-    ui.send_signal(signal.SIGTERM)
-    ui.wait(30)
+    subprocess.run([*COMMAND, *sweep], cwd=folder, env=environment(), check=True, timeout=200)
+    with mlflow_ui(folder) as found:
+        yield found
 
 
 @pytest.fixture
 def page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A page of a browser that was never used; without MLflow's assistant, which a first visit opens."""
-    context = browser.new_context(viewport={"width": WIDTHS[getattr(request, "param", "wide")], "height": 900})
-    context.set_default_timeout(WAIT)
-    opened = context.new_page()
+    """A page of a browser that was never used."""
+    opened = new_page(browser, WIDTHS[getattr(request, "param", "wide")])
     yield opened
-    context.close()
-
-
-def close_assistant(page: Any) -> None:
-    closing = page.get_by_role("button", name="Close")
-    closing.last.wait_for()
-    closing.last.click()
+    opened.context.close()
 
 
 @pytest.mark.parametrize("page", WIDTHS, indirect=True)

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from gbactl.data.source_cache import prepare
-from gbactl.engine.agent_connection import AGENT, AgentConnection, HostAccess
+from gbactl.engine.agent_connection import AGENT, AgentConnection, HostAccess, command
 from gbactl.engine.bandwidth_probe import ReachabilityProbe, dial
 from gbactl.engine.host_agents import HostAgents
-from gbactl.engine.host_info import free_memory
+from gbactl.engine.host_info import free_memory, usable_cores
 from gbactl.errors import ClusterError
 from tests.support.processes import alive, wait_for
 
@@ -76,6 +76,26 @@ def test_memory_is_what_the_control_groups_leave(files: dict[str, str], free: in
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert free_memory(tmp_path) == free
+
+
+CPU = "sys/fs/cgroup/cpu/cpu.cfs"
+
+
+@pytest.mark.parametrize(
+    ("files", "most"),
+    [
+        ({**V2, "sys/fs/cgroup/job/cpu.max": "150000 100000\n", "sys/fs/cgroup/job/step/cpu.max": "max 100000\n"}, 1),
+        ({**V2, "sys/fs/cgroup/job/cpu.max": "10000 100000\n"}, 1),
+        ({**V2, "sys/fs/cgroup/job/cpu.max": "max 100000\n"}, 1 << 20),
+        ({**V1, f"{CPU}_quota_us": "100000\n", f"{CPU}_period_us": "100000\n"}, 1),
+        ({**V1, f"{CPU}_quota_us": "-1\n", f"{CPU}_period_us": "100000\n"}, 1 << 20),
+    ],
+)  # fmt: skip
+def test_cores_are_what_a_quota_of_cpu_time_leaves(files: dict[str, str], most: int, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert usable_cores(tmp_path) == min(most, len(os.sched_getaffinity(0)))
 
 
 def test_a_question_that_fails_is_answered_with_its_reason(link: AgentConnection) -> None:
@@ -155,7 +175,7 @@ def test_nonsense_ends_the_agent(link: AgentConnection, name: str) -> None:
 
 def test_a_host_that_ssh_cannot_reach(tmp_path: Path) -> None:
     dead = HostAccess("sh -c 'echo the line is dead >&2; exit 255'")
-    agents = HostAgents(["there-is-no-such-host.invalid"], dead, tmp_path, 20.0)
+    agents = HostAgents(["there-is-no-such-host.invalid"], lambda host: command(host, dead), tmp_path, 20.0)
     try:
         agents.connect()
         (sentence,) = agents.faults
@@ -166,7 +186,7 @@ def test_a_host_that_ssh_cannot_reach(tmp_path: Path) -> None:
 
 def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
     path = prepare({**DATA, "cache": str(tmp_path / "own")})
-    agents = HostAgents(["localhost"], HostAccess(), tmp_path, 30.0)
+    agents = HostAgents(["localhost"], lambda host: command(host, HostAccess()), tmp_path, 30.0)
     try:
         agents.connect()
         agents.settle("127.0.0.1", 30.0)
@@ -184,7 +204,7 @@ def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
 
 
 def test_no_host_listens_for_others_after_the_check(tmp_path: Path) -> None:
-    agents = HostAgents(["localhost"], HostAccess(), tmp_path, 30.0)
+    agents = HostAgents(["localhost"], lambda host: command(host, HostAccess()), tmp_path, 30.0)
     try:
         agents.connect()
         agents.settle("127.0.0.1", 30.0)

@@ -21,7 +21,7 @@ def test_there_are_as_many_workers_as_slots() -> None:
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
-        (["cluster.hosts=[]"], "cluster=hosts needs machines"),
+        (["cluster.hosts=[]"], "No machines are named"),
         (["cluster.hosts=[a]"], "NAME:SLOTS"),
         (["cluster.hosts=[3]"], "cluster.hosts is a list"),
         (["cluster.workers=8"], "do not fit into the 6 slots"),

@@ -1,4 +1,4 @@
-"""Processes of a run on several hosts: the coordinator beside the launcher, all others started by agents over ssh."""
+"""Processes of a run on several hosts: the coordinator beside the launcher, all others started by the hosts' agents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from gbactl.config import RunConfig, to_dict
 from gbactl.data.dataset import Dataset
 from gbactl.engine import preflight
 from gbactl.engine.agent import NODE, mark
-from gbactl.engine.agent_connection import AgentConnection, HostAccess, horovod_launcher
+from gbactl.engine.agent_connection import AgentConnection, horovod_launcher
 from gbactl.engine.base import ChildProcess, RunProcesses
 from gbactl.engine.fork_server import ProcessHandle
 from gbactl.engine.host_agents import HostAgents
@@ -99,7 +99,8 @@ CHECKPOINTS = "checkpoint=none"
 class RemoteRunProcesses(RunProcesses):
     """Processes of one run on several hosts, started by agents.
 
-    `show`: the display (launch/progress.py) of the hosts' preparation."""
+    `show`: the display (launch/progress.py) of the hosts' preparation. `start` gives the command that starts a host's
+    agent."""
 
     def __init__(
         self,
@@ -109,14 +110,15 @@ class RemoteRunProcesses(RunProcesses):
         dataset: Dataset,
         config: Mapping[str, object],
         show: Any,
+        start: Callable[[str], str],
     ) -> None:
         super().__init__(cfg, run_dir, key, dataset.path, config)
         cluster = cfg.cluster
         self.data, self.show = dataset, show
         self.hosts = hosts_of(cluster.hosts)
         self.placed = place(self.hosts, cfg.processes, cluster.servers, cluster.placement)
-        reach = HostAccess(cluster.ssh, cluster.python)
-        self.agents = HostAgents([host.name for host in self.hosts], reach, run_dir / "logs", cluster.start_timeout)
+        names, logs = [host.name for host in self.hosts], run_dir / "logs"
+        self.agents = HostAgents(names, start, logs, cluster.start_timeout)
         self._logs = threading.Lock()
         self._remote: dict[str, RemoteProcess] = {}
         self._early: dict[str, int] = {}

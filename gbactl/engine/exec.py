@@ -1,0 +1,45 @@
+"""Engine of `cluster=exec`: real processes on hosts that a command reaches: kubectl exec, docker exec, nsenter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gbactl.config.engine_interface import EngineOptions
+from gbactl.config.groups import ClusterConfig
+from gbactl.engine.hosts import HostsEngine
+from gbactl.errors import require
+
+EXAMPLE = "cluster.exec='kubectl exec -i {host} -- {agent}'"
+
+
+@dataclass(frozen=True)
+class ExecOptions(EngineOptions):
+    """`exec`: the command; `{host}` stands for a host's name, `{agent}` for the command that starts an agent."""
+
+    exec: str = ""
+
+
+class ExecEngine(HostsEngine):
+    """Engine whose agents are started by the user's command, once for each host of cluster.hosts."""
+
+    Options: ClassVar[type[EngineOptions]] = ExecOptions
+
+    def template(self, cluster: ClusterConfig) -> str:
+        """Return the command with its two placeholders."""
+        options = self.options(cluster)
+        assert isinstance(options, ExecOptions)
+        return options.exec
+
+    def agent(self, cluster: ClusterConfig, host: str) -> str:
+        from gbactl.engine.agent_connection import agent_command
+
+        return self.template(cluster).replace("{host}", host).replace("{agent}", agent_command(cluster.python))
+
+    def check(self, cluster: ClusterConfig, workers: int) -> None:
+        super().check(cluster, workers)
+        lacks = [word for word in ("{host}", "{agent}") if word not in self.template(cluster)]
+        require(not lacks, f"cluster.exec lacks {' and '.join(lacks)}; type for instance {EXAMPLE}.")
+
+
+ENGINE = ExecEngine()

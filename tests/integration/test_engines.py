@@ -1,0 +1,76 @@
+"""Engines on a scheduler or a command: cluster=slurm on a real Slurm cluster of two nodes, cluster=exec.
+
+Hosts are all this machine here; tests of several network stacks are in test_hosts.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.processes import Launcher, collective, wait_for
+from tests.support.slurm_cluster import SlurmCluster, obstacle
+
+OBSTACLE = obstacle()
+EXEC = ("cluster=exec", "cluster.hosts=[a:1,b:1]", "cluster.exec='sh -c \"exec env AT={host} {agent}\"'")
+SLURM = ("cluster=slurm", "cluster.workers=2")
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """A Slurm cluster with two idle nodes of two CPUs."""
+    if OBSTACLE:
+        pytest.skip(OBSTACLE)
+    cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def allocated(slurm: SlurmCluster, launcher: Launcher) -> Launcher:
+    """Launcher whose commands run in an allocation of both nodes, a task on each."""
+    launcher.environment = {**launcher.environment, "SLURM_CONF": slurm.environment["SLURM_CONF"]}
+    launcher.before = ("salloc", "-Q", "-N2", "-n2", "--no-kill")
+    return launcher
+
+
+@pytest.mark.beside
+@pytest.mark.skipif(collective() != "horovod", reason="cluster=exec needs Horovod's launcher")
+def test_a_command_reaches_the_hosts(launcher: Launcher) -> None:
+    done = launcher.start("mode=gba", *EXEC).finish()
+    assert done.code == 0, done.err
+    assert "host  address" in done.err and done.result["samples"]["trained"] == done.result["samples"]["read"]
+
+
+@pytest.mark.beside
+def test_slurm_places_the_processes(allocated: Launcher, slurm: SlurmCluster) -> None:
+    done = allocated.start("mode=sync", *SLURM).finish()
+    assert done.code == 0, done.err
+    assert "n1    127.0.0.1" in done.err and "n2    127.0.0.1" in done.err
+    config = (done.run_dir / "config.yaml").read_text()
+    assert "n1:1" in config and "n2:1" in config
+    wait_for(lambda: slurm.ask("squeue", "-h") == "", 20)
+
+
+@pytest.mark.slow
+def test_sync_has_the_same_bits_under_every_engine(allocated: Launcher) -> None:
+    salloc, allocated.before = allocated.before, ()
+    here = allocated.train("mode=sync", "cluster.workers=2", "cluster.threads=1")
+    there = allocated.train("mode=sync", "cluster.threads=1", *EXEC)
+    allocated.before = salloc
+    queued = allocated.train("mode=sync", "cluster.threads=1", *SLURM)
+    assert here["checksums"] == there["checksums"] == queued["checksums"]
+
+
+@pytest.mark.slow
+def test_a_lost_node_s_processes_go_on_elsewhere(slurm: SlurmCluster, allocated: Launcher) -> None:
+    launched = allocated.start("mode=gba", *SLURM, "cluster.placement=packed", "data.days=4", "data.rows_per_day=60000")
+    launched.training()
+    slurm.lose("n2")
+    done = launched.finish()
+    assert done.code == 0, done.err
+    assert "Host n2 is gone" in done.err and done.result["recovery"]

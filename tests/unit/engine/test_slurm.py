@@ -1,0 +1,41 @@
+"""cluster=slurm outside an allocation, and with variables that do not fit; the nodes' slots."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gbactl.config.engine_interface import engine_named
+from gbactl.config.groups import ClusterConfig
+from gbactl.engine.hosts import HostsEngine
+from gbactl.engine.slurm import allocation, counts
+from gbactl.errors import ConfigError
+
+
+@given(st.lists(st.tuples(st.integers(1, 999), st.integers(1, 20)), min_size=1, max_size=9))
+def test_counts_of_nodes(groups: list[tuple[int, int]]) -> None:
+    text = ",".join(str(each) if times == 1 else f"{each}(x{times})" for each, times in groups)
+    assert list(counts(text)) == [each for each, times in groups for _ in range(times)]
+
+
+@pytest.mark.parametrize("text", ["", "a", "2(x)", "2(3)", "-1", "2,"])
+def test_what_is_no_list_of_counts(text: str) -> None:
+    with pytest.raises(ValueError, match="no list of counts"):
+        list(counts(text))
+
+
+def test_outside_an_allocation_it_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"works in an allocation, and this is none; type salloc -N 2 gbactl train"):
+        allocation({})
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError, match=r"needs Slurm's commands on the PATH: scontrol failed"):
+        allocation({"SLURM_JOB_NODELIST": "n[1-2]"})
+
+
+def test_an_agent_is_started_by_srun_on_its_node() -> None:
+    engine = engine_named("slurm")
+    assert isinstance(engine, HostsEngine)
+    told = engine.agent(ClusterConfig("slurm", python="/opt/python"), "n1")
+    assert told.startswith("srun -u --overlap ") and told.endswith(" --nodelist=n1 /opt/python -m gbactl.engine.agent")
+    assert engine.defaults({"hosts": ["n1:2"], "workers": None}) == {"workers": 2}

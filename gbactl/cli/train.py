@@ -18,8 +18,9 @@ NO_NODES = ("--cfg", "--info", "-i")  # options with which no process is started
 )
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--trace", is_flag=True, help="Write trace.json, of 200 steps, for ui.perfetto.dev.")
 @click.option("--cfg", "-c", metavar="job", help="Print the keys that act, and run nothing.")
-def command(overrides: tuple[str, ...], as_json: bool, cfg: str | None) -> None:
+def command(overrides: tuple[str, ...], as_json: bool, trace: bool, cfg: str | None) -> None:
     """Train a click model; OVERRIDES are Hydra's: GROUP=OPTION or KEY=VALUE.
 
     \b
@@ -42,7 +43,7 @@ def command(overrides: tuple[str, ...], as_json: bool, cfg: str | None) -> None:
     from gbactl.launch.hydra_config import run_hydra
     from gbactl.launch.training_run import train
 
-    run_hydra(list(overrides), functools.partial(train, as_json=as_json), as_json=as_json)
+    run_hydra(list(overrides), functools.partial(train, as_json=as_json, trace=trace), as_json=as_json)
 
 
 def _real(overrides: tuple[str, ...]) -> bool:

@@ -9,23 +9,27 @@ import os
 import platform
 import shutil
 import socket
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gbactl import shared_memory_names
 from gbactl.collective.rendezvous import address_of_own_name, interface_of
+from gbactl.cpu import available_cores
 from gbactl.errors import ClusterError
 from gbactl.install import version
 
 
 class CgroupFiles(NamedTuple):
-    """Names of the memory files in one version of Linux control groups."""
+    """Names of the files of one resource in one version of Linux control groups.
+
+    Of memory: its limit, what is used, and what of that is free at once; of CPU time: quota and period."""
 
     controller: str
     mount: str
     limit: str
     used: str
-    idle: str
+    idle: str = ""
 
 
 GROUPS = (
@@ -34,6 +38,10 @@ GROUPS = (
         "memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
     ),
 )  # fmt: skip
+CPU_GROUPS = (
+    CgroupFiles("", "sys/fs/cgroup", "cpu.max", "cpu.max"),
+    CgroupFiles("cpu", "sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"),
+)
 SAME = ("gbactl", "python", "torch", "horovod")  # versions that must be equal on all hosts
 
 
@@ -46,7 +54,7 @@ def facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": version("torch"),
         "horovod": version("horovod"),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "memory": free_memory(),
         "shared_memory": shutil.disk_usage(shared_memory_names.DIRECTORY).free
         if shared_memory_names.available()
@@ -64,19 +72,36 @@ def free_memory(root: Path = Path("/")) -> int:
     tell."""
     lines = _lines(root / "proc/meminfo")
     available = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-    return min([*available, *_left_by_groups(root)], default=0)
+    left = [_left(folder, group) for folder, group in _groups(root, GROUPS)]
+    return min([*available, *(each for each in left if each is not None)], default=0)
 
 
-def _left_by_groups(root: Path) -> list[int]:
-    """Return the free memory in each control group that contains this process."""
-    found = []
+def usable_cores(root: Path = Path("/")) -> int:
+    """Return the cores that this host's processes can keep busy: those they may run on, or fewer by a CPU quota."""
+    quotas = [_quota(folder, group) for folder, group in _groups(root, CPU_GROUPS)]
+    return max(1, int(min([len(available_cores()), *(each for each in quotas if each is not None)])))
+
+
+def _quota(folder: Path, group: CgroupFiles) -> float | None:
+    """Return a control group's quota of CPU time in cores; None without one."""
+    words = [
+        word for name in dict.fromkeys((group.limit, group.used)) for word in " ".join(_lines(folder / name)).split()
+    ]
+    try:
+        quota, period = map(int, words)
+    except ValueError:  # "max", or a mount that does not show the group
+        return None
+    return quota / period if quota > 0 < period else None
+
+
+def _groups(root: Path, kinds: Sequence[CgroupFiles]) -> Iterator[tuple[Path, CgroupFiles]]:
+    """Find the folders of all control groups that contain this process."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
-        for group in (each for each in GROUPS if each.controller in controllers.split(",")):
+        for group in (each for each in kinds if each.controller in controllers.split(",")):
             folder = root / group.mount / ("" if ".." in path else path.strip("/"))
             around = [folder, *folder.parents]
-            found += [_left(each, group) for each in around[: around.index(root / group.mount) + 1]]
-    return [left for left in found if left is not None]
+            yield from ((each, group) for each in around[: around.index(root / group.mount) + 1])
 
 
 def _left(folder: Path, group: CgroupFiles) -> int | None:

@@ -69,6 +69,7 @@ from gbactl.tracking.run_description import (
 from gbactl.tracking.tracked_run import SystemMetrics, TrackedRun
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.messages import Event, unpack
+from gbactl.wire.node_times import TRACE_DIR, merge_traces
 from gbactl.wire.socket_hub import SocketHub
 
 EXIT_SECONDS = 15.0
@@ -81,15 +82,15 @@ FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # time-outs for the tracking store
 
 def train(
     cfg: RunConfig, command: CommandLine | None = None, as_json: bool = False,
-    display: type[ProgressDisplay] = ProgressDisplay,
+    display: type[ProgressDisplay] = ProgressDisplay, trace: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Run one training, show its result and return it. Raises GbactlError, and Stopped after a signal.
 
     `command` names the run in MLflow, where it is shown as the one that runs it again. `as_json`: print JSON.
-    `display` shows progress and result."""
+    `display` shows progress and result. `trace`: write a trace of the processes' activities."""
     try:
         with stoppable():
-            return _train(cfg, command or CommandLine(), as_json, display)
+            return _train(cfg, command or CommandLine(), as_json, display, trace)
     except Stopped as stopped:
         stopped.told = stopped.told or NOTHING
         raise
@@ -110,7 +111,11 @@ def train_switching(overrides: list[str], as_json: bool = False) -> None:
     run_hydra(overrides, job, "switch")
 
 
-def _train(cfg: RunConfig, command: CommandLine, as_json: bool, display: type[ProgressDisplay]) -> dict[str, Any]:
+def _train(
+    cfg: RunConfig, command: CommandLine, as_json: bool, display: type[ProgressDisplay], trace: bool = False
+) -> dict[str, Any]:
+    if trace and not cfg.engine.real:
+        raise UsageError("A trace is of real processes; type cluster=local or leave out --trace.")
     check_collective(cfg)
     if cfg.engine.real:
         open_fork_server()
@@ -134,7 +139,8 @@ def _train(cfg: RunConfig, command: CommandLine, as_json: bool, display: type[Pr
         show.say(f"  {SLOW_BF16}")
     with run_dirs.lock(run_dir):
         job.begin(run_dir, cfg)
-        result = LaunchedRun(cfg, dataset, run_dir, show, hogs, job, command).go()
+        with traced(run_dir, show) if trace else contextlib.nullcontext():
+            result = LaunchedRun(cfg, dataset, run_dir, show, hogs, job, command).go()
     if as_json:
         print(json.dumps(result), flush=True)
     elif command.place is not None:
@@ -146,6 +152,18 @@ def _train(cfg: RunConfig, command: CommandLine, as_json: bool, display: type[Pr
     if asked():
         raise Stopped(asked(), OVER)
     return result
+
+
+@contextlib.contextmanager
+def traced(run_dir: Path, show: ProgressDisplay) -> Iterator[None]:
+    """Context of a run whose processes write traces: their directory, which asks them to, becomes one file."""
+    (run_dir / TRACE_DIR).mkdir(exist_ok=True)
+    try:
+        yield
+    finally:
+        with room_needed(run_dir):
+            path = merge_traces(run_dir)
+        show.say(f"Trace: {path} (ui.perfetto.dev opens it)")
 
 
 def _headline(cfg: RunConfig, dataset: Dataset) -> str:

@@ -152,12 +152,15 @@ def main() -> None:
     from gbactl.errors import GbactlError, PeerGoneError
     from gbactl.nodes import role_setup
     from gbactl.wire.bootstrap import Bootstrap
+    from gbactl.wire.node_times import NodeTimes, Trace
 
     boot = Bootstrap.loads(line)
     set_up_log(Path(boot.run_dir), boot.log_name)
     log = logging.getLogger("gbactl.process")
     log.info("pid %d, threads %s", os.getpid(), os.environ.get("OMP_NUM_THREADS"))
     run = {"coordinator": role_setup.run_coordinator, "server": role_setup.run_server, "worker": role_setup.run_worker}
+    if boot.role != "coordinator":
+        NodeTimes.trace = Trace.of(Path(boot.run_dir), boot.log_name, os.getpid())
     try:
         run[boot.role](boot)
     except PeerGoneError as error:
@@ -169,6 +172,9 @@ def main() -> None:
     except Exception as error:
         log.exception("%s%s: %s", FAILED_LINE, type(error).__name__, error)
         sys.exit(1)
+    finally:
+        if NodeTimes.trace is not None:
+            NodeTimes.trace.write()
     log.info("done")
     # skip torch's and Horovod's teardown: nothing is left to save
     logging.shutdown()

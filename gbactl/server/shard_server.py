@@ -223,6 +223,8 @@ class Server:
         touched = self.shard.touched(order) if message.checksum else None
         with self.times.of(KERNELS):
             self.shard.apply(order)
+        if self.times.trace is not None:
+            self.times.trace.step(self.shard.version)
         if touched is not None:
             self.coordinator.send(StepChecksum(self.index, order.step, self.shard.step_digest(touched)))
         self.stepped()

@@ -5,19 +5,79 @@ A worker measures what it waits for, besides computing; a server how long it han
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, ClassVar
 
+from gbactl.paths import replacing
 from gbactl.wire.messages import WAITS
 
 BATCH, ROWS, TURN, PUSH, ALL_REDUCE = range(len(WAITS))
 BUSY, KERNELS = range(2)
+TRACE_DIR, TRACE = "trace", "trace.json"  # in a run's directory: parts until the run's end, and the whole
+TRACED_STEPS = 200
+
+
+class Trace:
+    """Slices of one process's activities as Chrome trace events, until `TRACED_STEPS` global steps after its first."""
+
+    def __init__(self, path: Path, name: str, pid: int) -> None:
+        self.path, self.pid = path, pid
+        self.events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}]
+        self._first: int | None = None
+        self._last = -1
+        self._on = True
+
+    @classmethod
+    def of(cls, run_dir: Path, name: str, pid: int) -> Trace | None:
+        """Make the trace of a process; None unless the run's directory asks for one."""
+        folder = run_dir / TRACE_DIR
+        return cls(folder / f"{name}.json", name, pid) if folder.is_dir() else None
+
+    def add(self, activity: str, began: float, ended: float) -> None:
+        """Add a slice of the calling thread, in seconds of the system's monotonic clock."""
+        if self._on and ended > began:
+            self._event("X", activity, began, dur=(ended - began) * 1e6)
+
+    def step(self, version: int) -> None:
+        """Mark the global step that the process has reached; past the last step of the trace, stop recording."""
+        self._first = version if self._first is None else self._first
+        self._on = self._on and version - self._first <= TRACED_STEPS
+        if self._on and version > self._last:
+            self._last = version
+            self._event("i", f"step {version}", time.perf_counter(), s="t")
+
+    def _event(self, kind: str, name: str, at: float, **more: Any) -> None:
+        tid = threading.get_native_id()
+        self.events.append({"ph": kind, "name": name, "ts": at * 1e6, "pid": self.pid, "tid": tid, **more})
+
+    def write(self) -> None:
+        """Write the events where the launcher merges them; none if the directory or its disk refuses."""
+        with suppress(OSError), replacing(self.path) as partial:
+            partial.write_text(json.dumps(self.events))
+
+
+def merge_traces(run_dir: Path) -> Path:
+    """Merge the traces of a run's processes into one file, which ui.perfetto.dev opens. Raises OSError."""
+    events: list[dict[str, Any]] = []
+    for part in sorted((run_dir / TRACE_DIR).glob("*.json")):
+        events += json.loads(part.read_text())
+    with replacing(run_dir / TRACE) as partial:
+        partial.write_text(json.dumps({"traceEvents": events}))
+    shutil.rmtree(run_dir / TRACE_DIR)
+    return run_dir / TRACE
 
 
 class NodeTimes(threading.local):
     """Times of the calling thread since it last took them; each thread sees its own."""
+
+    trace: ClassVar[Trace | None] = None  # of the whole process
+    names: ClassVar[tuple[str, ...]] = tuple(WAITS)
 
     def __init__(self, activities: int = len(WAITS), clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock, self.seconds = clock, [0.0] * activities
@@ -29,7 +89,10 @@ class NodeTimes(threading.local):
         try:
             yield
         finally:
-            self.seconds[activity] += self.clock() - began
+            now = self.clock()
+            self.seconds[activity] += now - began
+            if self.trace is not None:
+                self.trace.add(self.names[activity], began, now)
 
     def next_batch(self, began: float, granted: float) -> None:
         """Add the wait for a batch from `began` until now; from the time at which it was `granted` on, it was for rows.
@@ -39,6 +102,9 @@ class NodeTimes(threading.local):
         since = min(max(began, granted), now)
         self.seconds[BATCH] += since - began
         self.seconds[ROWS] += now - since
+        if self.trace is not None:
+            self.trace.add(self.names[BATCH], began, since)
+            self.trace.add(self.names[ROWS], since, now)
 
     def take(self) -> list[float]:
         """Return and clear the times, in the order of the activities."""
@@ -48,6 +114,8 @@ class NodeTimes(threading.local):
 
 class ServerTimes(NodeTimes):
     """Times of a server: BUSY with a message, and KERNELS within that; summed up over training."""
+
+    names = ("messages", "kernels")
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__(2, clock)

@@ -209,9 +209,13 @@ class WorkerLoop:
             with self.exchange.waits.of(TURN):
                 slot.enter_context(self.core_slots.mine())
             self.dense.load(item)
+            began = time.perf_counter()
             sums = self._compute(item)
         if self.delay is not None:
             self.delay.stretch(item, item.grant.usual)
+        if (trace := self.exchange.waits.trace) is not None:
+            trace.add("compute", began, time.perf_counter())
+            trace.step(max(item.row_versions.values(), default=0))
         self.dense.finish(item, sums)
 
     def _compute(self, item: BatchInProgress) -> Any:

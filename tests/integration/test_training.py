@@ -51,6 +51,23 @@ def consistent(result: dict[str, Any], samples: int, *, global_batch: int = 256,
     journal_agrees(Path(result["run_dir"]) / "events.log", result, global_batch // workers)
 
 
+def traced(run_dir: Path, result: dict[str, Any]) -> None:
+    """The trace has slices of every process, within or after each other in a thread, until step 200 after the first."""
+    events = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
+    names = {each["pid"]: each["args"]["name"] for each in events if each["ph"] == "M"}
+    slices = [each for each in events if each["ph"] == "X"]
+    assert {names[each["pid"]] for each in slices} == set(result["time"]["processes"]) == set(names.values())
+    steps = [int(each["name"].removeprefix("step ")) for each in events if each["ph"] == "i"]
+    assert steps and max(steps) <= min(steps) + 201
+    open_until: dict[int, list[float]] = {}
+    for each in sorted(slices, key=lambda each: (each["ts"], -each["dur"])):
+        ends = open_until.setdefault(each["tid"], [])
+        while ends and ends[-1] <= each["ts"] + 0.01:
+            ends.pop()
+        assert not ends or each["ts"] + each["dur"] <= ends[-1] + 0.01
+        ends.append(each["ts"] + each["dur"])
+
+
 def journal_agrees(path: Path, result: dict[str, Any], local_batch: int) -> None:
     """The event log tells the same story: every batch handed out, announced and ordered once a phase.
 
@@ -103,7 +120,7 @@ def test_a_run_learns_and_its_result_adds_up(launcher: Launcher, mode: str, tran
     days = ("data.days=3", "data.rows_per_day=8000") if mode == "gba" else ("data.rows_per_day=16000",)
     launched = launcher.start(
         f"mode={mode}", f"cluster.transport={transport}", "collective=gloo", *days, "optim.lr=0.004", "seed=3",
-        "--json",
+        "--json", "--trace",
     )  # fmt: skip
     done = launched.finish()
     assert done.code == 0, done.err
@@ -111,6 +128,7 @@ def test_a_run_learns_and_its_result_adds_up(launcher: Launcher, mode: str, tran
     assert result == done.result
     assert (result["mode"], result["seed"]) == (mode, 3)
     consistent(result, 16000)
+    traced(launched.run_dir, result)
     judged = [(phase["day"], phase["evaluated_on"]) for phase in result["phases"]]
     assert judged == [("day 0", "day1"), ("day 1", "day2")][: len(days)]
     assert result["best_possible_auc"] > result["auc"] > 0.6

@@ -17,7 +17,7 @@ from gbactl.data.source_cache import prepare
 from gbactl.engine.agent_connection import AGENT, AgentConnection, HostAccess, command
 from gbactl.engine.bandwidth_probe import ReachabilityProbe, dial
 from gbactl.engine.host_agents import HostAgents
-from gbactl.engine.host_info import free_memory
+from gbactl.engine.host_info import free_memory, usable_cores
 from gbactl.errors import ClusterError
 from tests.support.processes import alive, wait_for
 
@@ -76,6 +76,26 @@ def test_memory_is_what_the_control_groups_leave(files: dict[str, str], free: in
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert free_memory(tmp_path) == free
+
+
+CPU = "sys/fs/cgroup/cpu/cpu.cfs"
+
+
+@pytest.mark.parametrize(
+    ("files", "most"),
+    [
+        ({**V2, "sys/fs/cgroup/job/cpu.max": "150000 100000\n", "sys/fs/cgroup/job/step/cpu.max": "max 100000\n"}, 1),
+        ({**V2, "sys/fs/cgroup/job/cpu.max": "10000 100000\n"}, 1),
+        ({**V2, "sys/fs/cgroup/job/cpu.max": "max 100000\n"}, 1 << 20),
+        ({**V1, f"{CPU}_quota_us": "100000\n", f"{CPU}_period_us": "100000\n"}, 1),
+        ({**V1, f"{CPU}_quota_us": "-1\n", f"{CPU}_period_us": "100000\n"}, 1 << 20),
+    ],
+)  # fmt: skip
+def test_cores_are_what_a_quota_of_cpu_time_leaves(files: dict[str, str], most: int, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert usable_cores(tmp_path) == min(most, len(os.sched_getaffinity(0)))
 
 
 def test_a_question_that_fails_is_answered_with_its_reason(link: AgentConnection) -> None:

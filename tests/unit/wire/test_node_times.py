@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from gbactl.wire.node_times import BATCH, BUSY, KERNELS, PUSH, ROWS, NodeTimes, ServerTimes
+from gbactl.wire.node_times import (
+    BATCH,
+    BUSY,
+    KERNELS,
+    PUSH,
+    ROWS,
+    TRACE_DIR,
+    NodeTimes,
+    ServerTimes,
+    Trace,
+    merge_traces,
+)
 
 
 @pytest.mark.parametrize(("granted", "expected"), [(0.0, (0.0, 4.0)), (7.0, (2.0, 2.0)), (99.0, (4.0, 0.0))])
@@ -44,3 +57,25 @@ def test_a_server_is_idle_or_busy_in_training_only() -> None:
     assert times.total(training=True) == {"idle": 4.0, "kernels": 1.0, "messages": 2.0}
     handle(5.0, 5.0)
     assert times.total(training=False) == {"idle": 4.0, "kernels": 1.0, "messages": 2.0}
+
+
+def test_traces_of_processes_become_one_until_their_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Trace.of(tmp_path, "W0", 7) is None
+    (tmp_path / TRACE_DIR).mkdir()
+    trace, now = Trace.of(tmp_path, "W0", 7), iter([2.0, 2.5, 3.0, 4.0, 5.0])
+    assert trace is not None
+    monkeypatch.setattr(NodeTimes, "trace", trace)
+    times = NodeTimes(clock=lambda: next(now))
+    with times.of(PUSH):
+        trace.step(1000)
+    times.next_batch(2.5, 2.75)
+    trace.step(1201)
+    with times.of(PUSH):
+        pass
+    trace.write()
+    events = json.loads(merge_traces(tmp_path).read_text())["traceEvents"]
+    found = [(each["name"], each["ts"], each["dur"]) for each in events if each["ph"] == "X"]
+    assert found == [("push", 2e6, 5e5), ("batch", 2.5e6, 2.5e5), ("rows", 2.75e6, 2.5e5)]
+    assert [each["name"] for each in events if each["ph"] == "i"] == ["step 1000"]
+    assert events[0]["args"] == {"name": "W0"} and {each["pid"] for each in events} == {7}
+    assert not (tmp_path / TRACE_DIR).exists()

@@ -10,14 +10,14 @@ from gbactl.config.groups import ClusterConfig
 from gbactl.engine.hosts import HostsEngine
 from gbactl.errors import require
 
-EXAMPLE = "cluster.exec='kubectl exec -i {host} -- {agent}'"
+KUBECTL = "kubectl exec -i {host} -- {agent}"
 
 
 @dataclass(frozen=True)
 class ExecOptions(EngineOptions):
     """`exec`: the command; `{host}` stands for a host's name, `{agent}` for the command that starts an agent."""
 
-    exec: str = ""
+    exec: str = KUBECTL
 
 
 class ExecEngine(HostsEngine):
@@ -39,7 +39,7 @@ class ExecEngine(HostsEngine):
     def check(self, cluster: ClusterConfig, workers: int) -> None:
         super().check(cluster, workers)
         lacks = [word for word in ("{host}", "{agent}") if word not in self.template(cluster)]
-        require(not lacks, f"cluster.exec lacks {' and '.join(lacks)}; type for instance {EXAMPLE}.")
+        require(not lacks, f"cluster.exec lacks {' and '.join(lacks)}; type for instance cluster.exec='{KUBECTL}'.")
 
 
 ENGINE = ExecEngine()

@@ -60,7 +60,7 @@ def choices_of(group: str, name: str, key: str) -> str:
     unknown: Any = "?"
     for part in reversed(key.split(".")):
         unknown = {part: unknown}
-    hosts = {"hosts": ["a:4"], "workers": 4} if name == "hosts" else {}
+    hosts = {"hosts": ["a:4"], "workers": 4} if group == "cluster" and not engine_named(name).one_host else {}
     try:
         from_dict({group: {"name": name, **hosts, **unknown}} if name else {group: unknown} if group else unknown)
     except ConfigError as error:

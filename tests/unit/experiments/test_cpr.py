@@ -56,7 +56,7 @@ def test_the_sweep_holds_every_variant_with_the_failures_of_its_seed(scripts: An
     assert list(parts) == ["none", "abstract", "beyond", "modes_none", "modes", *real]
     options = scripts["study_results"].options
     none = {options(cell.overrides)["seed"] for cell in parts["none"].cells}
-    assert len(none) >= (2 if size == "tiny" else 10)
+    assert len(none) == {"tiny": 2, "default": 5, "full": 10}[size]
     variants = {options(cell.overrides)["checkpoint"] for cell in parts["abstract"].cells}
     assert variants == {"full", "cpr", "cpr_scar", "cpr_mfu", "cpr_ssu"}
     for name in ("abstract", "beyond", "modes"):

@@ -18,7 +18,9 @@ from gbactl.policies.policy import names, policy_class
 from tests.support.slow import crossed
 
 FILES = sorted(path.relative_to(conf_dir()) for path in conf_dir().rglob("*.yaml"))
-NEEDED = {"cluster/hosts.yaml": ("cluster.hosts=[a:2,b:2]",)}  # what only a user can know
+NEEDED = {
+    f"cluster/{name}.yaml": ("cluster.hosts=[a:2,b:2]",) for name in ("exec", "hosts", "slurm")
+}  # what only a user can know
 GROUPS = [path for path in FILES if len(path.parts) == 2]
 
 

@@ -83,7 +83,7 @@ def config(
 def adds_up(result: dict[str, Any], samples: int = SAMPLES) -> None:
     counted = result["samples"]
     assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == samples
-    assert result["refused_frames"] == 0
+    assert result["refused_frames"] == 0, result["refused"]
 
 
 def of(told: list[Event], name: str) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ a state machine would have twenty states and their transitions. It yields what i
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -355,8 +354,6 @@ class RunFlow:
         inspected = yield from core.requests.inspect("server", "worker")
         refused = sum((Counter(node.refused) for node in inspected.values()), Counter(run.hub.refused))
         found = run.record.result(best, inspected)
-        if run.cfg.engine.real:
-            found["time"]["began_at"] = time.time() - run.record.seconds
         rolled_back = sum(failed.samples_rolled_back for failed in run.failures.all)
         result = {
             **found,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,11 @@ def run_coordinator(boot: Bootstrap) -> None:
     run_dir = Path(boot.run_dir)
     found = JournalState.of(run_dir, boot.incarnation, *boot.missed) if boot.incarnation else None
     coordinator = Coordinator(hub, boot.cfg, dataset, run_dir, header(boot.cfg, dataset), found)
+
+    def with_clock_time(result: dict[str, Any]) -> None:
+        result["time"]["began_at"] = time.time() - coordinator.context.record.seconds
+
+    coordinator.flow.amend = with_clock_time
     if coordinator.context.journal.on:
         beat(lambda: coordinator.context.tell("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4))
     coordinator.run()

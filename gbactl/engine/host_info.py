@@ -23,24 +23,23 @@ from gbactl.install import version
 class CgroupFiles(NamedTuple):
     """Names of the files of one resource in one version of Linux control groups.
 
-    Of memory: its limit, what is used, and what of that is free at once; of CPU time: quota and period."""
+    Of memory: limit and use, and in memory.stat the `idle` part of that; of CPU time: quota and period."""
 
     controller: str
     mount: str
-    limit: str
-    used: str
+    files: tuple[str, ...]
     idle: str = ""
 
 
 GROUPS = (
-    CgroupFiles("", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    CgroupFiles("", "sys/fs/cgroup", ("memory.max", "memory.current"), "inactive_file"),
     CgroupFiles(
-        "memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+        "memory", "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file"
     ),
 )  # fmt: skip
 CPU_GROUPS = (
-    CgroupFiles("", "sys/fs/cgroup", "cpu.max", "cpu.max"),
-    CgroupFiles("cpu", "sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"),
+    CgroupFiles("", "sys/fs/cgroup", ("cpu.max",)),
+    CgroupFiles("cpu", "sys/fs/cgroup/cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")),
 )
 SAME = ("gbactl", "python", "torch", "horovod")  # versions that must be equal on all hosts
 
@@ -84,11 +83,9 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 def _quota(folder: Path, group: CgroupFiles) -> float | None:
     """Return a control group's quota of CPU time in cores; None without one."""
-    words = [
-        word for name in dict.fromkeys((group.limit, group.used)) for word in " ".join(_lines(folder / name)).split()
-    ]
+    lines = [line for name in group.files for line in _lines(folder / name)]
     try:
-        quota, period = map(int, words)
+        quota, period = map(int, " ".join(lines).split())
     except ValueError:  # "max", or a mount that does not show the group
         return None
     return quota / period if quota > 0 < period else None
@@ -108,7 +105,7 @@ def _left(folder: Path, group: CgroupFiles) -> int | None:
     """Return the free bytes below a control group's memory limit (unused file pages are free); None without a limit."""
     stat = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat"))
     try:
-        limit, used = (int(_lines(folder / name)[0]) for name in (group.limit, group.used))
+        limit, used = (int(_lines(folder / name)[0]) for name in group.files)
     except (IndexError, ValueError):  # "max", or a mount that does not show the group
         return None
     return max(1, limit - used + int(stat.get(group.idle, 0)))

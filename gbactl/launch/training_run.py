@@ -112,7 +112,7 @@ def train_switching(overrides: list[str], as_json: bool = False) -> None:
 
 
 def _train(
-    cfg: RunConfig, command: CommandLine, as_json: bool, display: type[ProgressDisplay], trace: bool = False
+    cfg: RunConfig, command: CommandLine, as_json: bool, display: type[ProgressDisplay], trace: bool
 ) -> dict[str, Any]:
     if trace and not cfg.engine.real:
         raise UsageError("A trace is of real processes; type cluster=local or leave out --trace.")

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from tests.support.processes import collective, wait_for
+from tests.support.sockets import free_port
 
 NODES = ("n1", "n2")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "salloc")
@@ -36,18 +37,18 @@ class SlurmCluster:
 
     def start(self) -> None:
         """Start the daemons, and wait until both nodes are idle."""
-        folder, host, ports = self.folder, socket.gethostname().split(".")[0], _free_ports(3)
+        folder, host = self.folder, socket.gethostname().split(".")[0]
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o400)
         own = [f"--{name}={folder / file}" for name, file in MUNGE.items()]
         self._begin("munged", "--foreground", "--force", *own)
         nodes = [
-            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 State=UNKNOWN\n"
-            for name, port in zip(NODES, ports, strict=False)
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=2 State=UNKNOWN\n"
+            for name in NODES
         ]
         for name in ("state", *(f"spool-{node}" for node in NODES)):
             (folder / name).mkdir()
-        text = CONF.format(folder=folder, host=host, port=ports[2]) + "".join(nodes)
+        text = CONF.format(folder=folder, host=host, port=free_port()) + "".join(nodes)
         (folder / "slurm.conf").write_text(text + f"PartitionName=p Nodes={','.join(NODES)} Default=YES State=UP\n")
         wait_for(lambda: (folder / "munge.socket").exists(), 20)
         self._begin("slurmctld", "-D")
@@ -114,11 +115,3 @@ SlurmdTimeout=30
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 """
-
-
-def _free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    found = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return found

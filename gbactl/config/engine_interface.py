@@ -42,6 +42,8 @@ class EngineInterface:
     real: ClassVar[bool] = True
     #: whether all processes share this host's memory
     one_host: ClassVar[bool] = True
+    #: keys of `cluster` that a resumed run takes anew, as typed or by default, not from the run that it goes on with
+    not_resumed: ClassVar[tuple[str, ...]] = ()
 
     @property
     def here(self) -> bool:

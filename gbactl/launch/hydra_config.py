@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from gbactl.checked_dataclasses import build
-from gbactl.conf_files import did_you_mean, entries_of, options, unknown
+from gbactl.conf_files import bases, did_you_mean, entries_of, options, unknown
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
 from gbactl.config.groups import CostConfig
 from gbactl.errors import ConfigError, GbactlError, UsageError
@@ -77,10 +77,16 @@ def mode_file(mode: str) -> dict[str, Any]:
 
 
 def _option_file(group: str, option: str) -> dict[str, Any]:
-    """Load conf/GROUP/OPTION.yaml; {} where there is none."""
+    """Load conf/GROUP/OPTION.yaml with its bases; {} where there is none."""
     path = conf_dir() / group / f"{option}.yaml"
-    found = OmegaConf.to_container(OmegaConf.load(path), resolve=True) if path.is_file() else {}
-    return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
+    if not path.is_file():
+        return {}
+    own = OmegaConf.load(path)
+    assert isinstance(own, DictConfig)
+    below = map(OmegaConf.load, bases(path.parent, own.get("defaults", ())))
+    found = OmegaConf.to_container(OmegaConf.merge(*below, own), resolve=True)
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items() if key != "defaults"}
 
 
 def defaults_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,6 +89,9 @@ def _above(program: str) -> Iterator[list[str]]:
 class SlurmEngine(HostsEngine):
     """Engine whose agents are started by srun, one a node. cluster.hosts, where given, chooses among the nodes."""
 
+    signs: ClassVar[tuple[str, ...]] = ("SLURM_JOB_NODELIST",)
+    surroundings: ClassVar[str] = "a Slurm allocation"
+
     not_resumed: ClassVar[tuple[str, ...]] = ("hosts", "bind")  # the next allocation has other nodes
 
     def defaults(self, cluster: Mapping[str, Any]) -> dict[str, Any]:

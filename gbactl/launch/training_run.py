@@ -60,6 +60,7 @@ from gbactl.tracking.final_metrics import (
 from gbactl.tracking.mlflow_connection import COMMAND, NOTE, tracking_uri
 from gbactl.tracking.run_description import (
     CONFIG_TAG,
+    MODE_TAG,
     CommandLine,
     config_tag,
     dataset_inputs,
@@ -480,7 +481,7 @@ class LaunchedRun:
             name = run_name(self.modes, self.cfg.seed, self.command)
         elif self.modes != self.cfg.mode.name:
             name = f"{name} {self.modes}"
-        return {"gbactl.mode": self.modes, "mlflow.runName": name}
+        return {MODE_TAG: self.modes, "mlflow.runName": name}
 
     def _origin_run(self) -> str | None:
         """Return the MLflow id of another run whose checkpoint this one goes on from; None where there is none."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from gbactl.checked_dataclasses import Bounds, Processes
 from gbactl.config.engine_interface import EngineOptions
@@ -18,9 +18,6 @@ from gbactl.config.groups import ClusterConfig
 from gbactl.engine.host_placement import Host
 from gbactl.engine.hosts import HostsEngine
 from gbactl.errors import ConfigError, require
-
-if TYPE_CHECKING:
-    from gbactl.engine.base import LaunchContext
 
 # -u: without it srun keeps output until a newline. --overlap: agents, and steps of others, share the nodes' cores;
 # none is bound to one of them
@@ -115,6 +112,8 @@ class SlurmEngine(HostsEngine):
     """Engine whose agents are started by srun, one a node. cluster.hosts, where given, chooses among the nodes."""
 
     Options: ClassVar[type[EngineOptions]] = SlurmOptions
+    signs: ClassVar[tuple[str, ...]] = ("SLURM_JOB_NODELIST",)
+    surroundings: ClassVar[str] = "a Slurm allocation"
     not_resumed: ClassVar[tuple[str, ...]] = ("hosts", "bind", "slurm")  # the next allocation has other nodes
 
     def defaults(self, cluster: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,19 +130,11 @@ class SlurmEngine(HostsEngine):
         super().check(cluster, workers)
         options = self.options(cluster)
         assert isinstance(options, SlurmOptions)
-        job = options.slurm
-        strange = [each for each in job.sbatch if not OPTION.fullmatch(each)]
+        strange = [each for each in options.slurm.sbatch if not OPTION.fullmatch(each)]
         require(not strange, f"cluster.slurm.sbatch has {strange[:1]}, which is no NAME:VALUE; type [partition:long].")
-        require(
-            job.grace >= cluster.stop_seconds,
-            f"cluster.slurm.grace={job.grace} ends before the run is saved; type at least cluster.stop_seconds="
-            f"{cluster.stop_seconds:g}.",
-        )
 
-    def train(self, launch: LaunchContext) -> None:
-        if len(launch.cfg.cluster.hosts) > 1 and not outlives_nodes(os.environ):
-            launch.show.say(MORTAL)
-        super().train(launch)
+    def warning(self, cluster: ClusterConfig) -> str:
+        return MORTAL if len(cluster.hosts) > 1 and not outlives_nodes(os.environ) else ""
 
 
 ENGINE = SlurmEngine()

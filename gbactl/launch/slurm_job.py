@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gbactl.errors import ClusterError, ConfigError, Stopped, UsageError
+from gbactl.errors import ClusterError, ConfigError, Stopped, UsageError, require
 
 SCRIPT, OUTPUT = "job.sh", "job.log"
 LOOK_SECONDS, ASK_SECONDS = 0.5, 2.0
@@ -136,6 +136,10 @@ def _write(overrides: list[str], more: Sequence[str]) -> tuple[Path, Path]:
     tasks = job.tasks or max(1, -(-workers // job.nodes))
     # what its nodes are called, and how they are reached, is known in the job
     cfg = compose([*overrides, f"cluster.hosts=[{','.join(f'node{n}:{tasks}' for n in range(job.nodes))}]"])
+    least = cfg.cluster.stop_seconds
+    require(
+        job.grace >= least, f"cluster.slurm.grace={job.grace} ends before the run is saved; type at least {least:g}."
+    )
     if given is not None and cfg.run_dir is None:
         run = run_of(find(given))
     else:

@@ -84,7 +84,7 @@ def test_slurm_refuses_the_job_or_is_not_there(commands: Commands) -> None:
         ([*RUN, "cluster.slurm.nodes=many"], "cluster.slurm.nodes"),
         ([*RUN, "cluster.slurm.tasks=1"], "cluster.workers=4 do not fit into the 2 slots"),
         ([*RUN, "cluster.slurm.sbatch=[-p]"], "is no NAME:VALUE"),
-        ([*RUN, "cluster.slurm.grace=5"], r"type at least cluster.stop_seconds=30\."),
+        ([*RUN, "cluster.slurm.grace=5"], r"type at least 30\."),
         ([*RUN, "mode.iota=x"], "mode.iota"),
     ],
 )  # fmt: skip

@@ -7,8 +7,9 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, ClassVar
 
 from gbactl.config.groups import ClusterConfig
 from gbactl.engine.host_placement import Host
@@ -17,7 +18,12 @@ from gbactl.errors import ConfigError
 
 # -u: without it srun keeps output until a newline. --overlap: agents, and steps of others, share the nodes' cores
 SRUN = "srun -u --overlap --nodes=1 --ntasks=1"
-HOW = "type salloc -N 2 gbactl train cluster=slurm ..., or put that line into a script for sbatch"
+HOW = "type salloc -N 2 --no-kill gbactl train cluster=slurm ..., or put gbactl train into a script for sbatch"
+MORTAL = (
+    "Warning: this allocation seems to be without --no-kill: Slurm ends it when it loses a node, before gbactl can "
+    "replace the node's processes; type salloc --no-kill ..., or add the line #SBATCH --no-kill to the batch script."
+)
+NO_KILL = re.compile(r"(^|\s)(-k|--no-kill)(?!=)(\s|$)")
 
 
 def counts(text: str) -> Iterator[int]:
@@ -48,8 +54,42 @@ def allocation(environment: Mapping[str, str]) -> tuple[Host, ...]:
         raise ConfigError(f"Slurm's {key} does not fit its nodes; type cluster.hosts='[NODE:SLOTS,...]'.") from error
 
 
+def outlives_nodes(environment: Mapping[str, str]) -> bool:
+    """Return whether the allocation was visibly asked for with --no-kill.
+
+    Slurm shows that neither in a job's environment nor in its description. It is read from the variables of salloc and
+    sbatch, from the command line of the salloc above this process, and from the batch script."""
+    if {"SALLOC_NO_KILL", "SBATCH_NO_KILL"} & set(environment):
+        return True
+    script = ["scontrol", "write", "batch_script", environment.get("SLURM_JOB_ID", ""), "-"]
+    try:
+        lines = subprocess.run(script, capture_output=True, text=True, check=False).stdout.splitlines()
+    except OSError:
+        lines = []
+    asked = [line.removeprefix("#SBATCH") for line in lines if line.startswith("#SBATCH")]
+    return any(NO_KILL.search(text) for text in [*asked, *(" ".join(each) for each in _above("salloc"))])
+
+
+def _above(program: str) -> Iterator[list[str]]:
+    """Yield the arguments of every process of a program above this one."""
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            arguments = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            return
+        if Path(arguments[0]).name == program:
+            yield arguments
+
+
 class SlurmEngine(HostsEngine):
     """Engine whose agents are started by srun, one a node. cluster.hosts, where given, chooses among the nodes."""
+
+    signs: ClassVar[tuple[str, ...]] = ("SLURM_JOB_NODELIST",)
+    surroundings: ClassVar[str] = "a Slurm allocation"
+
+    not_resumed: ClassVar[tuple[str, ...]] = ("hosts", "bind")  # the next allocation has other nodes
 
     def defaults(self, cluster: Mapping[str, Any]) -> dict[str, Any]:
         """Return the nodes of the allocation where no hosts are given, and the number of workers."""
@@ -60,6 +100,9 @@ class SlurmEngine(HostsEngine):
         from gbactl.engine.agent_connection import agent_command
 
         return f"{SRUN} --nodelist={quote(host)} {agent_command(cluster.python)}"
+
+    def warning(self, cluster: ClusterConfig) -> str:
+        return MORTAL if len(cluster.hosts) > 1 and not outlives_nodes(os.environ) else ""
 
 
 ENGINE = SlurmEngine()

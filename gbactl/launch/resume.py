@@ -24,6 +24,7 @@ from gbactl.checkpoint.folder import (
     shared_values,
 )
 from gbactl.config import RunConfig, to_dict
+from gbactl.config.engine_interface import engine_named
 from gbactl.config.groups import ClusterConfig
 from gbactl.coordinator.state import JobPosition, config_at
 from gbactl.data.dataset import Dataset
@@ -127,6 +128,8 @@ def resumed(values: dict[str, Any], typed: Sequence[str]) -> dict[str, Any]:
         _take_over(stored, values, key.split("."))
         if key == "switch.schedule":
             _take_over(stored, values, ("switch", "modes"))
+    for key in engine_named(str(stored["cluster"]["name"])).not_resumed:
+        _take_over(stored, values, ("cluster", key))
     _refuse_commands(stored, values)
     stored[KEY] = str(chain.folder.resolve() / chain.last.name)
     return stored

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 import time
 from collections import Counter
@@ -139,6 +140,7 @@ def _train(
         show.say(f"  {SLOW_BF16}")
     with run_dirs.lock(run_dir):
         job.begin(run_dir, cfg)
+        shutil.rmtree(run_dir / TRACE_DIR, ignore_errors=True)  # of a launcher that was killed
         with traced(run_dir, show) if trace else contextlib.nullcontext():
             result = LaunchedRun(cfg, dataset, run_dir, show, hogs, job, command).go()
     if as_json:
@@ -157,7 +159,7 @@ def _train(
 @contextlib.contextmanager
 def traced(run_dir: Path, show: ProgressDisplay) -> Iterator[None]:
     """Context of a run whose processes write traces: their directory, which asks them to, becomes one file."""
-    (run_dir / TRACE_DIR).mkdir(exist_ok=True)
+    (run_dir / TRACE_DIR).mkdir()
     try:
         yield
     finally:

@@ -62,6 +62,24 @@ def test_a_group_that_is_typed_is_taken_as_a_whole(run: Path) -> None:
     assert cfg.model.dim == 3
 
 
+def test_a_run_on_slurm_goes_on_on_the_nodes_of_its_next_allocation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, slurm = tmp_path / "run", tmp_path / "scontrol"
+    run.mkdir()
+    slurm.write_text("#!/bin/sh\nprintf 'n3\\nn4\\n'\n")
+    slurm.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
+    for key, value in {"JOB_NODELIST": "n[3-4]", "NTASKS": "2", "TASKS_PER_NODE": "1(x2)"}.items():
+        monkeypatch.setenv(f"SLURM_{key}", value)
+    foreign(run, name="slurm", hosts=["n1:1", "n2:1"], bind="10.0.0.1")
+    cfg = compose([f"resume={run}"])
+    assert (cfg.cluster.hosts, cfg.cluster.bind, cfg.cluster.workers) == (["n3:1", "n4:1"], "auto", 2)
+    assert compose([f"resume={run}", "cluster.hosts=[n4:2]"]).cluster.hosts == ["n4:2"]
+    with pytest.raises(UsageError, match=r"cluster.workers=2 do not fit into the 1 slots"):
+        compose([f"resume={run}", "cluster.hosts=[n4:1]"])
+
+
 WRONG = {"experiment=smoke": "leave experiment= out", "mode.bound=3": r"mode\.bound does not", "no=1": "no key no"}
 
 

@@ -32,7 +32,8 @@ def running(runs: Path = Path("runs")) -> Path:
     """Find the directory of the only job that runs below a folder. Raises UsageError unless there is exactly one.
 
     A job whose launcher was killed leaves its control socket's file, but not its lock."""
-    found = sorted(path.parent for path in runs.glob(f"*/{FILE}") if locked(path.parent))
+    files = (path for depth in ("*", "*/*") for path in runs.glob(f"{depth}/{FILE}"))
+    found = sorted(path.parent for path in files if locked(path.parent))
     if len(found) == 1:
         return found[0]
     if found:

@@ -74,8 +74,8 @@ def test_keys_ask_before_they_switch() -> None:
 def test_the_only_running_job_is_meant(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"No job runs below .*; type gbactl train"):
         running(tmp_path)
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
+    for name in ("a", "study/b"):
+        (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "control.json").touch()
     with pytest.raises(UsageError, match="No job runs"):  # their launchers were killed
         running(tmp_path)
@@ -83,8 +83,8 @@ def test_the_only_running_job_is_meant(tmp_path: Path) -> None:
         assert running(tmp_path) == tmp_path / "a"
     with (
         lock(tmp_path / "a"),
-        lock(tmp_path / "b"),
-        pytest.raises(UsageError, match=r"2 jobs run; type one of: gbactl top .*/a, gbactl top .*/b"),
+        lock(tmp_path / "study/b"),
+        pytest.raises(UsageError, match=r"2 jobs run; type one of: gbactl top .*/a, gbactl top .*/study/b"),
     ):
         running(tmp_path)
 

@@ -34,7 +34,7 @@ VIEW = "gbactl_by_mode"  # key of the view
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 _VIEW_NAME = "By mode"
 _VIEW_CHARTS = (
-    ("auc", "LINE"), ("train/progressive_auc", "LINE"), ("loss", "LINE"), ("eps", "BAR"), ("staleness", "BAR"),
+    ("auc", "LINE"), ("eps", "BAR"), ("loss", "LINE"), ("staleness", "BAR"), ("train/progressive_auc", "LINE"),
     ("logloss", "LINE"),
 )  # fmt: skip
 _VIEW_COLUMNS = ("auc", "logloss", "eps", "staleness")

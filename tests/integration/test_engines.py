@@ -73,9 +73,14 @@ def test_a_command_reaches_the_hosts(launcher: Launcher, containers: Containers)
 
 @pytest.mark.beside
 def test_checkpoints_need_a_run_directory_that_the_hosts_share(launcher: Launcher, containers: Containers) -> None:
-    done = launcher.gbactl("doctor", *reached(containers), "checkpoint=cpr", f"run_dir={launcher.cwd / 'runs' / 'new'}")
-    assert done.returncode == 1 and done.stdout.count("MISSING") == 1, done.stdout + done.stderr
-    assert "not seen by a, b" in " ".join(done.stdout.split())
+    typed = (*reached(containers), "checkpoint=cpr")
+    asked = launcher.gbactl("doctor", *typed, f"run_dir={launcher.cwd / 'runs' / 'new'}")
+    assert asked.returncode == 1 and asked.stdout.count("MISSING") == 1, asked.stdout + asked.stderr
+    assert "not seen by a, b" in " ".join(asked.stdout.split())
+    done = launcher.start("mode=gba", *typed).finish()
+    for name in containers.names:
+        assert f"Host {name} does not see the run directory {done.run_dir}; put it on a file system that" in done.err
+    assert done.code == 1 and not (done.run_dir / "events.log").exists()
 
 
 @pytest.mark.slow

@@ -22,7 +22,9 @@ def test_verbs_groups_options_and_keys_are_completed() -> None:
     assert completed("train", "seed=1", "mode", "=", "hop_bs") == ["hop_bs"], "as bash cuts words"
     assert "hosts" in completed("train", "cluster", "=")
     assert completed("switch", "mode.iot") == ["mode.iota="]
-    assert completed("train", "clus") == [f"cluster={name}" for name in ("exec", "hosts", "local", "slurm", "virtual")]
+    assert completed("train", "clus") == [
+        f"cluster={name}" for name in ("exec", "hosts", "local", "ray", "slurm", "virtual")
+    ]
     assert completed("config", "optim.sch")[0] == "optim.schedule.name"
 
 

@@ -102,8 +102,7 @@ shadowsync: install ## the study in experiments/shadowsync (two hours; SIZE=full
 	$(BIN)/python experiments/shadowsync/write_shadowsync.py
 
 switching: install ## the studies in experiments/switching (two hours; SIZE=full: hours; GBACTL_DATA=FOLDER adds Frappe)
-	$(BIN)/python experiments/study.py experiments/switching/sweep.yaml --part rates --part both_ways --part anew --part adagrad --part frappe --part day --part pauses
-	$(BIN)/python experiments/switching/pauses.py
+	$(BIN)/python experiments/study.py experiments/switching/sweep.yaml
 	$(BIN)/python experiments/switching/write_switching.py
 
 cpr: install ## the study in experiments/cpr (four and a half hours; SIZE=full: hours; SIZE=tiny: tries it out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
@@ -48,21 +47,14 @@ def part(sweep: Path, name: str) -> study.Part:
 
 
 def found(sweep: Path, name: str) -> list[Done]:
-    """Finished cells of a part, in its order, those without a result left out.
-
-    Recorded ones are found by their overrides, which saves composing each configuration."""
+    """Finished cells of a part, in its order, those without a result left out."""
     of_part = part(sweep, name)
     if of_part.recorded:
-        lines = {tuple(line["overrides"]): line for line in study.Record.of(sweep, size()).lines.values()}
-        there = [(cell, lines[cell.overrides]) for cell in of_part.cells if cell.overrides in lines]
+        record = study.Record.of(sweep, size())
+        there = [(cell, record.lines[cell.overrides]) for cell in of_part.cells if record.has(cell)]
         return [Done(options(cell.overrides), line["result"], Path(), line["code"]) for cell, line in there]
-    cells, version = [], study.code_version()
-    for cell in of_part.cells:
-        folder = study.folder_of(cell, version)
-        if study.finished(folder):
-            result = json.loads((folder / "result.json").read_text())
-            cells.append(Done(options(cell.overrides), result, folder, version))
-    return cells
+    runs = [(cell, study.finished(cell)) for cell in of_part.cells]
+    return [Done(options(c.overrides), run, Path(run["run_dir"]), study.code_version()) for c, run in runs if run]
 
 
 def done(sweep: Path, name: str, target: str) -> list[Done]:

@@ -2,8 +2,7 @@
 
     .venv/bin/python experiments/cpr/write_cpr.py
 
-Costs 20 seconds, for study 2; reads runs/studies/. Sections whose cells have not run with this version of the code stay
-unchanged in the file, which names their version.
+Costs 20 seconds, for study 2. Sections whose cells have not all run stay unchanged in the file.
 """
 
 from __future__ import annotations

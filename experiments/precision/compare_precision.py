@@ -2,7 +2,7 @@
 
     .venv/bin/python experiments/precision/compare_precision.py [--part NAME]
 
-Part of `make precision`. Costs a second; reads runs/studies/.
+Part of `make precision`. Costs a second.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write results.md: the tables of this study. Costs half a minute; reads runs/studies/. Part of `make shadowsync`.
+"""Write results.md: the tables of this study. Costs half a minute. Part of `make shadowsync`.
 
 .venv/bin/python experiments/shadowsync/write_shadowsync.py [--part NAME]
 """

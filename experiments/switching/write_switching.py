@@ -2,7 +2,7 @@
 
     .venv/bin/python experiments/switching/write_switching.py
 
-Costs a few seconds; reads runs/studies/. Part of `make switching`.
+Costs a few seconds. Part of `make switching`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def day() -> list[str]:
 
 def paused() -> list[str]:
     """Section of study 3."""
-    return [study_results.origin(SWEEP, "pauses"), pauses.table(cells("pauses"), pauses.measured())]
+    return [study_results.origin(SWEEP, "pauses"), pauses.table(cells("pauses"), cells("restarts"))]
 
 
 SECTIONS: dict[str, Callable[[], list[str]]] = {

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from gbactl.config.engine_interface import EngineOptions
 from gbactl.config.groups import ClusterConfig
 from gbactl.engine.hosts import HostsEngine
 from gbactl.errors import require
 
+HOSTS = "GBACTL_HOSTS"  # POD:SLOTS of each pod, with commas between them, as a manifest can set it
 KUBECTL = "kubectl exec -i {host} -- {agent}"
 
 
@@ -21,9 +24,19 @@ class ExecOptions(EngineOptions):
 
 
 class ExecEngine(HostsEngine):
-    """Engine whose agents are started by the user's command, once for each host of cluster.hosts."""
+    """Engine whose agents are started by the user's command, once for each host of cluster.hosts.
+
+    Where none are given, the hosts are those of the environment variable GBACTL_HOSTS."""
 
     Options: ClassVar[type[EngineOptions]] = ExecOptions
+    signs: ClassVar[tuple[str, ...]] = ("KUBERNETES_SERVICE_HOST", HOSTS)
+    surroundings: ClassVar[str] = f"a pod with {HOSTS}"
+
+    def defaults(self, cluster: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the hosts that the environment names where none are given, and the number of workers."""
+        named = os.environ.get(HOSTS, "")
+        known = {} if cluster.get("hosts") or not named else {"hosts": named.split(",")}
+        return {**known, **super().defaults({**cluster, **known})}
 
     def template(self, cluster: ClusterConfig) -> str:
         """Return the command with its two placeholders."""

@@ -36,6 +36,10 @@ class HostsEngine(EngineInterface):
         require(isinstance(given, list) and all(isinstance(host, str) for host in given), "cluster.hosts is a list.")
         return {"workers": slots(hosts_of(given or []))}
 
+    def warning(self, cluster: ClusterConfig) -> str:
+        """Describe what a run may suffer from although it can start; "" if nothing is known."""
+        return ""
+
     def check(self, cluster: ClusterConfig, workers: int) -> None:
         place(hosts_of(cluster.hosts), workers, cluster.servers, cluster.placement)
         require(bool(cluster.ssh.strip()), "cluster.ssh is the command that reaches a host; type cluster.ssh=ssh.")
@@ -47,6 +51,8 @@ class HostsEngine(EngineInterface):
     def train(self, launch: LaunchContext) -> None:
         from gbactl.engine.remote_processes import RemoteRunProcesses
 
+        if told := self.warning(launch.cfg.cluster):
+            launch.show.say(told)
         children = RemoteRunProcesses(
             launch.cfg, launch.run_dir, launch.key, launch.dataset, launch.config, launch.show,
             lambda host: self.agent(launch.cfg.cluster, host),

@@ -9,15 +9,12 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from gbactl.config.groups import ClusterConfig
 from gbactl.engine.host_placement import Host
 from gbactl.engine.hosts import HostsEngine
 from gbactl.errors import ConfigError
-
-if TYPE_CHECKING:
-    from gbactl.engine.base import LaunchContext
 
 # -u: without it srun keeps output until a newline. --overlap: agents, and steps of others, share the nodes' cores
 SRUN = "srun -u --overlap --nodes=1 --ntasks=1"
@@ -89,6 +86,9 @@ def _above(program: str) -> Iterator[list[str]]:
 class SlurmEngine(HostsEngine):
     """Engine whose agents are started by srun, one a node. cluster.hosts, where given, chooses among the nodes."""
 
+    signs: ClassVar[tuple[str, ...]] = ("SLURM_JOB_NODELIST",)
+    surroundings: ClassVar[str] = "a Slurm allocation"
+
     not_resumed: ClassVar[tuple[str, ...]] = ("hosts", "bind")  # the next allocation has other nodes
 
     def defaults(self, cluster: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,10 +101,8 @@ class SlurmEngine(HostsEngine):
 
         return f"{SRUN} --nodelist={quote(host)} {agent_command(cluster.python)}"
 
-    def train(self, launch: LaunchContext) -> None:
-        if len(launch.cfg.cluster.hosts) > 1 and not outlives_nodes(os.environ):
-            launch.show.say(MORTAL)
-        super().train(launch)
+    def warning(self, cluster: ClusterConfig) -> str:
+        return MORTAL if len(cluster.hosts) > 1 and not outlives_nodes(os.environ) else ""
 
 
 ENGINE = SlurmEngine()

@@ -31,6 +31,7 @@ from yaml import YAMLError
 from gbactl.checked_dataclasses import build
 from gbactl.conf_files import bases, did_you_mean, entries_of, options, unknown
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
+from gbactl.config.engine_interface import AUTO, engine_named, surroundings, with_engine
 from gbactl.config.groups import CostConfig
 from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.faults.load_trace import with_traces
@@ -108,6 +109,7 @@ def defaults_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def compose(overrides: list[str]) -> RunConfig:
     """Compose conf/train.yaml with Hydra overrides. Raises UsageError with the valid keys or options."""
+    overrides = with_engine(overrides)
     with _explained():
         GlobalHydra.instance().clear()
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
@@ -156,6 +158,10 @@ def run_hydra(
                 print(f"run {HydraConfig.get().job.num + 1} of {sweep.of}: {error}", file=sys.stderr, flush=True)
             return None
 
+    given, arguments = arguments, with_engine(arguments)
+    if arguments != given:
+        name = surroundings(os.environ)
+        print(f"cluster={AUTO}: in {engine_named(name).surroundings}, so cluster={name}", file=sys.stderr, flush=True)
     # Hydra derives its job name from sys.argv and prints tracebacks itself unless told not to.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     main = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=ROOT_CONFIG)(task)

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import gbactl
-from gbactl.config.engine_interface import engine_named
+from gbactl.config.engine_interface import AUTO, engine_named
 from gbactl.paths import conf_dir
 from gbactl.policies.policy import names
 
 PACKAGE = Path(gbactl.__file__).parent
 STUDIES = PACKAGE.parent / "experiments"
-PLACES = {path.stem for path in (conf_dir() / "cluster").glob("*.yaml")}
+PLACES = {path.stem for path in (conf_dir() / "cluster").glob("*.yaml")} - {AUTO}
 FEW = 3  # modes that something is about
 
 

@@ -1,14 +1,20 @@
-"""The bench's modules: scripts beside each other, not a package."""
+"""The bench's modules, which are scripts beside each other, not a package; configurations of studies' cells."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+
+from gbactl.config import to_dict
+from gbactl.launch.hydra_config import compose
+from gbactl.tracking.final_metrics import config_hash
 
 PERFORMANCE = Path(__file__).resolve().parents[3] / "experiments" / "performance"
 MODULES = (
@@ -26,3 +32,14 @@ def bench() -> dict[str, ModuleType]:
     found["run"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found["run"])
     return found
+
+
+@pytest.fixture
+def different() -> Callable[[Collection[Any]], bool]:
+    """Whether cells, with their bases, have configurations, each another one."""
+
+    def ask(cells: Collection[Any]) -> bool:
+        pairs = [(cell.overrides, cell.base) for cell in cells]
+        return len({tuple(config_hash(to_dict(compose(list(o)))) for o in pair if o) for pair in pairs}) == len(pairs)
+
+    return ask

@@ -17,19 +17,23 @@ import sys
 import threading
 from collections.abc import Mapping
 from shlex import quote
-from typing import Any
+from typing import Any, ClassVar
 
 from gbactl.config.groups import ClusterConfig
 from gbactl.engine.host_placement import hosts_of
 from gbactl.engine.hosts import HostsEngine
 from gbactl.errors import ClusterError, ConfigError, GbactlError, MissingDependencyError, WireError
 
-NODES_SECONDS, KNOCK_SECONDS, FREE_SECONDS = 60.0, 5.0, 10.0
+NODES_SECONDS, KNOCK_SECONDS, FREE_SECONDS = 30.0, 5.0, 10.0
 START = "type `ray start --head` here and `ray start --address=HEAD:6379` on the others, or use `ray job submit`"
 
 
 class RayEngine(HostsEngine):
     """Engine whose agents are started by Ray, one a node. cluster.hosts, where given, chooses among the nodes."""
+
+    not_resumed: ClassVar[tuple[str, ...]] = ("hosts", "bind")  # the cluster may have other nodes by then
+    signs: ClassVar[tuple[str, ...]] = ("RAY_JOB_CONFIG_JSON_ENV_VAR",)
+    surroundings: ClassVar[str] = "a Ray job"
 
     def defaults(self, cluster: Mapping[str, Any]) -> dict[str, Any]:
         """Return the live nodes of the Ray cluster where no hosts are given, and the number of workers."""

@@ -7,22 +7,27 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from gbactl.checked_dataclasses import Bounds, Processes
+from gbactl.config.engine_interface import EngineOptions
 from gbactl.config.groups import ClusterConfig
 from gbactl.engine.host_placement import Host
 from gbactl.engine.hosts import HostsEngine
-from gbactl.errors import ConfigError
+from gbactl.errors import ConfigError, require
 
-# -u: without it srun keeps output until a newline. --overlap: agents, and steps of others, share the nodes' cores
-SRUN = "srun -u --overlap --nodes=1 --ntasks=1"
-HOW = "type salloc -N 2 --no-kill gbactl train cluster=slurm ..., or put gbactl train into a script for sbatch"
+# -u: without it srun keeps output until a newline. --overlap: agents, and steps of others, share the nodes' cores;
+# none is bound to one of them
+SRUN = "srun -u --overlap --cpu-bind=none --nodes=1 --ntasks=1"
+HOW = "type salloc -N 2 --no-kill gbactl train cluster=slurm ..., or gbactl train cluster=slurm ... --submit"
 MORTAL = (
     "Warning: this allocation seems to be without --no-kill: Slurm ends it when it loses a node, before gbactl can "
     "replace the node's processes; type salloc --no-kill ..., or add the line #SBATCH --no-kill to the batch script."
 )
+OPTION = re.compile(r"[a-z]+(-[a-z]+)*(:[^\s\"'#]+)?")  # of sbatch: partition:long, exclusive
 NO_KILL = re.compile(r"(^|\s)(-k|--no-kill)(?!=)(\s|$)")
 
 
@@ -83,13 +88,33 @@ def _above(program: str) -> Iterator[list[str]]:
             yield arguments
 
 
+@dataclass(frozen=True)
+class JobOptions:
+    """Options of the batch job that `gbactl train --submit` submits.
+
+    `tasks`: slots of a node; `grace`: seconds before the end of the job's time; `sbatch`: further options of sbatch,
+    NAME:VALUE or NAME."""
+
+    nodes: Processes = 2
+    tasks: Processes | None = None
+    grace: Annotated[int, Bounds(at_least=1, at_most=65_535)] = 60
+    sbatch: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SlurmOptions(EngineOptions):
+    """`slurm`: the options of a batch job."""
+
+    slurm: JobOptions = field(default_factory=JobOptions)
+
+
 class SlurmEngine(HostsEngine):
     """Engine whose agents are started by srun, one a node. cluster.hosts, where given, chooses among the nodes."""
 
+    Options: ClassVar[type[EngineOptions]] = SlurmOptions
     signs: ClassVar[tuple[str, ...]] = ("SLURM_JOB_NODELIST",)
     surroundings: ClassVar[str] = "a Slurm allocation"
-
-    not_resumed: ClassVar[tuple[str, ...]] = ("hosts", "bind")  # the next allocation has other nodes
+    not_resumed: ClassVar[tuple[str, ...]] = ("hosts", "bind", "slurm")  # the next allocation has other nodes
 
     def defaults(self, cluster: Mapping[str, Any]) -> dict[str, Any]:
         """Return the nodes of the allocation where no hosts are given, and the number of workers."""
@@ -100,6 +125,13 @@ class SlurmEngine(HostsEngine):
         from gbactl.engine.agent_connection import agent_command
 
         return f"{SRUN} --nodelist={quote(host)} {agent_command(cluster.python)}"
+
+    def check(self, cluster: ClusterConfig, workers: int) -> None:
+        super().check(cluster, workers)
+        options = self.options(cluster)
+        assert isinstance(options, SlurmOptions)
+        strange = [each for each in options.slurm.sbatch if not OPTION.fullmatch(each)]
+        require(not strange, f"cluster.slurm.sbatch has {strange[:1]}, which is no NAME:VALUE; type [partition:long].")
 
     def warning(self, cluster: ClusterConfig) -> str:
         return MORTAL if len(cluster.hosts) > 1 and not outlives_nodes(os.environ) else ""

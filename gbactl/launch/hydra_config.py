@@ -108,13 +108,19 @@ def defaults_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compose(overrides: list[str]) -> RunConfig:
-    """Compose conf/train.yaml with Hydra overrides. Raises UsageError with the valid keys or options."""
+    """Compose conf/train.yaml with Hydra overrides, and check it. Raises UsageError with the valid keys or options."""
     overrides = with_engine(overrides)
+    with _explained():
+        return to_run_config(composed(overrides), overrides)
+
+
+def composed(overrides: list[str]) -> DictConfig:
+    """Compose conf/train.yaml with Hydra overrides, unchecked. Raises UsageError with the valid keys or options."""
     with _explained():
         GlobalHydra.instance().clear()
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
             given = before_overrides(group_choices(overrides, conf_dir()), with_cost_file(overrides))
-            return to_run_config(hydra.compose(ROOT_CONFIG, overrides=given), overrides)
+            return hydra.compose(ROOT_CONFIG, overrides=given)
 
 
 def run_hydra(

@@ -1,4 +1,4 @@
-"""Engines on a scheduler or a command: cluster=slurm on a real Slurm cluster of two nodes, cluster=exec.
+"""Engines on a scheduler or a command: cluster=slurm and cluster=ray on real clusters of two nodes, cluster=exec.
 
 Hosts are all this machine here; tests of several network stacks are in test_hosts.py.
 """
@@ -6,15 +6,21 @@ Hosts are all this machine here; tests of several network stacks are in test_hos
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.support import netns, ray_cluster
+from tests.support.netns import LAUNCHER, Containers
 from tests.support.processes import Launcher, collective, wait_for
+from tests.support.ray_cluster import RayCluster
 from tests.support.slurm_cluster import SlurmCluster, obstacle
 
 OBSTACLE = obstacle()
 EXEC = ("cluster=exec", "cluster.hosts=[a:1,b:1]", "cluster.exec='sh -c \"exec env AT={host} {agent}\"'")
 SLURM = ("cluster=slurm", "cluster.workers=2")
+RAY_OBSTACLE = ray_cluster.obstacle()
+LONG = ("cluster.placement=packed", "data.days=4", "data.rows_per_day=60000")
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +44,57 @@ def allocated(slurm: SlurmCluster, launcher: Launcher) -> Launcher:
     return launcher
 
 
+@pytest.fixture
+def containers(
+    launcher: Launcher, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, shared_cache: Path
+) -> Iterator[Containers]:
+    """Two hosts with their own network, processes and mounts, without the run directory; a third has the launcher."""
+    if why := netns.obstacle() or (None if collective() == "horovod" else "cluster=exec needs Horovod's launcher"):
+        pytest.skip(why)
+    (tmp_path / "runs").mkdir()
+    hidden = (shared_cache, tmp_path / "runs")
+    with netns.hosts(tmp_path_factory.mktemp("hosts"), ("a", "b"), hidden, kind=Containers) as made:
+        launcher.before = made.inside(LAUNCHER)
+        yield made
+        assert not [line for name in made.names for line in made.ours(name)]
+
+
+def reached(containers: Containers) -> tuple[str, ...]:
+    """The overrides of a run on the containers."""
+    command = f"cluster.exec='{containers.reach} {{host}} {{agent}}'"
+    bind = f"cluster.bind={containers.address(LAUNCHER)}"
+    return ("cluster=exec", "cluster.hosts=[a:1,b:1]", "cluster.forward=[GBACTL_CACHE]", command, bind)
+
+
 @pytest.mark.beside
-@pytest.mark.skipif(collective() != "horovod", reason="cluster=exec needs Horovod's launcher")
-def test_a_command_reaches_the_hosts(launcher: Launcher) -> None:
-    done = launcher.start("mode=gba", *EXEC).finish()
+def test_a_command_reaches_the_hosts(launcher: Launcher, containers: Containers) -> None:
+    done = launcher.start("mode=gba", *reached(containers)).finish()
     assert done.code == 0, done.err
     assert "host  address" in done.err and done.result["samples"]["trained"] == done.result["samples"]["read"]
+    assert all(f"{name}     {containers.address(name)}" in done.err for name in containers.names)
+
+
+@pytest.mark.beside
+def test_checkpoints_need_a_run_directory_that_the_hosts_share(launcher: Launcher, containers: Containers) -> None:
+    typed = (*reached(containers), "checkpoint=cpr")
+    asked = launcher.gbactl("doctor", *typed, f"run_dir={launcher.cwd / 'runs' / 'new'}")
+    assert asked.returncode == 1 and asked.stdout.count("MISSING") == 1, asked.stdout + asked.stderr
+    assert "not seen by a, b" in " ".join(asked.stdout.split())
+    done = launcher.start("mode=gba", *typed).finish()
+    for name in containers.names:
+        assert f"Host {name} does not see the run directory {done.run_dir}; put it on a file system that" in done.err
+    assert done.code == 1 and not (done.run_dir / "events.log").exists()
+
+
+@pytest.mark.slow
+def test_a_lost_container_s_worker_goes_on_elsewhere(launcher: Launcher, containers: Containers) -> None:
+    longer = ("cluster.placement=packed", "cluster.hang_seconds=3", "data.days=4", "data.rows_per_day=60000")
+    launched = launcher.start("mode=gba", *reached(containers), *longer)
+    launched.training()
+    containers.kill("b")
+    done = launched.finish()
+    assert done.code == 0, done.err
+    assert "Host b is gone" in done.err and [lost["process"] for lost in done.result["lost_workers"]] == ["W1"]
 
 
 @pytest.mark.beside
@@ -68,9 +119,61 @@ def test_sync_has_the_same_bits_under_every_engine(allocated: Launcher) -> None:
 
 @pytest.mark.slow
 def test_a_lost_node_s_processes_go_on_elsewhere(slurm: SlurmCluster, allocated: Launcher) -> None:
-    launched = allocated.start("mode=gba", *SLURM, "cluster.placement=packed", "data.days=4", "data.rows_per_day=60000")
+    launched = allocated.start("mode=gba", *SLURM, *LONG)
     launched.training()
     slurm.lose("n2")
     done = launched.finish()
     assert done.code == 0, done.err
     assert "Host n2 is gone" in done.err and done.result["recovery"]
+
+
+@pytest.fixture
+def ray(launcher: Launcher) -> Iterator[RayCluster]:
+    """A Ray cluster of n1, its head, and n2, in which the launcher's commands run."""
+    if RAY_OBSTACLE:
+        pytest.skip(RAY_OBSTACLE)
+    cluster = RayCluster("n1", "n2")
+    launcher.environment = {**launcher.environment, **cluster.environment}
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.mark.beside
+def test_ray_places_the_processes_and_none_of_them_loads_it(launcher: Launcher, ray: RayCluster) -> None:
+    launched = launcher.start("mode=gba", "cluster=ray", "data.rows_per_day=20000")
+    pids = [launched.process.pid, *(launched.node(name) for name in ("C", "S0", "S1", "W0", "W1"))]
+    loaded = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
+    assert not any(word in maps for maps in loaded for word in ("/ray/", "/grpc"))
+    done = launched.finish()
+    assert done.code == 0, done.err
+    assert "n1    192." in done.err and "n2    127.0.0.1" in done.err
+    assert done.result["samples"]["trained"] + done.result["samples"]["decayed"] == done.result["samples"]["read"]
+
+
+@pytest.mark.slow
+def test_sync_has_the_same_bits_in_a_ray_cluster(launcher: Launcher, ray: RayCluster) -> None:
+    assert launcher.train("mode=async", "cluster=ray")["samples"]["trained"] > 0
+    both = [launcher.train("mode=sync", where)["checksums"] for where in ("cluster=ray", "cluster=local")]
+    assert both[0] == both[1]
+
+
+@pytest.mark.slow
+def test_the_processes_of_a_ray_node_that_is_lost_go_on_elsewhere(launcher: Launcher, ray: RayCluster) -> None:
+    launched = launcher.start("mode=gba", "cluster=ray", *LONG)
+    launched.training()
+    ray.ask("remove n2")
+    done = launched.finish()
+    assert done.code == 0, done.err
+    assert "Host n2 is gone" in done.err and done.result["recovery"]
+
+
+@pytest.mark.slow
+def test_a_ray_head_that_is_lost_ends_the_run_with_a_sentence(launcher: Launcher, ray: RayCluster) -> None:
+    launched = launcher.start("mode=gba", "cluster=ray", *LONG)
+    launched.training()
+    ray.ask("remove n1")
+    done = launched.finish()
+    print(done.err)
+    assert done.code == 1 and "Host n1 is gone" in done.err

@@ -38,7 +38,7 @@ from gbactl.faults.load_trace import with_traces
 from gbactl.launch import finished_runs
 from gbactl.launch.progress import shown_path
 from gbactl.launch.resume import group_choices, resumed
-from gbactl.launch.sweep import SweepOptions, adopt, before_overrides, close_sweeps, with_tuning
+from gbactl.launch.sweep import SweepCallback, SweepOptions, adopt, before_overrides, close_sweeps, with_tuning
 from gbactl.paths import conf_dir
 from gbactl.switching.auto_controller import GBA, SYNC
 from gbactl.tracking.run_description import CommandLine, SweepPlace
@@ -174,6 +174,7 @@ def run_hydra(
     sweep, home = _Sweep(), os.getpid()
     chosen = group_choices(arguments, conf_dir())
     typed_here = with_tuning(with_cost_file(arguments))
+    SweepCallback.command = shlex.join(["gbactl", verb, *given])
     saved, sys.argv = sys.argv, [f"gbactl {verb}", *before_overrides(chosen, typed_here)]
     try:
         with _explained():

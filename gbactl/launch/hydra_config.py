@@ -44,6 +44,7 @@ from gbactl.switching.auto_controller import GBA, SYNC
 from gbactl.tracking.run_description import CommandLine, SweepPlace
 
 ROOT_CONFIG = "train"
+ESCAPED = re.compile(r"\$\\\{([\w.]+)\\\}")  # ${KEY} in an override, as Hydra's sweeper writes it
 OF_A_SWEEP = tuple(field.name for field in dataclasses.fields(SweepOptions))
 NOT_OF_A_RUN = ("hydra", *OF_A_SWEEP)
 
@@ -132,7 +133,8 @@ def run_hydra(
 
     def task(cfg: DictConfig) -> Any:
         try:
-            typed = [text for text in HydraConfig.get().overrides.task if text not in chosen]
+            given = [text for text in HydraConfig.get().overrides.task if text not in chosen]
+            typed = [ESCAPED.sub(r"${\1}", text) for text in given]
             run = to_run_config(cfg, typed)
             if HydraConfig.get().mode is not RunMode.MULTIRUN:
                 return job(run, CommandLine(verb, tuple(typed)))

@@ -147,7 +147,7 @@ def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> No
     for key in COMMANDS:
         group, name = key.split(".")
         given, own = stored.get(group, {}), values.get(group, {})
-        if name in given and given[name] != own.get(name, getattr(ClusterConfig(), name)):
+        if name in given and given[name] != own.get(name, getattr(ClusterConfig(), name, None)):
             raise UsageError(
                 f"The run that resume= names has {key}={given[name]!r}, which says what is run, or told to hosts; if "
                 f"you trust it, type {key}=VALUE beside resume=."

@@ -137,7 +137,7 @@ def test_two_files_make_a_mode_and_two_an_engine_and_no_other_is_touched(launche
     add(checkout, MODE)
     remove(checkout, ENGINE)
     assert "cluster/noted" in said(launcher, "train", "cluster=noted", code=2)
-    why = "cluster=noted is not known; type cluster= one of: exec, hosts, local, slurm, virtual."
+    why = "cluster=noted is not known; type cluster= one of: exec, hosts, local, ray, slurm, virtual."
     assert why in said(launcher, "replay", str(run_dir), code=1)
 
     remove(checkout, MODE)

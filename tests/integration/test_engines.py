@@ -1,5 +1,6 @@
-"""Engines on several hosts: the same tests for each, cluster=slurm on a real Slurm cluster of two nodes, cluster=exec.
+"""Engines on several hosts: the same tests for each, and what is peculiar to one.
 
+cluster=slurm and cluster=ray are on real clusters of two nodes; those of cluster=exec are containers too.
 Hosts are all this machine here; tests of several network stacks are in test_hosts.py.
 """
 
@@ -14,16 +15,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import netns, ray_cluster
+from tests.support.netns import LAUNCHER, Containers
 from tests.support.processes import SECONDS, SMALL, Finished, Launcher, collective, wait_for
+from tests.support.ray_cluster import RayCluster
 from tests.support.slurm_cluster import SlurmCluster, obstacle
 
-OBSTACLE = obstacle()
+OBSTACLE, RAY_OBSTACLE = obstacle(), ray_cluster.obstacle()
 # what is typed for an engine with two hosts of one worker each
 ENGINES = {
     "hosts": ("cluster=hosts", "cluster.hosts=[127.0.0.2:1,127.0.0.3:1]"),
     "exec": ("cluster=exec", "cluster.hosts=[a:1,b:1]", "cluster.exec='sh -c \"exec env AT={host} {agent}\"'"),
     "slurm": ("cluster=slurm", "cluster.workers=2"),
+    "ray": ("cluster=ray",),
 }
+CLUSTERS = {"slurm": "allocated", "ray": "ray"}  # fixtures
 SAVED = ("checkpoint=cpr", "checkpoint.interval_steps=3")
 PACKED = ("cluster.placement=packed",)
 LONG = ("data.days=4", "data.rows_per_day=60000")
@@ -51,12 +57,40 @@ def allocated(slurm: SlurmCluster, launcher: Launcher) -> Launcher:
 
 
 @pytest.fixture
+def ray(launcher: Launcher) -> Iterator[RayCluster]:
+    """A Ray cluster of n1, its head, and n2, in which the launcher's commands run."""
+    if RAY_OBSTACLE:
+        pytest.skip(RAY_OBSTACLE)
+    cluster = RayCluster("n1", "n2")
+    launcher.environment = {**launcher.environment, **cluster.environment}
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def containers(
+    launcher: Launcher, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, shared_cache: Path
+) -> Iterator[Containers]:
+    """Two hosts with their own network, processes and mounts, without the run directory; a third has the launcher."""
+    if why := netns.obstacle() or (None if collective() == "horovod" else "cluster=exec needs Horovod's launcher"):
+        pytest.skip(why)
+    (tmp_path / "runs").mkdir()
+    hidden = (shared_cache, tmp_path / "runs")
+    with netns.hosts(tmp_path_factory.mktemp("hosts"), ("a", "b"), hidden, kind=Containers) as made:
+        launcher.before = made.inside(LAUNCHER)
+        yield made
+        assert not [line for name in made.names for line in made.ours(name)]
+
+
+@pytest.fixture
 def engine(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """What is typed for an engine of the table, on which the launcher then runs."""
     if collective() != "horovod":
         pytest.skip("engines on several hosts need Horovod's launcher")
-    if request.param == "slurm":
-        request.getfixturevalue("allocated")
+    if request.param in CLUSTERS:
+        request.getfixturevalue(CLUSTERS[request.param])
     return ENGINES[request.param]
 
 
@@ -108,11 +142,42 @@ def test_a_lost_host_s_processes_go_on_elsewhere(launcher: Launcher, engine: tup
 # -- of one engine ----------------------------------------------------------------------------------
 
 
+def reached(containers: Containers) -> tuple[str, ...]:
+    """The overrides of a run on the containers."""
+    command = f"cluster.exec='{containers.reach} {{host}} {{agent}}'"
+    bind = f"cluster.bind={containers.address(LAUNCHER)}"
+    return ("cluster=exec", "cluster.hosts=[a:1,b:1]", "cluster.forward=[GBACTL_CACHE]", command, bind)
+
+
 @pytest.mark.beside
-@pytest.mark.parametrize("engine", ["exec"], indirect=True)
-def test_a_command_reaches_the_hosts(launcher: Launcher, engine: tuple[str, ...]) -> None:
-    done = whole(launcher.start("mode=gba", *engine).finish(), 4_000)
-    assert "host  address" in done.err
+def test_a_command_reaches_the_hosts(launcher: Launcher, containers: Containers) -> None:
+    done = launcher.start("mode=gba", *reached(containers)).finish()
+    assert done.code == 0, done.err
+    assert "host  address" in done.err and done.result["samples"]["trained"] == done.result["samples"]["read"]
+    assert all(f"{name}     {containers.address(name)}" in done.err for name in containers.names)
+
+
+@pytest.mark.beside
+def test_checkpoints_need_a_run_directory_that_the_hosts_share(launcher: Launcher, containers: Containers) -> None:
+    typed = (*reached(containers), "checkpoint=cpr")
+    asked = launcher.gbactl("doctor", *typed, f"run_dir={launcher.cwd / 'runs' / 'new'}")
+    assert asked.returncode == 1 and asked.stdout.count("MISSING") == 1, asked.stdout + asked.stderr
+    assert "not seen by a, b" in " ".join(asked.stdout.split())
+    done = launcher.start("mode=gba", *typed).finish()
+    for name in containers.names:
+        assert f"Host {name} does not see the run directory {done.run_dir}; put it on a file system that" in done.err
+    assert done.code == 1 and not (done.run_dir / "events.log").exists()
+
+
+@pytest.mark.slow
+def test_a_lost_container_s_worker_goes_on_elsewhere(launcher: Launcher, containers: Containers) -> None:
+    longer = ("cluster.placement=packed", "cluster.hang_seconds=3", "data.days=4", "data.rows_per_day=60000")
+    launched = launcher.start("mode=gba", *reached(containers), *longer)
+    launched.training()
+    containers.kill("b")
+    done = launched.finish()
+    assert done.code == 0, done.err
+    assert "Host b is gone" in done.err and [lost["process"] for lost in done.result["lost_workers"]] == ["W1"]
 
 
 @pytest.mark.beside
@@ -127,7 +192,7 @@ def test_slurm_places_the_processes(allocated: Launcher, slurm: SlurmCluster) ->
 
 @pytest.mark.slow
 def test_slurm_s_lost_node_comes_back_and_changes_nothing(slurm: SlurmCluster, allocated: Launcher) -> None:
-    launched = allocated.start("mode=gba", *ENGINES["slurm"], *PACKED, *LONG)
+    launched = allocated.start("mode=gba", *ENGINES["slurm"], *LONG, *PACKED)
     launched.training()
     slurm.lose("n2")
     slurm.recover("n2")
@@ -179,6 +244,37 @@ def test_an_allocation_without_no_kill_is_warned_of(allocated: Launcher) -> None
     allocated.before = ("salloc", "-Q", "-N2", "-n2")
     done = whole(allocated.start("mode=gba", *ENGINES["slurm"]).finish(), 4_000)
     assert "Warning: this allocation seems to be without --no-kill" in done.err
+
+
+@pytest.mark.beside
+def test_ray_places_the_processes_and_none_of_them_loads_it(launcher: Launcher, ray: RayCluster) -> None:
+    launched = launcher.start("mode=gba", "cluster=ray", "data.rows_per_day=20000")
+    pids = [launched.process.pid, *(launched.node(name) for name in ("C", "S0", "S1", "W0", "W1"))]
+    loaded = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
+    assert not any(word in maps for maps in loaded for word in ("/ray/", "/grpc"))
+    done = launched.finish()
+    assert done.code == 0, done.err
+    assert "n1    192." in done.err and "n2    127.0.0.1" in done.err
+    assert done.result["samples"]["trained"] + done.result["samples"]["decayed"] == done.result["samples"]["read"]
+
+
+@pytest.mark.slow
+def test_the_processes_of_a_ray_node_that_is_lost_go_on_elsewhere(launcher: Launcher, ray: RayCluster) -> None:
+    launched = launcher.start("mode=gba", "cluster=ray", *LONG, *PACKED)
+    launched.training()
+    ray.ask("remove n2")
+    done = launched.finish()
+    assert done.code == 0, done.err
+    assert "Host n2 is gone" in done.err and done.result["recovery"]
+
+
+@pytest.mark.slow
+def test_a_ray_head_that_is_lost_ends_the_run_with_a_sentence(launcher: Launcher, ray: RayCluster) -> None:
+    launched = launcher.start("mode=gba", "cluster=ray", *LONG, *PACKED)
+    launched.training()
+    ray.ask("remove n1")
+    done = launched.finish()
+    assert done.code == 1 and "Host n1 is gone" in done.err
 
 
 # -- batch jobs -------------------------------------------------------------------------------------

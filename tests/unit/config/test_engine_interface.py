@@ -20,6 +20,8 @@ HOSTS = {"GBACTL_HOSTS": "worker-0:2,worker-1:2"}
         (POD, "local"),
         (HOSTS, "local"),
         (POD | HOSTS, "exec"),
+        ({"RAY_ADDRESS": "10.0.0.1:6379"}, "local"),
+        ({"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}, "ray"),
     ],
 )
 def test_surroundings(environment: dict[str, str], engine: str) -> None:

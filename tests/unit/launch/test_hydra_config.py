@@ -19,7 +19,7 @@ from tests.support.slow import crossed
 
 FILES = sorted(path.relative_to(conf_dir()) for path in conf_dir().rglob("*.yaml"))
 NEEDED = {
-    f"cluster/{name}.yaml": ("cluster.hosts=[a:2,b:2]",) for name in ("exec", "hosts", "slurm")
+    f"cluster/{name}.yaml": ("cluster.hosts=[a:2,b:2]",) for name in ("exec", "hosts", "ray", "slurm")
 }  # what only a user can know
 GROUPS = [path for path in FILES if len(path.parts) == 2]
 

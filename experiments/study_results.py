@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,21 +48,14 @@ def part(sweep: Path, name: str) -> study.Part:
 
 
 def found(sweep: Path, name: str) -> list[Done]:
-    """Finished cells of a part, in its order, those without a result left out.
-
-    Recorded ones are found by their overrides, which saves composing each configuration."""
+    """Finished cells of a part, in its order, those without a result left out."""
     of_part = part(sweep, name)
     if of_part.recorded:
-        lines = {tuple(line["overrides"]): line for line in study.Record.of(sweep, size()).lines.values()}
-        there = [(cell, lines[cell.overrides]) for cell in of_part.cells if cell.overrides in lines]
+        record = study.Record.of(sweep, size())
+        there = [(cell, record.lines[cell.overrides]) for cell in of_part.cells if record.has(cell)]
         return [Done(options(cell.overrides), line["result"], Path(), line["code"]) for cell, line in there]
-    cells, version = [], study.code_version()
-    for cell in of_part.cells:
-        folder = study.folder_of(cell, version)
-        if study.finished(folder):
-            result = json.loads((folder / "result.json").read_text())
-            cells.append(Done(options(cell.overrides), result, folder, version))
-    return cells
+    runs = [(cell, study.finished(cell)) for cell in of_part.cells]
+    return [Done(options(c.overrides), run, Path(run["run_dir"]), study.code_version()) for c, run in runs if run]
 
 
 def done(sweep: Path, name: str, target: str) -> list[Done]:
@@ -99,10 +92,25 @@ def assets(here: Path) -> Path:
     return place(here) if size() == "tiny" else study.ROOT / "docs" / "assets"
 
 
-def title(target: str) -> str:
-    """Head of a results.md that `make TARGET` writes."""
+def write(here: Path, target: str, *text: str, note: str = "") -> None:
+    """Write a study's results.md, which `make TARGET` makes, with a `note` on all of it."""
     made = f"make {target}{'' if size() == 'default' else f' SIZE={size()}'}"
-    return f"# Results\n\nWritten by `{made}`; see docs/studies for questions and answers."
+    head = f"# Results\n\nWritten by `{made}`; see docs/studies for questions and answers.{note}\n"
+    (place(here) / "results.md").write_text("\n".join([head, *text]))
+
+
+def sections(here: Path, made: Mapping[str, Callable[[], str]]) -> list[str]:
+    """Make sections by heading; one of a part whose cells have not all a result stays as results.md has it."""
+    path, text = place(here) / "results.md", []
+    before = path.read_text() if path.exists() else ""
+    for heading, make in made.items():
+        try:
+            text.append(f"{heading}\n\n{make()}")
+        except SystemExit as missing:
+            print(missing, file=sys.stderr)
+            there = section(before, heading) or f"{heading}\n\n{missing}."
+            text.append(f"{there.rstrip()}\n")
+    return text
 
 
 def section(text: str, heading: str) -> str:

@@ -109,8 +109,8 @@ def times(cfg: RunConfig, dataset: Dataset, folder: Path) -> dict[str, Any]:
     return {**told, **({"replicas": own} if own else {})}
 
 
-def run(overrides: Sequence[str], folder: Path) -> None:
-    """Run a cell and write its result.json."""
+def run(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Run a cell; return its result."""
     import torch
 
     torch.set_num_threads(1)
@@ -118,4 +118,4 @@ def run(overrides: Sequence[str], folder: Path) -> None:
     batches = int(cfg.tracking.tags.get("batches", "0"))
     if batches:
         dataset = repeated(dataset, batches * cfg.cluster.workers * cfg.local_batch)
-    virtual_run.write(folder, times(cfg, dataset, folder))
+    return times(cfg, dataset, folder)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from gbactl.wire.messages import Event
 
 
 def begun(overrides: Sequence[str], folder: Path) -> tuple[RunConfig, Dataset]:
-    """Make the folder of a run; return its configuration and its data."""
-    folder.mkdir(parents=True)
+    """Configuration of a run in a folder, and its data."""
     cfg = compose([*overrides, f"run_dir={folder}"])
     return cfg, open_dataset(prepare(cfg.data))
 
@@ -39,14 +37,6 @@ def trained(
     return result, cluster
 
 
-def write(folder: Path, result: Mapping[str, Any]) -> None:
-    """Write the result.json of a finished run."""
-    partial = folder / "result.json.partial"
-    partial.write_text(json.dumps({**result, "status": "FINISHED"}) + "\n")
-    partial.replace(folder / "result.json")
-
-
-def run(overrides: Sequence[str], folder: Path) -> None:
-    """Run a cell."""
-    cfg, dataset = begun(overrides, folder)
-    write(folder, trained(cfg, dataset, folder)[0])
+def run(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Run a cell; return its result."""
+    return trained(*begun(overrides, folder), folder)[0]

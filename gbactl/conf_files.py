@@ -16,6 +16,7 @@ import yaml
 
 from gbactl.paths import conf_dir, option_files
 
+HERE = "@_here_"  # in the defaults of an option's file: a file in a folder below, whose keys are the option's too
 COMMENT = re.compile(r"\s#\s*(.*)$")
 ROOT = "train.yaml"
 GROUPS = {
@@ -49,7 +50,7 @@ class Entry(NamedTuple):
 
 @functools.cache
 def entries(path: Path) -> dict[str, Entry]:
-    """Read the keys of a configuration file by their dotted names, without those of Hydra itself."""
+    """Read the keys of a configuration file and its bases by their dotted names, without those of Hydra itself."""
     text = path.read_text()
     lines, root = text.splitlines(), yaml.compose(text)
     found: dict[str, Entry] = {}
@@ -65,7 +66,15 @@ def entries(path: Path) -> dict[str, Entry]:
 
     assert root is not None, path
     walk(root, "")
+    for base in bases(path.parent, found["defaults"].value if "defaults" in found else ()):
+        found = {**found, **{key: entry for key, entry in entries(base).items() if key not in found}}
     return {name: entry for name, entry in found.items() if name != "defaults" and not name.startswith("hydra.")}
+
+
+def bases(folder: Path, defaults: Iterable[Any]) -> list[Path]:
+    """List the files whose keys a file in `folder` with these Hydra `defaults` has beside its own."""
+    texts = [each for each in defaults if isinstance(each, str) and each.endswith(HERE)]
+    return [folder / f"{each.removesuffix(HERE)}.yaml" for each in texts]
 
 
 def options(group: str) -> list[str]:

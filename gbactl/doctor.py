@@ -1,6 +1,7 @@
-"""`gbactl doctor`: check whether this machine has what a run needs, one line for each check, with advice.
+"""`gbactl doctor`: check whether this machine, or an engine's hosts, have what a run needs, one line for each check.
 
-Costs about two seconds, nearly all of it importing torch and Horovod. Writes nothing.
+This machine's checks cost about two seconds, nearly all of it importing torch and Horovod, and write nothing. An
+engine's hosts are checked by agents, started as a run starts them.
 """
 
 from __future__ import annotations
@@ -13,13 +14,21 @@ import shutil
 import socket
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gbactl import shared_memory_names
 from gbactl.errors import GbactlError
+
+if TYPE_CHECKING:
+    from gbactl.config import RunConfig
+    from gbactl.engine.host_agents import HostFindings
+    from gbactl.engine.host_placement import Host
+    from gbactl.engine.hosts import HostsEngine
+    from gbactl.engine.preflight import HostReport
 
 MEBI = 1 << 20
 ENOUGH_SHARED = 256 * MEBI
@@ -170,20 +179,63 @@ def examine() -> list[Check]:
     return [_guarded(check) for check in CHECKS]
 
 
+def examine_hosts(cfg: RunConfig, engine: HostsEngine, measure: bool) -> tuple[list[Check], HostFindings]:
+    """Check the hosts of a run's engine by starting agents there; `measure`: also measure the connections.
+
+    Raises GbactlError where nothing can be checked."""
+    from gbactl.engine.host_agents import examine
+    from gbactl.engine.host_placement import hosts_of, slots
+
+    cluster, hosts = cfg.cluster, hosts_of(cfg.cluster.hosts)
+    runs = _existing(Path(cfg.run_dir or "runs/new").parent)
+    names = [host.name for host in hosts]
+    found = examine(names, lambda host: engine.agent(cluster, host), cluster.bind, runs, measure)
+    checks = [Check("slots", f"{slots(hosts)} for {cluster.workers} workers: {', '.join(cluster.hosts)}")]
+    for host in hosts:
+        report = found.found[host.name]
+        checks += [failure(f"host {host.name}", sentence) for sentence in report.faults]
+        if report.ok:
+            checks.append(_host(host, report))
+    unseen = [host for host, report in found.found.items() if not report.shared]
+    told = f"{runs.resolve()}: {'not seen by ' + ', '.join(unseen) if unseen else 'seen by every host that answers'}"
+    advice = "for runs with checkpoint=, type run_dir= on a file system that all hosts share"
+    checks.append(Check("run directory", told, not unseen, cfg.checkpoint.name != "none", advice))
+    more = [*found.advice, *filter(None, [engine.warning(cluster)])]
+    return [*checks, *(failure("note", sentence, essential=False) for sentence in more)], found
+
+
+def _host(host: Host, report: HostReport) -> Check:
+    """Show what an answering host has."""
+    facts = report.facts
+    versions = f"gbactl {facts['gbactl']}, Python {facts['python']}, torch {facts['torch']}"
+    has = f"{report.address}, {facts['cores']} cores for {host.slots} slots, {facts['memory'] // MEBI:,} MiB free"
+    return Check(
+        f"host {host.name}", f"{has}; {versions}", host.slots <= facts["cores"], False,
+        f"type {host.name}:{facts['cores']} in cluster.hosts",
+    )  # fmt: skip
+
+
+def failure(name: str, sentence: str, essential: bool = True) -> Check:
+    """Make a check of an error's sentence, which ends with what to do."""
+    found, _, advice = sentence.rstrip(".").partition("; ")
+    return Check(name, found, False, essential, advice or "see above")
+
+
 def exit_code(checks: list[Check]) -> int:
     """Return the exit code: 1 if an essential check failed, else 0."""
     return int(any(check.essential and not check.ok for check in checks))
 
 
-def as_json(checks: list[Check]) -> str:
-    """Format the checks as a JSON object."""
+def as_json(checks: list[Check], more: Mapping[str, Any] | None = None) -> str:
+    """Format the checks as a JSON object, with `more` fields."""
     rows = [dataclasses.asdict(check) for check in checks]
-    return json.dumps({"ok": exit_code(checks) == 0, "checks": rows}, indent=2)
+    return json.dumps({"ok": exit_code(checks) == 0, "checks": rows, **(more or {})}, indent=2)
 
 
 def print_table(checks: list[Check]) -> None:
     """Print the checks as a table, 80 columns wide if the output is a pipe."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console(width=None if sys.stdout.isatty() else 80, highlight=False)
@@ -192,7 +244,7 @@ def print_table(checks: list[Check]) -> None:
     for check in checks:
         colour = "green" if check.ok else "red" if check.essential else "yellow"
         state = "ok" if check.ok else f"{'MISSING' if check.essential else 'note'}: {check.advice}"
-        table.add_row(check.name, check.found.replace("[", r"\["), f"[{colour}]{state}[/]")
+        table.add_row(check.name, escape(check.found), f"[{colour}]{escape(state)}[/]")
     console.print(table)
 
 

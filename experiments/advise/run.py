@@ -95,10 +95,10 @@ def once(kept: Path, arguments: Sequence[str], what: str) -> dict[str, Any]:
 
 def trained(folder: Path, arguments: Sequence[str], what: str) -> dict[str, Any]:
     """Train in a folder unless there is a result."""
-    if not study.finished(folder):
+    kept = folder.with_suffix(".json")
+    if not kept.exists():
         shutil.rmtree(folder, ignore_errors=True)
-        folder.with_suffix(".json").unlink(missing_ok=True)
-    return once(folder.with_suffix(".json"), ["train", "--json", *arguments, f"run_dir={folder}", TRACKED], what)
+    return once(kept, ["train", "--json", *arguments, f"run_dir={folder}", TRACKED], what)
 
 
 TRACKED = "tracking.experiment=advise_truth"

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
-import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,38 +61,25 @@ def calibrated() -> bool:
     return MODEL.exists() and MODEL.read_text().startswith(stamp())
 
 
-def undisturbed_before(kept: Path) -> bool:
-    """Whether an observation of a cell exists from a run that had the machine to itself."""
-    return kept.exists() and bool(json.loads(kept.read_text())["others"] <= QUIET * len(available_cores()))
+def run(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Observe a run on real processes: a cell of the part `local` (see study.py)."""
+    cfg = compose(list(overrides))
+    return dataclasses.asdict(undisturbed(cfg, open_dataset(prepare(cfg.data)), folder, say))
 
 
 def local(part: study.Part) -> list[dict[str, Any]]:
-    """Run every cell of the part on real processes, and return the observations."""
-    version, found = study.code_version(), []
-    for number, cell in enumerate(part.cells, 1):
-        folder = study.folder_of(cell, version)
-        kept = folder / "observation.json"
-        if not undisturbed_before(kept):
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            cfg = compose(list(cell.overrides))
-            seen = undisturbed(cfg, open_dataset(prepare(cfg.data)), folder, say)
-            kept.write_text(json.dumps(dataclasses.asdict(seen)) + "\n")
-        found.append(json.loads(kept.read_text()))
-        one = found[-1]
-        say(f"local {number}/{len(part.cells)}: {one['mode']}, {one['workers']} workers: {one['phase_eps']:,.0f}")
-    return found
+    """Run the cells of the part on real processes that have no observation by this code of a quiet machine."""
+    record = study.Record(study.STUDIES / "calibration" / study.RECORD)
+    allowed = QUIET * len(available_cores())
+    record.lines = {key: line for key, line in record.lines.items() if line["result"]["others"] <= allowed}
+    study.run_parts([part], record, again=True)
+    return [record.lines[cell.overrides]["result"] for cell in part.cells]
 
 
 def virtual(part: study.Part) -> list[dict[str, Any]]:
     """Run every cell of the part on the virtual cluster, and return mode, workers and phase_eps of each."""
-    version, found = study.code_version(), []
-    study.run_part(part, version)
-    for cell in part.cells:
-        result = json.loads((study.folder_of(cell, version) / "result.json").read_text())
-        workers = len(result["per_worker"])
-        found.append({"mode": result["mode"], "workers": workers, "phase_eps": result["eps"]})
-    return found
+    results = [study.trained(cell) for cell in part.cells]
+    return [{"mode": r["mode"], "workers": len(r["per_worker"]), "phase_eps": r["eps"]} for r in results]
 
 
 def main() -> None:

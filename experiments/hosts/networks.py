@@ -102,7 +102,8 @@ class Network:
     def line(self) -> dict[str, Any]:
         """Measure the link between the hosts with `gbactl doctor`."""
         out = self.folder / "network.yaml"
-        asked = ("doctor", "--hosts", ",".join(NAMES), "--ssh", self.machines.ssh, "--out", str(out))
+        where = f"cluster.hosts=[{','.join(f'{name}:1' for name in NAMES)}]"
+        asked = ("doctor", "cluster=hosts", where, f"cluster.ssh='{self.machines.ssh}'", "--out", str(out))
         gbactl(*asked, before=self.machines.inside(LAUNCHER))
         return {**host_agents.read(out), **self.relay()}
 

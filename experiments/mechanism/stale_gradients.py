@@ -123,10 +123,9 @@ def norms(path: Path) -> dict[str, Any]:
     return {kind: {"n": len(each), "quantiles": np.quantile(each, marks).tolist()} for kind, each in kept.items()}
 
 
-def run(overrides: Sequence[str], folder: Path) -> None:
-    """Run a cell."""
+def run(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Run a cell; return its result."""
     cfg, dataset = virtual_run.begun(overrides, folder)
     result, cluster = virtual_run.trained(cfg, dataset, folder, ComparingCluster)
     assert isinstance(cluster, ComparingCluster)
-    told = {"stale": _summed_up(cluster.compute.found), "norms": norms(folder / NORMS_FILE)}
-    virtual_run.write(folder, {**result, **told})
+    return {**result, "stale": _summed_up(cluster.compute.found), "norms": norms(folder / NORMS_FILE)}

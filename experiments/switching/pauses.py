@@ -1,17 +1,13 @@
 """Study 3: training pause of a switch, compared with stopping and restarting by hand.
 
-    .venv/bin/python experiments/switching/pauses.py      # the restarts; kept in runs/studies/switching/
-
-By hand: a checkpoint, as fast as the disk takes it (samples trained meanwhile are lost); Ctrl-C, until all processes
-have ended; a new run in the other mode that resumes from it, to its first step. Takes 15 to 40 s a cell; nothing else
-may run.
+A restart by hand is a cell of the part `restarts`, which `run` measures (see study.py): a checkpoint, as fast as the
+disk takes it (samples trained meanwhile are lost); Ctrl-C, until all processes have ended; a new run in the other mode
+that resumes from it, to its first step. Takes 15 to 40 s a cell; nothing else may run.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import shutil
 import signal
 import statistics
 import subprocess
@@ -21,17 +17,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+from report_tables import markdown
+from study_results import Done
 
-import study  # noqa: E402
-import study_results  # noqa: E402  (scripts of the parent folder, not a package)
+from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
+from gbactl.coordinator import event_log
+from gbactl.errors import ClusterError, EventLogError
 
-from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder  # noqa: E402
-from gbactl.coordinator import event_log  # noqa: E402
-from gbactl.errors import EventLogError  # noqa: E402
-
-SWEEP = HERE / "sweep.yaml"
 STEPS, LOOK_SECONDS, LIMIT_SECONDS = 10, 0.005, 300.0
 PARTS = ("save", "stop", "start")
 HEADS = (
@@ -61,12 +53,12 @@ def start(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
     )  # fmt: skip
 
 
-def wait(process: subprocess.Popen[bytes], until: Callable[[], bool], name: str) -> None:
-    """Wait until a condition holds. Raises SystemExit when the process ends before, or after LIMIT_SECONDS."""
+def wait(process: subprocess.Popen[bytes], until: Callable[[], bool]) -> None:
+    """Wait until a condition holds. Raises ClusterError when the process ends before, or after LIMIT_SECONDS."""
     deadline = time.monotonic() + LIMIT_SECONDS
     while not until():
         if process.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit(f"{name}\ncame to no step; look into runs/studies/switching.")
+            raise ClusterError("The training came to no step.")
         time.sleep(LOOK_SECONDS)
 
 
@@ -83,45 +75,28 @@ def begun(run: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 
-def restart(cell: study.Cell, folder: Path) -> dict[str, float]:
+def run(overrides: Sequence[str], folder: Path) -> dict[str, float]:
     """Measure the seconds of every step of a restart by hand, sync -> gba."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it, children too
     old, new = folder / "before", folder / "after"
     saving = ("checkpoint=full", f"checkpoint.interval_steps={STEPS}", "checkpoint.mb_per_second=0")
-    before = start(old, *cell.overrides, "switch.prepare=all", *saving)
+    before = start(old, *overrides, "switch.prepare=all", *saving)
     after: subprocess.Popen[bytes] | None = None
     try:
-        wait(before, lambda: begun(old), cell.name)
+        wait(before, lambda: begun(old))
         marks = [time.monotonic()]
-        wait(before, lambda: bool(CheckpointFolder(old / CHECKPOINTS).names()), cell.name)
+        wait(before, lambda: bool(CheckpointFolder(old / CHECKPOINTS).names()))
         marks.append(time.monotonic())
         stop(before)
         marks.append(time.monotonic())
         after = start(new, f"resume={old}", "mode=gba", "checkpoint=none")
-        wait(after, lambda: orders(new / "events.log") >= 1, cell.name)
+        wait(after, lambda: orders(new / "events.log") >= 1)
         marks.append(time.monotonic())
     finally:
         for process in (before, after):
             if process is not None:
                 stop(process)
-        shutil.rmtree(old / CHECKPOINTS, ignore_errors=True)
     return dict(zip(PARTS, (end - begin for begin, end in itertools.pairwise(marks)), strict=True))
-
-
-def kept(cell: study.Cell) -> Path:
-    """Path of a cell's measurement."""
-    return study.folder_of(cell, study.code_version()) / "restart.json"
-
-
-def measured() -> dict[tuple[str, str], dict[str, float]]:
-    """Seconds of the restarts by (rows, workers). Raises SystemExit where one was not measured."""
-    found = {}
-    for cell in study_results.part(SWEEP, "restarts").cells:
-        if not kept(cell).exists():
-            raise SystemExit(f"{cell.name}\nwas not measured; type: make switching")
-        found[key_of(study_results.options(cell.overrides))] = json.loads(kept(cell).read_text())
-    return found
 
 
 def key_of(options: dict[str, str]) -> tuple[str, str]:
@@ -140,45 +115,23 @@ def pauses(result: dict[str, Any]) -> tuple[list[float], float]:
     return [phase["pause_ms"] for phase in phases if phase["pause_ms"] is not None], slower
 
 
-def table(cells: Sequence[study_results.Done], restarts: dict[tuple[str, str], dict[str, float]]) -> str:
+def table(cells: Sequence[Done], restarts: Sequence[Done]) -> str:
     """Markdown table, one line for each table size and number of workers."""
-    lines = [
-        f"| {' | '.join(HEADS)} |",
-        "| --- |" + " ---: |" * (len(HEADS) - 1),
-    ]  # fmt: skip
+    measured = {key_of(restart.options): restart.result for restart in restarts}
+    rows = []
     for cell in cells:
-        (each, slower), by_hand = pauses(cell.result), restarts[key_of(cell.options)]
+        (each, slower), by_hand = pauses(cell.result), measured[key_of(cell.options)]
         bound, median, largest = max(LEAST_MS, LEAST_STEPS * slower), statistics.median(each), max(each)
         parts = [by_hand[name] for name in PARTS]
         ratio = 1000.0 * sum(parts) / median
         met = f"**{largest:.0f}**" if largest <= bound else f"{largest:.0f}"
         cut = f"**{ratio:.0f}**" if ratio >= TARGET else f"{ratio:.0f}"
-        seconds = " | ".join(f"{part:.2f}" for part in [*parts, sum(parts)])
-        rows, workers = key_of(cell.options)
-        lines.append(f"| {rows} | {workers} | {median:.0f} | {met} | {bound:.0f} | {seconds} | {cut} |")
-    notes = [
-        "- pause: last gradient before to first gradient after, eight switches between sync and gba a line.",
-        f"- bound: {LEAST_MS:.0f} ms or {LEAST_STEPS} steps of the slower mode; bold: kept; at least {TARGET}.",
-        "- restart: a checkpoint, as fast as the disk takes it (what is trained meanwhile is lost); Ctrl-C to all "
+        seconds = (f"{part:.2f}" for part in [*parts, sum(parts)])
+        rows.append([*key_of(cell.options), f"{median:.0f}", met, f"{bound:.0f}", *seconds, cut])
+    notes = (
+        "pause: last gradient before to first gradient after, eight switches between sync and gba a line.",
+        f"bound: {LEAST_MS:.0f} ms or {LEAST_STEPS} steps of the slower mode; bold: kept; at least {TARGET}.",
+        "restart: a checkpoint, as fast as the disk takes it (what is trained meanwhile is lost); Ctrl-C to all "
         "processes gone; `resume=` in the other mode to its first step.",
-    ]  # fmt: skip
-    return "\n".join([*lines, "", *notes]) + "\n"
-
-
-def main() -> None:
-    """Measure the restarts that were not measured yet."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it, children too
-    cells = study_results.part(SWEEP, "restarts").cells
-    for number, cell in enumerate(cells, 1):
-        path = kept(cell)
-        if not path.exists():
-            found = restart(cell, path.parent)
-            path.write_text(json.dumps(found) + "\n")
-        print(
-            f"restarts {number}/{len(cells)}  {' '.join(key_of(study_results.options(cell.overrides)))}",
-            file=sys.stderr,
-        )
-
-
-if __name__ == "__main__":
-    main()
+    )
+    return markdown(HEADS, rows, *notes)

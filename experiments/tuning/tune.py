@@ -72,19 +72,15 @@ def tune(template: study.Cell, count: int, record: study.Record) -> Params:
         try:
             result = train(cfg, command)
         except GbactlError:
-            record.add(cell, study.key_of(cell), version, 0.0, {"auc": FAILED})
+            record.add(cell, version, 0.0, {"auc": FAILED})
             raise
-        record.add(cell, study.key_of(cell), version, result["wall_seconds"], result)
+        record.add(cell, version, result["wall_seconds"], result)
         return result
 
     if len(trials(record, template)) < count:
-        part = study_results.part(SWEEP, template.part)
-        bases, _ = study.jobs_of(replace(part, cells=(template,)), version)
-        study.run_part(part, version, None, [bases])
         ranges = [f"{key}={values}" for key, values in space(mode).items()]
-        given = [*study.overrides_of(template, version), "tracking.enabled=false", *ranges]
-        place = f"run_dir={study.folder_of(template, version)}-${{hydra:job.num}}"
-        run_hydra(["-m", "hydra/sweeper=optuna", f"hydra.sweeper.n_trials={count}", *given, place], trial)
+        given = [*study.overrides_of(template), "tracking.enabled=false", *ranges]
+        run_hydra(["-m", "hydra/sweeper=optuna", f"hydra.sweeper.n_trials={count}", *given], trial)
     return max(trials(record, template), key=lambda trial: trial[1])[0]
 
 
@@ -100,13 +96,13 @@ def with_chosen(sweep: dict[str, Any], chosen: Mapping[str, Params]) -> dict[str
 
 def main() -> None:
     """Run the trials and what is reported."""
-    size, version = study_results.size(), study.code_version()
+    size = study_results.size()
     record, part = study.Record.of(SWEEP, size), study_results.part(SWEEP, "trials")
     count = TRIALS.get(size, 20)
     chosen = {study_results.options(cell.overrides)["mode"]: tune(cell, count, record) for cell in part.cells}
     path = study_results.place(HERE) / "chosen.yaml"
     path.write_text(yaml.safe_dump(with_chosen(yaml.safe_load(SWEEP.read_text()), chosen), sort_keys=False))
-    study.run_parts(study.read_study(path, size), version, record)
+    study.run_parts(study.read_study(path, size), record)
 
 
 if __name__ == "__main__":

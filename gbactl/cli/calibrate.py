@@ -21,7 +21,7 @@ from gbactl.errors import UsageError
 @click.option("--repeat", type=click.IntRange(1), default=1, show_default=True, help="Runs of each kind.")
 @click.option(
     "--network", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-    help="Measured connections between hosts, a file of gbactl doctor --hosts --out.",
+    help="Measured connections between hosts, a file of gbactl doctor --out.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 def command(
@@ -34,7 +34,7 @@ def command(
     gbactl calibrate                            writes calibrated.yaml (3 minutes)
     gbactl calibrate model.dim=32 --out big.yaml
     gbactl train cluster=virtual cost=big.yaml cluster.workers=16 model.dim=32
-    gbactl calibrate --network network.yaml     of gbactl doctor --hosts
+    gbactl calibrate --network network.yaml     of gbactl doctor --out
 
     \b
     It first measures one worker and one server, each alone, then short local

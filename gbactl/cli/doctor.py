@@ -1,54 +1,70 @@
-"""`gbactl doctor`: what this machine has, and what to do about what is missing."""
+"""`gbactl doctor`: what this machine or an engine's hosts have, and what to do about what is missing."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from gbactl.cli.overrides import complete_overrides
+
+if TYPE_CHECKING:
+    from gbactl.doctor import Check
+    from gbactl.engine.host_agents import HostFindings
+
+# any number of workers divides the global batch: the mode is not what is checked
+BATCHES, CHOICES = ("mode=async", "mode.local_batch=1"), ("mode", "train.", "experiment=", "resume=")
+
 
 @click.command("doctor")
+@click.argument("overrides", nargs=-1, shell_complete=complete_overrides)
 @click.option("--json", "wants_json", is_flag=True, help="Print JSON instead of a table.")
-@click.option("--hosts", metavar="A,B,...", help="Check these machines instead, and the connections between them.")
-@click.option("--ssh", metavar="COMMAND", help="The command that reaches a host, with its options (as cluster.ssh).")
-@click.option("--python", metavar="PATH", help="The interpreter on the hosts (as cluster.python).")
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-    help="Write the measured connections, for gbactl calibrate --network.",
+    help="Measure the connections between the hosts, and write them for gbactl calibrate --network.",
 )  # fmt: skip
-def command(wants_json: bool, hosts: str | None, ssh: str | None, python: str | None, out: Path | None) -> None:
-    """Check this machine; exit code 1 when something essential is missing.
+def command(overrides: tuple[str, ...], wants_json: bool, out: Path | None) -> None:
+    """Check this machine, or the hosts of a cluster; exit code 1 when something essential is missing.
+
+    OVERRIDES are those of gbactl train.
 
     \b
     gbactl doctor
-    gbactl doctor --hosts a,b,c --out network.yaml   every host, and every pair
+    gbactl doctor cluster=slurm                      in an allocation
+    gbactl doctor cluster=hosts cluster.hosts='[a:4,b:4]' --out network.yaml
     """
-    if hosts is not None:
-        raise click.exceptions.Exit(_examine_hosts(hosts, ssh, python, out, wants_json))
     from gbactl import doctor
+    from gbactl.engine import host_agents
 
-    checks = doctor.examine()
+    checks, found = _examine(overrides, measure=out is not None)
     if wants_json:
-        click.echo(doctor.as_json(checks))
+        click.echo(doctor.as_json(checks, None if found is None else found.plain()))
     else:
         doctor.print_table(checks)
-    raise click.exceptions.Exit(doctor.exit_code(checks))
+        if found is not None and found.pairs:
+            host_agents.print_lines(found)
+    code = doctor.exit_code(checks)
+    if out is not None and found is not None and not code:
+        out.write_text(host_agents.text(found))
+    raise click.exceptions.Exit(code)
 
 
-def _examine_hosts(hosts: str, ssh: str | None, python: str | None, out: Path | None, wants_json: bool) -> int:
-    """Check the hosts and print the findings; returns the exit code."""
-    from gbactl.engine import host_agents
-    from gbactl.engine.agent_connection import SSH, HostAccess, command
-    from gbactl.engine.host_placement import hosts_of
+def _examine(overrides: tuple[str, ...], measure: bool) -> tuple[list[Check], HostFindings | None]:
+    """Check this machine, or the hosts of the cluster that the overrides choose."""
+    from gbactl import doctor
+    from gbactl.engine.hosts import HostsEngine
+    from gbactl.errors import ClusterError, ConfigError, MissingDependencyError
 
-    names = [host.name for host in hosts_of([h if ":" in h else f"{h}:1" for h in hosts.split(",") if h])]
-    reach = HostAccess(ssh or SSH, python)
-    examined = host_agents.examine(names, lambda host: command(host, reach))
-    if wants_json:
-        click.echo(json.dumps(examined.plain(), indent=2))
-    else:
-        host_agents.print_tables(examined)
-    if out is not None and not examined.faults:
-        out.write_text(host_agents.text(examined))
-    return int(bool(examined.faults))
+    if not overrides:
+        return doctor.examine(), None
+    from gbactl.launch.hydra_config import compose
+
+    own = () if any(override.startswith(CHOICES) for override in overrides) else BATCHES
+    try:
+        cfg = compose([*own, *overrides])
+        if isinstance(cfg.engine, HostsEngine):
+            return doctor.examine_hosts(cfg, cfg.engine, measure)
+    except (ConfigError, ClusterError, MissingDependencyError) as error:
+        return [doctor.failure("cluster", str(error))], None
+    return doctor.examine(), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import click
 
@@ -19,8 +20,9 @@ NO_NODES = ("--cfg", "--info", "-i")  # options with which no process is started
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--trace", is_flag=True, help="Write trace.json, of 200 steps, for ui.perfetto.dev.")
+@click.option("--submit", is_flag=True, help="With cluster=slurm: submit the run as a batch job, and follow it.")
 @click.option("--cfg", "-c", metavar="job", help="Print the keys that act, and run nothing.")
-def command(overrides: tuple[str, ...], as_json: bool, trace: bool, cfg: str | None) -> None:
+def command(overrides: tuple[str, ...], as_json: bool, trace: bool, submit: bool, cfg: str | None) -> None:
     """Train a click model; OVERRIDES are Hydra's: GROUP=OPTION or KEY=VALUE.
 
     \b
@@ -36,6 +38,16 @@ def command(overrides: tuple[str, ...], as_json: bool, trace: bool, cfg: str | N
         return
     if cfg is not None:
         overrides = ("--cfg", cfg, *overrides)
+    from gbactl.launch import slurm_job
+
+    if submit:
+        slurm_job.submit(overrides, ["--json"] * as_json + ["--trace"] * trace)
+        return
+    with slurm_job.requeued(list(overrides)) as given:
+        _train(given, as_json, trace)
+
+
+def _train(overrides: list[str], as_json: bool, trace: bool) -> None:
     from gbactl.engine.fork_server import open_fork_server
 
     if not any(text.startswith(NO_NODES) for text in overrides) and _real(overrides):
@@ -43,10 +55,10 @@ def command(overrides: tuple[str, ...], as_json: bool, trace: bool, cfg: str | N
     from gbactl.launch.hydra_config import run_hydra
     from gbactl.launch.training_run import train
 
-    run_hydra(list(overrides), functools.partial(train, as_json=as_json, trace=trace), as_json=as_json)
+    run_hydra(overrides, functools.partial(train, as_json=as_json, trace=trace), as_json=as_json)
 
 
-def _real(overrides: tuple[str, ...]) -> bool:
+def _real(overrides: Sequence[str]) -> bool:
     """Return whether the typed overrides select real processes, as far as they tell."""
     chosen = [text.partition("=")[2] for text in overrides if text.startswith("cluster=")]
     if not chosen:

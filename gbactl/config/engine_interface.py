@@ -13,7 +13,8 @@ import functools
 import importlib
 import importlib.util
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,6 +24,8 @@ from gbactl.errors import ConfigError
 from gbactl.paths import conf_dir
 
 ENGINES = "gbactl.engine"
+AUTO = "auto"  # cluster=auto: the engine of the surroundings
+CHOSEN_AUTO = re.compile(r"(cluster=(?:.*,)?)auto(?=,|$)")
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,11 @@ class EngineInterface:
     real: ClassVar[bool] = True
     #: whether all processes share this host's memory
     one_host: ClassVar[bool] = True
+    #: keys of `cluster` that a resumed run takes anew, as typed or by default, not from the run that it goes on with
+    not_resumed: ClassVar[tuple[str, ...]] = ()
+    #: environment variables that are all set where its scheduler runs a command, and what that place is called
+    signs: ClassVar[tuple[str, ...]] = ()
+    surroundings: ClassVar[str] = "no scheduler"
 
     @property
     def here(self) -> bool:
@@ -78,10 +86,31 @@ class EngineInterface:
 @functools.cache
 def engine_named(name: str) -> EngineInterface:
     """Return the engine that `cluster=NAME` selects. Raises ConfigError with the valid names."""
+    if name == AUTO:
+        return engine_named(surroundings(os.environ))
     module = f"{ENGINES}.{name}"
     if name.isidentifier() and importlib.util.find_spec(module) is not None:
         found = getattr(importlib.import_module(module), "ENGINE", None)
         if isinstance(found, EngineInterface):
             return found
-    known = sorted(path.stem for path in (conf_dir() / "cluster").glob("*.yaml"))
-    raise ConfigError(f"cluster={name} is not known; type cluster= one of: {', '.join(known)}.")
+    raise ConfigError(f"cluster={name} is not known; type cluster= one of: {', '.join(_options())}.")
+
+
+def _options() -> list[str]:
+    return sorted(path.stem for path in (conf_dir() / "cluster").glob("*.yaml"))
+
+
+def surroundings(environment: Mapping[str, str]) -> str:
+    """Return the name of the engine in whose scheduler a process with this environment runs, else that of this host."""
+    for name in _options():
+        signs = () if name == AUTO else engine_named(name).signs
+        if signs and all(environment.get(sign) for sign in signs):
+            return name
+    return ClusterConfig.name
+
+
+def with_engine(overrides: Sequence[str], environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Replace the engine `auto` of overrides, also in the list of a sweep, by that of the surroundings."""
+    if not any(re.match(CHOSEN_AUTO, text) for text in overrides):
+        return list(overrides)
+    return [re.sub(CHOSEN_AUTO, rf"\g<1>{surroundings(environment)}", text) for text in overrides]

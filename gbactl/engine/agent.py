@@ -1,6 +1,7 @@
 """Agent of a run on one host: it starts, kills and reports the processes of the host, and receives the prepared data.
 
-Started as `python -m gbactl.engine.agent`, it talks to the launcher on standard input and output. It ends, with every
+Started as `python -m gbactl.engine.agent`, it talks to the launcher on standard input and output; with an address as
+argument it dials that one instead, and reads only a key from standard input. It ends, with every
 process that it has started, when its input ends (the launcher or ssh has ended), and when it has heard nothing for as
 long as the launcher has set: then this host is cut off, and the run continues without it.
 """
@@ -34,12 +35,14 @@ from gbactl.engine.bandwidth_probe import ReachabilityProbe, dial
 from gbactl.engine.fork_server import Started, start_node, tell
 from gbactl.engine.host_info import facts, interface_to
 from gbactl.errors import DataError, GbactlError, WireError
+from gbactl.wire import listener
+from gbactl.wire.tls import TlsContexts, relay
 from gbactl.worker.core_sharing import open_board, places
 
 NODE = re.compile(r"[SW][0-9]{1,6}(-[0-9]{1,6})?")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
 FILES = (*(f"{name}.npy" for name in ARRAYS), META)  # files of a prepared data set
-GRACE_SECONDS = 2.0
+GRACE_SECONDS, DIAL_SECONDS = 2.0, 10.0
 LOOK_SECONDS, PULSE_SECONDS = 0.05, 0.5
 FIRST_PATIENCE = 60.0  # seconds of silence allowed until the launcher has set the limit
 READ_BYTES = 1 << 18
@@ -236,7 +239,8 @@ class HostAgent:
 
     It reads and starts processes in the main thread: they end with the thread that started them."""
 
-    def __init__(self, read_fd: int, write_fd: int) -> None:
+    def __init__(self, read_fd: int, write_fd: int, launcher: str = "") -> None:
+        """`launcher`: address at which this host sees the launcher; "": an ssh session's, or unknown."""
         self._read, self._write = read_fd, write_fd
         self._lock = threading.Lock()
         self._heard, self._patience = time.monotonic(), FIRST_PATIENCE
@@ -245,7 +249,8 @@ class HostAgent:
         self.token, self.address = b"", ""
         self._forwarded: dict[str, str] = {}
         self._handlers: dict[str, Handler] = {
-            "facts": lambda _: facts(), "settle": self._settle, "start": self._start,
+            "facts": lambda _: {**facts(), **({"client": launcher} if launcher else {})},
+            "settle": self._settle, "start": self._start,
             "listen": self._listen, "unlisten": self._unlisten,
         }  # fmt: skip
         self._slow: dict[str, Handler] = {"find": self._find, "whole": self._whole, "dial": self._dial}
@@ -381,15 +386,30 @@ class HostAgent:
         return {"pid": self.nodes.start(field(fields, "name", str), boot, environment, fields.get("seat"))}
 
 
+def dial_back(address: str, key: bytes) -> tuple[int, int]:
+    """Connect to an address, encrypted; both ends prove that they know the key. Returns pipes to read and to write.
+
+    Raises OSError or WireError."""
+    connection = TlsContexts(key).dial(listener.dial(address, DIAL_SECONDS))
+    (incoming, sink), (source, outgoing) = os.pipe(), os.pipe()
+    threading.Thread(target=relay, args=(connection, source, sink), daemon=True).start()
+    return incoming, outgoing
+
+
 def main() -> None:
-    """Run an agent that communicates over standard input and output; other output is redirected to standard error."""
-    write_fd = os.dup(1)
+    """Run an agent that communicates over standard input and output, or over a connection to the address given.
+
+    Other output is redirected to standard error."""
+    read_fd, write_fd, launcher = 0, os.dup(1), ""
     os.dup2(2, 1)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: os.close(0))  # as if the input had ended
+    if sys.argv[1:]:
+        read_fd, write_fd = dial_back(sys.argv[1], bytes.fromhex(sys.stdin.readline()))
+        launcher = sys.argv[1].rpartition(":")[0]
+    signal.signal(signal.SIGTERM, lambda *_: os.close(read_fd))  # as if the input had ended
     shared_memory_names.sweep()
-    agent = HostAgent(0, write_fd)
+    agent = HostAgent(read_fd, write_fd, launcher)
     try:
         agent.run()
     except (OSError, WireError) as error:

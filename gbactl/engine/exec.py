@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ from gbactl.config.groups import ClusterConfig
 from gbactl.engine.hosts import HostsEngine
 from gbactl.errors import require
 
+HOSTS = "GBACTL_HOSTS"  # POD:SLOTS of each pod, with commas between them, as a manifest can set it
 KUBECTL = "kubectl exec -i {host} -- {agent}"
 
 
@@ -21,9 +23,17 @@ class ExecOptions(EngineOptions):
 
 
 class ExecEngine(HostsEngine):
-    """Engine whose agents are started by the user's command, once for each host of cluster.hosts."""
+    """Engine whose agents are started by the user's command, once for each host of cluster.hosts.
+
+    Where none are given, the hosts are those of the environment variable GBACTL_HOSTS."""
 
     Options: ClassVar[type[EngineOptions]] = ExecOptions
+    not_resumed: ClassVar[tuple[str, ...]] = ("bind",)  # the next launcher's pod has another address
+    signs: ClassVar[tuple[str, ...]] = ("KUBERNETES_SERVICE_HOST", HOSTS)
+    surroundings: ClassVar[str] = f"a pod with {HOSTS}"
+
+    def hosts(self) -> list[str]:
+        return os.environ[HOSTS].split(",") if os.environ.get(HOSTS) else []
 
     def template(self, cluster: ClusterConfig) -> str:
         """Return the command with its two placeholders."""

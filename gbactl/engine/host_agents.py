@@ -1,12 +1,14 @@
-"""Agents of all hosts, for a run or for `gbactl doctor --hosts`: start, checks, transfer of the data, report.
+"""Agents of all hosts, for a run or for `gbactl doctor`: start, checks, transfer of the data, report.
 
-`gbactl doctor --hosts` measures pairs of hosts one after the other, about a second each way; nothing else should use
-the network meanwhile.
+`gbactl doctor --out` measures pairs of hosts one after the other, about a second each way; nothing else should use the
+network meanwhile.
 """
 
 from __future__ import annotations
 
 import secrets
+import shlex
+import shutil
 import statistics
 import sys
 import tempfile
@@ -20,18 +22,17 @@ from typing import Annotated, Any
 
 import msgspec
 
+from gbactl.collective.rendezvous import address_of_own_name
 from gbactl.engine import preflight
-from gbactl.engine.agent import FILES
+from gbactl.engine.agent import FILES, mark
 from gbactl.engine.agent_connection import PIECE, AgentConnection, address_of_host, is_here
 from gbactl.engine.bandwidth_probe import LinkMeasurement, ReachabilityProbe, dial
 from gbactl.engine.host_info import facts, route_to
-from gbactl.engine.preflight import HEADINGS, HostReport, faults_of, ring
+from gbactl.engine.preflight import BIND, LAUNCHER, HostReport, ring
 from gbactl.errors import ClusterError, GbactlError, UsageError
 
 ANSWER_SECONDS, MEASURE_SECONDS, LOOK_SECONDS = 20.0, 120.0, 0.1
-LAUNCHER = "the launcher"
 LOOPBACK = "127.0.0.1"
-BIND = "type cluster.bind=ADDRESS, one of its own that all hosts reach"
 
 
 class HostAgents:
@@ -51,8 +52,12 @@ class HostAgents:
     def connect(self) -> None:
         """Start all agents and collect facts about their hosts; record a fault for a host that does not answer."""
         for host in self.hosts:
-            log = self.folder / f"host-{host}.log"
-            self.links[host] = AgentConnection(host, self.start(host), log, self.patience)
+            log, command = self.folder / f"host-{host}.log", self.start(host)
+            program = shlex.split(command)[0]
+            if shutil.which(program) is None:
+                self.found[host].faults.append(preflight.not_installed(program, host))
+            else:
+                self.links[host] = AgentConnection(host, command, log, self.patience)
         self.each(self._hear)
 
     def _hear(self, link: AgentConnection) -> None:
@@ -60,7 +65,9 @@ class HostAgents:
         try:
             found.facts = link.ask("facts", self.patience)
         except ClusterError as error:
-            found.faults.append(preflight.unreachable(link.host, link.said(), link.gone or str(error)))
+            found.faults.append(
+                preflight.unreachable(link.host, link.said(), link.gone or str(error), self.start(link.host))
+            )
             return
         found.faults += preflight.versions(link.host, found.facts, facts())
 
@@ -81,13 +88,16 @@ class HostAgents:
             )  # fmt: skip
             found = self.found[link.host]
             found.address, found.interface = str(answer["address"]), str(answer["interface"])
+            found.shared = run_dir is None or answer["shared"]
             link.patience = hang_seconds
 
         self.each(ask)
         return answers
 
     def _own_address(self) -> str:
-        """Return the address at which the hosts see the launcher. Raises ClusterError if they see several."""
+        """Return the address at which the hosts see the launcher. Raises ClusterError if they see several.
+
+        Where only the engine knows the hosts' addresses it is that of this machine's own name, as in a pod."""
         remote = [host for host in self.hosts if self.found[host].facts and not is_here(host)]
         seen: dict[str, str] = {}
         for host in remote:
@@ -100,7 +110,7 @@ class HostAgents:
         if len(set(seen.values())) > 1:
             told = ", ".join(f"{host} at {address}" for host, address in seen.items())
             raise ClusterError(f"The hosts see this machine at different addresses ({told}); {BIND}.")
-        return next(iter(seen.values()), LOOPBACK)
+        return next(iter(seen.values()), (remote and address_of_own_name()) or LOOPBACK)
 
     def lines(self, measure: bool = False) -> None:
         """Test the network connections among all hosts, and from the launcher to each host.
@@ -226,14 +236,9 @@ class NetworkParameters:
 
 @dataclass(frozen=True)
 class HostFindings:
-    """Results of `gbactl doctor --hosts` for every host, in the order in which the hosts were typed."""
+    """Results of `gbactl doctor` for every host, in the order in which the hosts were typed."""
 
     found: dict[str, HostReport]
-
-    @property
-    def faults(self) -> list[str]:
-        """Faults of all hosts, one sentence each."""
-        return faults_of(self.found)
 
     @property
     def advice(self) -> list[str]:
@@ -246,7 +251,7 @@ class HostFindings:
     def pairs(self) -> list[tuple[str, str, float, float]]:
         """Measurements of every connection: (from, to, one-way microseconds, Gbit/s)."""
         lines = [(host, name, line) for host, found in self.found.items() for name, line in found.lines.items()]
-        return [(host, name, line.latency_us, line.gbit) for host, name, line in lines if not line.error]
+        return [(host, name, line.latency_us, line.gbit) for host, name, line in lines if line.gbit]
 
     @property
     def network(self) -> NetworkParameters | None:
@@ -262,18 +267,20 @@ class HostFindings:
         told = self.found.items()
         hosts = {host: {"address": found.address, "faults": found.faults, **found.facts} for host, found in told}
         names = ("from", "to", "latency_us", "bandwidth_gbit")
-        pairs = [dict(zip(names, pair, strict=True)) for pair in self.pairs]
-        return {"ok": not self.faults, "hosts": hosts, "pairs": pairs, "advice": self.advice}
+        return {"hosts": hosts, "pairs": [dict(zip(names, pair, strict=True)) for pair in self.pairs]}
 
 
-def examine(names: Sequence[str], start: Callable[[str], str], bind: str = "auto") -> HostFindings:
-    """Check hosts and measure their connections. Raises GbactlError."""
-    with tempfile.TemporaryDirectory(prefix="gbactl-doctor-") as folder:
+def examine(names: Sequence[str], start: Callable[[str], str], bind: str, runs: Path, measure: bool) -> HostFindings:
+    """Check hosts; `measure`: also measure their connections. Raises GbactlError.
+
+    `runs`: the directory in which run directories are made, or one above it; it is seen whether hosts share it."""
+    with tempfile.TemporaryDirectory(prefix=".gbactl-doctor-", dir=runs) as folder:
         agents = HostAgents(names, start, Path(folder), REACH_SECONDS)
+        (Path(folder) / mark(agents.token.hex())).touch()
         try:
             agents.connect()
-            agents.settle(bind, SILENT_SECONDS)
-            agents.lines(measure=True)
+            agents.settle(bind, SILENT_SECONDS, Path(folder))
+            agents.lines(measure)
         finally:
             agents.close()
     return HostFindings(agents.found)
@@ -287,7 +294,7 @@ def text(examined: HostFindings) -> str:
     if network is None:
         raise UsageError("No line between two hosts was measured; name two hosts or more that reach each other.")
     lines = [
-        f"# Measured by gbactl {__version__} doctor --hosts on {time.strftime('%Y-%m-%d')}; medians over the pairs.",
+        f"# Measured by gbactl {__version__} doctor on {time.strftime('%Y-%m-%d')}; medians over the pairs.",
         "# Use: gbactl calibrate --network THIS_FILE",
         f"latency_us: {network.latency_us:.4g}        # between hosts, one way",
         f"bandwidth_gbit: {network.bandwidth_gbit:.4g}    # of a host's network interface, each way",
@@ -311,20 +318,12 @@ def read(path: Path) -> dict[str, float]:
         raise UsageError(f"--network {path} needs positive numbers {names}; write it with gbactl doctor.") from error
 
 
-def print_tables(examined: HostFindings) -> None:
-    """Print the findings as tables."""
+def print_lines(examined: HostFindings) -> None:
+    """Print the measured connections as a table."""
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    table = Table(*HEADINGS, box=None, pad_edge=False, header_style="bold")
-    for found in examined.found.values():
-        table.add_row(*found.cells())
-    console.print(table)
-    if examined.pairs:
-        lines = Table(*LINE_HEADINGS, box=None, pad_edge=False, header_style="bold")
-        for a, b, latency, gbit in examined.pairs:
-            lines.add_row(a, b, f"{latency:.1f}", f"{gbit:.3g}")
-        console.print(lines)
-    for sentence in [*examined.faults, *examined.advice]:
-        console.print(sentence, markup=False, soft_wrap=True)
+    lines = Table(*LINE_HEADINGS, box=None, pad_edge=False, header_style="bold")
+    for a, b, latency, gbit in examined.pairs:
+        lines.add_row(a, b, f"{latency:.1f}", f"{gbit:.3g}")
+    Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(lines)

@@ -24,6 +24,10 @@ from gbactl.store.optimizers import dense_moments
 MEBI = 1 << 20
 # last message of a worker that has lost a server, or could not reach it
 CUT = re.compile(r"lost its connection to (S\d+)\.|answers at ([\d.]+):")
+# end of a command that starts an agent, with what ssh has around it
+AGENT_PART = re.compile(r"('cd .* ; exec )?\S+ -m gbactl\.engine\.agent'?")
+LAUNCHER = "the launcher"
+BIND = "type cluster.bind=ADDRESS, one of its own that all hosts reach"
 LABELS = {"gbactl": "gbactl", "python": "Python", "torch": "torch", "horovod": "Horovod"}
 GET = {
     "gbactl": "install the same version there (make install in the same checkout)",
@@ -35,7 +39,7 @@ GET = {
 
 @dataclass
 class HostReport:
-    """Facts about a host, and the faults for which a run cannot use it."""
+    """Facts about a host, and the faults for which a run cannot use it; `shared`: it sees the run directory."""
 
     host: str
     facts: dict[str, Any] = field(default_factory=dict)
@@ -45,6 +49,7 @@ class HostReport:
     needs: int = 0
     lines: dict[str, LinkMeasurement] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
+    shared: bool = True
 
     @property
     def ok(self) -> bool:
@@ -71,10 +76,15 @@ def faults_of(found: Mapping[str, HostReport]) -> list[str]:
 HEADINGS = ("host", "address", "cores", "gbactl Python torch Horovod", "MiB free", "data", "state")
 
 
-def unreachable(host: str, said: str, why: str) -> str:
-    """Describe the fault of a host whose agent does not answer."""
-    told = f" ({said.rstrip('.')})" if said else f" ({why})"
-    return f"Host {host} cannot be reached{told}; see that `ssh {host} true` works without a question."
+def unreachable(host: str, said: str, why: str, command: str) -> str:
+    """Describe the fault of a host whose agent does not answer; `command`: what should have started the agent."""
+    told, trial = said.rstrip(".") or why, AGENT_PART.sub("true", command)
+    return f"Host {host} cannot be reached ({told}); see that `{trial}` works without a question."
+
+
+def not_installed(program: str, host: str) -> str:
+    """Describe the fault of a host that is reached by a program which this machine does not have."""
+    return f"Host {host} cannot be reached without the program {program}, which is not on the PATH; install it."
 
 
 def versions(host: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
@@ -124,9 +134,10 @@ def unreached(host: str, target: str, line: LinkMeasurement) -> list[str]:
 
 
 def _cut(who: str, whom: str, target: str, why: str) -> str:
+    other = f", or {BIND}" if whom == LAUNCHER else ""
     return (
         f"{who} does not reach {whom} at {target} ({why}); let TCP through between them, on the ports that the system "
-        "gives out (net.ipv4.ip_local_port_range)."
+        f"gives out (net.ipv4.ip_local_port_range){other}."
     )
 
 

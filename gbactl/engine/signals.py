@@ -22,7 +22,14 @@ from gbactl.wire.messages import Event
 
 NOTHING = "nothing had been trained yet"
 ANSWER_SECONDS = 2.0  # additional time for a coordinator to report that it could not save
-DEFAULT = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+
+
+def stop_at_once(number: int, _: object) -> None:
+    """Handle a signal by raising Stopped."""
+    raise Stopped(number)
+
+
+DEFAULT = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL, signal.SIGUSR1: stop_at_once}
 
 _asked: list[int] = []
 _held: list[None] = []
@@ -34,7 +41,7 @@ def stoppable() -> Iterator[None]:
     """Let Ctrl-C, SIGTERM and SIGHUP raise Stopped inside this context, at once or at the next `look`.
 
     Elsewhere than in the main thread it does nothing. Where Ctrl-C or SIGHUP is ignored or has a handler already, it
-    stays as it is."""
+    stays as it is. SIGUSR1 counts too where its handler is `stop_at_once`."""
     if threading.current_thread() is not threading.main_thread():  # a training that a program has started in a thread
         yield
         return

@@ -7,17 +7,28 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Annotated, ClassVar
 
+from gbactl.checked_dataclasses import Bounds, Processes
+from gbactl.config.engine_interface import EngineOptions
 from gbactl.config.groups import ClusterConfig
 from gbactl.engine.host_placement import Host
 from gbactl.engine.hosts import HostsEngine
-from gbactl.errors import ConfigError
+from gbactl.errors import ConfigError, require
 
-# -u: without it srun keeps output until a newline. --overlap: agents, and steps of others, share the nodes' cores
-SRUN = "srun -u --overlap --nodes=1 --ntasks=1"
-HOW = "type salloc -N 2 gbactl train cluster=slurm ..., or put that line into a script for sbatch"
+# -u: without it srun keeps output until a newline. --overlap: agents, and steps of others, share the nodes' cores;
+# none is bound to one of them
+SRUN = "srun -u --overlap --cpu-bind=none --nodes=1 --ntasks=1"
+HOW = "type salloc -N 2 --no-kill gbactl train cluster=slurm ..., or gbactl train cluster=slurm ... --submit"
+MORTAL = (
+    "Warning: this allocation seems to be without --no-kill: Slurm ends it when it loses a node, before gbactl can "
+    "replace the node's processes; type salloc --no-kill ..., or add the line #SBATCH --no-kill to the batch script."
+)
+OPTION = re.compile(r"[a-z]+(-[a-z]+)*(:[^\s\"'#]+)?")  # of sbatch: partition:long, exclusive
+NO_KILL = re.compile(r"(^|\s)(-k|--no-kill)(?!=)(\s|$)")
 
 
 def counts(text: str) -> Iterator[int]:
@@ -48,18 +59,80 @@ def allocation(environment: Mapping[str, str]) -> tuple[Host, ...]:
         raise ConfigError(f"Slurm's {key} does not fit its nodes; type cluster.hosts='[NODE:SLOTS,...]'.") from error
 
 
+def outlives_nodes(environment: Mapping[str, str]) -> bool:
+    """Return whether the allocation was visibly asked for with --no-kill.
+
+    Slurm shows that neither in a job's environment nor in its description. It is read from the variables of salloc and
+    sbatch, from the command line of the salloc above this process, and from the batch script."""
+    if {"SALLOC_NO_KILL", "SBATCH_NO_KILL"} & set(environment):
+        return True
+    script = ["scontrol", "write", "batch_script", environment.get("SLURM_JOB_ID", ""), "-"]
+    try:
+        lines = subprocess.run(script, capture_output=True, text=True, check=False).stdout.splitlines()
+    except OSError:
+        lines = []
+    asked = [line.removeprefix("#SBATCH") for line in lines if line.startswith("#SBATCH")]
+    return any(NO_KILL.search(text) for text in [*asked, *(" ".join(each) for each in _above("salloc"))])
+
+
+def _above(program: str) -> Iterator[list[str]]:
+    """Yield the arguments of every process of a program above this one."""
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            arguments = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            return
+        if Path(arguments[0]).name == program:
+            yield arguments
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """Options of the batch job that `gbactl train --submit` submits.
+
+    `tasks`: slots of a node; `grace`: seconds before the end of the job's time; `sbatch`: further options of sbatch,
+    NAME:VALUE or NAME."""
+
+    nodes: Processes = 2
+    tasks: Processes | None = None
+    grace: Annotated[int, Bounds(at_least=1, at_most=65_535)] = 60
+    sbatch: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SlurmOptions(EngineOptions):
+    """`slurm`: the options of a batch job."""
+
+    slurm: JobOptions = field(default_factory=JobOptions)
+
+
 class SlurmEngine(HostsEngine):
     """Engine whose agents are started by srun, one a node. cluster.hosts, where given, chooses among the nodes."""
 
-    def defaults(self, cluster: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the nodes of the allocation where no hosts are given, and the number of workers."""
-        known = {} if cluster.get("hosts") else {"hosts": [f"{h.name}:{h.slots}" for h in allocation(os.environ)]}
-        return {**known, **super().defaults({**cluster, **known})}
+    Options: ClassVar[type[EngineOptions]] = SlurmOptions
+    signs: ClassVar[tuple[str, ...]] = ("SLURM_JOB_NODELIST",)
+    surroundings: ClassVar[str] = "a Slurm allocation"
+    not_resumed: ClassVar[tuple[str, ...]] = ("hosts", "bind", "slurm")  # the next allocation has other nodes
+
+    def hosts(self) -> list[str]:
+        return [f"{host.name}:{host.slots}" for host in allocation(os.environ)]
 
     def agent(self, cluster: ClusterConfig, host: str) -> str:
         from gbactl.engine.agent_connection import agent_command
 
         return f"{SRUN} --nodelist={quote(host)} {agent_command(cluster.python)}"
+
+    def check(self, cluster: ClusterConfig, workers: int) -> None:
+        super().check(cluster, workers)
+        options = self.options(cluster)
+        assert isinstance(options, SlurmOptions)
+        strange = [each for each in options.slurm.sbatch if not OPTION.fullmatch(each)]
+        require(not strange, f"cluster.slurm.sbatch has {strange[:1]}, which is no NAME:VALUE; type [partition:long].")
+
+    def warning(self, cluster: ClusterConfig) -> str:
+        return MORTAL if len(cluster.hosts) > 1 and not outlives_nodes(os.environ) else ""
 
 
 ENGINE = SlurmEngine()

@@ -31,8 +31,9 @@ from yaml import YAMLError
 
 from gbactl import targets
 from gbactl.checked_dataclasses import build
-from gbactl.conf_files import did_you_mean, entries_of, options, unknown
+from gbactl.conf_files import bases, did_you_mean, entries_of, options, unknown
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
+from gbactl.config.engine_interface import AUTO, engine_named, surroundings, with_engine
 from gbactl.config.groups import CostConfig, ModeConfig
 from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.faults.load_trace import with_traces
@@ -113,10 +114,16 @@ def mode_file(mode: str) -> dict[str, Any]:
 
 
 def _option_file(group: str, option: str) -> dict[str, Any]:
-    """Load the file that GROUP=OPTION chooses; {} where there is none."""
+    """Load the file that GROUP=OPTION chooses, with its bases; {} where there is none."""
     path = option_files(group).get(option)
-    found = {} if path is None else OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
+    if path is None:
+        return {}
+    own = OmegaConf.load(path)
+    assert isinstance(own, DictConfig)
+    below = map(OmegaConf.load, bases(path.parent, own.get("defaults", ())))
+    found = OmegaConf.to_container(OmegaConf.merge(*below, own), resolve=True)
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items() if key != "defaults"}
 
 
 def defaults_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,14 +144,21 @@ def defaults_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compose(overrides: list[str]) -> RunConfig:
-    """Compose conf/train.yaml with Hydra overrides. Raises UsageError with the valid keys or options."""
+    """Compose conf/train.yaml with Hydra overrides, and check it. Raises UsageError with the valid keys or options."""
+    overrides = with_engine(overrides)
+    with _explained():
+        cfg = composed(overrides)
+        rest = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+        return to_run_config(rest, overrides, cfg.hydra)
+
+
+def composed(overrides: list[str]) -> DictConfig:
+    """Compose conf/train.yaml with overrides, unchecked, with Hydra's own keys. Raises UsageError."""
     with _explained():
         GlobalHydra.instance().clear()
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
             given = before_overrides(group_choices(overrides, conf_dir()), with_cost_file(_opened(overrides)))
-            cfg = hydra.compose(ROOT_CONFIG, overrides=given, return_hydra_config=True)
-            own, others = cfg.hydra, [str(key) for key in cfg if key != "hydra"]
-            return to_run_config(OmegaConf.masked_copy(cfg, others), overrides, own)
+            return hydra.compose(ROOT_CONFIG, overrides=given, return_hydra_config=True)
 
 
 def run_hydra(
@@ -189,6 +203,10 @@ def run_hydra(
                 print(f"run {HydraConfig.get().job.num + 1} of {sweep.of}: {error}", file=sys.stderr, flush=True)
             return None
 
+    given, arguments = arguments, with_engine(arguments)
+    if arguments != given:
+        name = surroundings(os.environ)
+        print(f"cluster={AUTO}: in {engine_named(name).surroundings}, so cluster={name}", file=sys.stderr, flush=True)
     # Hydra derives its job name from sys.argv and prints tracebacks itself unless told not to.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     main = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=ROOT_CONFIG)(task)

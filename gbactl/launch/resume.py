@@ -24,6 +24,7 @@ from gbactl.checkpoint.folder import (
     shared_values,
 )
 from gbactl.config import RunConfig, to_dict
+from gbactl.config.engine_interface import engine_named
 from gbactl.config.groups import ClusterConfig
 from gbactl.coordinator.state import JobPosition, config_at
 from gbactl.data.dataset import Dataset
@@ -128,6 +129,8 @@ def resumed(values: dict[str, Any], typed: Sequence[str]) -> dict[str, Any]:
         _take_over(stored, values, key.split("."))
         if key == "switch.schedule":
             _take_over(stored, values, ("switch", "modes"))
+    for key in engine_named(str(stored["cluster"]["name"])).not_resumed:
+        _take_over(stored, values, ("cluster", key))
     _refuse_commands(stored, values)
     stored[KEY] = str(chain.folder.resolve() / chain.last.name)
     return stored
@@ -145,7 +148,7 @@ def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> No
     for key in COMMANDS:
         group, name = key.split(".")
         given, own = stored.get(group, {}), values.get(group, {})
-        if name in given and given[name] != own.get(name, getattr(ClusterConfig(), name)):
+        if name in given and given[name] != own.get(name, getattr(ClusterConfig(), name, None)):
             raise UsageError(
                 f"The run that resume= names has {key}={given[name]!r}, which says what is run, or told to hosts; if "
                 f"you trust it, type {key}=VALUE beside resume=."

@@ -40,13 +40,7 @@ ROOM_BYTES = 1 << 17  # reserved for the result in case the disk fills up
 
 def create(cfg: RunConfig) -> Path:
     """Create a run's directory. Raises UsageError when run_dir= names one that already holds a run."""
-    if cfg.run_dir is not None:
-        path = Path(cfg.run_dir)
-        if (path / CONFIG).exists():
-            raise UsageError(f"{path} already holds a run; type another run_dir= or remove it.")
-    else:
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        path = Path("runs") / f"{stamp}-{cfg.mode.name}-s{cfg.seed}-{secrets.token_hex(3)}"
+    path = new_path(cfg)
     try:
         (path / "logs").mkdir(parents=True, exist_ok=True)
         keep_room(path)
@@ -55,6 +49,19 @@ def create(cfg: RunConfig) -> Path:
         reason = error.strerror
         raise UsageError(f"The run directory {path} cannot be made ({reason}); type another run_dir=.") from error
     return path.resolve()
+
+
+def new_path(cfg: RunConfig) -> Path:
+    """Return the directory that a new run gets: run_dir=, or a name of its time, mode and seed.
+
+    Raises UsageError when run_dir= names one that already holds a run."""
+    if cfg.run_dir is None:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        return Path("runs") / f"{stamp}-{cfg.mode.name}-s{cfg.seed}-{secrets.token_hex(3)}"
+    path = Path(cfg.run_dir)
+    if (path / CONFIG).exists():
+        raise UsageError(f"{path} already holds a run; type another run_dir= or remove it.")
+    return path
 
 
 def is_of(path: Path, cfg: RunConfig) -> bool:
@@ -66,16 +73,21 @@ def is_of(path: Path, cfg: RunConfig) -> bool:
 
 def reopen(path: Path, cfg: RunConfig) -> Path:
     """Reopen a run's directory to resume it; earlier files are kept under numbered names."""
-    part = 1 + max((int(old.suffix[1:]) for old in path.glob("logs.*") if old.suffix[1:].isdigit()), default=0)
-    for name in ("logs", CONFIG, RESULT, LOG):
-        stem, dot, suffix = name.partition(".")
-        if (path / name).exists():
-            (path / name).replace(path / f"{stem}.{part}{dot}{suffix}")
+    set_aside(path)
     with room_needed(path):
         (path / "logs").mkdir()
         keep_room(path)
         write_config(path, cfg)
     return path.resolve()
+
+
+def set_aside(path: Path) -> None:
+    """Give the files of a run's earlier start numbered names."""
+    part = 1 + max((int(old.suffix[1:]) for old in path.glob("logs.*") if old.suffix[1:].isdigit()), default=0)
+    for name in ("logs", CONFIG, RESULT, LOG):
+        stem, dot, suffix = name.partition(".")
+        if (path / name).exists():
+            (path / name).replace(path / f"{stem}.{part}{dot}{suffix}")
 
 
 def keep_room(path: Path) -> None:

@@ -42,7 +42,8 @@ class Trace:
     def add(self, activity: str, began: float, ended: float) -> None:
         """Add a slice of the calling thread, in seconds of the system's monotonic clock."""
         if self._on and ended > began:
-            self._event("X", activity, began, dur=(ended - began) * 1e6)
+            # Perfetto rounds to nanoseconds, and drops a slice that then begins before the one before it has ended
+            self._event("X", activity, began, dur=max(0.0, (ended - began) * 1e6 - 0.002))
 
     def step(self, version: int) -> None:
         """Mark the global step that the process has reached; past the last step of the trace, stop recording."""

@@ -8,10 +8,12 @@ process; the cost of encryption in training is in docs/studies/performance.md.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import hmac
 import os
+import select
 import socket
 import ssl
 from collections.abc import Iterable
@@ -21,6 +23,7 @@ from gbactl.errors import WireError
 
 STRANGE = "A connection does not show this run's certificate."
 CHANGED = "What a connection carries was changed on its way."
+RELAY_BYTES = 1 << 16
 # validity that does not depend on the hosts' clocks
 _BEGIN, _END = datetime.datetime(2000, 1, 1), datetime.datetime(9999, 12, 31)
 
@@ -101,6 +104,35 @@ class TlsContexts:
         assert isinstance(wrapped, TlsConnection)
         wrapped.do_handshake()
         return wrapped
+
+
+def relay(connection: TlsConnection, source: int, sink: int) -> None:
+    """Copy bytes from one pipe to a connection, and from the connection to another pipe, until one of the three ends.
+
+    One thread does both, as a TLS connection is not for two. Closes the connection and the sink."""
+    connection.setblocking(False)
+    os.set_blocking(sink, False)
+    out = back = b""
+    try:
+        while True:
+            reading = [connection] * (not back) + [source] * (not out)
+            readable, writable, _ = select.select(reading, [connection] * bool(out) + [sink] * bool(back), [])
+            if source in readable and not (out := os.read(source, RELAY_BYTES)):
+                return
+            with contextlib.suppress(BlockingIOError):
+                if connection in readable and not (back := connection.recv(RELAY_BYTES)):
+                    return
+            with contextlib.suppress(BlockingIOError):
+                if sink in writable:
+                    back = back[os.write(sink, back) :]
+            with contextlib.suppress(BlockingIOError):
+                if connection in writable:
+                    out = out[connection.sendmsg([out]) :]
+    except (OSError, WireError):
+        pass
+    finally:
+        connection.close()
+        os.close(sink)
 
 
 def _context(protocol: ssl._SSLMethod, pem: bytes) -> ssl.SSLContext:

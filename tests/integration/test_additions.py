@@ -191,6 +191,6 @@ def test_two_files_make_an_engine_and_no_other_is_touched(launcher: Launcher, ch
     for name in ENGINE:
         (checkout / name).unlink()
     assert "cluster/noted" in said(launcher, "train", "cluster=noted", code=2)
-    why = "cluster=noted is not known; type cluster= one of: exec, hosts, local, slurm, virtual."
+    why = "cluster=noted is not known; type cluster= one of: exec, hosts, local, ray, slurm, virtual."
     assert why in said(launcher, "replay", str(run_dir), code=1)
     assert modes_reported(launcher) == ["gba"]

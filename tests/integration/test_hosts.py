@@ -264,7 +264,8 @@ def test_the_doctor_measures_every_line_and_what_is_slow_is_slow(site_of: Callab
     site = site_of()
     site.machines.limit("c", "50mbit")
     out = tmp_path / "network.yaml"
-    done = site.gbactl("doctor", "--hosts", "a,b,c", "--ssh", site.machines.ssh, "--out", str(out), "--json")
+    where = ("cluster=hosts", "cluster.hosts=[a:1,b:1,c:1]", f"cluster.ssh='{site.machines.ssh}'")
+    done = site.gbactl("doctor", *where, "--out", str(out), "--json")
     assert done.returncode == 0, done.stderr + done.stdout
     found = json.loads(done.stdout)
     assert found["ok"] and set(found["hosts"]) == set(NAMES)
@@ -312,7 +313,7 @@ def test_the_commands_of_the_tutorial(site_of: Callable[..., Site]) -> None:
     site = site_of()
     small = ["data.days=2", "data.rows_per_day=8000", "model.dim=4", "model.hidden=[8]", "train.max_eval_samples=1000"]
     extra = {
-        "doctor": ["--ssh", site.machines.ssh],
+        "doctor": [f"cluster.ssh='{site.machines.ssh}'"],
         "train": [f"cluster.ssh='{site.machines.ssh}'", "cluster.forward=[GBACTL_CACHE]", *small],
         "calibrate": ["--workers", "2,4", "--seconds", "2", f"collective={collective()}", *small[2:4]],
     }

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import os
 import pty
-import select
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from gbactl.policies.policy import names
-from tests.support.processes import Launcher
+from tests.support.processes import Launcher, seen
 
 SIZES = ("data.rows_per_day=120000", "model.hidden=[256,256]", "cluster.workers=2", "train.max_eval_samples=2000",
          "faults.plans=[{kind: constant, workers: all, factor: 4}]")  # fmt: skip
 GBACTL = Path(sys.executable).parent / "gbactl"
-
-
-def seen(terminal: int, text: str, seconds: float = 60.0) -> None:
-    """Read a terminal until a text was shown."""
-    shown, deadline = "", time.monotonic() + seconds
-    while text not in shown:
-        left = deadline - time.monotonic()
-        assert left > 0, shown[-2000:]
-        if select.select([terminal], [], [], left)[0]:
-            shown += os.read(terminal, 65536).decode(errors="replace")
 
 
 @pytest.mark.beside

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -57,6 +58,17 @@ def wait_for(condition: Callable[[], Any], seconds: float = SECONDS) -> Any:
         assert time.monotonic() < deadline, f"still not so after {seconds:.0f} s"
         time.sleep(0.02)
     return value
+
+
+def seen(terminal: int, text: str, seconds: float = 60.0) -> str:
+    """Read a terminal until a text was shown; return all that was shown."""
+    shown, deadline = "", time.monotonic() + seconds
+    while text not in shown:
+        left = deadline - time.monotonic()
+        assert left > 0, shown[-2000:]
+        if select.select([terminal], [], [], left)[0]:
+            shown += os.read(terminal, 65536).decode(errors="replace")
+    return shown
 
 
 @dataclass

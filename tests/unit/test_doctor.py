@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from click.testing import CliRunner
 from gbactl import doctor
 from gbactl.cli.doctor import command
 from gbactl.doctor import Check
+from tests.support.processes import collective
 
 
 @pytest.fixture
@@ -113,3 +117,68 @@ def test_a_check_that_breaks_is_a_line_not_a_traceback(monkeypatch: pytest.Monke
     monkeypatch.setattr(doctor, "CHECKS", (check_shared_memory,))
     (check,) = doctor.examine()
     assert (check.name, check.found, check.ok) == ("shared memory", "unforeseen", False)
+
+
+# what ssh, srun or kubectl would do, with a host `far` that is this machine: options and the host are dropped
+REACH = """#!/bin/sh
+for word; do case $word in -*) [ "$done" ] || shift;; far) shift; done=1;; *) done=1;; esac; done
+"""
+ENGINES = {
+    "hosts": ["cluster.ssh='{path}'"],
+    "slurm": [],
+    "exec": ["cluster.exec='{path} {{host}} {{agent}}'"],
+}
+
+
+@pytest.fixture
+def examined(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, dict[str, Check]]]:
+    """Examines an engine whose host `far` is reached by a script that ends with `then`."""
+    monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
+
+    def examine(engine: str, then: str | None, *typed: str) -> tuple[int, dict[str, Check]]:
+        if then is None:
+            monkeypatch.setenv("PATH", str(here))
+        path = here / "srun"
+        path.write_text(REACH + (then or ""))
+        path.chmod(0o644 if then is None else 0o755)
+        words = [f"cluster={engine}", "cluster.hosts=[far:2]", *(each.format(path=path) for each in ENGINES[engine])]
+        outcome = CliRunner().invoke(command, [*words, *typed, "--json"])
+        return outcome.exit_code, {each["name"]: Check(**each) for each in json.loads(outcome.output)["checks"]}
+
+    return examine
+
+
+Examine = Callable[..., tuple[int, dict[str, Check]]]
+remote = pytest.mark.skipif(collective() != "horovod", reason="hosts need Horovod's launcher")
+
+
+@remote
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_whose_host_answers_and_has_other_versions(engine: str, examined: Examine, here: Path) -> None:
+    other = here / "shim" / "torch-9.9.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9\n")
+    code, checks = examined(engine, f'PYTHONPATH={here / "shim"}:$PYTHONPATH exec sh -c "$*"')
+    assert code == 1 and checks["slots"].ok and checks["run directory"].ok
+    assert checks["host far"].found.startswith("Host far has torch 9.9, and this machine has")
+    assert checks["host far"].advice.startswith("install the same version there")
+
+
+@remote
+@pytest.mark.parametrize(
+    ("then", "typed", "found", "advice"),
+    [
+        (None, [], r"Host far cannot be reached without the program \S*srun, which is not on the PATH", "install it"),
+        ("echo no such node >&2; exit 1", [], r"Host far cannot be reached \(no such node\)", "see that `.* true` wo"),
+        ("", ["cluster.workers=3"], "cluster.workers=3 do not fit into the 2 slots", "type cluster.workers=2"),
+        ("", ["cluster.hosts=[far]"], "'far', which is no NAME:SLOTS", "type for instance"),
+    ],
+    ids=["no program", "lost before it is opened", "too few slots", "no slots"],
+)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_that_cannot_run(
+    engine: str, then: str | None, typed: list[str], found: str, advice: str, examined: Examine
+) -> None:
+    code, checks = examined(engine, then, *typed)
+    (failed,) = (check for check in checks.values() if not check.ok)
+    assert code == 1 and re.search(found, failed.found) and re.search(advice, failed.advice)

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import gbactl
-from gbactl.config.engine_interface import engine_named
+from gbactl.config.engine_interface import AUTO, engine_named
 from gbactl.paths import conf_dir
 from gbactl.policies.policy import names
 
 PACKAGE = Path(gbactl.__file__).parent
 STUDIES = PACKAGE.parent / "experiments"
-PLACES = {path.stem for path in (conf_dir() / "cluster").glob("*.yaml")}
+PLACES = {path.stem for path in (conf_dir() / "cluster").glob("*.yaml")} - {AUTO}
 FEW = 3  # modes that something is about
 
 
@@ -49,5 +49,5 @@ def test_every_place_has_a_file_of_its_own_and_its_configuration() -> None:
     for name in PLACES:
         assert type(engine_named(name)).__module__ == f"gbactl.engine.{name}"
     facts = {name: (engine_named(name).real, engine_named(name).one_host, engine_named(name).here) for name in PLACES}
-    remote = dict.fromkeys(("hosts", "exec", "slurm"), (True, False, False))
+    remote = dict.fromkeys(("hosts", "exec", "ray", "slurm"), (True, False, False))
     assert facts == {"local": (True, True, True), "virtual": (False, True, False), **remote}

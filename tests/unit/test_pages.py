@@ -55,9 +55,10 @@ def test_verbs_options_and_keys_of_a_synopsis_exist(line: str) -> None:
     command = cli.get_command(click.Context(cli), verb)
     assert program == "gbactl" and command is not None
     options = {name for parameter in command.params for name in parameter.opts}
-    assert {word for word in words if word.startswith("-")} <= options
-    if verb == "train":
-        compose([word for word in words if not word.startswith("-")])
+    assert {word for word in words if word.startswith("-")} <= {*options, "-m"}
+    if verb == "train" and "-m" not in words:
+        nodes = ["cluster.hosts=[n1:8]"] if "cluster=slurm" in words else []  # as in an allocation
+        compose([*(word for word in words if not word.startswith("-")), *nodes])
 
 
 @pytest.mark.parametrize("page", pages(), ids=str)

@@ -6,7 +6,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from gbactl.cli import cli
-from gbactl.conf_files import GROUPS, MOST_USED
+from gbactl.conf_files import GROUPS, MOST_USED, options
 
 
 def completed(*words: str) -> list[str]:
@@ -22,7 +22,7 @@ def test_verbs_groups_options_and_keys_are_completed() -> None:
     assert completed("train", "seed=1", "mode", "=", "hop_bs") == ["hop_bs"], "as bash cuts words"
     assert "hosts" in completed("train", "cluster", "=")
     assert completed("switch", "mode.iot") == ["mode.iota="]
-    assert completed("train", "clus") == [f"cluster={name}" for name in ("exec", "hosts", "local", "slurm", "virtual")]
+    assert completed("train", "clus") == [f"cluster={name}" for name in options("cluster")]
     assert completed("config", "optim.sch")[0] == "optim.schedule.name"
 
 

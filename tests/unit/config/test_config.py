@@ -67,7 +67,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"mode": {"name": "turbo"}}, r"mode\.name=turbo is not known; type .*= one of: async, bsp, .*hop_bw, .*sync\."),
     ({"mode": {"name": "gba", "decay": "soft"}}, r"mode\.decay= one of: hard, inverse, exp"),
     ({"mode": {"name": "gba", "divisor": "N"}}, r"mode\.divisor=M or accepted"),
-    ({"cluster": {"name": "nowhere"}}, r"^cluster=nowhere is not known; type cluster= one of: exec, .*virtual\.$"),
+    ({"cluster": {"name": "nowhere"}}, r"^cluster=nowhere is not known; type cluster= one of: .*ray, .*virtual\.$"),
     ({"cluster": {"name": "agent"}}, r"^cluster=agent is not known"),  # a module of the engines that is no place
     ({"cluster": {"name": "nowhere", "workers": None}}, r"^cluster=nowhere is not known"),
     ({"cluster": {"wrokers": 2}}, r"^cluster=local has no key wrokers; keys are: name, workers, .*, forward\.$"),
@@ -209,4 +209,4 @@ def test_keys_that_do_not_act_are_left_out() -> None:
     assert acting(config)["cost"] == config["cost"] and acting(config)["checkpoint"] == config["checkpoint"]
     assert "every" in acting(config)["switch"]
     assert when("seed") == when("cost.name") == "in every run"
-    assert when("cluster.ssh") == "with cluster=hosts, exec or slurm"
+    assert when("cluster.ssh") == "with cluster=hosts, exec, ray or slurm"

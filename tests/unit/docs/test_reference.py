@@ -80,7 +80,10 @@ def composed() -> set[str]:
     modes, data, clusters = ([path.stem for path in sorted((conf_dir() / group).glob("*.yaml"))] for group in OWN)
     chosen = [(f"mode={m}", f"data={d}", f"cluster={c}") for m, d, c in zip(modes, cycle(data), cycle(clusters))]
     chosen += [("switch=auto",), ("checkpoint=cpr",), ("cost=busy",), ("faults=trace",)]
-    more = {"cluster=hosts": HOSTS, "cluster=slurm": HOSTS, "cluster=exec": [*HOSTS, "cluster.exec='{host} {agent}'"]}
+    more = {
+        **dict.fromkeys(("cluster=hosts", "cluster=ray", "cluster=slurm"), HOSTS),
+        "cluster=exec": [*HOSTS, "cluster.exec='{host} {agent}'"],
+    }
     return {key for typed in chosen for key in flatten(to_dict(compose([*typed, *more.get(typed[-1], [])])))}
 
 

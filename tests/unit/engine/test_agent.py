@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,11 +15,13 @@ from typing import Any
 import pytest
 
 from gbactl.data.source_cache import prepare
-from gbactl.engine.agent_connection import AGENT, AgentConnection, HostAccess, command
+from gbactl.engine.agent_connection import AGENT, AgentConnection, HostAccess, MessageDecoder, command, pack
 from gbactl.engine.bandwidth_probe import ReachabilityProbe, dial
 from gbactl.engine.host_agents import HostAgents
 from gbactl.engine.host_info import free_memory, usable_cores
 from gbactl.errors import ClusterError
+from gbactl.wire import auth, listener
+from gbactl.wire.tls import TlsContexts, relay
 from tests.support.processes import alive, wait_for
 
 DATA = {"name": "synthetic", "days": 2, "rows_per_day": 300, "max_cardinality": 50, "seed": 1}
@@ -96,6 +99,28 @@ def test_cores_are_what_a_quota_of_cpu_time_leaves(files: dict[str, str], most: 
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert usable_cores(tmp_path) == min(most, len(os.sched_getaffinity(0)))
+
+
+def test_it_dials_back_to_who_knows_the_key(tmp_path: Path) -> None:
+    key, waiting = auth.new_key(), listener.listen("127.0.0.1")
+    agent = subprocess.Popen([sys.executable, "-m", AGENT, listener.address_of(waiting)], stdin=subprocess.PIPE)
+    with waiting, agent:
+        assert agent.stdin is not None
+        agent.stdin.write(f"{key.hex()}\n".encode())
+        agent.stdin.flush()
+        connection = TlsContexts(key).accept(waiting.accept()[0])
+        connection.do_handshake()
+        ends = os.pipe(), os.pipe()
+        carrier = threading.Thread(target=relay, args=(connection, ends[0][0], ends[1][1]))
+        carrier.start()
+        os.write(ends[0][1], pack("facts", {"ask": 1}))
+        reader, answers = MessageDecoder(greeted=False), []
+        while not answers:
+            answers = [fields for name, fields in reader.feed(os.read(ends[1][0], 1 << 16)) if name == "answer"]
+        assert answers[0]["client"] == "127.0.0.1" and answers[0]["gbactl"]
+        os.close(ends[0][1])
+        carrier.join(20)
+        assert agent.wait(20) == 0
 
 
 def test_a_question_that_fails_is_answered_with_its_reason(link: AgentConnection) -> None:

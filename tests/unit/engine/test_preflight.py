@@ -37,6 +37,10 @@ def test_lines() -> None:
     targets = {"a": "10.0.0.2:4711", "c": "10.0.0.4:4712"}
     (sentence,) = preflight.lines("b", targets, {"a": LinkMeasurement(), "c": LinkMeasurement(error="timed out")})
     assert sentence.startswith("Host b does not reach c at 10.0.0.4:4712 (timed out); let TCP through")
+    (sentence,) = preflight.lines(
+        "b", {"the launcher": "127.0.1.1:1"}, {"the launcher": LinkMeasurement(error="refused")}
+    )
+    assert sentence.endswith(", or type cluster.bind=ADDRESS, one of its own that all hosts reach.")
 
 
 def test_the_launcher_s_own_lines() -> None:
@@ -53,11 +57,11 @@ def test_a_ring_that_nobody_reaches() -> None:
 
 
 def test_reaching() -> None:
-    told = preflight.unreachable("b", "ssh: connect to host b port 22: Connection refused", "its agent has ended")
-    assert told == (
-        "Host b cannot be reached (ssh: connect to host b port 22: Connection refused); see that `ssh b true` works "
-        "without a question."
-    )
+    refused, start = "ssh: connect to host b port 22: Connection refused", "python3 -m gbactl.engine.agent"
+    told = preflight.unreachable("b", refused, "its agent has ended", f"ssh b 'cd /w > /dev/null ; exec {start}'")
+    assert told == f"Host b cannot be reached ({refused}); see that `ssh b true` works without a question."
+    told = preflight.unreachable("b", "", "its agent has ended", f"kubectl exec -i b -- {start}")
+    assert told.endswith("(its agent has ended); see that `kubectl exec -i b -- true` works without a question.")
 
 
 @pytest.mark.parametrize(

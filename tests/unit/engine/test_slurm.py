@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from gbactl.config.engine_interface import engine_named
 from gbactl.config.groups import ClusterConfig
 from gbactl.engine.hosts import HostsEngine
-from gbactl.engine.slurm import allocation, counts
+from gbactl.engine.slurm import NO_KILL, allocation, counts, outlives_nodes
 from gbactl.errors import ConfigError
 
 
@@ -26,7 +28,7 @@ def test_what_is_no_list_of_counts(text: str) -> None:
 
 
 def test_outside_an_allocation_it_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"works in an allocation, and this is none; type salloc -N 2 gbactl train"):
+    with pytest.raises(ConfigError, match=r"works in an allocation, and this is none; type salloc -N 2 --no-kill"):
         allocation({})
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ConfigError, match=r"needs Slurm's commands on the PATH: scontrol failed"):
@@ -39,3 +41,23 @@ def test_an_agent_is_started_by_srun_on_its_node() -> None:
     told = engine.agent(ClusterConfig("slurm", python="/opt/python"), "n1")
     assert told.startswith("srun -u --overlap ") and told.endswith(" --nodelist=n1 /opt/python -m gbactl.engine.agent")
     assert engine.defaults({"hosts": ["n1:2"], "workers": None}) == {"workers": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "there"),
+    [
+        ("salloc -N2 --no-kill bash", True), (" -k", True), (" --no-kill=off", False), ("salloc --no-killing", False),
+        ("salloc -N 2", False),
+    ],
+)  # fmt: skip
+def test_no_kill_on_a_command_line(text: str, there: bool) -> None:
+    assert bool(NO_KILL.search(text)) is there
+
+
+def test_an_allocation_that_outlives_its_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert outlives_nodes({"SBATCH_NO_KILL": "1"}) and not outlives_nodes({"SLURM_JOB_ID": "1"})
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\nprintf '#!/bin/sh\\n#SBATCH -N 2 --no-kill\\n'\n")
+    scontrol.chmod(0o755)
+    assert outlives_nodes({"SLURM_JOB_ID": "1"})

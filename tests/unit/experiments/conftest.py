@@ -1,20 +1,29 @@
-"""The bench's modules: scripts beside each other, not a package."""
+"""The bench's modules, which are scripts beside each other, not a package; configurations of studies' cells."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-PERFORMANCE = Path(__file__).resolve().parents[3] / "experiments" / "performance"
+from gbactl.config import to_dict
+from gbactl.launch.hydra_config import compose
+from gbactl.tracking.final_metrics import config_hash
+
+EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
+PERFORMANCE = EXPERIMENTS / "performance"
 MODULES = (
     "bench_lines", "bench_ratios", "bench_report", "curve_analysis", "curves", "kernel_copy", "profile_run",
     "ratio_sides", "server_cpu", "table_sizes", "tsv_preparation", "unauthenticated_clients", "virtual_cost",
 )  # fmt: skip
+
+sys.path.insert(0, str(EXPERIMENTS))  # of the scripts that studies share
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +35,14 @@ def bench() -> dict[str, ModuleType]:
     found["run"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found["run"])
     return found
+
+
+@pytest.fixture
+def different() -> Callable[[Collection[Any]], bool]:
+    """Whether cells, with their bases, have configurations, each another one."""
+
+    def ask(cells: Collection[Any]) -> bool:
+        pairs = [(cell.overrides, cell.base) for cell in cells]
+        return len({tuple(config_hash(to_dict(compose(list(o)))) for o in pair if o) for pair in pairs}) == len(pairs)
+
+    return ask

@@ -23,11 +23,9 @@ def scripts() -> Any:
 
 
 def run(scripts: Any, folder: Path, compare: bool, *more: str) -> dict[str, Any]:
-    import json
-
+    folder.mkdir()
     given = (*SMALL, f"data.cache={folder.parent / 'cache'}", *more)
-    scripts["stale_gradients" if compare else "virtual_run"].run(given, folder)
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    found: dict[str, Any] = scripts["stale_gradients" if compare else "virtual_run"].run(given, folder)
     return found
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
+import dataclasses
+import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,17 +11,13 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 
 
 @pytest.fixture(scope="module")
 def study() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("study", ROOT / "experiments" / "study.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["study"] = module
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, str(EXPERIMENTS))
+    return importlib.import_module("study")
 
 
 SWEEP = """
@@ -79,55 +75,69 @@ def test_a_cell_twice_is_an_error(study: Any, sweep: Path) -> None:
         study.read_study(sweep)
 
 
-def test_a_key_depends_on_the_configuration_alone_and_a_folder_on_the_code_too(study: Any) -> None:
-    cell = study.Cell("tiny", "first", ("experiment=smoke", "mode=gba"))
-    same = study.Cell("tiny", "other", ("experiment=smoke", "mode=gba", "mode.iota=3", "tracking.experiment=x"))
-    assert study.key_of(cell) == study.key_of(same)
-    other = study.Cell("tiny", "first", ("experiment=smoke", "mode=async"))
-    assert study.key_of(cell) != study.key_of(other)
-    assert study.folder_of(cell, "v1") != study.folder_of(cell, "v2")
+RUNNER = """
+from pathlib import Path
+from gbactl.errors import GbactlError
+
+def run(overrides, folder):
+    with Path("ran.txt").open("a") as ran:
+        print(overrides[-2], folder.is_dir(), file=ran)
+    if overrides[-2] == "seed=2" and not Path("whole").exists():
+        raise GbactlError("broken")
+    return {"auc": 0.5, "rounds": [1]}
+"""
 
 
-def test_only_a_finished_result_counts(study: Any, tmp_path: Path) -> None:
-    assert not study.finished(tmp_path)
-    (tmp_path / "result.json").write_text("{")
-    assert not study.finished(tmp_path)
-    for status in ("FAILED", "FINISHED"):
-        (tmp_path / "result.json").write_text(json.dumps({"status": status}))
-        assert study.finished(tmp_path) == (status == "FINISHED")
-
-
-def test_cells_side_by_side_are_composed_one_by_one(
-    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_cells_behind_a_failed_one_are_run_and_a_study_goes_on(
+    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    written = "import json, pathlib, sys; p = pathlib.Path(sys.argv[1]); p.mkdir(parents=True); "
-    written += "(p / 'result.json').write_text(json.dumps({'status': 'FINISHED'}))"
-    monkeypatch.setattr(study, "command", lambda job: [sys.executable, "-c", written, str(job.folder)])
-    cells = tuple(study.Cell("tiny", "first", ("experiment=smoke", f"seed={seed}")) for seed in range(8))
-    study.run_part(study.Part("first", 4, cells, ("experiment=smoke",)), "v")
-    assert all(study.finished(study.folder_of(cell, "v")) for cell in cells)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "tiny_runner.py").write_text(RUNNER)
+    (tmp_path / "sweep.yaml").write_text("""
+study: tiny
+parts:
+  first:
+    jobs: 2
+    runner: tiny_runner
+    grid: {seed: [1, 2, 3, 4], mode: [gba]}
+""")
+    parts, record = study.read_study(tmp_path / "sweep.yaml"), study.Record.of(tmp_path / "sweep.yaml")
+    with pytest.raises(SystemExit, match=r"seed=2 mode=gba\nfailed: broken"):
+        study.run_parts(parts, record)
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "4 cells to run, 0 recorded" and len(told) == 5
+    assert told[-1].startswith("run 4 of 4: first: seed=") and told[-1].endswith(", 0:00 left")
+    assert sum(line.count("seed=2 mode=gba: failed") for line in told) == 1
+    (tmp_path / "whole").touch()
+    again = study.Record.of(tmp_path / "sweep.yaml")
+    assert len(again.lines) == 3
+    study.run_parts(parts, again)
+    ran = (tmp_path / "ran.txt").read_text().splitlines()
+    assert sorted(ran) == [f"seed={n} True" for n in (1, 2, 2, 3, 4)]
+    assert [again.lines[cell.overrides]["result"]["auc"] for cell in parts[0].cells] == [0.5] * 4
+    assert not list((tmp_path / study.STUDIES).iterdir())
 
 
-def test_a_cut_study_goes_on_where_it_was(study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_is_a_run_of_gbactl_that_is_taken_if_it_has_finished(
+    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gbactl.launch import training_run
+
+    ran = []
+
+    def train(cfg: Any, command: Any) -> dict[str, Any]:
+        ran.append(command.overrides)
+        return {"run_dir": f"runs/{len(ran)}"}
+
     monkeypatch.chdir(tmp_path)
-    ran: list[str] = []
-
-    def command(job: Any) -> list[str]:
-        ran.append(job.overrides[-1])
-        write = "import json, pathlib, sys; p = pathlib.Path(sys.argv[1]); p.mkdir(parents=True); "
-        write += "(p / 'result.json').write_text(json.dumps({'status': 'FINISHED'}))"
-        fail = job.overrides[-1] == "seed=2" and ran.count("seed=2") == 1
-        return [sys.executable, "-c", "raise SystemExit('cut')" if fail else write, str(job.folder)]
-
-    monkeypatch.setattr(study, "command", command)
-    cells = tuple(study.Cell("tiny", "first", ("experiment=smoke", "mode=gba", f"seed={seed}")) for seed in range(4))
-    part = study.Part("first", 1, cells, ("experiment=smoke",))
-    with pytest.raises(SystemExit, match=r"seed=2\nfailed: cut"):
-        study.run_part(part, "v")
-    study.run_part(part, "v")
-    assert sorted(ran) in ([f"seed={n}" for n in (0, 1, 2, 2, 3)],)
-    assert all(study.finished(tmp_path / study.folder_of(cell, "v")) for cell in cells)
+    monkeypatch.setattr(training_run, "train", train)
+    cell = study.Cell("tiny", "first", ("experiment=smoke", "mode=gba"))
+    assert study.finished(cell) is None
+    assert study.trained(cell) == {"run_dir": "runs/1"}
+    assert ran[0][:4] == (*cell.overrides, "tracking.experiment=tiny", "+tracking.tags.part=first")
+    monkeypatch.setattr(study, "find", lambda cfg: {"run_dir": "found"})
+    assert study.trained(cell) == study.finished(cell) == {"run_dir": "found"} and len(ran) == 1
 
 
 BASED = """
@@ -143,15 +153,23 @@ parts:
 """
 
 
-def test_cells_go_on_from_a_base_that_they_share(study: Any, sweep: Path) -> None:
+def test_cells_go_on_from_a_base_that_they_share(study: Any, sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep.write_text(BASED)
     (part,) = study.read_study(sweep)
     bases = ("experiment=smoke", "train.days=1", "train.norms_every=1", "mode=sync", "seed=0", "checkpoint=full")
     assert [cell.base for cell in part.cells[:2]] == [bases, bases]
-    (first, second), cells = study.jobs_of(part, "v")
-    assert [job.cell.overrides[4] for job in (first, second)] == ["seed=0", "seed=1"] and len(cells) == 4
-    assert cells[0].overrides[0] == f"resume={first.folder}" and "experiment=smoke" not in cells[0].overrides
-    assert first.key in cells[0].key and "checkpoint=none" in cells[0].overrides
+    stages = list[list[Any]]()
+
+    def side_by_side(cells: list[Any], jobs: int) -> list[Any]:
+        stages.append(cells)
+        return []
+
+    monkeypatch.setattr(study, "side_by_side", side_by_side)
+    study.run_parts([part], study.Record.of(sweep))
+    assert [cell.overrides[4] for cell in stages[0]] == ["seed=0", "seed=1"] and stages[1] == list(part.cells)
+    monkeypatch.setattr(study, "trained", lambda base: {"run_dir": base.overrides[4]})
+    given = study.overrides_of(part.cells[0])
+    assert given[0] == "resume=seed=0" and "experiment=smoke" not in given and "checkpoint=none" in given
 
 
 def test_a_value_may_have_overrides_of_the_base(study: Any, sweep: Path) -> None:
@@ -172,28 +190,24 @@ def test_a_recorded_cell_is_not_run_again(study: Any, sweep: Path, monkeypatch: 
     result = {"auc": 0.6, "curve": [1, 2], "phases": phases, "checkpoint": {"resumed_at": 9}}
     record = study.Record.of(sweep)
     for cell in part.cells[:2]:
-        record.add(cell, study.key_of(cell), "v", 1.0, result)
+        record.add(cell, "v", 1.0, result)
     again = study.Record.of(sweep)  # of another machine
-    assert again.lines == record.lines
-    line = again.lines[study.key_of(part.cells[0])]
+    line = again.lines[part.cells[0].overrides]
     assert line["result"]["phases"] == [{"first_step": 9, "auc": 0.1234568}] and "curve" not in line["result"]
-    bases, cells = study.jobs_of(part, "v2", again)
-    assert [job.cell for job in cells] == list(part.cells[2:]) and len(bases) == 1
-    assert len(study.jobs_of(part, "v2", again, again=True)[1]) == 4
-    assert len(study.jobs_of(part, "v", again, again=True)[1]) == 2
+    assert [again.has(cell) for cell in part.cells] == [True, True, False, False]
+    assert again.has(part.cells[0], "v") and not again.has(part.cells[0], "v2")
+    other = dataclasses.replace(part.cells[0], base=part.cells[2].base)
+    assert not again.has(other), "it goes on from another base"
+    del line["base"]
+    assert again.has(other), "of old lines nothing else is known"
 
 
-def test_the_cells_behind_a_failed_one_are_run(study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    code = "raise SystemExit('broken')"
-    monkeypatch.setattr(study, "command", lambda job: [sys.executable, "-c", code])
-    cells = tuple(study.Cell("tiny", "first", ("experiment=smoke", f"seed={seed}")) for seed in range(2))
-    with pytest.raises(SystemExit, match=r"seed=0\nfailed: broken\n.*seed=1\nfailed: broken"):
-        study.run_part(study.Part("first", 1, cells, ("experiment=smoke",)), "v")
-
-
-def test_the_estimate_is_of_the_whole(study: Any) -> None:
-    progress = study.Progress({"first": 3, "second": 4}, {"first": 2, "second": 1})
-    assert progress.done("first", "seed=0", 0.0) == "1/7  first  seed=0  was there"
-    line = progress.done("first", "seed=1", 60.0)  # one more, two at a time, and four of the other part, one by one
-    assert line == "2/7  first  seed=1  60 s  (60 s a cell, 5 left: 4 minutes)"
+@pytest.mark.parametrize("record", sorted(EXPERIMENTS.glob("*/cells.jsonl")), ids=lambda path: path.parent.name)
+def test_what_is_recorded_is_not_trained_again(study: Any, record: Path) -> None:
+    """Of every study with a record, whatever the configuration's defaults have become since."""
+    lines = study.Record(record)
+    files = [record.with_name(name) for name in ("sweep.yaml", "chosen.yaml") if record.with_name(name).exists()]
+    cells = [cell for path in files for part in study.read_study(path) for cell in part.cells]
+    assert {cell.overrides for cell in cells if lines.has(cell)} | {
+        key for key, line in lines.lines.items() if line["part"] == "trials"
+    } == set(lines.lines)

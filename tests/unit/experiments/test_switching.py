@@ -16,7 +16,8 @@ FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "switching"
 @pytest.fixture(scope="module")
 def scripts() -> dict[str, ModuleType]:
     sys.path.insert(0, str(FOLDER))
-    return {name: importlib.import_module(name) for name in ("both_ways", "busy_day", "pauses", "write_switching")}
+    names = ("both_ways", "busy_day", "pauses", "study_results", "write_switching")
+    return {name: importlib.import_module(name) for name in names}
 
 
 @pytest.fixture(autouse=True)
@@ -25,15 +26,15 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def finished(scripts: Any, *overrides: str, **result: Any) -> Any:
-    done = scripts["pauses"].study_results
+    done = scripts["study_results"]
     return done.Done(done.options(overrides), result, Path())
 
 
 @pytest.mark.parametrize("size", ["default", "full"])
 def test_the_sweep_holds_every_study(scripts: Any, size: str) -> None:
-    parts = {part.name: part for part in scripts["pauses"].study.read_study(FOLDER / "sweep.yaml", size)}
+    parts = {part.name: part for part in scripts["study_results"].study.read_study(FOLDER / "sweep.yaml", size)}
     assert set(parts) == {"rates", "both_ways", "anew", "adagrad", "frappe", "day", "pauses", "restarts"}
-    options, seeds = scripts["pauses"].study_results.options, scripts["pauses"].study_results.seeds
+    options, seeds = scripts["study_results"].options, scripts["study_results"].seeds
     assert parts["pauses"].jobs == parts["restarts"].jobs == 1
     for name in ("both_ways", "anew", "adagrad", "frappe"):
         assert len(seeds(parts[name].cells)) >= 5
@@ -47,20 +48,21 @@ def test_the_sweep_holds_every_study(scripts: Any, size: str) -> None:
     assert by_hand == here and len(here) == 6
 
 
-def test_one_cell_of_every_kind_composes(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_one_cell_of_every_kind_composes(
+    scripts: Any, different: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("GBACTL_DATA", str(tmp_path))
-    study, options = scripts["pauses"].study, scripts["pauses"].study_results.options
+    study, options = scripts["study_results"].study, scripts["study_results"].options
     cells = [cell for part in study.read_study(FOLDER / "sweep.yaml") for cell in part.cells]
     last = {(cell.part, options(cell.overrides).get("line", "")[-4:]): cell for cell in cells}
-    assert len({study.key_of(cell) for cell in last.values()}) == len(last)
+    assert different(last.values())
 
 
-def test_an_unfinished_study_says_what_to_type(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(scripts["pauses"].study, "STUDIES", tmp_path)
-    with pytest.raises(SystemExit, match=r"cells have a result; type: make switching"):
-        scripts["write_switching"].cells("day")
-    with pytest.raises(SystemExit, match="was not measured; type: make switching"):
-        scripts["pauses"].measured()
+def test_an_unfinished_study_says_what_to_type(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripts["study_results"].study, "finished", lambda cell: None)
+    for part in ("day", "restarts"):
+        with pytest.raises(SystemExit, match=rf"{part}: 0 of \d+ cells have a result; type: make switching"):
+            scripts["write_switching"].cells(part)
 
 
 def switched(scripts: Any) -> list[Any]:
@@ -91,10 +93,12 @@ def test_a_section_without_results_stays(scripts: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(write.study_results, "place", lambda here: tmp_path)
     (tmp_path / "results.md").write_text("# Results\n\n## 2. A day on a shared cluster\n\nas it was\n\n## Other\n\nx\n")
 
-    def missing() -> list[str]:
+    def missing() -> str:
         raise SystemExit("day: 0 of 20 cells have a result; type: make switching")
 
-    monkeypatch.setattr(write, "SECTIONS", {"2. A day on a shared cluster": missing, "3. Pauses": lambda: ["new\n"]})
+    monkeypatch.setattr(
+        write, "SECTIONS", {"## 2. A day on a shared cluster": missing, "## 3. Pauses": lambda: "new\n"}
+    )
     write.main()
     text = (tmp_path / "results.md").read_text()
     assert "as it was" in text and "## 3. Pauses\n\nnew" in text and "Other" not in text
@@ -158,8 +162,8 @@ def test_pauses_beside_restarts(scripts: Any) -> None:
     pauses = scripts["pauses"]
     assert pauses.pauses({"phases": phases}) == ([100.0, 200.0, 800.0], 200.0)
     cell = finished(scripts, "+tracking.tags.rows=100k", "cluster.workers=2", phases=phases)
-    by_hand = {("100k", "2"): {"save": 0.5, "stop": 1.0, "start": 8.5}}
-    text = pauses.table([cell], by_hand)
+    by_hand = finished(scripts, "+tracking.tags.rows=100k", "cluster.workers=2", save=0.5, stop=1.0, start=8.5)
+    text = pauses.table([cell], [by_hand])
     assert "| 100k | 2 | 200 | 800 | 600 | 0.50 | 1.00 | 8.50 | 10.00 | **50** |" in text
 
 

@@ -45,7 +45,7 @@ def test_trials_are_recorded_one_by_one(tune: Any, tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(tune, "run_hydra", sweep)
     monkeypatch.setattr(tune, "train", train)
-    monkeypatch.setattr(tune.study, "run_part", lambda *_: None)
+    monkeypatch.setattr(tune.study, "trained", lambda base: {"run_dir": "base"})
     hop_bs = template(tune, "hop_bs")
     best = tune.tune(hop_bs, 4, record)
     assert best == {"optim.lr": 0.001, "optim.beta1": 0.5, "mode.bound": 3} and isinstance(best["mode.bound"], int)

@@ -62,6 +62,24 @@ def test_a_group_that_is_typed_is_taken_as_a_whole(run: Path) -> None:
     assert cfg.model.dim == 3
 
 
+def test_a_run_on_slurm_goes_on_on_the_nodes_of_its_next_allocation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, slurm = tmp_path / "run", tmp_path / "scontrol"
+    run.mkdir()
+    slurm.write_text("#!/bin/sh\nprintf 'n3\\nn4\\n'\n")
+    slurm.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
+    for key, value in {"JOB_NODELIST": "n[3-4]", "NTASKS": "2", "TASKS_PER_NODE": "1(x2)"}.items():
+        monkeypatch.setenv(f"SLURM_{key}", value)
+    foreign(run, name="slurm", hosts=["n1:1", "n2:1"], bind="10.0.0.1")
+    cfg = compose([f"resume={run}"])
+    assert (cfg.cluster.hosts, cfg.cluster.bind, cfg.cluster.workers) == (["n3:1", "n4:1"], "auto", 2)
+    assert compose([f"resume={run}", "cluster.hosts=[n4:2]"]).cluster.hosts == ["n4:2"]
+    with pytest.raises(UsageError, match=r"cluster.workers=2 do not fit into the 1 slots"):
+        compose([f"resume={run}", "cluster.hosts=[n4:1]"])
+
+
 WRONG = {"experiment=smoke": "leave experiment= out", "mode.bound=3": r"mode\.bound does not", "no=1": "no key no"}
 
 
@@ -101,6 +119,19 @@ def test_commands_of_another_run_are_taken_only_if_they_are_typed(tmp_path: Path
 def test_a_run_that_names_no_command_goes_on_with_its_hosts(tmp_path: Path) -> None:
     foreign(tmp_path)
     assert compose([f"resume={tmp_path}"]).cluster.hosts == ["a:2"]
+
+
+def test_a_run_in_pods_goes_on_from_another_pod(tmp_path: Path) -> None:
+    kubectl = "kubectl exec -i {host} -- {agent}"
+    own, other = tmp_path / "own", tmp_path / "other"
+    own.mkdir()
+    other.mkdir()
+    foreign(own, name="exec", exec=kubectl, hosts=["pod-0:2"], bind="10.0.0.1")
+    cluster = compose([f"resume={own}"]).cluster
+    assert (cluster.hosts, cluster.bind, cluster.options) == (["pod-0:2"], "auto", {"exec": kubectl})
+    foreign(other, name="exec", exec="evil {host} {agent}")
+    with pytest.raises(UsageError, match=r"has cluster.exec='evil .*type cluster.exec=VALUE beside resume="):
+        compose([f"resume={other}"])
 
 
 def test_a_group_s_file_outside_the_configuration_s_folder_is_not_read(tmp_path: Path) -> None:

@@ -80,11 +80,14 @@ def test_a_processor_without_bf16_is_told(launcher: Launcher, precision: str) ->
 
 def test_what_only_real_processes_have_is_not_taken(launcher: Launcher) -> None:
     for key, told in (
-        ("cluster.transport=tcp", "not belong to the chosen cluster; type cluster= one of: exec, hosts, local, slurm."),
-        ("cluster.pin=off", "not belong to the chosen cluster; type cluster= one of: exec, hosts, local, slurm."),
+        (
+            "cluster.transport=tcp",
+            "not belong to the chosen cluster; type cluster= one of: exec, hosts, local, ray, slurm.",
+        ),
+        ("cluster.pin=off", "not belong to the chosen cluster; type cluster= one of: exec, hosts, local, ray, slurm."),
         ("faults=hog", "type cluster=local"),
     ):
         with pytest.raises(UsageError, match=re.escape(told)):
             compose([*SMALL, key])
     done = launcher.start(*SMALL, "cluster.pin=off", small=False).finish()
-    assert done.code == 2 and "type cluster= one of: exec, hosts, local, slurm." in done.err
+    assert done.code == 2 and "type cluster= one of: exec, hosts, local, ray, slurm." in done.err

@@ -75,7 +75,10 @@ def test_traces_of_processes_become_one_until_their_last_step(tmp_path: Path, mo
     trace.write()
     events = json.loads(merge_traces(tmp_path).read_text())["traceEvents"]
     found = [(each["name"], each["ts"], each["dur"]) for each in events if each["ph"] == "X"]
-    assert found == [("push", 2e6, 5e5), ("batch", 2.5e6, 2.5e5), ("rows", 2.75e6, 2.5e5)]
+    rounded = 0.002  # less than adjacent, so that rounding to nanoseconds never makes them overlap
+    assert found == [(name, at, length - rounded) for name, at, length in (
+        ("push", 2e6, 5e5), ("batch", 2.5e6, 2.5e5), ("rows", 2.75e6, 2.5e5),
+    )]  # fmt: skip
     assert [each["name"] for each in events if each["ph"] == "i"] == ["step 1000"]
     assert events[0]["args"] == {"name": "W0"} and {each["pid"] for each in events} == {7}
     assert not (tmp_path / TRACE_DIR).exists()

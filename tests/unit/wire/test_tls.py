@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import numpy as np
 import pytest
 
+from gbactl.engine.agent_connection import write_all
 from gbactl.errors import WireError
 from gbactl.wire import auth, frames, tls
 from gbactl.wire.listener import UNIX
@@ -203,3 +206,26 @@ def test_large_payloads_both_ways_at_once() -> None:
                 frame.release()
     assert got["near"] == got["far"] == [noise(3_000_000, number).tobytes() for number in range(8)]
     pair.close()
+
+
+def test_a_relay_carries_bytes_both_ways_at_once() -> None:
+    contexts, ends = TlsContexts(KEY), socket.socketpair()
+    listening = contexts.accept(ends[0])
+    with ThreadPoolExecutor() as pool:
+        greeted = pool.submit(listening.do_handshake)
+        dialled = contexts.dial(ends[1])
+        greeted.result(SECONDS)
+        (source, into), (far_source, far_into), (out, sink), (far_out, far_sink) = (os.pipe() for _ in range(4))
+        relays = [(listening, source, sink), (dialled, far_source, far_sink)]
+        relaying = [pool.submit(tls.relay, *each) for each in relays]
+        sent = noise(3 << 20).tobytes()
+        with open(out, "rb") as near, open(far_out, "rb") as far:
+            writing = [pool.submit(write_all, end, sent) for end in (into, far_into)]
+            read = [pool.submit(file.read, len(sent)) for file in (near, far)]
+            assert all(each.result(SECONDS) == sent for each in read)
+            assert [each.result(SECONDS) for each in writing] == [None, None]
+            os.close(into)
+            assert near.read() == far.read() == b"", "the end of one pipe is the end of all"
+        assert [each.result(SECONDS) for each in relaying] == [None, None]
+    for end in (source, far_source, far_into):
+        os.close(end)

@@ -1,0 +1,172 @@
+"""Engine of `cluster=ray`: real processes on the nodes of the Ray cluster that this machine belongs to.
+
+`python -m gbactl.engine.ray NODE CPUS COMMAND` is the command for one host: a driver of Ray that reserves CPUs of the
+node with an actor. The actor does nothing but start the agent, which dials back to the driver, encrypted under a key
+that Ray's channel carries. The driver passes the agent's bytes on. It ends with the actor, which Ray reports dead when
+the node is. No other process of gbactl imports Ray, and none imports grpc.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+from shlex import quote
+from typing import Any, ClassVar
+
+from gbactl.config.groups import ClusterConfig
+from gbactl.engine.host_placement import hosts_of
+from gbactl.engine.hosts import HostsEngine
+from gbactl.errors import ClusterError, ConfigError, GbactlError, MissingDependencyError, WireError
+
+NODES_SECONDS, KNOCK_SECONDS, FREE_SECONDS = 30.0, 5.0, 10.0
+START = "type `ray start --head` here and `ray start --address=HEAD:6379` on the others, or use `ray job submit`"
+
+
+class RayEngine(HostsEngine):
+    """Engine whose agents are started by Ray, one a node. cluster.hosts, where given, chooses among the nodes."""
+
+    not_resumed: ClassVar[tuple[str, ...]] = ("hosts", "bind")  # the cluster may have other nodes by then
+    signs: ClassVar[tuple[str, ...]] = ("RAY_JOB_CONFIG_JSON_ENV_VAR",)
+    surroundings: ClassVar[str] = "a Ray job"
+
+    def hosts(self) -> list[str]:
+        return nodes()
+
+    def agent(self, cluster: ClusterConfig, host: str) -> str:
+        from gbactl.engine.agent_connection import agent_command
+
+        _require_ray()
+        cpus = next((each.slots for each in hosts_of(cluster.hosts) if each.name == host), 1)
+        return f"{quote(sys.executable)} -m {__name__} {quote(host)} {cpus} {agent_command(cluster.python)}"
+
+
+ENGINE = RayEngine()
+
+
+def _require_ray() -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise MissingDependencyError("cluster=ray needs Ray, which is not installed; type pip install 'gbactl[ray]'.")
+
+
+def nodes() -> list[str]:
+    """Return the live nodes of the Ray cluster that have CPUs, as NAME:CPUS.
+
+    A process apart asks Ray, which stays out of the launcher. Raises MissingDependencyError or ConfigError."""
+    _require_ray()
+    try:
+        asked = subprocess.run([sys.executable, "-m", __name__], capture_output=True, text=True, timeout=NODES_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"Ray did not name its nodes within {NODES_SECONDS:.0f} s; is its head alive?") from None
+    if asked.returncode:
+        raise ConfigError((asked.stderr.strip().splitlines() or ["Ray did not name its nodes."])[-1])
+    return asked.stdout.split()
+
+
+# -- the process that imports Ray ---------------------------------------------------------------------
+
+
+def _connect() -> Any:
+    """Connect to the running Ray cluster; returns the module ray. Raises ClusterError."""
+    ray = importlib.import_module("ray")
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+    except ConnectionError as error:
+        raise ClusterError(f"cluster=ray found no running Ray cluster; {START}.") from error
+    except Exception as error:  # another version of Ray or Python: RuntimeError; and what a dying head causes
+        raise ClusterError(f"Ray cannot be used: {_first_line(error)}") from error
+    return ray
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _live(ray: Any) -> dict[str, tuple[str, int]]:
+    """Return (id, number of CPUs) of every live node by name, which is its address unless it was given another."""
+    found = [each for each in ray.nodes() if each["Alive"]]
+    return {each["NodeName"]: (each["NodeID"], int(each["Resources"].get("CPU", 0))) for each in found}
+
+
+class Starter:
+    """Actor on a node: starts an agent and waits for its end. Ray copies it to the node, without gbactl's modules."""
+
+    def run(self, command: list[str], folder: str, key: str) -> str:
+        """Run an agent that gets the key on its standard input. Returns why it failed; "" if it did not."""
+        there = folder if os.path.isdir(folder) else None
+        try:
+            done = subprocess.run(command, input=f"{key}\n", cwd=there, stderr=subprocess.PIPE, text=True)
+        except OSError as error:
+            return str(error)
+        lines = done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"]
+        return lines[-1] if done.returncode else ""
+
+
+def drive(name: str, cpus: int, command: list[str], out: int) -> None:
+    """Start an agent on a node and carry its bytes until it ends. Raises ClusterError."""
+    from gbactl.wire.auth import new_key
+    from gbactl.wire.listener import address_of, listen
+    from gbactl.wire.tls import TlsConnection, TlsContexts, relay
+
+    ray = _connect()
+    node, total = _live(ray).get(name, ("", 0))
+    if not node:
+        raise ClusterError(f"Ray has no live node {name}.")
+    key, listener = new_key(), listen(ray.util.get_node_ip_address())
+    there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+    actor = ray.remote(Starter).options(num_cpus=min(cpus, total), scheduling_strategy=there).remote()
+    call = actor.run.remote([*command, address_of(listener)], os.getcwd(), key.hex())
+
+    def watch() -> None:
+        """End this process when Ray reports the actor dead, or the agent has failed."""
+        try:
+            why = ray.get(call)
+        except Exception as error:
+            why = f"Ray lost the node: {_first_line(error)}"
+        if why:
+            print(f"Node {name}: {why}", file=sys.stderr, flush=True)
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    contexts = TlsContexts(key)
+    connection: TlsConnection | None = None
+    listener.settimeout(FREE_SECONDS)
+    while connection is None:
+        try:
+            knocking, _ = listener.accept()
+        except TimeoutError:
+            print(f"Ray has not yet given {cpus} CPUs of node {name}; see `ray status`.", file=sys.stderr, flush=True)
+            continue
+        knocking.settimeout(KNOCK_SECONDS)
+        with contextlib.suppress(OSError, WireError):  # a stranger
+            answered = contexts.accept(knocking)
+            answered.do_handshake()
+            connection = answered
+    listener.close()
+    relay(connection, 0, out)
+
+
+def main() -> int:
+    """Name the nodes, or drive one host's agent; returns the exit code. Nothing but the answer is standard output."""
+    out = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        if sys.argv[1:]:
+            drive(sys.argv[1], int(sys.argv[2]), sys.argv[3:], out)
+        else:
+            os.write(
+                out,
+                " ".join(f"{name}:{cpus}" for name, (_, cpus) in sorted(_live(_connect()).items()) if cpus).encode(),
+            )
+    except GbactlError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

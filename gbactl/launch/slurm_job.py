@@ -1,0 +1,235 @@
+"""Run as a batch job of Slurm: `gbactl train --submit` submits and follows it; it is queued again when its time ends.
+
+The batch script is kept in the run's directory. Slurm sends SIGUSR1 before the job's time ends (sbatch --signal): the
+run is saved, and the job queued again. A job that Slurm has started before goes on with the run that its earlier start
+has left in run_dir=, from the newest checkpoint, or from the beginning where there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gbactl.errors import ClusterError, ConfigError, Stopped, UsageError, require
+
+SCRIPT, OUTPUT = "job.sh", "job.log"
+LOOK_SECONDS, ASK_SECONDS = 0.5, 2.0
+LINES = (
+    "--job-name=gbactl", "--nodes={nodes}", "--ntasks-per-node={tasks}", "--no-kill", "--requeue",
+    "--open-mode=append", '--output="{output}"', "--signal=B:USR1@{grace}",
+)  # fmt: skip
+
+
+def submit(overrides: Sequence[str], more: Sequence[str] = ()) -> None:
+    """Write a run's batch script into its directory, submit it, and print the job's output until its end.
+
+    `more`: options of gbactl train that the job has too. Raises UsageError, and ClusterError for a refused submission
+    or a run that fails."""
+    run, script = _write(list(overrides), more)
+    before, job = _result(run), FollowedJob(script, run / OUTPUT)
+    job.say(f"is submitted; its script, output and run are in {run}")
+    cancelled = False
+    while True:
+        try:
+            job.follow()
+            break
+        except KeyboardInterrupt:
+            if cancelled or not _wants_to_cancel(job.number):
+                end = f"'scancel -b -s TERM {job.number}' saves and ends it"
+                told = f"job {job.number} goes on; its output is in {run / OUTPUT}; {end}"
+                raise Stopped(signal.SIGINT, told) from None
+            cancelled = True
+            job.cancel()
+    after = _result(run)
+    if after == before or after.get("status") != "FINISHED":
+        how = "was cancelled" if cancelled else "has ended, and its run has not finished"
+        raise ClusterError(f"Job {job.number} {how}; its output is in {run / OUTPUT}.")
+
+
+def _wants_to_cancel(job: str) -> bool:
+    """Ask at a terminal whether to cancel the job; without a terminal the answer is no."""
+    import click
+
+    return sys.stdin.isatty() and click.confirm(f"\nCancel job {job}?", err=True)
+
+
+class FollowedJob:
+    """Batch job that this process submits, and whose output it prints. Raises ClusterError if Slurm refuses it."""
+
+    def __init__(self, script: Path, output: Path) -> None:
+        self.output, self._printed = output, output.stat().st_size if output.exists() else 0
+        done = _slurm("sbatch", "--parsable", str(script))
+        if done.returncode:
+            raise ClusterError(f"Slurm refuses the job: {_said(done)}. Its script is {script}.")
+        self.number = done.stdout.strip().partition(";")[0]
+        self._state = ""
+
+    def say(self, text: str) -> None:
+        """Print a line about the job."""
+        print(f"job {self.number} {text}", file=sys.stderr, flush=True)
+
+    def follow(self) -> None:
+        """Print output and changes of state until Slurm no longer lists the job; it may be queued again meanwhile."""
+        while True:
+            state = self._asked()
+            if state not in (None, "", self._state):
+                self._state = state or ""
+                self.say(f"is {self._state}")
+                if self._headless():
+                    self.say(f"has lost the node of its launcher; {_queue_again(self.number)}")
+            until = time.monotonic() + ASK_SECONDS
+            while time.monotonic() < until and state != "":
+                self._print()
+                time.sleep(LOOK_SECONDS)
+            if state == "":
+                self._print()
+                return
+
+    def _asked(self) -> str | None:
+        """Return state and nodes (or what it waits for); "" for a job that has ended, None if Slurm does not answer."""
+        done = _slurm("squeue", "-h", "-j", self.number, "-o", "%T %R")
+        if done.returncode:
+            return "" if "Invalid job id" in done.stderr else None
+        state, _, where = done.stdout.strip().partition(" ")
+        return f"{state.lower()} {where}".strip()
+
+    def _headless(self) -> bool:
+        """Return whether the job has lost the node of its batch script; it then keeps the others and does nothing."""
+        first, _, nodes = _slurm("squeue", "-h", "-j", self.number, "-o", "%B %N").stdout.strip().partition(" ")
+        left = _slurm("scontrol", "show", "hostnames", nodes).stdout.split() if nodes else []
+        return bool(left) and first not in left
+
+    def _print(self) -> None:
+        with contextlib.suppress(OSError), self.output.open("rb") as file:
+            file.seek(self._printed)
+            data = file.read()
+            self._printed += len(data)
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+
+    def cancel(self) -> None:
+        """Cancel the job if it waits, else have its run saved and ended."""
+        _slurm("scancel", "--state=PENDING", self.number)
+        _slurm("scancel", "--batch", "--signal=TERM", self.number)
+
+
+def _write(overrides: list[str], more: Sequence[str]) -> tuple[Path, Path]:
+    """Check the run's configuration, and write its batch script; returns run directory and script."""
+    from omegaconf import OmegaConf
+
+    from gbactl.checked_dataclasses import build
+    from gbactl.engine.slurm import JobOptions
+    from gbactl.launch import run_dir as run_dirs
+    from gbactl.launch.hydra_config import compose, composed
+    from gbactl.launch.resume import find, named, run_of
+
+    if any(text.startswith("-") for text in overrides):
+        raise UsageError("--submit submits one run; for a sweep, type -m hydra/launcher=submitit_slurm instead.")
+    cluster, given = composed(overrides).cluster, named(overrides)
+    if cluster.get("slurm") is None:
+        raise UsageError("--submit submits a job of Slurm; type cluster=slurm.")
+    options = OmegaConf.to_container(cluster.slurm)
+    assert isinstance(options, dict)
+    job = build(JobOptions, {str(key): value for key, value in options.items()}, "cluster.slurm.")
+    workers = cluster.workers if isinstance(cluster.workers, int) else 1
+    tasks = job.tasks or max(1, -(-workers // job.nodes))
+    # what its nodes are called, and how they are reached, is known in the job
+    cfg = compose([*overrides, f"cluster.hosts=[{','.join(f'node{n}:{tasks}' for n in range(job.nodes))}]"])
+    least = cfg.cluster.stop_seconds
+    require(
+        job.grace >= least, f"cluster.slurm.grace={job.grace} ends before the run is saved; type at least {least:g}."
+    )
+    if given is not None and cfg.run_dir is None:
+        run = run_of(find(given))
+    else:
+        run = Path(cfg.run_dir) if given is not None and cfg.run_dir else run_dirs.new_path(cfg)
+    run.mkdir(parents=True, exist_ok=True)
+    typed = [*overrides, *([] if any(text.startswith("run_dir=") for text in overrides) else [f"run_dir={run}"])]
+    output = str(run.resolve() / OUTPUT).replace("%", "%%")
+    lines = [each.format(nodes=job.nodes, tasks=tasks, output=output, grace=job.grace) for each in LINES]
+    lines += [f"--{each.replace(':', '=', 1)}" for each in job.sbatch]
+    command = shlex.join([sys.executable, "-m", "gbactl", "train", *typed, *more])
+    script = run / SCRIPT
+    script.write_text(
+        "".join([
+            "#!/bin/sh\n", *(f"#SBATCH {line}\n" for line in lines),
+            f"cd {shlex.quote(os.getcwd())} && exec {command}\n",
+        ])
+    )  # fmt: skip
+    return run.resolve(), script
+
+
+def _slurm(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run one of Slurm's commands. Raises ConfigError where it is not installed."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ConfigError(
+            f"Slurm's command {command[0]} cannot be run ({error.strerror}); type this where Slurm is installed."
+        ) from error
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line of a command's error output, without the command's name and the full stop."""
+    lines = done.stderr.strip().splitlines()
+    return (lines[-1] if lines else f"exit code {done.returncode}").split("error: ")[-1].rstrip(".")
+
+
+def _result(run: Path) -> dict[str, Any]:
+    """Read a run's result.json; {} without one."""
+    from gbactl.launch.run_dir import RESULT
+
+    with contextlib.suppress(OSError, ValueError):
+        found: dict[str, Any] = json.loads((run / RESULT).read_text())
+        return found
+    return {}
+
+
+# -- within the job ---------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def requeued(overrides: list[str]) -> Iterator[list[str]]:
+    """Context of a training that may be in a batch job with run_dir=; gives the overrides to begin or go on with.
+
+    SIGUSR1 raises Stopped, where the training does not handle it by itself; then the job is queued again."""
+    typed = dict(text.split("=", 1) for text in overrides if "=" in text)
+    if "SLURM_JOB_ID" not in os.environ or "run_dir" not in typed:
+        yield overrides
+        return
+    from gbactl.engine.signals import stop_at_once
+
+    run, restarted = Path(typed["run_dir"].strip("'\"")), os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+    signal.signal(signal.SIGUSR1, stop_at_once)
+    try:
+        yield _continued(run, overrides) if restarted else overrides
+    except Stopped as stopped:
+        if stopped.number == signal.SIGUSR1 and _result(run).get("status") != "FINISHED":
+            stopped.told = "; ".join(filter(None, (stopped.told, _queue_again(os.environ["SLURM_JOB_ID"]))))
+        raise
+
+
+def _continued(run: Path, overrides: list[str]) -> list[str]:
+    """Return the overrides with which a job that was started before goes on with its run."""
+    from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
+    from gbactl.launch.resume import COMMANDS
+    from gbactl.launch.run_dir import set_aside
+
+    if not CheckpointFolder(run / CHECKPOINTS).names():
+        set_aside(run)
+        return overrides
+    return [f"resume={run}", *(text for text in overrides if text.partition("=")[0] in COMMANDS)]
+
+
+def _queue_again(job: str) -> str:
+    done = _slurm("scontrol", "requeue", job)
+    return f"job {job} is queued again" if not done.returncode else f"job {job} is not queued again ({_said(done)})"

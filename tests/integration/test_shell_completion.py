@@ -1,0 +1,43 @@
+"""Completion in shells with the lines of the page on installation, typed on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shutil
+import signal
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from tests.support.pages import blocks
+from tests.support.processes import seen
+
+SHELLS = {"bash": ("--norc", "-i"), "zsh": ("-f", "-i"), "fish": ("--no-config", "-i")}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_groups_and_keys_are_completed_in_a_shell(shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    (setup,) = (block.text for block in blocks("docs/start/install.md", shell))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(tmp_path)
+        more = {"PATH": path, "HOME": str(tmp_path), "TERM": "xterm"}
+        os.execvpe(shell, [shell, *SHELLS[shell]], {**os.environ, **more})
+    termios.tcsetwinsize(terminal, (24, 200))
+    try:
+        os.write(terminal, f"{setup.replace('compinit', 'compinit -u')}echo re''ady\n".encode())
+        seen(terminal, "ready")
+        os.write(terminal, b"gbactl train mode=hop\t")
+        seen(terminal, "_b")  # both that there are begin like this
+        os.write(terminal, b"s mode.iot\t3 --tr\t")
+        assert "a=3 --tr" in seen(terminal, "ace")
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        os.close(terminal)

@@ -1,0 +1,80 @@
+"""cluster=ray without Ray, with too few CPUs, and the command for one host; with a cluster: test_engines.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gbactl.config.engine_interface import engine_named
+from gbactl.config.groups import ClusterConfig
+from gbactl.engine import ray
+from gbactl.engine.hosts import HostsEngine
+from gbactl.errors import ClusterError, ConfigError, MissingDependencyError
+
+CLUSTER = ClusterConfig("ray", workers=4, hosts=["n1:2", "n2:2"], python="/opt/python")
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> HostsEngine:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    made = engine_named("ray")
+    assert isinstance(made, HostsEngine)
+    return made
+
+
+def test_the_command_for_a_host_reserves_its_slots(engine: HostsEngine) -> None:
+    told = engine.agent(CLUSTER, "n2")
+    assert told == f"{sys.executable} -m gbactl.engine.ray n2 2 /opt/python -m gbactl.engine.agent"
+
+
+def test_the_nodes_are_asked_for_only_where_no_hosts_are_given(
+    engine: HostsEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "nodes", lambda: ["n1:2", "n2:3"])
+    assert engine.defaults({"hosts": [], "workers": None}) == {"hosts": ["n1:2", "n2:3"], "workers": 5}
+    assert engine.defaults({"hosts": ["n1:1"], "workers": None}) == {"workers": 1}
+
+
+def test_fewer_cpus_than_workers(engine: HostsEngine) -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.workers=5 do not fit into the 4 slots of cluster\.hosts"):
+        engine.check(CLUSTER, 5)
+
+
+def test_without_ray_it_says_what_to_install(engine: HostsEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for ask in (ray.nodes, lambda: engine.agent(CLUSTER, "n1")):
+        with pytest.raises(MissingDependencyError, match=r"not installed; type pip install 'gbactl\[ray\]'"):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (
+            ConnectionError("Could not find any running Ray instance."),
+            r"no running Ray cluster; type `ray start --head`",
+        ),
+        (RuntimeError("Version mismatch:\nPython"), r"^Ray cannot be used: Version mismatch:$"),
+    ],
+)
+def test_without_a_cluster_it_says_how_to_begin_one(
+    raised: Exception, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(**_: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(init=init))
+    with pytest.raises(ClusterError, match=told):
+        ray._connect()
+
+
+def test_the_last_line_of_the_process_that_asks_ray_is_the_reason(
+    engine: HostsEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "__name__", "gbactl.no_such_module")
+    with pytest.raises(ConfigError, match=r"No module named gbactl\.no_such_module"):
+        ray.nodes()

@@ -60,6 +60,7 @@ from gbactl.tracking.final_metrics import (
 from gbactl.tracking.mlflow_connection import COMMAND, NOTE, tracking_uri
 from gbactl.tracking.run_description import (
     CONFIG_TAG,
+    MODE_TAG,
     CommandLine,
     config_tag,
     dataset_inputs,
@@ -480,7 +481,7 @@ class LaunchedRun:
             name = run_name(self.modes, self.cfg.seed, self.command)
         elif self.modes != self.cfg.mode.name:
             name = f"{name} {self.modes}"
-        return {"gbactl.mode": self.modes, "mlflow.runName": name}
+        return {MODE_TAG: self.modes, "mlflow.runName": name}
 
     def _origin_run(self) -> str | None:
         """Return the MLflow id of another run whose checkpoint this one goes on from; None where there is none."""
@@ -553,6 +554,19 @@ class LaunchedRun:
                     run_dirs.write_result(self.run_dir, result)
         return result
 
+    def _log_model(self, result: dict[str, Any]) -> None:
+        """List the model of the run's newest checkpoint among the tracking store's models; its files stay here."""
+        assert self.tracked is not None
+        folder = CheckpointFolder(self.run_dir / CHECKPOINTS)
+        if names := folder.names():
+            note = (
+                f"The model of the checkpoint `{folder.path / names[-1]}`. In Python: "
+                f"`gbactl.load({str(self.run_dir)!r}).model`; as files: `gbactl checkpoint export {self.run_dir}`."
+            )
+            metrics = {key: result[key] for key in METRICS if result.get(key) is not None}
+            model = self.config["model"]
+            self.tracked.model(model["name"], flatten(model), {NOTE: note}, metrics, result["samples"]["read"])
+
     def _count_refused(self, result: dict[str, Any]) -> None:
         """Add the connections that the launcher's own sockets (control, rendezvous) rejected to the result."""
         here = Counter({} if self.control is None else self.control.hub.refused)
@@ -588,6 +602,7 @@ class LaunchedRun:
         if status == "FINISHED":
             found: dict[str, float | None] = {**metrics_of(result), **fault_metrics(result), **failure_metrics(result)}
             self._log(found, result["samples"]["read"])
+            self._log_model(result)
             if result.get("recovery"):
                 self.tracked.tag(gbactl_failures=failed_in_short(result))
             if result.get("warnings"):

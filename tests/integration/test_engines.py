@@ -176,23 +176,12 @@ def test_checkpoints_need_a_run_directory_that_the_hosts_share(launcher: Launche
 
 
 @pytest.mark.slow
-def test_a_lost_container_s_worker_goes_on_elsewhere(launcher: Launcher, containers: Containers) -> None:
-    longer = ("cluster.placement=packed", "cluster.hang_seconds=3", "data.days=4", "data.rows_per_day=60000")
-    launched = launcher.start("mode=gba", *reached(containers), *longer)
-    launched.training()
-    containers.kill("b")
-    done = launched.finish()
-    assert done.code == 0, done.err
-    assert "Host b is gone" in done.err and [lost["process"] for lost in done.result["lost_workers"]] == ["W1"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("containers", ["shared"], indirect=True)
 def test_a_launcher_that_gets_sigterm_saves_and_the_next_one_goes_on(
     launcher: Launcher, containers: Containers
 ) -> None:
     """As when its pod is evicted, and its Job starts another one."""
-    launched = launcher.start("mode=gba", *reached(containers), "data.days=4", "data.rows_per_day=60000")
+    launched = launcher.start("mode=gba", *reached(containers), *LONG)
     launched.training()
     launched.process.send_signal(signal.SIGTERM)
     done = launched.finish(40)
@@ -200,11 +189,8 @@ def test_a_launcher_that_gets_sigterm_saves_and_the_next_one_goes_on(
     assert done.code == 143 and stopped["state"] == "saved", done.err
     typed = [each for each in reached(containers) if not each.startswith(("cluster.hosts", "cluster=exec"))]
     again = launcher.start(f"resume={done.run_dir}", f"run_dir={done.run_dir}", *typed, small=False).finish()
-    assert again.code == 0, again.err
     again.run_dir = done.run_dir
-    samples = again.result["samples"]
-    assert again.result["checkpoint"]["resumed_at"] == stopped["step"] > 0
-    assert samples["read"] == 180000 == samples["trained"] + samples["decayed"] + samples["lost"]
+    assert whole(again, 180_000).result["checkpoint"]["resumed_at"] == stopped["step"] > 0
 
 
 @pytest.mark.beside

@@ -71,13 +71,19 @@ def ray(launcher: Launcher) -> Iterator[RayCluster]:
 
 @pytest.fixture
 def containers(
-    launcher: Launcher, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, shared_cache: Path
+    launcher: Launcher,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    shared_cache: Path,
+    request: pytest.FixtureRequest,
 ) -> Iterator[Containers]:
-    """Two hosts with their own network, processes and mounts, without the run directory; a third has the launcher."""
+    """Two hosts with their own network, processes and mounts, and a third with the launcher.
+
+    They do not see the run directory, unless the parameter is "shared"."""
     if why := netns.obstacle() or (None if collective() == "horovod" else "cluster=exec needs Horovod's launcher"):
         pytest.skip(why)
     (tmp_path / "runs").mkdir()
-    hidden = (shared_cache, tmp_path / "runs")
+    hidden = (shared_cache, *([] if getattr(request, "param", "") == "shared" else [tmp_path / "runs"]))
     with netns.hosts(tmp_path_factory.mktemp("hosts"), ("a", "b"), hidden, kind=Containers) as made:
         launcher.before = made.inside(LAUNCHER)
         yield made
@@ -170,14 +176,21 @@ def test_checkpoints_need_a_run_directory_that_the_hosts_share(launcher: Launche
 
 
 @pytest.mark.slow
-def test_a_lost_container_s_worker_goes_on_elsewhere(launcher: Launcher, containers: Containers) -> None:
-    longer = ("cluster.placement=packed", "cluster.hang_seconds=3", "data.days=4", "data.rows_per_day=60000")
-    launched = launcher.start("mode=gba", *reached(containers), *longer)
+@pytest.mark.parametrize("containers", ["shared"], indirect=True)
+def test_a_launcher_that_gets_sigterm_saves_and_the_next_one_goes_on(
+    launcher: Launcher, containers: Containers
+) -> None:
+    """As when its pod is evicted, and its Job starts another one."""
+    launched = launcher.start("mode=gba", *reached(containers), *LONG)
     launched.training()
-    containers.kill("b")
-    done = launched.finish()
-    assert done.code == 0, done.err
-    assert "Host b is gone" in done.err and [lost["process"] for lost in done.result["lost_workers"]] == ["W1"]
+    launched.process.send_signal(signal.SIGTERM)
+    done = launched.finish(40)
+    stopped = done.result["stopped"]
+    assert done.code == 143 and stopped["state"] == "saved", done.err
+    typed = [each for each in reached(containers) if not each.startswith(("cluster.hosts", "cluster=exec"))]
+    again = launcher.start(f"resume={done.run_dir}", f"run_dir={done.run_dir}", *typed, small=False).finish()
+    again.run_dir = done.run_dir
+    assert whole(again, 180_000).result["checkpoint"]["resumed_at"] == stopped["step"] > 0
 
 
 @pytest.mark.beside

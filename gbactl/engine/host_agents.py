@@ -22,18 +22,17 @@ from typing import Annotated, Any
 
 import msgspec
 
+from gbactl.collective.rendezvous import address_of_own_name
 from gbactl.engine import preflight
 from gbactl.engine.agent import FILES, mark
 from gbactl.engine.agent_connection import PIECE, AgentConnection, address_of_host, is_here
 from gbactl.engine.bandwidth_probe import LinkMeasurement, ReachabilityProbe, dial
 from gbactl.engine.host_info import facts, route_to
-from gbactl.engine.preflight import HostReport, ring
+from gbactl.engine.preflight import BIND, LAUNCHER, HostReport, ring
 from gbactl.errors import ClusterError, GbactlError, UsageError
 
 ANSWER_SECONDS, MEASURE_SECONDS, LOOK_SECONDS = 20.0, 120.0, 0.1
-LAUNCHER = "the launcher"
 LOOPBACK = "127.0.0.1"
-BIND = "type cluster.bind=ADDRESS, one of its own that all hosts reach"
 
 
 class HostAgents:
@@ -96,7 +95,9 @@ class HostAgents:
         return answers
 
     def _own_address(self) -> str:
-        """Return the address at which the hosts see the launcher. Raises ClusterError if they see several."""
+        """Return the address at which the hosts see the launcher. Raises ClusterError if they see several.
+
+        Where only the engine knows the hosts' addresses it is that of this machine's own name, as in a pod."""
         remote = [host for host in self.hosts if self.found[host].facts and not is_here(host)]
         seen: dict[str, str] = {}
         for host in remote:
@@ -109,7 +110,7 @@ class HostAgents:
         if len(set(seen.values())) > 1:
             told = ", ".join(f"{host} at {address}" for host, address in seen.items())
             raise ClusterError(f"The hosts see this machine at different addresses ({told}); {BIND}.")
-        return next(iter(seen.values()), LOOPBACK)
+        return next(iter(seen.values()), (remote and address_of_own_name()) or LOOPBACK)
 
     def lines(self, measure: bool = False) -> None:
         """Test the network connections among all hosts, and from the launcher to each host.

@@ -26,6 +26,8 @@ MEBI = 1 << 20
 CUT = re.compile(r"lost its connection to (S\d+)\.|answers at ([\d.]+):")
 # end of a command that starts an agent, with what ssh has around it
 AGENT_PART = re.compile(r"('cd .* ; exec )?\S+ -m gbactl\.engine\.agent'?")
+LAUNCHER = "the launcher"
+BIND = "type cluster.bind=ADDRESS, one of its own that all hosts reach"
 LABELS = {"gbactl": "gbactl", "python": "Python", "torch": "torch", "horovod": "Horovod"}
 GET = {
     "gbactl": "install the same version there (make install in the same checkout)",
@@ -132,9 +134,10 @@ def unreached(host: str, target: str, line: LinkMeasurement) -> list[str]:
 
 
 def _cut(who: str, whom: str, target: str, why: str) -> str:
+    other = f", or {BIND}" if whom == LAUNCHER else ""
     return (
         f"{who} does not reach {whom} at {target} ({why}); let TCP through between them, on the ports that the system "
-        "gives out (net.ipv4.ip_local_port_range)."
+        f"gives out (net.ipv4.ip_local_port_range){other}."
     )
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ray_cluster
+from tests.support import netns, ray_cluster
+from tests.support.netns import LAUNCHER, Containers
 from tests.support.processes import Launcher, collective, wait_for
 from tests.support.ray_cluster import RayCluster
 from tests.support.slurm_cluster import SlurmCluster, obstacle
@@ -43,12 +44,57 @@ def allocated(slurm: SlurmCluster, launcher: Launcher) -> Launcher:
     return launcher
 
 
+@pytest.fixture
+def containers(
+    launcher: Launcher, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, shared_cache: Path
+) -> Iterator[Containers]:
+    """Two hosts with their own network, processes and mounts, without the run directory; a third has the launcher."""
+    if why := netns.obstacle() or (None if collective() == "horovod" else "cluster=exec needs Horovod's launcher"):
+        pytest.skip(why)
+    (tmp_path / "runs").mkdir()
+    hidden = (shared_cache, tmp_path / "runs")
+    with netns.hosts(tmp_path_factory.mktemp("hosts"), ("a", "b"), hidden, kind=Containers) as made:
+        launcher.before = made.inside(LAUNCHER)
+        yield made
+        assert not [line for name in made.names for line in made.ours(name)]
+
+
+def reached(containers: Containers) -> tuple[str, ...]:
+    """The overrides of a run on the containers."""
+    command = f"cluster.exec='{containers.reach} {{host}} {{agent}}'"
+    bind = f"cluster.bind={containers.address(LAUNCHER)}"
+    return ("cluster=exec", "cluster.hosts=[a:1,b:1]", "cluster.forward=[GBACTL_CACHE]", command, bind)
+
+
 @pytest.mark.beside
-@pytest.mark.skipif(collective() != "horovod", reason="cluster=exec needs Horovod's launcher")
-def test_a_command_reaches_the_hosts(launcher: Launcher) -> None:
-    done = launcher.start("mode=gba", *EXEC).finish()
+def test_a_command_reaches_the_hosts(launcher: Launcher, containers: Containers) -> None:
+    done = launcher.start("mode=gba", *reached(containers)).finish()
     assert done.code == 0, done.err
     assert "host  address" in done.err and done.result["samples"]["trained"] == done.result["samples"]["read"]
+    assert all(f"{name}     {containers.address(name)}" in done.err for name in containers.names)
+
+
+@pytest.mark.beside
+def test_checkpoints_need_a_run_directory_that_the_hosts_share(launcher: Launcher, containers: Containers) -> None:
+    typed = (*reached(containers), "checkpoint=cpr")
+    asked = launcher.gbactl("doctor", *typed, f"run_dir={launcher.cwd / 'runs' / 'new'}")
+    assert asked.returncode == 1 and asked.stdout.count("MISSING") == 1, asked.stdout + asked.stderr
+    assert "not seen by a, b" in " ".join(asked.stdout.split())
+    done = launcher.start("mode=gba", *typed).finish()
+    for name in containers.names:
+        assert f"Host {name} does not see the run directory {done.run_dir}; put it on a file system that" in done.err
+    assert done.code == 1 and not (done.run_dir / "events.log").exists()
+
+
+@pytest.mark.slow
+def test_a_lost_container_s_worker_goes_on_elsewhere(launcher: Launcher, containers: Containers) -> None:
+    longer = ("cluster.placement=packed", "cluster.hang_seconds=3", "data.days=4", "data.rows_per_day=60000")
+    launched = launcher.start("mode=gba", *reached(containers), *longer)
+    launched.training()
+    containers.kill("b")
+    done = launched.finish()
+    assert done.code == 0, done.err
+    assert "Host b is gone" in done.err and [lost["process"] for lost in done.result["lost_workers"]] == ["W1"]
 
 
 @pytest.mark.beside

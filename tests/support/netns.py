@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import gbactl
 from tests.support.processes import alive, wait_for
@@ -141,19 +142,22 @@ class Hosts:
             "PasswordAuthentication no\nLogLevel ERROR\n"
             f"SetEnv PYTHONPATH={Path(gbactl.__file__).parents[1]}\n"  # this checkout, as in processes.environment
         )
+        core = f"taskset -c {self.cores[name]} " if name in self.cores else ""
+        if not RUN_SSHD.exists():
+            RUN_SSHD.mkdir(mode=0o755)
+            self._made_run = True
+        self._begin(name, f"{core}{SSHD} -D -e -f {config}")
+
+    def _begin(self, name: str, program: str, *before: str) -> None:
+        """Start a host's first process, among the host's own mounts; `before`: a command that starts a shell."""
         own = "".join(f"mount -t tmpfs tmpfs {folder} && " for folder in ("/dev/shm", *self.hidden))
         if self.named:
             names = self.folder / f"hosts_{name}"
             names.write_text(f"127.0.0.1 localhost\n{self.address(name)} {socket.gethostname()}\n")
             own += f"mount --bind {names} /etc/hosts && "
-        core = f"taskset -c {self.cores[name]} " if name in self.cores else ""
-        command = f"{own}exec {core}{SSHD} -D -e -f {config}"
-        if not RUN_SSHD.exists():
-            RUN_SSHD.mkdir(mode=0o755)
-            self._made_run = True
-        with (self.folder / f"sshd_{name}.log").open("wb") as log:
-            served = [*self.inside(name), "sh", "-c", command]
-            self._started.append(subprocess.Popen(served, stdout=log, stderr=log, start_new_session=True))
+        with (self.folder / f"first_{name}.log").open("wb") as log:
+            started = [*self.inside(name), *before, "sh", "-c", f"{own}exec {program}"]
+            self._started.append(subprocess.Popen(started, stdout=log, stderr=log, start_new_session=True))
 
     def _answers(self, name: str) -> bool:
         done = subprocess.run(
@@ -224,6 +228,28 @@ class Hosts:
         return found
 
 
+class Containers(Hosts):
+    """Such hosts with process numbers of their own and no sshd; `reach HOST COMMAND` runs a command there."""
+
+    def _keys(self) -> None:
+        enter = f'exec nsenter -t "$(cat {self.folder}/pid-$host)" --net --mount --pid "$@"'
+        self.reach.write_text(f"#!/bin/sh\nhost=$1\nshift\n{enter}\n")
+        self.reach.chmod(0o755)
+
+    @property
+    def reach(self) -> Path:
+        """The command that reaches a host, as docker exec or kubectl exec does."""
+        return self.folder / "reach"
+
+    def _serve(self, name: str) -> None:
+        self._begin(name, "sleep infinity", "unshare", "--pid", "--fork", "--mount-proc")
+
+    def _answers(self, name: str) -> bool:
+        found = [pid for pid in self.pids(name) if Path(f"/proc/{pid}/comm").read_text() == "sleep\n"]
+        (self.folder / f"pid-{name}").write_text(" ".join(map(str, found)))
+        return bool(found)
+
+
 def _burst(rate: str) -> str:
     """What may go at once after a pause: 2 ms of the rate, and no less than the kernel hands over twice."""
     number, unit = re.fullmatch(r"(\d+)([kmg]?)bit", rate).groups()  # type: ignore[union-attr]
@@ -259,14 +285,17 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+H = TypeVar("H", bound=Hosts)
+
+
 @contextlib.contextmanager
 def hosts(
     folder: Path, names: Sequence[str], hidden: Sequence[Path] = (), named: bool = True,
     cores: Mapping[str, int] | None = None, delays: Mapping[str, float] | None = None,
-    losses: Mapping[str, float] | None = None,
-) -> Iterator[Hosts]:  # fmt: skip
+    losses: Mapping[str, float] | None = None, kind: type[H] = Hosts,
+) -> Iterator[H]:  # fmt: skip
     """Such hosts for a while."""
-    made = Hosts(folder, names, hidden, named, cores, delays, losses)
+    made = kind(folder, names, hidden, named, cores, delays, losses)
     try:
         made.build()
         yield made

@@ -8,7 +8,7 @@ import pytest
 
 from gbactl.engine import host_agents
 from gbactl.engine.bandwidth_probe import LinkMeasurement
-from gbactl.engine.host_agents import HostFindings, NetworkParameters
+from gbactl.engine.host_agents import HostAgents, HostFindings, NetworkParameters
 from gbactl.engine.preflight import HostReport
 from gbactl.errors import UsageError
 
@@ -54,6 +54,19 @@ def test_a_file_that_is_none_is_told(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(UsageError, match="--network"):
         host_agents.read(path)
+
+
+def test_where_only_the_engine_knows_the_hosts_the_launcher_is_at_its_own_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_agents, "is_here", lambda host: host == "here")
+    monkeypatch.setattr(host_agents, "address_of_host", lambda host: None)
+    monkeypatch.setattr(host_agents, "address_of_own_name", lambda: "10.1.2.3")
+    for hosts, address in ((["here", "pod-0"], "10.1.2.3"), (["here"], "127.0.0.1")):
+        agents = HostAgents(hosts, str, tmp_path, 1.0)
+        for report in agents.found.values():
+            report.facts = {"client": None}
+        assert agents._own_address() == address
 
 
 def test_nothing_measured_nothing_written() -> None:

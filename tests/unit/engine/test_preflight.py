@@ -37,6 +37,10 @@ def test_lines() -> None:
     targets = {"a": "10.0.0.2:4711", "c": "10.0.0.4:4712"}
     (sentence,) = preflight.lines("b", targets, {"a": LinkMeasurement(), "c": LinkMeasurement(error="timed out")})
     assert sentence.startswith("Host b does not reach c at 10.0.0.4:4712 (timed out); let TCP through")
+    (sentence,) = preflight.lines(
+        "b", {"the launcher": "127.0.1.1:1"}, {"the launcher": LinkMeasurement(error="refused")}
+    )
+    assert sentence.endswith(", or type cluster.bind=ADDRESS, one of its own that all hosts reach.")
 
 
 def test_the_launcher_s_own_lines() -> None:

@@ -164,9 +164,12 @@ def test_the_processes_of_a_ray_node_that_is_lost_go_on_elsewhere(launcher: Laun
     launched = launcher.start("mode=gba", "cluster=ray", *LONG)
     launched.training()
     ray.ask("remove n2")
-    done = launched.finish()
+    wait_for(lambda: (launched.run_dir / "logs" / "W1-1.log").exists())
+    ray.ask("add n3")
+    done = launched.finish(240)
     assert done.code == 0, done.err
-    assert "Host n2 is gone" in done.err and done.result["recovery"]
+    assert "Host n2 is gone" in done.err and "Host n2 is there again; it gets W1." in done.err
+    assert [lost["process"] for lost in done.result["lost_workers"]] == ["W1", "W1"]
 
 
 @pytest.mark.slow

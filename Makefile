@@ -17,7 +17,7 @@ FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: demo install test test-slow check docs bench curves fuzz audit calibration advise frappe gba-claims prefetch map tuning mechanism shadowsync switching cpr precision hosts soak screenshots ui clean help
+.PHONY: demo install test test-slow check docs bench curves fuzz audit calibration advise frappe gba-claims prefetch map tuning mechanism shadowsync switching cpr precision hosts soak slurm-cluster screenshots ui clean help
 
 demo: install ## install, train a base in sync, go on with a slow worker in sync, async and gba, compare (3 minutes)
 	$(BIN)/gbactl train -m $(DEMO) seed=$(SEEDS) 'run_dir=runs/demo/base-$${seed}' $(QUIET)
@@ -78,46 +78,49 @@ frappe: install ## the study in experiments/frappe: needs GBACTL_DATA=FOLDER wit
 
 gba-claims: install ## the study in experiments/gba_claims (15 minutes; SIZE=full: more seeds; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/gba_claims/sweep.yaml
-	$(BIN)/python experiments/gba_claims/write_gba_claims.py
+	$(BIN)/python experiments/study.py experiments/gba_claims/sweep.yaml --write
 
 prefetch: install ## the study in experiments/prefetch (20 minutes)
 	$(BIN)/python experiments/study.py experiments/prefetch/sweep.yaml
-	$(BIN)/python experiments/prefetch/write_prefetch.py
+	$(BIN)/python experiments/study.py experiments/prefetch/sweep.yaml --write
 
 map: install ## the study in experiments/map (an hour and a half; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/map/sweep.yaml --only seed=1
 	$(BIN)/python experiments/study.py experiments/map/sweep.yaml
-	$(BIN)/python experiments/map/write_map.py
+	$(BIN)/python experiments/study.py experiments/map/sweep.yaml --write
 
 tuning: install ## the study in experiments/tuning (25 minutes; SIZE=full: more seeds; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/tuning/tune.py
-	$(BIN)/python experiments/tuning/write_tuning.py
+	$(BIN)/python experiments/study.py experiments/tuning/sweep.yaml --write
 
 mechanism: install ## the study in experiments/mechanism (25 minutes; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/mechanism/sweep.yaml
-	$(BIN)/python experiments/mechanism/write_mechanism.py
+	$(BIN)/python experiments/study.py experiments/mechanism/sweep.yaml --write
 
 shadowsync: install ## the study in experiments/shadowsync (two hours; SIZE=full: more seeds of EPS; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/shadowsync/sweep.yaml
-	$(BIN)/python experiments/shadowsync/write_shadowsync.py
+	$(BIN)/python experiments/study.py experiments/shadowsync/sweep.yaml --write
 
 switching: install ## the studies in experiments/switching (two hours; SIZE=full: hours; GBACTL_DATA=FOLDER adds Frappe)
 	$(BIN)/python experiments/study.py experiments/switching/sweep.yaml
-	$(BIN)/python experiments/switching/write_switching.py
+	$(BIN)/python experiments/study.py experiments/switching/sweep.yaml --write
 
 cpr: install ## the study in experiments/cpr (four and a half hours; SIZE=full: hours; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/cpr/sweep.yaml
-	$(BIN)/python experiments/cpr/write_cpr.py
+	$(BIN)/python experiments/study.py experiments/cpr/sweep.yaml --write
 
 precision: install ## the study in experiments/precision (30 minutes; SIZE=full: hours; GBACTL_DATA=FOLDER adds Frappe)
 	$(BIN)/python experiments/study.py experiments/precision/sweep.yaml
-	$(BIN)/python experiments/precision/compare_precision.py
+	$(BIN)/python experiments/study.py experiments/precision/sweep.yaml --write
 
 hosts: install ## the study in experiments/hosts (two hours, on an idle machine; root, iproute2, openssh-server)
 	$(BIN)/python experiments/hosts/run.py
 
 soak: install ## trainings in every mode whose processes are killed, for MINUTES=30 (see experiments/soak)
 	$(BIN)/python experiments/soak/soak.py --minutes $(or $(MINUTES),30) --seed $(or $(SEED),0)
+
+slurm-cluster: ## a Slurm cluster of two nodes on this machine, until Ctrl-C (as root, with Debian's slurmctld, slurmd, munge)
+	$(BIN)/python -m tests.support.slurm_cluster
 
 screenshots: install ## the pictures in docs/assets/screens, of a sweep that it runs (3 minutes; needs Debian's chromium)
 	$(BIN)/python -m tests.support.screenshots docs/assets/screens

@@ -14,6 +14,7 @@ trained once. A value of another key may have overrides of the base too: {base: 
 A part with `runner: MODULE` calls `run(overrides, folder)` of a script in this or the study's folder instead, such as
 timing_only.py, which computes no gradient. It returns the figures; the folder is removed. One with `record: false`
 needs files of its runs, so it has no lines.
+--write calls `main()` of the study's module `results`, which writes results.md.
 """
 
 from __future__ import annotations
@@ -304,6 +305,7 @@ def main() -> None:
     parser.add_argument("--only", metavar="KEY=VALUE", help="the cells with this override alone, for instance seed=1")
     parser.add_argument("--list", action="store_true", help="say which cells there are, and run none")
     parser.add_argument("--again", action="store_true", help="run again what another code version has run")
+    parser.add_argument("--write", action="store_true", help="write results.md from what was run, and run none")
     given = parser.parse_args()
     parts = read_study(given.sweep, given.size)
     chosen = [part for part in parts if not given.part or part.name in given.part]
@@ -315,6 +317,10 @@ def main() -> None:
         print("\n".join(cell.name for part in chosen for cell in part.cells))
         return
     sys.path.insert(0, str(given.sweep.resolve().parent))
+    if given.write:
+        os.environ["SIZE"] = given.size
+        importlib.import_module(yaml.safe_load(given.sweep.read_text())["results"]).main()
+        return
     try:
         run_parts(chosen, Record.of(given.sweep, given.size), given.again)
     except (KeyboardInterrupt, Stopped):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,10 +92,25 @@ def assets(here: Path) -> Path:
     return place(here) if size() == "tiny" else study.ROOT / "docs" / "assets"
 
 
-def title(target: str) -> str:
-    """Head of a results.md that `make TARGET` writes."""
+def write(here: Path, target: str, *text: str, note: str = "") -> None:
+    """Write a study's results.md, which `make TARGET` makes, with a `note` on all of it."""
     made = f"make {target}{'' if size() == 'default' else f' SIZE={size()}'}"
-    return f"# Results\n\nWritten by `{made}`; see docs/studies for questions and answers."
+    head = f"# Results\n\nWritten by `{made}`; see docs/studies for questions and answers.{note}\n"
+    (place(here) / "results.md").write_text("\n".join([head, *text]))
+
+
+def sections(here: Path, made: Mapping[str, Callable[[], str]]) -> list[str]:
+    """Make sections by heading; one of a part whose cells have not all a result stays as results.md has it."""
+    path, text = place(here) / "results.md", []
+    before = path.read_text() if path.exists() else ""
+    for heading, make in made.items():
+        try:
+            text.append(f"{heading}\n\n{make()}")
+        except SystemExit as missing:
+            print(missing, file=sys.stderr)
+            there = section(before, heading) or f"{heading}\n\n{missing}."
+            text.append(f"{there.rstrip()}\n")
+    return text
 
 
 def section(text: str, heading: str) -> str:

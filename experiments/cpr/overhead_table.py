@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import report_tables  # scripts of the parent folder, not a package
-from report_tables import mean_of
+from report_tables import by_line, markdown, mean_of, written  # a script of the parent folder, not a package
 from study_results import Done
 
 TARGET_OVERHEAD, TARGET_AUC = 0.0068, 0.0005  # from the paper's abstract
@@ -14,19 +13,6 @@ PARTS = ("saving", "loading", "rescheduling", "again")
 HEADS = ("expected %", "overhead %", *(f"{part} %" for part in PARTS), "PLS expected", "PLS", "lost updates %",
          "samples again", "AUC - none", "MB saved")  # fmt: skip
 Results = dict[str, dict[str, Any]]
-
-
-def by_line(cells: Iterable[Done], key: str = "line") -> dict[str, Results]:
-    """Group results: {line: {seed: result}}."""
-    found: dict[str, Results] = {}
-    for cell in cells:
-        found.setdefault(cell.options.get(key, "none"), {})[cell.seed] = cell.result
-    return found
-
-
-def written(values: Sequence[float], digits: int, sign: str = "", most: float | None = None) -> str:
-    """Format mean +- half interval; bold where all of the interval lies within `most` of 0."""
-    return report_tables.written(mean_of(values), digits, sign, most)
 
 
 def row(line: Results, none: Results) -> list[str]:
@@ -48,10 +34,8 @@ def row(line: Results, none: Results) -> list[str]:
 
 def table(cells: Sequence[Done], none: Sequence[Done]) -> str:
     """Table with a line for each variant."""
-    found, [plain] = by_line(cells), by_line(none).values()
-    plain = {seed: result for seed, result in plain.items() if any(seed in line for line in found.values())}
-    lines = [f"| variant | {' | '.join(HEADS)} |", f"| --- |{' ---: |' * len(HEADS)}"]
-    lines += [f"| {name} | {' | '.join(row(line, plain))} |" for name, line in found.items()]
+    found: dict[str, Results] = by_line(cells, "line", dict)
+    plain = {cell.seed: dict(cell.result) for cell in none if any(cell.seed in line for line in found.values())}
     hours = mean_of([each["virtual_seconds"] / 3600 for each in plain.values()]).mean
     auc = mean_of([each["auc"] for each in plain.values()]).mean
     failures = mean_of([float(len(each["recovery"])) for line in found.values() for each in line.values()]).mean
@@ -64,4 +48,4 @@ def table(cells: Sequence[Done], none: Sequence[Done]) -> str:
         "lost updates: row updates undone, of all; samples again: trained a second time after a full recovery.",
         f"bold: all of the interval is at or under {100 * TARGET_OVERHEAD:.2f} %, or within +-{TARGET_AUC} AUC.",
     )
-    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
+    return markdown(("variant", *HEADS), ([name, *row(line, plain)] for name, line in found.items()), *notes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from report_tables import markdown  # scripts of the parent folder, not a package
 from study_results import Done
 
 KINDS = {"S": "server", "W": "worker", "C": "coordinator"}  # by the first letter of a process
@@ -41,13 +42,11 @@ def failure(failed: dict[str, Any]) -> list[str]:
 def table(cells: Sequence[Done], none: Sequence[Done]) -> str:
     """Table with a line for each job, then one for each failure."""
     plain = {(cell.options["mode"], cell.seed): cell for cell in none}
-    lines = [f"| mode | seed | {' | '.join(HEADS)} |", f"| --- | ---: |{' ---: |' * len(HEADS)}"]
-    failed = [f"| mode | killed | {' | '.join(FAILED_HEADS)} |", f"| --- | --- |{' ---: |' * len(FAILED_HEADS)}"]
+    jobs, failed = [], []
     for cell in cells:
         mode = cell.options["mode"]
-        lines.append(f"| {mode} | {cell.seed} | {' | '.join(job(cell, plain[mode, cell.seed]))} |")
-        for each in cell.result["recovery"]:
-            failed.append(f"| {mode} | {KINDS[each['process'][0]]} | {' | '.join(failure(each))} |")
+        jobs.append([mode, cell.seed, *job(cell, plain[mode, cell.seed])])
+        failed += [[mode, KINDS[each["process"][0]], *failure(each)] for each in cell.result["recovery"]]
     notes = (
         "seconds: the job's training, of real processes on one machine, where nothing fails and nothing is saved; "
         "longer: with three kills and a checkpoint every so often; one run each, so a second is the machine's own. "
@@ -58,4 +57,5 @@ def table(cells: Sequence[Done], none: Sequence[Done]) -> str:
         "noticed, replaced, useful: seconds since the kill until it was missed, until another process was ready in its "
         "place, until that one had done its first work.",
     )
-    return "\n".join([*lines, "", *failed, "", *(f"- {note}" for note in notes)]) + "\n"
+    first = markdown(("mode", "seed", *HEADS), jobs)
+    return first + markdown(("mode", "killed", *FAILED_HEADS), failed, *notes, names=(0, 1))

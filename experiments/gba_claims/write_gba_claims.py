@@ -1,26 +1,21 @@
 """Write results.md: EPS of gba over sync by straggler plan and cluster, and the effect of each option of gba.
 
-    .venv/bin/python experiments/gba_claims/write_gba_claims.py
-
 Costs a few seconds; reads cells.jsonl. Part of `make gba-claims`.
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import figures
+import report_tables
+import study_results
+from study_results import Done
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-import figures  # noqa: E402  (scripts of the parent folder, not a package)
-import report_tables  # noqa: E402
-import study_results  # noqa: E402
-from study_results import Done  # noqa: E402
-
 SWEEP = HERE / "sweep.yaml"
 TARGET, SAME = 2.4, 0.0005
 PLANS = {"window": "burst", "periodic": "periodic"}
@@ -102,15 +97,10 @@ def main() -> None:
     found = ratios(study_results.found(SWEEP, "speed"))
     path = study_results.assets(HERE) / "gba-speedups.png"
     plot(found, path)
-    text = [
-        f"{study_results.title('gba-claims')}\n",
+    study_results.write(
+        HERE, "gba-claims",
         "## 1. Speed under strained resources\n", study_results.origin(SWEEP, "speed"),
         speeds(found), f"![EPS of gba over sync](../../docs/assets/{path.name})\n",
         "## 2. Options of gba\n", study_results.origin(SWEEP, "ablation"),
         options(study_results.found(SWEEP, "ablation")),
-    ]  # fmt: skip
-    (study_results.place(HERE) / "results.md").write_text("\n".join(text))
-
-
-if __name__ == "__main__":
-    main()
+    )  # fmt: skip

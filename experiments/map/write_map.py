@@ -1,28 +1,23 @@
 """Write results.md and its heat maps: AUC difference and EPS ratio to sync, by mode, over two pairs of axes.
 
-    .venv/bin/python experiments/map/write_map.py
-
 Reads cells.jsonl, in a few seconds; cells that are missing stay empty. Part of `make map`.
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import figures
+import study
+import study_results
+from report_tables import markdown, written
+from study_results import Done
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-import figures  # noqa: E402  (scripts of the parent folder, not a package)
-import study  # noqa: E402
-import study_results  # noqa: E402
-from report_tables import markdown, mean_of, written  # noqa: E402
-from study_results import Done  # noqa: E402
-
 SWEEP = HERE / "sweep.yaml"
 SAFE = 0.0005
 WORKERS, RATE, SLOW = "cluster.workers", "optim.lr", "slow"
@@ -117,8 +112,8 @@ def table(aucs: Map, ratios: Map, axis: str) -> str:
     rows = []
     for mode, value in ((mode, value) for mode in aucs for value in values):
         places = [(value, n) for n in workers]
-        quality = [written(mean_of(aucs[mode][p]), 4, "+", SAFE) if p in aucs[mode] else "-" for p in places]
-        speed = [written(mean_of(ratios[mode][p]), 2) if p in ratios[mode] else "-" for p in places]
+        quality = [written(aucs[mode][p], 4, "+", SAFE) if p in aucs[mode] else "-" for p in places]
+        speed = [written(ratios[mode][p], 2) if p in ratios[mode] else "-" for p in places]
         rows.append([f"{mode}, {value}", *quality, *speed])
     return markdown(
         heads, rows,
@@ -140,7 +135,7 @@ def gaps(found: Iterable[Done]) -> str:
 
 def main() -> None:
     """Write results.md and the figures."""
-    text = [f"{study_results.title('map')}\n", gaps(cells("rate"))]
+    text = [gaps(cells("rate"))]
     for part, (axis, title) in PARTS.items():
         found = cells(part)
         if not found:
@@ -150,8 +145,4 @@ def main() -> None:
         plot(aucs, ratios, title, path)
         text += [f"## {title.capitalize()} x workers\n", study_results.origin(SWEEP, part), table(aucs, ratios, title)]
         text.append(f"![{title} and workers](../../docs/assets/{path.name})\n")
-    (study_results.place(HERE) / "results.md").write_text("\n".join(text))
-
-
-if __name__ == "__main__":
-    main()
+    study_results.write(HERE, "map", *text)

@@ -1,7 +1,5 @@
 """Write results.md: stale and fresh gradients by mode, the norms of what was applied, and the AUC that goes with them.
 
-    .venv/bin/python experiments/mechanism/write_mechanism.py
-
 Costs a few seconds; reads cells.jsonl. Part of `make mechanism`.
 """
 
@@ -9,21 +7,18 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import figures
+import report_tables
+import study_results
+from scipy.stats import wasserstein_distance
+from study_results import Done
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-import figures  # noqa: E402  (scripts of the parent folder, not a package)
-import report_tables  # noqa: E402
-import study_results  # noqa: E402
-from scipy.stats import wasserstein_distance  # noqa: E402
-from study_results import Done  # noqa: E402
-
 SWEEP, PART, RATE = HERE / "sweep.yaml", "gradients", "optim.lr"
 KINDS = {"dense": "dense gradient", "rows": "a row's gradient"}
 NUMBERS = ("cosine", "error")
@@ -115,12 +110,8 @@ def main() -> None:
     found = by_rate(study_results.found(SWEEP, PART))
     path = study_results.assets(HERE) / "mechanism.png"
     plot(found, path)
-    text = [f"{study_results.title('mechanism')}\n", study_results.origin(SWEEP, PART)]
+    text = [study_results.origin(SWEEP, PART)]
     for rate, lines in found.items():
         text += [f"## Learning rate {rate}\n", table(lines)]
     text.append(f"![AUC, cosines and norms by mode](../../docs/assets/{path.name})\n")
-    (study_results.place(HERE) / "results.md").write_text("\n".join(text))
-
-
-if __name__ == "__main__":
-    main()
+    study_results.write(HERE, "mechanism", *text)

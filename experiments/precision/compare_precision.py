@@ -1,27 +1,22 @@
 """Write results.md: AUC with dense computation or wire values in two bytes against fp32, in pairs of one seed.
 
-    .venv/bin/python experiments/precision/compare_precision.py [--part NAME]
-
 Part of `make precision`. Costs a second.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import study
+import study_results as of_any
+from report_tables import written
+from study_results import Done, size
+
+from gbactl.report.paired_statistics import Difference, paired
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-import study  # noqa: E402
-import study_results as of_any  # noqa: E402  (scripts of the parent folder, not a package)
-from report_tables import written  # noqa: E402
-from study_results import Done, size  # noqa: E402
-
-from gbactl.report.paired_statistics import Difference, paired  # noqa: E402
-
 SWEEP = HERE / "sweep.yaml"
 TARGET = 0.0003  # AUC
 VARIED = ("precision", "transport.wire_dtype")
@@ -76,32 +71,20 @@ def kept(text: str, name: str) -> tuple[list[str], str]:
 
 
 def main() -> None:
-    """Write results.md; with --part only these parts are computed, and the others are kept."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", action="append", metavar="NAME")
-    chosen, path = parser.parse_args().part, HERE / "results.md"
-    before = path.read_text() if chosen else ""
-    rows, origins = [], []
+    """Write results.md; the rows of a part that has cells without a result stay as they were."""
+    path, rows, origins = of_any.place(HERE) / "results.md", list[str](), list[str]()
+    before = path.read_text() if path.exists() else ""
     for part in study.read_study(SWEEP, size()):
-        if chosen and part.name not in chosen:
+        try:
+            found = lines(part.name, of_any.done(SWEEP, part.name, "precision"))
+            told = f"- {of_any.origin(SWEEP, part.name).rstrip()}"
+        except SystemExit as missing:
+            print(missing, file=sys.stderr)
             found, told = kept(before, part.name)
-        elif part.missing:
-            continue
-        else:
-            found, told = (
-                lines(part.name, of_any.done(SWEEP, part.name, "precision")),
-                f"- {of_any.origin(SWEEP, part.name).rstrip()}",
-            )
         rows += found
         origins += [told] * bool(told)
     note = (
         '- "- fp32": minus fp32\'s, pairs of one seed; +-: half of a 95 % t interval; '
         f"bold: all of it within +-{TARGET} AUC."
     )
-    text = "\n".join([f"{of_any.title('precision')}\n", table(rows), "", note, *origins])
-    path.write_text(f"{text}\n")
-    print(text)
-
-
-if __name__ == "__main__":
-    main()
+    of_any.write(HERE, "precision", table(rows), "", note, *origins, "")

@@ -1,29 +1,24 @@
 """Write results.md: AUC difference and EPS ratio to sync, by what of the next batch a worker of gba fetches early.
 
-    .venv/bin/python experiments/prefetch/write_prefetch.py
-
 Reads cells.jsonl, in a few seconds. Part of `make prefetch`.
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import study_results
+from report_tables import Value, against, by_line, markdown, mean_of, written
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-import study_results  # noqa: E402  (scripts of the parent folder, not a package)
-from report_tables import Value, against, by_line, markdown, mean_of, written  # noqa: E402
-
 SWEEP = HERE / "sweep.yaml"
 SAFE = 0.0005
 
 
-def auc_of(day: int) -> Value:
+def auc_of(day: int) -> Value[float]:
     """AUC after a day of training, counted from 0."""
 
     def auc(result: Mapping[str, Any]) -> float:
@@ -48,14 +43,11 @@ def staleness(result: Mapping[str, Any]) -> float:
 def take_over() -> str:
     """Table of the cells that take over from sync."""
     found = study_results.found(SWEEP, "take_over")
-    lines = [
-        "| faults | `mode.prefetch` | AUC - sync, after two days | after one more day of sync | EPS / sync | "
-        "EPS / `rows` | staleness | samples decayed |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    heads = ("faults", "`mode.prefetch`", "AUC - sync, after two days", "after one more day of sync", "EPS / sync",
+             "EPS / `rows`", "staleness", "samples decayed")  # fmt: skip
+    rows = []
     calm = [cell.result for cell in found if cell.options["prefetch"] == "sync" and cell.options["faults"] == "none"]
     reached, best = mean_of([auc_of(4)(result) for result in calm]), mean_of([r["best_possible_auc"] for r in calm])
-    lines.insert(0, f"`sync` reaches {reached.mean:.4f}; {best.mean:.4f} is possible.\n")
     for faults in dict.fromkeys(cell.options["faults"] for cell in found):
         here = [cell for cell in found if cell.options["faults"] == faults]
         aucs = [by_line(here, "prefetch", auc_of(day)) for day in (3, 4)]
@@ -65,18 +57,16 @@ def take_over() -> str:
             if name == "sync":
                 continue
             gaps = [against(values, name, "sync") for values in aucs]
-            columns = [
-                f"`{faults}`",
-                f"`{name}`",
-                *("-" if gap is None else written(gap, 4, "+", SAFE) for gap in gaps),
-            ]
+            told = ("-" if gap is None else written(gap, 4, "+", SAFE) for gap in gaps)
+            columns = [f"`{faults}`", f"`{name}`", *told]
             for other in ("sync", "rows"):
                 ratios = [speeds[name][seed] / speeds[other][seed] for seed in speeds[name] if seed in speeds[other]]
-                columns.append(written(mean_of(ratios), 3))
+                columns.append(written(ratios, 3))
             columns.append(f"{mean_of([*stale[name].values()]).mean:.2f}")
             columns.append(f"{mean_of([*decayed[name].values()]).mean:,.0f}")
-            lines.append(f"| {' | '.join(columns)} |")
-    return "\n".join(lines) + "\n"
+            rows.append(columns)
+    table = markdown(heads, rows, names=(0, 1)).removesuffix("\n")
+    return f"`sync` reaches {reached.mean:.4f}; {best.mean:.4f} is possible.\n\n{table}"
 
 
 def start() -> str:
@@ -93,11 +83,8 @@ def start() -> str:
 
 def main() -> None:
     """Write results.md."""
-    text = [study_results.title("prefetch"), "", "## Taking over from sync", ""]
-    text += [study_results.origin(SWEEP, "take_over"), take_over(), "## From nothing\n"]
-    text += [study_results.origin(SWEEP, "start"), start()]
-    (study_results.place(HERE) / "results.md").write_text("\n".join(text))
-
-
-if __name__ == "__main__":
-    main()
+    study_results.write(
+        HERE, "prefetch",
+        "## Taking over from sync\n", study_results.origin(SWEEP, "take_over"), take_over(),
+        "## From nothing\n", study_results.origin(SWEEP, "start"), start(),
+    )  # fmt: skip

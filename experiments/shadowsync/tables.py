@@ -21,16 +21,13 @@ def written(values: Sequence[float], digits: int, bold: Callable[[float], bool] 
     """Format a cell; bold where its mean meets a target."""
     if not values:
         return "-"
-    each = report_tables.mean_of(values)
-    text = report_tables.written(each, digits)
-    return f"**{text}**" if bold(each.mean) else text
+    text = report_tables.written(values, digits)
+    return f"**{text}**" if bold(report_tables.mean_of(values).mean) else text
 
 
 def markdown(first: str, titles: Sequence[str], rows: Mapping[str, Sequence[str]], *notes: str) -> str:
     """Format a table with its notes below."""
-    lines = [f"| {first} | {' | '.join(titles)} |", f"| --- |{' ---: |' * len(titles)}"]
-    lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
-    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
+    return report_tables.markdown((first, *titles), ([name, *cells] for name, cells in rows.items()), *notes)
 
 
 def by(cells: Iterable[Done], *keys: str) -> dict[tuple[str, ...], dict[str, dict[str, Any]]]:

@@ -1,22 +1,16 @@
-"""Write results.md: the tables of this study. Costs half a minute. Part of `make shadowsync`.
-
-.venv/bin/python experiments/shadowsync/write_shadowsync.py [--part NAME]
-"""
+"""Write results.md: the tables of this study. Costs half a minute. Part of `make shadowsync`."""
 
 from __future__ import annotations
 
-import argparse
-import sys
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import study_results as of_any
+import tables
+from study_results import Done
+
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
-
-import study_results as of_any  # noqa: E402  (scripts of this folder and its parent, not a package)
-import tables  # noqa: E402
-from study_results import Done  # noqa: E402
-
 SWEEP, HOGWILD = HERE / "sweep.yaml", HERE / "hogwild.md"
 
 
@@ -49,21 +43,13 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
 
 
 def main() -> None:
-    """Write results.md; with --part only these parts are computed, and the others are kept."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", action="append", metavar="NAME", choices=list(SECTIONS))
-    chosen, path = parser.parse_args().part, HERE / "results.md"
-    before = path.read_text() if chosen else ""
-    text = [f"{of_any.title('shadowsync')} +-: half of a 95 % interval over seeds.\n"]
-    for name, (title, table) in SECTIONS.items():
-        if not chosen or name in chosen:
-            text.append(f"## {title}\n\n{of_any.origin(SWEEP, name)}\n{table()}")
-        elif there := of_any.section(before, f"## {title}"):
-            text.append(f"{there.rstrip()}\n")
+    """Write results.md; a section whose part has cells without a result stays as it was."""
+
+    def section(name: str, table: Callable[[], str]) -> str:
+        return f"{of_any.origin(SWEEP, name)}\n{table()}"
+
+    made = {f"## {title}": functools.partial(section, name, table) for name, (title, table) in SECTIONS.items()}
     if HOGWILD.exists():
-        text.append(f"## Threads or processes on one replica\n\n{HOGWILD.read_text()}")
-    path.write_text("\n".join(text))
-
-
-if __name__ == "__main__":
-    main()
+        made["## Threads or processes on one replica"] = HOGWILD.read_text
+    note = " +-: half of a 95 % interval over seeds."
+    of_any.write(HERE, "shadowsync", *of_any.sections(HERE, made), note=note)

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-import report_tables  # noqa: E402  (scripts of the parent folder, not a package)
-from study_results import Done  # noqa: E402
+import report_tables
+from study_results import Done
 
 TARGET, BASELINE = 0.0005, "sync"
 DIRECTIONS = {"to": "sync -> {}", "from": "{} -> sync"}

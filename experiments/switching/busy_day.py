@@ -8,21 +8,15 @@ from __future__ import annotations
 import bisect
 import itertools
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import figures
 import yaml
-
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-from report_tables import written  # noqa: E402
-from study_results import Done  # noqa: E402  (scripts of the parent folder, not a package)
-
-from gbactl.report.paired_statistics import Difference, paired  # noqa: E402
+from report_tables import against, by_line, markdown, written
+from study_results import Done
 
 HOURS = 24
 TARGET_SHARE, TARGET_AUC = 0.95, 0.0005
@@ -76,39 +70,26 @@ def hindsight(found: Days) -> dict[str, float]:
     }
 
 
-def aucs(cells: Iterable[Done]) -> dict[str, dict[str, float]]:
-    """AUC at the end of the run, of the same samples for all: line -> seed -> AUC."""
-    found: defaultdict[str, dict[str, float]] = defaultdict(dict)
-    for cell in cells:
-        found[cell.options["line"]][cell.seed] = float(cell.result["auc"])
-    return dict(found)
-
-
 def table(cells: Sequence[Done]) -> str:
     """Markdown table, one line for each way to train."""
-    found, best, quality = days(cells), hindsight(days(cells)), aucs(cells)
-    lines = [
-        "| trained | samples a day | of the best in hindsight | AUC minus all-sync | switches |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
+    found, best = days(cells), hindsight(days(cells))
+    aucs, rows = by_line(cells, "line", lambda result: float(result["auc"])), []
     for line, by_seed in found.items():
         per_day = statistics.fmean(sum(hours) for hours in by_seed.values())
         share = statistics.fmean(sum(hours) / best[seed] for seed, hours in by_seed.items())
-        auc = paired([(quality["sync"][seed], value) for seed, value in quality[line].items()])
+        gap = against(aucs, line, "sync")
+        auc = "0" if gap is None or line == "sync" else written(gap, 4, "+", TARGET_AUC)
         switched = [len(of_the_day(cell)) for cell in cells if cell.options["line"] == line]
         cut = f"{share:.3f}" if line != "auto" or share < TARGET_SHARE else f"**{share:.3f}**"
-        lines.append(f"| {line} | {per_day:,.0f} | {cut} | {_auc(auc, line)} | {statistics.fmean(switched):.1f} |")
-    lines.append(f"| best in hindsight | {statistics.fmean(best.values()):,.0f} | 1 | - | - |")
-    notes = [
-        f"- n = {len(best)} seeds. Samples a day: in {HOURS} hours; AUC: at the end, of the same samples for all.",
-        f"- best in hindsight: in every hour the better of {' and '.join(CHOICES)}, switches for nothing.",
-        f"- bold: at least {TARGET_SHARE} of it; an interval inside +-{TARGET_AUC}.",
-    ]
-    return "\n".join([*lines, "", *notes]) + "\n"
-
-
-def _auc(each: Difference | None, line: str) -> str:
-    return "0" if each is None or line == "sync" else written(each, 4, "+", TARGET_AUC)
+        rows.append((line, f"{per_day:,.0f}", cut, auc, f"{statistics.fmean(switched):.1f}"))
+    rows.append(("best in hindsight", f"{statistics.fmean(best.values()):,.0f}", "1", "-", "-"))
+    heads = "trained", "samples a day", "of the best in hindsight", "AUC minus all-sync", "switches"
+    notes = (
+        f"n = {len(best)} seeds. Samples a day: in {HOURS} hours; AUC: at the end, of the same samples for all.",
+        f"best in hindsight: in every hour the better of {' and '.join(CHOICES)}, switches for nothing.",
+        f"bold: at least {TARGET_SHARE} of it; an interval inside +-{TARGET_AUC}.",
+    )
+    return markdown(heads, rows, *notes)
 
 
 def of_the_day(cell: Done) -> list[dict[str, Any]]:
@@ -120,22 +101,19 @@ def of_the_day(cell: Done) -> list[dict[str, Any]]:
 def decisions(cells: Iterable[Done]) -> str:
     """Markdown table of auto's switches of the first seed, with the predictions that led to them."""
     cell = next(each for each in cells if each.options["line"] == "auto")
-    lines = ["| hour | from | to | sync | gba | why |", "| ---: | --- | --- | ---: | ---: | --- |"]
+    rows = []
     for look in of_the_day(cell):
-        hour = look["at"] / hour_of(cell.options)
-        numbers = f"{look['sync']:,.0f} | {look['gba']:,.0f}"
-        lines.append(f"| {hour:.1f} | {look['mode']} | {look['wanted']} | {numbers} | {look['reason']} |")
-    notes = [f"- seed {cell.seed}; {cell.result['auto']['looks']} looks; samples/s that each mode promises."]
-    return "\n".join([*lines, "", *notes]) + "\n"
+        numbers = f"{look['sync']:,.0f}", f"{look['gba']:,.0f}"
+        rows.append(
+            (f"{look['at'] / hour_of(cell.options):.1f}", look["mode"], look["wanted"], *numbers, look["reason"])
+        )
+    note = f"seed {cell.seed}; {cell.result['auto']['looks']} looks; samples/s that each mode promises."
+    return markdown(("hour", "from", "to", "sync", "gba", "why"), rows, note, names=(1, 2, 5))
 
 
 def plot(found: Days, path: Path) -> None:
     """Plot samples by hour, as means over the seeds."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = figures.new_figure(7.2, 3.6)
     axes = figure.subplots()
     for line, by_seed in found.items():
         means = [statistics.fmean(hour) for hour in zip(*by_seed.values(), strict=True)]
@@ -143,4 +121,4 @@ def plot(found: Days, path: Path) -> None:
     axes.set_xlabel("hour of the day")
     axes.set_ylabel("samples in an hour")
     axes.legend(frameon=False)
-    figure.savefig(path, dpi=120)
+    figures.save(figure, path)

@@ -17,14 +17,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+from report_tables import markdown
+from study_results import Done
 
-from study_results import Done  # noqa: E402  (a script of the parent folder, not a package)
-
-from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder  # noqa: E402
-from gbactl.coordinator import event_log  # noqa: E402
-from gbactl.errors import ClusterError, EventLogError  # noqa: E402
+from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
+from gbactl.coordinator import event_log
+from gbactl.errors import ClusterError, EventLogError
 
 STEPS, LOOK_SECONDS, LIMIT_SECONDS = 10, 0.005, 300.0
 PARTS = ("save", "stop", "start")
@@ -120,10 +118,7 @@ def pauses(result: dict[str, Any]) -> tuple[list[float], float]:
 def table(cells: Sequence[Done], restarts: Sequence[Done]) -> str:
     """Markdown table, one line for each table size and number of workers."""
     measured = {key_of(restart.options): restart.result for restart in restarts}
-    lines = [
-        f"| {' | '.join(HEADS)} |",
-        "| --- |" + " ---: |" * (len(HEADS) - 1),
-    ]  # fmt: skip
+    rows = []
     for cell in cells:
         (each, slower), by_hand = pauses(cell.result), measured[key_of(cell.options)]
         bound, median, largest = max(LEAST_MS, LEAST_STEPS * slower), statistics.median(each), max(each)
@@ -131,13 +126,12 @@ def table(cells: Sequence[Done], restarts: Sequence[Done]) -> str:
         ratio = 1000.0 * sum(parts) / median
         met = f"**{largest:.0f}**" if largest <= bound else f"{largest:.0f}"
         cut = f"**{ratio:.0f}**" if ratio >= TARGET else f"{ratio:.0f}"
-        seconds = " | ".join(f"{part:.2f}" for part in [*parts, sum(parts)])
-        rows, workers = key_of(cell.options)
-        lines.append(f"| {rows} | {workers} | {median:.0f} | {met} | {bound:.0f} | {seconds} | {cut} |")
-    notes = [
-        "- pause: last gradient before to first gradient after, eight switches between sync and gba a line.",
-        f"- bound: {LEAST_MS:.0f} ms or {LEAST_STEPS} steps of the slower mode; bold: kept; at least {TARGET}.",
-        "- restart: a checkpoint, as fast as the disk takes it (what is trained meanwhile is lost); Ctrl-C to all "
+        seconds = (f"{part:.2f}" for part in [*parts, sum(parts)])
+        rows.append([*key_of(cell.options), f"{median:.0f}", met, f"{bound:.0f}", *seconds, cut])
+    notes = (
+        "pause: last gradient before to first gradient after, eight switches between sync and gba a line.",
+        f"bound: {LEAST_MS:.0f} ms or {LEAST_STEPS} steps of the slower mode; bold: kept; at least {TARGET}.",
+        "restart: a checkpoint, as fast as the disk takes it (what is trained meanwhile is lost); Ctrl-C to all "
         "processes gone; `resume=` in the other mode to its first step.",
-    ]  # fmt: skip
-    return "\n".join([*lines, "", *notes]) + "\n"
+    )
+    return markdown(HEADS, rows, *notes)

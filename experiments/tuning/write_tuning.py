@@ -1,24 +1,19 @@
 """Write results.md: the best trial of each mode, and tuned and untuned modes on other data.
 
-    .venv/bin/python experiments/tuning/write_tuning.py
-
 Costs a few seconds; reads cells.jsonl and chosen.yaml. Part of `make tuning`.
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 from pathlib import Path
 
+import report_tables
+import study
+import study_results
+from tune import SWEEP, overrides, trials
+
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
-
-import report_tables  # noqa: E402  (scripts of this folder and its parent, not a package)
-import study  # noqa: E402
-import study_results  # noqa: E402
-from tune import SWEEP, overrides, trials  # noqa: E402
-
 BASELINES, TARGET = ("gba", "gba-tuned"), 0.0005
 
 
@@ -56,12 +51,5 @@ def reported() -> str:
 def main() -> None:
     """Write results.md."""
     chosen = study_results.place(HERE) / "chosen.yaml"
-    text = [
-        f"{study_results.title('tuning')}\n", "## Trials\n", tried(), "## On other data\n",
-        study_results.origin(chosen, "reported"), reported(),
-    ]  # fmt: skip
-    (study_results.place(HERE) / "results.md").write_text("\n".join(text))
-
-
-if __name__ == "__main__":
-    main()
+    text = "## Trials\n", tried(), "## On other data\n", study_results.origin(chosen, "reported"), reported()
+    study_results.write(HERE, "tuning", *text)

@@ -54,7 +54,7 @@ def _examine(overrides: tuple[str, ...], measure: bool) -> tuple[list[Check], Ho
     """Check this machine, or the hosts of the cluster that the overrides choose."""
     from gbactl import doctor
     from gbactl.engine.hosts import HostsEngine
-    from gbactl.errors import ClusterError, ConfigError
+    from gbactl.errors import ClusterError, ConfigError, MissingDependencyError
 
     if not overrides:
         return doctor.examine(), None
@@ -65,6 +65,6 @@ def _examine(overrides: tuple[str, ...], measure: bool) -> tuple[list[Check], Ho
         cfg = compose([*own, *overrides])
         if isinstance(cfg.engine, HostsEngine):
             return doctor.examine_hosts(cfg, cfg.engine, measure)
-    except (ConfigError, ClusterError) as error:
+    except (ConfigError, ClusterError, MissingDependencyError) as error:
         return [doctor.failure("cluster", str(error))], None
     return doctor.examine(), None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from gbactl.config.engine_interface import EngineOptions
 from gbactl.config.groups import ClusterConfig
@@ -29,14 +28,12 @@ class ExecEngine(HostsEngine):
     Where none are given, the hosts are those of the environment variable GBACTL_HOSTS."""
 
     Options: ClassVar[type[EngineOptions]] = ExecOptions
+    not_resumed: ClassVar[tuple[str, ...]] = ("bind",)  # the next launcher's pod has another address
     signs: ClassVar[tuple[str, ...]] = ("KUBERNETES_SERVICE_HOST", HOSTS)
     surroundings: ClassVar[str] = f"a pod with {HOSTS}"
 
-    def defaults(self, cluster: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the hosts that the environment names where none are given, and the number of workers."""
-        named = os.environ.get(HOSTS, "")
-        known = {} if cluster.get("hosts") or not named else {"hosts": named.split(",")}
-        return {**known, **super().defaults({**cluster, **known})}
+    def hosts(self) -> list[str]:
+        return os.environ[HOSTS].split(",") if os.environ.get(HOSTS) else []
 
     def template(self, cluster: ClusterConfig) -> str:
         """Return the command with its two placeholders."""

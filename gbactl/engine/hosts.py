@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class HostsEngine(EngineInterface):
     """Engine that starts processes through agents on hosts; the coordinator runs beside the launcher.
 
-    A subclass says what command starts an agent on a host, and may know the hosts (`defaults`). The command's standard
-    input and output are the agent's; when it ends, the host counts as lost."""
+    A subclass says what command starts an agent on a host (`agent`), and may know the hosts (`hosts`). The command's
+    standard input and output are the agent's; when it ends, the host counts as lost."""
 
     one_host: ClassVar[bool] = False
     #: whether the command of a lost host, when it is started again, finds another machine in its place
@@ -30,13 +30,16 @@ class HostsEngine(EngineInterface):
 
         return command(host, HostAccess(cluster.ssh, cluster.python))
 
+    def hosts(self) -> list[str]:
+        """Return the hosts that the engine knows by itself, as NAME:SLOTS. Raises GbactlError where it needs to."""
+        return []
+
     def defaults(self, cluster: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the number of workers, where it is open: the slots of all hosts."""
-        if cluster.get("workers") is not None:
-            return {}
-        given = cluster.get("hosts")
+        """Return the hosts, where none are given, and the number of workers, where it is open: the hosts' slots."""
+        given = cluster.get("hosts") or self.hosts()
         require(isinstance(given, list) and all(isinstance(host, str) for host in given), "cluster.hosts is a list.")
-        return {"workers": slots(hosts_of(given or []))}
+        known = {} if cluster.get("hosts") else {"hosts": given}
+        return known if cluster.get("workers") is not None else {**known, "workers": slots(hosts_of(given))}
 
     def warning(self, cluster: ClusterConfig) -> str:
         """Describe what a run may suffer from although it can start; "" if nothing is known."""

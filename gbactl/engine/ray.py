@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
 from shlex import quote
 from typing import Any, ClassVar
 
@@ -37,10 +36,8 @@ class RayEngine(HostsEngine):
     signs: ClassVar[tuple[str, ...]] = ("RAY_JOB_CONFIG_JSON_ENV_VAR",)
     surroundings: ClassVar[str] = "a Ray job"
 
-    def defaults(self, cluster: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the live nodes of the Ray cluster where no hosts are given, and the number of workers."""
-        known = {} if cluster.get("hosts") else {"hosts": nodes()}
-        return {**known, **super().defaults({**cluster, **known})}
+    def hosts(self) -> list[str]:
+        return nodes()
 
     def agent(self, cluster: ClusterConfig, host: str) -> str:
         from gbactl.engine.agent_connection import agent_command

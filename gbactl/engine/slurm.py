@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from gbactl.checked_dataclasses import Bounds, Processes
 from gbactl.config.engine_interface import EngineOptions
@@ -116,10 +116,8 @@ class SlurmEngine(HostsEngine):
     surroundings: ClassVar[str] = "a Slurm allocation"
     not_resumed: ClassVar[tuple[str, ...]] = ("hosts", "bind", "slurm")  # the next allocation has other nodes
 
-    def defaults(self, cluster: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the nodes of the allocation where no hosts are given, and the number of workers."""
-        known = {} if cluster.get("hosts") else {"hosts": [f"{h.name}:{h.slots}" for h in allocation(os.environ)]}
-        return {**known, **super().defaults({**cluster, **known})}
+    def hosts(self) -> list[str]:
+        return [f"{host.name}:{host.slots}" for host in allocation(os.environ)]
 
     def agent(self, cluster: ClusterConfig, host: str) -> str:
         from gbactl.engine.agent_connection import agent_command

@@ -84,6 +84,8 @@ class FollowedJob:
             if state not in (None, "", self._state):
                 self._state = state or ""
                 self.say(f"is {self._state}")
+                if self._headless():
+                    self.say(f"has lost the node of its launcher; {_queue_again(self.number)}")
             until = time.monotonic() + ASK_SECONDS
             while time.monotonic() < until and state != "":
                 self._print()
@@ -99,6 +101,12 @@ class FollowedJob:
             return "" if "Invalid job id" in done.stderr else None
         state, _, where = done.stdout.strip().partition(" ")
         return f"{state.lower()} {where}".strip()
+
+    def _headless(self) -> bool:
+        """Return whether the job has lost the node of its batch script; it then keeps the others and does nothing."""
+        first, _, nodes = _slurm("squeue", "-h", "-j", self.number, "-o", "%B %N").stdout.strip().partition(" ")
+        left = _slurm("scontrol", "show", "hostnames", nodes).stdout.split() if nodes else []
+        return bool(left) and first not in left
 
     def _print(self) -> None:
         with contextlib.suppress(OSError), self.output.open("rb") as file:

@@ -16,11 +16,14 @@ from gbactl.config import to_dict
 from gbactl.launch.hydra_config import compose
 from gbactl.tracking.final_metrics import config_hash
 
-PERFORMANCE = Path(__file__).resolve().parents[3] / "experiments" / "performance"
+EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
+PERFORMANCE = EXPERIMENTS / "performance"
 MODULES = (
     "bench_lines", "bench_ratios", "bench_report", "curve_analysis", "curves", "kernel_copy", "profile_run",
     "ratio_sides", "server_cpu", "table_sizes", "tsv_preparation", "unauthenticated_clients", "virtual_cost",
 )  # fmt: skip
+
+sys.path.insert(0, str(EXPERIMENTS))  # of the scripts that studies share
 
 
 @pytest.fixture(scope="session")

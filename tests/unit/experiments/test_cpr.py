@@ -152,19 +152,19 @@ def test_priorities_are_measured_on_a_shard(scripts: Any) -> None:
     assert table.count("\n| ") == 4 and "| mfu | 4.00 |" in table
 
 
-def test_what_has_not_run_with_this_version_stays_as_it_is(
-    scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    write_cpr = scripts["write_cpr"]
-    out = tmp_path / "results.md"
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(write_cpr, "OUT", out)
-    asked = ("## 1. A", "abstract", "none", scripts["overhead_table"].table)
-    assert write_cpr.beside(*asked) == "## 1. A\n\nabstract: not run.\n"
+def test_what_has_not_run_stays_as_it_is(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    results, out = scripts["study_results"], tmp_path / "results.md"
+    monkeypatch.setattr(results, "place", lambda here: tmp_path)
+    sections = {
+        "## 1. A": scripts["write_cpr"].beside("abstract", "none", scripts["overhead_table"].table),
+        "## 2. B": lambda: "new\n",
+    }
+    missing = "abstract: 0 of 25 cells have a result; type: make cpr"
+    assert results.sections(FOLDER, sections) == [f"## 1. A\n\n{missing}.\n", "## 2. B\n\nnew\n"]
     out.write_text("# Results\n\n## 1. A\n\nabstract: code version 0\n\n| 1 |\n\n### More\n\nx\n\n## 2. B\n\nlast\n")
-    assert write_cpr.beside(*asked) == "## 1. A\n\nabstract: code version 0\n\n| 1 |\n"
-    assert scripts["study_results"].section(out.read_text(), "## 2. B") == "## 2. B\n\nlast\n"
-    assert scripts["study_results"].section(out.read_text(), "## 2.") == ""
+    assert results.sections(FOLDER, sections)[0] == "## 1. A\n\nabstract: code version 0\n\n| 1 |\n"
+    assert results.section(out.read_text(), "## 2. B") == "## 2. B\n\nlast\n"
+    assert results.section(out.read_text(), "## 2.") == ""
 
 
 def test_an_unfinished_study_says_what_to_type(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -93,10 +93,12 @@ def test_a_section_without_results_stays(scripts: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(write.study_results, "place", lambda here: tmp_path)
     (tmp_path / "results.md").write_text("# Results\n\n## 2. A day on a shared cluster\n\nas it was\n\n## Other\n\nx\n")
 
-    def missing() -> list[str]:
+    def missing() -> str:
         raise SystemExit("day: 0 of 20 cells have a result; type: make switching")
 
-    monkeypatch.setattr(write, "SECTIONS", {"2. A day on a shared cluster": missing, "3. Pauses": lambda: ["new\n"]})
+    monkeypatch.setattr(
+        write, "SECTIONS", {"## 2. A day on a shared cluster": missing, "## 3. Pauses": lambda: "new\n"}
+    )
     write.main()
     text = (tmp_path / "results.md").read_text()
     assert "as it was" in text and "## 3. Pauses\n\nnew" in text and "Other" not in text

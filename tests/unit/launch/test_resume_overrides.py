@@ -121,6 +121,19 @@ def test_a_run_that_names_no_command_goes_on_with_its_hosts(tmp_path: Path) -> N
     assert compose([f"resume={tmp_path}"]).cluster.hosts == ["a:2"]
 
 
+def test_a_run_in_pods_goes_on_from_another_pod(tmp_path: Path) -> None:
+    kubectl = "kubectl exec -i {host} -- {agent}"
+    own, other = tmp_path / "own", tmp_path / "other"
+    own.mkdir()
+    other.mkdir()
+    foreign(own, name="exec", exec=kubectl, hosts=["pod-0:2"], bind="10.0.0.1")
+    cluster = compose([f"resume={own}"]).cluster
+    assert (cluster.hosts, cluster.bind, cluster.options) == (["pod-0:2"], "auto", {"exec": kubectl})
+    foreign(other, name="exec", exec="evil {host} {agent}")
+    with pytest.raises(UsageError, match=r"has cluster.exec='evil .*type cluster.exec=VALUE beside resume="):
+        compose([f"resume={other}"])
+
+
 def test_a_group_s_file_outside_the_configuration_s_folder_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "evil.yaml").write_text("# @package hydra\nlauncher: {_target_: os.system}\n")
     outside = os.path.relpath(tmp_path / "evil", conf_dir() / "cluster")

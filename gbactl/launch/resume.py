@@ -9,7 +9,7 @@ import copy
 import functools
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ KEY = "resume"
 NOT_BESIDE = ("experiment",)
 # keys with commands that run here or on the hosts
 COMMANDS = ("cluster.ssh", "cluster.exec", "cluster.python", "cluster.forward")
+TARGET = "target"  # key of a class that is imported here, in groups and in the modes of a schedule
 KEYS = re.compile(r"\$\{([\w.]+)\}")  # keys of the configuration within a value
 EXPECTED = ("interval", "full_overhead", "partial_overhead", "expected_pls")  # logged fields of the estimate
 
@@ -122,7 +123,7 @@ def resumed(values: dict[str, Any], typed: Sequence[str]) -> dict[str, Any]:
     chain = find(str(values[KEY]))
     stored = config_at(chain)
     for text in typed:
-        key = text.lstrip("+").partition("=")[0]
+        key = text.lstrip("+").partition("=")[0].replace(".options.", ".")
         if text.startswith("~"):
             raise UsageError(f"resume= takes no {text}; type KEY=VALUE.")
         _take_over(stored, values, key.split("."))
@@ -152,6 +153,20 @@ def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> No
                 f"The run that resume= names has {key}={given[name]!r}, which says what is run, or told to hosts; if "
                 f"you trust it, type {key}=VALUE beside resume=."
             )
+    if strange := set(_targets(stored)) - set(_targets(values)):
+        raise UsageError(
+            f"The run that resume= names has target={min(strange)}, which is not gbactl's; if you trust it, type its "
+            " model.target=, mode.target= or data.target=, or the hydra.searchpath= of its file, beside resume=."
+        )
+
+
+def _targets(values: Any) -> Iterator[str]:
+    """Yield the targets anywhere in a configuration; gbactl's own are never written."""
+    for key, value in values.items() if isinstance(values, Mapping) else enumerate(values):
+        if isinstance(value, Mapping | list):
+            yield from _targets(value)
+        elif key == TARGET and value is not None:
+            yield str(value)
 
 
 def _take_over(stored: dict[str, Any], values: Mapping[str, Any], path: Sequence[str]) -> None:

@@ -225,9 +225,10 @@ def test_slurm_loses_a_node_before_the_agents_start(slurm: SlurmCluster, allocat
     go.touch()
     done = launched.finish()
     slurm.recover("n2")
-    assert done.code == 1 and done.err.splitlines()[-1].startswith(
-        "gbactl: Host n2 cannot be reached (srun: error: Application launch failed: Communication connection failure);"
+    why = (
+        r"gbactl: Host n2 cannot be reached \(srun: error: Unable to create step for job \d+: Requested node .+\); see "
     )
+    assert done.code == 1 and re.match(why, done.err.splitlines()[-1])
     slurm.idle()
 
 

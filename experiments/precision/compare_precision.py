@@ -11,10 +11,10 @@ from pathlib import Path
 
 import study
 import study_results as of_any
-from report_tables import written
+from report_tables import against, by_line, written
 from study_results import Done, size
 
-from gbactl.report.paired_statistics import Difference, paired
+from gbactl.report.paired_statistics import Difference
 
 HERE = Path(__file__).resolve().parent
 SWEEP = HERE / "sweep.yaml"
@@ -30,11 +30,7 @@ def varied(cells: Sequence[Done]) -> str:
 
 def difference(cells: Sequence[Done], metric: str, kind: str) -> Difference:
     """Difference `kind` minus fp32, over the seeds of both."""
-    what = varied(cells)
-    fp32, other = (
-        {cell.seed: cell.result[metric] for cell in cells if cell.options[what] == each} for each in ("fp32", kind)
-    )
-    found = paired([(fp32[seed], other[seed]) for seed in fp32])
+    found = against(by_line(cells, varied(cells), lambda result: float(result[metric])), kind, "fp32")
     assert found is not None
     return found
 

@@ -69,6 +69,12 @@ def _fits(fits: Callable[[Any], bool], module: str, word: str) -> bool:
     return found.__module__ == module and fits(found)
 
 
+def in_files() -> set[str]:
+    """Return the targets of all configuration files that this process finds."""
+    texts = [path.read_text() for group in GROUPS for path in option_files(group).values()]
+    return {found[1] for text in texts if (found := _LINE.search(text)) is not None}
+
+
 def _of_file(group: str, name: str) -> str:
     """Return the target in a file of Hydra's search path. Raises ConfigError that lists the options."""
     files = option_files(group)

@@ -30,6 +30,7 @@ from gbactl.coordinator.state import JobPosition, config_at
 from gbactl.data.dataset import Dataset
 from gbactl.errors import CheckpointError, EventLogError, UsageError
 from gbactl.launch import run_dir as run_dirs
+from gbactl.targets import in_files
 from gbactl.tracking.final_metrics import config_hash
 
 KEY = "resume"
@@ -153,10 +154,10 @@ def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> No
                 f"The run that resume= names has {key}={given[name]!r}, which says what is run, or told to hosts; if "
                 f"you trust it, type {key}=VALUE beside resume=."
             )
-    if strange := set(_targets(stored)) - set(_targets(values)):
+    if strange := set(_targets(stored)) - set(_targets(values)) - in_files():
         raise UsageError(
             f"The run that resume= names has target={min(strange)}, which is not gbactl's; if you trust it, type its "
-            " model.target=, mode.target= or data.target=, or the hydra.searchpath= of its file, beside resume=."
+            "model.target=, mode.target= or data.target=, or the hydra.searchpath= of its file, beside resume=."
         )
 
 

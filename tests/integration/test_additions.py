@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import gbactl
+from gbactl.checkpoint.folder import MANIFEST
 from tests.support.commands import ROOT
 from tests.support.pages import commands
 from tests.support.processes import Launcher, wait_for
@@ -135,35 +136,40 @@ def test_a_reader_of_a_package_is_described_and_trained_on(own: Launcher) -> Non
     assert "data.users" in said(own, *shlex.split(train)[1:], "+data.users=3", code=2)
 
 
+PARTS = (
+    SEARCHED, "model=cross", "data=clicks", "data.path=clicks.csv", "data.rows=200", "optim.lr=0.01", "model.dim=4",
+    "train.global_batch=128", "cluster.workers=2", "cluster.servers=2", "collective=shm",
+)  # fmt: skip
+ALL = shlex.join(["gbactl", "train", *PARTS, UNTRACKED])
+
+
 @pytest.mark.slow
-def test_model_mode_and_reader_together_in_every_kind_of_mode_switched_and_after_a_kill(own: Launcher) -> None:
-    """What a package adds goes through all processes: those that are started, replaced, and started again."""
-    parts = (SEARCHED, "model=cross", "data=clicks", "data.path=clicks.csv", "data.rows=200", "optim.lr=0.01")
-    small = ("model.dim=4", "train.global_batch=128", "cluster.workers=2", "cluster.servers=2", "collective=shm")
-    line = shlex.join(["gbactl", "train", *parts, *small, UNTRACKED])
-    for mode in ("sync", "async", "gba", "pairs"):
-        trained = result_of(line, own, f"mode={mode}", f"run_dir=runs/{mode}")
-        assert trained["samples"]["trained"] == 17142 and trained["auc"] > 0.6, mode
-        assert result_of(f"gbactl replay runs/{mode}", own)["identical"]
+@pytest.mark.parametrize("mode", ["sync", "async", "gba", "pairs"])
+def test_model_mode_and_reader_train_together_on_real_processes(own: Launcher, mode: str) -> None:
+    trained = result_of(ALL, own, f"mode={mode}", "run_dir=runs/own")
+    assert trained["samples"]["trained"] == 17142 and trained["auc"] > 0.6
+    assert result_of("gbactl replay runs/own", own)["identical"]
+
+
+@pytest.mark.slow
+def test_they_are_switched_to_and_recover_after_kills(own: Launcher) -> None:
     schedule = "switch.schedule=[{at: {day: 2}, to: pairs}, {at: {day: 4}, to: gba}]"
-    switched = result_of(line, own, "mode=sync", schedule, "run_dir=runs/switched")
-    assert [phase["mode"] for phase in switched["phases"]] == ["sync"] * 2 + ["pairs"] * 2 + ["gba"] * 2
-
     kill = "faults.plans=[{kind: kill, workers: [1], step: 40}, {kind: kill, servers: [0], step: 80}]"
-    saved = ("mode=pairs", "checkpoint=full", "checkpoint.interval_steps=20", "run_dir=runs/killed")
-    killed = result_of(line, own, *saved, kill)
-    assert killed["samples"]["trained"] == 17142 and len(killed["recovery"]) == 2
+    result = result_of(ALL, own, "mode=sync", schedule, kill, "checkpoint=full", "checkpoint.interval_steps=20")
+    assert [*dict.fromkeys(phase["mode"] for phase in result["phases"])] == ["sync", "pairs", "gba"]
+    assert result["samples"]["trained"] == 17142 and len(result["recovery"]) == 2
 
+
+@pytest.mark.slow
+def test_a_killed_run_of_theirs_is_resumed_where_the_package_is_named(own: Launcher) -> None:
     slow = "faults.plans=[{kind: constant, workers: all, factor: 20}]"
-    begun = own.start(
-        *shlex.split(line)[2:], "mode=pairs", "checkpoint=full", "checkpoint.interval_steps=5", slow, small=False
-    )
-    wait_for(lambda: any((begun.run_dir / "checkpoints").glob("cut-*")))
+    begun = own.start(*PARTS, "mode=pairs", "checkpoint=full", "checkpoint.interval_steps=5", slow, small=False)
+    wait_for(lambda: any((begun.run_dir / "checkpoints").glob(f"cut-*/{MANIFEST}")))
     begun.process.send_signal(signal.SIGKILL)
     begun.process.wait()
-    again = f"gbactl train resume={begun.run_dir} faults=none"
-    assert "is not gbactl's" in said(own, *shlex.split(again)[1:], UNTRACKED, code=2)
-    assert result_of(again, own, UNTRACKED, SEARCHED)["status"] == "FINISHED"
+    again = f"gbactl train resume={begun.run_dir} faults=none {UNTRACKED}"
+    assert "is not gbactl's" in said(own, *shlex.split(again)[1:], code=2)
+    assert result_of(again, own, SEARCHED)["status"] == "FINISHED"
 
 
 @pytest.fixture

@@ -206,6 +206,8 @@ class Coordinator:
         role = "server" if channel.peer.role == "server" else "worker"
         self.context.members.authentic(channel, role, pong.worker)
         (self.core.servers if role == "server" else self.core.workers).heartbeat.answered(pong)
+        if role == "server":
+            self.context.record.statistics.times.beat(f"S{pong.worker}", pong.times)
 
     def _on_loaded(self, channel: Channel, message: CheckpointLoaded, _: Frame) -> None:
         self.core.server_loaded(channel, message)

@@ -61,6 +61,8 @@ class PhaseTimes:
     modes: list[str] = field(default_factory=list)  # of each bin, the mode of its last gradient
     totals: dict[int, Row] = field(default_factory=dict)
     recent: dict[int, Row] = field(default_factory=dict)
+    servers: dict[str, dict[str, float]] = field(default_factory=dict)  # seconds between the last two heartbeats
+    beats: dict[str, dict[str, float]] = field(default_factory=dict)  # seconds at the last heartbeat
     told: list[float] = field(default_factory=lambda: [0.0] * len(PHASES))  # sums at the last call of `take_shares`
 
     def add(self, now: float, worker: int, compute: float, waits: Sequence[float], mode: str) -> None:
@@ -91,9 +93,14 @@ class PhaseTimes:
                 _add(kept, worker, row)
 
     def take_recent(self) -> dict[str, dict[str, float]]:
-        """Times since the last call, by worker and phase; empty for more than MOST_WORKERS."""
+        """Times since the last call, by worker (if not more than MOST_WORKERS) and phase, and the servers' times."""
         recent, self.recent = self.recent, {}
-        return _named(recent) if len(recent) <= MOST_WORKERS else {}
+        return (_named(recent) if len(recent) <= MOST_WORKERS else {}) | self.servers
+
+    def beat(self, server: str, told: dict[str, float]) -> None:
+        """Record a server's seconds of training by activity so far, as its heartbeat tells them."""
+        before, self.beats[server] = self.beats.get(server, {}), told
+        self.servers[server] = {name: max(0.0, each - before.get(name, 0.0)) for name, each in told.items()}
 
     def take_shares(self) -> dict[str, float]:
         """Share of all workers' time in each phase since the last call; empty where no time has passed."""

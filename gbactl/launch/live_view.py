@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SECONDS = 1.0
-MOST_WORKERS, MOST_EVENTS = 24, 6
+MOST_WORKERS, MOST_SERVERS, MOST_EVENTS = 24, 8, 6
 Status = Mapping[str, Any]
 
 
@@ -32,7 +32,8 @@ def running(runs: Path = Path("runs")) -> Path:
     """Find the directory of the only job that runs below a folder. Raises UsageError unless there is exactly one.
 
     A job whose launcher was killed leaves its control socket's file, but not its lock."""
-    found = sorted(path.parent for path in runs.glob(f"*/{FILE}") if locked(path.parent))
+    files = (path for depth in ("*", "*/*") for path in runs.glob(f"{depth}/{FILE}"))
+    found = sorted(path.parent for path in files if locked(path.parent))
     if len(found) == 1:
         return found[0]
     if found:
@@ -101,7 +102,7 @@ def slowness(found: Status) -> dict[str, float]:
 
 
 def screen(name: str, found: Status, said: str) -> RenderableType:
-    """Draw a status for a terminal: the job, its workers, what happened, and the keys or a question in `said`."""
+    """Draw a status for a terminal: the job, its processes, what happened, and the keys or a question in `said`."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -123,6 +124,7 @@ def screen(name: str, found: Status, said: str) -> RenderableType:
         head.add_row(Text(what, style="dim"), value)
     events = [*map(switch_sentence, found["switches"]), *found.get("failures", ())][-MOST_EVENTS:]
     parts = [Text(name, style="bold", overflow="ellipsis", no_wrap=True), head, Text(), _workers(found)]
+    parts += [Text(), _servers(shares)] if (shares := server_shares(found)) else []
     parts += [Text(), *(Text(each) for each in events)] if events else []
     return Group(*parts, Text(), Text(said, style="bold" if said.endswith("?") else "dim"))
 
@@ -146,6 +148,27 @@ def _workers(found: Status) -> RenderableType:
         table.add_row(f"W{worker}", "lost", "", "", "", style="red")
     if len(found["workers"]) > MOST_WORKERS:
         table.add_row(f"and {len(found['workers']) - MOST_WORKERS} faster ones", "", "", "", "", style="dim")
+    return table
+
+
+def server_shares(found: Status) -> dict[str, dict[str, float]]:
+    """Compute the share of each server's latest second of training in each activity."""
+    each = {name: shares_of(told) for name, told in found.get("times", {}).items() if name.startswith("S")}
+    return {name: shares for name, shares in each.items() if shares}
+
+
+def _servers(each: Mapping[str, Mapping[str, float]]) -> RenderableType:
+    """Table of the busiest servers."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("server", "idle", "kernels", "messages"):
+        table.add_column(heading, justify="left" if heading == "server" else "right")
+    busiest = sorted(each, key=lambda name: each[name].get("idle", 1.0))[:MOST_SERVERS]
+    for name in sorted(busiest, key=lambda name: int(name[1:])):
+        table.add_row(name, *(f"{each[name].get(part, 0.0):.0%}" for part in ("idle", "kernels", "messages")))
+    if len(each) > MOST_SERVERS:
+        table.add_row(f"and {len(each) - MOST_SERVERS} with less to do", style="dim")
     return table
 
 

@@ -60,6 +60,7 @@ from gbactl.tracking.final_metrics import (
 from gbactl.tracking.mlflow_connection import COMMAND, NOTE, tracking_uri
 from gbactl.tracking.run_description import (
     CONFIG_TAG,
+    MODE_TAG,
     CommandLine,
     config_tag,
     dataset_inputs,
@@ -130,19 +131,24 @@ def _train(
     plan = rounds(dataset, cfg.train)
     show.job = JobProgress(sum(dataset.splits[part.split].rows for part in plan))
     located(cfg.entries, [dataset.splits[part.split].rows for part in plan])  # raises for an unreachable switch
+    obstacle = "" if cfg.model.target is None else _dry_run(cfg, dataset)
     check_memory(cfg, dataset)
     job = StartingPoint.of(cfg, dataset, len(plan))
     run_dir = job.run_dir(cfg)
     show.detail(_headline(cfg, dataset))
     if warning := too_few(cfg, {part.label: dataset.splits[part.split].rows for part in plan}):
         show.say(f"Warning: {warning}")
+    if obstacle:
+        show.say(f"  {obstacle}")
     if cfg.precision == "bf16" and cfg.engine.one_host and lacks_bf16():
         show.say(f"  {SLOW_BF16}")
     with run_dirs.lock(run_dir):
         job.begin(run_dir, cfg)
         shutil.rmtree(run_dir / TRACE_DIR, ignore_errors=True)  # of a launcher that was killed
         with traced(run_dir, show) if trace else contextlib.nullcontext():
-            result = LaunchedRun(cfg, dataset, run_dir, show, hogs, job, command).go()
+            run = LaunchedRun(cfg, dataset, run_dir, show, hogs, job, command)
+            run.warnings += [obstacle] if obstacle else []
+            result = run.go()
     if as_json:
         print(json.dumps(result), flush=True)
     elif command.place is not None:
@@ -154,6 +160,12 @@ def _train(
     if asked():
         raise Stopped(asked(), OVER)
     return result
+
+
+def _dry_run(cfg: RunConfig, dataset: Dataset) -> str:
+    from gbactl.models.dry_run import dry_run  # it imports torch, which takes a second
+
+    return dry_run(cfg.model, dataset, cfg.seed, cfg.precision)
 
 
 @contextlib.contextmanager
@@ -198,6 +210,7 @@ class LaunchedRun:
         self.result: dict[str, Any] | None = None
         self.phases: list[dict[str, Any]] = []
         self.lost: list[dict[str, Any]] = []
+        self.warnings: list[str] = []
         self.injected: list[dict[str, Any]] = []
         self.injection: FaultInjection | None = None
         self.replacements: Replacements | None = None
@@ -480,7 +493,7 @@ class LaunchedRun:
             name = run_name(self.modes, self.cfg.seed, self.command)
         elif self.modes != self.cfg.mode.name:
             name = f"{name} {self.modes}"
-        return {"gbactl.mode": self.modes, "mlflow.runName": name}
+        return {MODE_TAG: self.modes, "mlflow.runName": name}
 
     def _origin_run(self) -> str | None:
         """Return the MLflow id of another run whose checkpoint this one goes on from; None where there is none."""
@@ -531,8 +544,10 @@ class LaunchedRun:
         if self.lost:
             result["lost_workers"] = self.lost
         if status == "FINISHED" and (warning := useless(result)):
-            result["warnings"] = [warning]
+            self.warnings.append(warning)
             self.show.say(f"Warning: {warning}")
+        if self.warnings:
+            result["warnings"] = self.warnings
         if status != "FINISHED":
             result |= {"phases": self.phases, "rounds": by_round(self.phases)}
         result = dict(run_dirs.plain(result))
@@ -552,6 +567,19 @@ class LaunchedRun:
                 with contextlib.suppress(NoRoomError):
                     run_dirs.write_result(self.run_dir, result)
         return result
+
+    def _log_model(self, result: dict[str, Any]) -> None:
+        """List the model of the run's newest checkpoint among the tracking store's models; its files stay here."""
+        assert self.tracked is not None
+        folder = CheckpointFolder(self.run_dir / CHECKPOINTS)
+        if names := folder.names():
+            note = (
+                f"The model of the checkpoint `{folder.path / names[-1]}`. In Python: "
+                f"`gbactl.load({str(self.run_dir)!r}).model`; as files: `gbactl checkpoint export {self.run_dir}`."
+            )
+            metrics = {key: result[key] for key in METRICS if result.get(key) is not None}
+            model = self.config["model"]
+            self.tracked.model(model["name"], flatten(model), {NOTE: note}, metrics, result["samples"]["read"])
 
     def _count_refused(self, result: dict[str, Any]) -> None:
         """Add the connections that the launcher's own sockets (control, rendezvous) rejected to the result."""
@@ -588,6 +616,7 @@ class LaunchedRun:
         if status == "FINISHED":
             found: dict[str, float | None] = {**metrics_of(result), **fault_metrics(result), **failure_metrics(result)}
             self._log(found, result["samples"]["read"])
+            self._log_model(result)
             if result.get("recovery"):
                 self.tracked.tag(gbactl_failures=failed_in_short(result))
             if result.get("warnings"):

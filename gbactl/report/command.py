@@ -22,14 +22,14 @@ from typing import Any, NamedTuple
 from gbactl.checked_dataclasses import flatten
 from gbactl.errors import TrackingError, UsageError
 from gbactl.faults.measured_effects import fault_metrics
-from gbactl.report.compare import Report, compare, of_round
+from gbactl.report.compare import Report, compare, last_round, of_round
 from gbactl.report.configuration_differences import value_of
 from gbactl.report.html_report import page, write_figures
 from gbactl.report.paired_statistics import Key
 from gbactl.report.render import answer, beside, markdown, render, sentences, text
 from gbactl.report.run_curves import Curves, curves_of, times_to_auc
 from gbactl.tracking.delivery import send_backlog
-from gbactl.tracking.final_metrics import failure_metrics, metrics_of
+from gbactl.tracking.final_metrics import ORIGIN, failure_metrics, metrics_of
 from gbactl.tracking.mlflow_connection import (
     COMMAND,
     Run,
@@ -75,10 +75,7 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
     Calls `opened` with the store before it is read."""
     uri = tracking_uri(uri=options.uri)
     runs, results = _from_directories(options) if options.runs else (_from_store(options, uri, opened), {})
-    told = runs if options.round is None else of_round(runs, options.round)
-    made = compare(told, options.by, options.baseline, options.metrics, options.on, options.margin)
-    if options.round is not None:
-        made = replace(made, notes=(f"All columns are of {options.round} alone.", *made.notes))
+    made = _compared(runs, options.round, options.by, options.baseline, options.metrics, options.on, options.margin)
     if not made.groups:
         raise TrackingError(f"None of the {len(runs)} runs can be compared. {' '.join(sentences(made))}")
     curves, missing = dict[Key, list[Curves]](), list[str]()
@@ -105,6 +102,14 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
         words = _verdict_words(made)
         log_comparison(uri, options.experiments, markdown(made), words)
         aside(f"Logged: the table as the note of {', '.join(options.experiments)}, the verdicts on {len(words)} runs.")
+
+
+def _compared(runs: Sequence[Run], label: str | None, *options: Any) -> Report:
+    """Compare runs; of the round `label` alone, if one is given. Raises UsageError."""
+    if label is None:
+        return compare(runs, *options)
+    made = compare(of_round(runs, label), *options)
+    return replace(made, notes=(f"All columns are of {label} alone.", *made.notes))
 
 
 def _from_store(options: ReportOptions, uri: str, opened: Callable[[str], None]) -> list[Run]:
@@ -245,9 +250,12 @@ def sweep_table(uri: str, run_id: str, width: int, colour: bool) -> str:
 
 
 def _of_children(uri: str, run_id: str) -> tuple[list[Run], Report | None]:
-    """Read the finished children of a run and compare them; None where none can be compared."""
+    """Read the finished children of a run and compare them; None where none can be compared.
+
+    Of runs that all go on from a base the last round alone is compared, since other figures are of the base's too."""
     runs = read_children(uri, run_id)
-    made = compare(runs) if runs else None
+    label = last_round(runs) if all(ORIGIN in run.tags for run in runs) else None
+    made = _compared(runs, label) if runs else None
     return runs, made if made is not None and made.groups else None
 
 

@@ -148,6 +148,17 @@ def compare(
     return Report(keys, columns, told, chosen, tuple(left_out), below, *more, rounds=rounds)
 
 
+def last_round(runs: Sequence[Run]) -> str | None:
+    """Return the label of the last round that all finished runs have; None without one."""
+    each = [{name[4:] for name in run.metrics if name[:4] == "auc/"} for run in runs if run.status == "FINISHED"]
+    return max(set.intersection(*each), key=_in_order, default=None) if each else None
+
+
+def _in_order(label: str) -> list[tuple[int, float, str]]:
+    """Return the sort key of a round's label, by its number."""
+    return natural(tuple(label.split()))
+
+
 def of_round(runs: Sequence[Run], label: str) -> list[Run]:
     """Replace the metrics of each run by those of one round (`label`: "day 2"), as far as rounds have them.
 
@@ -173,7 +184,7 @@ def _rounds(run: Run) -> tuple[tuple[str, Mapping[str, float]], ...]:
         family, _, label = name.partition("/")
         if label.startswith(("day ", "epoch ")):
             found[label][family] = value
-    return tuple((label, _with_decayed(found[label])) for label in sorted(found, key=lambda label: natural((label,))))
+    return tuple((label, _with_decayed(found[label])) for label in sorted(found, key=_in_order))
 
 
 def _lines(runs: Sequence[Run]) -> tuple[Key, list[Line]]:

@@ -324,7 +324,7 @@ class Server:
         channel.send(CheckpointLoaded(self.index, shard.version if message.path else BEGINNING))
 
     def _ping(self, channel: Channel, ping: Ping, frame: Frame) -> None:
-        channel.send(Pong(self.index, ping.beat))
+        channel.send(Pong(self.index, ping.beat, self.times.total(self.hub.traffic.training)))
 
     def _revive(self, _: Channel, revive: Takeover, frame: Frame) -> None:
         """Answer a new coordinator with the server's state; drop open requests of its predecessor."""

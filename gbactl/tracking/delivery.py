@@ -1,8 +1,8 @@
 """Delivery of a run's records to its MLflow store, from a backlog file, during the run or afterwards.
 
 Every call of a sender may be repeated without harm. Records are on disk before they are sent; the backlog has one JSON
-object a line. Kinds: run (first), metrics, tags, artifact, reopen, finish; between them `opened` (the store's run id)
-and `sent` (how many records the store has accepted). The file is removed when all records were accepted;
+object a line. Kinds: run (first), metrics, tags, artifact, model, reopen, finish; between them `opened` (the store's
+run id) and `sent` (how many records the store has accepted). The file is removed when all records were accepted;
 `gbactl report --send RUN_DIR` sends what is left, and may be repeated.
 """
 
@@ -77,6 +77,29 @@ class MlflowSender:
         client = self._live()
         if path.is_file():
             client.log_artifact(self._run_id, str(path))
+
+    def model(self, told: Record) -> None:
+        """List the run's model among the store's models, with its metrics; a store that has no models is left alone."""
+        from mlflow.entities import LoggedModelOutput, Metric
+        from mlflow.exceptions import MlflowException
+
+        client, run_id = self._live(), self._run_id
+        run = client.get_run(run_id)
+        experiment: str = run.info.experiment_id
+        try:
+            found = client.search_logged_models([experiment], f"source_run_id = '{run_id}'")
+            named = told["name"], run_id, told["tags"], told["params"]
+            model_id = (found[0] if found else client.create_logged_model(experiment, *named)).model_id
+        except MlflowException as error:
+            if error.error_code == "ENDPOINT_NOT_FOUND":  # a server older than version 3
+                return
+            raise
+        client.finalize_logged_model(model_id, "READY")
+        if not (run.outputs and run.outputs.model_outputs):
+            client.log_outputs(run_id, [LoggedModelOutput(model_id, told["step"])])
+        at, step, (data, digest) = told["at"], told["step"], told["on"]
+        rows = [Metric(key, each, at, step, model_id, data, digest, run_id) for key, each in told["metrics"].items()]
+        client.log_batch(run_id, metrics=rows)
 
     def tag(self, tags: Mapping[str, str]) -> None:
         """Set tags, replacing old ones of the same names."""
@@ -209,6 +232,8 @@ class Delivery:
     def _send_one(self, record: Record) -> int:
         if record["kind"] == "artifact":
             self._sender.artifact(Path(record["path"]))
+        elif record["kind"] == "model":
+            self._sender.model(record)
         elif record["kind"] == "tags":
             self._sender.tag(record["tags"])
         elif record["kind"] == "reopen":

@@ -24,6 +24,7 @@ NOT_LOGGED = (
     "objective", "rerun",
 )  # fmt: skip
 CONFIG_TAG = "gbactl.config"
+MODE_TAG = "gbactl.mode"  # tag of a training: its mode, or its modes where it has switched: sync>gba@day2
 LONGEST_TAG = 4900  # characters, which every MLflow server takes
 FIGURES = (
     ("AUC", "auc", ".5f"), ("log loss", "logloss", ".5f"), ("NE", "ne", ".4f"), ("EPS", "eps", ",.0f"),
@@ -33,7 +34,7 @@ VIEW = "gbactl_by_mode"  # key of the view
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 _VIEW_NAME = "By mode"
 _VIEW_CHARTS = (
-    ("auc", "LINE"), ("train/progressive_auc", "LINE"), ("loss", "LINE"), ("eps", "BAR"), ("staleness", "BAR"),
+    ("auc", "LINE"), ("eps", "BAR"), ("loss", "LINE"), ("staleness", "BAR"), ("train/progressive_auc", "LINE"),
     ("logloss", "LINE"),
 )  # fmt: skip
 _VIEW_COLUMNS = ("auc", "logloss", "eps", "staleness")
@@ -231,13 +232,15 @@ def saved_view() -> str:
         "cardHeight": 230,
     }
     state: dict[str, Any] = {
-        "searchFilter": "", "orderByKey": "attributes.start_time", "orderByAsc": False, "startTime": "ALL",
+        # by this filter, and not sorted by time, the UI leaves out the parent runs of sweeps, which have no mode
+        "searchFilter": f"tags.`{MODE_TAG}` LIKE '%'", "orderByKey": "tags.`mlflow.runName`", "orderByAsc": True,
+        "startTime": "ALL",
         "lifecycleFilter": "Active", "datasetsFilter": [], "modelVersionFilter": "All Runs",
         "selectedColumns": ["attributes.`Dataset`", *(f"metrics.`{metric}`" for metric in _VIEW_COLUMNS)],
         "columnOrder": [], "columnWidths": {}, "runsHiddenMode": "SHOWALL", "compareRunCharts": charts,
         "compareRunSections": [section], "viewMaximized": False, "runListHidden": False, "isAccordionReordered": True,
         "useGroupedValuesInCharts": True, "hideEmptyCharts": True, "groupsExpanded": {},
-        "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "param", "groupByData": "mode"}]},
+        "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": MODE_TAG}]},
         "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
     }  # fmt: skip
     text = base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()

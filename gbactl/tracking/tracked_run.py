@@ -82,7 +82,7 @@ class TrackedRun:
         """
         self._uri, self._run_dir = uri, Path(run_dir)
         self._local_id = uuid.uuid4().hex
-        self._beside = beside
+        self._beside, self._datasets = beside, datasets
         self._warn = warn or logging.getLogger("gbactl.tracking").warning
         self._lock = FileLock(self._run_dir / LOCK_NAME, thread_local=False)
         self._lock.acquire(timeout=5)
@@ -132,6 +132,17 @@ class TrackedRun:
     def artifact(self, path: Path) -> None:
         """Queue a file for upload; it must stay in place until it was sent."""
         self._queue.put({"kind": "artifact", "path": str(Path(path).resolve())})
+
+    def model(
+        self, name: str, params: Mapping[str, Any], tags: Mapping[str, str], metrics: Mapping[str, float], step: int
+    ) -> None:
+        """Queue an entry for the run's model, with its metrics on the data set that was evaluated last at `step`."""
+        judged = [each for each in self._datasets if each["context"] == "eval"]
+        self._queue.put({
+            "kind": "model", "name": name, "params": {key: str(value) for key, value in params.items()},
+            "tags": dict(tags), "metrics": {logged_name(key): value for key, value in metrics.items()},
+            "step": step, "at": _now_ms(), "on": [judged[0][key] if judged else None for key in ("name", "digest")],
+        })  # fmt: skip
 
     def finish(self, status: str, wait: float = 20.0) -> str | None:
         """End the run as FINISHED, FAILED or KILLED; return a sentence on records that could not be sent, else None.

@@ -546,10 +546,11 @@ class Ping(NamedTuple):
 
 
 class Pong(NamedTuple):
-    """Heartbeat answer of a worker or server."""
+    """Heartbeat answer of a worker or server. `times`: a server's seconds of training by activity so far."""
 
     worker: Integer
     beat: Integer
+    times: dict[str, float] = {}  # noqa: RUF012
 
 
 class Takeover(NamedTuple):

@@ -54,6 +54,7 @@ def test_the_page_shows_the_main_metrics_by_mode_and_compares_three_runs(address
     for metric in ("auc", "loss", "eps", "staleness"):
         page.get_by_text(metric, exact=True).first.wait_for()
     wait_for(lambda: page.locator(".js-plotly-plot").count() >= 2, 60)
+    assert page.get_by_text("Unassigned").count() == 0, "the sweep's own run has no mode"
     for mode in MODES:
         row = page.locator("[role=row]", has=page.get_by_text(f"{mode} s0", exact=True)).first
         row.get_by_role("checkbox").first.check(force=True)

@@ -53,7 +53,9 @@ def test_sync_goes_on_bit_for_bit_and_in_its_mlflow_run(launcher: Launcher, tmp_
     assert (first.run_dir / "events.1.log").exists() and (first.run_dir / "logs.1").is_dir()
     with sqlite3.connect(store) as connection:
         runs = connection.execute("select run_uuid, status from runs").fetchall()
+        models = connection.execute("select source_run_id, name from logged_models").fetchall()
     assert runs == [(done.result["run_id"], "FINISHED")]
+    assert models == [(done.result["run_id"], "deepfm")]
 
 
 @pytest.mark.beside

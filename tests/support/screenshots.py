@@ -1,11 +1,13 @@
 """Screenshots of the documentation, which `make screenshots` takes: a sweep in MLflow, its report, `gbactl top`.
 
-The sweep runs on the virtual cluster; the job that `gbactl top` watches has real processes.
+The sweep is as `make demo`, on the virtual cluster: from a base of two days of sync a job goes on for a day in three
+modes, with one slow worker. The job that `gbactl top` watches has real processes.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -22,12 +24,19 @@ from gbactl.launch.live_view import Keys, screen
 from tests.support.browser import COMMAND, chromium, close_assistant, environment, mlflow_ui, new_page
 from tests.support.processes import wait_for
 
-SETTING = ("experiment=smoke", "faults=one_slow")
-MODES, SEEDS = "sync,gba,async", "0,1,2"
-SWEEP = ("train", "-m", *SETTING, "cluster=virtual", "data.rows_per_day=60000", f"mode={MODES}", f"seed={SEEDS}")
+MODES, SEEDS, ROUND = "sync,gba,async", "0,1,2", "day 2"
+BASE = ("train", "-m", "experiment=demo", "cluster=virtual", f"seed={SEEDS}", "run_dir=runs/base-${seed}")
+SWEEP = (
+    "train", "-m", f"mode={MODES}", f"seed={SEEDS}", "resume=runs/base-${seed}", "train.days=3", "faults=one_slow",
+    "checkpoint=none", "tracking.experiment=demo", "run_dir=runs/${mode.name}-${seed}",
+)  # fmt: skip
+REPORT = ("report", "--experiment", "demo", "--round", ROUND, "--format", "html")
 NAME = f"{MODES} s{SEEDS}"
-WATCHED = ("train", *SETTING, "mode=gba", "data.rows_per_day=300000", "tracking.enabled=false", "run_dir=runs/gba")
-WIDTH, COLOURS = 1280, 128
+WATCHED = (
+    "train", "experiment=smoke", "faults=one_slow", "mode=gba", "data.rows_per_day=300000", "tracking.enabled=false",
+    "run_dir=runs/gba",
+)  # fmt: skip
+WIDTH, COLOURS = 1280, 200
 
 
 def shoot(page: Any, path: Path) -> None:
@@ -38,11 +47,16 @@ def shoot(page: Any, path: Path) -> None:
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB", flush=True)
 
 
+def named(before: str, mode: str, after: str = "") -> re.Pattern[str]:
+    """Return a pattern for the name of the runs that went on in a mode from a base in sync: sync>gba@step294 s1."""
+    return re.compile(rf"^{before}(sync>)?{mode}(@\w+)?{after}$")
+
+
 def shoot_mlflow(browser: Any, address: str, pictures: Path) -> None:
     """Take the pictures of the MLflow UI, whose page by mode is at `address`."""
     page = new_page(browser, WIDTH)
     page.goto(address)
-    page.get_by_text("Group: gba", exact=True).wait_for()
+    page.get_by_text(named("Group: ", "gba")).wait_for()
     close_assistant(page)
     wait_for(lambda: page.locator(".js-plotly-plot").count() >= 2, 60)
     shoot(page, pictures / "by-mode.png")
@@ -53,7 +67,7 @@ def shoot_mlflow(browser: Any, address: str, pictures: Path) -> None:
     close_assistant(page)
     path = str(sweep.get_attribute("href"))
     page.locator("[role=row]", has=sweep).first.get_by_role("button").first.click(force=True)
-    page.get_by_role("link", name="gba s1", exact=True).wait_for()
+    page.get_by_role("link", name=named("", "gba", " s1")).wait_for()
     page.set_viewport_size({"width": WIDTH, "height": 660})
     shoot(page, pictures / "runs.png")
     page = new_page(browser, 1600)  # narrower, it cuts off what stands on its right
@@ -64,16 +78,17 @@ def shoot_mlflow(browser: Any, address: str, pictures: Path) -> None:
     shoot(page, pictures / "sweep.png")
     page = new_page(browser, WIDTH)
     page.goto(address)
-    page.get_by_text("Group: gba", exact=True).wait_for()
+    page.get_by_text(named("Group: ", "gba")).wait_for()
     close_assistant(page)
     for mode in MODES.split(","):
-        row = page.locator("[role=row]", has=page.get_by_text(f"{mode} s0", exact=True)).first
+        row = page.locator("[role=row]", has=page.get_by_text(named("", mode, " s0"))).first
         row.get_by_role("checkbox").first.check(force=True)
     page.get_by_role("button", name="Compare", exact=True).click()
     page.get_by_text("Comparing 3 Runs from 1 Experiment").wait_for()
     page.goto(f"{page.url}&workflowType=machine_learning")
     page.get_by_text("Visualizations", exact=True).click(timeout=10000)
     page.get_by_text("Run details", exact=True).click(timeout=10000)
+    page.get_by_role("switch").first.click()  # of the parameters, those that differ
     shoot(page, pictures / "compare.png")
 
 
@@ -111,11 +126,9 @@ def main() -> None:
     pictures.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name, chromium() as browser:
         folder = Path(name)
-        subprocess.run([*COMMAND, *SWEEP], cwd=folder, env=environment(), check=True, stdout=subprocess.DEVNULL)
-        with (folder / "report.html").open("w") as report:
-            subprocess.run(
-                [*COMMAND, "report", "--format", "html"], cwd=folder, env=environment(), check=True, stdout=report
-            )
+        for verb, to in ((BASE, os.devnull), (SWEEP, os.devnull), (REPORT, folder / "report.html")):
+            with open(to, "w") as out:
+                subprocess.run([*COMMAND, *verb], cwd=folder, env=environment(), check=True, stdout=out)
         with mlflow_ui(folder) as address:
             shoot_mlflow(browser, address, pictures)
         shoot_report(browser, folder / "report.html", pictures)

@@ -184,6 +184,9 @@ def test_totals_by_phase_and_what_is_recent_is_taken_once() -> None:
     assert times.take_shares()["all_reduce"] == pytest.approx(0.8 / 2.5) and times.take_shares() == {}
     assert found["first_second"] == 2.0 and len(found["bins"]) == 2
     assert times.take_recent() == found["processes"] and times.take_recent() == {}
+    times.beat("S1", {"idle": 1.0, "kernels": 3.0})
+    times.beat("S1", {"idle": 1.5, "kernels": 4.0})
+    assert times.take_recent() == times.take_recent() == {"S1": {"idle": 0.5, "kernels": 1.0}}
 
 
 def test_bins_merge_and_lose_nothing() -> None:

@@ -17,6 +17,7 @@ FOUND: dict[str, Any] = {
     "staleness": {"mean": 1.1, "p50": 1.0, "p99": 4.0}, "live": 3, "lost": [3],
     "workers": {"W0": 8000.0, "W1": 2000.0, "W2": 8000.0}, "speeds": {"W0": 9000.0, "W1": 2250.0, "W2": 9000.0},
     "switches": [{"state": "done", "step": 700, "from": "sync", "to": "gba", "pause_ms": 12.0}],
+    "times": {"W0": {"compute": 1.0, "batch": 3.0}, "S0": {"idle": 6.0, "kernels": 3.0, "messages": 1.0}},
     "failures": ["W3 is gone; the others go on, its batches are handed out again."],
 }  # fmt: skip
 
@@ -47,12 +48,17 @@ def test_slowness_is_over_the_median_worker() -> None:
 def test_the_screen_has_workers_events_and_keys() -> None:
     text = drawn(FOUND, Keys.HINT)
     assert max(map(len, text.splitlines())) <= 80
-    for told in ("gba, day 1 (2 of 3), 50% of it", "W1", "4.00", "sync to gba", "W3 is gone", "q: leave", "p99 4"):
+    for told in (
+        "gba, day 1 (2 of 3), 50% of it", "W1", "4.00", "sync to gba", "W3 is gone", "q: leave", "p99 4",
+        "S0", "60%", "30%", "batch 75%",
+    ):  # fmt: skip
         assert told in text, told
     assert "starting" in drawn({"switches": []})
     many = {f"W{n}": 100.0 + n for n in range(100)}
     text = drawn({**FOUND, "workers": many, "speeds": many})
     assert "W0 " in text and "W99" not in text and "76 faster ones" in text
+    text = drawn({**FOUND, "times": {f"S{n}": {"idle": float(n), "kernels": 10.0} for n in range(10)}})
+    assert "S7 " in text and "S8" not in text and "2 with less to do" in text
 
 
 def test_keys_ask_before_they_switch() -> None:
@@ -68,8 +74,8 @@ def test_keys_ask_before_they_switch() -> None:
 def test_the_only_running_job_is_meant(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"No job runs below .*; type gbactl train"):
         running(tmp_path)
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
+    for name in ("a", "study/b"):
+        (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "control.json").touch()
     with pytest.raises(UsageError, match="No job runs"):  # their launchers were killed
         running(tmp_path)
@@ -77,8 +83,8 @@ def test_the_only_running_job_is_meant(tmp_path: Path) -> None:
         assert running(tmp_path) == tmp_path / "a"
     with (
         lock(tmp_path / "a"),
-        lock(tmp_path / "b"),
-        pytest.raises(UsageError, match=r"2 jobs run; type one of: gbactl top .*/a, gbactl top .*/b"),
+        lock(tmp_path / "study/b"),
+        pytest.raises(UsageError, match=r"2 jobs run; type one of: gbactl top .*/a, gbactl top .*/study/b"),
     ):
         running(tmp_path)
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gbactl.errors import UsageError
-from gbactl.report.command import conditions, selected
+from gbactl.report.command import conditions, selected, sweep_table
+from gbactl.tracking.final_metrics import ORIGIN
 from gbactl.tracking.mlflow_connection import PARENT, Run
 from tests.support.report_examples import run
 
@@ -19,6 +20,16 @@ def runs() -> list[Run]:
     ]  # fmt: skip
     parents = ("aaa", "abb", "abb")
     return [replace(each, tags={PARENT: parent, "who": parent}) for each, parent in zip(made, parents, strict=True)]
+
+
+def test_a_sweep_from_a_base_compares_the_last_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    days = {"auc/day 2": 0.7, "eps/day 2": 5.0, "auc/day 10": 0.75, "eps/day 10": 7.0}
+    found = [replace(each, metrics={**each.metrics, **days}) for each in runs()]
+    monkeypatch.setattr("gbactl.report.command.read_children", lambda *_: found)
+    assert "alone" not in sweep_table("", "", 80, False)
+    found = [replace(each, tags={ORIGIN: "abc@step9"}) for each in found]
+    table = sweep_table("", "", 80, False)
+    assert "All columns are of day 10 alone." in table and "0.75000" in table
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_the_view_has_charts_of_the_main_metrics_by_mode() -> None:
     packed = stored["state"].removeprefix("deflate;")
     state = json.loads(zlib.decompress(base64.b64decode(packed)))
     charts = [chart["metricKey"] for chart in state["compareRunCharts"]]
-    assert charts[:5] == [logged_name(n) for n in ("auc", "progressive_auc", "loss", "eps", "staleness_mean")]
-    assert state["groupBy"]["groupByKeys"] == [{"mode": "param", "groupByData": "mode"}]
+    assert charts[:5] == [logged_name(n) for n in ("auc", "eps", "loss", "staleness_mean", "progressive_auc")]
+    assert state["groupBy"]["groupByKeys"] == [{"mode": "tag", "groupByData": "gbactl.mode"}]
     assert {chart["metricSectionId"] for chart in state["compareRunCharts"]} == {state["compareRunSections"][0]["uuid"]}
     assert view_path("7").startswith("/#/experiments/7/runs?") and view_path("7").endswith(f"={VIEW}")

@@ -27,6 +27,7 @@ class MemoryStore:
         self.rows: dict[tuple[str, int, int], float] = {}
         self.sizes: list[int] = []
         self.artifacts: list[str] = []
+        self.models: list[tuple] = []
         self.status: str | None = None
         self.params: dict[str, str] = {}
         self.tags: dict[str, str] = {}
@@ -51,6 +52,10 @@ class MemoryStore:
     def artifact(self, path: Path) -> None:
         self._reach()
         self.artifacts.append(path.name)
+
+    def model(self, told: dict) -> None:
+        self._reach()
+        self.models.append((told["name"], told["params"], told["on"]))
 
     def tag(self, tags: dict) -> None:
         self._reach()
@@ -83,8 +88,9 @@ def test_everything_arrives_and_nothing_stays_behind(tmp_path: Path) -> None:
     run = start(tmp_path, store)
     run.log({"auc": 0.7, "eps": None, "worker_eps/W0": 5}, step=1, seconds=2.5)
     run.artifact(tmp_path / "result.json")
+    run.model("deepfm", {"dim": 8}, {}, {"auc": 0.7}, step=1)
     assert run.finish("FINISHED") is None
-    assert run.run_id == store.run_id
+    assert run.run_id == store.run_id and store.models == [("deepfm", {"dim": "8"}, [None, None])]
     assert {(name, step): value for (name, _, step), value in store.rows.items()} == {
         ("auc", 1): 0.7,
         ("train/worker_eps W0", 1): 5.0,

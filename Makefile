@@ -17,7 +17,7 @@ FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: demo install test test-slow check docs bench curves fuzz audit calibration advise frappe gba-claims prefetch map tuning mechanism shadowsync switching cpr precision hosts soak screenshots ui clean help
+.PHONY: demo install test test-slow check docs bench curves fuzz audit calibration advise frappe gba-claims prefetch map tuning mechanism shadowsync switching cpr precision hosts soak slurm-cluster screenshots ui clean help
 
 demo: install ## install, train a base in sync, go on with a slow worker in sync, async and gba, compare (3 minutes)
 	$(BIN)/gbactl train -m $(DEMO) seed=$(SEEDS) 'run_dir=runs/demo/base-$${seed}' $(QUIET)
@@ -118,6 +118,9 @@ hosts: install ## the study in experiments/hosts (two hours, on an idle machine;
 
 soak: install ## trainings in every mode whose processes are killed, for MINUTES=30 (see experiments/soak)
 	$(BIN)/python experiments/soak/soak.py --minutes $(or $(MINUTES),30) --seed $(or $(SEED),0)
+
+slurm-cluster: ## a Slurm cluster of two nodes on this machine, until Ctrl-C (as root, with Debian's slurmctld, slurmd, munge)
+	$(BIN)/python -m tests.support.slurm_cluster
 
 screenshots: install ## the pictures in docs/assets/screens, of a sweep that it runs (3 minutes; needs Debian's chromium)
 	$(BIN)/python -m tests.support.screenshots docs/assets/screens

@@ -71,6 +71,10 @@ def build(cls: type[T], values: Mapping[str, Any], path: str, unknown: Unknown |
     strange = sorted(set(values) - set(known))
     if strange:
         raise ConfigError((unknown or _unknown_keys(path))(strange, list(known)))
+    if lacking := [
+        name for name, each in known.items() if name not in values and default_of(each) is dataclasses.MISSING
+    ]:
+        raise ConfigError(f"{path}{lacking[0]} is needed; type {path}{lacking[0]}=VALUE.")
     hints, made = get_type_hints(cls, include_extras=True), dict[str, Any]()
     for key, value in values.items():
         if dataclasses.is_dataclass(hints[key]):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from gbactl.paths import conf_dir
+from gbactl.paths import conf_dir, option_files
 
 HERE = "@_here_"  # in the defaults of an option's file: a file in a folder below, whose keys are the option's too
 COMMENT = re.compile(r"\s#\s*(.*)$")
@@ -79,7 +79,7 @@ def bases(folder: Path, defaults: Iterable[Any]) -> list[Path]:
 
 def options(group: str) -> list[str]:
     """List the options of a group: GROUP=OPTION chooses conf/GROUP/OPTION.yaml."""
-    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+    return list(option_files(group))
 
 
 def default_option(group: str) -> str:
@@ -97,7 +97,7 @@ def group_files(group: str) -> dict[str, dict[str, Entry]]:
         return {"": {key.removeprefix(f"{group}."): e for key, e in found[""].items() if key.startswith(f"{group}.")}}
     return {
         name: {key.removeprefix(f"{group}."): entry for key, entry in keys.items() if "/" not in key}
-        for name, keys in ((each, entries(conf_dir() / group / f"{each}.yaml")) for each in options(group))
+        for name, keys in ((each, entries(path)) for each, path in option_files(group).items())
     }
 
 
@@ -108,7 +108,7 @@ def single_keys() -> dict[str, Entry]:
 
 def headline(group: str, option: str) -> str:
     """Return the first comment of an option's file, which says what it is."""
-    lines = (conf_dir() / group / f"{option}.yaml").read_text().splitlines()
+    lines = option_files(group)[option].read_text().splitlines()
     told = [line[1:].strip() for line in lines if line.startswith("#")]
     told = [line for line in told if not line.startswith(("@package", "gbactl ", "GBACTL_DATA"))]
     return told[0] if told else ""

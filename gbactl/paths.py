@@ -11,6 +11,8 @@ from pathlib import Path
 
 from gbactl.errors import NoRoomError
 
+_SEARCHED: list[Path] = []
+
 FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of an OSError: a disk, or a quota, is full
 
 
@@ -19,6 +21,18 @@ def conf_dir() -> Path:
     package = Path(__file__).resolve().parent
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
+
+
+def search_also(folders: list[Path]) -> None:
+    """Find configuration files in these folders too, before those of gbactl: Hydra's search path of this process."""
+    _SEARCHED[:] = folders
+
+
+def option_files(group: str) -> dict[str, Path]:
+    """Return the files that GROUP=OPTION chooses, by option in alphabetical order."""
+    folders = [conf_dir(), *reversed(_SEARCHED)]
+    found = {path.stem: path for folder in folders for path in (folder / group).glob("*.yaml")}
+    return dict(sorted(found.items()))
 
 
 @contextlib.contextmanager

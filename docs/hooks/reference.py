@@ -29,11 +29,18 @@ from gbactl.paths import conf_dir
 
 MERMAID = "javascripts/mermaid.tiny.js"  # of @mermaid-js/tiny 11.17.2 on npm, MIT licence
 MARKER = re.compile(r"<!-- generated: (\w+) -->")
-UNLISTED = ("name", "plans")  # the files of a group differ in these; both are explained beside its table
+UNLISTED = ("name", "plans", "target")  # the files of a group differ in these; both are explained beside its table
 NAMED_PLANS = (
     "the name of the plan in reports, and its list of faults. The factors of faults that hit one process multiply.\n\n"
 )
-IN_DOCS = {"mode": " The rules are in [Modes](../concepts/modes.md)."}  # what a page says beside the schema
+OWN = (
+    " The key `{}.target` names the class, MODULE.CLASS of any installed package: [Add a {}](../tutorials/add-a-{}.md)."
+)
+IN_DOCS = {
+    "mode": " The rules are in [Modes](../concepts/modes.md)." + OWN.format("mode", "mode", "mode"),
+    "model": OWN.format("model", "model", "model"),
+    "data": OWN.format("data", "data set", "data-set"),
+}  # what a page says beside the schema
 
 
 def by_value(found: dict[str, Any], show: Callable[[Any], str]) -> str:

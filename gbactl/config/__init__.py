@@ -18,7 +18,7 @@ from gbactl.config.groups import (
 from gbactl.config.run_config import RunConfig, mode_values, to_dict
 from gbactl.config.validation import check, check_switch, from_dict
 from gbactl.faults.fault_plan import FaultsConfig
-from gbactl.models.options import ModelConfig
+from gbactl.models import ModelConfig
 from gbactl.store.optimizers import ScheduleConfig
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Dataclasses of the groups of a run's configuration, one for each group in conf/.
 
 A group that one module uses as a whole is defined beside that module: faults/fault_plan.py,
-checkpoint/planning.py, models/options.py, store/optimizers.py.
+checkpoint/planning.py, models/__init__.py, store/optimizers.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 from gbactl.checked_dataclasses import Bounds, Count, Interval, Natural, Processes, Seconds, Share, ShareBelowOne
 from gbactl.errors import ConfigError
+from gbactl.models import ModelConfig
+from gbactl.policies.policy import Policy, policy_class
 from gbactl.store.optimizers import ScheduleConfig
 from gbactl.switching.auto_controller import AutoOptions
 
@@ -20,13 +22,20 @@ from gbactl.switching.auto_controller import AutoOptions
 class ModeConfig:
     """Configuration of the mode, the rule by which gradients are applied.
 
-    `options` are the mode's own keys; in files they stand beside the others."""
+    `target` is the class of its policy; None: that of gbactl's mode `name`. `options` are the mode's own keys; in files
+    they stand beside the others."""
 
     name: str = "sync"
     local_batch: Count | None = None
     prefetch: str = "data"
     sparse_divisor: str = "global"
+    target: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def policy(self) -> type[Policy]:
+        """Class of the mode's policy. Raises ConfigError where it cannot be found."""
+        return policy_class(self.name, self.target)
 
     @property
     def ahead(self) -> int:
@@ -146,7 +155,8 @@ class SwitchConfig(AutoOptions):
     every: Interval = 2.0
 
 
-WITH_OPTIONS: dict[str, type[Any]] = {"mode": ModeConfig, "cluster": ClusterConfig}
+WITH_OPTIONS: dict[str, type[Any]] = {"mode": ModeConfig, "cluster": ClusterConfig, "model": ModelConfig}
+NEW_KEYS = {"mode": ("target",), "model": ("target", "first_order")}  # not written where None: older runs lack them
 
 
 def own_keys(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from gbactl.checked_dataclasses import Processes, Seed, build, expect
 from gbactl.checkpoint.planning import CheckpointConfig
 from gbactl.config.engine_interface import EngineInterface, engine_named
 from gbactl.config.groups import (
+    NEW_KEYS,
     WITH_OPTIONS,
     ClusterConfig,
     CollectiveConfig,
@@ -27,8 +28,8 @@ from gbactl.config.groups import (
 )
 from gbactl.errors import ConfigError
 from gbactl.faults.fault_plan import FaultPlan, FaultsConfig
-from gbactl.models.options import ModelConfig
-from gbactl.policies.policy import PolicyOptions, policy_class
+from gbactl.models import ModelConfig
+from gbactl.policies.policy import PolicyOptions
 from gbactl.switching.auto_controller import GBA, MODES, SYNC
 from gbactl.switching.switch_schedule import ScheduleEntry, entries, name
 
@@ -145,12 +146,12 @@ class RunConfig:
     @property
     def home(self) -> str:
         """Placement of the dense parameters in the present mode: "servers", "workers" or "replicas"."""
-        return policy_class(self.mode.name).home
+        return self.mode.policy.home
 
     @property
     def collective_now(self) -> bool:
         """Whether the present mode has an all-reduce among all workers."""
-        return policy_class(self.mode.name).collective
+        return self.mode.policy.collective
 
     @property
     def engine(self) -> EngineInterface:
@@ -180,7 +181,7 @@ class RunConfig:
             own = f"its own keys are: {', '.join(known)}" if known else "it has none of its own"
             return f"mode={self.mode.name} has no key {', '.join(strange)}; {own}."
 
-        options = build(policy_class(self.mode.name).Options, self.mode.options, "mode.", unknown)
+        options = build(self.mode.policy.Options, self.mode.options, "mode.", unknown)
         options.check()
         return options
 
@@ -215,6 +216,8 @@ def to_dict(cfg: RunConfig) -> dict[str, Any]:
     values = dataclasses.asdict(cfg)
     for group in WITH_OPTIONS:
         values[group].update(values[group].pop("options"))
+    for group, keys in NEW_KEYS.items():
+        values[group] = {key: value for key, value in values[group].items() if key not in keys or value is not None}
     return values
 
 

@@ -4,6 +4,7 @@ Each rule that holds between several fields has a sentence on what to type."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from gbactl.checked_dataclasses import build
@@ -12,8 +13,8 @@ from gbactl.config.engine_interface import engine_named
 from gbactl.config.groups import WITH_OPTIONS, ClusterConfig, own_keys
 from gbactl.config.run_config import RunConfig, naming
 from gbactl.errors import ConfigError, require
-from gbactl.models import NAMES as MODEL_NAMES
-from gbactl.policies.policy import policy_class
+from gbactl.models import ModelConfig
+from gbactl.paths import option_files
 from gbactl.store.shard import ROW_L2_SCOPES
 from gbactl.switching.auto_controller import MODES
 from gbactl.switching.switch_schedule import name
@@ -39,7 +40,7 @@ def _check_batches(cfg: RunConfig) -> None:
         f"train.global_batch={total} is not a multiple of mode.local_batch={local}; type "
         f"train.global_batch={-(-total // local) * local}.",
     )
-    if policy_class(cfg.mode.name).in_step:
+    if cfg.mode.policy.in_step:
         require(
             total == local * workers,
             f"mode={cfg.mode.name} needs train.global_batch = mode.local_batch x cluster.workers = {local * workers}, "
@@ -154,6 +155,14 @@ def check_transport(cfg: RunConfig) -> None:
     )
 
 
+def _check_model(cfg: ModelConfig) -> None:
+    """Check the name and the keys of a model of gbactl's; those of another are checked where it is built."""
+    if cfg.target is None:
+        choice("model.name", cfg.name, tuple(option_files("model")))
+        known = [each.name for each in dataclasses.fields(cfg) if each.name != "options"]
+        require(not cfg.options, f"model has no key {', '.join(cfg.options)}; keys are: {', '.join(known)}.")
+
+
 def check(cfg: RunConfig) -> RunConfig:
     """Check the rules that span several fields. Raises ConfigError, one sentence that says what to type."""
     choice("cluster.transport", cfg.cluster.transport, ("shm", "tcp"))
@@ -171,7 +180,7 @@ def check(cfg: RunConfig) -> RunConfig:
     choice("optim.name", cfg.optim.name, ("sgd", "adagrad", "rowwise_adagrad", "adam"))
     choice("optim.row_l2", cfg.optim.row_l2, ROW_L2_SCOPES)
     choice("optim.schedule.name", cfg.optim.schedule.name, ("constant", "linear", "inverse_sqrt", "cosine"))
-    choice("model.name", cfg.model.name, MODEL_NAMES)
+    _check_model(cfg.model)
     require(
         cfg.cluster.dense_holders <= cfg.cluster.servers,
         f"cluster.dense_servers={cfg.cluster.dense_servers} cannot be among cluster.servers={cfg.cluster.servers}; "

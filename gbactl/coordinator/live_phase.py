@@ -79,6 +79,7 @@ class LivePhase:
         self.granted: Callable[[int, int], None] = lambda worker, token: None
         self.ordered: Callable[[int], None] = lambda steps: None
         self.told_loss: Callable[[int, float], None] = lambda worker, loss: None  # called before the gradient is logged
+        self.mode = ""  # its name, for statistics
         self.stop_at: int | None = None  # the global step at which the phase ends
         self.stopped: float | None = None  # time at which the phase was ordered to end
         self.one_each = False  # whether a worker gets no second batch while it has one: without prefetch in this phase
@@ -258,7 +259,7 @@ class LivePhase:
         commands = self.phase.apply(AnnounceRecord(one.worker, one.batch, rows, dense, counted))
         self.phase.statistics.timed(one.worker, samples, one.loss, one.seconds, one.slowdown, (one.won, one.pairs))
         times = self.phase.statistics.times
-        times.add(self.clock.now(), one.worker, one.seconds, one.waits, self.policy.name)
+        times.add(self.clock.now(), one.worker, one.seconds, one.waits, self.mode)
         for command in commands:
             self._carry_out(command)
         if self.stop_at is not None and self.policy.step >= self.stop_at:

@@ -22,7 +22,6 @@ from gbactl.coordinator.run_context import Flow, RunContext, WaitCondition
 from gbactl.coordinator.statistics import quantiles
 from gbactl.errors import WireError
 from gbactl.policies import Policy
-from gbactl.policies.policy import policy_class
 from gbactl.policies.replica_modes import ReplicaOptions, ReplicaPolicy
 from gbactl.wire.messages import AverageReplicas, ClosedReplicas, CloseReplicas, OpenReplicas
 
@@ -51,7 +50,7 @@ class ReplicaPhases:
         seconds into the run is continued after a failover: trainers that know it ignore the message, and waiting ones
         are known already."""
         cfg = self.run.current
-        kind = policy_class(cfg.mode.name)
+        kind = cfg.mode.policy
         self.state.last = {}
         self._kind = kind if issubclass(kind, ReplicaPolicy) else None
         if self._kind is None:

@@ -20,8 +20,7 @@ from gbactl.coordinator.phase_decisions import TrainingPhase
 from gbactl.coordinator.run_context import Evaluation, Flow, WaitCondition
 from gbactl.coordinator.state import EVALUATE, OVER, TRAIN
 from gbactl.errors import ClusterError, DivergedError
-from gbactl.policies import Phase, make
-from gbactl.policies.policy import policy_class
+from gbactl.policies import Phase
 from gbactl.store.optimizers import factor
 from gbactl.wire import traffic
 from gbactl.wire.messages import BeginPhase, Inspected, ShardRelocated, Stop
@@ -189,7 +188,7 @@ class RunFlow:
             total(rest), cfg.local_batch, cfg.train.global_batch, run.step, tuple(workers), tuple(joiners),
             prefetch=cfg.mode.prefetch,
         )  # fmt: skip
-        policy = make(cfg.mode.name, phase, cfg.policy_options())
+        policy = cfg.mode.policy(phase, cfg.policy_options())
         core.sums.begins(phase)
         stop_at = core.switch.begin(policy)
         if (every := cfg.train.eval_every) is not None:
@@ -205,7 +204,7 @@ class RunFlow:
         training = LivePhase(
             run.phase_number, fold, run.members, run.log, run.waiting, run.hub.now, cfg.train.checksum_every
         )
-        training.stop_at, training.ranges, run.training = stop_at, rest, training
+        training.stop_at, training.ranges, training.mode, run.training = stop_at, rest, cfg.mode.name, training
         training.told_loss = self._on_loss
         core.checkpoints.watch(training)
         training.one_each = cfg.home == "servers" and not cfg.mode.ahead
@@ -225,7 +224,7 @@ class RunFlow:
         run.started = True
         run.hub.traffic.training = training
         self._first_step = run.step if self._first_step is None else self._first_step
-        mode, home = policy_class(run.current.mode.name), run.home
+        mode, home = run.current.mode.policy, run.home
         message = BeginPhase(
             run.phase_number,
             training,

@@ -1,7 +1,7 @@
-"""Data sources by name, and the caches of their data: built once, reused while source and options are the same.
+"""Data sources, and the caches of their data: built once, reused while source and options are the same.
 
-To add a source, write a module with a frozen dataclass of its options and list it in SOURCES. The module is imported
-when its source is asked for: most read text with polars, which takes a quarter of a second to import. A cache is built
+A source is a frozen dataclass of its options with the methods of `Source`, named by `data.target`. Its module is
+imported when it is asked for: most read text with polars, which takes a quarter of a second to import. A cache is built
 in a temporary folder beside its final place, under a file lock, and renamed when complete, so a folder with its final
 name is complete. Reuse reads every byte once for its checksum (1 GB/s) up to 4 GiB, samples beyond.
 """
@@ -16,17 +16,18 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
 from gbactl.checked_dataclasses import build
+from gbactl.conf_files import did_you_mean
 from gbactl.data.dataset import ARRAYS, FORMAT, META, Progress, describe_file, fingerprint, open_dataset, read_meta
 from gbactl.data.writer import WrittenArrays, sync_folder
-from gbactl.errors import ConfigError, DataError
+from gbactl.errors import DataError
+from gbactl.targets import found_class
 
-COMMON = ("name", "cache")  # keys that all sources have
+COMMON = ("name", "target", "cache")  # keys that all sources have
 READ_ALL = 4 << 30  # bytes of a cache that is read whole before it is reused
 PATHS = ("path", "patterns", "train", "validation", "test")
 
@@ -41,33 +42,25 @@ class Source(Protocol):
         """Write labels.npy, numeric.npy and ids.npy into the folder. Raises DataError."""
 
 
-SOURCES = {
-    "synthetic": "gbactl.data.synthetic:Synthetic",
-    "criteo": "gbactl.data.readers.criteo:Criteo",
-    "avazu": "gbactl.data.readers.avazu:Avazu",
-    "libfm": "gbactl.data.readers.libfm:Libfm",
-    "movielens": "gbactl.data.readers.movielens:Movielens",
-}
+def options_class(name: str, target: str | None = None) -> type[Any]:
+    """Return the options dataclass of a data source: that of `target`, or of the file `name`. Raises ConfigError."""
 
+    def fits(found: Any) -> bool:
+        return dataclasses.is_dataclass(found) and hasattr(found, "sources") and hasattr(found, "build")
 
-def options_class(name: str) -> type[Any]:
-    """Return the options dataclass of a source named in SOURCES."""
-    found: type[Any] = resolve_name(SOURCES[name])
-    return found
+    return found_class("data", name, target, "a reader, a dataclass with the methods sources and build", fits)
 
 
 def make_source(cfg_data: Mapping[str, Any]) -> Source:
-    """Build the data source that the configuration group `data` selects. Raises ConfigError for an unknown name."""
-    name = cfg_data.get("name")
-    if name not in SOURCES:
-        raise ConfigError(f"data.name={name} is not known; it is one of: {', '.join(SOURCES)}.")
+    """Build the data source that the configuration group `data` selects. Raises ConfigError for an unknown one."""
+    name = str(cfg_data.get("name"))
     own = {key: value for key, value in cfg_data.items() if key not in COMMON}
-    source: Source = build(
-        options_class(name),
-        own,
-        "data.",
-        lambda strange, known: f"data={name} has no option data.{strange[0]}; it has: {', '.join(known)}.",
-    )
+
+    def unknown(strange: list[str], known: list[str]) -> str:
+        meant = did_you_mean(strange[0], known)
+        return f"data={name} has no option data.{strange[0]}; it has: {', '.join(known)}.{meant and f' {meant}'}"
+
+    source: Source = build(options_class(name, cfg_data.get("target")), own, "data.", unknown)
     return source
 
 
@@ -77,7 +70,8 @@ def cache_root(cfg_data: Mapping[str, Any]) -> Path:
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "gbactl" / "data"
 
 
-def _key(name: str, source: Source) -> str:
+def _key(cfg_data: Mapping[str, Any], source: Source) -> str:
+    name = cfg_data.get("target") or cfg_data.get("name")
     options = {k: v for k, v in dataclasses.asdict(source).items() if k not in PATHS}  # type: ignore[call-overload]
     if options.get("user_field") is None:
         options.pop("user_field", None)  # as before it was an option, so that the cache keeps its name
@@ -137,7 +131,7 @@ def data_fingerprint(cfg_data: Mapping[str, Any]) -> str:
     """Return the fingerprint of the configured data, which is that of their cache: options, and content of the sources.
 
     Raises ConfigError and DataError."""
-    return _key(str(cfg_data.get("name")), make_source(cfg_data))
+    return _key(cfg_data, make_source(cfg_data))
 
 
 @contextlib.contextmanager
@@ -162,7 +156,7 @@ def prepare(cfg_data: Mapping[str, Any], progress: Progress | None = None) -> Pa
     tell = progress or (lambda stage, fraction: None)
     source = make_source(cfg_data)
     name, root = str(cfg_data["name"]), cache_root(cfg_data)
-    key = _key(name, source)
+    key = _key(cfg_data, source)
     place = root / f"{name}-{key[:20]}"
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -285,12 +285,12 @@ class AgentConnection:
     # -- the end ------------------------------------------------------------------------------------
 
     def said(self) -> str:
-        """Return the last line that ssh or the agent wrote to standard error."""
+        """Return the last line with an error, else the last line, that ssh or the agent wrote to standard error."""
         try:
             lines = self.errors.read_text(errors="replace").strip().splitlines()
         except OSError:
             lines = []
-        return lines[-1].strip() if lines else ""
+        return next(iter([line for line in reversed(lines) if "error:" in line] + lines[-1:]), "").strip()
 
     def end(self) -> None:
         """Ask the agent to end with all processes that it has started; `close` waits for the end."""

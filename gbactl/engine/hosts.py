@@ -21,6 +21,8 @@ class HostsEngine(EngineInterface):
     standard input and output are the agent's; when it ends, the host counts as lost."""
 
     one_host: ClassVar[bool] = False
+    #: whether the command of a lost host, when it is started again, finds another machine in its place
+    replaces_hosts: ClassVar[bool] = False
 
     def agent(self, cluster: ClusterConfig, host: str) -> str:
         """Return the command that starts the agent on a host, quoted as for a shell."""
@@ -58,7 +60,7 @@ class HostsEngine(EngineInterface):
             launch.show.say(told)
         children = RemoteRunProcesses(
             launch.cfg, launch.run_dir, launch.key, launch.dataset, launch.config, launch.show,
-            lambda host: self.agent(launch.cfg.cluster, host),
+            lambda host: self.agent(launch.cfg.cluster, host), self.replaces_hosts,
         )  # fmt: skip
         launch.follow(children)
 

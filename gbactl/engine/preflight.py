@@ -25,7 +25,7 @@ MEBI = 1 << 20
 # last message of a worker that has lost a server, or could not reach it
 CUT = re.compile(r"lost its connection to (S\d+)\.|answers at ([\d.]+):")
 # end of a command that starts an agent, with what ssh has around it
-AGENT_PART = re.compile(r"('cd .* ; exec )?\S+ -m gbactl\.engine\.agent'?")
+AGENT_PART = re.compile(r"\s*('cd .* ; exec )?\S+ -m gbactl\.engine\.agent'?")
 LAUNCHER = "the launcher"
 BIND = "type cluster.bind=ADDRESS, one of its own that all hosts reach"
 LABELS = {"gbactl": "gbactl", "python": "Python", "torch": "torch", "horovod": "Horovod"}
@@ -78,7 +78,7 @@ HEADINGS = ("host", "address", "cores", "gbactl Python torch Horovod", "MiB free
 
 def unreachable(host: str, said: str, why: str, command: str) -> str:
     """Describe the fault of a host whose agent does not answer; `command`: what should have started the agent."""
-    told, trial = said.rstrip(".") or why, AGENT_PART.sub("true", command)
+    told, trial = said.rstrip(".") or why, AGENT_PART.sub(" true", command)
     return f"Host {host} cannot be reached ({told}); see that `{trial}` works without a question."
 
 

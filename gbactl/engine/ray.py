@@ -1,9 +1,10 @@
 """Engine of `cluster=ray`: real processes on the nodes of the Ray cluster that this machine belongs to.
 
-`python -m gbactl.engine.ray NODE CPUS COMMAND` is the command for one host: a driver of Ray that reserves CPUs of the
-node with an actor. The actor does nothing but start the agent, which dials back to the driver, encrypted under a key
-that Ray's channel carries. The driver passes the agent's bytes on. It ends with the actor, which Ray reports dead when
-the node is. No other process of gbactl imports Ray, and none imports grpc.
+`python -m gbactl.engine.ray NODE CPUS OTHERS COMMAND` is the command for one host: a driver of Ray that reserves CPUs
+of the node with an actor. If the node is dead, the actor takes the CPUs of any other node that is no host of the run,
+and if there is none, Ray's autoscaler sees what is missing. The actor does nothing but start the agent, which dials
+back to the driver, encrypted under a key that Ray's channel carries. The driver passes the agent's bytes on. It ends
+with the actor, which Ray reports dead when the node is. No other process of gbactl imports Ray, and none imports grpc.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class RayEngine(HostsEngine):
     """Engine whose agents are started by Ray, one a node. cluster.hosts, where given, chooses among the nodes."""
 
     not_resumed: ClassVar[tuple[str, ...]] = ("hosts", "bind")  # the cluster may have other nodes by then
+    replaces_hosts: ClassVar[bool] = True
     signs: ClassVar[tuple[str, ...]] = ("RAY_JOB_CONFIG_JSON_ENV_VAR",)
     surroundings: ClassVar[str] = "a Ray job"
 
@@ -41,8 +43,9 @@ class RayEngine(HostsEngine):
         from gbactl.engine.agent_connection import agent_command
 
         _require_ray()
-        cpus = next((each.slots for each in hosts_of(cluster.hosts) if each.name == host), 1)
-        return f"{quote(sys.executable)} -m {__name__} {quote(host)} {cpus} {agent_command(cluster.python)}"
+        slots = {each.name: each.slots for each in hosts_of(cluster.hosts)}
+        cpus, others = slots.pop(host), quote(",".join(slots))
+        return f"{quote(sys.executable)} -m {__name__} {quote(host)} {cpus} {others} {agent_command(cluster.python)}"
 
 
 ENGINE = RayEngine()
@@ -106,19 +109,26 @@ class Starter:
         return lines[-1] if done.returncode else ""
 
 
-def drive(name: str, cpus: int, command: list[str], out: int) -> None:
+def _place(ray: Any, name: str, cpus: int, others: list[str]) -> dict[str, Any]:
+    """Return Ray's options that place an actor on a node, or if it is dead on one that is not among `others`."""
+    live = _live(ray)
+    if name in live:
+        node, total = live[name]
+        there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        return {"num_cpus": min(cpus, total), "scheduling_strategy": there}
+    taken = [live[other][0] for other in others if other in live]
+    return {"num_cpus": cpus, "label_selector": {"ray.io/node-id": f"!in({','.join(taken)})"} if taken else {}}
+
+
+def drive(name: str, cpus: int, others: list[str], command: list[str], out: int) -> None:
     """Start an agent on a node and carry its bytes until it ends. Raises ClusterError."""
     from gbactl.wire.auth import new_key
     from gbactl.wire.listener import address_of, listen
     from gbactl.wire.tls import TlsConnection, TlsContexts, relay
 
     ray = _connect()
-    node, total = _live(ray).get(name, ("", 0))
-    if not node:
-        raise ClusterError(f"Ray has no live node {name}.")
     key, listener = new_key(), listen(ray.util.get_node_ip_address())
-    there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-    actor = ray.remote(Starter).options(num_cpus=min(cpus, total), scheduling_strategy=there).remote()
+    actor = ray.remote(Starter).options(**_place(ray, name, cpus, others)).remote()
     call = actor.run.remote([*command, address_of(listener)], os.getcwd(), key.hex())
 
     def watch() -> None:
@@ -156,7 +166,7 @@ def main() -> int:
     os.dup2(2, 1)
     try:
         if sys.argv[1:]:
-            drive(sys.argv[1], int(sys.argv[2]), sys.argv[3:], out)
+            drive(sys.argv[1], int(sys.argv[2]), sys.argv[3].split(","), sys.argv[4:], out)
         else:
             os.write(
                 out,

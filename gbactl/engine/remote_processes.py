@@ -25,7 +25,7 @@ from gbactl.engine.host_placement import Host, hosts_of, place, successor
 from gbactl.errors import ClusterError
 from gbactl.wire.bootstrap import Bootstrap
 
-START_SECONDS, WAIT_SECONDS = 20.0, 2.0
+START_SECONDS, WAIT_SECONDS, RESTORE_SECONDS = 20.0, 2.0, 5.0
 FAILED = 1  # exit code of a process that could not be started
 
 
@@ -100,7 +100,7 @@ class RemoteRunProcesses(RunProcesses):
     """Processes of one run on several hosts, started by agents.
 
     `show`: the display (launch/progress.py) of the hosts' preparation. `start` gives the command that starts a host's
-    agent."""
+    agent; `replaces`: when it is started again for a lost host, it finds another machine in its place."""
 
     def __init__(
         self,
@@ -111,14 +111,19 @@ class RemoteRunProcesses(RunProcesses):
         config: Mapping[str, object],
         show: Any,
         start: Callable[[str], str],
+        replaces: bool = False,
     ) -> None:
         super().__init__(cfg, run_dir, key, dataset.path, config)
         cluster = cfg.cluster
         self.data, self.show = dataset, show
         self.hosts = hosts_of(cluster.hosts)
         self.placed = place(self.hosts, cfg.processes, cluster.servers, cluster.placement)
+        self._home = dict(self.placed)
         names, logs = [host.name for host in self.hosts], run_dir / "logs"
         self.agents = HostAgents(names, start, logs, cluster.start_timeout)
+        self._restores = replaces and cluster.lost_worker == "replace"
+        self._restoring: list[HostAgents] = []
+        self._over = threading.Event()
         self._logs = threading.Lock()
         self._remote: dict[str, RemoteProcess] = {}
         self._early: dict[str, int] = {}
@@ -137,37 +142,44 @@ class RemoteRunProcesses(RunProcesses):
     def prepare(self) -> None:
         """Start the agents, check every host and send it the data. Raises ClusterError with all faults."""
         agents, cluster = self.agents, self.cfg.cluster
-        agents.connect()
-        seen = self.run_dir / mark(agents.token.hex())
-        seen.touch()
-        try:
-            self._settle()
-        finally:
-            seen.unlink()
+        self._connect(agents)
         agents.lines()
         self._check_memory()
-        if self.cfg.collects and len(self.hosts) > 1:
-            for host, found in agents.found.items():
-                found.faults += preflight.ring(host, found.facts, found.address)
-        agents.give_data(self.data.path, self.data.fingerprint, self.cfg.data.get("cache"), self.show.step)
+        self._equip(agents)
         self.show.clear()
         self.show.hosts(preflight.HEADINGS, [found.cells() for found in agents.found.values()])
         if agents.faults:
             raise ClusterError(" ".join(agents.faults))
-        for host, link in agents.links.items():
-            link.told = self._told
-            link.on_lost = lambda why, host=host: self.show.say(f"  Host {host} is gone: {why}.")  # type: ignore[misc]
+        for link in agents.links.values():
+            self._watch(link)
         interfaces = {host: found.interface for host, found in agents.found.items()}
         self._rank_slots = rank_slots(self.hosts, self.cfg.processes, interfaces)
         self._decide(cluster.threads or self._threads())
 
-    def _settle(self) -> None:
+    def _connect(self, agents: HostAgents) -> None:
+        """Start agents, and check what their hosts have and see."""
+        agents.connect()
+        seen = self.run_dir / mark(agents.token.hex())
+        seen.touch()
+        try:
+            self._settle(agents)
+        finally:
+            seen.unlink()
+
+    def _equip(self, agents: HostAgents) -> None:
+        """Check that hosts can take part in an all-reduce, where there is one, and send them the data."""
+        if self.cfg.collects and len(self.hosts) > 1:
+            for host, found in agents.found.items():
+                found.faults += preflight.ring(host, found.facts, found.address)
+        agents.give_data(self.data.path, self.data.fingerprint, self.cfg.data.get("cache"), self.show.step)
+
+    def _settle(self, agents: HostAgents) -> None:
         cfg = self.cfg
         environment = {name: os.environ[name] for name in cfg.cluster.forward if name in os.environ}
         paths = [] if cfg.resume is None else [cfg.resume]
-        answers = self.agents.settle(cfg.cluster.bind, cfg.cluster.hang_seconds, self.run_dir, paths, environment)
+        answers = agents.settle(cfg.cluster.bind, cfg.cluster.hang_seconds, self.run_dir, paths, environment)
         for host, answer in answers.items():
-            faults = self.agents.found[host].faults
+            faults = agents.found[host].faults
             if cfg.checkpoint.name != "none" and not answer["shared"]:
                 faults.append(preflight.unseen(host, "the run directory", str(self.run_dir), CHECKPOINTS))
             missing = [path for path, there in answer["sees"].items() if not there]
@@ -191,6 +203,44 @@ class RemoteRunProcesses(RunProcesses):
         cluster = dataclasses.replace(self.cfg.cluster, threads=threads, bind=self.bind)
         self.cfg = dataclasses.replace(self.cfg, cluster=cluster)
         self.config = to_dict(self.cfg)
+
+    # -- hosts that are lost ------------------------------------------------------------------------
+
+    def _watch(self, link: AgentConnection) -> None:
+        link.told = self._told
+        link.on_lost = lambda why: self._lost(link.host, why)
+
+    def _lost(self, host: str, why: str) -> None:
+        self.show.say(f"  Host {host} is gone: {why}.")
+        if self._restores:
+            threading.Thread(target=self._restore, args=(host,), daemon=True).start()
+
+    def _restore(self, host: str) -> None:
+        """Start agents for a lost host until one answers, and move the host's workers to it.
+
+        Servers stay where they are: what they hold would be lost."""
+        while not self._over.wait(RESTORE_SECONDS):
+            agents = HostAgents([host], self.agents.start, self.agents.folder, self.agents.patience)
+            self._restoring.append(agents)
+            self._connect(agents)
+            self._equip(agents)
+            if not agents.faults and not self._over.is_set():
+                break
+            self._restoring.remove(agents)
+            agents.close()
+        else:
+            return
+        self._watch(agents.links[host])
+        lost, self.agents.links[host] = self.agents.links[host], agents.links[host]
+        lost.close()
+        self.agents.found[host] = agents.found[host]
+        moved = [child for child in list(self.running) if self._home.get(child.name) == host and child.name[0] == "W"]
+        self.show.say(
+            f"  Host {host} is there again; it gets {', '.join(child.name for child in moved) or 'no worker'}."
+        )
+        for child in moved:
+            self.placed[child.name] = host
+            child.process.kill()
 
     # -- processes ----------------------------------------------------------------------------------
 
@@ -279,10 +329,12 @@ class RemoteRunProcesses(RunProcesses):
 
     def stop(self) -> None:
         """Stop all processes, then all agents."""
+        self._over.set()
         try:
             super().stop()
         finally:
-            self.agents.close()
+            for agents in [self.agents, *self._restoring]:
+                agents.close()
 
 
 def rank_slots(hosts: Sequence[Host], workers: int, interfaces: Mapping[str, str]) -> list[RankSlot]:

@@ -246,7 +246,7 @@ def mode_with(to: str, changes: tuple[str, ...]) -> dict[str, Any]:
 
     from gbactl.launch.hydra_config import mode_file
 
-    if to not in names():
+    if to not in names() and not any(change.startswith(("target=", "mode.target=")) for change in changes):
         raise UsageError(f"--to {to} is no mode; type --to one of: {', '.join(names())}.")
     values = mode_file(to)
     for change in changes:

@@ -21,6 +21,7 @@ from gbactl.config import RunConfig, TrackingConfig, to_dict
 from gbactl.data.source_cache import data_fingerprint
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import shown_path
+from gbactl.targets import top_package
 from gbactl.tracking.final_metrics import config_hash, versions
 from gbactl.tracking.mlflow_connection import tracking_uri
 
@@ -32,7 +33,7 @@ NUMBERS_DO_NOT_DEPEND_ON = ("advise", "calibration", "cli", "report", "tracking"
 def code_version(package: Path = PACKAGE) -> str:
     """Hash (12 hex digits) every source file on which a run's numbers can depend."""
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*")):
+    for path in sorted(package.rglob("*")) or [package]:
         parts = path.relative_to(package).parts
         if path.suffix in (".py", ".cpp") and not set(parts) & set(NUMBERS_DO_NOT_DEPEND_ON):
             digest.update("/".join(parts).encode() + b"\0" + path.read_bytes())
@@ -50,6 +51,9 @@ def cell_of(cfg: RunConfig, data: str) -> str:
 
     A resumed run's configuration names the content of its checkpoint. Versions of libraries count as configuration."""
     config = {**to_dict(cfg), "data": None, "versions": versions()}
+    foreign = [str(each) for each in (cfg.model.target, *(phase.mode.target for phase in cfg.phases)) if each]
+    if packages := {path for target in foreign if (path := top_package(target)) is not None}:
+        config["packages"] = sorted(map(code_version, packages))
     if cfg.resume is not None:
         config["resume"] = hashlib.sha256((Path(cfg.resume) / MANIFEST).read_bytes()).hexdigest()
     return f"{config_hash(config)}-{data[:12]}-{_code_at_start()}"

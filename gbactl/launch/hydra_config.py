@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from time import monotonic as now
 from typing import Any
@@ -28,18 +29,20 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from gbactl import targets
 from gbactl.checked_dataclasses import build
 from gbactl.conf_files import bases, did_you_mean, entries_of, options, unknown
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
 from gbactl.config.engine_interface import AUTO, engine_named, surroundings, with_engine
-from gbactl.config.groups import CostConfig
+from gbactl.config.groups import CostConfig, ModeConfig
 from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.faults.load_trace import with_traces
 from gbactl.launch import finished_runs
 from gbactl.launch.progress import shown_path
 from gbactl.launch.resume import group_choices, resumed
 from gbactl.launch.sweep import SweepCallback, SweepOptions, adopt, before_overrides, close_sweeps, with_tuning
-from gbactl.paths import conf_dir
+from gbactl.models import ModelConfig
+from gbactl.paths import conf_dir, option_files, search_also
 from gbactl.switching.auto_controller import GBA, SYNC
 from gbactl.tracking.run_description import CommandLine, SweepPlace
 
@@ -47,21 +50,53 @@ ROOT_CONFIG = "train"
 ESCAPED = re.compile(r"\$\\\{([\w.]+)\\\}")  # ${KEY} in an override, as Hydra's sweeper writes it
 OF_A_SWEEP = tuple(field.name for field in dataclasses.fields(SweepOptions))
 NOT_OF_A_RUN = ("hydra", *OF_A_SWEEP)
+COMMON = {"mode": ModeConfig, "model": ModelConfig}  # classes of the keys that all targets of a group have
+CONFIG_DIR, SEARCH_PATH = ("--config-dir", "-cd"), "hydra.searchpath="
 
 
-def to_run_config(cfg: DictConfig, typed: Sequence[str] = ()) -> RunConfig:
+def to_run_config(cfg: DictConfig, typed: Sequence[str], own: Any) -> RunConfig:
     """Convert a composed configuration to a checked RunConfig. Raises ConfigError.
 
-    With resume=, it is that run's configuration, changed by the `typed` keys."""
+    With resume=, it is that run's configuration, changed by the `typed` keys. `own`: Hydra's own configuration, whose
+    search path is searched by this process from now on."""
+    search_also([folder for each in own.runtime.config_sources if (folder := _folder(each)) is not None])
     try:
         values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from error
     assert isinstance(values, dict)
+    for group in targets.GROUPS:
+        values[group] = _targeted(group, values[group], str(own.runtime.choices.get(group)), typed)
     values["switch"]["modes"] = [mode_file(mode) for mode in _other_modes(values["switch"], values["mode"])]
     values["faults"]["plans"] = with_traces(values["faults"]["plans"])
     found = {str(k): v for k, v in values.items() if k not in NOT_OF_A_RUN}
     return from_dict(found if found["resume"] is None else resumed(found, typed))
+
+
+def _folder(source: Any) -> Path | None:
+    """Return the folder of an entry of Hydra's search path; None for those of Hydra and of gbactl."""
+    if source.provider in ("hydra", "main") or source.schema not in ("file", "pkg"):
+        return None
+    return Path(str(resources.files(source.path) if source.schema == "pkg" else source.path))
+
+
+def _targeted(group: str, found: dict[str, Any], option: str, typed: Sequence[str]) -> dict[str, Any]:
+    """Return a group's keys for its target, with those of `options` beside the others.
+
+    Keys in the file of the chosen `option` are for the target there: with another one, those that not every target has
+    are left out unless `typed`, and so is the name. A target of gbactl's own follows from the name; it is left out."""
+    target = found.get("target")
+    if target == targets.own(group, str(found["name"])):
+        return {key: value for key, value in found.items() if key != "target"}
+    file = _option_file(group, option)
+    if target is not None and file.get("target") != target:
+        common = COMMON.get(group)
+        kept = {"name", "target", "cache"} if common is None else {each.name for each in dataclasses.fields(common)}
+        kept |= {text.lstrip("+").partition("=")[0].removeprefix(f"{group}.") for text in typed}
+        found = {key: value for key, value in found.items() if key in kept or key not in file}
+        if found["name"] == file.get("name"):
+            found["name"] = str(target).rpartition(".")[2]
+    return {**{key: value for key, value in found.items() if key != "options"}, **(found.get("options") or {})}
 
 
 def _other_modes(switch: dict[str, Any], mode: dict[str, Any]) -> list[str]:
@@ -75,13 +110,14 @@ def mode_file(mode: str) -> dict[str, Any]:
     """Load conf/mode/NAME.yaml of a mode that a switch names; {} for an unknown mode.
 
     The configuration's check reports an unknown mode."""
-    return _option_file("mode", mode)
+    found = _option_file("mode", mode)
+    return _targeted("mode", found, mode, ()) if found else {}
 
 
 def _option_file(group: str, option: str) -> dict[str, Any]:
-    """Load conf/GROUP/OPTION.yaml with its bases; {} where there is none."""
-    path = conf_dir() / group / f"{option}.yaml"
-    if not path.is_file():
+    """Load the file that GROUP=OPTION chooses, with its bases; {} where there is none."""
+    path = option_files(group).get(option)
+    if path is None:
         return {}
     own = OmegaConf.load(path)
     assert isinstance(own, DictConfig)
@@ -112,16 +148,18 @@ def compose(overrides: list[str]) -> RunConfig:
     """Compose conf/train.yaml with Hydra overrides, and check it. Raises UsageError with the valid keys or options."""
     overrides = with_engine(overrides)
     with _explained():
-        return to_run_config(composed(overrides), overrides)
+        cfg = composed(overrides)
+        rest = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+        return to_run_config(rest, overrides, cfg.hydra)
 
 
 def composed(overrides: list[str]) -> DictConfig:
-    """Compose conf/train.yaml with Hydra overrides, unchecked. Raises UsageError with the valid keys or options."""
+    """Compose conf/train.yaml with overrides, unchecked, with Hydra's own keys. Raises UsageError."""
     with _explained():
         GlobalHydra.instance().clear()
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-            given = before_overrides(group_choices(overrides, conf_dir()), with_cost_file(overrides))
-            return hydra.compose(ROOT_CONFIG, overrides=given)
+            given = before_overrides(group_choices(overrides, conf_dir()), with_cost_file(_opened(overrides)))
+            return hydra.compose(ROOT_CONFIG, overrides=given, return_hydra_config=True)
 
 
 def run_hydra(
@@ -133,9 +171,10 @@ def run_hydra(
 
     def task(cfg: DictConfig) -> Any:
         try:
-            given = [text for text in HydraConfig.get().overrides.task if text not in chosen]
-            typed = [ESCAPED.sub(r"${\1}", text) for text in given]
-            run = to_run_config(cfg, typed)
+            own = HydraConfig.get()
+            typed = [ESCAPED.sub(r"${\1}", text) for text in own.overrides.task if text not in chosen]
+            run = to_run_config(cfg, typed, own)
+            typed = [text for text in own.overrides.hydra if text.startswith(SEARCH_PATH)] + typed
             if HydraConfig.get().mode is not RunMode.MULTIRUN:
                 return job(run, CommandLine(verb, tuple(typed)))
             swept, trials = _swept(arguments), HydraConfig.get().sweeper.get("n_trials")
@@ -175,7 +214,7 @@ def run_hydra(
     main = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=ROOT_CONFIG)(task)
     sweep, home = _Sweep(), os.getpid()
     chosen = group_choices(arguments, conf_dir())
-    typed_here = with_tuning(with_cost_file(arguments))
+    typed_here = with_tuning(with_cost_file(_opened(arguments)))
     SweepCallback.command = shlex.join(["gbactl", verb, *given])
     saved, sys.argv = sys.argv, [f"gbactl {verb}", *before_overrides(chosen, typed_here)]
     try:
@@ -228,6 +267,21 @@ def _swept(arguments: Sequence[str]) -> dict[str, int]:
         override.key_or_group: len(list(override.sweep_string_iterator())) if override.is_discrete_sweep() else 1
         for override in parsed if override.is_sweep_override()
     }  # fmt: skip
+
+
+def _opened(arguments: Sequence[str]) -> list[str]:
+    """Let options of a target be typed that no file has, and make --config-dir a part of the search path.
+
+    As an override it is repeated with the run's command."""
+    made = list[str]()
+    for text in arguments:
+        if made and made[-1] in CONFIG_DIR:
+            made[-1] = f"{SEARCH_PATH}[{_literal(Path(text).resolve().as_uri())}]"
+        elif text.startswith(f"{CONFIG_DIR[0]}="):
+            made += _opened(text.split("=", 1))
+        else:
+            made.append(f"++{text}" if re.match(rf"({'|'.join(targets.GROUPS)})\.options\.", text) else text)
+    return made
 
 
 def with_cost_file(arguments: list[str]) -> list[str]:

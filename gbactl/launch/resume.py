@@ -9,7 +9,7 @@ import copy
 import functools
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,14 @@ from gbactl.coordinator.state import JobPosition, config_at
 from gbactl.data.dataset import Dataset
 from gbactl.errors import CheckpointError, EventLogError, UsageError
 from gbactl.launch import run_dir as run_dirs
+from gbactl.targets import in_files
 from gbactl.tracking.final_metrics import config_hash
 
 KEY = "resume"
 NOT_BESIDE = ("experiment",)
 # keys with commands that run here or on the hosts
 COMMANDS = ("cluster.ssh", "cluster.exec", "cluster.python", "cluster.forward")
+TARGET = "target"  # key of a class that is imported here, in groups and in the modes of a schedule
 KEYS = re.compile(r"\$\{([\w.]+)\}")  # keys of the configuration within a value
 EXPECTED = ("interval", "full_overhead", "partial_overhead", "expected_pls")  # logged fields of the estimate
 
@@ -122,7 +124,7 @@ def resumed(values: dict[str, Any], typed: Sequence[str]) -> dict[str, Any]:
     chain = find(str(values[KEY]))
     stored = config_at(chain)
     for text in typed:
-        key = text.lstrip("+").partition("=")[0]
+        key = text.lstrip("+").partition("=")[0].replace(".options.", ".")
         if text.startswith("~"):
             raise UsageError(f"resume= takes no {text}; type KEY=VALUE.")
         _take_over(stored, values, key.split("."))
@@ -152,6 +154,20 @@ def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> No
                 f"The run that resume= names has {key}={given[name]!r}, which says what is run, or told to hosts; if "
                 f"you trust it, type {key}=VALUE beside resume=."
             )
+    if strange := set(_targets(stored)) - set(_targets(values)) - in_files():
+        raise UsageError(
+            f"The run that resume= names has target={min(strange)}, which is not gbactl's; if you trust it, type its "
+            "model.target=, mode.target= or data.target=, or the hydra.searchpath= of its file, beside resume=."
+        )
+
+
+def _targets(values: Any) -> Iterator[str]:
+    """Yield the targets anywhere in a configuration; gbactl's own are never written."""
+    for key, value in values.items() if isinstance(values, Mapping) else enumerate(values):
+        if isinstance(value, Mapping | list):
+            yield from _targets(value)
+        elif key == TARGET and value is not None:
+            yield str(value)
 
 
 def _take_over(stored: dict[str, Any], values: Mapping[str, Any], path: Sequence[str]) -> None:

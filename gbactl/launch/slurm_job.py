@@ -84,6 +84,8 @@ class FollowedJob:
             if state not in (None, "", self._state):
                 self._state = state or ""
                 self.say(f"is {self._state}")
+                if self._headless():
+                    self.say(f"has lost the node of its launcher; {_queue_again(self.number)}")
             until = time.monotonic() + ASK_SECONDS
             while time.monotonic() < until and state != "":
                 self._print()
@@ -99,6 +101,12 @@ class FollowedJob:
             return "" if "Invalid job id" in done.stderr else None
         state, _, where = done.stdout.strip().partition(" ")
         return f"{state.lower()} {where}".strip()
+
+    def _headless(self) -> bool:
+        """Return whether the job has lost the node of its batch script; it then keeps the others and does nothing."""
+        first, _, nodes = _slurm("squeue", "-h", "-j", self.number, "-o", "%B %N").stdout.strip().partition(" ")
+        left = _slurm("scontrol", "show", "hostnames", nodes).stdout.split() if nodes else []
+        return bool(left) and first not in left
 
     def _print(self) -> None:
         with contextlib.suppress(OSError), self.output.open("rb") as file:
@@ -198,7 +206,7 @@ def requeued(overrides: list[str]) -> Iterator[list[str]]:
     if "SLURM_JOB_ID" not in os.environ or "run_dir" not in typed:
         yield overrides
         return
-    from gbactl.engine.signals import stop_at_once
+    from gbactl.engine.signals import NOTHING, stop_at_once
 
     run, restarted = Path(typed["run_dir"].strip("'\"")), os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
     signal.signal(signal.SIGUSR1, stop_at_once)
@@ -206,7 +214,10 @@ def requeued(overrides: list[str]) -> Iterator[list[str]]:
         yield _continued(run, overrides) if restarted else overrides
     except Stopped as stopped:
         if stopped.number == signal.SIGUSR1 and _result(run).get("status") != "FINISHED":
-            stopped.told = "; ".join(filter(None, (stopped.told, _queue_again(os.environ["SLURM_JOB_ID"]))))
+            job = os.environ["SLURM_JOB_ID"]
+            in_vain = restarted and stopped.told in ("", NOTHING)  # it could go on so for ever
+            again = f"job {job} is not queued again; give it more time" if in_vain else _queue_again(job)
+            stopped.told = "; ".join(filter(None, (stopped.told, again)))
         raise
 
 

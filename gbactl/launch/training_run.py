@@ -131,19 +131,24 @@ def _train(
     plan = rounds(dataset, cfg.train)
     show.job = JobProgress(sum(dataset.splits[part.split].rows for part in plan))
     located(cfg.entries, [dataset.splits[part.split].rows for part in plan])  # raises for an unreachable switch
+    obstacle = "" if cfg.model.target is None else _dry_run(cfg, dataset)
     check_memory(cfg, dataset)
     job = StartingPoint.of(cfg, dataset, len(plan))
     run_dir = job.run_dir(cfg)
     show.detail(_headline(cfg, dataset))
     if warning := too_few(cfg, {part.label: dataset.splits[part.split].rows for part in plan}):
         show.say(f"Warning: {warning}")
+    if obstacle:
+        show.say(f"  {obstacle}")
     if cfg.precision == "bf16" and cfg.engine.one_host and lacks_bf16():
         show.say(f"  {SLOW_BF16}")
     with run_dirs.lock(run_dir):
         job.begin(run_dir, cfg)
         shutil.rmtree(run_dir / TRACE_DIR, ignore_errors=True)  # of a launcher that was killed
         with traced(run_dir, show) if trace else contextlib.nullcontext():
-            result = LaunchedRun(cfg, dataset, run_dir, show, hogs, job, command).go()
+            run = LaunchedRun(cfg, dataset, run_dir, show, hogs, job, command)
+            run.warnings += [obstacle] if obstacle else []
+            result = run.go()
     if as_json:
         print(json.dumps(result), flush=True)
     elif command.place is not None:
@@ -155,6 +160,12 @@ def _train(
     if asked():
         raise Stopped(asked(), OVER)
     return result
+
+
+def _dry_run(cfg: RunConfig, dataset: Dataset) -> str:
+    from gbactl.models.dry_run import dry_run  # it imports torch, which takes a second
+
+    return dry_run(cfg.model, dataset, cfg.seed, cfg.precision)
 
 
 @contextlib.contextmanager
@@ -199,6 +210,7 @@ class LaunchedRun:
         self.result: dict[str, Any] | None = None
         self.phases: list[dict[str, Any]] = []
         self.lost: list[dict[str, Any]] = []
+        self.warnings: list[str] = []
         self.injected: list[dict[str, Any]] = []
         self.injection: FaultInjection | None = None
         self.replacements: Replacements | None = None
@@ -532,8 +544,10 @@ class LaunchedRun:
         if self.lost:
             result["lost_workers"] = self.lost
         if status == "FINISHED" and (warning := useless(result)):
-            result["warnings"] = [warning]
+            self.warnings.append(warning)
             self.show.say(f"Warning: {warning}")
+        if self.warnings:
+            result["warnings"] = self.warnings
         if status != "FINISHED":
             result |= {"phases": self.phases, "rounds": by_round(self.phases)}
         result = dict(run_dirs.plain(result))

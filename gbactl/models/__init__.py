@@ -5,29 +5,106 @@ Importing this package does not import torch; building a model does (1-2 s).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import inspect
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any
 
+from gbactl.checked_dataclasses import Bounds, Count, ShareBelowOne, SomeShare
 from gbactl.errors import ConfigError
-from gbactl.models.options import ModelConfig, dense_size, row_width
+from gbactl.targets import found_class
 
 if TYPE_CHECKING:
-    from gbactl.models.base import ClickModel
+    from torch import nn
 
-NAMES = ("deepfm", "wide_deep")
+_INT63 = (1 << 63) - 1
 
 
-def build(cfg: ModelConfig, numeric: int, fields: int, seed: int) -> ClickModel:
+@dataclass
+class ModelConfig:
+    """Configuration of a click model over looked-up rows.
+
+    `target` is its class; None: that of gbactl's model `name`. `options` are the arguments of its constructor beyond
+    those that every model is offered; in files they stand beside the other keys."""
+
+    name: str = "deepfm"
+    dim: Annotated[int, Bounds(at_least=1, at_most=65_536)] = 16
+    hidden: list[Count] = field(default_factory=lambda: [400, 400, 400])
+    dropout: ShareBelowOne = 0.0
+    batch_norm: bool = False
+    batch_norm_momentum: SomeShare = 0.1
+    init_scale: Annotated[float, Bounds(at_least=0, at_most=1000)] = 0.01
+    target: str | None = None
+    first_order: bool | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def row_width(cfg: ModelConfig) -> int:
+    """Compute the width of an embedding row in floats: its vector, and a first-order weight for models that have it.
+
+    By default these are gbactl's own."""
+    return cfg.dim + int(cfg.target is None if cfg.first_order is None else cfg.first_order)
+
+
+def dense_size(cfg: ModelConfig, numeric: int, fields: int) -> int:
+    """Compute the length of the dense vector (parameters and batch-norm buffers) of a configured model.
+
+    A model of another package is built for it. Raises ConfigError where it cannot be."""
+    if cfg.target is not None:
+        from gbactl.models.flat_parameters import FlatModel
+
+        return FlatModel(build(cfg, numeric, fields, 0)).size
+    own = {"deepfm": numeric * cfg.dim}.get(cfg.name, 0)
+    widths = [numeric + fields * cfg.dim, *cfg.hidden]
+    layers = sum((inputs + 1) * outputs for inputs, outputs in pairwise([*widths, 1]))
+    return 1 + numeric + own + layers + (4 * sum(cfg.hidden) if cfg.batch_norm else 0)
+
+
+def build(cfg: ModelConfig, numeric: int, fields: int, seed: int) -> nn.Module:
     """Build a model for the given numbers of numeric and categorical fields; initial values depend on `seed` alone.
 
-    Raises ConfigError for a name that is not known.
-    """
-    from gbactl.models.deepfm import DeepFM
-    from gbactl.models.wide_deep import WideDeep
+    The constructor gets `model.options`, and by name what it wants of: numeric, fields, dim, hidden, dropout,
+    batch_norm, init_scale, seed. torch's global generator is seeded for it. Raises ConfigError."""
+    import torch
+    from torch import nn
+    from torch.nn.modules.batchnorm import _BatchNorm
 
-    known: dict[str, type[ClickModel]] = {"deepfm": DeepFM, "wide_deep": WideDeep}
-    if cfg.name not in known:
-        raise ConfigError(f"model.name={cfg.name} is not known; type model= one of: {', '.join(NAMES)}.")
-    return known[cfg.name](cfg, numeric, fields, seed)
+    what = "a model, a subclass of torch.nn.Module"
+    kind = found_class("model", cfg.name, cfg.target, what, lambda found: issubclass(found, nn.Module))
+    offered = {
+        "numeric": numeric, "fields": fields, "dim": cfg.dim, "hidden": list(cfg.hidden), "dropout": cfg.dropout,
+        "batch_norm": cfg.batch_norm, "init_scale": cfg.init_scale, "seed": seed,
+    }  # fmt: skip
+    arguments = _arguments(cfg, inspect.signature(kind), offered)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed & _INT63)
+        try:
+            model = kind(**arguments)
+        except Exception as error:
+            if cfg.target is None:
+                raise
+            raise ConfigError(f"model.target={cfg.target} cannot be built: {type(error).__name__}: {error}.") from error
+    for norm in model.modules():
+        if isinstance(norm, _BatchNorm):
+            norm.momentum = cfg.batch_norm_momentum
+    return model  # type: ignore[no-any-return]
 
 
-__all__ = ["NAMES", "ModelConfig", "build", "dense_size", "row_width"]
+def _arguments(cfg: ModelConfig, signature: inspect.Signature, offered: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a constructor. Raises ConfigError for an option that it does not take, or lacks."""
+    from gbactl.conf_files import did_you_mean
+
+    every = signature.parameters.values()
+    named = [each for each in every if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in every)
+    taken, what = [each.name for each in named], f"model.target={cfg.target}" if cfg.target else f"model={cfg.name}"
+    own = [name for name in taken if name not in offered]
+    if not takes_any and (strange := sorted(set(cfg.options) - set(own))):
+        meant = did_you_mean(strange[0], own) or (
+            f"Its own are: {', '.join(own)}." if own else "It has none of its own."
+        )
+        raise ConfigError(f"{what} has no option {strange[0]}. {meant}")
+    given = {**{name: value for name, value in offered.items() if name in taken}, **cfg.options}
+    if lacking := [each.name for each in named if each.default is each.empty and each.name not in given]:
+        raise ConfigError(f"{what} needs the option {lacking[0]}; type model.options.{lacking[0]}=VALUE.")
+    return given

@@ -1,4 +1,4 @@
-"""Base class of the click models: a first-order part, an MLP and a bias, over embedding rows already looked up.
+"""Base class of gbactl's click models: a first-order part, an MLP and a bias, over embedding rows already looked up.
 
 The MLP is Linear (+ batch norm) + ReLU + dropout, seeded without the global RNG. Cost: the matrix products; everything
 else in it is under 2 % of a step.
@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gbactl.models.options import ModelConfig
-
 _INT63 = (1 << 63) - 1
 
 
@@ -20,25 +18,27 @@ class ClickModel(nn.Module):
     A row is [v (dim floats) | first-order weight]. Numeric field j has a dense first-order weight.
     """
 
-    def __init__(self, cfg: ModelConfig, numeric: int, fields: int, seed: int) -> None:
+    def __init__(
+        self, numeric: int, fields: int, dim: int, hidden: list[int], dropout: float, batch_norm: bool,
+        init_scale: float, seed: int,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.dim, self.numeric, self.fields = cfg.dim, numeric, fields
-        self.batch_norm_momentum = cfg.batch_norm_momentum
+        self.dim, self.numeric, self.fields, self.init_scale = dim, numeric, fields, init_scale
         self.masks = torch.Generator()
         init = torch.Generator().manual_seed(seed & _INT63)
         self.bias = nn.Parameter(torch.zeros(1))
         self.numeric_weight = nn.Parameter(torch.zeros(numeric)) if numeric else None
         self.mlp = mlp(
-            numeric + fields * cfg.dim,
-            list(cfg.hidden),
-            dropout=cfg.dropout,
-            batch_norm=cfg.batch_norm,
+            numeric + fields * dim,
+            hidden,
+            dropout=dropout,
+            batch_norm=batch_norm,
             init=init,
             masks=self.masks,
         )
-        self.add_parameters(cfg, init)
+        self.add_parameters(init)
 
-    def add_parameters(self, cfg: ModelConfig, init: torch.Generator) -> None:
+    def add_parameters(self, init: torch.Generator) -> None:
         """Add the parameters of a subclass, drawn from the generator `init`."""
 
     def interaction(self, numeric: Tensor, vectors: Tensor) -> Tensor | None:
@@ -81,27 +81,6 @@ class Dropout(nn.Module):
         return x * mask.to(x.dtype)
 
 
-class BatchNorm(nn.BatchNorm1d):
-    """Batch norm whose buffers hold, after a training forward pass, the statistics of that batch alone.
-
-    Momentum 1 makes them so: mean and unbiased variance, without computing them a second time. The
-    running values are kept in the dense vector. One sample has no variance: it is normalised with the
-    running values, as in eval mode, and leaves them unchanged.
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__(width, momentum=1.0)
-        self.num_batches_tracked = None  # momentum 1 needs no count, and the state must not hold one
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalise float32[samples, width] to the same shape."""
-        if self.training and input.shape[0] > 1:
-            return super().forward(input)
-        return nn.functional.batch_norm(
-            input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
-        )
-
-
 class Linear(nn.Linear):
     """Linear layer without torch's own initialisation. (`skip_init` would import sympy for it: 0.5 s a process.)"""
 
@@ -131,7 +110,9 @@ def mlp(
     for width in hidden:
         layers.append(linear(inputs, width, init))
         if batch_norm:
-            layers.append(BatchNorm(width))
+            norm = nn.BatchNorm1d(width)
+            norm.num_batches_tracked = None  # a momentum needs no count, and the state must not hold one
+            layers.append(norm)
         layers.append(nn.ReLU())
         if dropout > 0:
             layers.append(Dropout(dropout, masks))

@@ -9,18 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from gbactl.models.base import ClickModel
-from gbactl.models.options import ModelConfig
 
 
 class DeepFM(ClickModel):
     """DeepFM model: adds the sum over pairs i < j of <v_i x_i, v_j x_j> to the base model's logit."""
 
-    def add_parameters(self, cfg: ModelConfig, init: torch.Generator) -> None:
+    def add_parameters(self, init: torch.Generator) -> None:
         """Add one vector per numeric field, initialised in the same range as embedding rows."""
         self.numeric_vectors: nn.Parameter | None = None
         if self.numeric:
             start = torch.empty(self.numeric, self.dim)
-            start.uniform_(-cfg.init_scale, cfg.init_scale, generator=init)
+            start.uniform_(-self.init_scale, self.init_scale, generator=init)
             self.numeric_vectors = nn.Parameter(start)
 
     def interaction(self, numeric: Tensor, vectors: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
-"""Flat float32 vector (parameters, then batch-norm buffers) that backs a whole model: loading is one memcpy.
+"""Flat float32 vector (parameters, then batch-norm statistics) that backs a whole model: loading is one memcpy.
 
-Q holds, for each batch-norm layer, its running mean and variance. Memory: the vector once, plus Q.
+Q holds, for each batch-norm layer, its running mean and variance. Memory: the vector once, plus Q. Other buffers of a
+model are no part of the vector: every process has them as the model was built.
 
 Also a trained model with its embedding rows, for predictions outside of a run.
 """
@@ -14,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from gbactl.kernels.base import Floats
-from gbactl.models.base import ClickModel
 from gbactl.store.dense import DenseSpec
 
 Vector = NDArray[np.float32]
@@ -25,12 +26,22 @@ MOST_VIEWS = 8
 
 
 class FlatModel:
-    """Model whose parameters and batch-norm buffers are views of one flat float32 vector."""
+    """Model whose parameters and batch-norm buffers are views of one flat float32 vector.
 
-    def __init__(self, model: ClickModel) -> None:
+    After a training forward pass the buffers hold the statistics of that batch alone: momentum 1 makes them so, mean
+    and unbiased variance, without computing them a second time. The running values are kept in the dense vector."""
+
+    def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.parameters = list(model.parameters())
-        self._buffers = list(model.buffers())
+        self.norms = [
+            norm for norm in model.modules() if isinstance(norm, _BatchNorm) and norm.running_mean is not None
+        ]
+        self.momentum = float(self.norms[0].momentum or 0.0) if self.norms else 0.0
+        for norm in self.norms:
+            norm.momentum = 1.0
+        pairs = ((norm.running_mean, norm.running_var) for norm in self.norms)
+        self._buffers = [each for pair in pairs for each in pair if each is not None]
         self.params = sum(p.numel() for p in self.parameters)
         self.buffers = sum(b.numel() for b in self._buffers)
         self._own = torch.empty(self.params + self.buffers, dtype=torch.float32)
@@ -88,7 +99,7 @@ class FlatModel:
     @property
     def dense_spec(self) -> DenseSpec:
         """Layout of the vector: number of parameters and of batch-norm buffers, and the buffers' momentum."""
-        return DenseSpec(self.params, self.buffers, self.model.batch_norm_momentum)
+        return DenseSpec(self.params, self.buffers, self.momentum)
 
     @property
     def size(self) -> int:
@@ -121,6 +132,15 @@ class FlatModel:
         start = max(low, self.params)
         if start < low + len(values):
             np.copyto(self._running[start - self.params : low + len(values) - self.params], values[start - low :])
+
+    def alone(self, alone: bool) -> None:
+        """Let batch norm normalise the next batch with the running values if it is of one sample, without variance.
+
+        It then leaves them unchanged."""
+        for norm in self.norms:
+            norm.training = not alone
+        if alone:
+            self.restore_running()
 
     def restore_running(self) -> None:
         """Restore the loaded running statistics, which a training forward pass overwrites with a batch's statistics."""
@@ -168,12 +188,12 @@ class FlatModel:
 
 
 class TrainedModel(nn.Module):
-    """Click model that looks its rows up itself: click probabilities from numeric fields and ids.
+    """Model that looks its rows up itself: click probabilities from numeric fields and ids.
 
     dense: its dense parameters and running statistics as one vector; rows: float32[rows of all fields, dim + 1];
     offsets: int64[fields], the first row of each field."""
 
-    def __init__(self, model: ClickModel, dense: Floats, rows: Tensor, offsets: Tensor) -> None:
+    def __init__(self, model: nn.Module, dense: Floats, rows: Tensor, offsets: Tensor) -> None:
         super().__init__()
         flat = FlatModel(model)
         flat.load(dense)

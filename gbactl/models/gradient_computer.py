@@ -5,17 +5,16 @@ Nothing of the size of the dense vector is allocated except autograd's own gradi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from gbactl.metrics import ranked_pairs
-from gbactl.models.base import ClickModel
 from gbactl.models.flat_parameters import FlatModel, Vector
 
 Floats = NDArray[np.float32]
@@ -25,6 +24,11 @@ def _tensor(array: NDArray[Any]) -> Tensor:
     """Convert an array to a tensor, without a copy unless it is read-only (a memory-mapped slice)."""
     floats = np.ascontiguousarray(array, dtype=np.float32)
     return torch.from_numpy(floats if floats.flags.writeable else floats.copy())
+
+
+def seed_torch(key: int) -> None:
+    """Seed torch's global generator, from which a model without the method `seed_dropout` draws its masks."""
+    torch.default_generator.manual_seed(key & ((1 << 63) - 1))
 
 
 @contextmanager
@@ -44,22 +48,24 @@ def one_thread() -> Iterator[None]:
 class GradientComputer:
     """Gradient computation that depends on the loaded parameters, the batch and its random key alone."""
 
-    def __init__(self, model: ClickModel, dense: Vector | None = None, precision: str = "fp32") -> None:
+    def __init__(self, model: nn.Module, dense: Vector | None = None, precision: str = "fp32") -> None:
         """Wrap `model`; `dense`, if given, replaces its initial values; `precision` is fp32 or bf16 (autocast)."""
         if precision not in ("fp32", "bf16"):
             raise ValueError(f"precision {precision} is neither fp32 nor bf16")
         self.model = model
         self.flat = FlatModel(model)
+        self._seed: Callable[[int], None] = getattr(model, "seed_dropout", seed_torch)
         self._low = precision == "bf16"
         self.ranked = (0.0, 0)  # of the last batch, as it was before it was trained: see metrics.ranked_pairs
         if dense is not None:
             self.flat.load(dense)
 
-    def _logits(self, numeric: Tensor, emb: Tensor) -> Tensor:
+    def logits(self, numeric: Tensor, emb: Tensor) -> Tensor:
+        """Compute logits float32[B] in the configured precision."""
         if not self._low:
-            return self.model(numeric, emb)  # type: ignore[no-any-return]
+            return self.model(numeric, emb).float()  # type: ignore[no-any-return]
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return self.model(numeric, emb)  # type: ignore[no-any-return]
+            return self.model(numeric, emb).float()  # type: ignore[no-any-return]
 
     def gradient(self, numeric: Floats, labels: NDArray[Any], emb: Floats, rng_key: int) -> tuple[float, Floats]:
         """Compute a batch's mean loss (nats) and the gradient of the rows `emb`; the model keeps the dense gradient.
@@ -71,16 +77,15 @@ class GradientComputer:
             raise ValueError("a batch of no samples has no gradient")
         if not self.model.training:
             self.model.train()
-        self.model.seed_dropout(rng_key)
-        if emb.shape[0] == 1:
-            self.flat.restore_running()
+        self._seed(rng_key)
+        self.flat.alone(emb.shape[0] == 1)
         rows = _tensor(emb).requires_grad_()
-        logits = self._logits(_tensor(numeric), rows)
+        logits = self.logits(_tensor(numeric), rows)
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, _tensor(labels))
         of_rows, *of_dense = torch.autograd.grad(loss, (rows, *self.flat.parameters))
         self.flat.keep_gradients(tuple(of_dense))
         self.ranked = ranked_pairs(labels, logits.detach().numpy())
-        return loss.item(), of_rows.view(-1, emb.shape[2]).numpy()
+        return loss.item(), of_rows.contiguous().view(-1, emb.shape[2]).numpy()
 
     @torch.inference_mode()
     def predict(self, numeric: Floats, emb: Floats) -> Floats:
@@ -91,4 +96,4 @@ class GradientComputer:
         self.model.eval()
         self.flat.restore_running()
         with one_thread():
-            return torch.sigmoid(self._logits(_tensor(numeric), _tensor(emb))).numpy()
+            return torch.sigmoid(self.logits(_tensor(numeric), _tensor(emb))).numpy()

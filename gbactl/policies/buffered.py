@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from gbactl.policies.policy import Policy, register
+from gbactl.policies.policy import Policy
 from gbactl.policies.records import Decision, Grant, Member, Step
 
 
@@ -109,10 +109,10 @@ class BufferedPolicy(Policy):
         return sum(m.samples / self.phase.local_batch for m in members)
 
 
-@register("async", 1)
 class AsyncPolicy(BufferedPolicy):
     """Policy of `async`: every gradient is a step by itself, on arrival, with weight 1."""
 
+    number: ClassVar[int | None] = 1
     global_step: ClassVar[bool] = False
 
     def buffer_size(self) -> int:
@@ -120,6 +120,7 @@ class AsyncPolicy(BufferedPolicy):
         return 1
 
 
-@register("bsp", 3)
 class BspPolicy(BufferedPolicy):
     """Policy of `bsp`: like `gba` without staleness weights; steps need no barrier, despite the mode's name."""
+
+    number: ClassVar[int | None] = 3

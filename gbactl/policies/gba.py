@@ -13,7 +13,7 @@ from typing import ClassVar, cast
 from gbactl.checked_dataclasses import NumberOrInfinity, Share
 from gbactl.errors import ConfigError
 from gbactl.policies.buffered import BufferedPolicy
-from gbactl.policies.policy import PolicyOptions, register
+from gbactl.policies.policy import PolicyOptions
 
 DECAYS: dict[str, Callable[[float, float], float]] = {  # (staleness beyond iota, decay_rate) -> weight
     "hard": lambda excess, _: 1.0 if excess <= 0 else 0.0,
@@ -52,10 +52,10 @@ class GbaOptions(PolicyOptions):
             )
 
 
-@register("gba", 2)
 class GbaPolicy(BufferedPolicy):
     """Policy of `gba`: a step per global batch of gradients, each weighted by the staleness of its token."""
 
+    number: ClassVar[int | None] = 2
     Options: ClassVar[type[PolicyOptions]] = GbaOptions
 
     def __post_init__(self) -> None:

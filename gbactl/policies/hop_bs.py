@@ -12,7 +12,7 @@ from typing import ClassVar, cast
 
 from gbactl.checked_dataclasses import NumberOrInfinity
 from gbactl.policies.buffered import AsyncPolicy
-from gbactl.policies.policy import PolicyOptions, register
+from gbactl.policies.policy import PolicyOptions
 from gbactl.policies.records import Grant
 
 
@@ -61,10 +61,10 @@ class HopBsOptions(PolicyOptions):
     bound: NumberOrInfinity = 2
 
 
-@register("hop_bs", 4)
 class HopBsPolicy(AsyncPolicy):
     """Policy of `hop_bs`: each gradient is applied on arrival; a worker too far ahead of the slowest one must wait."""
 
+    number: ClassVar[int | None] = 4
     Options: ClassVar[type[PolicyOptions]] = HopBsOptions
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import ClassVar, cast
 
 from gbactl.checked_dataclasses import Natural
 from gbactl.errors import ConfigError
-from gbactl.policies.policy import Policy, PolicyOptions, register
+from gbactl.policies.policy import Policy, PolicyOptions
 from gbactl.policies.records import Decision, Grant, Member, Step
 
 
@@ -30,10 +30,10 @@ class HopBwOptions(PolicyOptions):
             )
 
 
-@register("hop_bw", 5)
 class HopBwPolicy(Policy):
     """Policy of `hop_bw`: a step closes at its first (workers - backup) gradients, or those of all live workers."""
 
+    number: ClassVar[int | None] = 5
     Options: ClassVar[type[PolicyOptions]] = HopBwOptions
     prefetch_rows: ClassVar[bool] = False
 

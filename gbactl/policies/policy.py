@@ -1,4 +1,4 @@
-"""Base of all policies (live workers, leases, re-issued batches, sample counts), and the registry of modes.
+"""Base of all policies (live workers, leases, re-issued batches, sample counts), and the classes of modes.
 
 A decision costs a few microseconds, whatever the number of workers; the loss of a worker costs a look at every
 lease.
@@ -6,20 +6,19 @@ lease.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from gbactl.errors import ConfigError
+from gbactl.paths import option_files
 from gbactl.policies.records import Decision, Drop, Grant, Ledger, Member, Phase, Step
+from gbactl.targets import found_class
 
 __all__ = [
     "Decision", "Drop", "Grant", "Ledger", "Member", "Phase", "Policy", "PolicyOptions", "Step", "make", "names",
-    "policy_class", "register",
+    "policy_class",
 ]  # fmt: skip
 
 
@@ -46,8 +45,7 @@ class Policy(ABC):
 
     #: the type of `options`: its fields are the mode's own keys in conf/mode/
     Options: ClassVar[type[PolicyOptions]] = PolicyOptions
-    #: the mode's name, and its number in the metric `mode_id`; set by `register`
-    name: ClassVar[str] = ""
+    #: the value of the metric `mode_id` in this mode, which no other mode ever has; a subclass does not inherit it
     number: ClassVar[int | None] = None
     #: who holds the dense parameters: "servers", "workers" (every worker the same copy), or "replicas" (each its own)
     home: ClassVar[str] = "servers"
@@ -183,45 +181,18 @@ class Policy(ABC):
         return Drop(grant.batch, grant.samples)
 
 
-_MODES: dict[str, type[Policy]] = {}
-
-
-def register(name: str, number: int | None = None) -> Callable[[type[Policy]], type[Policy]]:
-    """Class decorator that registers a policy under a mode's name.
-
-    `number`: the value of the metric `mode_id` in this mode, never another mode's, so that curves of old runs keep
-    their meaning. None: no value."""
-
-    def wrap(cls: type[Policy]) -> type[Policy]:
-        cls.name, cls.number = name, number
-        _MODES[name] = cls
-        return cls
-
-    return wrap
-
-
-def _discover() -> None:
-    package = importlib.import_module(__package__)
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
-
-
 def names(such: Callable[[type[Policy]], bool] = lambda _: True) -> tuple[str, ...]:
-    """List the names of all modes, or of the modes whose policy class satisfies `such`."""
-    _discover()
-    return tuple(sorted(name for name, mode in _MODES.items() if such(mode)))
+    """List the modes that have a configuration file, or those of them whose policy class satisfies `such`."""
+    return tuple(name for name in option_files("mode") if such(policy_class(name)))
 
 
-def policy_class(name: str) -> type[Policy]:
-    """Return the policy class of a mode. Raises ConfigError that lists the modes."""
-    if name not in _MODES:
-        _discover()
-    if name not in _MODES:
-        raise ConfigError(f"mode.name={name} is not known; type mode= one of: {', '.join(names())}.")
-    return _MODES[name]
+def policy_class(name: str, target: str | None = None) -> type[Policy]:
+    """Return the policy class of a mode: that of `target`, or of the mode's file. Raises ConfigError."""
+    what = f"a policy, a subclass of {Policy.__module__}.Policy"
+    return found_class("mode", name, target, what, lambda found: issubclass(found, Policy))
 
 
 def make(name: str, phase: Phase, options: PolicyOptions | None = None) -> Policy:
-    """Make the policy of a mode for one phase; without `options`, with the mode's default ones."""
+    """Make the policy of a mode of gbactl for one phase; without `options`, with the mode's default ones."""
     mode = policy_class(name)
     return mode(phase, options or mode.Options())

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 
 from gbactl.checked_dataclasses import Bounds, Count, NumberOrInfinity, Processes, Share, ShareBelowOne
 from gbactl.policies.buffered import AsyncPolicy
-from gbactl.policies.policy import PolicyOptions, register
+from gbactl.policies.policy import PolicyOptions
 from gbactl.policies.records import Grant
 
 
@@ -90,57 +90,57 @@ class ReplicaPolicy(AsyncPolicy):
         return self._lease(worker, full)  # the complete grant, which a new coordinator may send again
 
 
-@register("shadow_easgd", 6)
 class ShadowEasgd(ReplicaPolicy):
     """Policy of `shadow_easgd`: elastic averaging with a centre on the servers, in the background."""
 
+    number: ClassVar[int | None] = 6
     Options: ClassVar[type[PolicyOptions]] = ShadowOptions
     rule, shadow = "easgd", True
 
 
-@register("fr_easgd", 9)
 class ForegroundEasgd(ReplicaPolicy):
     """Policy of `fr_easgd`: elastic averaging with a centre every k iterations, while the trainer's threads stop."""
 
+    number: ClassVar[int | None] = 9
     Options: ClassVar[type[PolicyOptions]] = ForegroundOptions
     rule = "easgd"
 
 
-@register("shadow_ma", 7)
 class ShadowMa(ReplicaPolicy):
     """Policy of `shadow_ma`: model averaging in the background."""
 
+    number: ClassVar[int | None] = 7
     Options: ClassVar[type[PolicyOptions]] = ShadowOptions
     rule, shadow, collective = "ma", True, True
 
 
-@register("fr_ma", 10)
 class ForegroundMa(ReplicaPolicy):
     """Policy of `fr_ma`: model averaging every k local iterations, while the trainer's threads stop."""
 
+    number: ClassVar[int | None] = 10
     Options: ClassVar[type[PolicyOptions]] = ForegroundOptions
     rule, collective = "ma", True
 
 
-@register("local_sgd", 12)
 class LocalSgd(ReplicaPolicy):
     """Policy of `local_sgd`: every k local iterations each replica becomes the mean of all."""
 
+    number: ClassVar[int | None] = 12
     Options: ClassVar[type[PolicyOptions]] = LocalSgdOptions
     rule, collective = "ma", True
 
 
-@register("shadow_bmuf", 8)
 class ShadowBmuf(ReplicaPolicy):
     """Policy of `shadow_bmuf`: blockwise model update filtering in the background."""
 
+    number: ClassVar[int | None] = 8
     Options: ClassVar[type[PolicyOptions]] = ShadowBlockOptions
     rule, shadow, collective = "bmuf", True, True
 
 
-@register("fr_bmuf", 11)
 class ForegroundBmuf(ReplicaPolicy):
     """Policy of `fr_bmuf`: blockwise model update filtering every k iterations, while the trainer's threads stop."""
 
+    number: ClassVar[int | None] = 11
     Options: ClassVar[type[PolicyOptions]] = ForegroundBlockOptions
     rule, collective = "bmuf", True

@@ -10,7 +10,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import ClassVar, NamedTuple
 
-from gbactl.policies.policy import Policy, register
+from gbactl.policies.policy import Policy
 from gbactl.policies.records import Decision, Grant, Member, Step
 
 
@@ -137,13 +137,13 @@ class Dealer:
             heappush(self._hands[worker], dealt)
 
 
-@register("sync", 0)
 class SyncPolicy(Policy):
     """Policy of `sync`: every worker computes one batch of every step, which closes when all have arrived.
 
     With N workers at first, the worker at position j has batch s * N + j of step s. A failed worker's batches are
     dealt to those left, some of which do two; the divisor stays N."""
 
+    number: ClassVar[int | None] = 0
     home: ClassVar[str] = "workers"
     collective: ClassVar[bool] = True
     in_step: ClassVar[bool] = True

@@ -15,7 +15,7 @@ from gbactl.config import RunConfig, check_switch, from_dict
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import AnnounceRecord, DropRecord, InfoRecord, OrderRecord, Record
 from gbactl.errors import ConfigError, EventLogError, TornLogError
-from gbactl.policies.policy import names, policy_class
+from gbactl.policies.policy import names
 from gbactl.replay.gradient_recomputation import PulledVersions
 from gbactl.wire.messages import BeginPhase
 
@@ -109,15 +109,15 @@ def _config(path: Path, header: dict[str, Any]) -> RunConfig:
 
 def _summed(run: RunConfig, *cfgs: RunConfig) -> None:
     """Raise EventLogError if a phase cannot be replayed: it has replicas, or its summation order is unknown."""
-    modes = [policy_class(phase.mode.name) for cfg in cfgs for phase in cfg.phases]
-    replicas = [mode.name for mode in modes if not mode.replayable]
+    modes = [phase.mode for cfg in cfgs for phase in cfg.phases]
+    replicas = [mode.name for mode in modes if not mode.policy.replayable]
     if replicas:
         raise EventLogError(
             f"A run with phases of mode={replicas[0]} cannot be replayed: its replicas meet when they meet. Its "
             f"accounting and checksums in result.json check it instead; runs of {_replayed()} can be replayed."
         )
     known = not run.engine.real or run.collective.name == "shm" or run.processes <= 2
-    summed = [mode.name for mode in modes if mode.collective]
+    summed = [mode.name for mode in modes if mode.policy.collective]
     if summed and not known:
         raise EventLogError(
             f"A run with phases of mode={summed[0]} cannot be replayed where {run.collective.name} sums the gradients "

@@ -26,6 +26,7 @@ from gbactl.errors import DataError, EventLogError, UsageError
 from gbactl.kernels.native import flushed
 from gbactl.launch.progress import ProgressDisplay
 from gbactl.launch.run_dir import LOG, find, tracked_as
+from gbactl.models.dry_run import dry_run
 from gbactl.nodes.role_setup import header
 from gbactl.paths import replacing
 from gbactl.replay.event_log_scan import Recording, scan
@@ -86,6 +87,9 @@ def replay(
     recording = scan(run_dir / LOG)
     last = _last_step(recording, until)
     dataset = _dataset(recording, progress)
+    cfg = recording.cfg
+    if cfg.model.target is not None and (why := dry_run(cfg.model, dataset, cfg.seed, cfg.precision)):
+        raise EventLogError(why)
     differences = machine_differences(recording.header, header(recording.cfg, dataset))
     with torch_threads(recording.header["threads"]):
         replayer = _replayer(recording, dataset, last, bool(differences), progress)

@@ -22,7 +22,7 @@ from gbactl.coordinator.statistics import Statistics
 from gbactl.data.dataset import Dataset
 from gbactl.errors import EventLogError
 from gbactl.hashing import MODULUS
-from gbactl.policies import Ledger, Phase, Step, make
+from gbactl.policies import Ledger, Phase, Step
 from gbactl.replay.event_log_scan import PhaseRecord, Recording
 from gbactl.replay.gradient_recomputation import CapturedValues, GradientRecomputer, ReplayedReplica
 from gbactl.store.gradient_slice import StepOrder
@@ -116,7 +116,7 @@ class Replayer:
             tuple(range(cfg.cluster.workers, processes)),
             prefetch=cfg.mode.prefetch,
         )
-        policy = make(begin.mode, shape, cfg.policy_options())
+        policy = cfg.mode.policy(shape, cfg.policy_options())
         done = self._ledger.finished
         lr_scale = lambda finished: self._lr_scale(done + finished)  # noqa: E731
         self._phase, self._logged = phase, LoggedPhase(TrainingPhase(policy, lr_scale, self._statistics))

@@ -200,13 +200,15 @@ class SwitchPlan(Generic[T]):
 
 def mode_id(mode: str) -> float | None:
     """Return the number that stands for a mode in the metric `mode_id`; None for a mode without one."""
-    number = policy_class(mode).number if mode in names() else None
+    number = vars(policy_class(mode)).get("number") if mode in names() else None
     return None if number is None else float(number)
 
 
 def legend() -> str:
     """Describe which number stands for which mode in the metric `mode_id`."""
-    numbered = sorted((number, mode) for mode in names() if (number := policy_class(mode).number) is not None)
+    numbered = sorted(
+        (number, mode) for mode in names() if (number := vars(policy_class(mode)).get("number")) is not None
+    )
     return ", ".join(f"{number} {mode}" for number, mode in numbered)
 
 

@@ -1,13 +1,15 @@
-"""A mode, a model and a data set added as the tutorials show, and an engine: every command knows them.
+"""The templates, as a package of the user's own that pip has installed: a model, a mode and a reader, without a fork.
 
-Mode and engine are removed again, and every command forgets them. Their runs are tracked, those of the tutorials not.
+And an engine, which is a file of the tree: every command knows it, and forgets it when it is removed.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,12 +18,15 @@ from typing import Any
 import pytest
 
 import gbactl
-from tests.support.pages import apply_changes, commands, files
-from tests.support.processes import Launcher
+from gbactl.checkpoint.folder import MANIFEST
+from tests.support.commands import ROOT
+from tests.support.pages import commands
+from tests.support.processes import Launcher, wait_for
 
 pytestmark = [pytest.mark.beside, pytest.mark.timeout(900)]
 
-MODE = files("docs/tutorials/add-a-mode.md")
+TEMPLATES = Path(ROOT) / "experiments" / "templates"
+SEARCHED = "hydra.searchpath=[pkg://click_parts.conf]"
 NOTED = '''"""`cluster=noted`: processes of this host that are written down as they are started."""
 
 from __future__ import annotations
@@ -63,25 +68,23 @@ SHORT = ("data.rows_per_day=2000", "mode.local_batch=128", "collective=shm")
 UNTRACKED = "tracking.enabled=false"
 
 
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder into which pip has installed a copy of the templates."""
+    copied, folder = tmp_path_factory.mktemp("source") / "templates", tmp_path_factory.mktemp("site")
+    shutil.copytree(TEMPLATES, copied)
+    options = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--no-compile", "--target", str(folder))
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(copied)], check=True)
+    assert (folder / "click_parts" / "conf" / "mode" / "pairs.yaml").is_file()
+    return folder
+
+
 @pytest.fixture
-def checkout(launcher: Launcher, tmp_path: Path) -> Path:
-    """A copy of gbactl, which `launcher` and its processes use."""
-    made = tmp_path / "checkout"
-    for name in ("gbactl", "conf"):
-        shutil.copytree(Path(gbactl.__file__).parents[1] / name, made / name)
-    launcher.environment["PYTHONPATH"] = str(made)
-    return made
-
-
-def add(checkout: Path, added: dict[str, str]) -> None:
-    for name, text in added.items():
-        assert not (checkout / name).exists()
-        (checkout / name).write_text(text)
-
-
-def remove(checkout: Path, added: dict[str, str]) -> None:
-    for name in added:
-        (checkout / name).unlink()
+def own(launcher: Launcher, installed: Path) -> Launcher:
+    """The launcher, with the package and 20,000 clicks of its reader."""
+    launcher.environment["PYTHONPATH"] = os.pathsep.join([launcher.environment["PYTHONPATH"], str(installed)])
+    subprocess.run([sys.executable, str(TEMPLATES / "make_clicks.py")], cwd=launcher.cwd, check=True)
+    return launcher
 
 
 def said(launcher: Launcher, *arguments: str, code: int = 0) -> str:
@@ -102,72 +105,98 @@ def modes_reported(launcher: Launcher) -> list[str]:
     return [group["key"][0] for group in groups]
 
 
-def test_two_files_make_a_mode_and_two_an_engine_and_no_other_is_touched(launcher: Launcher, checkout: Path) -> None:
-    page = "docs/tutorials/add-a-mode.md"
-    add(checkout, MODE)
-    add(checkout, ENGINE)
-    train, replay, switch = commands(page, "additions")
-    trained, replayed = result_of(train, launcher, UNTRACKED), result_of(replay, launcher)
+def test_a_mode_of_a_package_trains_is_switched_to_and_replayed(own: Launcher) -> None:
+    train, replay, switch = commands("docs/tutorials/add-a-mode.md", "additions")
+    trained, replayed = result_of(train, own), result_of(replay, own)
     assert trained["mode"] == "pairs" and trained["samples"]["trained"] == 40000 and replayed["identical"]
+    assert SEARCHED in trained["command"].replace("'", "")
+    switched = result_of(switch, own)
+    assert [phase["mode"] for phase in switched["phases"]] == ["sync", "pairs", "pairs"]
+    assert sorted(modes_reported(own)) == ["pairs", "sync>pairs@samples10000"]
+    assert "mode.size does not belong" in said(own, "train", "mode=gba", "mode.size=3", SEARCHED, code=2)
+    del own.environment["PYTHONPATH"]
+    assert "click_parts" in said(own, "replay", trained["run_dir"], code=1)
 
-    mine = ("mode=pairs", "mode.size=3", "cluster=noted", "cluster.file=begun")
-    real = launcher.train(*SHORT, *mine, tracking=True)
-    assert (real["mode"], real["samples"]["trained"]) == ("pairs", 2000) and real["global_step"] == 6
-    assert real["clock"] == "wall"
+
+def test_a_model_of_a_package_trains_by_its_file_and_by_its_target_alone(own: Launcher) -> None:
+    train, bare = commands("docs/tutorials/add-a-model.md", "additions")
+    trained, named = result_of(train, own, UNTRACKED), result_of(bare, own, UNTRACKED)
+    assert trained["samples"]["trained"] == named["samples"]["trained"] == 40000
+    assert trained["auc"] > 0.6 and "warnings" not in trained
+
+
+def test_a_reader_of_a_package_is_described_and_trained_on(own: Launcher) -> None:
+    described, train = commands("docs/tutorials/add-a-data-set.md", "additions")
+    assert "clicks: 20,000 rows, 0 numeric features, 2 fields" in said(own, *shlex.split(described)[1:])
+    trained = result_of(train, own, UNTRACKED)
+    assert trained["samples"]["read"] == 20000 * 6 // 7 and trained["auc"] > 0.6
+
+    (own.cwd / "clicks.csv").write_text("1,2,3\n1,two,3\n")
+    assert "clicks.csv, from line 1 on" in said(own, *shlex.split(train)[1:], code=1)
+    assert "data.users" in said(own, *shlex.split(train)[1:], "+data.users=3", code=2)
+
+
+PARTS = (
+    SEARCHED, "model=cross", "data=clicks", "data.path=clicks.csv", "data.rows=200", "optim.lr=0.01", "model.dim=4",
+    "train.global_batch=128", "cluster.workers=2", "cluster.servers=2", "collective=shm",
+)  # fmt: skip
+ALL = shlex.join(["gbactl", "train", *PARTS, UNTRACKED])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["sync", "async", "gba", "pairs"])
+def test_model_mode_and_reader_train_together_on_real_processes(own: Launcher, mode: str) -> None:
+    trained = result_of(ALL, own, f"mode={mode}", "run_dir=runs/own")
+    assert trained["samples"]["trained"] == 17142 and trained["auc"] > 0.6
+    assert result_of("gbactl replay runs/own", own)["identical"]
+
+
+@pytest.mark.slow
+def test_they_are_switched_to_and_recover_after_kills(own: Launcher) -> None:
+    schedule = "switch.schedule=[{at: {day: 2}, to: pairs}, {at: {day: 4}, to: gba}]"
+    kill = "faults.plans=[{kind: kill, workers: [1], step: 40}, {kind: kill, servers: [0], step: 80}]"
+    result = result_of(ALL, own, "mode=sync", schedule, kill, "checkpoint=full", "checkpoint.interval_steps=20")
+    assert [*dict.fromkeys(phase["mode"] for phase in result["phases"])] == ["sync", "pairs", "gba"]
+    assert result["samples"]["trained"] == 17142 and len(result["recovery"]) == 2
+
+
+@pytest.mark.slow
+def test_a_killed_run_of_theirs_is_resumed_where_the_package_is_named(own: Launcher) -> None:
+    slow = "faults.plans=[{kind: constant, workers: all, factor: 20}]"
+    begun = own.start(*PARTS, "mode=pairs", "checkpoint=full", "checkpoint.interval_steps=5", slow, small=False)
+    wait_for(lambda: any((begun.run_dir / "checkpoints").glob(f"cut-*/{MANIFEST}")))
+    begun.process.send_signal(signal.SIGKILL)
+    begun.process.wait()
+    again = f"gbactl train resume={begun.run_dir} faults=none {UNTRACKED}"
+    assert "is not gbactl's" in said(own, *shlex.split(again)[1:], code=2)
+    assert result_of(again, own, SEARCHED)["status"] == "FINISHED"
+
+
+@pytest.fixture
+def checkout(launcher: Launcher, tmp_path: Path) -> Path:
+    """A copy of gbactl, which `launcher` and its processes use."""
+    made = tmp_path / "checkout"
+    for name in ("gbactl", "conf"):
+        shutil.copytree(Path(gbactl.__file__).parents[1] / name, made / name)
+    launcher.environment["PYTHONPATH"] = str(made)
+    return made
+
+
+def test_two_files_make_an_engine_and_no_other_is_touched(launcher: Launcher, checkout: Path) -> None:
+    for name, text in ENGINE.items():
+        assert not (checkout / name).exists()
+        (checkout / name).write_text(text)
+    real = launcher.train(*SHORT, "mode=gba", "cluster=noted", "cluster.file=begun", tracking=True)
+    assert (real["mode"], real["samples"]["trained"], real["clock"]) == ("gba", 2000, "wall")
     run_dir = launcher.started[0].run_dir
     assert (run_dir / "begun").read_text().split() == ["C", "S0", "W0", "W1"]
     assert launcher.replayed(run_dir)["identical"]
-    modelled = result_of(switch, launcher)
-    assert [phase["mode"] for phase in modelled["phases"]] == ["sync", "pairs", "pairs"]
-
-    reported = ["sync>pairs@samples10000", "pairs"]
-    assert modes_reported(launcher) == reported
-    assert "pairs" in said(launcher, "switch", "--run", str(run_dir), "--to", "none", code=2)
     assert "has ended" in said(launcher, "switch", "--run", str(run_dir), "--to", "async", code=2)
-    assert "sync" in (known := said(launcher, "train", "mode=none", code=2)) and "pairs" in known
-    assert "mode.size does not belong" in said(launcher, "train", "mode=gba", "mode.size=3", code=2)
     assert "noted" in said(launcher, "train", "cluster=none", code=2)
     assert "type cluster= one of: noted" in said(launcher, "train", "cluster=local", "cluster.file=begun", code=2)
-
-    remove(checkout, MODE)
-    assert "pairs" not in said(launcher, "train", "mode=none", code=2)
-    assert "mode/pairs" in said(launcher, "train", "mode=pairs", code=2)
-    assert "pairs is not known; type mode=" in said(launcher, "replay", str(run_dir), code=1)
-
-    add(checkout, MODE)
-    remove(checkout, ENGINE)
+    for name in ENGINE:
+        (checkout / name).unlink()
     assert "cluster/noted" in said(launcher, "train", "cluster=noted", code=2)
     why = "cluster=noted is not known; type cluster= one of: exec, hosts, local, ray, slurm, virtual."
     assert why in said(launcher, "replay", str(run_dir), code=1)
-
-    remove(checkout, MODE)
-    assert modes_reported(launcher) == reported
-
-
-def test_a_model_is_added_as_the_tutorial_shows(launcher: Launcher, checkout: Path) -> None:
-    page = "docs/tutorials/add-a-model.md"
-    assert "mf_deep" not in said(launcher, "train", "model.name=none", code=2)
-    add(checkout, files(page))
-    apply_changes(page, checkout)
-    (train,) = commands(page, "additions")
-    trained = result_of(train, launcher, UNTRACKED)
-    assert trained["samples"]["trained"] == 40000
-    assert "mf_deep" in said(launcher, "train", "model.name=none", code=2)
-
-
-def test_a_data_set_is_added_as_the_tutorial_shows(launcher: Launcher, checkout: Path) -> None:
-    page = "docs/tutorials/add-a-data-set.md"
-    added = files(page)
-    (launcher.cwd / "make_clicks.py").write_text(added.pop("make_clicks.py"))
-    add(checkout, added)
-    apply_changes(page, checkout)
-    described, train = commands(page, "additions")
-    make, _, describe = described.partition(" && ")
-    subprocess.run([sys.executable, *shlex.split(make)[1:]], cwd=launcher.cwd, check=True)
-    assert "clicks: 20,000 rows, 0 numeric features, 2 fields" in said(launcher, *shlex.split(describe)[1:])
-    trained = result_of(train, launcher, UNTRACKED)
-    assert trained["samples"]["read"] == 20000 * 6 // 7 and trained["auc"] > 0.6
-
-    (launcher.cwd / "clicks.csv").write_text("1,2,3\n1,two,3\n")
-    assert "clicks.csv, from line 1 on" in said(launcher, *shlex.split(train)[1:], code=1)
-    assert "data.users" in said(launcher, *shlex.split(train)[1:], "+data.users=3", code=2)
+    assert modes_reported(launcher) == ["gba"]

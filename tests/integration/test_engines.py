@@ -1,10 +1,15 @@
-"""Engines on a scheduler or a command: cluster=slurm and cluster=ray on real clusters of two nodes, cluster=exec.
+"""Engines on several hosts: the same tests for each, and what is peculiar to one.
 
+cluster=slurm and cluster=ray are on real clusters of two nodes; those of cluster=exec are containers too.
 Hosts are all this machine here; tests of several network stacks are in test_hosts.py.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,15 +17,22 @@ import pytest
 
 from tests.support import netns, ray_cluster
 from tests.support.netns import LAUNCHER, Containers
-from tests.support.processes import Launcher, collective, wait_for
+from tests.support.processes import SECONDS, SMALL, Finished, Launcher, collective, wait_for
 from tests.support.ray_cluster import RayCluster
 from tests.support.slurm_cluster import SlurmCluster, obstacle
 
-OBSTACLE = obstacle()
-EXEC = ("cluster=exec", "cluster.hosts=[a:1,b:1]", "cluster.exec='sh -c \"exec env AT={host} {agent}\"'")
-SLURM = ("cluster=slurm", "cluster.workers=2")
-RAY_OBSTACLE = ray_cluster.obstacle()
-LONG = ("cluster.placement=packed", "data.days=4", "data.rows_per_day=60000")
+OBSTACLE, RAY_OBSTACLE = obstacle(), ray_cluster.obstacle()
+# what is typed for an engine with two hosts of one worker each
+ENGINES = {
+    "hosts": ("cluster=hosts", "cluster.hosts=[127.0.0.2:1,127.0.0.3:1]"),
+    "exec": ("cluster=exec", "cluster.hosts=[a:1,b:1]", "cluster.exec='sh -c \"exec env AT={host} {agent}\"'"),
+    "slurm": ("cluster=slurm", "cluster.workers=2"),
+    "ray": ("cluster=ray", "cluster.bind=127.0.0.1"),  # where this machine's name points to
+}
+CLUSTERS = {"slurm": "allocated", "ray": "ray"}  # fixtures
+SAVED = ("checkpoint=cpr", "checkpoint.interval_steps=3")
+PACKED = ("cluster.placement=packed",)
+LONG = ("data.days=4", "data.rows_per_day=60000")
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +57,95 @@ def allocated(slurm: SlurmCluster, launcher: Launcher) -> Launcher:
 
 
 @pytest.fixture
+def ray(launcher: Launcher) -> Iterator[RayCluster]:
+    """A Ray cluster of n1, its head, and n2, in which the launcher's commands run."""
+    if RAY_OBSTACLE:
+        pytest.skip(RAY_OBSTACLE)
+    cluster = RayCluster("n1", "n2")
+    launcher.environment = {**launcher.environment, **cluster.environment}
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
 def containers(
-    launcher: Launcher, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, shared_cache: Path
+    launcher: Launcher,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    shared_cache: Path,
+    request: pytest.FixtureRequest,
 ) -> Iterator[Containers]:
-    """Two hosts with their own network, processes and mounts, without the run directory; a third has the launcher."""
+    """Two hosts with their own network, processes and mounts, and a third with the launcher.
+
+    They do not see the run directory, unless the parameter is "shared"."""
     if why := netns.obstacle() or (None if collective() == "horovod" else "cluster=exec needs Horovod's launcher"):
         pytest.skip(why)
     (tmp_path / "runs").mkdir()
-    hidden = (shared_cache, tmp_path / "runs")
+    hidden = (shared_cache, *([] if getattr(request, "param", "") == "shared" else [tmp_path / "runs"]))
     with netns.hosts(tmp_path_factory.mktemp("hosts"), ("a", "b"), hidden, kind=Containers) as made:
         launcher.before = made.inside(LAUNCHER)
         yield made
         assert not [line for name in made.names for line in made.ours(name)]
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """What is typed for an engine of the table, on which the launcher then runs."""
+    if collective() != "horovod":
+        pytest.skip("engines on several hosts need Horovod's launcher")
+    if request.param in CLUSTERS:
+        request.getfixturevalue(CLUSTERS[request.param])
+    return ENGINES[request.param]
+
+
+every_engine = pytest.mark.parametrize("engine", ENGINES, indirect=True)
+
+
+def whole(done: Finished, rows: int) -> Finished:
+    """A run that has ended well, whose samples all have a fate."""
+    assert done.code == 0, done.err
+    samples = done.result["samples"]
+    assert samples["read"] == samples["trained"] + samples["decayed"] + samples["lost"] == rows
+    return done
+
+
+# -- the same for every engine ----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@every_engine
+def test_sync_has_the_same_bits_as_on_one_host(launcher: Launcher, engine: tuple[str, ...]) -> None:
+    there = launcher.train("mode=sync", "cluster.threads=1", *engine)
+    launcher.before = ()
+    here = launcher.train("mode=sync", "cluster.workers=2", "cluster.threads=1")
+    assert here["checksums"] == there["checksums"]
+
+
+@pytest.mark.slow
+@every_engine
+@pytest.mark.parametrize("plan", ["kill_worker", "kill_server"])
+def test_a_killed_process_is_replaced(launcher: Launcher, engine: tuple[str, ...], plan: str) -> None:
+    done = whole(launcher.start("mode=gba", *SAVED, f"faults={plan}", *engine).finish(), 4_000)
+    assert [failed["process"] for failed in done.result["recovery"]] == [
+        {"kill_worker": "W1", "kill_server": "S0"}[plan]
+    ]
+
+
+@pytest.mark.slow
+@every_engine
+def test_a_lost_host_s_processes_go_on_elsewhere(launcher: Launcher, engine: tuple[str, ...]) -> None:
+    """Its agent is killed, and with it a worker and a server."""
+    launched = launcher.start("mode=gba", "checkpoint=cpr", *LONG, *engine)
+    launched.training()
+    agent = int(Path(f"/proc/{launched.node('W1')}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(agent, signal.SIGKILL)
+    done = whole(launched.finish(), 180_000)
+    assert " is gone: " in done.err and {each["process"] for each in done.result["recovery"]} == {"W1", "S1"}
+
+
+# -- of one engine ----------------------------------------------------------------------------------
 
 
 def reached(containers: Containers) -> tuple[str, ...]:
@@ -87,19 +176,26 @@ def test_checkpoints_need_a_run_directory_that_the_hosts_share(launcher: Launche
 
 
 @pytest.mark.slow
-def test_a_lost_container_s_worker_goes_on_elsewhere(launcher: Launcher, containers: Containers) -> None:
-    longer = ("cluster.placement=packed", "cluster.hang_seconds=3", "data.days=4", "data.rows_per_day=60000")
-    launched = launcher.start("mode=gba", *reached(containers), *longer)
+@pytest.mark.parametrize("containers", ["shared"], indirect=True)
+def test_a_launcher_that_gets_sigterm_saves_and_the_next_one_goes_on(
+    launcher: Launcher, containers: Containers
+) -> None:
+    """As when its pod is evicted, and its Job starts another one."""
+    launched = launcher.start("mode=gba", *reached(containers), *LONG)
     launched.training()
-    containers.kill("b")
-    done = launched.finish()
-    assert done.code == 0, done.err
-    assert "Host b is gone" in done.err and [lost["process"] for lost in done.result["lost_workers"]] == ["W1"]
+    launched.process.send_signal(signal.SIGTERM)
+    done = launched.finish(40)
+    stopped = done.result["stopped"]
+    assert done.code == 143 and stopped["state"] == "saved", done.err
+    typed = [each for each in reached(containers) if not each.startswith(("cluster.hosts", "cluster=exec"))]
+    again = launcher.start(f"resume={done.run_dir}", f"run_dir={done.run_dir}", *typed, small=False).finish()
+    again.run_dir = done.run_dir
+    assert whole(again, 180_000).result["checkpoint"]["resumed_at"] == stopped["step"] > 0
 
 
 @pytest.mark.beside
 def test_slurm_places_the_processes(allocated: Launcher, slurm: SlurmCluster) -> None:
-    done = allocated.start("mode=sync", *SLURM).finish()
+    done = allocated.start("mode=sync", *ENGINES["slurm"]).finish()
     assert done.code == 0, done.err
     assert "n1    127.0.0.1" in done.err and "n2    127.0.0.1" in done.err
     config = (done.run_dir / "config.yaml").read_text()
@@ -108,72 +204,177 @@ def test_slurm_places_the_processes(allocated: Launcher, slurm: SlurmCluster) ->
 
 
 @pytest.mark.slow
-def test_sync_has_the_same_bits_under_every_engine(allocated: Launcher) -> None:
-    salloc, allocated.before = allocated.before, ()
-    here = allocated.train("mode=sync", "cluster.workers=2", "cluster.threads=1")
-    there = allocated.train("mode=sync", "cluster.threads=1", *EXEC)
-    allocated.before = salloc
-    queued = allocated.train("mode=sync", "cluster.threads=1", *SLURM)
-    assert here["checksums"] == there["checksums"] == queued["checksums"]
+def test_slurm_s_lost_node_comes_back_and_changes_nothing(slurm: SlurmCluster, allocated: Launcher) -> None:
+    launched = allocated.start("mode=gba", *ENGINES["slurm"], *LONG, *PACKED)
+    launched.training()
+    slurm.lose("n2")
+    slurm.recover("n2")
+    done = whole(launched.finish(), 180_000)
+    assert "Host n2 is gone" in done.err and [each["process"] for each in done.result["recovery"]] == ["W1"]
+    slurm.idle()
 
 
 @pytest.mark.slow
-def test_a_lost_node_s_processes_go_on_elsewhere(slurm: SlurmCluster, allocated: Launcher) -> None:
-    launched = allocated.start("mode=gba", *SLURM, *LONG)
-    launched.training()
+def test_slurm_loses_a_node_before_the_agents_start(slurm: SlurmCluster, allocated: Launcher, tmp_path: Path) -> None:
+    here, go = tmp_path / "here", tmp_path / "go"
+    waiting = f'touch {here}; while [ ! -e {go} ]; do sleep 0.1; done; exec "$@"'
+    allocated.before = (*allocated.before, "sh", "-c", waiting, "sh")
+    launched = allocated.start("mode=gba", *ENGINES["slurm"])
+    wait_for(here.exists)
     slurm.lose("n2")
+    go.touch()
     done = launched.finish()
-    assert done.code == 0, done.err
-    assert "Host n2 is gone" in done.err and done.result["recovery"]
+    slurm.recover("n2")
+    why = (
+        r"gbactl: Host n2 cannot be reached \(srun: error: Unable to create step for job \d+: Requested node .+\); see "
+    )
+    assert done.code == 1 and re.match(why, done.err.splitlines()[-1])
+    slurm.idle()
 
 
-@pytest.fixture
-def ray(launcher: Launcher) -> Iterator[RayCluster]:
-    """A Ray cluster of n1, its head, and n2, in which the launcher's commands run."""
-    if RAY_OBSTACLE:
-        pytest.skip(RAY_OBSTACLE)
-    cluster = RayCluster("n1", "n2")
-    launcher.environment = {**launcher.environment, **cluster.environment}
-    try:
-        yield cluster
-    finally:
-        cluster.stop()
+@pytest.mark.slow
+def test_a_run_goes_on_while_slurm_s_controller_is_dead(slurm: SlurmCluster, allocated: Launcher) -> None:
+    launched = allocated.start("mode=gba", *ENGINES["slurm"], *LONG)
+    launched.training()
+    slurm.kill("slurmctld")
+    wait_for((launched.run_dir / "result.json").exists)
+    slurm.controller()
+    assert whole(launched.finish(), 180_000).result.get("recovery", []) == []
+    slurm.idle()
+
+
+@pytest.mark.slow
+def test_two_jobs_share_the_nodes(slurm: SlurmCluster, allocated: Launcher) -> None:
+    jobs = [allocated.start("mode=sync", *ENGINES["slurm"], "cluster.pin=off", "data.days=3") for _ in range(2)]
+    for job in jobs:
+        job.training()
+    assert slurm.ask("squeue", "-h", "-o", "%N").split() == ["n[1-2]"] * 2
+    first, second = (whole(job.finish(), 8_000).result["checksums"] for job in jobs)
+    assert first == second
+
+
+@pytest.mark.slow
+def test_an_allocation_without_no_kill_is_warned_of(allocated: Launcher) -> None:
+    allocated.before = ("salloc", "-Q", "-N2", "-n2")
+    done = whole(allocated.start("mode=gba", *ENGINES["slurm"]).finish(), 4_000)
+    assert "Warning: this allocation seems to be without --no-kill" in done.err
 
 
 @pytest.mark.beside
 def test_ray_places_the_processes_and_none_of_them_loads_it(launcher: Launcher, ray: RayCluster) -> None:
-    launched = launcher.start("mode=gba", "cluster=ray", "data.rows_per_day=20000")
+    launched = launcher.start("mode=gba", *ENGINES["ray"], "data.rows_per_day=20000")
     pids = [launched.process.pid, *(launched.node(name) for name in ("C", "S0", "S1", "W0", "W1"))]
     loaded = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
     assert not any(word in maps for maps in loaded for word in ("/ray/", "/grpc"))
     done = launched.finish()
     assert done.code == 0, done.err
-    assert "n1    192." in done.err and "n2    127.0.0.1" in done.err
+    assert "\nn1    " in done.err and "\nn2    " in done.err
     assert done.result["samples"]["trained"] + done.result["samples"]["decayed"] == done.result["samples"]["read"]
 
 
 @pytest.mark.slow
-def test_sync_has_the_same_bits_in_a_ray_cluster(launcher: Launcher, ray: RayCluster) -> None:
-    assert launcher.train("mode=async", "cluster=ray")["samples"]["trained"] > 0
-    both = [launcher.train("mode=sync", where)["checksums"] for where in ("cluster=ray", "cluster=local")]
-    assert both[0] == both[1]
-
-
-@pytest.mark.slow
 def test_the_processes_of_a_ray_node_that_is_lost_go_on_elsewhere(launcher: Launcher, ray: RayCluster) -> None:
-    launched = launcher.start("mode=gba", "cluster=ray", *LONG)
+    more = ("data.days=24", "cluster.start_timeout=100")
+    launched = launcher.start("mode=gba", *ENGINES["ray"], *LONG, *PACKED, *more)
     launched.training()
+
+    def successors() -> int:
+        return sum(path.stat().st_size > 0 for path in (launched.run_dir / "logs").glob("W1-*.log"))
+
     ray.ask("remove n2")
+    wait_for(lambda: successors() == 1)
+    ray.ask("add n3")
+    wait_for(lambda: successors() == 2 or launched.process.poll() is not None)
+    launched.process.send_signal(signal.SIGTERM)
     done = launched.finish()
-    assert done.code == 0, done.err
-    assert "Host n2 is gone" in done.err and done.result["recovery"]
+    assert "Host n2 is gone" in done.err and "Host n2 is there again; it gets W1." in done.err, done.err
 
 
 @pytest.mark.slow
 def test_a_ray_head_that_is_lost_ends_the_run_with_a_sentence(launcher: Launcher, ray: RayCluster) -> None:
-    launched = launcher.start("mode=gba", "cluster=ray", *LONG)
+    launched = launcher.start("mode=async", *ENGINES["ray"], *LONG, *PACKED, "data.days=8")
     launched.training()
     ray.ask("remove n1")
     done = launched.finish()
-    print(done.err)
     assert done.code == 1 and "Host n1 is gone" in done.err
+
+
+# -- batch jobs -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def submitter(allocated: Launcher) -> Launcher:
+    """Launcher on a login node."""
+    allocated.before = ()
+    return allocated
+
+
+JOB = ("mode=gba", "cluster=slurm", "cluster.stop_seconds=10", "cluster.slurm.grace=20", "--submit")
+
+
+@pytest.mark.slow
+def test_a_preempted_job_goes_on_by_itself(slurm: SlurmCluster, submitter: Launcher) -> None:
+    launched = submitter.start(*JOB, *LONG)
+    launched.training()
+    urgent = slurm.ask(
+        "sbatch", "--parsable", "-p", "urgent", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "true"
+    )
+    done = whole(launched.finish(), 180_000)
+    assert slurm.ask("scontrol", "show", "job", urgent).count("JobState=COMPLETED") == 1
+    assert "is queued again" in done.out and "--no-kill" not in done.out
+    stopped = json.loads((launched.run_dir / "result.1.json").read_text())["stopped"]
+    assert (stopped["signal"], stopped["state"]) == ("SIGUSR1", "saved")
+
+
+@pytest.mark.slow
+def test_a_job_longer_than_its_time_goes_on_by_itself(submitter: Launcher) -> None:
+    """A minute is the shortest time that a job can have."""
+    slow = "faults.plans=[{kind: constant, workers: [0, 1], factor: 8}]"
+    launched = submitter.start(*JOB, *LONG, slow, "cluster.slurm.sbatch=[time:1]")
+    done = whole(launched.finish(500), 180_000)
+    assert done.out.count("is queued again") >= 1 and "DUE TO TIME LIMIT" not in done.out
+
+
+@pytest.mark.slow
+def test_a_refused_job_and_a_cancelled_one(slurm: SlurmCluster, submitter: Launcher) -> None:
+    refused = submitter.start(*JOB, "cluster.slurm.sbatch=[partition:no]").finish()
+    assert refused.code == 1 and "Slurm refuses the job: Batch job submission failed: Invalid part" in refused.err
+    launched = submitter.start(*JOB, *LONG)
+    launched.training()
+    launched.process.send_signal(signal.SIGINT)
+    left = launched.finish()
+    assert left.code == 130
+    job = re.search(r"job (\d+) goes on; .*'(scancel -b -s TERM \d+)' saves and ends it", left.err)
+    assert job is not None and slurm.ask("squeue", "-h", "-j", job[1], "-o", "%T") == "RUNNING"
+    slurm.ask(*job[2].split())
+    wait_for(lambda: slurm.ask("squeue", "-h") == "")
+    assert (
+        left.result["stopped"]["state"] == "saved" and "is queued again" not in (left.run_dir / "job.log").read_text()
+    )
+
+
+@pytest.mark.slow
+def test_a_job_whose_first_node_is_lost_goes_on_from_a_checkpoint(slurm: SlurmCluster, submitter: Launcher) -> None:
+    """The launcher and the coordinator ran there."""
+    launched = submitter.start(*JOB, *LONG, *SAVED)
+    launched.training()
+    wait_for(lambda: (launched.run_dir / "checkpoints").is_dir() and list(launched.run_dir.glob("checkpoints/cut-*")))
+    slurm.lose("n1")
+    wait_for(lambda: slurm.ask("squeue", "-h", "-o", "%T") == "PENDING", 30)
+    slurm.recover("n1")
+    done = whole(launched.finish(), 180_000)
+    assert (launched.run_dir / "logs.1").is_dir() and "has lost the node of its launcher; job" in done.err
+
+
+@pytest.mark.slow
+def test_a_sweep_is_an_array_of_jobs(slurm: SlurmCluster, submitter: Launcher) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra gbactl[submitit] is not installed")
+    launcher = ("hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=3", "hydra.launcher.cpus_per_task=1")
+    sweep = submitter.begin(
+        "train", "-m", *SMALL, "mode=gba", "seed=1,2", "tracking.enabled=false", *launcher,
+        SLURM_CONF=slurm.environment["SLURM_CONF"],
+    )  # fmt: skip
+    _, err = sweep.communicate(timeout=SECONDS)
+    assert sweep.returncode == 0, err
+    results = [json.loads(path.read_text()) for path in submitter.cwd.glob("runs/*/result.json")]
+    assert sorted((each["seed"], each["status"]) for each in results) == [(1, "FINISHED"), (2, "FINISHED")]

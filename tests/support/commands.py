@@ -55,7 +55,7 @@ def _run(
     if (path := environment.get("PYTHONPATH", ROOT)) != ROOT:  # another copy of gbactl
         for name in [name for name in sys.modules if name.partition(".")[0] == "gbactl"]:
             del sys.modules[name]
-        sys.path.insert(0, path)
+        sys.path[:0] = path.split(os.pathsep)
     for number, path in enumerate(paths, start=1):
         file = os.open(path, os.O_WRONLY)
         os.dup2(file, number)

@@ -6,11 +6,11 @@ A fenced block of language `sh` holds commands. A comment `<!-- test: MARK -->` 
 - `slow`: the same, by `make test-slow`
 - `own data`: on small files of the formats that they name
 - `hosts`: on several network namespaces (tests/integration/test_hosts.py)
-- `additions`: in a copy of the source tree with the files that the page shows (tests/integration/test_additions.py)
+- `additions`: with the templates as an installed package (tests/integration/test_additions.py)
 - `make`: the targets exist
 - `synopsis`: verb, options and keys exist (tests/unit/test_pages.py); words in capitals stand for the reader's own
 
-A fenced block with a title is a file, or, of language `diff`, a change to a file.
+A fenced block with a title is a file.
 """
 
 from __future__ import annotations
@@ -64,15 +64,4 @@ def commands(page: str | Path, *marks: str) -> list[str]:
 
 def files(page: str | Path) -> dict[str, str]:
     """Contents of the new files that a page shows, by path."""
-    return {block.title: block.text for block in blocks(page) if block.title and block.language != "diff"}
-
-
-def apply_changes(page: str | Path, tree: Path) -> None:
-    """Apply the changes to files that a page shows as `diff` blocks, each of which has to fit in exactly one place."""
-    for block in blocks(page, "diff"):
-        lines = [(line[:1], line[1:]) for line in block.text.splitlines()]
-        before = "".join(f"{line}\n" for sign, line in lines if sign != "+")
-        after = "".join(f"{line}\n" for sign, line in lines if sign != "-")
-        text = (tree / block.title).read_text()
-        assert text.count(before) == 1, f"{page}: the change to {block.title} does not fit"
-        (tree / block.title).write_text(text.replace(before, after))
+    return {block.title: block.text for block in blocks(page) if block.title}

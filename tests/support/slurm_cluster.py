@@ -1,4 +1,7 @@
-"""Slurm cluster of two nodes on this machine: munged, slurmctld and two slurmd with their own ports and folder."""
+"""Slurm cluster of two nodes on this machine: munged, slurmctld and two slurmd with their own ports and folder.
+
+`python -m tests.support.slurm_cluster` (`make slurm-cluster`) runs one until Ctrl-C; docs/how-to/run-on-a-scheduler.md
+uses it. The partition `urgent` preempts jobs of the default one, `p`."""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -33,7 +37,7 @@ class SlurmCluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
-        self.started: list[subprocess.Popen[bytes]] = []
+        self.started: dict[str, subprocess.Popen[bytes]] = {}  # by daemon or node, in the order of their start
 
     def start(self) -> None:
         """Start the daemons, and wait until both nodes are idle."""
@@ -41,29 +45,39 @@ class SlurmCluster:
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o400)
         own = [f"--{name}={folder / file}" for name, file in MUNGE.items()]
-        self._begin("munged", "--foreground", "--force", *own)
+        self.begin("munged", "munged", "--foreground", "--force", *own)
         nodes = [
             f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=2 State=UNKNOWN\n"
             for name in NODES
         ]
         for name in ("state", *(f"spool-{node}" for node in NODES)):
             (folder / name).mkdir()
-        text = CONF.format(folder=folder, host=host, port=free_port()) + "".join(nodes)
-        (folder / "slurm.conf").write_text(text + f"PartitionName=p Nodes={','.join(NODES)} Default=YES State=UP\n")
+        text = CONF.format(folder=folder, host=host, port=free_port(), nodes=",".join(NODES), lines="".join(nodes))
+        (folder / "slurm.conf").write_text(text)
         wait_for(lambda: (folder / "munge.socket").exists(), 20)
-        self._begin("slurmctld", "-D")
+        self.controller()
         for node in NODES:
-            self._begin("slurmd", "-D", "-N", node)
-        wait_for(lambda: self.ask("sinfo", "-h", "-o", "%T %D").split() == ["idle", "2"], 40)
+            self.node(node)
+        self.idle()
 
-    def _begin(self, *command: str) -> None:
+    def begin(self, name: str, *command: str) -> None:
+        """Start a daemon under a name, in place of the one that had it."""
         with (self.folder / "daemons.log").open("ab") as log:
-            self.started.append(
-                subprocess.Popen(
-                    command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    start_new_session=True,
-                )
-            )  # fmt: skip
+            self.started[name] = subprocess.Popen(
+                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def controller(self) -> None:
+        """Start slurmctld."""
+        self.begin("slurmctld", "slurmctld", "-D")
+
+    def node(self, name: str) -> None:
+        """Start a node's slurmd."""
+        self.begin(name, "slurmd", "-D", "-N", name)
+
+    def idle(self) -> None:
+        """Wait until both nodes are idle."""
+        wait_for(lambda: self.ask("sinfo", "-h", "-p", "p", "-o", "%T %D").split() == ["idle", "2"], 40)
 
     def ask(self, *command: str) -> str:
         """Return the output of one of Slurm's commands; "" where it fails."""
@@ -71,20 +85,43 @@ class SlurmCluster:
         return done.stdout.strip() if done.returncode == 0 else ""
 
     def lose(self, node: str) -> None:
-        """Kill a node's slurmd and all that Slurm has started there, as its power failure would."""
-        self.started[2 + NODES.index(node)].send_signal(signal.SIGKILL)
-        for entry in Path("/proc").glob("[0-9]*/environ"):
+        """Kill a node's slurmd and all that Slurm has started there, as its power failure would; Slurm sees it down."""
+        sockets = {
+            line.split()[6] for line in Path("/proc/net/unix").read_text().splitlines() if f"spool-{node}/" in line
+        }
+        mark = f"SLURMD_NODENAME={node}".encode()
+        self.kill(node)
+        steps, tasks = [], []
+        for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if f"SLURMD_NODENAME={node}".encode() in entry.read_bytes().split(b"\0"):
-                    os.kill(int(entry.parent.name), signal.SIGKILL)
+                if b"slurmstepd" in (process / "cmdline").read_bytes():
+                    open_files = {os.readlink(file) for file in (process / "fd").iterdir()}
+                    steps += [int(process.name)] * any(f"socket:[{each}]" in open_files for each in sockets)
+                elif mark in (process / "environ").read_bytes().split(b"\0"):
+                    tasks.append(int(process.name))
+        for pid in (*steps, *tasks):  # a slurmstepd would report the end of its tasks
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        self.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
+
+    def recover(self, node: str) -> None:
+        """Start the slurmd of a lost node again."""
+        self.node(node)
+        self.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+    def kill(self, name: str) -> None:
+        """Kill a daemon: slurmctld, or a node's slurmd."""
+        self.started[name].kill()
+        self.started[name].wait()
 
     def stop(self) -> None:
         """Cancel all jobs, and end the daemons."""
         self.ask("scancel", "--user=root")
         time.sleep(0.2)
-        for daemon in reversed(self.started):
+        daemons = list(reversed(self.started.values()))
+        for daemon in daemons:
             daemon.send_signal(signal.SIGTERM)
-        for daemon in reversed(self.started):
+        for daemon in daemons:
             try:
                 daemon.wait(10)
             except subprocess.TimeoutExpired:
@@ -106,12 +143,39 @@ SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
 ReturnToService=2
 SlurmdTimeout=30
+KillWait=5
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
+{lines}PartitionName=p Nodes={nodes} Default=YES State=UP PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes={nodes} State=UP PriorityTier=2 PreemptMode=OFF
 """
+
+
+def main() -> None:
+    """Run a cluster until Ctrl-C or SIGTERM, and say how to use it."""
+    if why := obstacle():
+        raise SystemExit(f"There can be no Slurm cluster here: {why}.")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="gbactl-slurm-") as folder:
+        cluster = SlurmCluster(Path(folder))
+        try:
+            cluster.start()
+            print(f"Nodes {' and '.join(NODES)} are idle until Ctrl-C; type in another terminal:", flush=True)
+            print(f"export SLURM_CONF={folder}/slurm.conf", flush=True)
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.pause()
+        finally:
+            cluster.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.policies import policy as policies
+from gbactl.policies import buffered, gba
 from gbactl.server.shard_server import Server
 from tests.support.lock_step import LockStepAsync, LockStepGba
 
@@ -28,6 +28,5 @@ def shards(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
 @pytest.fixture
 def lock_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `gba` and `async` run in lock-step."""
-    policies.names()
-    monkeypatch.setitem(policies._MODES, "gba", LockStepGba)
-    monkeypatch.setitem(policies._MODES, "async", LockStepAsync)
+    monkeypatch.setattr(gba, "GbaPolicy", LockStepGba)
+    monkeypatch.setattr(buffered, "AsyncPolicy", LockStepAsync)

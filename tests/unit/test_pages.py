@@ -63,7 +63,7 @@ def test_verbs_options_and_keys_of_a_synopsis_exist(line: str) -> None:
 
 @pytest.mark.parametrize("page", pages(), ids=str)
 def test_files_of_the_tree_that_pages_name_exist(page: Path) -> None:
-    named = set(re.findall(r"\b(?:gbactl|tests|experiments|conf)/[\w/.]+\.(?:py|yaml|md)\b", text_of(page)))
+    named = set(re.findall(r"(?<![\w/])(?:gbactl|tests|experiments|conf)/[\w/.]+\.(?:py|yaml|md)\b", text_of(page)))
     missing = [name for name in sorted(named - set(files(page))) if "NAME" not in name and not (ROOT / name).exists()]
     assert not missing
 

@@ -13,9 +13,10 @@ import pytest
 from gbactl.checkpoint.planning import VARIANTS
 from gbactl.config import RunConfig, from_dict
 from gbactl.data.dataset import open_dataset
-from gbactl.data.source_cache import SOURCES, make_source, options_class, prepare
+from gbactl.data.source_cache import make_source, options_class, prepare
 from gbactl.errors import ConfigError, DivergedError
 from gbactl.faults.fault_kinds import KINDS, typed
+from gbactl.paths import option_files
 from gbactl.policies.policy import names, policy_class
 from gbactl.simulation.cluster import run_virtual
 from gbactl.switching.switch_schedule import UNITS
@@ -145,7 +146,7 @@ def _of_faults() -> Iterator[Case]:
 
 
 def _of_data() -> Iterator[Case]:
-    for source in SOURCES:
+    for source in option_files("data"):
         for path in _paths(options_class(source)):
             yield Case(f"data.{path[0]}", ("data", *path), {"data": {"name": source}})
 

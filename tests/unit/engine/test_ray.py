@@ -28,7 +28,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> HostsEngine:
 
 def test_the_command_for_a_host_reserves_its_slots(engine: HostsEngine) -> None:
     told = engine.agent(CLUSTER, "n2")
-    assert told == f"{sys.executable} -m gbactl.engine.ray n2 2 /opt/python -m gbactl.engine.agent"
+    assert told == f"{sys.executable} -m gbactl.engine.ray n2 2 n1 /opt/python -m gbactl.engine.agent"
 
 
 def test_the_nodes_are_asked_for_only_where_no_hosts_are_given(

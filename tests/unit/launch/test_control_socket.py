@@ -148,6 +148,7 @@ def test_a_mode_is_its_file_and_what_is_set() -> None:
     assert found["prefetch"] == "data" and found["decay_rate"] == 0.25
     with pytest.raises(UsageError, match=r"^--to gbaa is no mode; type --to one of: async, bsp, .*gba, "):
         mode_with("gbaa", ())
+    assert mode_with("own", ("target=a.Own", "size=3")) == {"name": "own", "target": "a.Own", "size": 3}
     for change in ("iota", "=4", "iota={"):
         with pytest.raises(UsageError, match=r"--set "):
             mode_with("gba", (change,))

@@ -17,6 +17,8 @@ from gbactl.launch.slurm_job import requeued, submit
 from tests.support.checkpoint_files import save, shards_of
 
 RUN = ("cluster=slurm", "mode=gba", "cluster.workers=4", "run_dir=run")
+# of squeue: the node of the batch script, and all nodes
+FIRST = 'case "$*" in *%B*) echo n1 n[1-2]; exit;; esac\n'
 Commands = Callable[..., Path]
 
 
@@ -41,12 +43,12 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
 def finished(status: str = "FINISHED") -> str:
     """Body of a squeue whose job has written its output and result when it is asked for the second time."""
     told = json.dumps({"status": status})
-    asked = "[ -e asked ] || { : > asked; echo RUNNING n1; exit; }"
+    asked = f"{FIRST}[ -e asked ] || {{ : > asked; echo RUNNING n1; exit; }}"
     return f"{asked}\necho the end > run/job.log; echo '{told}' > run/result.json"
 
 
 def test_a_run_is_submitted_and_followed(commands: Commands, capfd: pytest.CaptureFixture[str]) -> None:
-    calls = commands(sbatch="echo '7;here'", squeue=finished())
+    calls = commands(sbatch="echo '7;here'", squeue=finished(), scontrol="echo n1; echo n2")
     submit([*RUN, "cluster.slurm.nodes=2", "cluster.slurm.sbatch=[time:5,exclusive]"], ["--json"])
     script = Path("run/job.sh").read_text()
     assert "--nodes=2\n#SBATCH --ntasks-per-node=2\n#SBATCH --no-kill\n#SBATCH --requeue\n" in script
@@ -59,11 +61,20 @@ def test_a_run_is_submitted_and_followed(commands: Commands, capfd: pytest.Captu
 
 
 def test_a_run_that_fails_fails_the_command(commands: Commands) -> None:
-    commands(sbatch="echo 7", squeue=finished("FAILED"))
+    commands(sbatch="echo 7", squeue=finished("FAILED"), scontrol="echo n1")
     with pytest.raises(
         ClusterError, match=r"^Job 7 has ended, and its run has not finished; its output is in .*run/job"
     ):
         submit(RUN)
+
+
+def test_a_job_that_has_lost_the_node_of_its_launcher_is_queued_again(
+    commands: Commands, capfd: pytest.CaptureFixture[str]
+) -> None:
+    calls = commands(sbatch="echo 7", squeue=finished(), scontrol="echo n2")
+    submit(RUN)
+    assert "job 7 has lost the node of its launcher; job 7 is queued again" in capfd.readouterr().err
+    assert "scontrol requeue 7" in calls.read_text()
 
 
 def test_slurm_refuses_the_job_or_is_not_there(commands: Commands) -> None:
@@ -98,7 +109,9 @@ def test_what_is_not_submitted(commands: Commands, typed: list[str], why: str) -
 def test_ctrl_c_cancels_the_job_only_if_that_is_wanted(
     commands: Commands, monkeypatch: pytest.MonkeyPatch, cancels: bool
 ) -> None:
-    calls = commands(sbatch="echo 7", squeue="[ -e gone ] || echo RUNNING n1", scancel=": > gone")
+    calls = commands(
+        sbatch="echo 7", squeue=f"{FIRST}[ -e gone ] || echo RUNNING n1", scontrol="echo n1", scancel=": > gone"
+    )
     if cancels:
         monkeypatch.setattr(slurm_job, "_wants_to_cancel", lambda job: True)
     pressed = iter([KeyboardInterrupt])
@@ -155,5 +168,8 @@ def test_a_job_that_slurm_starts_again_goes_on_with_its_run(
         save(Path("run/checkpoints"), shards_of(1))
         with requeued(typed) as given:
             assert given == ["resume=run", "cluster.python=/opt/python"]
+        with pytest.raises(Stopped) as stopped, requeued(typed):
+            os.kill(os.getpid(), signal.SIGUSR1)
+        assert stopped.value.told == "job 7 is not queued again; give it more time"
     finally:
         signal.signal(signal.SIGUSR1, before)

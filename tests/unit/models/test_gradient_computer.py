@@ -10,7 +10,6 @@ import torch
 
 from gbactl.config import ModelConfig
 from gbactl.models import build, row_width
-from gbactl.models.base import BatchNorm
 from gbactl.models.gradient_computer import GradientComputer
 
 N, F, DIM = 3, 4, 5
@@ -124,7 +123,7 @@ def test_predictions_use_the_loaded_running_statistics() -> None:
     before = made.predict(x, rows)
     made.gradient(*batch(9, seed=3), rng_key=0)
     np.testing.assert_array_equal(made.predict(x, rows), before)
-    norm = next(m for m in made.model.modules() if isinstance(m, BatchNorm))
+    norm = next(m for m in made.model.modules() if isinstance(m, torch.nn.BatchNorm1d))
     assert norm.running_mean is not None
     assert float(norm.running_mean.abs().sum()) == 0.0
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from gbactl.conf_files import options
 from gbactl.config import ModelConfig
 from gbactl.errors import ConfigError
-from gbactl.models import NAMES, build, dense_size, row_width
+from gbactl.models import build, dense_size, row_width
 from gbactl.models.base import ClickModel
 from gbactl.models.flat_parameters import FlatModel
 
@@ -49,14 +50,14 @@ def naive_logit(model: ClickModel, x: torch.Tensor, rows: torch.Tensor) -> torch
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("hidden", [[], [6], [6, 5]])
 @pytest.mark.parametrize("numeric", [0, N])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", options("model"))
 def test_the_size_is_known_without_the_model(name: str, numeric: int, hidden: list[int], batch_norm: bool) -> None:
     cfg = ModelConfig(name=name, dim=2, hidden=hidden, batch_norm=batch_norm)
     assert dense_size(cfg, numeric, F) == FlatModel(build(cfg, numeric, F, seed=1)).size
 
 
 @pytest.mark.parametrize("numeric", [0, N])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", options("model"))
 def test_logits_and_gradients_equal_the_naive_formula(name: str, numeric: int) -> None:
     model = build(config(name), numeric, F, seed=1)
     randomise(model)

@@ -1,4 +1,4 @@
-"""A rule that nobody knew before: a file for its arithmetic, five lines for its mode, its keys, and this test."""
+"""A rule that nobody knew before: a file for its arithmetic, a target of four lines for its mode, and this test."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gbactl.policies
 import gbactl.replicas
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
 from gbactl.data.dataset import open_dataset
-from gbactl.policies import policy as policies
 from gbactl.replicas import base as rules
 from gbactl.replicas import rules as known_rules  # noqa: F401  (known before the fixture forgets what came after it)
 from gbactl.simulation.cluster import run_virtual
@@ -31,11 +29,9 @@ class Nudge(AveragingRule):
         np.clip(replica, -self.alpha, self.alpha, out=replica)
 """
 MODE = """
-from gbactl.policies.policy import register
 from gbactl.policies.replica_modes import ForegroundOptions, ReplicaPolicy
 
 
-@register("fr_nudge")
 class ForegroundNudge(ReplicaPolicy):
     Options, rule, collective = ForegroundOptions, "nudge", True
 """
@@ -43,21 +39,20 @@ class ForegroundNudge(ReplicaPolicy):
 
 @pytest.fixture
 def nudge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both files, as if they were in their packages; forgotten afterwards. What was there before is found before."""
-    policies.names()
-    for package, text in ((gbactl.replicas, RULE), (gbactl.policies, MODE)):
-        folder = tmp_path / package.__name__
-        folder.mkdir()
-        (folder / "nudge.py").write_text(text)
-        monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
-        monkeypatch.delitem(sys.modules, f"{package.__name__}.nudge", raising=False)
+    """The rule as if it were in its package, and a module with the mode; forgotten afterwards."""
+    folder = tmp_path / "rule"
+    folder.mkdir()
+    (folder / "nudge.py").write_text(RULE)
+    (tmp_path / "nudging.py").write_text(MODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(gbactl.replicas, "__path__", [*gbactl.replicas.__path__, str(folder)])
+    for module in ("gbactl.replicas.nudge", "nudging"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setattr(rules, "_RULES", dict(rules._RULES))
-    monkeypatch.setattr(policies, "_MODES", dict(policies._MODES))
 
 
 @pytest.mark.usefixtures("nudge")
-def test_its_mode_and_its_arithmetic_are_found() -> None:
-    assert "fr_nudge" in policies.names()
+def test_its_arithmetic_is_found() -> None:
     replica, mean = np.array([0.0, 1.0], np.float32), np.array([0.1, 9.0], np.float32)
     rules.make("nudge", 2, {"alpha": 0.5}).exchange(replica, mean)
     assert replica.tolist() == [np.float32(0.1), 0.5]
@@ -67,7 +62,7 @@ def test_its_mode_and_its_arithmetic_are_found() -> None:
 def test_it_trains(tmp_path: Path) -> None:
     data, events = small_data.prepared(tmp_path / "cache", 600), []
     cfg = RunConfig(
-        mode=ModeConfig("fr_nudge", local_batch=32, options={"k": 2, "alpha": 0.01}),
+        mode=ModeConfig("fr_nudge", 32, target="nudging.ForegroundNudge", options={"k": 2, "alpha": 0.01}),
         model=ModelConfig(dim=4, hidden=[8]), cluster=ClusterConfig(name="virtual", workers=3, servers=1),
         train=TrainConfig(global_batch=96),
     )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Configuration files: hydra.searchpath=[pkg://click_parts.conf]."""

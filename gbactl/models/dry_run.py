@@ -1,0 +1,113 @@
+"""Dry run of a model of the user's own on one batch, before training: does it keep the contract of a model?
+
+forward(numeric float32[B, N], fields float32[B, F, W]) returns logits float32[B], for any B from 1 on; every parameter
+is a float32 and has a gradient. A run can be replayed if the gradient depends on the parameters, the batch and its seed
+alone. Costs three gradients of a small batch. gbactl's own models are not run: tests have seen to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import nn
+
+from gbactl.data.dataset import Batch, Dataset
+from gbactl.errors import ConfigError, require
+from gbactl.kernels.base import Floats
+from gbactl.models import ModelConfig, build, row_width
+from gbactl.models.gradient_computer import GradientComputer
+
+SAMPLES = 32  # of the batch; one of a single sample follows, as a phase may end with it
+KEYS = (1, 2, 1)  # seeds of three batches, of which the first and the last have to give the same
+
+
+def dry_run(cfg: ModelConfig, dataset: Dataset, seed: int, precision: str) -> str:
+    """Compute on samples of the first day or split. Returns why the run could not be replayed, "" where it could.
+
+    Raises ConfigError, one sentence, where the model breaks the contract."""
+    batch, schema = dataset.splits[0].slice(0, min(SAMPLES, dataset.splits[0].rows)), dataset.schema
+    drawn = np.random.default_rng(seed).uniform(-1, 1, (len(batch), schema.fields, row_width(cfg)))
+    rows = (drawn * max(cfg.init_scale, 0.01)).astype(np.float32)
+    model = build(cfg, schema.numeric, schema.fields, seed)
+    _check_parameters(cfg, model)
+    computer = GradientComputer(model, precision=precision)
+    for count in (len(batch), 1):
+        _check_batch(cfg, computer, batch.numeric[:count], rows[:count])
+    return _obstacle(cfg, computer, batch, rows)
+
+
+def _check_parameters(cfg: ModelConfig, model: nn.Module) -> None:
+    what = f"model.target={cfg.target}"
+    named = dict(model.named_parameters())
+    require(bool(named), f"{what} has no parameters, so there is nothing dense to train; give it a bias at least.")
+    for name, parameter in named.items():
+        lazy = isinstance(parameter, nn.parameter.UninitializedParameter)
+        require(not lazy, f"{what} has the lazy parameter {name}; give its layer the width of its input.")
+        kind = str(parameter.dtype).removeprefix("torch.")
+        require(kind == "float32", f"{what} has the parameter {name} of type {kind}; all of them have to be float32.")
+        told = f"{what} has the parameter {name} without a gradient (requires_grad=False); make it a buffer."
+        require(parameter.requires_grad, told)
+
+
+@contextlib.contextmanager
+def _told(cfg: ModelConfig, numeric: Floats, rows: Floats) -> Iterator[None]:
+    """Context that tells an exception of the user's model in one sentence, with the shapes of what it was given."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise ConfigError(
+            f"model.target={cfg.target} fails on a batch of numeric {list(numeric.shape)} and fields "
+            f"{list(rows.shape)} ({type(error).__name__}: {text[:300]})."
+        ) from error
+
+
+def _check_batch(cfg: ModelConfig, computer: GradientComputer, numeric: Floats, rows: Floats) -> None:
+    """Raise ConfigError unless logits and gradients of a batch are as they have to be."""
+    what, count = f"model.target={cfg.target}", len(rows)
+    named = dict(computer.model.train().named_parameters())
+    computer.flat.alone(count == 1)
+    fields = torch.from_numpy(rows).requires_grad_()
+    with _told(cfg, numeric, rows):
+        logits = computer.logits(torch.tensor(numeric), fields)
+        shape = f"{what} returns logits of shape {list(logits.shape)} for a batch of {count}, not [{count}]"
+        hint = "; end forward with .squeeze(1)" if logits.dim() == 2 else "; squeeze(1) keeps the batch, squeeze() not"
+        require(tuple(logits.shape) == (count,), f"{shape}{hint if logits.numel() == count else ''}.")
+        require(bool(torch.isfinite(logits).all()), f"{what} returns logits that are NaN or infinite.")
+        require(logits.requires_grad, f"{what} returns logits without a gradient; leave out detach() and no_grad().")
+        leaves = {"fields": fields, **named}
+        found = torch.autograd.grad(logits.sum(), list(leaves.values()), allow_unused=True)
+    for name, gradient in zip(leaves, found, strict=True):
+        which = "the looked-up fields" if name == "fields" else f"the parameter {name}"
+        require(gradient is not None, f"{what} gives no gradient to {which}, which forward does not use; take it out.")
+        finite = gradient is None or bool(torch.isfinite(gradient).all())
+        require(finite, f"{what} gives a gradient to {which} that is NaN or infinite.")
+
+
+def _obstacle(cfg: ModelConfig, computer: GradientComputer, batch: Batch, rows: Floats) -> str:
+    """Describe what a gradient depends on beside parameters, batch and seed; "" where there is nothing."""
+    norms = {id(each) for norm in computer.flat.norms for each in norm.buffers()}
+    buffers = {name: each for name, each in computer.model.named_buffers() if id(each) not in norms}
+    before = {name: each.clone() for name, each in buffers.items()}
+    seen = []
+    for key in KEYS:
+        order = slice(None, None, -1 if key == KEYS[1] else 1)
+        computer.flat.restore_running()
+        loss, of_rows = computer.gradient(batch.numeric[order], batch.labels[order], rows[order], key)
+        dense = np.empty(computer.flat.size, np.float32)
+        computer.flat.gradient_into(dense)
+        seen.append((loss, of_rows.tobytes(), dense.tobytes()))
+    what = f"The run cannot be replayed: model.target={cfg.target}"
+    if changed := [name for name, each in buffers.items() if not torch.equal(each, before[name])]:
+        return f"{what} changes its buffer {changed[0]} in training, of which each worker has its own, unsaved."
+    if seen[0] != seen[-1]:
+        return (
+            f"{what} gives another gradient to the same batch with the same seed: it draws random numbers from "
+            "elsewhere than torch, or remembers earlier batches."
+        )
+    return ""

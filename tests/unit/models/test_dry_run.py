@@ -1,0 +1,163 @@
+"""Models of one's own: the contract, told in a sentence before training, and what can be replayed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gbactl.config import ModelConfig
+from gbactl.data.dataset import Dataset, open_dataset
+from gbactl.errors import ConfigError
+from gbactl.models import build, dense_size, row_width
+from gbactl.models.dry_run import dry_run
+from gbactl.models.gradient_computer import GradientComputer
+from tests.support import small_data
+
+
+class Plain(nn.Module):
+    """Logistic regression over everything, with what a subclass does to its logits."""
+
+    def __init__(self, numeric: int, fields: int, dim: int, scale: float = 1.0) -> None:
+        super().__init__()
+        self.last, self.scale = nn.Linear(numeric + fields * dim, 1), scale
+
+    def forward(self, numeric: Tensor, fields: Tensor) -> Tensor:
+        return self.end(self.last(torch.cat([numeric, fields.flatten(1)], 1)).squeeze(1) * self.scale)
+
+    def end(self, logits: Tensor) -> Tensor:
+        return logits
+
+
+def kind(end: Any = None, init: Any = None) -> type[Plain]:
+    class Made(Plain):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            if init is not None:
+                init(self)
+
+        def end(self, logits: Tensor) -> Tensor:
+            return logits if end is None else end(self, logits)  # type: ignore[no-any-return]
+
+    Made.__init__.__wrapped__ = Plain.__init__  # type: ignore[attr-defined]
+    return Made
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return open_dataset(small_data.prepared(Path(tmp_path_factory.mktemp("cache")), 600))
+
+
+@pytest.fixture
+def tried(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Tries a class with options."""
+
+    def run(made: type[nn.Module], **options: Any) -> str:
+        module = ModuleType("made_here")
+        module.Made = made  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "made_here", module)
+        return dry_run(ModelConfig("made", dim=4, target="made_here.Made", options=options), dataset, 0, "fp32")
+
+    return run
+
+
+def test_a_model_that_keeps_the_contract(tried: Any) -> None:
+    assert tried(Plain) == tried(Plain, scale=2.0) == ""
+    assert tried(kind(init=lambda model: model.register_buffer("constant", torch.ones(3)))) == ""
+    assert tried(kind(lambda model, logits: nn.functional.dropout(logits, 0.5, model.training))) == ""
+
+
+def frozen(model: Plain) -> None:
+    model.last.weight.requires_grad_(False)
+
+
+def count(model: Any, logits: Tensor) -> Tensor:
+    model.seen += 1
+    return logits
+
+
+@pytest.mark.parametrize(
+    ("made", "sentence"),
+    [
+        (kind(lambda _, logits: logits.unsqueeze(1)), r"shape \[\d+, 1\] for a batch of \d+, not \[\d+\]; end forward"),
+        (kind(lambda _, logits: logits.squeeze()), r"shape \[\] for a batch of 1, not \[1\]; squeeze\(1\) keeps"),
+        (kind(lambda _, logits: logits.sum()), r"shape \[\] for a batch of \d+, not \[\d+\]\."),
+        (kind(lambda _, logits: logits / 0), "returns logits that are NaN or infinite"),
+        (kind(lambda _, logits: logits.detach()), r"without a gradient; leave out detach\(\)"),
+        (kind(lambda _, logits: logits[:, 0]), r"fails on a batch of numeric \[\d+, \d+\] and fields .*IndexError"),
+        (
+            kind(lambda _, logits: torch.nan_to_num((logits * 0).sqrt())),
+            "a gradient to the looked-up fields that is NaN",
+        ),
+        (
+            kind(init=lambda model: setattr(model, "idle", nn.Linear(2, 2))),
+            r"no gradient to the parameter idle\.weight",
+        ),
+        (kind(init=frozen), r"parameter last\.weight without a gradient \(requires_grad=False\)"),
+        (kind(init=lambda model: model.double()), r"parameter last\.weight of type float64"),
+        (kind(init=lambda model: setattr(model, "late", nn.LazyLinear(2))), r"lazy parameter late\.weight"),
+        (kind(init=lambda model: model.nothing), r"cannot be built: AttributeError"),
+        (type("Empty", (nn.Module,), {}), "has no parameters"),
+    ],
+)
+def test_what_breaks_the_contract_is_told(tried: Any, made: type[nn.Module], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence) as told:
+        tried(made)
+    assert "\n" not in str(told.value) and str(told.value).startswith("model.target=made_here.Made")
+
+
+def test_options_that_the_constructor_does_not_take(tried: Any) -> None:
+    with pytest.raises(ConfigError, match=r"has no option scales\. Did you mean scale\?"):
+        tried(Plain, scales=2.0)
+
+
+def test_what_cannot_be_replayed_is_told(tried: Any) -> None:
+    drawn = np.random.default_rng(0)
+    said = tried(kind(lambda _, logits: logits * float(drawn.random())))
+    assert said.startswith("The run cannot be replayed: model.target=made_here.Made gives another gradient")
+    said = tried(kind(count, init=lambda model: model.register_buffer("seen", torch.zeros(1))))
+    assert "changes its buffer seen in training" in said
+
+
+@pytest.mark.parametrize("target", ["cross.Cross", "fuxictr_dcnv2.FuxiDCNv2"])
+def test_the_templates_keep_the_contract(target: str, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    if target.startswith("fuxictr"):
+        pytest.importorskip("fuxictr")
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "experiments" / "templates")
+    cfg = ModelConfig("own", dim=4, hidden=[8], dropout=0.1, target=f"click_parts.{target}", options={"layers": 2})
+    assert dry_run(cfg, dataset, 0, "fp32") == dry_run(cfg, dataset, 0, "bf16") == ""
+
+
+def test_initial_values_dropout_and_statistics_follow_from_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(model: Any) -> None:
+        model.norm, model.drop = nn.BatchNorm1d(1), nn.Dropout(0.5)
+
+    def end(model: Any, logits: Tensor) -> Tensor:
+        return model.drop(model.norm(logits[:, None]))[:, 0]  # type: ignore[no-any-return]
+
+    module = ModuleType("made_here")
+    module.Made = kind(end, init)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "made_here", module)
+    cfg = ModelConfig("made", dim=4, target="made_here.Made", batch_norm_momentum=0.3)
+    drawn = np.random.default_rng(1)
+    x, y, rows = drawn.random((9, 2), np.float32), drawn.random(9) < 0.5, drawn.random((9, 3, 4), np.float32)
+    found = []
+    for noise in (1, 2):
+        torch.manual_seed(noise)
+        computer = GradientComputer(build(cfg, 2, 3, seed=5))
+        torch.manual_seed(noise)
+        loss, of_rows = computer.gradient(x, y, rows, 7)
+        out = np.empty(computer.flat.size, np.float32)
+        computer.flat.gradient_into(out)
+        found.append((loss, of_rows.tobytes(), out.tobytes()))
+        alone = computer.gradient(x[:1], y[:1], rows[:1], 7)[0]
+        assert np.isfinite(alone) and computer.predict(x, rows).shape == (9,)
+    assert found[0] == found[1]
+    assert computer.flat.dense_spec.momentum == pytest.approx(0.3) and computer.flat.buffers == 2
+    assert dense_size(cfg, 2, 3) == computer.flat.size and row_width(cfg) == 4

@@ -1,0 +1,130 @@
+"""Classes named by target: what cannot be one is told in a sentence, and whose keys stand beside a target."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gbactl.config import RunConfig, from_dict, to_dict
+from gbactl.data.source_cache import make_source
+from gbactl.errors import ConfigError, UsageError
+from gbactl.launch.finished_runs import cell_of
+from gbactl.launch.hydra_config import compose, mode_file
+from gbactl.paths import option_files, search_also
+from gbactl.policies.gba import GbaPolicy
+from gbactl.policies.policy import policy_class
+
+POLICY = """
+from dataclasses import dataclass
+from gbactl.policies.buffered import BspPolicy
+from gbactl.policies.policy import PolicyOptions
+
+@dataclass(frozen=True)
+class Options(PolicyOptions):
+    size: int = 2
+
+class Pairs(BspPolicy):
+    Options = Options
+"""
+READER = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Reader:
+    path: str
+    rows: int = 3
+
+    def sources(self): return []
+    def build(self, folder, progress): raise NotImplementedError
+"""
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_parts.py").write_text(POLICY + READER)
+    (tmp_path / "broken_parts.py").write_text("import nowhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_parts", raising=False)
+    monkeypatch.setattr("gbactl.paths._SEARCHED", [])
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ("Pairs", r"mode\.target=Pairs is no MODULE\.CLASS; type for instance mode\.target=my_package\.Pairs\."),
+        (
+            "no_such.Pairs",
+            r"cannot be imported \(ModuleNotFoundError: No module named 'no_such'\); install its package",
+        ),
+        ("broken_parts.Pairs", r"cannot be imported \(ModuleNotFoundError: No module named 'nowhere'\)"),
+        ("own_parts.Pear", r"the module own_parts has no Pear; type mode\.target=own_parts\.Pairs\."),
+        ("own_parts.Other", r"has no Other; type mode\.target=own_parts\.Pairs\."),
+        ("own_parts.Reader", r"is not a policy, a subclass of gbactl\.policies\.policy\.Policy\."),
+        ("own_parts.dataclass", r"is not a policy"),
+    ],
+)
+def test_what_is_no_target_is_told_in_a_sentence(target: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence) as told:
+        policy_class("mine", target)
+    assert str(told.value).endswith(".") and "\n" not in str(told.value)
+
+
+def test_a_name_without_a_target_is_that_of_the_file() -> None:
+    assert policy_class("gba") is GbaPolicy
+    with pytest.raises(ConfigError, match=r"mode\.name=none is not known; type mode= one of: async, bsp"):
+        policy_class("none")
+
+
+def test_a_typed_target_has_its_own_name_and_none_of_the_keys_of_the_chosen_file() -> None:
+    cfg = compose(["mode=gba", "mode.target=own_parts.Pairs", "mode.options.size=4", "mode.prefetch=none"])
+    assert (cfg.mode.name, cfg.mode.target, cfg.mode.prefetch) == ("Pairs", "own_parts.Pairs", "none")
+    assert cfg.mode.options == {"size": 4} and cfg.mode.policy.__name__ == "Pairs"
+    assert from_dict(to_dict(cfg)) == cfg
+    data = compose(["data.target=own_parts.Reader", "data.options.path=a"]).data
+    assert data == {"name": "Reader", "target": "own_parts.Reader", "cache": None, "path": "a"}
+    model = compose(["model.target=a.Model", "model.options.depth=2", "experiment=smoke"]).model
+    assert (model.name, model.hidden, model.options) == ("Model", [64, 32], {"depth": 2})
+
+
+def test_options_that_the_class_does_not_take() -> None:
+    with pytest.raises(ConfigError, match=r"mode=Pairs has no key sise; its own keys are: size\."):
+        compose(["mode.target=own_parts.Pairs", "mode.options.sise=4"])
+    with pytest.raises(ConfigError, match=r"data=Reader has no option data\.row; .* Did you mean rows\?"):
+        make_source({"name": "Reader", "target": "own_parts.Reader", "path": "a", "row": 3})
+    with pytest.raises(ConfigError, match=r"data\.path is needed; type data\.path=VALUE\."):
+        make_source({"name": "Reader", "target": "own_parts.Reader"})
+    with pytest.raises(ConfigError, match=r"data\.rows='x' is not a whole number"):
+        make_source({"name": "Reader", "target": "own_parts.Reader", "path": "a", "rows": "x"})
+
+
+def test_files_of_a_folder_are_found_by_groups_schedules_and_names(tmp_path: Path) -> None:
+    (tmp_path / "mode").mkdir()
+    (tmp_path / "mode" / "pairs.yaml").write_text("name: pairs\ntarget: own_parts.Pairs\nlocal_batch: null\nsize: 2\n")
+    searched = f"hydra.searchpath=[file://{tmp_path}]"
+    cfg = compose([searched, "mode=pairs", "mode.size=3"])
+    assert (cfg.mode.name, cfg.mode.options, cfg.mode.policy.__name__) == ("pairs", {"size": 3}, "Pairs")
+    switched = compose([searched, "mode=sync", "switch.schedule=[{at: {day: 1}, to: pairs}]"])
+    assert switched.phases[1].mode.policy.__name__ == "Pairs" and mode_file("pairs")["target"] == "own_parts.Pairs"
+    assert "pairs" in option_files("mode")
+    with pytest.raises(UsageError, match="Could not find 'mode/pairs'"):
+        compose(["mode=pairs"])
+    search_also([])
+    assert "pairs" not in option_files("mode")
+
+
+def test_gbactls_own_targets_are_not_written_so_that_runs_keep_their_hash(tmp_path: Path) -> None:
+    assert "'target'" not in str(to_dict(compose(["mode=gba", "switch.schedule=[{at: {day: 1}, to: async}]"])))
+    cfg = compose(["mode.target=own_parts.Pairs"])
+    before = cell_of(cfg, "data")
+    (tmp_path / "own_parts.py").write_text(f"{POLICY}{READER}\nNEW = 1\n")
+    assert cell_of(cfg, "data") != before != cell_of(RunConfig(), "data")
+
+
+def test_the_number_of_a_mode_is_not_inherited() -> None:
+    from gbactl.switching.switch_schedule import mode_id
+
+    found: Any = policy_class("mine", "own_parts.Pairs")
+    assert mode_id("bsp") == 3 and mode_id("mine") is None and "number" not in vars(found)

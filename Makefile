@@ -122,7 +122,7 @@ soak: install ## trainings in every mode whose processes are killed, for MINUTES
 slurm-cluster: ## a Slurm cluster of two nodes on this machine, until Ctrl-C (as root, with Debian's slurmctld, slurmd, munge)
 	$(BIN)/python -m tests.support.slurm_cluster
 
-screenshots: install ## the pictures in docs/assets/screens, of a sweep that it runs (3 minutes; needs Debian's chromium)
+screenshots: install ## the pictures in docs/assets/screens, of a sweep that it runs (3 to 5 minutes; needs Debian's chromium)
 	$(BIN)/python -m tests.support.screenshots docs/assets/screens
 
 ui: install ## open the MLflow UI on the store of this directory

@@ -245,17 +245,21 @@ def timed(cell: Cell) -> tuple[float, dict[str, Any] | str]:
 
 
 def side_by_side(cells: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell, float, dict[str, Any] | str]]:
-    """Run cells in other processes, `jobs` at a time, and yield each with what `timed` returns.
+    """Run cells in other processes, `jobs` at a time, their bases first; yield each with what `timed` returns.
 
-    After Ctrl-C none is begun."""
-    waiting, running = list(cells), dict[Future[tuple[float, dict[str, Any] | str]], Cell]()
+    After Ctrl-C none is begun, nor a cell where a base has failed."""
+    bases, whole = list(dict.fromkeys(cell.origin for cell in cells if cell.origin is not None)), True
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                cell = waiting.pop(0)
-                running[pool.submit(timed, cell)] = cell
-            for done in wait(running, return_when=FIRST_COMPLETED).done:
-                yield running.pop(done), *done.result()
+        for waiting in (bases, list(cells)):
+            running = dict[Future[tuple[float, dict[str, Any] | str]], Cell]()
+            while (whole or waiting is bases) and (waiting or running):
+                while waiting and len(running) < jobs:
+                    cell = waiting.pop(0)
+                    running[pool.submit(timed, cell)] = cell
+                for done in wait(running, return_when=FIRST_COMPLETED).done:
+                    seconds, found = done.result()
+                    whole = whole and not (waiting is bases and isinstance(found, str))
+                    yield running.pop(done), seconds, found
 
 
 def run_parts(parts: Iterable[Part], record: Record, again: bool = False) -> None:
@@ -272,24 +276,23 @@ def run_parts(parts: Iterable[Part], record: Record, again: bool = False) -> Non
     of, took = sum(map(len, todo.values())), list[float]()
     print(f"{of} cells to run, {sum(len(part.cells) for part in todo) - of} recorded", file=sys.stderr)
     for part, cells in todo.items():
-        bases = list(dict.fromkeys(cell.origin for cell in cells if cell.origin is not None))
-        for stage, what in ((bases, f"base of {part.name}"), (cells, part.name)):
-            failed = []
-            for cell, seconds, found in side_by_side(stage, part.jobs):
-                shown, how = " ".join(o for o in cell.overrides if o not in part.common), duration(seconds)
-                if isinstance(found, str):
-                    how = "failed"
-                    failed.append(f"{cell.name}\nfailed: {found}")
-                elif part.recorded and stage is cells:
-                    record.add(cell, version, seconds, found)
-                told = f"{what}: {shown}: {how}"
-                if stage is cells:
-                    took.append(seconds / part.jobs)
-                    place = SweepPlace(len(took), of, tuple(took))
-                    told = f"{place}: {told}, {duration(place.left(0.0, 0.0) or 0.0)} left"
-                print(told, file=sys.stderr, flush=True)
-            if failed:
-                raise SystemExit("\n".join(failed))
+        failed = []
+        for cell, seconds, found in side_by_side(cells, part.jobs):
+            told = " ".join(override for override in cell.overrides if override not in part.common)
+            if isinstance(found, str):
+                failed.append(f"{cell.name}\nfailed: {found}")
+            elif part.recorded and cell.part != BASES:
+                record.add(cell, version, seconds, found)
+            told += ": failed" if isinstance(found, str) else f": {duration(seconds)}"
+            if cell.part == BASES:
+                told = f"base of {part.name}: {told}"
+            else:
+                took.append(seconds / part.jobs)
+                place = SweepPlace(len(took), of, tuple(took))
+                told = f"{place}: {part.name}: {told}, {duration(place.left(0.0, 0.0) or 0.0)} left"
+            print(told, file=sys.stderr, flush=True)
+        if failed:
+            raise SystemExit("\n".join(failed))
         if code_version() != version:
             sys.exit(f"gbactl's source changed while {part.name} ran; type the command again for the new version.")
 

@@ -42,75 +42,82 @@ def options(overrides: Sequence[str]) -> dict[str, str]:
     return {key.lstrip("+").removeprefix("tracking.tags."): value for key, value in pairs}
 
 
-def part(sweep: Path, name: str) -> study.Part:
-    """Part of a sweep file at this size."""
-    return next(each for each in study.read_study(sweep, size()) if each.name == name)
-
-
-def found(sweep: Path, name: str) -> list[Done]:
-    """Finished cells of a part, in its order, those without a result left out."""
-    of_part = part(sweep, name)
-    if of_part.recorded:
-        record = study.Record.of(sweep, size())
-        there = [(cell, record.lines[cell.overrides]) for cell in of_part.cells if record.has(cell)]
-        return [Done(options(cell.overrides), line["result"], Path(), line["code"]) for cell, line in there]
-    runs = [(cell, study.finished(cell)) for cell in of_part.cells]
-    return [Done(options(c.overrides), run, Path(run["run_dir"]), study.code_version()) for c, run in runs if run]
-
-
-def done(sweep: Path, name: str, target: str) -> list[Done]:
-    """Finished cells of a part, in its order. Raises SystemExit, with `make TARGET`, where one has no result."""
-    cells, wanted = found(sweep, name), part(sweep, name).cells
-    if len(cells) < len(wanted):
-        raise SystemExit(f"{name}: {len(cells)} of {len(wanted)} cells have a result; type: make {target}")
-    return cells
-
-
 def seeds(cells: Sequence[study.Cell]) -> list[str]:
     """Seeds of some cells, sorted."""
     return sorted({options(cell.overrides)["seed"] for cell in cells}, key=int)
 
 
-def origin(sweep: Path, name: str) -> str:
-    """Sentence on the number of runs, seeds and code versions of a part."""
-    cells, there = part(sweep, name).cells, found(sweep, name)
-    versions = Counter(cell.code for cell in there)
-    told = ", ".join(code if len(versions) == 1 else f"{code} ({count} runs)" for code, count in versions.items())
-    runs = f"{len(there)}" if len(there) == len(cells) else f"{len(there)} of {len(cells)}"
-    old = "" if set(versions) <= {study.code_version()} else "; the source is another one now, --again repeats them"
-    told_seeds = ", ".join(sorted({cell.seed for cell in there}, key=int))
-    return f"{name}: {runs} runs, seeds {told_seeds}, code version {told}{old}.\n"
+@dataclass(frozen=True)
+class Results:
+    """Results of the study that a sweep file describes, for the module that writes its results.md."""
 
+    sweep: Path
 
-def place(here: Path) -> Path:
-    """Folder for what a study writes: its own; one in runs/studies/ where it is only tried out (SIZE=tiny)."""
-    return study.STUDIES / here.name if size() == "tiny" else here
+    @property
+    def target(self) -> str:
+        """Target of make that runs the study and writes its results."""
+        return self.sweep.parent.name.replace("_", "-")
 
+    def part(self, name: str) -> study.Part:
+        """Part of the sweep file at this size."""
+        return next(each for each in study.read_study(self.sweep, size()) if each.name == name)
 
-def assets(here: Path) -> Path:
-    """Folder for a study's figures: that of the site, or as `place`."""
-    return place(here) if size() == "tiny" else study.ROOT / "docs" / "assets"
+    def found(self, name: str) -> list[Done]:
+        """Finished cells of a part, in its order, those without a result left out."""
+        of_part = self.part(name)
+        if of_part.recorded:
+            record = study.Record.of(self.sweep, size())
+            there = [(cell, record.lines[cell.overrides]) for cell in of_part.cells if record.has(cell)]
+            return [Done(options(cell.overrides), line["result"], Path(), line["code"]) for cell, line in there]
+        runs = [(cell, study.finished(cell)) for cell in of_part.cells]
+        return [Done(options(c.overrides), run, Path(run["run_dir"]), study.code_version()) for c, run in runs if run]
 
+    def done(self, name: str) -> list[Done]:
+        """Finished cells of a part, in its order. Raises SystemExit where one has no result."""
+        cells, wanted = self.found(name), self.part(name).cells
+        if len(cells) < len(wanted):
+            raise SystemExit(f"{name}: {len(cells)} of {len(wanted)} cells have a result; type: make {self.target}")
+        return cells
 
-def write(here: Path, target: str, *text: str, note: str = "") -> None:
-    """Write a study's results.md, which `make TARGET` makes, with a `note` on all of it."""
-    made = f"make {target}{'' if size() == 'default' else f' SIZE={size()}'}"
-    head = f"# Results\n\nWritten by `{made}`; see docs/studies for questions and answers.{note}\n"
-    (place(here) / "results.md").write_text("\n".join([head, *text]))
+    def origin(self, name: str) -> str:
+        """Sentence on the number of runs, seeds and code versions of a part."""
+        cells, there = self.part(name).cells, self.found(name)
+        versions = Counter(cell.code for cell in there)
+        told = ", ".join(code if len(versions) == 1 else f"{code} ({count} runs)" for code, count in versions.items())
+        runs = f"{len(there)}" if len(there) == len(cells) else f"{len(there)} of {len(cells)}"
+        old = "" if set(versions) <= {study.code_version()} else "; the source is another one now, --again repeats them"
+        told_seeds = ", ".join(sorted({cell.seed for cell in there}, key=int))
+        return f"{name}: {runs} runs, seeds {told_seeds}, code version {told}{old}.\n"
 
+    @property
+    def place(self) -> Path:
+        """Folder for what the study writes: its own; one in runs/studies/ where it is only tried out (SIZE=tiny)."""
+        here = self.sweep.parent
+        return study.STUDIES / here.name if size() == "tiny" else here
 
-def sections(here: Path, made: Mapping[str, Callable[[], str]]) -> list[str]:
-    """Make sections by heading; one of a part whose cells have not all a result stays as results.md has it."""
-    path, text = place(here) / "results.md", []
-    before = path.read_text() if path.exists() else ""
-    for heading, make in made.items():
-        try:
-            text.append(f"{heading}\n\n{make()}")
-        except SystemExit as missing:
-            print(missing, file=sys.stderr)
-            there = section(before, heading) or f"{heading}\n\n{missing}."
-            text.append(f"{there.rstrip()}\n")
-    return text
+    @property
+    def assets(self) -> Path:
+        """Folder for the study's figures: that of the site, or as `place`."""
+        return self.place if size() == "tiny" else study.ROOT / "docs" / "assets"
+
+    def write(self, *text: str, note: str = "") -> None:
+        """Write results.md, with a `note` on all of it."""
+        made = f"make {self.target}{'' if size() == 'default' else f' SIZE={size()}'}"
+        head = f"# Results\n\nWritten by `{made}`; see docs/studies for questions and answers.{note}\n"
+        (self.place / "results.md").write_text("\n".join([head, *text]))
+
+    def sections(self, made: Mapping[str, Callable[[], str]]) -> list[str]:
+        """Make sections by heading; one of a part whose cells have not all a result stays as results.md has it."""
+        path, text = self.place / "results.md", []
+        before = path.read_text() if path.exists() else ""
+        for heading, make in made.items():
+            try:
+                text.append(f"{heading}\n\n{make()}")
+            except SystemExit as missing:
+                print(missing, file=sys.stderr)
+                there = section(before, heading) or f"{heading}\n\n{missing}."
+                text.append(f"{there.rstrip()}\n")
+        return text
 
 
 def section(text: str, heading: str) -> str:

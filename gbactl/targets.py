@@ -40,7 +40,7 @@ def found_class(group: str, name: str, target: str | None, what: str, fits: Call
     key = f"{group}.target={target}"
     require(bool(module), f"{key} is no MODULE.CLASS; type for instance {group}.target=my_package.{attribute}.")
     try:
-        found = getattr(sys.modules.get(module) or importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
     except AttributeError:
         import difflib  # takes longer than all the rest of this module
 

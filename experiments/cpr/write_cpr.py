@@ -14,42 +14,35 @@ import equations
 import overhead_table
 import priorities
 import real_table
-import study_results as of_any
-from study_results import Done, size
+from study_results import Done, Results, options, size
 
-HERE = Path(__file__).resolve().parent
-SWEEP = HERE / "sweep.yaml"
+STUDY = Results(Path(__file__).resolve().with_name("sweep.yaml"))
 COUNTS = {"tiny": (200, 20)}  # failures in a long job, number of short jobs
-
-
-def done(name: str) -> list[Done]:
-    """Finished cells of a part."""
-    return of_any.done(SWEEP, name, "cpr")
 
 
 def beside(name: str, none: str, table: Callable[[Sequence[Done], Sequence[Done]], str]) -> Callable[[], str]:
     """Section with a part's table, compared with jobs without failures."""
-    return lambda: f"{of_any.origin(SWEEP, name)}\n{table(done(name), done(none))}"
+    return lambda: f"{STUDY.origin(name)}\n{table(STUDY.done(name), STUDY.done(none))}"
 
 
 def of_mode(mode: str) -> str:
     """Section of study 1 in another mode."""
-    cells, none = ([c for c in done(name) if c.options["mode"] == mode] for name in ("modes", "modes_none"))
-    return f"{of_any.origin(SWEEP, 'modes')}\n{overhead_table.table(cells, none)}"
+    cells, none = ([c for c in STUDY.done(name) if c.options["mode"] == mode] for name in ("modes", "modes_none"))
+    return f"{STUDY.origin('modes')}\n{overhead_table.table(cells, none)}"
 
 
 def priced() -> str:
-    """Table of study 4, if it was measured."""
+    """Table of study 4. Raises SystemExit where it was not measured."""
     if not priorities.OUT.exists():
-        return "Not measured: `experiments/cpr/priorities.py` wants an otherwise idle machine.\n"
+        raise SystemExit("Priorities: not measured; `experiments/cpr/priorities.py` wants an otherwise idle machine")
     return priorities.table(json.loads(priorities.OUT.read_text()))
 
 
 def main() -> None:
     """Write results.md; a section whose part has cells without a result stays as it was."""
-    modes = sorted({of_any.options(cell.overrides)["mode"] for cell in of_any.part(SWEEP, "modes").cells})
+    modes = sorted({options(cell.overrides)["mode"] for cell in STUDY.part("modes").cells})
     against = COUNTS.get(size(), (equations.FAILURES, equations.JOBS))
-    of_any.write(HERE, "cpr", *of_any.sections(HERE, {
+    STUDY.write(*STUDY.sections({
         "## 1. What saving and failing cost": beside("abstract", "none", overhead_table.table),
         "### Cheaper still": beside("beyond", "none", overhead_table.table),
         **{f"### In `{mode}`": functools.partial(of_mode, mode) for mode in modes},

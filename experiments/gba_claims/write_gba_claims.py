@@ -12,11 +12,9 @@ from pathlib import Path
 
 import figures
 import report_tables
-import study_results
-from study_results import Done
+from study_results import Done, Results
 
-HERE = Path(__file__).resolve().parent
-SWEEP = HERE / "sweep.yaml"
+STUDY = Results(Path(__file__).resolve().with_name("sweep.yaml"))
 TARGET, SAME = 2.4, 0.0005
 PLANS = {"window": "burst", "periodic": "periodic"}
 Ratios = dict[tuple[str, str], float]  # of a plan and a cluster
@@ -94,13 +92,12 @@ def options(cells: Sequence[Done]) -> str:
 
 def main() -> None:
     """Write results.md and the figure."""
-    found = ratios(study_results.found(SWEEP, "speed"))
-    path = study_results.assets(HERE) / "gba-speedups.png"
+    found = ratios(STUDY.found("speed"))
+    path = STUDY.assets / "gba-speedups.png"
     plot(found, path)
-    study_results.write(
-        HERE, "gba-claims",
-        "## 1. Speed under strained resources\n", study_results.origin(SWEEP, "speed"),
+    STUDY.write(
+        "## 1. Speed under strained resources\n", STUDY.origin("speed"),
         speeds(found), f"![EPS of gba over sync](../../docs/assets/{path.name})\n",
-        "## 2. Options of gba\n", study_results.origin(SWEEP, "ablation"),
-        options(study_results.found(SWEEP, "ablation")),
+        "## 2. Options of gba\n", STUDY.origin("ablation"),
+        options(STUDY.found("ablation")),
     )  # fmt: skip

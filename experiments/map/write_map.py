@@ -13,12 +13,10 @@ from typing import Any
 
 import figures
 import study
-import study_results
 from report_tables import markdown, written
-from study_results import Done
+from study_results import Done, Results
 
-HERE = Path(__file__).resolve().parent
-SWEEP = HERE / "sweep.yaml"
+STUDY = Results(Path(__file__).resolve().with_name("sweep.yaml"))
 SAFE = 0.0005
 WORKERS, RATE, SLOW = "cluster.workers", "optim.lr", "slow"
 Place = tuple[str, str]  # value of the part's own axis, number of workers
@@ -29,10 +27,10 @@ PARTS = {"rate": (RATE, "learning rate"), "severity": (SLOW, "slow-down of one w
 def cells(part: str) -> list[Done]:
     """Finished cells of a part; those of `severity` begin with the cells of `rate` that have no stragglers."""
     if part == "rate":
-        return study_results.found(SWEEP, "rate")
-    slowed = study_results.found(SWEEP, "severity")
+        return STUDY.found("rate")
+    slowed = STUDY.found("severity")
     rates = {cell.options[RATE] for cell in slowed}
-    calm = [cell for cell in study_results.found(SWEEP, "rate") if cell.options[RATE] in rates]
+    calm = [cell for cell in STUDY.found("rate") if cell.options[RATE] in rates]
     return [Done({**cell.options, SLOW: "1x"}, cell.result, cell.folder, cell.code) for cell in calm] + slowed
 
 
@@ -141,8 +139,8 @@ def main() -> None:
         if not found:
             continue
         aucs, ratios = compared(found, axis, auc_difference), compared(found, axis, eps_ratio)
-        path = study_results.assets(HERE) / f"map-{part}.png"
+        path = STUDY.assets / f"map-{part}.png"
         plot(aucs, ratios, title, path)
-        text += [f"## {title.capitalize()} x workers\n", study_results.origin(SWEEP, part), table(aucs, ratios, title)]
+        text += [f"## {title.capitalize()} x workers\n", STUDY.origin(part), table(aucs, ratios, title)]
         text.append(f"![{title} and workers](../../docs/assets/{path.name})\n")
-    study_results.write(HERE, "map", *text)
+    STUDY.write(*text)

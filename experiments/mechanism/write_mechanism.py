@@ -14,12 +14,11 @@ from typing import Any
 
 import figures
 import report_tables
-import study_results
 from scipy.stats import wasserstein_distance
-from study_results import Done
+from study_results import Done, Results
 
-HERE = Path(__file__).resolve().parent
-SWEEP, PART, RATE = HERE / "sweep.yaml", "gradients", "optim.lr"
+STUDY = Results(Path(__file__).resolve().with_name("sweep.yaml"))
+PART, RATE = "gradients", "optim.lr"
 KINDS = {"dense": "dense gradient", "rows": "a row's gradient"}
 NUMBERS = ("cosine", "error")
 Lines = dict[str, list[Done]]
@@ -107,11 +106,11 @@ def plot(found: Mapping[str, Lines], path: Path) -> None:
 
 def main() -> None:
     """Write results.md and the figure."""
-    found = by_rate(study_results.found(SWEEP, PART))
-    path = study_results.assets(HERE) / "mechanism.png"
+    found = by_rate(STUDY.found(PART))
+    path = STUDY.assets / "mechanism.png"
     plot(found, path)
-    text = [study_results.origin(SWEEP, PART)]
+    text = [STUDY.origin(PART)]
     for rate, lines in found.items():
         text += [f"## Learning rate {rate}\n", table(lines)]
     text.append(f"![AUC, cosines and norms by mode](../../docs/assets/{path.name})\n")
-    study_results.write(HERE, "mechanism", *text)
+    STUDY.write(*text)

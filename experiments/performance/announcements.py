@@ -22,6 +22,7 @@ import numpy as np
 from bench_lines import Line
 from plain_loop import prepared
 
+from gbactl.calibration.measured_runs import process_cpu
 from gbactl.config import to_dict
 from gbactl.launch.hydra_config import compose
 from gbactl.wire import frames
@@ -107,12 +108,6 @@ class Players:
             server.send(Staged(shard, worker.index, grant.phase, grant.batch, 0.5, 0.01, 1.0, 0, 0))
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system CPU seconds of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def measure(mode: str, workers: int, servers: int, batches: int) -> tuple[float, float]:
     """Measure announcements a second, and microseconds of the coordinator's CPU for each."""
     overrides = [
@@ -133,9 +128,9 @@ def measure(mode: str, workers: int, servers: int, batches: int) -> tuple[float,
             with process.stdin as pipe:
                 pipe.write(boot.dumps())
             players = Players(key, address_of(listener), workers, servers)
-            before = cpu_seconds(process.pid)
+            before = process_cpu(process.pid) or 0.0
             players.play()
-            used = cpu_seconds(process.pid) - before
+            used = (process_cpu(process.pid) or 0.0) - before
         finally:
             process.kill()
             process.wait()

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any
 
 from bench_lines import Line
-from process_group import one_thread_each
+from process_group import apart
 
 WIDTH, PARTS, TARGET = 17, 4, 0.30
 INT = FLOAT = 4
@@ -76,11 +74,9 @@ def _ratios(name: str, rows: int, rounds: int) -> tuple[float, float]:
 
 def lines(rows: int, rounds: int) -> list[Line]:
     """Measure one line for each optimizer."""
-    one_thread_each()
     found = []
     for name, short in (("adam", "adam"), ("rowwise_adagrad", "rowwise")):
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            kernel, copy = pool.submit(_ratios, name, rows, rounds).result()
+        kernel, copy = apart(_ratios, name, rows, rounds)
         note = f"{kernel:.1f} / {copy:.1f} GB/s, {rounds} steps; {kernel / copy / 2:.2f} of its reads and writes"
         what = f"server kernel, aggregate of {PARTS} + {name}, {rows:,} rows / copy of the same bytes"
         found.append(Line(f"kernel-copy-{short}", what, [kernel / copy], TARGET, note=note))

@@ -12,15 +12,13 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 from bench_lines import Line
-from process_group import one_thread_each
+from process_group import apart
 
 from gbactl.kernels import load
 from gbactl.kernels.base import Kernels, Workspace, aligned_zeros
@@ -117,9 +115,7 @@ def line_seconds(rows: int, rounds: int) -> dict[str, list[float]]:
 
 def lines(rows: int, rounds: int) -> list[Line]:
     """Measure one line a case: speed of the compiled kernel in multiples of the twin's. No target."""
-    one_thread_each()
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        found = pool.submit(line_seconds, rows, rounds).result()
+    found = apart(line_seconds, rows, rounds)
     return [
         Line(
             f"kernel-{number}", f"{case}, compiled / torch twin, {rows:,} rows", [twin / native],

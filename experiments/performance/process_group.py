@@ -13,12 +13,14 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, TypeVar
 
 from gbactl.engine.fork_server import thread_environment
 
 START_SECONDS = 120.0
+T = TypeVar("T")
 
 
 def one_thread_each() -> None:
@@ -27,6 +29,13 @@ def one_thread_each() -> None:
     Before torch is imported, so children inherit it.
     """
     os.environ.update(thread_environment(1))
+
+
+def apart(measure: Callable[..., T], *arguments: Any) -> T:
+    """Measure in a process of its own, with one thread."""
+    one_thread_each()
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measure, *arguments).result()
 
 
 def end_on_sigterm() -> None:

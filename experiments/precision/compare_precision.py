@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import study
-import study_results as of_any
-from report_tables import written
-from study_results import Done, size
+from report_tables import against, by_line, written
+from study_results import Done, Results, size
 
-from gbactl.report.paired_statistics import Difference, paired
+from gbactl.report.paired_statistics import Difference
 
-HERE = Path(__file__).resolve().parent
-SWEEP = HERE / "sweep.yaml"
+STUDY = Results(Path(__file__).resolve().with_name("sweep.yaml"))
 TARGET = 0.0003  # AUC
 VARIED = ("precision", "transport.wire_dtype")
 HEADS = "| data | mode | what | n | AUC, fp32 | - fp32 | log loss, fp32 | - fp32 |"
@@ -30,11 +28,7 @@ def varied(cells: Sequence[Done]) -> str:
 
 def difference(cells: Sequence[Done], metric: str, kind: str) -> Difference:
     """Difference `kind` minus fp32, over the seeds of both."""
-    what = varied(cells)
-    fp32, other = (
-        {cell.seed: cell.result[metric] for cell in cells if cell.options[what] == each} for each in ("fp32", kind)
-    )
-    found = paired([(fp32[seed], other[seed]) for seed in fp32])
+    found = against(by_line(cells, varied(cells), lambda result: float(result[metric])), kind, "fp32")
     assert found is not None
     return found
 
@@ -72,12 +66,12 @@ def kept(text: str, name: str) -> tuple[list[str], str]:
 
 def main() -> None:
     """Write results.md; the rows of a part that has cells without a result stay as they were."""
-    path, rows, origins = of_any.place(HERE) / "results.md", list[str](), list[str]()
+    path, rows, origins = STUDY.place / "results.md", list[str](), list[str]()
     before = path.read_text() if path.exists() else ""
-    for part in study.read_study(SWEEP, size()):
+    for part in study.read_study(STUDY.sweep, size()):
         try:
-            found = lines(part.name, of_any.done(SWEEP, part.name, "precision"))
-            told = f"- {of_any.origin(SWEEP, part.name).rstrip()}"
+            found = lines(part.name, STUDY.done(part.name))
+            told = f"- {STUDY.origin(part.name).rstrip()}"
         except SystemExit as missing:
             print(missing, file=sys.stderr)
             found, told = kept(before, part.name)
@@ -87,4 +81,4 @@ def main() -> None:
         '- "- fp32": minus fp32\'s, pairs of one seed; +-: half of a 95 % t interval; '
         f"bold: all of it within +-{TARGET} AUC."
     )
-    of_any.write(HERE, "precision", table(rows), "", note, *origins, "")
+    STUDY.write(table(rows), "", note, *origins, "")

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import study_results
 from report_tables import Value, against, by_line, markdown, mean_of, written
+from study_results import Results
 
-HERE = Path(__file__).resolve().parent
-SWEEP = HERE / "sweep.yaml"
+STUDY = Results(Path(__file__).resolve().with_name("sweep.yaml"))
 SAFE = 0.0005
 
 
@@ -42,7 +41,7 @@ def staleness(result: Mapping[str, Any]) -> float:
 
 def take_over() -> str:
     """Table of the cells that take over from sync."""
-    found = study_results.found(SWEEP, "take_over")
+    found = STUDY.found("take_over")
     heads = ("faults", "`mode.prefetch`", "AUC - sync, after two days", "after one more day of sync", "EPS / sync",
              "EPS / `rows`", "staleness", "samples decayed")  # fmt: skip
     rows = []
@@ -71,7 +70,7 @@ def take_over() -> str:
 
 def start() -> str:
     """Table of the cells that start from nothing."""
-    aucs = by_line(study_results.found(SWEEP, "start"), "start", lambda result: float(result["auc"]))
+    aucs = by_line(STUDY.found("start"), "start", lambda result: float(result["auc"]))
     rows = []
     for name in aucs:
         if name != "sync":
@@ -83,8 +82,7 @@ def start() -> str:
 
 def main() -> None:
     """Write results.md."""
-    study_results.write(
-        HERE, "prefetch",
-        "## Taking over from sync\n", study_results.origin(SWEEP, "take_over"), take_over(),
-        "## From nothing\n", study_results.origin(SWEEP, "start"), start(),
+    STUDY.write(
+        "## Taking over from sync\n", STUDY.origin("take_over"), take_over(),
+        "## From nothing\n", STUDY.origin("start"), start(),
     )  # fmt: skip

@@ -28,7 +28,7 @@ from gbactl.launch.hydra_config import run_hydra  # noqa: E402
 from gbactl.launch.training_run import train  # noqa: E402
 from gbactl.tracking.run_description import CommandLine  # noqa: E402
 
-SWEEP = HERE / "sweep.yaml"
+STUDY = study_results.Results(HERE / "sweep.yaml")
 TRIALS = {"tiny": 6}  # trials a mode by size, 20 if it is not there
 SPACE = {"optim.lr": "tag(log, interval(1e-4, 1e-2))", "optim.beta1": "interval(0.0, 0.95)"}
 OPTIONS = {"hop_bs": {"mode.bound": "tag(log, int(interval(1, 16)))"}, "gba": {"mode.iota": "int(interval(0, 8))"}}
@@ -97,11 +97,11 @@ def with_chosen(sweep: dict[str, Any], chosen: Mapping[str, Params]) -> dict[str
 def main() -> None:
     """Run the trials and what is reported."""
     size = study_results.size()
-    record, part = study.Record.of(SWEEP, size), study_results.part(SWEEP, "trials")
+    record, part = study.Record.of(STUDY.sweep, size), STUDY.part("trials")
     count = TRIALS.get(size, 20)
     chosen = {study_results.options(cell.overrides)["mode"]: tune(cell, count, record) for cell in part.cells}
-    path = study_results.place(HERE) / "chosen.yaml"
-    path.write_text(yaml.safe_dump(with_chosen(yaml.safe_load(SWEEP.read_text()), chosen), sort_keys=False))
+    path = STUDY.place / "chosen.yaml"
+    path.write_text(yaml.safe_dump(with_chosen(yaml.safe_load(STUDY.sweep.read_text()), chosen), sort_keys=False))
     study.run_parts(study.read_study(path, size), record)
 
 

@@ -6,21 +6,20 @@ Costs a few seconds; reads cells.jsonl and chosen.yaml. Part of `make tuning`.
 from __future__ import annotations
 
 import statistics
-from pathlib import Path
 
 import report_tables
 import study
 import study_results
-from tune import SWEEP, overrides, trials
+from tune import STUDY, overrides, trials
 
-HERE = Path(__file__).resolve().parent
+CHOSEN = study_results.Results(STUDY.place / "chosen.yaml")
 BASELINES, TARGET = ("gba", "gba-tuned"), 0.0005
 
 
 def tried() -> str:
     """Table of the trials: how many, the best one's options and AUC, and the AUC of the worst."""
-    record, rows = study.Record.of(SWEEP, study_results.size()), []
-    for template in study_results.part(SWEEP, "trials").cells:
+    record, rows = study.Record.of(STUDY.sweep, study_results.size()), []
+    for template in STUDY.part("trials").cells:
         mode, found = study_results.options(template.overrides)["mode"], trials(record, template)
         params, best = max(found, key=lambda trial: trial[1])
         aucs = sorted(auc for _, auc in found)
@@ -32,7 +31,7 @@ def tried() -> str:
 
 def reported() -> str:
     """Table of the reported cells: AUC, and the differences to gba as it is and tuned."""
-    cells = study_results.found(study_results.place(HERE) / "chosen.yaml", "reported")
+    cells = CHOSEN.found("reported")
     aucs = report_tables.by_line(cells, "line", lambda result: result["auc"])
     speeds = report_tables.by_line(cells, "line", lambda result: result["phases"][-1]["eps"])
     stale = report_tables.by_line(cells, "line", lambda result: result["phases"][-1]["staleness_mean"])
@@ -50,6 +49,4 @@ def reported() -> str:
 
 def main() -> None:
     """Write results.md."""
-    chosen = study_results.place(HERE) / "chosen.yaml"
-    text = "## Trials\n", tried(), "## On other data\n", study_results.origin(chosen, "reported"), reported()
-    study_results.write(HERE, "tuning", *text)
+    STUDY.write("## Trials\n", tried(), "## On other data\n", CHOSEN.origin("reported"), reported())

@@ -40,13 +40,14 @@ from gbactl.faults.load_trace import with_traces
 from gbactl.launch import finished_runs
 from gbactl.launch.progress import shown_path
 from gbactl.launch.resume import group_choices, resumed
-from gbactl.launch.sweep import SweepOptions, adopt, before_overrides, close_sweeps, with_tuning
+from gbactl.launch.sweep import SweepCallback, SweepOptions, adopt, before_overrides, close_sweeps, with_tuning
 from gbactl.models import ModelConfig
 from gbactl.paths import conf_dir, option_files, search_also
 from gbactl.switching.auto_controller import GBA, SYNC
 from gbactl.tracking.run_description import CommandLine, SweepPlace
 
 ROOT_CONFIG = "train"
+ESCAPED = re.compile(r"\$\\\{([\w.]+)\\\}")  # ${KEY} in an override, as Hydra's sweeper writes it
 OF_A_SWEEP = tuple(field.name for field in dataclasses.fields(SweepOptions))
 NOT_OF_A_RUN = ("hydra", *OF_A_SWEEP)
 COMMON = {"mode": ModeConfig, "model": ModelConfig}  # classes of the keys that all targets of a group have
@@ -170,9 +171,10 @@ def run_hydra(
 
     def task(cfg: DictConfig) -> Any:
         try:
-            typed = [text for text in HydraConfig.get().overrides.task if text not in chosen]
-            run = to_run_config(cfg, typed, HydraConfig.get())
-            typed = [text for text in HydraConfig.get().overrides.hydra if text.startswith(SEARCH_PATH)] + typed
+            own = HydraConfig.get()
+            typed = [ESCAPED.sub(r"${\1}", text) for text in own.overrides.task if text not in chosen]
+            run = to_run_config(cfg, typed, own)
+            typed = [text for text in own.overrides.hydra if text.startswith(SEARCH_PATH)] + typed
             if HydraConfig.get().mode is not RunMode.MULTIRUN:
                 return job(run, CommandLine(verb, tuple(typed)))
             swept, trials = _swept(arguments), HydraConfig.get().sweeper.get("n_trials")
@@ -213,6 +215,7 @@ def run_hydra(
     sweep, home = _Sweep(), os.getpid()
     chosen = group_choices(arguments, conf_dir())
     typed_here = with_tuning(with_cost_file(_opened(arguments)))
+    SweepCallback.command = shlex.join(["gbactl", verb, *given])
     saved, sys.argv = sys.argv, [f"gbactl {verb}", *before_overrides(chosen, typed_here)]
     try:
         with _explained():

@@ -206,7 +206,7 @@ def requeued(overrides: list[str]) -> Iterator[list[str]]:
     if "SLURM_JOB_ID" not in os.environ or "run_dir" not in typed:
         yield overrides
         return
-    from gbactl.engine.signals import stop_at_once
+    from gbactl.engine.signals import NOTHING, stop_at_once
 
     run, restarted = Path(typed["run_dir"].strip("'\"")), os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
     signal.signal(signal.SIGUSR1, stop_at_once)
@@ -214,7 +214,10 @@ def requeued(overrides: list[str]) -> Iterator[list[str]]:
         yield _continued(run, overrides) if restarted else overrides
     except Stopped as stopped:
         if stopped.number == signal.SIGUSR1 and _result(run).get("status") != "FINISHED":
-            stopped.told = "; ".join(filter(None, (stopped.told, _queue_again(os.environ["SLURM_JOB_ID"]))))
+            job = os.environ["SLURM_JOB_ID"]
+            in_vain = restarted and stopped.told in ("", NOTHING)  # it could go on so for ever
+            again = f"job {job} is not queued again; give it more time" if in_vain else _queue_again(job)
+            stopped.told = "; ".join(filter(None, (stopped.told, again)))
         raise
 
 

@@ -177,7 +177,11 @@ def _say(text: str) -> None:
 
 
 class SweepCallback(Callback):
-    """Hydra callback that makes the parent run before the jobs, and renews its comparison after each."""
+    """Hydra callback that makes the parent run before the jobs, and renews its comparison after each.
+
+    `command`: the command line as it was typed; Hydra's has more, such as the groups of a resumed run."""
+
+    command = ""
 
     def __init__(self) -> None:
         self.uri, self.run_id, self.began = "", "", 0.0
@@ -197,14 +201,13 @@ class SweepCallback(Callback):
             return
         self.uri = tracking_uri(tracking["uri"])
         overrides = [str(text) for text in config.hydra.overrides.task]
-        command = f"{sys.argv[0]} {shlex.join(sys.argv[1:])}"
         folder = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{SWEEP}-{secrets.token_hex(3)}"
         folder.mkdir(parents=True)
         lock = run_dirs.lock(folder)
         tags = {
             **tags_of({"tracking": tracking, "overrides": overrides}, None, source=sys.argv[0]), **parent_tags(),
-            RUN_KIND: SWEEP, "gbactl.run_dir": str(folder.resolve()), NOTE: sweep_note(command),
-            COMMAND: command,
+            RUN_KIND: SWEEP, "gbactl.run_dir": str(folder.resolve()), NOTE: sweep_note(self.command),
+            COMMAND: self.command,
         }  # fmt: skip
         name = tracking["run_name"] or sweep_name(overrides)
         tracked = TrackedRun(self.uri, tracking["experiment"], name, {}, tags, folder, warn=_say)

@@ -146,7 +146,10 @@ def answer(report: Report) -> str:
         [(group, words)] = judged
         return f"Against {report.baseline}: {_named(group)}: {words}{_pace(report, group)}."
     if judged:
-        decided = [f"{_named(group)} {words}" for group, words in judged if not words.startswith("cannot tell")]
+        decided = [
+            f"{_named(group)} {words}{_pace(report, group).replace(';', ',')}"
+            for group, words in judged if not words.startswith("cannot tell")
+        ]  # fmt: skip
         more = [f"{len(decided) - MOST_TOLD} more lines differ"] if len(decided) > MOST_TOLD else []
         unsure = f"{len(judged) - len(decided)} of {len(judged)} lines are undecided, more seeds are needed"
         rest = [unsure] if len(decided) < len(judged) else []

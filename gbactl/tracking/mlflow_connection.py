@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gbactl.checked_dataclasses import flatten
 from gbactl.errors import TrackingError, UsageError
 from gbactl.tracking.final_metrics import plain_name, user
-from gbactl.tracking.run_description import CONFIG_TAG, VIEW_TAG, saved_view, view_path
+from gbactl.tracking.run_description import CONFIG_TAG, VIEW_TAG, folded, saved_view, view_path
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient as MlflowClient  # re-exported for modules that hold a client
@@ -318,7 +318,7 @@ def log_artifacts(uri: str, run_id: str, artifacts: Mapping[Path, str | None]) -
 def sweep_note(command: str, comparison: str = "") -> str:
     """Write a parent run's note in Markdown: the comparison of its children, and the command that runs it again."""
     more = "The artifact report.html has the table with its figures." if comparison else "No run has ended yet."
-    end = f"{more}\n\nRun it again:\n\n```sh\n{command}\n```"
+    end = f"{more}\n\nRun it again:\n\n```sh\n{folded(command)}\n```"
     return f"{_cut(comparison.replace('+-', '±'), _LONGEST_NOTE - len(end) - 2)}\n\n{end}".lstrip()
 
 

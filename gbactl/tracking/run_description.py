@@ -25,6 +25,7 @@ NOT_LOGGED = (
 )  # fmt: skip
 CONFIG_TAG = "gbactl.config"
 MODE_TAG = "gbactl.mode"  # tag of a training: its mode, or its modes where it has switched: sync>gba@day2
+LONGEST_LINE = 90  # characters of a command in a note
 LONGEST_TAG = 4900  # characters, which every MLflow server takes
 FIGURES = (
     ("AUC", "auc", ".5f"), ("log loss", "logloss", ".5f"), ("NE", "ne", ".4f"), ("EPS", "eps", ",.0f"),
@@ -151,7 +152,17 @@ def run_note(
         parts.append("\n".join(f"- {event}" for event in happened) or "No switch, no failure, no injected fault.")
         if table := _figures(result):
             parts.append(table)
-    return "\n\n".join([*parts, f"Run it again:\n\n```sh\n{command.text}\n```"])
+    return "\n\n".join([*parts, f"Run it again:\n\n```sh\n{folded(command.text)}\n```"])
+
+
+def folded(command: str) -> str:
+    """Break a command line between its words into lines of about LONGEST_LINE characters, which a shell joins."""
+    lines = [""]
+    for word in map(shlex.quote, shlex.split(command)):
+        if lines[-1] and len(lines[-1]) + len(word) > LONGEST_LINE:
+            lines.append(" ")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return " \\\n".join(lines)
 
 
 def _figures(result: Mapping[str, Any]) -> str:

@@ -307,7 +307,7 @@ def test_the_processes_of_a_ray_node_that_is_lost_go_on_elsewhere(launcher: Laun
 
 @pytest.mark.slow
 def test_a_ray_head_that_is_lost_ends_the_run_with_a_sentence(launcher: Launcher, ray: RayCluster) -> None:
-    launched = launcher.start("mode=gba", *ENGINES["ray"], *LONG, *PACKED)
+    launched = launcher.start("mode=async", *ENGINES["ray"], *LONG, *PACKED, "data.days=8")
     launched.training()
     ray.ask("remove n1")
     done = launched.finish()

@@ -28,7 +28,8 @@ MODES, SEEDS, ROUND = "sync,gba,async", "0,1,2", "day 2"
 BASE = ("train", "-m", "experiment=demo", "cluster=virtual", f"seed={SEEDS}", "run_dir=runs/base-${seed}")
 SWEEP = (
     "train", "-m", f"mode={MODES}", f"seed={SEEDS}", "resume=runs/base-${seed}", "train.days=3", "faults=one_slow",
-    "checkpoint=none", "tracking.experiment=demo", "run_dir=runs/${mode.name}-${seed}",
+    "checkpoint.save_seconds=0", "checkpoint.interval_seconds=1000", "train.eval_every=75000",
+    "tracking.experiment=demo", "run_dir=runs/${mode.name}-${seed}",
 )  # fmt: skip
 REPORT = ("report", "--experiment", "demo", "--round", ROUND, "--format", "html")
 NAME = f"{MODES} s{SEEDS}"
@@ -43,7 +44,8 @@ def shoot(page: Any, path: Path) -> None:
     """Write what a page shows as a PNG file with a palette."""
     page.wait_for_timeout(2500)  # charts and panels move for a moment
     page.screenshot(path=path)
-    Image.open(path).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    picture = Image.open(path).convert("RGB")
+    picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB", flush=True)
 
 

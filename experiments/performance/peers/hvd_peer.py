@@ -35,7 +35,7 @@ def one(
     import horovod.torch as hvd
     import torch
     from plain_loop import Feed
-    from torch_model import FieldTables, Plain, batch_of, timed
+    from torch_model import FieldTables, Plain, stepping, timed
 
     from gbactl.data.dataset import open_dataset
     from gbactl.launch.hydra_config import compose
@@ -54,15 +54,7 @@ def one(
             named_parameters=[(f"tables.{n}", p) for n, p in module.tables.named_parameters()],
         ),
     ]
-    feed, criterion = Feed(dataset, cfg.local_batch, rank, size), torch.nn.BCEWithLogitsLoss()
-
-    def step(i: int) -> None:
-        ids, numeric, labels = batch_of(feed(i))
-        for each in optimizers:
-            each.zero_grad()
-        criterion(module(numeric, ids), labels).backward()
-        for each in optimizers:
-            each.step()
+    step = stepping(module, optimizers, Feed(dataset, cfg.local_batch, rank, size))
 
     def agreed(steps: int) -> int:
         return int(hvd.broadcast_object(steps, root_rank=0))

@@ -153,16 +153,16 @@ def test_priorities_are_measured_on_a_shard(scripts: Any) -> None:
 
 
 def test_what_has_not_run_stays_as_it_is(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    results, out = scripts["study_results"], tmp_path / "results.md"
-    monkeypatch.setattr(results, "place", lambda here: tmp_path)
+    results, out, study = scripts["study_results"], tmp_path / "results.md", scripts["write_cpr"].STUDY
+    monkeypatch.setattr(results.Results, "place", tmp_path)
     sections = {
         "## 1. A": scripts["write_cpr"].beside("abstract", "none", scripts["overhead_table"].table),
         "## 2. B": lambda: "new\n",
     }
     missing = "abstract: 0 of 25 cells have a result; type: make cpr"
-    assert results.sections(FOLDER, sections) == [f"## 1. A\n\n{missing}.\n", "## 2. B\n\nnew\n"]
+    assert study.sections(sections) == [f"## 1. A\n\n{missing}.\n", "## 2. B\n\nnew\n"]
     out.write_text("# Results\n\n## 1. A\n\nabstract: code version 0\n\n| 1 |\n\n### More\n\nx\n\n## 2. B\n\nlast\n")
-    assert results.sections(FOLDER, sections)[0] == "## 1. A\n\nabstract: code version 0\n\n| 1 |\n"
+    assert study.sections(sections)[0] == "## 1. A\n\nabstract: code version 0\n\n| 1 |\n"
     assert results.section(out.read_text(), "## 2. B") == "## 2. B\n\nlast\n"
     assert results.section(out.read_text(), "## 2.") == ""
 
@@ -170,4 +170,4 @@ def test_what_has_not_run_stays_as_it_is(scripts: Any, monkeypatch: pytest.Monke
 def test_an_unfinished_study_says_what_to_type(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(scripts["study"], "STUDIES", tmp_path)
     with pytest.raises(SystemExit, match=r"cells have a result; type: make cpr"):
-        scripts["write_cpr"].done("abstract")
+        scripts["write_cpr"].STUDY.done("abstract")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import study_results  # a script, which conftest.py makes importable
 
 FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "gba_claims"
 
@@ -19,11 +20,11 @@ def claims() -> Any:
 
 
 def done(claims: Any, *overrides: str, **result: Any) -> Any:
-    return claims.Done(claims.study_results.options(overrides), result, Path())
+    return study_results.Done(study_results.options(overrides), result, Path())
 
 
 def test_options_of_a_command_line(claims: Any) -> None:
-    given = claims.study_results.options(
+    given = study_results.options(
         ["mode=sync", "+tracking.tags.takes_over=gba", "a.b=[{c: d=e}]", "mode=gba"],
     )  # fmt: skip
     assert given == {"mode": "gba", "takes_over": "gba", "a.b": "[{c: d=e}]"}
@@ -31,14 +32,14 @@ def test_options_of_a_command_line(claims: Any) -> None:
 
 @pytest.mark.parametrize("size", ["default", "full", "tiny"])
 def test_the_sweep_holds_every_part(claims: Any, size: str) -> None:
-    parts = {part.name: part for part in claims.study_results.study.read_study(claims.SWEEP, size)}
+    parts = {part.name: part for part in study_results.study.read_study(claims.STUDY.sweep, size)}
     assert set(parts) == {"speed", "ablation"}
     assert {"mode=sync", "faults=none"} <= set(parts["ablation"].cells[0].base)
 
 
 def kinds(claims: Any) -> list[Any]:
     """The cells of every part that differ in more than the seed."""
-    cells = [cell for part in claims.study_results.study.read_study(claims.SWEEP) for cell in part.cells]
+    cells = [cell for part in study_results.study.read_study(claims.STUDY.sweep) for cell in part.cells]
     return list({(c.part, *(o for o in c.overrides if not o.startswith("seed="))): c for c in cells}.values())
 
 

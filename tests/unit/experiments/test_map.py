@@ -36,7 +36,7 @@ def cells(write_map: Any) -> list[Any]:
 
 def test_sizes_differ_in_seeds_and_samples_alone(write_map: Any) -> None:
     study = write_map.study
-    parts = {size: study.read_study(write_map.SWEEP, size) for size in ("default", "tiny")}
+    parts = {size: study.read_study(write_map.STUDY.sweep, size) for size in ("default", "tiny")}
     assert [len(part.cells) for part in parts["default"]] == [5 * 72, 5 * 48]
     assert len({cell.base for part in parts["default"] for cell in part.cells}) == 15
     assert all("data.rows_per_day=20000" in cell.base for part in parts["tiny"] for cell in part.cells)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import study_results  # a script, which conftest.py makes importable
 
 FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "prefetch"
 
@@ -33,7 +34,7 @@ def taken_over(write_prefetch: Any, line: str, seed: int, auc: float, seconds: f
         for day, found, pause in days
     ]
     result = {"phases": phases, "best_possible_auc": 0.9, "samples": {"decayed": 7}}
-    return write_prefetch.study_results.Done({"seed": str(seed), "faults": "none", "prefetch": line}, result, Path())
+    return study_results.Done({"seed": str(seed), "faults": "none", "prefetch": line}, result, Path())
 
 
 def test_taking_over_is_compared_with_sync_and_rows_of_the_same_seed(
@@ -44,7 +45,7 @@ def test_taking_over_is_compared_with_sync_and_rows_of_the_same_seed(
         cells.append(taken_over(write_prefetch, "sync", seed, 0.8 + seed / 100, 1.95))
         cells.append(taken_over(write_prefetch, "data", seed, 0.8 + seed / 100 - 0.0002, 0.95))
         cells.append(taken_over(write_prefetch, "rows", seed, 0.8 + seed / 100 - 0.002, 0.7))
-    monkeypatch.setattr(write_prefetch.study_results, "found", lambda sweep, part: cells)
+    monkeypatch.setattr(study_results.Results, "found", lambda self, part: cells)
     text = write_prefetch.take_over()
     assert "reaches 0.8160; 0.9000 is possible" in text
     [data] = [line for line in text.splitlines() if "`data`" in line]
@@ -55,11 +56,11 @@ def test_taking_over_is_compared_with_sync_and_rows_of_the_same_seed(
 
 def test_starts_are_compared_with_sync(write_prefetch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [
-        write_prefetch.study_results.Done({"seed": str(seed), "start": start}, {"auc": auc}, Path())
+        study_results.Done({"seed": str(seed), "start": start}, {"auc": auc}, Path())
         for seed in (1, 2)
         for start, auc in (("sync", 0.7), ("gba", 0.69), ("10-steps", 0.7001))
     ]
-    monkeypatch.setattr(write_prefetch.study_results, "found", lambda sweep, part: cells)
+    monkeypatch.setattr(study_results.Results, "found", lambda self, part: cells)
     lines = write_prefetch.start().splitlines()
     assert (
         "| `gba` | -0.0100 +-0.0000 |" in lines and "| 10 steps of `sync`, then `gba` | **+0.0001 +-0.0000** |" in lines
@@ -67,8 +68,8 @@ def test_starts_are_compared_with_sync(write_prefetch: Any, monkeypatch: pytest.
 
 
 def test_each_cell_has_a_partner_in_sync(write_prefetch: Any) -> None:
-    for part in write_prefetch.study_results.study.read_study(write_prefetch.SWEEP):
+    for part in study_results.study.read_study(write_prefetch.STUDY.sweep):
         tag = "prefetch" if part.name == "take_over" else "start"
-        found = [write_prefetch.study_results.options(cell.overrides) for cell in part.cells]
+        found = [study_results.options(cell.overrides) for cell in part.cells]
         keys = {(each["seed"], each.get("faults")) for each in found}
         assert {(each["seed"], each.get("faults")) for each in found if each[tag] == "sync"} == keys

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -158,18 +159,30 @@ def test_cells_go_on_from_a_base_that_they_share(study: Any, sweep: Path, monkey
     (part,) = study.read_study(sweep)
     bases = ("experiment=smoke", "train.days=1", "train.norms_every=1", "mode=sync", "seed=0", "checkpoint=full")
     assert [cell.base for cell in part.cells[:2]] == [bases, bases]
-    stages = list[list[Any]]()
+    given = list[Any]()
 
-    def side_by_side(cells: list[Any], jobs: int) -> list[Any]:
-        stages.append(cells)
-        return []
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, jobs: int, context: object) -> None:
+            super().__init__(jobs)
 
-    monkeypatch.setattr(study, "side_by_side", side_by_side)
-    study.run_parts([part], study.Record.of(sweep))
-    assert [cell.overrides[4] for cell in stages[0]] == ["seed=0", "seed=1"] and stages[1] == list(part.cells)
+    def timed(cell: Any) -> tuple[float, Any]:
+        given.append(cell)
+        return 1.0, "broken" if cell == broken else {"auc": 0.5}
+
+    monkeypatch.setattr(study, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(study, "timed", timed)
+    broken = None
+    study.run_parts([part], study.Record(sweep.with_name("other.jsonl")))
+    assert [cell.overrides[4] for cell in given[:2]] == ["seed=0", "seed=1"] and given[2:] == list(part.cells)
+    given.clear()
+    broken = part.cells[0].origin
+    record = study.Record.of(sweep)
+    with pytest.raises(SystemExit, match="broken"):
+        study.run_parts([part], record)
+    assert len(given) == 2 and not record.lines, "no cell goes on from a base that has failed"
     monkeypatch.setattr(study, "trained", lambda base: {"run_dir": base.overrides[4]})
-    given = study.overrides_of(part.cells[0])
-    assert given[0] == "resume=seed=0" and "experiment=smoke" not in given and "checkpoint=none" in given
+    typed = study.overrides_of(part.cells[0])
+    assert typed[0] == "resume=seed=0" and "experiment=smoke" not in typed and "checkpoint=none" in typed
 
 
 def test_a_value_may_have_overrides_of_the_base(study: Any, sweep: Path) -> None:

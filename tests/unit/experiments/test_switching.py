@@ -62,7 +62,7 @@ def test_an_unfinished_study_says_what_to_type(scripts: Any, monkeypatch: pytest
     monkeypatch.setattr(scripts["study_results"].study, "finished", lambda cell: None)
     for part in ("day", "restarts"):
         with pytest.raises(SystemExit, match=rf"{part}: 0 of \d+ cells have a result; type: make switching"):
-            scripts["write_switching"].cells(part)
+            scripts["write_switching"].STUDY.done(part)
 
 
 def switched(scripts: Any) -> list[Any]:
@@ -90,7 +90,7 @@ def test_aucs_after_a_switch_are_paired_by_seed(scripts: Any) -> None:
 
 def test_a_section_without_results_stays(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write = scripts["write_switching"]
-    monkeypatch.setattr(write.study_results, "place", lambda here: tmp_path)
+    monkeypatch.setattr(scripts["study_results"].Results, "place", tmp_path)
     (tmp_path / "results.md").write_text("# Results\n\n## 2. A day on a shared cluster\n\nas it was\n\n## Other\n\nx\n")
 
     def missing() -> str:

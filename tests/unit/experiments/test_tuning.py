@@ -24,7 +24,7 @@ def tune() -> Any:
 
 
 def template(tune: Any, mode: str) -> Any:
-    cells = tune.study_results.part(tune.SWEEP, "trials").cells
+    cells = tune.STUDY.part("trials").cells
     return next(cell for cell in cells if f"mode={mode}" in cell.overrides)
 
 
@@ -58,10 +58,10 @@ def test_trials_are_recorded_one_by_one(tune: Any, tmp_path: Path, monkeypatch: 
 def test_the_best_of_each_mode_is_reported_on_other_data(tune: Any, tmp_path: Path) -> None:
     chosen = {"async": {"optim.lr": 0.00051234, "optim.beta1": 0.5}}
     path = tmp_path / "chosen.yaml"
-    path.write_text(yaml.safe_dump(tune.with_chosen(yaml.safe_load(tune.SWEEP.read_text()), chosen)))
+    path.write_text(yaml.safe_dump(tune.with_chosen(yaml.safe_load(tune.STUDY.sweep.read_text()), chosen)))
     (part,) = tune.study.read_study(path)
     lines = {tune.study_results.options(cell.overrides)["line"]: cell for cell in part.cells}
     assert set(lines) == {"sync", "async", "hop_bs", "gba", "async-tuned"}
     assert lines["async-tuned"].overrides[-4:-1] == ("mode=async", "optim.lr=0.0005123", "optim.beta1=0.5")
-    tuned_on = tune.study_results.seeds(tune.study_results.part(tune.SWEEP, "trials").cells)
+    tuned_on = tune.study_results.seeds(tune.STUDY.part("trials").cells)
     assert set(tuned_on).isdisjoint(tune.study_results.seeds(part.cells))

@@ -168,5 +168,8 @@ def test_a_job_that_slurm_starts_again_goes_on_with_its_run(
         save(Path("run/checkpoints"), shards_of(1))
         with requeued(typed) as given:
             assert given == ["resume=run", "cluster.python=/opt/python"]
+        with pytest.raises(Stopped) as stopped, requeued(typed):
+            os.kill(os.getpid(), signal.SIGUSR1)
+        assert stopped.value.told == "job 7 is not queued again; give it more time"
     finally:
         signal.signal(signal.SIGUSR1, before)

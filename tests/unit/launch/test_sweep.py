@@ -44,10 +44,11 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_sweep_compares_its_runs_and_those_that_it_takes_as_they_were(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep(tmp_path, "mode=sync,gba", "seed=1")
+    sweep(tmp_path, "mode=sync,gba", "seed=1", "+tracking.tags.at=x${seed}")
     [parent], children = stored()
     assert sorted(run.info.run_name for run in children) == ["gba s1", "sync s1"]
     assert {run.data.tags[PARENT] for run in children} == {parent.info.run_id}
+    assert all(run.data.tags["gbactl.command"].endswith("'+tracking.tags.at=x${seed}'") for run in children)
     assert (parent.info.run_name, parent.info.status) == ("sync,gba", "FINISHED")
     note = parent.data.tags[NOTE]
     assert (
@@ -64,7 +65,7 @@ def test_a_sweep_compares_its_runs_and_those_that_it_takes_as_they_were(
     assert [line.split(": AUC")[0] for line in lines[:2]] == ["run 1 of 2: sync s1", "run 2 of 2: gba s1"]
     assert lines[0].endswith("sync-1") and any(line.startswith("gba  ") and "vs" not in line for line in lines[2:])
     assert lines[-1] == f"look at them:  gbactl ui --uri {tracking_uri()}" and max(map(len, lines[2:-2])) <= 80
-    sweep(tmp_path, "mode=sync,gba", "seed=1")
+    sweep(tmp_path, "mode=sync,gba", "seed=1", "+tracking.tags.at=x${seed}")
     assert f"run 2 of 2: finished before, {Path('gba-1')}\n" in capsys.readouterr().err
     (_, again), children = stored()
     assert len(children) == 2 and {run.data.tags[PARENT] for run in children} == {parent.info.run_id}, "they stay"

@@ -125,6 +125,15 @@ def test_what_cannot_be_replayed_is_told(tried: Any) -> None:
     assert "changes its buffer seen in training" in said
 
 
+@pytest.mark.parametrize("target", ["cross.Cross", "fuxictr_dcnv2.FuxiDCNv2"])
+def test_the_templates_keep_the_contract(target: str, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    if target.startswith("fuxictr"):
+        pytest.importorskip("fuxictr")
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "experiments" / "templates")
+    cfg = ModelConfig("own", dim=4, hidden=[8], dropout=0.1, target=f"click_parts.{target}", options={"layers": 2})
+    assert dry_run(cfg, dataset, 0, "fp32") == dry_run(cfg, dataset, 0, "bf16") == ""
+
+
 def test_initial_values_dropout_and_statistics_follow_from_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     def init(model: Any) -> None:
         model.norm, model.drop = nn.BatchNorm1d(1), nn.Dropout(0.5)

@@ -135,6 +135,7 @@ def test_the_answer_names_the_fastest_that_keeps_the_auc_or_says_what_is_undecid
         "margin 0.0005); EPS 2.00 +-0.00 times sync's."
     )
     unsure = line("hop_bs", 0.79, 0.82, 0.82, eps=9.0)
-    assert answer(compare([*sync, *worse, *unsure])).startswith("Against sync: async worse by 0.09967")
+    told = answer(compare([*sync, *worse, *unsure]))
+    assert told.startswith("Against sync: async worse by 0.09967") and ", EPS 3.00 +-0.00 times sync's; 1 of" in told
     assert answer(compare([*sync, *worse, *unsure])).endswith("; 1 of 2 lines are undecided, more seeds are needed.")
     assert answer(compare([*gba, *worse])) == "Highest: AUC 0.81003 (gba); EPS 30 (async)."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 import zlib
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from gbactl.tracking.run_description import (
     CommandLine,
     config_tag,
     dataset_inputs,
+    folded,
     parameters,
     run_name,
     run_note,
@@ -97,6 +99,17 @@ def test_what_was_trained_and_evaluated_on(tmp_path: Path) -> None:
     assert "data=synthetic data.rows_per_day=100" in train["source"] and train["source_type"] == "code"
     files = dataset_inputs(dataset, {"name": "libfm", "train": "/data/train.libfm", "cache": "/cache"}, {0}, {1})
     assert json.loads(files[0]["source"]) == {"uri": "/data/train.libfm"} and files[0]["source_type"] == "local"
+
+
+def test_a_long_command_is_broken_between_words_and_means_the_same() -> None:
+    words = ["gbactl", "train", *(f"key{n}=[{{at: {n}}}, {n}]" for n in range(12))]
+    text = folded(shlex.join(words))
+    assert (
+        shlex.split(text.replace("\\\n", "")) == words
+        and max(map(len, text.splitlines())) <= 110
+        and len(text.splitlines()) > 2
+    )
+    assert folded("gbactl train mode=gba") == "gbactl train mode=gba"
 
 
 def test_the_view_has_charts_of_the_main_metrics_by_mode() -> None:

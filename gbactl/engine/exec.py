@@ -28,6 +28,7 @@ class ExecEngine(HostsEngine):
     Where none are given, the hosts are those of the environment variable GBACTL_HOSTS."""
 
     Options: ClassVar[type[EngineOptions]] = ExecOptions
+    replaces_hosts: ClassVar[bool] = True  # a StatefulSet gives a new pod the name of the one that was lost
     not_resumed: ClassVar[tuple[str, ...]] = ("bind",)  # the next launcher's pod has another address
     signs: ClassVar[tuple[str, ...]] = ("KUBERNETES_SERVICE_HOST", HOSTS)
     surroundings: ClassVar[str] = f"a pod with {HOSTS}"

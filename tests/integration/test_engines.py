@@ -176,6 +176,21 @@ def test_checkpoints_need_a_run_directory_that_the_hosts_share(launcher: Launche
 
 
 @pytest.mark.slow
+def test_a_container_that_comes_back_gets_its_worker_back(launcher: Launcher, containers: Containers) -> None:
+    """As when a StatefulSet makes another pod of the name of a lost one."""
+    slowly = "faults.plans=[{kind: constant, workers: all, factor: 4}]"
+    launched = launcher.start("mode=gba", *reached(containers), *PACKED, *LONG, slowly)
+    launched.training()
+    containers.kill("b")
+    wait_for(lambda: (launched.run_dir / "logs" / "W1-1.log").exists())
+    containers.restart("b")
+    wait_for(lambda: (launched.run_dir / "logs" / "W1-2.log").exists())
+    launched.process.send_signal(signal.SIGINT)
+    told = launched.finish(60).err
+    assert "Host b is gone: " in told and "Host b is there again; it gets W1." in told
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("containers", ["shared"], indirect=True)
 def test_a_launcher_that_gets_sigterm_saves_and_the_next_one_goes_on(
     launcher: Launcher, containers: Containers
@@ -329,7 +344,7 @@ def test_a_preempted_job_goes_on_by_itself(slurm: SlurmCluster, submitter: Launc
 @pytest.mark.slow
 def test_a_job_longer_than_its_time_goes_on_by_itself(submitter: Launcher) -> None:
     """A minute is the shortest time that a job can have."""
-    slow = "faults.plans=[{kind: constant, workers: [0, 1], factor: 8}]"
+    slow = "faults.plans=[{kind: constant, workers: [0, 1], factor: 4}]"
     launched = submitter.start(*JOB, *LONG, slow, "cluster.slurm.sbatch=[time:1]")
     done = whole(launched.finish(500), 180_000)
     assert done.out.count("is queued again") >= 1 and "DUE TO TIME LIMIT" not in done.out

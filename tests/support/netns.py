@@ -244,6 +244,12 @@ class Containers(Hosts):
     def _serve(self, name: str) -> None:
         self._begin(name, "sleep infinity", "unshare", "--pid", "--fork", "--mount-proc")
 
+    def restart(self, name: str) -> None:
+        """A killed host is there again, with nothing of what it had."""
+        self.mend(name)
+        self._serve(name)
+        wait_for(lambda: self._answers(name), 20)
+
     def _answers(self, name: str) -> bool:
         found = [pid for pid in self.pids(name) if Path(f"/proc/{pid}/comm").read_text() == "sleep\n"]
         (self.folder / f"pid-{name}").write_text(" ".join(map(str, found)))

@@ -49,7 +49,7 @@ RECORD, BASES = "cells.jsonl", "bases"
 NOT_RECORDED = {  # fields of a result that are long, of this machine, or of no use to a table
     "cell", "checksums", "command", "curve", "distance", "event_log_bytes", "evaluated_on", "faults", "gbactl",
     "judged_auc", "judged_logloss", "judged_on", "memory", "per_worker", "rounds", "run_dir", "run_id",
-    "staleness_histogram", "token_staleness",
+    "staleness_histogram", "time", "token_staleness",
 }  # fmt: skip
 
 

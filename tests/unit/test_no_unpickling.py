@@ -11,8 +11,8 @@ import pytest
 import gbactl
 
 SOURCES = sorted(Path(gbactl.__file__).parent.rglob("*.py"))
-#: a pool of processes that only their own parent can write to
-OWN_PIPES = {"advise/simulation_jobs.py"}
+#: a pool of processes that only their own parent can write to; a driver of Ray, whose cluster has to be trusted
+EXCEPTIONS = {"advise/simulation_jobs.py", "engine/ray.py"}
 MODULES = {
     "pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "jsonpickle",
     "multiprocessing", "xmlrpc",
@@ -85,5 +85,5 @@ def test_the_search_leaves_alone(line: str) -> None:
 def test_nothing_is_unpickled_or_evaluated() -> None:
     assert len(SOURCES) > 150
     places = [(path, line) for path in SOURCES for line in found(path.read_text())]
-    assert [f"{path}:{line}" for path, line in places if not path.as_posix().endswith(tuple(OWN_PIPES))] == []
-    assert len(places) == len(OWN_PIPES)
+    assert [f"{path}:{line}" for path, line in places if not path.as_posix().endswith(tuple(EXCEPTIONS))] == []
+    assert len({path for path, _ in places}) == len(EXCEPTIONS)

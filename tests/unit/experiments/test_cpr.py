@@ -156,18 +156,17 @@ def test_what_has_not_run_stays_as_it_is(scripts: Any, monkeypatch: pytest.Monke
     results, out, study = scripts["study_results"], tmp_path / "results.md", scripts["write_cpr"].STUDY
     monkeypatch.setattr(results.Results, "place", tmp_path)
     sections = {
-        "## 1. A": scripts["write_cpr"].beside("abstract", "none", scripts["overhead_table"].table),
+        "## 1. A": scripts["write_cpr"].beside("real", "real_none", scripts["real_table"].table),
         "## 2. B": lambda: "new\n",
     }
-    missing = "abstract: 0 of 25 cells have a result; type: make cpr"
+    missing = "real: 0 of 3 cells have a result; type: make cpr"
     assert study.sections(sections) == [f"## 1. A\n\n{missing}.\n", "## 2. B\n\nnew\n"]
-    out.write_text("# Results\n\n## 1. A\n\nabstract: code version 0\n\n| 1 |\n\n### More\n\nx\n\n## 2. B\n\nlast\n")
-    assert study.sections(sections)[0] == "## 1. A\n\nabstract: code version 0\n\n| 1 |\n"
+    out.write_text("# Results\n\n## 1. A\n\nreal: code version 0\n\n| 1 |\n\n### More\n\nx\n\n## 2. B\n\nlast\n")
+    assert study.sections(sections)[0] == "## 1. A\n\nreal: code version 0\n\n| 1 |\n"
     assert results.section(out.read_text(), "## 2. B") == "## 2. B\n\nlast\n"
     assert results.section(out.read_text(), "## 2.") == ""
 
 
-def test_an_unfinished_study_says_what_to_type(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(scripts["study"], "STUDIES", tmp_path)
+def test_an_unfinished_study_says_what_to_type(scripts: Any) -> None:
     with pytest.raises(SystemExit, match=r"cells have a result; type: make cpr"):
-        scripts["write_cpr"].STUDY.done("abstract")
+        scripts["write_cpr"].STUDY.done("real")

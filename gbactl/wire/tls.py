@@ -115,18 +115,25 @@ def relay(connection: TlsConnection, source: int, sink: int) -> None:
     out = back = b""
     try:
         while True:
-            reading = [connection] * (not back) + [source] * (not out)
-            readable, writable, _ = select.select(reading, [connection] * bool(out) + [sink] * bool(back), [])
-            if source in readable and not (out := os.read(source, RELAY_BYTES)):
+            poll = select.poll()  # not select.select, which knows no descriptor above 1023
+            if wanted := select.POLLIN * (not back) | select.POLLOUT * bool(out):
+                poll.register(connection, wanted)
+            if not out:
+                poll.register(source, select.POLLIN)
+            if back:
+                poll.register(sink, select.POLLOUT)
+            ready = dict(poll.poll())
+            carried = ready.get(connection.fileno(), 0)
+            if source in ready and not (out := os.read(source, RELAY_BYTES)):
                 return
             with contextlib.suppress(BlockingIOError):
-                if connection in readable and not (back := connection.recv(RELAY_BYTES)):
+                if carried & ~select.POLLOUT and not (back := back or connection.recv(RELAY_BYTES)):
                     return
             with contextlib.suppress(BlockingIOError):
-                if sink in writable:
+                if sink in ready:
                     back = back[os.write(sink, back) :]
             with contextlib.suppress(BlockingIOError):
-                if connection in writable:
+                if carried & select.POLLOUT:
                     out = out[connection.sendmsg([out]) :]
     except (OSError, WireError):
         pass

@@ -113,7 +113,7 @@ def test_a_mode_of_a_package_trains_is_switched_to_and_replayed(own: Launcher) -
     switched = result_of(switch, own)
     assert [phase["mode"] for phase in switched["phases"]] == ["sync", "pairs", "pairs"]
     assert sorted(modes_reported(own)) == ["pairs", "sync>pairs@samples10000"]
-    assert "mode.size does not belong" in said(own, "train", "mode=gba", "mode.size=3", SEARCHED, code=2)
+    assert "There is no key mode.size" in said(own, "train", "mode=gba", "mode.size=3", SEARCHED, code=2)
     del own.environment["PYTHONPATH"]
     assert "click_parts" in said(own, "replay", trained["run_dir"], code=1)
 
@@ -197,6 +197,6 @@ def test_two_files_make_an_engine_and_no_other_is_touched(launcher: Launcher, ch
     for name in ENGINE:
         (checkout / name).unlink()
     assert "cluster/noted" in said(launcher, "train", "cluster=noted", code=2)
-    why = "cluster=noted is not known; type cluster= one of: exec, hosts, local, ray, slurm, virtual."
+    why = "cluster=noted is not known; type cluster= one of: auto, exec, hosts, local, ray, slurm, virtual."
     assert why in said(launcher, "replay", str(run_dir), code=1)
     assert modes_reported(launcher) == ["gba"]

@@ -27,7 +27,11 @@ _LINE = re.compile(r"^target: *['\"]?([\w.]+)", re.MULTILINE)  # this is all tha
 def own(group: str, name: str) -> str | None:
     """Return the target in gbactl's own file of an option; None without such a file."""
     path = conf_dir() / group / f"{name}.yaml"
-    found = _LINE.search(path.read_text()) if name.isidentifier() and path.is_file() else None
+    return _in_file(path) if name.isidentifier() and path.is_file() else None
+
+
+def _in_file(path: Path) -> str | None:
+    found = _LINE.search(path.read_text())
     return None if found is None else found[1]
 
 
@@ -71,14 +75,14 @@ def _fits(fits: Callable[[Any], bool], module: str, word: str) -> bool:
 
 def in_files() -> set[str]:
     """Return the targets of all configuration files that this process finds."""
-    texts = [path.read_text() for group in GROUPS for path in option_files(group).values()]
-    return {found[1] for text in texts if (found := _LINE.search(text)) is not None}
+    paths = [path for group in GROUPS for path in option_files(group).values()]
+    return {target for path in paths if (target := _in_file(path)) is not None}
 
 
 def _of_file(group: str, name: str) -> str:
     """Return the target in a file of Hydra's search path. Raises ConfigError that lists the options."""
     files = option_files(group)
-    found = _LINE.search(files[name].read_text()) if name in files else None
-    if found is None:
+    target = _in_file(files[name]) if name in files else None
+    if target is None:
         raise ConfigError(f"{group}.name={name} is not known; type {group}= one of: {', '.join(files)}.")
-    return found[1]
+    return target

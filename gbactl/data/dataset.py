@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gbactl.data.remote_files import RemoteFile, SourceFile
 from gbactl.errors import DataError
 from gbactl.hashing import MASK64, mix, mix_int
 
@@ -37,6 +38,7 @@ KEYS = {
     "field_names", "bad_lines", "best_auc", "files",
 }  # fmt: skip
 USER = "user"  # name of the field that tells whose sample it is
+DAYS_BY_ROWS = "The days are cut by row count, as the data have no time."
 ROUNDS = 8
 
 
@@ -128,6 +130,11 @@ class Dataset:
         """Place of the categorical field that its source has named USER, for metrics by user; None without one."""
         names = self.meta["field_names"]
         return names.index(USER) if USER in names else None
+
+    @property
+    def days_by_rows(self) -> bool:
+        """Whether its days are cut by number of rows, as the source has no time; false for an older cache."""
+        return bool(self.meta.get("days_by_rows"))
 
     def __iter__(self) -> Iterator[Split]:
         return iter(self.splits)
@@ -253,11 +260,13 @@ def check_files(folder: Path, files: dict[str, dict[str, Any]], *, full: bool) -
             raise DataError(f"{path} is damaged; prepare the data again.")
 
 
-def fingerprint(path: Path) -> str:
+def fingerprint(path: SourceFile) -> str:
     """Hash the content of a source file to identify it independently of its path.
 
-    Above 64 MiB of size, time and samples.
+    Above 64 MiB of size, time and samples; of a remote file what its storage says of it.
     """
+    if isinstance(path, RemoteFile):
+        return path.fingerprint()
     stat = path.stat()
     if stat.st_size <= SMALL:
         return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()

@@ -23,19 +23,20 @@ from filelock import FileLock, Timeout
 from gbactl.checked_dataclasses import build
 from gbactl.conf_files import did_you_mean
 from gbactl.data.dataset import ARRAYS, FORMAT, META, Progress, describe_file, fingerprint, open_dataset, read_meta
+from gbactl.data.remote_files import SourceFile
 from gbactl.data.writer import WrittenArrays, sync_folder
 from gbactl.errors import DataError
 from gbactl.targets import found_class
 
 COMMON = ("name", "target", "cache")  # keys that all sources have
 READ_ALL = 4 << 30  # bytes of a cache that is read whole before it is reused
-PATHS = ("path", "patterns", "train", "validation", "test")
+PATHS = ("path", "patterns", "schema", "train", "validation", "test")  # of files that `sources` lists
 
 
 class Source(Protocol):
     """Data source: options that find their source files and write the cache's arrays."""
 
-    def sources(self) -> list[Path]:
+    def sources(self) -> list[SourceFile]:
         """Find the source files. Raises ConfigError or DataError."""
 
     def build(self, folder: Path, progress: Progress) -> WrittenArrays:
@@ -107,6 +108,7 @@ def _meta(name: str, key: str, built: WrittenArrays, folder: Path) -> dict[str, 
         "numeric_names": built.numeric_names,
         "field_names": built.field_names,
         "bad_lines": built.bad_lines,
+        "days_by_rows": built.days_by_rows,
         "best_auc": built.best_auc,
         "files": {f"{array}.npy": describe_file(folder / f"{array}.npy") for array in ARRAYS},
     }

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Bounds, Days, Seed
 from gbactl.data.dataset import Batch, Progress, Schema
+from gbactl.data.remote_files import SourceFile
 from gbactl.data.writer import WrittenArrays, allocate
 from gbactl.hashing import GOLDEN, mix, mix_int
 
@@ -49,7 +50,7 @@ class Synthetic:
     ctr: Annotated[float, Bounds(at_least=1e-6, at_most=0.999999)] = 0.25
     seed: Seed = 1
 
-    def sources(self) -> list[Path]:
+    def sources(self) -> list[SourceFile]:
         """Return no source files, as the data are generated."""
         return []
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 HEADER = 128
 DEFAULT_DAYS = 7
+AT_ONCE = 1 << 18  # rows that are copied at once
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class WrittenArrays:
     numeric_names: list[str]
     field_names: list[str]
     bad_lines: int = 0
+    days_by_rows: bool = False  # days are cut by number of rows, as the source has no time
     best_auc: dict[str, float] = field(default_factory=dict)
 
 
@@ -90,12 +92,23 @@ def allocate(folder: Path, rows: int, numeric: int, fields: int) -> Batch:
     return Batch(labels, values, ids)
 
 
-def reorder(source: Path, folder: Path, order: NDArray[np.int64], chunk: int = 1 << 18) -> None:
-    """Copy the arrays of `source` into `folder` with their rows in another order, a chunk at a time."""
+def reorder(
+    source: Path, folder: Path, order: NDArray[np.int64] | None, change: Callable[[Batch], Batch] = lambda rows: rows
+) -> None:
+    """Copy the arrays of `source` into `folder`, a chunk at a time.
+
+    `order`: places of the rows in the order in which they are copied; None: as they are. `change` is applied to each
+    chunk."""
     arrays = {name: np.load(source / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
-    parts = (order[lo : lo + chunk] for lo in range(0, len(order), chunk))
-    batches = (Batch(*(arrays[name][index] for name in ARRAYS)) for index in parts)
-    write_all(folder, arrays["numeric"].shape[1], arrays["ids"].shape[1], batches)
+    rows = len(arrays["labels"])
+
+    def chunk(lo: int, hi: int) -> Batch:
+        places = slice(lo, hi) if order is None else order[lo:hi]
+        return change(Batch(*(arrays[name][places] for name in ARRAYS)))
+
+    shape = chunk(0, 0)
+    batches = (chunk(lo, min(lo + AT_ONCE, rows)) for lo in range(0, rows, AT_ONCE))
+    write_all(folder, shape.numeric.shape[1], shape.ids.shape[1], batches)
 
 
 def sync_folder(folder: Path) -> None:

@@ -20,7 +20,7 @@ import yaml
 from gbactl.conf_files import did_you_mean
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.table_columns import DAY, moments, numbers, texts
-from gbactl.data.table_files import TextForm, read_table, separator_of
+from gbactl.data.table_files import TextForm, columns_of, read_table, separator_of
 from gbactl.data.text_files import BadLines
 from gbactl.data.writer import DEFAULT_DAYS
 from gbactl.errors import ConfigError, DataError
@@ -145,6 +145,9 @@ def _override(key: str, value: str) -> str:
 
 def infer(file: SourceFile, label: str | None = None) -> Inferred:
     """Guess the schema of a table; `label` names its label. Raises ConfigError or DataError."""
+    names = columns_of(file, TextForm())
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise DataError(f"{file} has {names.count(twice)} columns {twice}; give each a name of its own.")
     frame, whole = _sample(file)
     missing = ("", *(token for token in TOKENS if any(token in _tokens(frame[name]) for name in frame.columns)))
     frame = frame.with_columns(pl.col(pl.String).replace(dict.fromkeys(missing, None)))
@@ -255,6 +258,8 @@ def _column(column: pl.Series, seen: set[str], whole: bool) -> Guess:
     if distinct < 2:
         return replace(guess, why="one value alone" if distinct else "always missing")
     found = _clock(column, guess, whole)
+    if found is not None and missing:
+        return replace(guess, why=f"a time, {missing:.1%} of which is missing")
     if found is not None:
         return found if "clock" not in seen else replace(guess, why="a further time; one is possible")
     written = texts(column)
@@ -266,7 +271,7 @@ def _column(column: pl.Series, seen: set[str], whole: bool) -> Guess:
     rows = len(written) - written.null_count()
     if (integer or not numeric) and distinct > max(50, 0.98 * rows):
         return replace(guess, why="every value is another one, as of an id")
-    if not numeric and (written.str.len_chars().mean() or 0) > FREE_TEXT:
+    if not numeric and float(written.drop_nulls().str.len_chars().to_numpy().mean()) > FREE_TEXT:
         return replace(guess, why="free text")
     if integer and (CODE_NAME.search(column.name) or distinct <= FEW_NUMBERS):
         why = f"{distinct:,} whole numbers" if distinct <= FEW_NUMBERS else "numbers that are ids, by its name"

@@ -271,7 +271,7 @@ def _labels(frame: pl.DataFrame, schema: TableSchema, faults: Faults) -> NDArray
     if kind.at_least is not None:
         faults.look(number.is_null(), schema.label, "a number")
         return _bits(number >= kind.at_least)
-    wrong = ~number.is_in([0, 1]).fill_null(False)
+    wrong = ~((number == 0) | (number == 1)).fill_null(False)
     faults.look(wrong, schema.label, "0 or 1 (of another label, the schema says positive: or at_least:)")
     return _bits(number == 1)
 

@@ -22,7 +22,7 @@ VERBS = {
     "replay": "execute a run again from its event log, bit for bit",
     "checkpoint": "list, check and export what a run has saved",
     "calibrate": "measure this machine for the virtual cluster",
-    "data": "prepare and describe data sets, guess a table's schema",
+    "data": "prepare and describe data sets",
     "config": "explain a group or a key of the configuration",
     "doctor": "check this machine: what is there, what to do",
     "ui": "open the MLflow UI on the right store",

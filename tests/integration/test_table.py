@@ -50,4 +50,4 @@ def test_three_commands(tmp_path: Path) -> None:
     table = run(*shlex.split(report)[1:])
     assert "sync" in table and "gba" in table
     assert DAYS_BY_ROWS in table
-    assert DAYS_BY_ROWS in run("data", "describe", *words[2:4])
+    assert DAYS_BY_ROWS in run("data", "describe", *words[2:5])

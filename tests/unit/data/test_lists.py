@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,7 +41,7 @@ def one_field(lists: list[list[int]], weighted: bool = False) -> Jagged:
 def as_lists(jagged: Jagged) -> Lists:
     """Lists of each field of each sample; weights, where there are any, are half the values."""
     starts = (jagged.offsets - jagged.offsets[0]).tolist()
-    cut = [jagged.values[low:high].tolist() for low, high in zip(starts[:-1], starts[1:], strict=True)]
+    cut = [jagged.values[low:high].tolist() for low, high in pairwise(starts)]
     if jagged.weights is not None:
         assert np.array_equal(jagged.weights, jagged.values.astype(np.float32) / 2)
     return [cut[field :: jagged.lists] for field in range(jagged.lists)]

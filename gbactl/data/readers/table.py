@@ -172,7 +172,7 @@ class Table:
                     path.rename(folder / path.name)
             else:
                 progress("sorting by time" if order is not None else "transforming", 1.0)
-                reorder(staged, folder, order, change or (lambda chunk: chunk))
+                reorder(staged, folder, order, change=change or (lambda chunk: chunk))
         names, cardinalities = zip(*layout.fields, strict=True) if layout.fields else ((), ())
         made = Schema(len(layout.numeric), tuple(cardinalities))
         return WrittenArrays("days", made, splits, layout.numeric, list(names), bad.count, days_by_rows=by_rows)

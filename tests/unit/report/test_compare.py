@@ -394,7 +394,7 @@ def test_throughput_is_compared_by_pairs() -> None:
     fast = [replace(each, metrics={**each.metrics, "eps": 3 * each.metrics["eps"]}) for each in three()[3:]]
     rate = group(compare([*three()[:3], *fast]), "gba").rate
     assert rate is not None and (rate.mean, rate.half, rate.n) == (pytest.approx(3.0), pytest.approx(0.0), 3)
-    assert "| 3.00 +-0.00 |" in render(compare([*three()[:3], *fast]), "md")
+    assert "| 3.00 ±0.00 |" in render(compare([*three()[:3], *fast]), "md")
     untimed = [replace(each, metrics={**each.metrics, "eps": 0.0}) for each in fast]
     assert group(compare([*three()[:3], *untimed]), "gba").rate is None
 

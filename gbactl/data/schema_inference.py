@@ -48,7 +48,8 @@ POSITIVE = ("1", "yes", "y", "true", "t", "positive", "click", "clicked", "succe
 TIME_NAME = re.compile(r"time|date|hour|(^|_)(ts|dt|day|at|when)($|_)", re.IGNORECASE)
 USER_NAME = re.compile(r"(user|uid|customer|member|visitor|client|account)([ _-]?id)?", re.IGNORECASE)
 CODE_NAME = re.compile(
-    r"(^|[ _-])(ids?|codes?|zip|types?|cat|category|class|segment|os|device|browser|app|site|region|city|country)$",
+    r"(^|[ _-])(ids?|codes?|zip|types?|cat|category|class|segment|os|device|browser|app|site|region|city|country|item|"
+    r"product|ad|brand)$",
     re.IGNORECASE,
 )
 FORMATS = tuple(
@@ -56,7 +57,7 @@ FORMATS = tuple(
     for date in ("%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m/%d/%y")
     for time in ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 )
-SEQUENCE_NAME = re.compile(r"hist|seq|recent|visited|viewed|clicked|watched|session|last", re.IGNORECASE)
+SEQUENCE_NAME = re.compile(r"hist|seq|recent|seen|visited|viewed|clicked|watched|session|last", re.IGNORECASE)
 LIST_SEPARATORS = ("|", ";", ",", "^", " ")
 LEAST_PARTED = 0.2  # share of the cells of a multi-valued column that have its separator
 LONGEST_VALUE = 32  # mean characters of the values of a list

@@ -104,7 +104,7 @@ class Libfm:
             if not count:
                 raise DataError(f"{path} has no readable line.")
         ends = np.cumsum(rows).tolist()
-        schema = Schema(0, (largest + 1,) * form.fields, shared_ids=True)
+        schema = Schema(0, (largest + 1,) * form.fields, tables=(0,) * form.fields)
         splits = list(zip(SPLITS, [0, *ends[:-1]], ends, strict=True))
         names = [USER if i == self.user_field else f"field{i}" for i in range(form.fields)]
         return WrittenArrays("splits", schema, splits, [], names, bad.count)

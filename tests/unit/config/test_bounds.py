@@ -62,8 +62,9 @@ PLANS: list[dict[str, Any]] = [
 ZERO = {
     "seed", "cluster.stop_seconds", "checkpoint.base_every", "checkpoint.load_seconds", "checkpoint.mb_per_second",
     "checkpoint.reschedule_seconds", "checkpoint.save_seconds", "cost.allreduce_rounds", "cost.overlap",
-    "cost.spread_scale", "data.drift", "data.max_bad_lines", "data.noise", "data.numeric", "data.seed", "data.signal",
-    "data.skew", "data.user_field", "faults.seed", "mode.alpha", "mode.backup", "mode.block_momentum", "mode.bound",
+    "cost.spread_scale", "data.drift", "data.history_length", "data.lists", "data.max_bad_lines",
+    "data.noise", "data.numeric", "data.seed", "data.signal", "data.skew", "data.user_field", "faults.seed",
+    "mode.alpha", "mode.backup", "mode.block_momentum", "mode.bound",
     "mode.decay_rate", "mode.iota", "mode.prefetch", "mode.shadow_interval", "model.dropout", "model.init_scale",
     "optim.beta1", "optim.beta2", "optim.initial_accumulator", "optim.row_weight_decay", "optim.schedule.floor",
     "optim.schedule.total", "optim.schedule.warmup", "optim.weight_decay", "switch.drain_seconds", "switch.hysteresis",

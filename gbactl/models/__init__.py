@@ -90,6 +90,14 @@ def build(cfg: ModelConfig, numeric: int, fields: int, seed: int) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
+def option_hints(kind: str | type[Any]) -> dict[str, Any]:
+    """Return the annotations of a constructor's parameters; `kind`: a class, or the name of one of gbactl's models."""
+    if isinstance(kind, str):
+        kind = found_class("model", kind, None, "a model", lambda found: True)
+    inits = [vars(each)["__init__"] for each in reversed(kind.__mro__[:-1]) if "__init__" in vars(each)]
+    return {name: hint for init in inits for name, hint in get_type_hints(init, include_extras=True).items()}
+
+
 def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
     """List the parameters of a constructor; in place of its **arguments, which it passes on, those of its base."""
     found = dict[str, inspect.Parameter]()
@@ -120,7 +128,7 @@ def _arguments(cfg: ModelConfig, kind: type[Any], offered: dict[str, Any]) -> di
         )
         raise ConfigError(f"{what} has no option {strange[0]}. {meant}")
     if cfg.target is None:
-        hints = get_type_hints(kind.__init__, include_extras=True)
+        hints = option_hints(kind)
         for each in named:
             if each.name in cfg.options:
                 expect(f"model.{each.name}", cfg.options[each.name], hints[each.name], each.default)

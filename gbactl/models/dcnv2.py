@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from gbactl.checked_dataclasses import Count
-from gbactl.errors import require
 from gbactl.models.base import ClickModel
-
-STRUCTURES = ("stacked", "parallel")
 
 
 class Cross(nn.Module):
@@ -25,7 +22,8 @@ class Cross(nn.Module):
 
     def forward(self, start: Tensor, x: Tensor) -> Tensor:
         """Cross x float[samples, width] with the input `start` of the first layer."""
-        return start * self.up(x if self.down is None else self.down(x)) + x
+        crossed: Tensor = start * self.up(x if self.down is None else self.down(x)) + x
+        return crossed
 
 
 class DCNv2(ClickModel):
@@ -36,12 +34,10 @@ class DCNv2(ClickModel):
     """
 
     def __init__(
-        self, layers: Count = 3, rank: Count | None = None, structure: str = "stacked",
+        self, layers: Count = 3, rank: Count | None = None, structure: Literal["stacked", "parallel"] = "stacked",
         bottom: list[Count] | None = None, **common: Any,
     ) -> None:  # fmt: skip
         super().__init__(**common)
-        told = f"model.structure={structure} is not known; type model.structure= one of: {', '.join(STRUCTURES)}."
-        require(structure in STRUCTURES, told)
         bottomed = bottom is not None and self.numeric > 0
         self.bottom = self.new_mlp(self.numeric, [*(bottom or ()), self.dim], None) if bottomed else None
         width = (self.dim if bottomed else self.numeric) + self.fields * self.dim

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,8 +12,6 @@ from gbactl.checked_dataclasses import Count
 from gbactl.errors import require
 from gbactl.models.base import ClickModel
 
-INTERACTIONS = ("dot", "cat")
-
 
 class DLRM(ClickModel):
     """DLRM (Naumov et al., 2019): logit = top MLP(z, <v_i, v_j> for i < j), with z = bottom MLP(numeric) among the v.
@@ -21,12 +19,10 @@ class DLRM(ClickModel):
     `hidden` are the widths of the top MLP. With interaction=cat its input has the vectors instead of their products.
     """
 
-    def __init__(self, bottom: list[Count] | None = None, interaction: str = "dot", **common: Any) -> None:
+    def __init__(
+        self, bottom: list[Count] | None = None, interaction: Literal["dot", "cat"] = "dot", **common: Any
+    ) -> None:
         super().__init__(**common)
-        told = (
-            f"model.interaction={interaction} is not known; type model.interaction= one of: {', '.join(INTERACTIONS)}."
-        )
-        require(interaction in INTERACTIONS, told)
         self.bottom = self.new_mlp(self.numeric, [*(bottom or ()), self.dim], None) if self.numeric else None
         count = self.fields + int(self.numeric > 0)
         first, second = torch.triu_indices(count, count, offset=1).unbind()

@@ -33,12 +33,13 @@ class FinalMLP(ClickModel):
     """FinalMLP (Mao et al., 2023): logit = w1 y1 + w2 y2 + sum over heads h of y1_h^T W_h y2_h.
 
     y1 and y2 are the last hidden layers of MLPs of the widths `hidden` and `hidden2`, each over all vectors times its
-    own gate. `gate_hidden`: hidden widths of the gates' MLPs. `context1`, `context2`: numbers of the fields, from 0, that
-    a gate is computed from; none: it is the same for all samples.
+    own gate. `gate_hidden`: hidden widths of the gates' MLPs. `context1`, `context2`: numbers, from 0, of the fields
+    that a gate is computed from; none: it is the same for all samples.
     """
 
     def __init__(
-        self, hidden2: list[Count] | None = None, heads: Count = 1, gates: bool = True, gate_hidden: list[Count] | None = None,
+        self, hidden2: list[Count] | None = None, heads: Count = 1,
+        gates: bool = True, gate_hidden: list[Count] | None = None,
         context1: list[Natural] | None = None, context2: list[Natural] | None = None, **common: Any,
     ) -> None:  # fmt: skip
         super().__init__(**common)

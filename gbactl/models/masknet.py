@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from gbactl.errors import require
 from gbactl.models.base import ClickModel
 from gbactl.models.layers import Dropout, mlp
 
-STRUCTURES = ("parallel", "serial")
 Reduction = Annotated[float, Bounds(above=0, at_most=1000)]
 
 
@@ -45,14 +44,12 @@ class MaskNet(ClickModel):
     """
 
     def __init__(
-        self, blocks: list[Count] | None = None, structure: str = "parallel", reduction: Reduction = 2.0,
-        vector_norm: bool = True, block_norm: bool = True, **common: Any,
+        self, blocks: list[Count] | None = None, structure: Literal["parallel", "serial"] = "parallel",
+        reduction: Reduction = 2.0, vector_norm: bool = True, block_norm: bool = True, **common: Any,
     ) -> None:  # fmt: skip
         super().__init__(**common)
         widths = [64, 64, 64] if blocks is None else blocks
         require(bool(widths), "model.blocks=[] has no block; type for instance model.blocks=[64,64,64].")
-        told = f"model.structure={structure} is not known; type model.structure= one of: {', '.join(STRUCTURES)}."
-        require(structure in STRUCTURES, told)
         self.numeric_vectors = self.new_numeric_vectors()
         count, self.serial = self.numeric + self.fields, structure == "serial"
         self.scale = nn.Parameter(torch.ones(count, self.dim)) if vector_norm else None

@@ -19,7 +19,7 @@ import yaml
 
 from gbactl.conf_files import did_you_mean
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.table_columns import DAY, moments, numbers, texts
+from gbactl.data.table_columns import DAY, lists_of, moments, numbers, texts
 from gbactl.data.table_files import TextForm, columns_of, read_table, separator_of
 from gbactl.data.text_files import BadLines
 from gbactl.data.writer import DEFAULT_DAYS
@@ -48,7 +48,8 @@ POSITIVE = ("1", "yes", "y", "true", "t", "positive", "click", "clicked", "succe
 TIME_NAME = re.compile(r"time|date|hour|(^|_)(ts|dt|day|at|when)($|_)", re.IGNORECASE)
 USER_NAME = re.compile(r"(user|uid|customer|member|visitor|client|account)([ _-]?id)?", re.IGNORECASE)
 CODE_NAME = re.compile(
-    r"(^|[ _-])(ids?|codes?|zip|types?|cat|category|class|segment|os|device|browser|app|site|region|city|country)$",
+    r"(^|[ _-])(ids?|codes?|zip|types?|cat|category|class|segment|os|device|browser|app|site|region|city|country|item|"
+    r"product|ad|brand)$",
     re.IGNORECASE,
 )
 FORMATS = tuple(
@@ -56,6 +57,11 @@ FORMATS = tuple(
     for date in ("%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m/%d/%y")
     for time in ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 )
+SEQUENCE_NAME = re.compile(r"hist|seq|recent|seen|visited|viewed|clicked|watched|session|last", re.IGNORECASE)
+LIST_SEPARATORS = ("|", ";", ",", "^", " ")
+LEAST_PARTED = 0.2  # share of the cells of a multi-valued column that have its separator
+LONGEST_VALUE = 32  # mean characters of the values of a list
+MOST_VALUES = 512
 EPOCH = (6e8, 2.6e9)  # seconds since 1970 from 1989 to 2052
 FEW_NUMBERS = 20  # whole numbers that are rather categories
 FREE_TEXT = 60  # mean length of a text that is no category
@@ -157,7 +163,7 @@ def infer(file: SourceFile, label: str | None = None) -> Inferred:
         guess = chosen if name == chosen.name else _column(frame[name], seen, whole)
         seen.add("clock" if guess.kind in ("time", "day") else guess.kind)
         guesses.append(guess)
-    if not seen & {"numeric", "categorical", "user"}:
+    if not seen & {"numeric", "categorical", "multi", "sequence", "user"}:
         raise DataError(f"{file} has no column that could be a feature; write a schema file by hand.")
     return Inferred(file, tuple(guesses), separator_of(file), missing, len(frame), whole)
 
@@ -253,6 +259,8 @@ def _column(column: pl.Series, seen: set[str], whole: bool) -> Guess:
     """Guess what a column other than the label is; `seen`: kinds that the columns before have."""
     distinct, missing = _facts(column)
     guess = Guess(column.name, {"kind": "ignore"}, "", distinct, missing)
+    if isinstance(column.dtype, pl.List) and not column.dtype.inner.is_nested():
+        return _list(column, guess, "lists", {})
     if column.dtype.is_nested() or column.dtype == pl.Binary:
         return replace(guess, why=f"holds {column.dtype}")
     if distinct < 2:
@@ -269,6 +277,9 @@ def _column(column: pl.Series, seen: set[str], whole: bool) -> Guess:
     numeric = number.null_count() == written.null_count()
     integer = numeric and bool((number == number.floor()).all())
     rows = len(written) - written.null_count()
+    separator = None if numeric else _separator(written.drop_nulls())
+    if separator is not None:
+        return _list(column, guess, f"values apart by {separator!r}", {"separator": separator})
     if (integer or not numeric) and distinct > max(50, 0.98 * rows):
         return replace(guess, why="every value is another one, as of an id")
     if not numeric and float(written.drop_nulls().str.len_chars().to_numpy().mean()) > FREE_TEXT:
@@ -279,6 +290,34 @@ def _column(column: pl.Series, seen: set[str], whole: bool) -> Guess:
     if numeric:
         return _numeric(number.drop_nulls(), guess)
     return _categorical(guess, "categorical", f"{distinct:,} texts", whole)
+
+
+def _separator(written: pl.Series) -> str | None:
+    """Return the separator of a column of lists: one that most cells have, between short texts that occur often."""
+    for separator in LIST_SEPARATORS:
+        cells = written.str.contains(separator, literal=True)
+        if float(cells.to_numpy().mean()) < LEAST_PARTED:
+            continue
+        _, values = lists_of(written, separator, MOST_VALUES, False)
+        few = values.n_unique() < min(written.n_unique(), len(values) / 4)
+        lengths = values.str.len_chars().to_numpy()
+        ids = separator.strip() or values.str.contains(r"\d").all()  # words apart by blanks are rather a text
+        if few and ids and float(lengths.mean()) <= LONGEST_VALUE:
+            return separator
+    return None
+
+
+def _list(column: pl.Series, guess: Guess, told: str, options: dict[str, Any]) -> Guess:
+    """Guess a multi-valued column, or a sequence by its name."""
+    kind = "sequence" if SEQUENCE_NAME.search(column.name) else "multi"
+    lengths, values = lists_of(column, options.get("separator", " "), MOST_VALUES, False)
+    longest = int(lengths.max(initial=0))
+    if not longest:
+        return replace(guess, why="always empty")
+    most = min(MOST_VALUES, 1 << (longest - 1).bit_length())
+    why = f"{told}, {values.n_unique():,} distinct, at most {longest:,} in a row"
+    made = _categorical(replace(guess, distinct=values.n_unique()), kind, why, False)
+    return replace(made, options={"kind": kind, **options, "max_length": most, **made.options}, distinct=guess.distinct)
 
 
 def _numeric(number: pl.Series, guess: Guess) -> Guess:

@@ -102,6 +102,24 @@ def ids_of(column: pl.Series, field: int, buckets: int) -> NDArray[np.int32]:
     return to_ids(written, field, buckets, whole)
 
 
+def lists_of(column: pl.Series, separator: str, longest: int, newest: bool) -> tuple[NDArray[np.int64], pl.Series]:
+    """Return the length of each row's list, int64[n], and the texts of all lists one after the other.
+
+    `column` has lists, or texts with a separator. At most `longest` values of a list are taken, the last ones if
+    `newest`; values without a text are left out."""
+    found = column if column.dtype.is_nested() else texts(column).str.split(separator)
+    lengths = found.list.len().fill_null(0).to_numpy().astype(np.int64)
+    flat = found.filter(pl.Series(lengths > 0)).explode()
+    rows = np.repeat(np.arange(len(column)), lengths)
+    written = texts(flat)
+    there = written.is_not_null().to_numpy()
+    rows, written = rows[there], written.filter(pl.Series(there))
+    lengths = np.bincount(rows, minlength=len(column))
+    place = np.arange(len(rows)) - (np.cumsum(lengths) - lengths)[rows]
+    taken = place >= lengths[rows] - longest if newest else place < longest
+    return np.minimum(lengths, longest), written.filter(pl.Series(taken, dtype=pl.Boolean))
+
+
 def time_ids(times: NDArray[np.int64], field: str) -> NDArray[np.int32]:
     """Return the hour of the day (UTC) or the weekday (0 is Monday) of moments, int32[n]."""
     found = times // HOUR % 24 if field == "hour" else (times // DAY + 3) % 7

@@ -21,6 +21,7 @@ import yaml
 
 from gbactl.checked_dataclasses import Bounds, TableRows, build
 from gbactl.conf_files import did_you_mean
+from gbactl.data.dataset import POOLINGS
 from gbactl.data.remote_files import SourceFile
 from gbactl.errors import ConfigError, DataError
 
@@ -83,6 +84,37 @@ class User(Categorical):
 
 
 @dataclass(frozen=True)
+class Multi(Kind):
+    """Several values of a category, such as tags: a list of Parquet, or a text with a separator.
+
+    The first `max_length` are taken, hashed to `buckets` ids. `table`: a categorical column of the same values, whose
+    ids and embedding table the list shares. `pooling`: how a model makes one vector of them."""
+
+    separator: str = "|"
+    max_length: Annotated[int, Bounds(at_least=1, at_most=100_000)] = 100
+    buckets: TableRows | None = None
+    table: str | None = None
+    pooling: str = "mean"
+
+    def check(self, key: str) -> None:
+        """Raise ConfigError for an empty separator, an unknown pooling, or buckets beside a table."""
+        if not self.separator:
+            raise ConfigError(f"{key}.separator is empty; type for instance separator: '|'.")
+        if self.pooling not in POOLINGS:
+            raise ConfigError(f"{key}.pooling={self.pooling} cannot be; type one of: {', '.join(POOLINGS)}.")
+        if self.table is not None and self.buckets is not None:
+            raise ConfigError(f"{key} has both table and buckets; leave buckets out, since the table has its own.")
+
+
+@dataclass(frozen=True)
+class Sequence(Multi):
+    """Values in the order of time, such as the items seen before: the last `max_length` are taken."""
+
+    separator: str = " "
+    max_length: Annotated[int, Bounds(at_least=1, at_most=100_000)] = 50
+
+
+@dataclass(frozen=True)
 class Time(Kind):
     """Moment of a sample: rows are put in its order. `fields`: categorical fields made of it (hour, weekday; UTC).
 
@@ -110,10 +142,9 @@ class Ignore(Kind):
 
 
 KINDS: dict[str, type[Kind]] = {
-    "label": Label, "numeric": Numeric, "categorical": Categorical, "user": User, "time": Time, "day": Day,
-    "ignore": Ignore,
+    "label": Label, "numeric": Numeric, "categorical": Categorical, "multi": Multi, "sequence": Sequence, "user": User,
+    "time": Time, "day": Day, "ignore": Ignore,
 }  # fmt: skip
-NOT_YET = ("multi", "sequence")
 
 
 @dataclass(frozen=True)
@@ -191,8 +222,6 @@ def _kind(key: str, values: Any) -> Kind:
     if not isinstance(options, Mapping) or "kind" not in options:
         raise ConfigError(f"{key} has no kind; type {{kind: KIND}} with one of: {', '.join(KINDS)}.")
     name, own = str(options["kind"]), {option: value for option, value in options.items() if option != "kind"}
-    if name in NOT_YET:
-        raise ConfigError(f"{key}.kind={name} cannot be read yet; type kind: categorical or kind: ignore.")
     if name not in KINDS:
         raise ConfigError(_unknown(f"{key}.kind={name} is not known: it", "kind", name, list(KINDS)))
     if own.get("positive") in (True, False) and isinstance(own["positive"], bool):
@@ -215,8 +244,13 @@ def _complete(schema: TableSchema, where: str) -> None:
             raise ConfigError(f"{where} has {len(found)} columns of kind {name} ({', '.join(found)}); one is possible.")
     if not schema.of_kind(Label):
         raise ConfigError(f"{where} has no label; type kind: label for the column that says whether it was a click.")
-    if not schema.of_kind(Numeric, Categorical):
+    if not schema.of_kind(Numeric, Categorical, Multi):
         raise ConfigError(f"{where} has no features; type kind: numeric or kind: categorical for some columns.")
+    shared = list(schema.of_kind(Categorical))
+    for name, each in schema.of_kind(Multi).items():
+        if each.table is not None and each.table not in shared:
+            known = f"type one of: {', '.join(shared)}" if shared else "there is none"
+            raise ConfigError(f"{where}: columns.{name}.table={each.table} is no categorical column; {known}.")
 
 
 def read_schema(file: SourceFile) -> TableSchema:

@@ -21,12 +21,24 @@ from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Days, Natural, TableRows
 from gbactl.conf_files import did_you_mean
-from gbactl.data.dataset import USER, Batch, Progress, Schema
+from gbactl.data.dataset import USER, Batch, Jagged, ListField, Progress, Schema, Split
 from gbactl.data.readers.criteo import signed_log
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.table_columns import day_name, days, ids_of, moments, numbers, texts, time_ids
+from gbactl.data.table_columns import day_name, days, ids_of, lists_of, moments, numbers, texts, time_ids
 from gbactl.data.table_files import Rows, TextForm, columns_of, read_table
-from gbactl.data.table_schema import TIME_FIELDS, Categorical, Day, Label, Numeric, TableSchema, Time, User, read_schema
+from gbactl.data.table_schema import (
+    TIME_FIELDS,
+    Categorical,
+    Day,
+    Label,
+    Multi,
+    Numeric,
+    Sequence,
+    TableSchema,
+    Time,
+    User,
+    read_schema,
+)
 from gbactl.data.text_files import BadLines, find
 from gbactl.data.writer import AT_ONCE, WrittenArrays, days_between, equal_days, reorder, write_all
 from gbactl.errors import DataError, require
@@ -72,11 +84,34 @@ class Layout:
 
     @property
     def fields(self) -> list[tuple[str, int]]:
-        """Name and cardinality of each field."""
+        """Name and cardinality of each field with one id a sample, the columns of `ids`."""
         users = self.schema.of_kind(User)
         hashed = [(USER if name in users else name, size) for name, size in self.hashed.items()]
         timed = [(f"{self.schema.clock}.{part}", TIME_FIELDS[part]) for part in self.time_fields]
         return [*hashed, *timed, *((name, kind.buckets + 1) for name, kind in self.bucketized.items())]
+
+    @property
+    def lists(self) -> dict[str, Multi]:
+        """Columns that become multi-valued fields, which follow the others."""
+        return self.schema.of_kind(Multi)
+
+    def list_ids(self, name: str) -> tuple[int, int]:
+        """Return the place whose hash a list's values have, and the number of ids; both may be of a shared column."""
+        kind = self.lists[name]
+        if kind.table is not None:
+            return list(self.hashed).index(kind.table), self.hashed[kind.table]
+        return len(self.fields) + list(self.lists).index(name), kind.buckets or self.buckets
+
+    @property
+    def made(self) -> Schema:
+        """Schema of the arrays."""
+        sizes = [*(size for _, size in self.fields), *(self.list_ids(name)[1] for name in self.lists)]
+        tables = list(range(len(self.fields)))
+        for name, kind in self.lists.items():
+            tables.append(max(tables, default=-1) + 1 if kind.table is None else self.list_ids(name)[0])
+        shared = tables if any(kind.table for kind in self.lists.values()) else []
+        lists = tuple(ListField(kind.max_length, kind.pooling) for kind in self.lists.values())
+        return Schema(len(self.numeric), tuple(sizes), tuple(shared), lists)
 
 
 class Faults:
@@ -163,7 +198,8 @@ class Table:
             clock = Clock(staged / "times", schema.clock is not None and isinstance(schema.columns[schema.clock], Day))
             chunks = self._chunks(files, layout, clock, bad, ends, progress)
             staged_numeric = len(layout.numeric) + len(layout.bucketized)
-            rows = write_all(staged, staged_numeric, len(layout.fields) - len(layout.bucketized), chunks)
+            columns = len(layout.fields) - len(layout.bucketized)
+            rows = write_all(staged, staged_numeric, columns, chunks, len(layout.lists))
             splits, by_rows = self._splits(rows, ends, layout, clock)
             order = clock.order()
             change = first_day_transform(np.load(staged / "numeric.npy", mmap_mode="r"), order, splits[0][2], layout)
@@ -172,16 +208,16 @@ class Table:
                     path.rename(folder / path.name)
             else:
                 progress("sorting by time" if order is not None else "transforming", 1.0)
-                reorder(staged, folder, order, change=change or (lambda chunk: chunk))
-        names, cardinalities = zip(*layout.fields, strict=True) if layout.fields else ((), ())
-        made = Schema(len(layout.numeric), tuple(cardinalities))
-        return WrittenArrays("days", made, splits, layout.numeric, list(names), bad.count, days_by_rows=by_rows)
+                reorder(staged, folder, order, len(layout.lists), change=change or (lambda chunk: chunk))
+        names = [*(name for name, _ in layout.fields), *layout.lists]
+        return WrittenArrays("days", layout.made, splits, layout.numeric, names, bad.count, days_by_rows=by_rows)
 
     def _chunks(
         self, files: list[SourceFile], layout: Layout, clock: Clock, bad: BadLines, ends: list[int], progress: Progress
     ) -> Iterator[Batch]:
         """Iterate over the rows of all files; fills `ends` with the number of rows until the end of each file."""
         schema, rows = layout.schema, 0
+        parted = set[str]()
         form = TextForm(schema.separator, schema.missing)
         for place, file in enumerate(files):
             _check_columns(file, columns_of(file, form), schema)
@@ -191,6 +227,9 @@ class Table:
 
             for chunk in read_table(file, form, list(schema.columns), bad, told):
                 batch, times = _arrays(chunk, file, layout, bad)
+                parted |= {
+                    name for name in layout.lists if name not in parted and _is_parted(chunk.frame[name], layout)
+                }
                 if times is not None:
                     clock.add(times)
                 rows += len(batch)
@@ -198,6 +237,10 @@ class Table:
             if rows == (ends[-1] if ends else 0):
                 raise DataError(f"{file} has no readable row below its header.")
             ends.append(rows)
+        for name in layout.lists:
+            if name not in parted:
+                lacking = f"its separator {layout.lists[name].separator!r} is in none of the {rows:,} rows"
+                raise DataError(f"The column {name}: {lacking}; type separator: for another one, or kind: categorical.")
 
     def _splits(
         self, rows: int, ends: list[int], layout: Layout, clock: Clock
@@ -236,8 +279,10 @@ def _arrays(rows: Rows, file: SourceFile, layout: Layout, bad: BadLines) -> tupl
     """Convert a chunk's readable rows to arrays and, where the table has a time, what these are ordered by."""
     schema, frame, faults = layout.schema, rows.frame, Faults(rows)
     for name in schema.columns:
-        if frame[name].dtype.is_nested() or frame[name].dtype == pl.Binary:
-            raise DataError(f"{file}: the column {name} holds {frame[name].dtype}; type kind: ignore for it.")
+        kind, wanted = frame[name].dtype, "multi" if isinstance(frame[name].dtype, pl.List) else "ignore"
+        inner = kind.inner if isinstance(kind, pl.List) and name in layout.lists else kind
+        if inner.is_nested() or inner == pl.Binary:
+            raise DataError(f"{file}: the column {name} holds {kind}; type kind: {wanted} for it.")
     labels = _labels(frame, schema, faults)
     numeric = [_numbers(frame, name, layout, faults) for name in (*layout.numeric, *layout.bucketized)]
     ids = [ids_of(frame[name], place, size) for place, (name, size) in enumerate(layout.hashed.items())]
@@ -245,11 +290,24 @@ def _arrays(rows: Rows, file: SourceFile, layout: Layout, bad: BadLines) -> tupl
     if schema.clock is not None:
         clock, moment = _times(frame, schema.clock, layout, faults)
         ids += [time_ids(moment, part) for part in layout.time_fields]
-    batch = Batch(labels, _stacked(numeric, len(frame), np.float32), _stacked(ids, len(frame), np.int32))
+    lists = Jagged.joined([_list(frame[name], name, layout) for name in layout.lists]) if layout.lists else None
+    batch = Batch(labels, _stacked(numeric, len(frame), np.float32), _stacked(ids, len(frame), np.int32), lists)
     kept = faults.good(file, bad)
     if kept is None:
         return batch, clock
-    return Batch(batch.labels[kept], batch.numeric[kept], batch.ids[kept]), None if clock is None else clock[kept]
+    return Split("", batch).take(np.flatnonzero(kept)), None if clock is None else clock[kept]
+
+
+def _list(column: pl.Series, name: str, layout: Layout) -> Jagged:
+    kind, (place, size) = layout.lists[name], layout.list_ids(name)
+    lengths, values = lists_of(column, kind.separator, kind.max_length, isinstance(kind, Sequence))
+    return Jagged(1, np.concatenate([[0], np.cumsum(lengths)]), ids_of(values, place, size))
+
+
+def _is_parted(column: pl.Series, layout: Layout) -> bool:
+    """Return whether a column has lists, or its separator is in one of its texts."""
+    separator = layout.lists[column.name].separator
+    return column.dtype.is_nested() or bool(texts(column).str.contains(separator, literal=True).any())
 
 
 def _stacked(columns: list[NDArray[Any]], rows: int, kind: type[Any]) -> NDArray[Any]:
@@ -326,7 +384,7 @@ def first_day_transform(numeric: Floats, order: Order, rows: int, layout: Layout
             for place, border in enumerate(borders)
         ]  # fmt: skip
         ids = np.concatenate([chunk.ids, _stacked(more, len(chunk), np.int32)], axis=1).astype(np.int32)
-        return Batch(chunk.labels, values, ids)
+        return Batch(chunk.labels, values, ids, chunk.jagged)
 
     return change
 

@@ -69,6 +69,19 @@ COLUMNS = [  # column name, cells, what it is read as, part of the reason
     ("timestamp", [str(1_700_000_000 + 7200 * i) for i in range(ROWS)], {"kind": "time", "fields": BOTH}, "since 1970"),
     ("day", [str(i // 50) for i in range(ROWS)], {"kind": "day"}, "numbers of days"),
     (
+        "tags",
+        ["|".join(RNG.sample("abcdefgh", RNG.randint(1, 4))) for _ in range(ROWS)],
+        {"kind": "multi", "separator": "|", "max_length": 4, "buckets": 1024},
+        "8 distinct, at most 4 in a row",
+    ),
+    (
+        "history",
+        [" ".join(str(RNG.randrange(30)) for _ in range(RNG.randrange(9))) for _ in range(ROWS)],
+        {"kind": "sequence", "separator": " ", "max_length": 8, "buckets": 1024},
+        "30 distinct",
+    ),
+    ("words", of("red shoes", "blue shoes", "red socks", "blue socks"), FEW, "4 texts"),
+    (
         "at",
         [("" if i == 7 else each) for i, each in enumerate(times(DAY, "%Y-%m-%d"))],
         {"kind": "ignore"},
@@ -158,12 +171,14 @@ def test_a_part_of_a_large_file_is_looked_at(tmp_path: Path, monkeypatch: pytest
 def test_the_types_of_parquet_count(tmp_path: Path) -> None:
     columns = {
         "click": [bool(i % 2) for i in range(ROWS)], "when": [BEGIN + i * HOUR for i in range(ROWS)],
-        "tags": [["a"]] * ROWS, "x": [i / 7 for i in range(ROWS)], "n": [None if i % 3 else i % 5 for i in range(ROWS)],
+        "tags": [["a", "b"]] * ROWS, "pairs": [[[1]]] * ROWS, "history": [[1, 2, i % 3] for i in range(ROWS)],
+        "x": [i / 7 for i in range(ROWS)], "n": [None if i % 3 else i % 5 for i in range(ROWS)],
     }  # fmt: skip
     pa.parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
     found = infer(tmp_path / "t.parquet")
     assert {each.name: each.kind for each in found.guesses} == {
-        "click": "label", "when": "time", "tags": "ignore", "x": "numeric", "n": "categorical",
+        "click": "label", "when": "time", "tags": "multi", "pairs": "ignore", "history": "sequence", "x": "numeric",
+        "n": "categorical",
     }  # fmt: skip
     assert "separator" not in found.text()
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime
 import gzip
+import itertools
 import json
 import math
 import random
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from gbactl.data import table_files
 from gbactl.data.data_summary import overview, summarise
-from gbactl.data.dataset import DAYS_BY_ROWS, Batch, Dataset, open_dataset
+from gbactl.data.dataset import ARRAYS, DAYS_BY_ROWS, Batch, Dataset, ListField, Split, open_dataset
 from gbactl.data.source_cache import data_fingerprint, prepare
 from gbactl.data.table_columns import days, moments, texts
 from gbactl.data.table_files import TextForm, read_table
@@ -38,6 +39,9 @@ columns:
   views: {kind: numeric, transform: log1p}
   plain: {kind: numeric}
   "country, code": {kind: categorical, buckets: 5000}
+  item: {kind: categorical, buckets: 900}
+  tags: {kind: multi, max_length: 4, buckets: 700, pooling: sum}
+  seen: {kind: sequence, max_length: 3, table: item}
   comment: ignore
 """
 CODES = ["DE", "de", "0x1F", "007", "7", 'a "quoted" one', "a\nb, c"]
@@ -61,6 +65,9 @@ def table(count: int, seed: int = 0) -> dict[str, list[Any]]:
         "views": [some(rng.randrange(-3, 10_000)) for _ in range(count)],
         "plain": [some(rng.random()) for _ in range(count)],
         "country, code": [some(rng.choice(CODES)) for _ in range(count)],
+        "item": [rng.randrange(20) for _ in range(count)],
+        "tags": [some([f"tag {rng.randrange(9)}" for _ in range(rng.randrange(6))]) for _ in range(count)],
+        "seen": [[rng.randrange(20) for _ in range(rng.randrange(6))] for _ in range(count)],
         "comment": ["free text, with; separators" for _ in range(count)],
     }  # fmt: skip
 
@@ -69,6 +76,8 @@ def write(path: Path, columns: dict[str, list[Any]], separator: str = ",") -> Pa
     """CSV as others write it: a header, quotes where they are needed, empty cells where a value is missing."""
 
     def cell(value: Any) -> str:
+        if isinstance(value, list):
+            value = ("|" if "tag" in str(value) else " ").join(map(str, value))
         text = "" if value is None else str(value)
         return '"' + text.replace('"', '""') + '"' if any(c in text for c in f'"\n{separator}') else text
 
@@ -85,7 +94,15 @@ def parquet(path: Path, columns: dict[str, list[Any]], **options: Any) -> Path:
 
 def whole(data: Dataset) -> Batch:
     parts = [split.slice(0, split.rows) for split in data]
-    return Batch(*(np.concatenate([getattr(each, name) for each in parts]) for name in ("labels", "numeric", "ids")))
+    return Batch(*(np.concatenate([getattr(each, name) for each in parts]) for name in ARRAYS))
+
+
+def lists_in(split: Split, field: int) -> list[list[int]]:
+    """Ids of a multi-valued field, by rows."""
+    jagged = split.slice(0, split.rows).jagged
+    assert jagged is not None
+    own = jagged.of_field(field)
+    return [own.values[low:high].tolist() for low, high in itertools.pairwise(own.offsets)]
 
 
 @pytest.fixture
@@ -105,8 +122,12 @@ def test_columns_become_what_the_schema_says(name: str, load: Load, schema: str,
         write(path, rows, "\t" if name == "t.tsv" else ",")
     data = load(name="table", path=str(path), schema=schema)
     assert data.meta["numeric_names"] == ["price", "views", "plain"]
-    assert data.meta["field_names"] == ["user", "country, code", "when.hour", "when.weekday", "age"]
-    assert data.schema.cardinalities == (131072, 5000, 24, 7, 5)
+    assert data.meta["field_names"] == [
+        "user", "country, code", "item", "when.hour", "when.weekday", "age", "tags", "seen",
+    ]  # fmt: skip
+    assert data.schema.cardinalities == (131072, 5000, 900, 24, 7, 5, 700, 900)
+    assert data.schema.tables == (0, 1, 2, 3, 4, 5, 6, 2)
+    assert data.schema.lists == (ListField(4, "sum"), ListField(3, "mean"))
     assert data.user_field == 0 and not data.days_by_rows
 
     order = sorted(range(400), key=lambda i: rows["when"][i].date())  # stable: rows of a day keep their order
@@ -132,20 +153,28 @@ def test_columns_become_what_the_schema_says(name: str, load: Load, schema: str,
     ages = [rows["age"][i] for i in first if rows["age"][i] is not None]
     borders = np.quantile(ages, [0.25, 0.5, 0.75])
     buckets = [0 if rows["age"][i] is None else 1 + int((borders <= rows["age"][i]).sum()) for i in order]
-    assert found.ids[:, 4].tolist() == buckets
-    assert found.ids[:, 2].tolist() == [rows["when"][i].hour for i in order]
-    assert found.ids[:, 3].tolist() == [rows["when"][i].weekday() for i in order]
+    assert found.ids[:, 5].tolist() == buckets
+    assert found.ids[:, 3].tolist() == [rows["when"][i].hour for i in order]
+    assert found.ids[:, 4].tolist() == [rows["when"][i].weekday() for i in order]
     for field, column in ((0, "user id"), (1, "country, code")):
         pairs = {(rows[column][i], int(each)) for i, each in zip(order, found.ids[:, field], strict=True)}
         assert len(pairs) == len(set(rows[column])) == len({each for _, each in pairs})  # one id each, 0 if missing
         assert all((value is None) == (each == 0) for value, each in pairs)
+    of_item = {rows["item"][i]: int(each) for i, each in zip(order, found.ids[:, 2], strict=True)}
+    tags, seen = ([each for split in data for each in lists_in(split, field)] for field in (0, 1))
+    assert seen == [[of_item[value] for value in rows["seen"][i][-3:]] for i in order]
+    assert [len(each) for each in tags] == [min(4, len(rows["tags"][i] or [])) for i in order]
+    named = {
+        pair for i, ids in zip(order, tags, strict=True) for pair in zip((rows["tags"][i] or [])[:4], ids, strict=True)
+    }
+    assert len(named) == 9 == len({each for _, each in named}) and all(0 < each < 700 for _, each in named)
 
 
 def test_csv_and_parquet_of_a_table_are_the_same_data(load: Load, schema: str, tmp_path: Path) -> None:
     rows = table(150)
     one = load(name="table", path=str(write(tmp_path / "a.csv", rows)), schema=schema)
     two = load(name="table", path=str(parquet(tmp_path / "a.parquet", rows)), schema=schema)
-    for name in ("labels.npy", "numeric.npy", "ids.npy"):
+    for name in (f"{each}.npy" for each in one.schema.arrays):
         assert (one.path / name).read_bytes() == (two.path / name).read_bytes()
 
 
@@ -169,7 +198,7 @@ def test_the_size_of_a_chunk_changes_nothing(
         patch.setattr(table_files, "CHUNK", chunk)
         small = open_dataset(prepare({**options, "cache": str(folder / "small")}))
     assert plain.meta["splits"] == small.meta["splits"]
-    for name in ("labels.npy", "numeric.npy", "ids.npy"):
+    for name in (f"{each}.npy" for each in plain.schema.arrays):
         assert (plain.path / name).read_bytes() == (small.path / name).read_bytes()
 
 
@@ -294,7 +323,14 @@ SCHEMA_ERRORS = [
     ("columns: {y: {kind: label, positive: yes}, x: numeric}", "put it in quotes"),
     ("columns: {y: {kind: label, positive: a, at_least: 1}, x: numeric}", "both positive and at_least"),
     ("columns: {y: label, x: {transform: log1p}}", r"columns.x has no kind; type \{kind: KIND\}"),
-    ("columns: {y: label, x: multi}", "kind=multi cannot be read yet"),
+    ("columns: {y: label, c: {kind: multi, separator: ''}}", "c.separator is empty"),
+    ("columns: {y: label, c: {kind: sequence, pooling: men}}", "c.pooling=men cannot be; type one of: sum, mean, max"),
+    (
+        "columns: {y: label, x: categorical, c: {kind: multi, table: z}}",
+        "table=z is no categorical column; type one of: x",
+    ),
+    ("columns: {y: label, x: categorical, c: {kind: multi, table: x, buckets: 9}}", "both table and buckets"),
+    ("columns: {y: label, c: multi}", r"The column c: its separator '\|' is in none of the 8 rows; type separator:"),
     (
         "columns: {y: label, x: {kind: time, fields: [minute]}, c: categorical}",
         "x.fields cannot have minute; type some of: hour",
@@ -374,7 +410,7 @@ def test_files_that_are_not_text_or_not_there(load: Load, tmp_path: Path) -> Non
     with pytest.raises(DataError, match=r"t.parquet is not whole Parquet"):
         load(**{**options, "path": str(tmp_path / "t.parquet")})
     parquet(tmp_path / "l.parquet", {"y": [0, 1], "x": [1.0, 2.0], "c": [["a"], ["b", "c"]]})
-    with pytest.raises(DataError, match=r"the column c holds List\(String\); type kind: ignore"):
+    with pytest.raises(DataError, match=r"the column c holds List\(String\); type kind: multi"):
         load(**{**options, "path": str(tmp_path / "l.parquet")})
     whole_file = gzip.compress(GOOD.encode() * 50)
     (tmp_path / "g.csv.gz").write_bytes(whole_file[: len(whole_file) // 2])
@@ -423,7 +459,7 @@ def test_remote_files_are_read_in_place(form: str, load: Load, tmp_path: Path, s
     remote = {"path": f"memory://tables/{form}", "schema": f"memory://tables/{form}.yaml"}
     found = load(name="table", **remote)
     same = load(name="table", path=[str(local), str(local)], schema=schema)
-    for name in ("labels.npy", "numeric.npy", "ids.npy"):
+    for name in (f"{each}.npy" for each in found.schema.arrays):
         assert (found.path / name).read_bytes() == (same.path / name).read_bytes()
     key = data_fingerprint({"name": "table", **remote})
     memory.pipe(f"/tables/{form}/day_1.{form}", local.read_bytes())  # written again, at another time

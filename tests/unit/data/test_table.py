@@ -251,6 +251,14 @@ def test_a_time_puts_rows_in_order_and_cuts_them_into_equal_parts(load: Load, tm
     data = load(**small(tmp_path, "y,x,c,t\n" + rows, schema), days=4)
     assert whole(data).numeric[:, 0].tolist() == sorted(range(20), key=lambda i: i * 7 % 20)
     assert [split.rows for split in data] == [5] * 4 and not data.days_by_rows
+    for number, name in enumerate(("late", "early")):  # each file is in order, and the second one precedes the first
+        half = "".join(f"1,{i},a,2024-01-{20 - 10 * number + i}\n" for i in range(5))
+        small(tmp_path, "y,x,c,t\n" + half, schema, f"{number}-{name}.csv")
+    split = load(name="table", path=str(tmp_path / "?-*.csv"), schema=str(tmp_path / "s.yaml"), days=2)
+    assert whole(split).numeric[:, 0].tolist() == [0, 1, 2, 3, 4] * 2
+    dated = schema.replace("t: time", "t: {kind: time, fields: [weekday]}")
+    split = load(**{**small(tmp_path, "y,x,c,t\n", dated, "unused"), "path": str(tmp_path / "?-*.csv")}, days=2)
+    assert whole(split).ids[:, 1].tolist() == [(i + 2) % 7 for i in range(5)] + [(i + 5) % 7 for i in range(5)]
 
 
 LABELS = [

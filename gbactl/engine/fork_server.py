@@ -116,12 +116,16 @@ class ForkServer:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._line.settimeout(FORK_SECONDS)
         with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "gbactl.nodes.child_process", FORK_SERVER, str(self.owner)],
-                stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-                env={**os.environ, **thread_environment(1), **NO_THREAD},
-            )  # fmt: skip
+            self.process = self._start(theirs)
         self._ready = False
+
+    def _start(self, line: socket.socket) -> ProcessHandle:
+        """Start the process, with its end of the line as standard input."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "gbactl.nodes.child_process", FORK_SERVER, str(self.owner)],
+            stdin=line.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            env={**os.environ, **thread_environment(1), **NO_THREAD},
+        )  # fmt: skip
 
     def ready(self) -> None:
         """Wait until the fork server has finished its imports. Raises OSError if it has ended."""

@@ -6,7 +6,7 @@ of the largest field.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gbactl.data.dataset import Batch, Dataset, Progress
+from gbactl.data.dataset import DAYS_BY_ROWS, Batch, Dataset, Progress
+
+if TYPE_CHECKING:
+    from gbactl.data.schema_inference import Inferred
 
 CHUNK = 1 << 20
 WIDTH = 80
@@ -81,6 +84,7 @@ def summarise(dataset: Dataset, progress: Progress | None = None) -> dict[str, A
         "numeric": dataset.schema.numeric,
         "table_rows": dataset.schema.rows,
         "bad_lines": dataset.meta["bad_lines"],
+        "days_by_rows": dataset.days_by_rows,
         "fingerprint": dataset.fingerprint,
         "path": str(dataset.path),
         "splits": _splits(dataset),
@@ -130,18 +134,35 @@ def overview(dataset: Dataset) -> Text:
         f"{schema.fields} fields, {schema.rows:,} table rows{shared}",
         f"cache: {dataset.path}",
         *([f"{bad:,} bad lines were left out"] if bad else []),
+        *([DAYS_BY_ROWS] if dataset.days_by_rows else []),
     ]
     return Text("\n".join(lines))
 
 
-def show(dataset: Dataset, *, fields: bool, progress: Progress | None = None) -> None:
-    """Print a data set's summary to the terminal, or 80 columns wide on a pipe."""
+def _printed(*parts: RenderableType) -> None:
+    """Print to the terminal, or 80 columns wide on a pipe."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(width=WIDTH, highlight=False, soft_wrap=False)
+    console.print(Group(*parts))
+
+
+def show_guesses(inferred: Inferred) -> None:
+    """Print what was guessed of each column of a table, and why."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, numeric in (("column", False), ("read as", False), ("distinct", True), ("missing", True)):
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    table.add_column("why", ratio=1)
+    for each in inferred.guesses:
+        table.add_row(Text(each.name), Text(each.read_as), f"{each.distinct:,}", f"{each.missing:.1%}", Text(each.why))
+    _printed(table)
+
+
+def show(dataset: Dataset, *, fields: bool, progress: Progress | None = None) -> None:
+    """Print a data set's summary."""
     summary = summarise(dataset, progress) if fields else {"kind": dataset.kind, "splits": _splits(dataset)}
     parts: list[RenderableType] = [Text(""), splits_table(summary)]
     if fields:
         parts += [Text(""), fields_table(summary)]
-    console.print(overview(dataset), soft_wrap=True)
-    console.print(Group(*parts))
+    Console(highlight=False).print(overview(dataset), soft_wrap=True)
+    _printed(*parts)

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gbactl.data.remote_files import RemoteFile, SourceFile
 from gbactl.errors import DataError
 from gbactl.hashing import MASK64, mix, mix_int
 
@@ -47,6 +48,7 @@ KEYS = {
     "best_auc", "files",
 }  # fmt: skip
 USER = "user"  # name of the field that tells whose sample it is
+DAYS_BY_ROWS = "The days are cut by row count, as the data have no time."
 ROUNDS = 8
 
 
@@ -287,6 +289,11 @@ class Dataset:
         names = self.meta["field_names"]
         return names.index(USER) if USER in names else None
 
+    @property
+    def days_by_rows(self) -> bool:
+        """Whether its days are cut by number of rows, as the source has no time; false for an older cache."""
+        return bool(self.meta.get("days_by_rows"))
+
     def __iter__(self) -> Iterator[Split]:
         return iter(self.splits)
 
@@ -424,11 +431,13 @@ def check_files(folder: Path, files: dict[str, dict[str, Any]], *, full: bool) -
             raise DataError(f"{path} is damaged; prepare the data again.")
 
 
-def fingerprint(path: Path) -> str:
+def fingerprint(path: SourceFile) -> str:
     """Hash the content of a source file to identify it independently of its path.
 
-    Above 64 MiB of size, time and samples.
+    Above 64 MiB of size, time and samples; of a remote file what its storage says of it.
     """
+    if isinstance(path, RemoteFile):
+        return path.fingerprint()
     stat = path.stat()
     if stat.st_size <= SMALL:
         return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()

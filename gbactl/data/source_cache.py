@@ -33,6 +33,7 @@ from gbactl.data.dataset import (
     open_dataset,
     read_meta,
 )  # fmt: skip
+from gbactl.data.remote_files import SourceFile
 from gbactl.data.writer import WrittenArrays, sync_folder
 from gbactl.errors import DataError
 from gbactl.targets import found_class
@@ -42,13 +43,13 @@ LATER: dict[str, Any] = {"user_field": None, "lists": 0, "list_length": 10, "his
 CHECKED_ROWS = 1 << 16
 COMMON = ("name", "target", "cache")  # keys that all sources have
 READ_ALL = 4 << 30  # bytes of a cache that is read whole before it is reused
-PATHS = ("path", "patterns", "train", "validation", "test")
+PATHS = ("path", "patterns", "schema", "train", "validation", "test")  # of files that `sources` lists
 
 
 class Source(Protocol):
     """Data source: options that find their source files and write the cache's arrays."""
 
-    def sources(self) -> list[Path]:
+    def sources(self) -> list[SourceFile]:
         """Find the source files. Raises ConfigError or DataError."""
 
     def build(self, folder: Path, progress: Progress) -> WrittenArrays:
@@ -119,6 +120,7 @@ def _meta(name: str, key: str, built: WrittenArrays, folder: Path) -> dict[str, 
         "numeric_names": built.numeric_names,
         "field_names": built.field_names,
         "bad_lines": built.bad_lines,
+        "days_by_rows": built.days_by_rows,
         "best_auc": built.best_auc,
         "files": {f"{array}.npy": describe_file(folder / f"{array}.npy") for array in built.schema.arrays},
     }

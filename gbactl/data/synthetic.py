@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Bounds, Days, Seed
 from gbactl.data.dataset import Batch, Jagged, ListField, Progress, Schema
+from gbactl.data.remote_files import SourceFile
 from gbactl.data.writer import WrittenArrays, allocate
 from gbactl.hashing import GOLDEN, mix, mix_int
 
@@ -56,7 +57,7 @@ class Synthetic:
     history_length: Annotated[int, Bounds(at_least=0, at_most=100_000)] = 0
     pooling: Literal["sum", "mean", "max"] = "mean"
 
-    def sources(self) -> list[Path]:
+    def sources(self) -> list[SourceFile]:
         """Return no source files, as the data are generated."""
         return []
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 HEADER = 128
 DEFAULT_DAYS = 7
+AT_ONCE = 1 << 18  # rows that are copied at once
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class WrittenArrays:
     numeric_names: list[str]
     field_names: list[str]
     bad_lines: int = 0
+    days_by_rows: bool = False  # days are cut by number of rows, as the source has no time
     best_auc: dict[str, float] = field(default_factory=dict)
 
 
@@ -124,13 +126,21 @@ def allocate(
 
 
 def reorder(
-    source: Path, folder: Path, order: NDArray[np.int64], lists: int = 0, weighted: bool = False, chunk: int = 1 << 18
-) -> None:
-    """Copy the arrays of `source` into `folder` with their rows in another order, a chunk at a time."""
+    source: Path, folder: Path, order: NDArray[np.int64] | None, lists: int = 0, weighted: bool = False,
+    chunk: int = AT_ONCE, change: Callable[[Batch], Batch] = lambda rows: rows,
+) -> None:  # fmt: skip
+    """Copy the arrays of `source` into `folder`, a chunk at a time.
+
+    `order`: places of the rows in the order in which they are copied; None: as they are. `change` is applied to each
+    chunk; it keeps the lists."""
     whole = Split("", map_arrays(source, lists, weighted))
-    parts = (order[lo : lo + chunk] for lo in range(0, len(order), chunk))
-    batches = (whole.take(index) for index in parts)
-    write_all(folder, whole.whole.numeric.shape[1], whole.whole.ids.shape[1], batches, lists, weighted)
+
+    def copied(lo: int, hi: int) -> Batch:
+        return change(whole.slice(lo, hi) if order is None else whole.take(order[lo:hi]))
+
+    shape = copied(0, 0)
+    batches = (copied(lo, min(lo + chunk, whole.rows)) for lo in range(0, whole.rows, chunk))
+    write_all(folder, shape.numeric.shape[1], shape.ids.shape[1], batches, lists, weighted)
 
 
 def sync_folder(folder: Path) -> None:

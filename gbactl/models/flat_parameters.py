@@ -29,6 +29,13 @@ ALIGNMENT = 64  # bytes, as torch aligns its own memory
 MOST_VIEWS = 8
 
 
+def dense_tensors(model: nn.Module) -> tuple[list[nn.Parameter], list[_BatchNorm], list[Tensor]]:
+    """List the tensors that make a model's vector: parameters, and the statistics of the batch-norm layers listed."""
+    norms = [norm for norm in model.modules() if isinstance(norm, _BatchNorm) and norm.running_mean is not None]
+    pairs = ((norm.running_mean, norm.running_var) for norm in norms)
+    return list(model.parameters()), norms, [each for pair in pairs for each in pair if each is not None]
+
+
 class FlatModel:
     """Model whose parameters and batch-norm buffers are views of one flat float32 vector.
 
@@ -37,15 +44,10 @@ class FlatModel:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.parameters = list(model.parameters())
-        self.norms = [
-            norm for norm in model.modules() if isinstance(norm, _BatchNorm) and norm.running_mean is not None
-        ]
+        self.parameters, self.norms, self._buffers = dense_tensors(model)
         self.momentum = float(self.norms[0].momentum or 0.0) if self.norms else 0.0
         for norm in self.norms:
             norm.momentum = 1.0
-        pairs = ((norm.running_mean, norm.running_var) for norm in self.norms)
-        self._buffers = [each for pair in pairs for each in pair if each is not None]
         self.params = sum(p.numel() for p in self.parameters)
         self.buffers = sum(b.numel() for b in self._buffers)
         self._own = torch.empty(self.params + self.buffers, dtype=torch.float32)

@@ -16,6 +16,7 @@ import polars as pl
 
 from gbactl.checked_dataclasses import Natural
 from gbactl.data.dataset import USER, Batch, Progress, Schema
+from gbactl.data.remote_files import SourceFile
 from gbactl.data.text_files import BadLines, FastPathMismatch, LineBlock, find, is_integer, parse, read_all, table
 from gbactl.data.writer import WrittenArrays, write_all
 from gbactl.errors import DataError, require
@@ -72,7 +73,7 @@ class Libfm:
     max_bad_lines: Natural = 0
     user_field: Natural | None = None
 
-    def sources(self) -> list[Path]:
+    def sources(self) -> list[SourceFile]:
         """Find the source files of train, validation and test."""
         for name in SPLITS:
             require(bool(getattr(self, name)), f"data.{name} is not set; type data.{name}=FILE.")

@@ -32,7 +32,7 @@ NAMED: dict[str, list[dict[str, Any]]] = {
         *({"name": name} for name in ("sgd", "adagrad", "rowwise_adagrad", "adam")),
         *({"schedule": {"name": name, "total": 100}} for name in ("linear", "inverse_sqrt", "cosine")),
     ],
-    "model": [{"name": "deepfm"}, {"name": "wide_deep"}],
+    "model": [{"name": "deepfm"}, {"name": "dcnv2"}],
     "collective": [{"name": "horovod"}, {"name": "gloo"}, {"name": "shm"}],
     "checkpoint": [{"name": name} for name in VARIANTS],
     "switch": [{}, {"name": "auto"}],

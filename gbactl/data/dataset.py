@@ -302,6 +302,14 @@ class Dataset:
         """Number of samples in all splits."""
         return sum(split.rows for split in self.splits)
 
+    @property
+    def ids_of_sample(self) -> int:
+        """Number of ids that a sample rarely exceeds: its columns, and twice the mean of its lists' values."""
+        jagged = [split.whole.jagged for split in self.splits]
+        values = sum(len(each.values) for each in jagged if each is not None)
+        most = sum(field.max_length for field in self.schema.lists)
+        return self.schema.columns + min(most, -(-2 * values // max(1, self.rows)))
+
     def split(self, name: str) -> Split:
         """Return the split with this name. Raises KeyError."""
         return {split.name: split for split in self.splits}[name]

@@ -130,9 +130,9 @@ def trained_model(run: str) -> TrainedModel:
 
     chain = resume.find(run)
     cfg, schema = from_dict(chain.last.config), Schema.of(chain.last.schema)
-    rows, offsets = torch.from_numpy(whole_rows(chain, cfg)["rows"]), torch.from_numpy(schema.offsets)
+    rows = torch.from_numpy(whole_rows(chain, cfg)["rows"])
     model = build(cfg.model, schema.numeric, schema.fields, cfg.seed)
-    return TrainedModel(model, dense_state(chain)["value"], rows, offsets)
+    return TrainedModel(model, dense_state(chain)["value"], rows, schema)
 
 
 def whole_rows(chain: CheckpointChain, cfg: RunConfig) -> dict[str, Any]:

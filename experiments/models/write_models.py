@@ -43,12 +43,11 @@ def differences(cells: Sequence[Done], name: str, modes: Sequence[str]) -> list[
 
 
 def frappe(cells: Sequence[Done]) -> str:
-    """Table of the models on Frappe: published and measured AUC, gba against sync, throughput."""
+    """Table of the models on Frappe: published and measured AUC, gba against sync."""
     rows = []
     for name, published in PUBLISHED.items():
         here = of_model(cells, name)
-        auc, eps = (by_line(here, "mode", lambda result, key=key: float(result[key])) for key in ("auc", "eps"))
-        sync = list(auc.get("sync", {}).values())
+        sync = list(by_line(here, "mode", lambda result: float(result["auc"])).get("sync", {}).values())
         if not sync:
             continue
         off = statistics.fmean(sync) - published
@@ -56,9 +55,8 @@ def frappe(cells: Sequence[Done]) -> str:
         rows.append([
             f"`{name}`", str(len(sync)), f"{published:.5f}", f"{statistics.fmean(sync):.5f}{spread}",
             f"{off:+.5f}", "yes" if abs(off) <= NEAR or off > 0 else "no", *differences(here, name, ("gba",)),
-            *(f"{statistics.fmean(eps[mode].values()):,.0f}" if mode in eps else "-" for mode in ("sync", "gba")),
         ])  # fmt: skip
-    heads = ["model", "seeds", "published", "sync", "off", f"at most {NEAR} below", "gba - sync", "EPS sync", "EPS gba"]
+    heads = ["model", "seeds", "published", "sync", "off", f"at most {NEAR} below", "gba - sync"]
     notes = ("sync: mean +- standard deviation over the seeds.", NEGATIVES, STUDY.origin("frappe").strip())
     return markdown(heads, rows, *notes, names=(0, 5))
 
@@ -78,6 +76,6 @@ def synthetic(cells: Sequence[Done]) -> str:
 
 def main() -> None:
     """Write results.md."""
-    STUDY.write(
-        f"## Frappe\n\n{frappe(STUDY.found('frappe'))}", f"## Synthetic\n\n{synthetic(STUDY.found('synthetic'))}"
-    )
+    tables = {"frappe": frappe, "synthetic": synthetic}
+    found = {name: STUDY.found(name) for name in tables}
+    STUDY.write(*(f"## {name.capitalize()}\n\n{tables[name](cells)}" for name, cells in found.items() if cells))

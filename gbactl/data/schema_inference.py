@@ -106,7 +106,7 @@ class Inferred:
 
     @property
     def looked_at(self) -> str:
-        """What was looked at, in words."""
+        """Number of rows that the guesses rest on, in words."""
         return f"all {self.rows:,} rows" if self.whole else f"the first {self.rows:,} rows"
 
     def text(self) -> str:

@@ -34,7 +34,7 @@ PARQUET = b"PAR1"
 
 @dataclass(frozen=True)
 class TextForm:
-    """How a text table is written: its separator (None: the one its header has most of) and its missing cells."""
+    """Form of a text table: its separator (None: the one its header has most of) and its missing cells."""
 
     separator: str | None = None
     missing: Sequence[str] = ("",)

@@ -32,7 +32,7 @@ LARGEST_SCHEMA = 16 << 20
 
 @dataclass(frozen=True)
 class Kind:
-    """What a column is; the base of all kinds."""
+    """Kind of a column; base class of all kinds."""
 
     most: ClassVar[int | None] = None  # columns of this kind that a table can have
 

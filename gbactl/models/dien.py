@@ -23,13 +23,13 @@ class GatedRecurrence(nn.Module):
     with those of an attention an AUGRU.
     """
 
-    def __init__(self, model: ClickModel) -> None:
+    def __init__(self, model: ClickModel, width: int) -> None:
         super().__init__()
-        self.inputs = model.new_linear(model.dim, 3 * model.dim)  # the matrices W of u, r and c
-        self.states = model.new_linear(model.dim, 3 * model.dim, bias=False)  # U
+        self.inputs = model.new_linear(width, 3 * width)  # the matrices W of u, r and c
+        self.states = model.new_linear(width, 3 * width, bias=False)  # U
 
     def forward(self, x: Tensor, weights: Tensor) -> Tensor:
-        """Compute float[samples, longest, dim] from x of this shape and the weights float[samples, longest]."""
+        """Compute float[samples, longest, width] from x of this shape and the weights float[samples, longest]."""
         state, found = torch.zeros_like(x[:, 0]), []
         for step, weight in zip(self.inputs(x).unbind(1), weights.unsqueeze(2).unbind(1), strict=True):
             update, reset, own = step.chunk(3, 1)
@@ -43,13 +43,13 @@ class GatedRecurrence(nn.Module):
 class InterestEvolution(nn.Module):
     """Last state of an AUGRU over the states h_t of a GRU, with attention a_t = softmax_t(h_t^T W v) of a target v."""
 
-    def __init__(self, model: ClickModel) -> None:
+    def __init__(self, model: ClickModel, width: int) -> None:
         super().__init__()
-        self.extraction, self.evolution = GatedRecurrence(model), GatedRecurrence(model)
-        self.attention = model.new_linear(model.dim, model.dim, bias=False)
+        self.extraction, self.evolution = GatedRecurrence(model, width), GatedRecurrence(model, width)
+        self.attention = model.new_linear(width, width, bias=False)
 
     def forward(self, target: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
-        """Compute float[samples, dim] from the target float[samples, dim] and a padded history with its mask."""
+        """Compute float[samples, width] from the target float[samples, width] and a padded history with its mask."""
         states = self.extraction(rows, mask.to(rows.dtype))
         scores = (states * self.attention(target).unsqueeze(1)).sum(2)
         evolved: Tensor = self.evolution(states, masked_softmax(scores, mask))
@@ -59,9 +59,9 @@ class InterestEvolution(nn.Module):
 class DIEN(HistoryModel):
     """Deep Interest Evolution Network (Zhou et al., 2019, https://arxiv.org/abs/1809.03672), without auxiliary loss.
 
-    A history is read from its first item to its last. The states are as wide as the vectors.
+    A history is read from its first item to its last. The states are as wide as its items.
     """
 
-    def __init__(self, activation: Activation = "dice", **common: Any) -> None:
-        super().__init__(activation, **common)
-        self.interests = nn.ModuleList(InterestEvolution(self) for _ in self.targets)
+    def __init__(self, activation: Activation = "dice", joint: bool = False, **common: Any) -> None:
+        super().__init__(activation, joint, **common)
+        self.interests = nn.ModuleList(InterestEvolution(self, len(group) * self.dim) for group in self.groups)

@@ -48,10 +48,11 @@ def inputs(numeric: int = N, fields: int = F, width: int = 3) -> tuple[torch.Ten
     return torch.randn(B, numeric, generator=draw), torch.randn(B, fields, width, generator=draw)
 
 
-def histories(dim: int) -> list[tuple[Tensor, Tensor]]:
+def histories(dim: int, joint: bool = False) -> list[tuple[Tensor, Tensor]]:
     """Rows and mask of fields 1 and 3; what stands in the padding must not matter."""
     draw = torch.Generator().manual_seed(9)
-    masks = [torch.arange(max(lengths)) < torch.tensor(lengths)[:, None] for lengths in LENGTHS]
+    chosen = [LENGTHS[0]] * 2 if joint else LENGTHS
+    masks = [torch.arange(max(lengths)) < torch.tensor(lengths)[:, None] for lengths in chosen]
     return [(torch.randn(*mask.shape, dim, generator=draw).requires_grad_(), mask) for mask in masks]
 
 
@@ -185,12 +186,16 @@ def finalmlp(m: Any, x: Tensor, v: list[Tensor]) -> Tensor:
 
 
 def with_interests(m: Any, x: Tensor, v: list[Tensor], lists: Lists, interest: Any) -> Tensor:
+    if len(m.interests) == 1:
+        items = [torch.cat(pair) for pair in zip(*lists, strict=True)]
+        found = interest(m.interests[0], torch.cat([v[0], v[0]]), items)
+        return wide_deep(m, x, [v[0], found[:2], v[2], found[2:]])
     found = [interest(unit, v[0], history) for unit, history in zip(m.interests, lists, strict=True)]
     return wide_deep(m, x, [v[0], found[0], v[2], found[1]])
 
 
-def weighted(weights: list[Tensor], items: list[Tensor]) -> Tensor:
-    return sum((a * e for a, e in zip(weights, items, strict=True)), torch.zeros(2))
+def weighted(weights: list[Tensor], items: list[Tensor], width: int) -> Tensor:
+    return sum((a * e for a, e in zip(weights, items, strict=True)), torch.zeros(width))
 
 
 def shares(scores: list[Tensor]) -> list[Tensor]:
@@ -200,17 +205,18 @@ def shares(scores: list[Tensor]) -> list[Tensor]:
 def din(m: Any, x: Tensor, v: list[Tensor], lists: Lists) -> Tensor:
     def interest(unit: Any, target: Tensor, history: list[Tensor]) -> Tensor:
         a = [mlp(unit.mlp, torch.cat([target, e, target - e, target * e]))[0] for e in history]
-        return weighted(shares([each / 2**0.5 for each in a]) if unit.softmax else a, history)
+        return weighted(shares([each / len(target) ** 0.5 for each in a]) if unit.softmax else a, history, len(target))
 
     return with_interests(m, x, v, lists, interest)
 
 
 def gru(layer: Any, inputs: list[Tensor], attention: list[Any]) -> list[Tensor]:
-    h, found = torch.zeros(2), []
+    width = layer.states.in_features
+    h, found = torch.zeros(width), []
     for e, a in zip(inputs, attention, strict=True):
         given, recurrent = affine(layer.inputs, e), affine(layer.states, h)
-        u, r = (1 / (1 + (-given[i : i + 2] - recurrent[i : i + 2]).exp()) for i in (0, 2))
-        new = (given[4:] + r * recurrent[4:]).tanh()
+        u, r = (1 / (1 + (-given[i : i + width] - recurrent[i : i + width]).exp()) for i in (0, width))
+        new = (given[2 * width :] + r * recurrent[2 * width :]).tanh()
         h = (1 - a * u) * h + a * u * new
         found.append(h)
     return found
@@ -220,7 +226,7 @@ def dien(m: Any, x: Tensor, v: list[Tensor], lists: Lists) -> Tensor:
     def interest(unit: Any, target: Tensor, history: list[Tensor]) -> Tensor:
         states = gru(unit.extraction, history, [1] * len(history))
         attention = shares([h @ affine(unit.attention, target) for h in states])
-        return [torch.zeros(2), *gru(unit.evolution, states, attention)][-1]
+        return [torch.zeros(len(target)), *gru(unit.evolution, states, attention)][-1]
 
     return with_interests(m, x, v, lists, interest)
 
@@ -260,8 +266,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("youtube_dnn", {"powers": False, "first_order": False}),
     ("din", {"attention": [4, 3]}),
     ("din", {"attention": [3], "softmax": True, "activation": "prelu", "first_order": False}),
+    ("din", {"attention": [3], "softmax": True, "joint": True}),
     ("dien", {}),
-    ("dien", {"activation": "relu", "first_order": False}),
+    ("dien", {"activation": "relu", "first_order": False, "joint": True}),
 ]
 case = pytest.mark.parametrize(("name", "given"), CASES, ids=str)
 
@@ -283,7 +290,7 @@ def test_logits_and_gradients_equal_the_naive_formula(
     cfg = config(name, **given)
     model = build(cfg, numeric, fields, 1, TARGETS if fields else ())
     randomise(model)
-    raw = histories(row_width(cfg)) if name in OF_HISTORIES else []
+    raw = histories(row_width(cfg), given.get("joint", False)) if name in OF_HISTORIES else []
     x, rows = inputs(numeric, fields, row_width(cfg))
     rows.requires_grad_()
 
@@ -294,10 +301,7 @@ def test_logits_and_gradients_equal_the_naive_formula(
             wide = wide + sum(row[2] for row in rows) + sum(a * w for a, w in zip(x, weights, strict=True))
         return wide + FORMULAS[name](model, x, [row[:2] for row in rows], *([lists] if lists else []))
 
-    lists = [
-        [[row[:2] for row in all_rows[b, : lengths[b]]] for (all_rows, _), lengths in zip(raw, LENGTHS, strict=False)]
-        for b in range(B)
-    ]
+    lists = [[[row[:2] for row in each[b, : int(mask[b].sum())]] for each, mask in raw] for b in range(B)]
     wanted = torch.stack([logit(x[b], rows[b], lists[b]) for b in range(B)])
     got = model(x, rows, raw) if raw else model(x, rows)
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
@@ -391,6 +395,12 @@ def test_padding_changes_nothing_in_training(name: str) -> None:
     empty = [(torch.zeros(B, 1, 2), torch.zeros(B, 1, dtype=torch.bool))] * 2
     for each in torch.autograd.grad(model(x, rows, empty).sum(), list(model.parameters())):
         assert torch.isfinite(each).all()
+
+
+def test_joint_histories_of_different_lengths_are_told() -> None:
+    model = build(config("din", first_order=False, joint=True), N, F, 1, TARGETS)
+    with pytest.raises(ConfigError, match=r"model\.joint=true needs histories of the same lengths"):
+        model(*inputs(width=2), histories(2))
 
 
 def test_the_start_depends_on_the_seed_alone_and_leaves_the_global_rng_alone() -> None:

@@ -180,7 +180,8 @@ def test_an_archive_is_to_be_unpacked(load: Load, tmp_path: Path) -> None:
         load(name="taobao", path=str(folder))
 
 
-def test_a_model_trains_on_it_and_learns_from_the_history(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", [{}, {"name": "din", "attention": [8], "joint": True}], ids=["pooled", "din"])
+def test_a_model_trains_on_it_and_learns_from_the_history(tmp_path: Path, model: dict[str, Any]) -> None:
     """Clicks follow from the category last seen, which is in no other column."""
     content = alimama(5, 2000, 3000, users=40)
     last: dict[int, list[list[int]]] = {}
@@ -193,7 +194,7 @@ def test_a_model_trains_on_it_and_learns_from_the_history(tmp_path: Path) -> Non
     path = write_alimama(tmp_path / "ali", content)
     data = {"name": "taobao", "path": path, "history_length": 1, "cache": str(tmp_path / "cache")}
     cfg = from_dict({
-        "model": {"dim": 4, "hidden": [8]}, "train": {"global_batch": 32}, "optim": {"lr": 0.03}, "data": data,
+        "model": {"dim": 4, "hidden": [8], **model}, "train": {"global_batch": 32}, "optim": {"lr": 0.03}, "data": data,
         "cluster": {"name": "virtual", "workers": 2, "servers": 1}, "mode": {"name": "gba"},
     })  # fmt: skip
     events: list[Any] = []

@@ -119,8 +119,8 @@ def alimama(seed: int, impressions: int, behaviours: int, users: int = 12) -> Ta
             for user in range(1, users + 1) if user % 3
         ],
         "behavior_log": [
-            [rng.randint(1, users - 1), rng.choice(seconds), rng.choice(TAGS), rng.randint(1, 12), rng.randint(0, 80)]
-            for _ in range(behaviours)
+            [user, rng.choice(seconds), rng.choice(TAGS), rng.randint(1, 12), rng.choice(["", 0, 7, 80])]
+            for user in (rng.randint(1, users - 1) for _ in range(behaviours))
         ],
     }  # fmt: skip
 

@@ -5,8 +5,9 @@ user at earlier seconds, the last `history_length` of it. The category and the b
 those of the ad. Anonymous numbers become ids unhashed: number + 1, and 0 where it is missing.
 
 The log, 700 M rows as published, is cut by user into 256 parts on disk. One part after the other is sorted in memory,
-so the memory is that of the largest part (60 MB, and three times that to sort it), of the ads and the profiles (80
-bytes each), and 16 bytes an impression for the order of time. The sorted log is then mapped, 20 bytes a row of disk.
+then all are mapped. So the memory is that of the largest part (60 MB, and three times that to sort it), of the ads and
+the profiles (80 bytes each), of the impressions that are joined at once, and 16 bytes an impression for the order of
+time. The disk holds 20 bytes a row of the log, and the arrays twice until they are sorted by time.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ SHARED = (FIELDS.index("cate_id"), FIELDS.index("brand"))  # fields whose tables
 LARGEST = 2**31 - 3
 LAST_SECOND = 2**32 - 1
 PARTS = 256
+BEHAVIOURS_AT_ONCE = 1 << 20
 RECORD = np.dtype([("key", "<i8"), ("ids", "<i4", (len(BEHAVIOUR),))])
 CHINA = 8 * 3600  # days are those of the place that the data are from, in seconds before UTC's
 Integers = NDArray[np.int64]
@@ -229,7 +231,10 @@ class Taobao:
                         batch, seconds = Split("", batch).take(np.flatnonzero(kept)), seconds[kept]
                     np.maximum(largest, batch.ids.max(axis=0, initial=0), out=largest)
                     clock.add(seconds)
-                    yield self._with_history(batch, seconds, behaviour)
+                    step = BEHAVIOURS_AT_ONCE // (1 + self.history_length)
+                    for low in range(0, len(batch), step):
+                        part = Split("", batch).slice(low, min(low + step, len(batch)))
+                        yield self._with_history(part, seconds[low : low + step], behaviour)
 
             lists = len(BEHAVIOUR) if logs else 0
             write_all(staged, 1, len(FIELDS), chunks(), lists)

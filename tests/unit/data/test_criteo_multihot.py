@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -55,11 +56,14 @@ def test_each_three_files_are_a_day(load: Load, tmp_path: Path, monkeypatch: pyt
     check_rows(parts, days, 131072)
 
 
-def test_a_single_day_is_cut(load: Load, tmp_path: Path) -> None:
+def test_a_single_day_is_cut_also_of_remote_files(load: Load, tmp_path: Path) -> None:
     day = write_mlperf_day(tmp_path / "d", 23, 21)
     data = load(name="criteo_multihot", path=[str(tmp_path / "d" / "day_23_*")])
     assert [split.rows for split in data.splits] == [3] * 7 and data.days_by_rows
     check_rows(data, [day], 131072)
+    for path in (tmp_path / "d").iterdir():
+        fsspec.filesystem("memory").pipe(f"/mlperf/{path.name}", path.read_bytes())
+    check_rows(load(name="criteo_multihot", path="memory://mlperf"), [day], 131072)
 
 
 @settings(max_examples=8, deadline=None)

@@ -221,6 +221,9 @@ class TrainedModel(nn.Module):
                 raise DataError("The model has multi-valued fields; give their lists, for instance batch.jagged.")
             first = np.tile(self.schema.offsets[columns:], len(ids)).repeat(lists.checked_lengths(self.schema))
             values = rows[torch.from_numpy(lists.values + first)].numpy()
-            pooled = ListPooling(load(), self.schema, lists).pool(values)
-            emb = torch.cat((emb, torch.from_numpy(pooled)), 1)
+            pooling = ListPooling(load(), self.schema, lists)
+            emb = torch.cat((emb, torch.from_numpy(pooling.pool(values))), 1)
+            if raw_fields := getattr(self.model, "raw_fields", ()):
+                raw = [tuple(map(torch.from_numpy, each)) for each in pooling.pad(values, raw_fields)]
+                return torch.sigmoid(self.model(numeric, emb, raw))
         return torch.sigmoid(self.model(numeric, emb))

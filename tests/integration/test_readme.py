@@ -99,7 +99,7 @@ def test_own_data_commands(workplace: Path) -> None:
     small = ["model.hidden=[8]", "model.dim=4", "train.global_batch=64", "cluster.workers=2", "cluster.servers=1"]
     lines = [line for page in pages() for line in commands(page, "own data")]
     assert {word for line in lines for word in line.split() if word.startswith("data=")} >= {
-        f"data={name}" for name in ("criteo", "avazu", "libfm", "movielens", "table")
+        f"data={name}" for name in ("criteo", "criteo_multihot", "avazu", "taobao", "libfm", "movielens", "table")
     }
     for line in lines:
         words = shlex.split(line)

@@ -115,10 +115,10 @@ def test_a_centre_on_one_of_the_servers_takes_that_one_all_the_time(
     heard: list[tuple[int, int]] = []
     plain = VirtualServer._seconds
 
-    def seconds(self: Any, frame: Any) -> float:
+    def seconds(self: Any, channel: Any, frame: Any) -> float:
         if isinstance(frame.message, EasgdUpdate):
             heard.append((self.index, self.dense_size))
-        return plain(self, frame)
+        return plain(self, channel, frame)
 
     monkeypatch.setattr(VirtualServer, "_seconds", seconds)
     cost = {**OWN_CORES, "dense_pull_ns": 1e5}  # milliseconds for a slice of 100 values

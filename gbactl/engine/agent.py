@@ -33,7 +33,7 @@ from gbactl.data.source_cache import cache_root
 from gbactl.engine.agent_connection import MAGIC, PIECE, MessageDecoder, field, pack, write_all
 from gbactl.engine.bandwidth_probe import ReachabilityProbe, dial
 from gbactl.engine.fork_server import Started, start_node, tell
-from gbactl.engine.host_info import facts, interface_to
+from gbactl.engine.host_info import facts, import_error, interface_to
 from gbactl.errors import DataError, GbactlError, WireError
 from gbactl.wire import listener
 from gbactl.wire.tls import TlsContexts, relay
@@ -253,7 +253,9 @@ class HostAgent:
             "settle": self._settle, "start": self._start,
             "listen": self._listen, "unlisten": self._unlisten,
         }  # fmt: skip
-        self._slow: dict[str, Handler] = {"find": self._find, "whole": self._whole, "dial": self._dial}
+        self._slow: dict[str, Handler] = {
+            "find": self._find, "whole": self._whole, "dial": self._dial, "import": self._import,
+        }  # fmt: skip
 
     def run(self) -> None:
         """Handle the launcher's requests until standard input ends."""
@@ -359,6 +361,10 @@ class HostAgent:
         measure = bool(fields.get("measure"))
         targets = field(fields, "targets", dict)
         return {"lines": {name: asdict(dial(str(where), self.token, measure)) for name, where in targets.items()}}
+
+    def _import(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Import classes in processes with the environment of the run's, and return the errors by class."""
+        return {"errors": {str(target): import_error(str(target)) for target in field(fields, "targets", list)}}
 
     def _find(self, fields: dict[str, Any]) -> dict[str, Any]:
         found = self.holding.find(field(fields, "path", str), field(fields, "fingerprint", str), fields.get("cache"))

@@ -30,8 +30,9 @@ from gbactl.engine.bandwidth_probe import LinkMeasurement, ReachabilityProbe, di
 from gbactl.engine.host_info import facts, route_to
 from gbactl.engine.preflight import BIND, LAUNCHER, HostReport, ring
 from gbactl.errors import ClusterError, GbactlError, UsageError
+from gbactl.wire.listener import allow_descriptors
 
-ANSWER_SECONDS, MEASURE_SECONDS, LOOK_SECONDS = 20.0, 120.0, 0.1
+ANSWER_SECONDS, IMPORT_SECONDS, MEASURE_SECONDS, LOOK_SECONDS = 20.0, 120.0, 120.0, 0.1
 LOOPBACK = "127.0.0.1"
 
 
@@ -51,6 +52,7 @@ class HostAgents:
 
     def connect(self) -> None:
         """Start all agents and collect facts about their hosts; record a fault for a host that does not answer."""
+        allow_descriptors()
         for host in self.hosts:
             log, command = self.folder / f"host-{host}.log", self.start(host)
             program = shlex.split(command)[0]
@@ -93,6 +95,18 @@ class HostAgents:
 
         self.each(ask)
         return answers
+
+    def check_imports(self, targets: Mapping[str, str]) -> None:
+        """Have every host import the classes that a configuration names by key; record a fault for those it cannot."""
+        if not targets:
+            return
+
+        def ask(link: AgentConnection) -> None:
+            errors = link.ask("import", IMPORT_SECONDS, targets=sorted(set(targets.values())))["errors"]
+            found = [(key, target, str(errors[target])) for key, target in targets.items() if errors[target]]
+            self.found[link.host].faults += [preflight.unimportable(link.host, *each) for each in found]
+
+        self.each(ask)
 
     def _own_address(self) -> str:
         """Return the address at which the hosts see the launcher. Raises ClusterError if they see several.
@@ -270,16 +284,21 @@ class HostFindings:
         return {"hosts": hosts, "pairs": [dict(zip(names, pair, strict=True)) for pair in self.pairs]}
 
 
-def examine(names: Sequence[str], start: Callable[[str], str], bind: str, runs: Path, measure: bool) -> HostFindings:
+def examine(
+    names: Sequence[str], start: Callable[[str], str], bind: str, runs: Path, measure: bool,
+    environment: Mapping[str, str], targets: Mapping[str, str],
+) -> HostFindings:  # fmt: skip
     """Check hosts; `measure`: also measure their connections. Raises GbactlError.
 
+    `environment`: what is forwarded to them; `targets`: classes that they have to import, by key.
     `runs`: the directory in which run directories are made, or one above it; it is seen whether hosts share it."""
     with tempfile.TemporaryDirectory(prefix=".gbactl-doctor-", dir=runs) as folder:
         agents = HostAgents(names, start, Path(folder), REACH_SECONDS)
         (Path(folder) / mark(agents.token.hex())).touch()
         try:
             agents.connect()
-            agents.settle(bind, SILENT_SECONDS, Path(folder))
+            agents.settle(bind, SILENT_SECONDS, Path(folder), environment=environment)
+            agents.check_imports(targets)
             agents.lines(measure)
         finally:
             agents.close()

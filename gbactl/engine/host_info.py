@@ -9,6 +9,8 @@ import os
 import platform
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,6 +64,16 @@ def facts() -> dict[str, Any]:
         "name": socket.gethostname(),
         "own_name": address_of_own_name(),
     }
+
+
+IMPORT = "import importlib, sys; at = sys.argv[1].rpartition('.'); getattr(importlib.import_module(at[0]), at[2])"
+
+
+def import_error(target: str) -> str:
+    """Import MODULE.CLASS in a process of its own, and return the error; "" where there is none."""
+    done = subprocess.run([sys.executable, "-c", IMPORT, target], capture_output=True, text=True, check=False)
+    lines = done.stderr.strip().splitlines()
+    return "" if not done.returncode else lines[-1] if lines else f"exit code {done.returncode}"
 
 
 def free_memory(root: Path = Path("/")) -> int:

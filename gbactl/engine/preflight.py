@@ -6,6 +6,7 @@ dense parameters, without the batches in flight.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -155,6 +156,30 @@ def cut(host: str, said: str, hosts: Mapping[str, str]) -> str:
 def unseen(host: str, what: str, path: str, instead: str) -> str:
     """Describe the fault of a host that does not see a shared path."""
     return f"Host {host} does not see {what} {path}; put it on a file system that all hosts share, or type {instead}."
+
+
+def forwarded(cfg: RunConfig) -> dict[str, str]:
+    """Return the environment variables that the hosts' processes get from here."""
+    return {name: os.environ[name] for name in cfg.cluster.forward if name in os.environ}
+
+
+def named_classes(cfg: RunConfig) -> dict[str, str]:
+    """Collect the classes of other packages that a run's processes import, as {key: MODULE.CLASS}.
+
+    The hosts have gbactl's own, as they have its version."""
+    keys = {"model.target": cfg.model.target, "data.target": cfg.data.get("target")}
+    keys |= {"mode.target": cfg.mode.target}
+    modes = {phase.mode.target for phase in cfg.possible} - {cfg.mode.target}
+    keys |= {f"switch.modes' {target}": target for target in modes}
+    return {key: str(target) for key, target in keys.items() if target and not target.startswith("gbactl.")}
+
+
+def unimportable(host: str, key: str, target: str, why: str) -> str:
+    """Describe the fault of a host that cannot import a class which the configuration names."""
+    return (
+        f"Host {host} cannot import {key}={target} ({why.rstrip('.')}); install its package there, for the Python of "
+        "cluster.python, or type cluster.forward=[PYTHONPATH] if the hosts have its folder at the same path."
+    )
 
 
 BESIDE = 1.03  # ratio of a server's memory to that of its rows and moments (docs/studies/performance.md)

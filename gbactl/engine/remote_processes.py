@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import signal
 import subprocess
 import threading
@@ -175,7 +174,7 @@ class RemoteRunProcesses(RunProcesses):
 
     def _settle(self, agents: HostAgents) -> None:
         cfg = self.cfg
-        environment = {name: os.environ[name] for name in cfg.cluster.forward if name in os.environ}
+        environment = preflight.forwarded(cfg)
         paths = [] if cfg.resume is None else [cfg.resume]
         answers = agents.settle(cfg.cluster.bind, cfg.cluster.hang_seconds, self.run_dir, paths, environment)
         for host, answer in answers.items():
@@ -184,6 +183,7 @@ class RemoteRunProcesses(RunProcesses):
                 faults.append(preflight.unseen(host, "the run directory", str(self.run_dir), CHECKPOINTS))
             missing = [path for path, there in answer["sees"].items() if not there]
             faults += [preflight.unseen(host, "the checkpoint", path, "another resume=") for path in missing]
+        agents.check_imports(preflight.named_classes(cfg))
 
     def _check_memory(self) -> None:
         for host, count in preflight.bytes_on(self.cfg, self.data, self.placed).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -40,21 +41,34 @@ def counts(text: str) -> Iterator[int]:
         yield from itertools.repeat(int(match[1]), int(match[2] or 1))
 
 
+def run_slurm(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run one of Slurm's commands. Raises ConfigError where it is not installed."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ConfigError(
+            f"Slurm's command {command[0]} cannot be run ({error.strerror}); type this where Slurm is installed."
+        ) from error
+
+
+def said(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line of a command's error output, without the command's name and the full stop."""
+    lines = done.stderr.strip().splitlines()
+    return (lines[-1] if lines else f"exit code {done.returncode}").split("error: ")[-1].rstrip(".")
+
+
 def allocation(environment: Mapping[str, str]) -> tuple[Host, ...]:
     """Return the allocation's nodes. A node's slots are its tasks where these were asked for, else its CPUs.
 
     Raises ConfigError outside an allocation."""
     if "SLURM_JOB_NODELIST" not in environment:
         raise ConfigError(f"cluster=slurm works in an allocation, and this is none; {HOW}.")
-    listed = ["scontrol", "show", "hostnames", environment["SLURM_JOB_NODELIST"]]
-    try:
-        names = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise ConfigError(f"cluster=slurm needs Slurm's commands on the PATH: scontrol failed ({error}).") from error
+    done = run_slurm("scontrol", "show", "hostnames", environment["SLURM_JOB_NODELIST"])
+    require(not done.returncode, f"cluster=slurm finds no nodes: scontrol failed ({said(done)}); type scontrol ping.")
     by_tasks = "SLURM_NTASKS" in environment
     key = "SLURM_TASKS_PER_NODE" if by_tasks else "SLURM_JOB_CPUS_PER_NODE"
     try:
-        return tuple(Host(name, each) for name, each in zip(names, counts(environment[key]), strict=True))
+        return tuple(Host(name, each) for name, each in zip(done.stdout.split(), counts(environment[key]), strict=True))
     except (KeyError, ValueError) as error:
         raise ConfigError(f"Slurm's {key} does not fit its nodes; type cluster.hosts='[NODE:SLOTS,...]'.") from error
 
@@ -66,11 +80,10 @@ def outlives_nodes(environment: Mapping[str, str]) -> bool:
     sbatch, from the command line of the salloc above this process, and from the batch script."""
     if {"SALLOC_NO_KILL", "SBATCH_NO_KILL"} & set(environment):
         return True
-    script = ["scontrol", "write", "batch_script", environment.get("SLURM_JOB_ID", ""), "-"]
-    try:
-        lines = subprocess.run(script, capture_output=True, text=True, check=False).stdout.splitlines()
-    except OSError:
-        lines = []
+    lines: list[str] = []
+    with contextlib.suppress(ConfigError):
+        done = run_slurm("scontrol", "write", "batch_script", environment.get("SLURM_JOB_ID", ""), "-")
+        lines = done.stdout.splitlines()
     asked = [line.removeprefix("#SBATCH") for line in lines if line.startswith("#SBATCH")]
     return any(NO_KILL.search(text) for text in [*asked, *(" ".join(each) for each in _above("salloc"))])
 

@@ -12,14 +12,14 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gbactl.errors import ClusterError, ConfigError, Stopped, UsageError, require
+from gbactl.engine.slurm import run_slurm, said
+from gbactl.errors import ClusterError, Stopped, UsageError, require
 
 SCRIPT, OUTPUT = "job.sh", "job.log"
 LOOK_SECONDS, ASK_SECONDS = 0.5, 2.0
@@ -67,9 +67,9 @@ class FollowedJob:
 
     def __init__(self, script: Path, output: Path) -> None:
         self.output, self._printed = output, output.stat().st_size if output.exists() else 0
-        done = _slurm("sbatch", "--parsable", str(script))
+        done = run_slurm("sbatch", "--parsable", str(script))
         if done.returncode:
-            raise ClusterError(f"Slurm refuses the job: {_said(done)}. Its script is {script}.")
+            raise ClusterError(f"Slurm refuses the job: {said(done)}. Its script is {script}.")
         self.number = done.stdout.strip().partition(";")[0]
         self._state = ""
 
@@ -96,7 +96,7 @@ class FollowedJob:
 
     def _asked(self) -> str | None:
         """Return state and nodes (or what it waits for); "" for a job that has ended, None if Slurm does not answer."""
-        done = _slurm("squeue", "-h", "-j", self.number, "-o", "%T %R")
+        done = run_slurm("squeue", "-h", "-j", self.number, "-o", "%T %R")
         if done.returncode:
             return "" if "Invalid job id" in done.stderr else None
         state, _, where = done.stdout.strip().partition(" ")
@@ -104,8 +104,8 @@ class FollowedJob:
 
     def _headless(self) -> bool:
         """Return whether the job has lost the node of its batch script; it then keeps the others and does nothing."""
-        first, _, nodes = _slurm("squeue", "-h", "-j", self.number, "-o", "%B %N").stdout.strip().partition(" ")
-        left = _slurm("scontrol", "show", "hostnames", nodes).stdout.split() if nodes else []
+        first, _, nodes = run_slurm("squeue", "-h", "-j", self.number, "-o", "%B %N").stdout.strip().partition(" ")
+        left = run_slurm("scontrol", "show", "hostnames", nodes).stdout.split() if nodes else []
         return bool(left) and first not in left
 
     def _print(self) -> None:
@@ -118,8 +118,8 @@ class FollowedJob:
 
     def cancel(self) -> None:
         """Cancel the job if it waits, else have its run saved and ended."""
-        _slurm("scancel", "--state=PENDING", self.number)
-        _slurm("scancel", "--batch", "--signal=TERM", self.number)
+        run_slurm("scancel", "--state=PENDING", self.number)
+        run_slurm("scancel", "--batch", "--signal=TERM", self.number)
 
 
 def _write(overrides: list[str], more: Sequence[str]) -> tuple[Path, Path]:
@@ -166,22 +166,6 @@ def _write(overrides: list[str], more: Sequence[str]) -> tuple[Path, Path]:
         ])
     )  # fmt: skip
     return run.resolve(), script
-
-
-def _slurm(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's commands. Raises ConfigError where it is not installed."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise ConfigError(
-            f"Slurm's command {command[0]} cannot be run ({error.strerror}); type this where Slurm is installed."
-        ) from error
-
-
-def _said(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the last line of a command's error output, without the command's name and the full stop."""
-    lines = done.stderr.strip().splitlines()
-    return (lines[-1] if lines else f"exit code {done.returncode}").split("error: ")[-1].rstrip(".")
 
 
 def _result(run: Path) -> dict[str, Any]:
@@ -234,5 +218,5 @@ def _continued(run: Path, overrides: list[str]) -> list[str]:
 
 
 def _queue_again(job: str) -> str:
-    done = _slurm("scontrol", "requeue", job)
-    return f"job {job} is queued again" if not done.returncode else f"job {job} is not queued again ({_said(done)})"
+    done = run_slurm("scontrol", "requeue", job)
+    return f"job {job} is queued again" if not done.returncode else f"job {job} is not queued again ({said(done)})"

@@ -80,6 +80,7 @@ class EventQueue:
 
 
 Done = Callable[..., None]
+Job = tuple[Callable[[], float], Done, tuple[Any, ...]]
 
 
 class Fifo:
@@ -231,12 +232,16 @@ class InterfaceDirection(SharedCores):
 
 
 class SerialProcess:
-    """Process that does one job after the other on shared cores: a server, the coordinator, or a connection."""
+    """Process that does one job after the other on shared cores: a server, the coordinator, or a connection.
+
+    There are four for each pair of a worker and a server, so an idle one is small: its queues are made when needed."""
+
+    __slots__ = ("_begun", "_busy", "_held", "_queue", "_urgent", "busy_seconds", "cores", "stretch")
 
     def __init__(self, cores: SharedCores) -> None:
         self.cores = cores
-        self._queue: deque[tuple[Callable[[], float], Done, tuple[Any, ...]]] = deque()
-        self._urgent: deque[tuple[Callable[[], float], Done, tuple[Any, ...]]] = deque()
+        self._queue: deque[Job] | None = None
+        self._urgent: deque[Job] | None = None
         self._busy = self._held = False
         self._begun = 0.0
         self.busy_seconds = 0.0
@@ -245,12 +250,16 @@ class SerialProcess:
     def submit(self, cost: Callable[[], float], done: Done, *args: Any) -> None:
         """Queue a job for this process; `cost()` is called when the job begins."""
         if self._busy or self._held:
+            if self._queue is None:
+                self._queue = deque()
             self._queue.append((cost, done, args))
         else:
             self._begin(cost, done, args)
 
     def first(self, cost: Callable[[], float], done: Done, *args: Any) -> None:
         """Queue a job before all waiting ones, as part of the current job; jobs queued this way keep their order."""
+        if self._urgent is None:
+            self._urgent = deque()
         self._urgent.append((cost, done, args))
         self._next()
 

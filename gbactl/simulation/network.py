@@ -84,6 +84,8 @@ class HostToHostLink:
     A message flows through without being stored: it arrives when all of it has left and all of it is in. One of at most
     a packet waits only for other packets, and for earlier messages of this connection."""
 
+    __slots__ = ("_ends", "bandwidth", "entering", "events", "latency", "leaving", "packets_until", "under_way")
+
     def __init__(self, events: EventQueue, cost: CostModel, source: Host, target: Host) -> None:
         self.events, self.latency, self.bandwidth = events, cost.latency, cost.bandwidth
         self.leaving, self.entering = SerialProcess(source.outward), SerialProcess(target.inward)
@@ -190,6 +192,8 @@ class Network:
 
 class VirtualChannel:
     """One end of a channel between two virtual nodes."""
+
+    __slots__ = ("_within", "far", "near", "network", "other", "peer", "wire")
 
     def __init__(self, network: Network, near: Endpoint, far: Endpoint) -> None:
         self.network, self.near, self.far = network, near, far

@@ -228,6 +228,27 @@ def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
         agents.close()
 
 
+def test_a_class_that_a_host_cannot_import_is_found_before_anything_starts(tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "click_parts_here.py").write_text("class Model: pass\n")
+    targets = {
+        "mode.target": "collections.OrderedDict", "model.target": "click_parts_here.Model",
+        "data.target": "no_such_package.Reader",
+    }  # fmt: skip
+    for environment, missing in (({}, ["model", "data"]), ({"PYTHONPATH": str(folder)}, ["data"])):
+        agents = HostAgents(["localhost"], lambda host: command(host, HostAccess()), tmp_path, 30.0)
+        try:
+            agents.connect()
+            agents.settle("127.0.0.1", 30.0, environment=environment)
+            agents.check_imports(targets)
+            assert [fault.split("import ")[1].split(".target")[0] for fault in agents.faults] == missing
+            assert "data.target=no_such_package.Reader (ModuleNotFoundError: No module named" in agents.faults[-1]
+            assert "install its package there" in agents.faults[-1]
+        finally:
+            agents.close()
+
+
 def test_no_host_listens_for_others_after_the_check(tmp_path: Path) -> None:
     agents = HostAgents(["localhost"], lambda host: command(host, HostAccess()), tmp_path, 30.0)
     try:

@@ -31,7 +31,9 @@ def test_outside_an_allocation_it_says_how_to_get_one(monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError, match=r"works in an allocation, and this is none; type salloc -N 2 --no-kill"):
         allocation({})
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ConfigError, match=r"needs Slurm's commands on the PATH: scontrol failed"):
+    with pytest.raises(
+        ConfigError, match=r"Slurm.s command scontrol cannot be run .*type this where Slurm is installed"
+    ):
         allocation({"SLURM_JOB_NODELIST": "n[1-2]"})
 
 

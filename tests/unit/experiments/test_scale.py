@@ -49,9 +49,9 @@ def test_what_breaks_first() -> None:
 @pytest.mark.parametrize(("mode", "messages"), [("async", 5.0), ("sync", 3.5)])
 def test_an_emulated_coordinator(mode: str, messages: float, tmp_path: Path) -> None:
     cell: Any = module("coordinator_core")
-    given = [f"mode={mode}", "cluster.workers=4", "cluster.servers=2", "+tracking.tags.batches='20'"]
+    given = [f"mode={mode}", "cluster.workers=4", "cluster.servers=2", "+tracking.tags.batches='150'"]
     found = cell.run(given, tmp_path)
-    assert found["gradients"] == 80
+    assert found["gradients"] == 600
     assert found["messages"] == pytest.approx(messages, abs=0.6), "a grant, and of both servers a slice and an order"
     assert 20 < found["log_bytes"] < 100
 

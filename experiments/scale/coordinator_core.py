@@ -58,7 +58,8 @@ SLOW, FACTOR = 8, 4.0  # one worker in SLOW is FACTOR times slower
 TINY = (
     "data=synthetic", "data.days=2", "data.rows_per_day=4096", "data.numeric=1", "data.fields=2",
     "data.max_cardinality=100", "train.max_eval_samples=2000", "train.checksum_every=0", "mode.local_batch=1",
-    "train.global_batch=${cluster.workers}", "collective=gloo",
+    "train.global_batch=${cluster.workers}", "collective=gloo", "cluster.hang_seconds=3600",
+    "cluster.start_timeout=3600",
 )  # fmt: skip
 
 
@@ -120,8 +121,8 @@ class EmulatedHub:
         return [self._frames.popleft()] if self._frames else []
 
     def now(self) -> float:
-        """Wall-clock time in seconds."""
-        return time.monotonic()
+        """Seconds of CPU of this process: a clock that other work on the machine does not turn."""
+        return time.process_time()
 
     def _put(self, node: Any, message: Any, payload: Any = NO_BYTES) -> None:
         self._frames.append((node, Frame(kind_of(message), b"", payload, None, message)))
@@ -184,14 +185,14 @@ def alone(workers: int, servers: int, gradients: int, orders: int) -> float:
 def earlier(runner: str, overrides: Sequence[str], folder: Path) -> dict[str, Any]:
     """Run a cell with the code of the commit that its tag `at` names, in a process of its own."""
     at = next(text for text in overrides if AT in text)
-    tree, commit = folder / "tree", at.partition("=")[2].strip("'")
+    tree, commit = folder.resolve() / "tree", at.partition("=")[2].strip("'")
     rest, here = [text for text in overrides if text != at], Path(__file__).resolve().parent
     git = ["git", "-C", str(here), "worktree"]
     subprocess.run([*git, "add", "--detach", str(tree), commit], check=True, capture_output=True)
     try:
         paths = [str(here), str(here.parent)]
         code = f"import sys; sys.path[:0] = {paths}; import json, pathlib, {runner} as cell; "
-        code += f"print(json.dumps(cell.run({rest}, pathlib.Path({str(folder)!r}))))"
+        code += f"print(json.dumps(cell.run({rest}, pathlib.Path({str(folder.resolve())!r}))))"
         environment = {**os.environ, "PYTHONPATH": str(tree)}
         done = subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False

@@ -240,14 +240,13 @@ class Checkpointing:
         Only where the workers hold the dense parameters."""
         if self.run.home != "workers" or not self._is_due(token + 1):
             return
-        channels = self.run.members.channels
-        if not any(("worker", before) in channels for before in range(worker)):
+        if worker == min(self.run.members.of("worker")):
             self._planned = (token + 1, self._plan())
             self._ask_dense(worker, token + 1)
 
     def _ask_dense(self, worker: int, step: int) -> None:
         self._giver = worker
-        self.run.members.channels["worker", worker].send(SaveDense(self._number - 1, step))
+        self.run.members.of("worker")[worker].send(SaveDense(self._number - 1, step))
 
     def _plan(self) -> int:
         number, self._number = self._number, self._number + 1

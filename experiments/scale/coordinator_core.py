@@ -1,8 +1,8 @@
 """Cell of the scale study: the real coordinator without sockets, its nodes emulated in the same process.
 
 Message loop, routing, policy, statistics and the event log (written ahead) are those of a run. A worker that is granted
-a batch has it staged on every server after a time drawn from the seed; one worker in eight is four times slower. The CPU
-of the emulation is measured by handing the same number of messages to nobody, and is taken off. The overrides are
+a batch has it staged on every server after a time drawn from the seed; one worker in eight is four times slower. The
+CPU of the emulation is measured by handing the same number of messages to nobody, and is taken off. The overrides are
 those of a run; the tag `batches` is the number of batches of each worker.
 """
 

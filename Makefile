@@ -17,7 +17,7 @@ FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: demo install test test-slow check docs bench curves fuzz audit calibration advise frappe gba-claims prefetch map tuning mechanism shadowsync switching cpr precision hosts scale soak slurm-cluster screenshots ui clean help
+.PHONY: demo install test test-slow check docs bench curves fuzz audit calibration advise frappe gba-claims prefetch models map tuning mechanism shadowsync switching cpr precision hosts scale soak slurm-cluster screenshots ui clean help
 
 demo: install ## install, train a base in sync, go on with a slow worker in sync, async and gba, compare (3 minutes)
 	$(BIN)/gbactl train -m $(DEMO) seed=$(SEEDS) 'run_dir=runs/demo/base-$${seed}' $(QUIET)
@@ -79,6 +79,10 @@ frappe: install ## the study in experiments/frappe: needs GBACTL_DATA=FOLDER wit
 gba-claims: install ## the study in experiments/gba_claims (15 minutes; SIZE=full: more seeds; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/gba_claims/sweep.yaml
 	$(BIN)/python experiments/study.py experiments/gba_claims/sweep.yaml --write
+
+models: install ## the study in experiments/models: needs GBACTL_DATA=FOLDER with frappe/ in it (6 hours)
+	$(BIN)/python experiments/study.py experiments/models/sweep.yaml
+	$(BIN)/python experiments/study.py experiments/models/sweep.yaml --write
 
 prefetch: install ## the study in experiments/prefetch (20 minutes)
 	$(BIN)/python experiments/study.py experiments/prefetch/sweep.yaml

@@ -207,7 +207,7 @@ def overrides_of(cell: Cell) -> tuple[str, ...]:
     """Overrides with which a cell is run; one with a base goes on from it, which is run first unless it has finished.
 
     The experiment's keys are the base's own. Tags let `gbactl report --where` find the run."""
-    given, tags = cell.overrides, (f"+tracking.tags.part={cell.part}", f"+tracking.tags.code={code_version()}")
+    given, tags = cell.overrides, (f"+tracking.tags.part={cell.part}", f"+tracking.tags.code='{code_version()}'")
     if cell.origin is not None:
         kept = (override for override in given if not override.startswith("experiment="))
         given = (f"resume={trained(cell.origin)['run_dir']}", *kept, "checkpoint=none")

@@ -111,7 +111,7 @@ def matches(value: Any, hint: Any) -> bool:
     if origin is Annotated:
         return matches(value, inside[0]) and inside[1].holds(value)
     if origin is Literal:
-        return type(value) in (int, float) and value in inside
+        return type(value) in (int, float, str) and value in inside
     if origin in (Union, types.UnionType):
         return any(matches(value, part) for part in inside)
     if origin is list:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 
 import pytest
 import torch
 from hypothesis import settings
+
+from tests.support import stores
 
 # who runs tests in the background has Ctrl-C ignored, and every process that they start would inherit that
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -27,3 +30,10 @@ def pytest_collection_finish() -> None:
 def one_thread() -> None:
     """As in every process of a run: with more of them sums come in another order, and bits differ."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def store_template(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The store that new ones are copies of, one for all processes of a session."""
+    base = tmp_path_factory.getbasetemp()
+    stores.copy_from((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "mlflow-template.db")

@@ -24,7 +24,7 @@ from gbactl.conf_files import GROUPS, Entry, group_files, headline, options, sin
 from gbactl.coordinator import event_log
 from gbactl.faults import fault_plan
 from gbactl.faults.fault_kinds import KINDS, Workers, typed
-from gbactl.launch.config_command import choices_of, hints_of, single_hints
+from gbactl.launch.config_command import choices_of, hint_of, hints_of, single_hints
 from gbactl.paths import conf_dir
 
 MERMAID = "javascripts/mermaid.tiny.js"  # of @mermaid-js/tiny 11.17.2 on npm, MIT licence
@@ -89,7 +89,7 @@ def keys_of(group: str, files: dict[str, dict[str, Entry]], prefix: str = "") ->
     rows = []
     for key in order:
         there = {name: keys[key] for name, keys in files.items() if key in keys}
-        hint = hints.get(key)
+        hint = hint_of(hints, group, next(iter(there)), key)
         choices = choices_of(group, next(iter(there)) if several else "", key) if hint is str else ""
         meaning = by_value({name: entry.comment for name, entry in there.items()}, cell)
         default = by_value({name: entry.value for name, entry in there.items()}, code)

@@ -85,7 +85,7 @@ class ComparingCluster(VirtualCluster):
 
     def _compute(self) -> SharedCompute:
         real, cfg, schema = super()._compute(), self.cfg, self.dataset.schema
-        made = ComparingCompute(real.computer, real.kernels, real.width, real.cuts, real.seed)
+        made = ComparingCompute(real.computer, real.kernels, schema, real.width, real.cuts, real.seed)
         made.second = GradientComputer(build(cfg.model, schema.numeric, schema.fields, cfg.seed))
         made.cluster = self
         return made

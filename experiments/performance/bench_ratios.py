@@ -20,7 +20,7 @@ def pairs(bench: Bench) -> list[Pair]:
     """List all pairs, without measuring them."""
     return [
         *async_pairs(bench), *sync_pairs(bench), *single_pairs(bench), *scale_pairs(bench), *saving_pairs(bench),
-        *network_pairs(bench),
+        *network_pairs(bench), *list_pairs(bench),
     ]  # fmt: skip
 
 
@@ -46,6 +46,13 @@ def network_pairs(bench: Bench) -> Iterator[Pair]:
     what, idle = "async 4+1, TCP, 1,000 strangers at every door", crowded(bench, "async", 4, 512, again=0)
     yield Pair("strangers", f"{what} / TCP", crowded(bench, "async", 4, 512), tcp, 0.90)
     yield Pair("strangers-once", f"{what}, who stay away when they are sent away / TCP", idle, tcp, 0.90)
+
+
+def list_pairs(bench: Bench) -> Iterator[Pair]:
+    """Pair for the cost of a multi-valued field, beside fields of one id with as many values."""
+    lists = gbactl(bench, "async", 4, 512, "data.fields=13", "data.lists=1", "data.list_length=26")
+    what = "async 4+1, 13 fields and a list of 13 values on average / 26 fields"
+    yield Pair("lists", what, lists, gbactl(bench, "async", 4, 512), round(1 / 1.3, 2))
 
 
 def sync_pairs(bench: Bench) -> Iterator[Pair]:

@@ -103,10 +103,10 @@ def segment_bytes(cfg: RunConfig, dataset: Dataset, dense: int) -> tuple[int, in
     dense vector."""
     if cfg.cluster.transport != "shm":
         return 0, 0
-    fields, width = dataset.schema.fields, row_width(cfg.model)
+    ids, width = dataset.ids_of_sample, row_width(cfg.model)
     # ids are spread by a modulo: only in unusual data a shard's slice exceeds twice its share; it then goes by wire
     share = 1.0 if cfg.cluster.servers == 1 else min(1.0, 2.0 / cfg.cluster.servers)
     local_batch = max(phase.local_batch for phase in cfg.possible)
-    push = int(local_batch * fields * share) * 4 * (width + 1) + 4 * dense
-    answer = int(max(local_batch, cfg.train.eval_batch) * fields * share) * 4 * width + 4 * dense
+    push = int(local_batch * ids * share) * 4 * (width + 1) + 4 * dense
+    answer = int(max(local_batch, cfg.train.eval_batch) * ids * share) * 4 * width + 4 * dense
     return push, answer

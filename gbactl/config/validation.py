@@ -4,7 +4,6 @@ Each rule that holds between several fields has a sentence on what to type."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from gbactl.checked_dataclasses import build
@@ -156,11 +155,16 @@ def check_transport(cfg: RunConfig) -> None:
 
 
 def _check_model(cfg: ModelConfig) -> None:
-    """Check the name and the keys of a model of gbactl's; those of another are checked where it is built."""
+    """Check the name and the keys of a model of gbactl's: those in its file.
+
+    Values of options, and the keys of other models, are checked where a model is built: its class knows them."""
     if cfg.target is None:
-        choice("model.name", cfg.name, tuple(option_files("model")))
-        known = [each.name for each in dataclasses.fields(cfg) if each.name != "options"]
-        require(not cfg.options, f"model has no key {', '.join(cfg.options)}; keys are: {', '.join(known)}.")
+        choice("model.name", cfg.name, tuple(files := option_files("model")))
+    if cfg.target is None and cfg.options:
+        from gbactl.conf_files import entries
+
+        strange = [key for key in cfg.options if key not in (known := entries(files[cfg.name]))]
+        require(not strange, f"model has no key {', '.join(strange)}; keys are: {', '.join(known)}.")
 
 
 def check(cfg: RunConfig) -> RunConfig:

@@ -296,9 +296,8 @@ class Checkpointing:
             run.members.of("worker")[worker].send(SaveReplica(number))
 
     def _schema(self) -> dict[str, Any]:
-        schema, names = self.run.dataset.schema, self.run.dataset.meta.get("field_names", [])
-        sizes = [int(size) for size in schema.cardinalities]
-        return {"numeric": schema.numeric, "cardinalities": sizes, "shared_ids": schema.shared_ids, "fields": names}
+        dataset = self.run.dataset
+        return {**dataset.schema.stored_values(), "fields": dataset.meta.get("field_names", [])}
 
     def saved(self, message: Saved) -> None:
         """Record that a server has written its file of the checkpoint, or has failed to write it."""

@@ -20,7 +20,7 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import AnnounceRecord, InfoRecord
 from gbactl.coordinator.event_routing import CoordinatorCore
 from gbactl.coordinator.failure_recovery import UNANSWERED
-from gbactl.coordinator.live_phase import LivePhase
+from gbactl.coordinator.live_phase import MOST_JOINS, LivePhase
 from gbactl.coordinator.phase_decisions import ApplyStep, Command, HandOut, LoggedPhase
 from gbactl.coordinator.run_context import Flow, WaitCondition
 from gbactl.coordinator.state import EVALUATE, OVER, TRAIN, JournalState
@@ -31,6 +31,7 @@ from gbactl.wire.channel import Channel
 from gbactl.wire.messages import (
     Abandon,
     BeginPhase,
+    Granted,
     Hello,
     MoveDense,
     RingBroken,
@@ -44,7 +45,6 @@ from gbactl.wire.messages import (
 )
 
 log = logging.getLogger(__name__)
-MOST_JOINS = 4  # more than a worker may hold at once
 
 
 class Failover:
@@ -226,6 +226,17 @@ class Failover:
         joined = [each.grant for each in joins if each.worker == holding.worker][-MOST_JOINS:]
         return [grant for grant in (*leases, *joined) if (self.number, grant.batch) not in heard]
 
+    def _unheard(self, holding: WorkerState) -> list[Granted]:
+        """Empty grants of the phase before the last standstill that a worker never received.
+
+        A worker that knows a later phase has received them, since messages keep their order."""
+        heard, joins = set(_groups(holding.granted, 2)), self._joins(holding.worker)
+        return [grant for batch, grant in joins.items() if grant.phase == holding.phase and batch not in heard]
+
+    def _joins(self, worker: int) -> dict[tuple[int, int], Granted]:
+        """Empty grants that a worker was sent in the phase before the last standstill, by phase and batch."""
+        return {(grant.phase, grant.batch): grant for owner, grant in self.state.stood.joins if owner == worker}
+
     # -- going on -----------------------------------------------------------------------------------
 
     def _go_on(self, training: LivePhase | None, missing: dict[int, list[Grant]]) -> Flow[None]:
@@ -244,6 +255,8 @@ class Failover:
                 core.tell_workers_of(channel)
         for worker, holding in sorted(self._holding.items()):
             if worker in run.members.of("worker"):
+                for grant in self._unheard(holding):
+                    run.members.of("worker")[worker].send(grant)
                 if training is not None:
                     self._tell_worker(training, holding, missing[worker])
                 for _ in range(waits[worker]):
@@ -269,13 +282,14 @@ class Failover:
         """Number of batches that a worker still waits for: the number it may hold, less the number it holds."""
         policy, worker = None if training is None else training.policy, holding.worker
         mine = set() if policy is None else {batch for batch, (owner, _) in policy.leases.items() if owner == worker}
-        has = len(mine) + sum(grant.samples == 0 for grant in missing)
+        has, joined = len(mine) + sum(grant.samples == 0 for grant in missing), self._joins(worker)
+        has += len(self._unheard(holding))
         for phase, batch, trains in _groups(holding.held, 3):
             if phase == self.number and batch in mine:
                 continue
             has += 1
             joins = phase == self.number and policy is not None and batch >= policy.phase.batches
-            if trains and not joins:  # this batch was given up at a switch
+            if trains and not joins and (phase, batch) not in joined:  # this batch was given up at a switch
                 self.core.switch.abandoned.add(phase, [(worker, batch, set())])
                 self.run.members.of("worker")[worker].send(Abandon(phase))
         may_have = 1 + max(each.mode.ahead for each in self.run.cfg.possible)

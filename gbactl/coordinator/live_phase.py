@@ -40,6 +40,8 @@ from gbactl.policies import Grant, Policy, Step
 from gbactl.store.optimizers import due
 from gbactl.wire.messages import DropSlice, Granted, OrderStep, PrefetchHint, Staged
 
+MOST_JOINS = 4  # more than a worker may hold at once
+
 
 @dataclass
 class PhaseClock:
@@ -87,6 +89,7 @@ class LivePhase:
         self._openings = -1
         self._staged: dict[int, dict[int, Staged]] = {}  # batch -> shard -> its staged gradient slice
         self._leaving: set[int] = set()
+        self.joins: dict[int, deque[Granted]] = {}  # per worker: its last empty grants, which no gradient confirms
         self._untold: set[int] = set()  # workers to which the phase was not announced yet
         self._unasked: set[int] = set()
         self.shards = members.expected["server"]
@@ -157,19 +160,20 @@ class LivePhase:
 
     def send_grant(self, worker: int, grant: Grant, lr_scale: float) -> None:
         """Send a worker the grant of a batch."""
-        self.workers[worker].send(
-            Granted(
-                self.number,
-                grant.batch,
-                grant.token,
-                grant.start,
-                grant.samples,
-                grant.after,
-                grant.divisor,
-                lr_scale,
-                self.phase.statistics.usual(worker, grant.samples),
-            )
+        message = Granted(
+            self.number,
+            grant.batch,
+            grant.token,
+            grant.start,
+            grant.samples,
+            grant.after,
+            grant.divisor,
+            lr_scale,
+            self.phase.statistics.usual(worker, grant.samples),
         )
+        self.workers[worker].send(message)
+        if not grant.samples:
+            self.joins.setdefault(worker, deque(maxlen=MOST_JOINS)).append(message)
 
     def take_up(self, due: Iterable[Command], untold: set[int]) -> None:
         """Continue a phase after a coordinator failover, once the log's records are applied to it.
@@ -213,6 +217,7 @@ class LivePhase:
         for batch in mine:
             self._staged.pop(batch, None)
         self._flying.pop(worker, None)  # a successor holds no batch of the phase
+        self.joins.pop(worker, None)
         return mine
 
     def left(self, worker: int) -> None:

@@ -168,6 +168,7 @@ class RunFlow:
         yield from core.switch.drain(training)
         yield from core.replicas.close()
         training.finish()
+        run.state.stood.joins = [(worker, grant) for worker, grants in training.joins.items() for grant in grants]
         run.step = policy.step
         core.sums.ends(policy.phase)
         yield from core.requests.barrier(run.step)

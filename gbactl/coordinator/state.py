@@ -31,6 +31,7 @@ from gbactl.paths import replacing
 from gbactl.policies import Ledger
 from gbactl.policies.policy import policy_class
 from gbactl.switching.switch_schedule import switched
+from gbactl.wire.messages import Granted
 
 T = TypeVar("T")
 TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
@@ -264,7 +265,7 @@ class Standstill:
 
     Round `round` enters `stage`, with the `rest` of its samples to train; `inside`: it has begun. `offset`: bytes of
     the event log; `phase`: number of the last one; `at`, `began`: this moment and the start of the run, in seconds of
-    the machine's clock."""
+    the machine's clock; `joins`: empty grants of the training phase before, with the workers that they were sent to."""
 
     stage: str = TRAIN
     round: int = 0
@@ -275,6 +276,7 @@ class Standstill:
     at: float = 0.0
     began: float = 0.0
     position: JobPosition | None = None
+    joins: list[tuple[int, Granted]] = field(default_factory=list)
 
     @property
     def ranges(self) -> Ranges:

@@ -6,7 +6,7 @@ of the largest field.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gbactl.data.dataset import Dataset, Progress
+from gbactl.data.dataset import DAYS_BY_ROWS, Batch, Dataset, Progress
+
+if TYPE_CHECKING:
+    from gbactl.data.schema_inference import Inferred
 
 CHUNK = 1 << 20
 WIDTH = 80
@@ -32,12 +35,19 @@ def _splits(dataset: Dataset) -> list[dict[str, Any]]:
     ]
 
 
+def _ids(batch: Batch, field: int) -> NDArray[np.int32]:
+    """Return the ids of a field in a batch, int32[n]."""
+    if field < batch.ids.shape[1]:
+        return batch.ids[:, field]
+    assert batch.jagged is not None
+    return batch.jagged.of_field(field - batch.ids.shape[1]).values
+
+
 def _counts(dataset: Dataset, field: int) -> NDArray[np.int64]:
     counts = np.zeros(dataset.schema.cardinalities[field], np.int64)
     for split in dataset.splits:
         for lo in range(0, split.rows, CHUNK):
-            ids = split.slice(lo, min(lo + CHUNK, split.rows)).ids[:, field]
-            found = np.bincount(ids)
+            found = np.bincount(_ids(split.slice(lo, min(lo + CHUNK, split.rows)), field))
             counts[: len(found)] += found
     return counts
 
@@ -45,9 +55,15 @@ def _counts(dataset: Dataset, field: int) -> NDArray[np.int64]:
 def _field(dataset: Dataset, field: int) -> dict[str, Any]:
     counts = np.sort(_counts(dataset, field))[::-1]
     total, distinct = max(1, int(counts.sum())), int((counts > 0).sum())
+    names, schema = dataset.meta["field_names"], dataset.schema
+    place = field - schema.columns
     return {
-        "name": dataset.meta["field_names"][field],
-        "cardinality": dataset.schema.cardinalities[field],
+        "name": names[field],
+        "cardinality": schema.cardinalities[field],
+        "table": names[schema.table_of.index(schema.table_of[field])],
+        "pooling": schema.lists[place].pooling if place >= 0 else None,
+        "longest": schema.lists[place].max_length if place >= 0 else 1,
+        "mean_length": int(counts.sum()) / max(1, dataset.rows),
         "distinct": distinct,
         "top_id_share": float(counts[:1].sum() / total),
         "top_1_percent_share": float(counts[: -(-distinct // 100)].sum() / total),
@@ -67,8 +83,8 @@ def summarise(dataset: Dataset, progress: Progress | None = None) -> dict[str, A
         "rows": dataset.rows,
         "numeric": dataset.schema.numeric,
         "table_rows": dataset.schema.rows,
-        "shared_ids": dataset.schema.shared_ids,
         "bad_lines": dataset.meta["bad_lines"],
+        "days_by_rows": dataset.days_by_rows,
         "fingerprint": dataset.fingerprint,
         "path": str(dataset.path),
         "splits": _splits(dataset),
@@ -96,34 +112,57 @@ def splits_table(summary: dict[str, Any]) -> Table:
 
 def fields_table(summary: dict[str, Any]) -> Table:
     """Build the table of each field's distinct ids and skew."""
-    table = _table("Fields", "name", "ids", "seen", "top id", "top 1 % of ids")
-    for field in summary["fields"]:
+    fields = summary["fields"]
+    lists = any(field["pooling"] for field in fields)
+    shared = 1 < len({field["table"] for field in fields}) < len(fields)
+    further = [*(["a sample"] if lists else []), *(["table of"] if shared else [])]
+    table = _table("Fields", "name", "ids", "seen", "top id", "top 1 % of ids", *further)
+    for field in fields:
         shares = [f"{100 * field[key]:.1f} %" for key in ("top_id_share", "top_1_percent_share")]
-        table.add_row(field["name"], f"{field['cardinality']:,}", f"{field['distinct']:,}", *shares)
+        own = [f"{field['mean_length']:.1f}"] if lists else []
+        own += [field["table"] if field["table"] != field["name"] else ""] if shared else []
+        table.add_row(field["name"], f"{field['cardinality']:,}", f"{field['distinct']:,}", *shares, *own)
     return table
 
 
 def overview(dataset: Dataset) -> Text:
     """Write one paragraph about a data set: name, size, cache path."""
     schema, bad = dataset.schema, dataset.meta["bad_lines"]
-    shared = ", shared by all fields" if schema.shared_ids else ""
+    shared = ", shared by all fields" if len(schema.spans) == 1 < schema.fields else ""
     lines = [
         f"{dataset.meta['name']}: {dataset.rows:,} rows, {schema.numeric} numeric features, "
         f"{schema.fields} fields, {schema.rows:,} table rows{shared}",
         f"cache: {dataset.path}",
         *([f"{bad:,} bad lines were left out"] if bad else []),
+        *([DAYS_BY_ROWS] if dataset.days_by_rows else []),
     ]
     return Text("\n".join(lines))
 
 
-def show(dataset: Dataset, *, fields: bool, progress: Progress | None = None) -> None:
-    """Print a data set's summary to the terminal, or 80 columns wide on a pipe."""
+def _printed(*parts: RenderableType) -> None:
+    """Print to the terminal, or 80 columns wide on a pipe."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(width=WIDTH, highlight=False, soft_wrap=False)
+    console.print(Group(*parts))
+
+
+def show_guesses(inferred: Inferred) -> None:
+    """Print what was guessed of each column of a table, and why."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, numeric in (("column", False), ("read as", False), ("distinct", True), ("missing", True)):
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    table.add_column("why", ratio=1)
+    for each in inferred.guesses:
+        table.add_row(Text(each.name), Text(each.read_as), f"{each.distinct:,}", f"{each.missing:.1%}", Text(each.why))
+    _printed(table)
+
+
+def show(dataset: Dataset, *, fields: bool, progress: Progress | None = None) -> None:
+    """Print a data set's summary."""
     summary = summarise(dataset, progress) if fields else {"kind": dataset.kind, "splits": _splits(dataset)}
     parts: list[RenderableType] = [Text(""), splits_table(summary)]
     if fields:
         parts += [Text(""), fields_table(summary)]
-    console.print(overview(dataset), soft_wrap=True)
-    console.print(Group(*parts))
+    Console(highlight=False).print(overview(dataset), soft_wrap=True)
+    _printed(*parts)

@@ -1,5 +1,9 @@
 """Prepared data set: memory-mapped arrays, the row ranges of its days or splits, checksums, and the sample order.
 
+A field with one id a sample is a column of `ids`. The multi-valued fields, which have a list of ids for each sample,
+are stored together as one jagged array: the lists of a sample lie side by side, so that reading a sample touches one
+place, also in shuffled order.
+
 Opening a data set reads meta.json and a few sampled pages (about a millisecond). A slice is a view, so a worker
 copies and parses nothing. Memory is the page cache's, shared by all workers of a host.
 
@@ -16,61 +20,212 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gbactl.data.remote_files import RemoteFile, SourceFile
 from gbactl.errors import DataError
 from gbactl.hashing import MASK64, mix, mix_int
 
 Progress = Callable[[str, float], None]  # stage in words, and its fraction done
 META = "meta.json"
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # format 1 had no multi-valued fields, and one table for each field or one for all
 ARRAYS = ("labels", "numeric", "ids")
+JAGGED = ("offsets", "values")  # further arrays of data with multi-valued fields
+WEIGHTS = "weights"  # further array of data whose values have weights
+EVERY_ARRAY = (*ARRAYS, *JAGGED, WEIGHTS)
+POOLINGS = ("sum", "mean", "max")
 KEYS = {
-    "name", "fingerprint", "kind", "numeric", "cardinalities", "shared_ids", "splits", "numeric_names",
-    "field_names", "bad_lines", "best_auc", "files",
+    "name", "fingerprint", "kind", "numeric", "cardinalities", "splits", "numeric_names", "field_names", "bad_lines",
+    "best_auc", "files",
 }  # fmt: skip
 USER = "user"  # name of the field that tells whose sample it is
+DAYS_BY_ROWS = "The days are cut by row count, as the data have no time."
 ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class ListField:
+    """Multi-valued field: the length of its longest list, and how a model gets a list's rows as one (sum, mean, max).
+
+    A list is pooled after its values' weights, if there are any, have scaled the rows. `mean` divides by the sum of the
+    weights. An empty list gives zeros."""
+
+    max_length: int
+    pooling: str = "mean"
+
+    def __post_init__(self) -> None:
+        if self.pooling not in POOLINGS:
+            raise DataError(f"A multi-valued field has the pooling {self.pooling}; it can be {', '.join(POOLINGS)}.")
 
 
 @dataclass(frozen=True)
 class Schema:
     """Shape of a data set's rows: numeric features, and categorical fields with their cardinalities.
 
-    `cardinalities[f]` bounds the ids of field f. With `shared_ids` all fields draw from one id space.
-    """
+    The categorical fields are the columns of `ids`, followed by the multi-valued fields `lists`. `cardinalities[f]`
+    bounds the ids of field f, which draws from the embedding table number `tables[f]`; fields with the same number
+    share a table. Without `tables` each field has its own. `weighted`: the values of the lists have weights."""
 
     numeric: int
     cardinalities: tuple[int, ...]
-    shared_ids: bool = False
+    tables: tuple[int, ...] = ()
+    lists: tuple[ListField, ...] = ()
+    weighted: bool = False
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> Schema:
+        """Read a schema from the values that `stored_values` gives, or from those of format 1."""
+        sizes = tuple(int(size) for size in stored["cardinalities"])
+        tables = stored.get("tables", [0] * len(sizes) if stored.get("shared_ids") else [])
+        lists = tuple(ListField(int(length), str(pooling)) for length, pooling in stored.get("lists", ()))
+        return cls(int(stored["numeric"]), sizes, tuple(tables), lists, bool(stored.get("weighted", False)))
+
+    def stored_values(self) -> dict[str, Any]:
+        """Return the schema in plain containers, for a cache's meta.json and a checkpoint's manifest."""
+        lists = [[each.max_length, each.pooling] for each in self.lists]
+        sizes, tables = [int(size) for size in self.cardinalities], [int(table) for table in self.tables]
+        return {
+            "numeric": self.numeric, "cardinalities": sizes, "tables": tables, "lists": lists, "weighted": self.weighted
+        }  # fmt: skip
 
     @property
     def fields(self) -> int:
-        """Number of categorical fields."""
+        """Number of categorical fields, one vector each for a model."""
         return len(self.cardinalities)
+
+    @property
+    def columns(self) -> int:
+        """Number of fields with one id a sample, which are the columns of `ids`."""
+        return len(self.cardinalities) - len(self.lists)
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """Names of the arrays of such data in a cache."""
+        return array_names(len(self.lists), self.weighted)
+
+    @cached_property
+    def table_of(self) -> tuple[int, ...]:
+        """Number of the embedding table of each field."""
+        return self.tables or tuple(range(len(self.cardinalities)))
+
+    @cached_property
+    def spans(self) -> list[tuple[int, int]]:
+        """Range of rows (low, high) of each table in the fused embedding table."""
+        sizes = [0] * (max(self.table_of, default=-1) + 1)
+        for table, size in zip(self.table_of, self.cardinalities, strict=True):
+            sizes[table] = max(sizes[table], int(size))
+        return list(pairwise(accumulate(sizes, initial=0)))
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
-        """Return the first row of each field in the fused embedding table, int64[F]; all 0 with shared ids."""
-        ends = np.cumsum(self.cardinalities, dtype=np.int64)
-        return np.zeros_like(ends) if self.shared_ids else ends - np.array(self.cardinalities, np.int64)
+        """Return the first row of each field in the fused embedding table, int64[fields]."""
+        return np.array([self.spans[table][0] for table in self.table_of], np.int64)
 
     @property
     def rows(self) -> int:
         """Number of rows of the fused embedding table."""
-        return max(self.cardinalities, default=0) if self.shared_ids else sum(self.cardinalities)
+        return self.spans[-1][1] if self.spans else 0
+
+
+def array_names(lists: int, weighted: bool) -> tuple[str, ...]:
+    """Return the names of the arrays of data with a number of multi-valued fields."""
+    return (*ARRAYS, *(JAGGED if lists else ()), *((WEIGHTS,) if lists and weighted else ()))
+
+
+@dataclass(frozen=True)
+class Jagged:
+    """Lists of ids of the `lists` multi-valued fields, for a range of samples.
+
+    List i, with i = sample * lists + field, is values[offsets[i] - offsets[0] : offsets[i + 1] - offsets[0]]. values:
+    int32[values]; offsets: int64[samples * lists + 1], which need not begin at 0; weights, if there are any:
+    float32[values]."""
+
+    lists: int
+    offsets: NDArray[np.int64]
+    values: NDArray[np.int32]
+    weights: NDArray[np.float32] | None = None
+
+    @classmethod
+    def joined(cls, fields: Sequence[Jagged]) -> Jagged:
+        """Join fields with the same samples, each given as a Jagged of one list: list i of all, then list i + 1."""
+        lengths = np.stack([np.diff(field.offsets) for field in fields], axis=1)
+        offsets = np.concatenate([[0], np.cumsum(lengths.reshape(-1))])
+        weighted = any(field.weights is not None for field in fields)
+        values = np.empty(offsets[-1], np.int32)
+        weights = np.ones(offsets[-1], np.float32) if weighted else None
+        for place, field in enumerate(fields):
+            at = positions(offsets[place :: len(fields)][: len(lengths)], lengths[:, place])
+            values[at] = field.values
+            if weights is not None and field.weights is not None:
+                weights[at] = field.weights
+        return cls(len(fields), offsets, values, weights)
+
+    def slice(self, lo: int, hi: int) -> Jagged:
+        """Return the lists of samples lo..hi as views."""
+        offsets = self.offsets[lo * self.lists : hi * self.lists + 1]
+        low, high = int(offsets[0] - self.offsets[0]), int(offsets[-1] - self.offsets[0])
+        weights = None if self.weights is None else self.weights[low:high]
+        return Jagged(self.lists, offsets, self.values[low:high], weights)
+
+    def take(self, index: NDArray[np.int64]) -> Jagged:
+        """Copy the lists of the samples at the positions `index`."""
+        first, last = self.offsets[index * self.lists], self.offsets[(index + 1) * self.lists]
+        lists = (index[:, None] * self.lists + np.arange(self.lists)).reshape(-1)
+        lengths = self.offsets[lists + 1] - self.offsets[lists]
+        at = positions(first - self.offsets[0], last - first)
+        weights = None if self.weights is None else self.weights[at]
+        return Jagged(self.lists, np.concatenate([[0], np.cumsum(lengths)]), self.values[at], weights)
+
+    def of_field(self, field: int) -> Jagged:
+        """Copy the lists of one of the fields."""
+        every = np.diff(self.offsets)
+        lengths = every[field :: self.lists]
+        chosen = np.repeat(np.arange(len(every)) % self.lists == field, every)
+        weights = None if self.weights is None else self.weights[chosen]
+        return Jagged(1, np.concatenate([[0], np.cumsum(lengths)]), self.values[chosen], weights)
+
+    def checked_lengths(self, schema: Schema) -> NDArray[np.int64]:
+        """Return the length of each list, int64[samples * lists].
+
+        Raises DataError unless lengths and values are within the bounds of the schema."""
+        lengths = np.diff(self.offsets)
+        longest = np.tile([field.max_length for field in schema.lists], len(lengths) // self.lists)
+        sizes = np.array(schema.cardinalities[schema.columns :], np.int64)
+        told = "the data cache is damaged, or its reader wrote it wrongly; prepare the data again"
+        if (lengths < 0).any() or lengths.sum() != len(self.values):
+            raise DataError(f"The offsets of the multi-valued fields are not those of their values: {told}.")
+        if (lengths > longest).any():
+            at = int(np.argmax(lengths > longest))
+            most = f"{lengths[at]} values, where {longest[at]} are the most"
+            raise DataError(f"A list of multi-valued field {at % self.lists} has {most}: {told}.")
+        bounds = np.repeat(np.tile(sizes, len(lengths) // self.lists), lengths)
+        outside = (self.values < 0) | (self.values >= bounds)
+        if outside.any():
+            at = int(np.argmax(outside))
+            raise DataError(f"A multi-valued field has the id {self.values[at]}, not one below {bounds[at]}: {told}.")
+        if self.weights is not None and not (np.isfinite(self.weights) & (self.weights >= 0)).all():
+            raise DataError(f"The weights of the multi-valued fields are not all finite and at least 0: {told}.")
+        return lengths
+
+
+def positions(first: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the positions first[i], first[i] + 1, ... of `lengths[i]` elements for each i, one after the other."""
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(first - before, lengths) + np.arange(int(lengths.sum()))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Batch of samples: labels uint8[n], numeric float32[n, N], ids int32[n, F].
+    """Batch of samples: labels uint8[n], numeric float32[n, N], ids int32[n, columns], lists of multi-valued fields.
 
     A batch from `Split.slice` is read-only (it is the cache itself); `torch.tensor(batch.numeric)` copies it.
     """
@@ -78,6 +233,7 @@ class Batch:
     labels: NDArray[np.uint8]
     numeric: NDArray[np.float32]
     ids: NDArray[np.int32]
+    jagged: Jagged | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -99,13 +255,17 @@ class Split:
         """Return rows lo..hi as views. Raises IndexError outside 0 <= lo <= hi <= rows."""
         if not 0 <= lo <= hi <= self.rows:
             raise IndexError(f"rows {lo}..{hi} of split {self.name}, which has {self.rows}")
-        return Batch(self.whole.labels[lo:hi], self.whole.numeric[lo:hi], self.whole.ids[lo:hi])
+        whole = self.whole
+        jagged = None if whole.jagged is None else whole.jagged.slice(lo, hi)
+        return Batch(whole.labels[lo:hi], whole.numeric[lo:hi], whole.ids[lo:hi], jagged)
 
     def take(self, index: NDArray[np.int64]) -> Batch:
         """Copy the rows at the positions `index` (int64[n]) of the split. Raises IndexError for an invalid position."""
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= self.rows):
             raise IndexError(f"an index outside split {self.name}, which has {self.rows} rows")
-        return Batch(self.whole.labels[index], self.whole.numeric[index], self.whole.ids[index])
+        whole = self.whole
+        jagged = None if whole.jagged is None else whole.jagged.take(index)
+        return Batch(whole.labels[index], whole.numeric[index], whole.ids[index], jagged)
 
 
 @dataclass(frozen=True)
@@ -129,6 +289,11 @@ class Dataset:
         names = self.meta["field_names"]
         return names.index(USER) if USER in names else None
 
+    @property
+    def days_by_rows(self) -> bool:
+        """Whether its days are cut by number of rows, as the source has no time; false for an older cache."""
+        return bool(self.meta.get("days_by_rows"))
+
     def __iter__(self) -> Iterator[Split]:
         return iter(self.splits)
 
@@ -136,6 +301,14 @@ class Dataset:
     def rows(self) -> int:
         """Number of samples in all splits."""
         return sum(split.rows for split in self.splits)
+
+    @property
+    def ids_of_sample(self) -> int:
+        """Number of ids that a sample rarely exceeds: its columns, and twice the mean of its lists' values."""
+        jagged = [split.whole.jagged for split in self.splits]
+        values = sum(len(each.values) for each in jagged if each is not None)
+        most = sum(field.max_length for field in self.schema.lists)
+        return self.schema.columns + min(most, -(-2 * values // max(1, self.rows)))
 
     def split(self, name: str) -> Split:
         """Return the split with this name. Raises KeyError."""
@@ -148,17 +321,22 @@ def read_meta(path: Path) -> dict[str, Any]:
         meta = json.loads((path / META).read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not a complete data cache ({error}); prepare it again.") from None
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT or KEYS - meta.keys():
+    if not isinstance(meta, dict) or meta.get("format") not in READABLE or KEYS - meta.keys():
         raise DataError(f"{path} was written in another cache format; prepare it again.")
     return meta
 
 
-def _map(path: Path) -> Batch:
+def map_arrays(path: Path, lists: int = 0, weighted: bool = False) -> Batch:
+    """Memory-map the arrays in a folder, of data with `lists` multi-valued fields. Raises DataError."""
     try:
-        labels, numeric, ids = (np.load(path / f"{name}.npy", mmap_mode="r") for name in ARRAYS)
+        names = array_names(lists, weighted)
+        found = {name: np.load(path / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in names}
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is damaged ({error}); prepare it again.") from None
-    return Batch(labels.view(np.ndarray), numeric.view(np.ndarray), ids.view(np.ndarray))
+    jagged = Jagged(lists, found["offsets"], found["values"], found.get(WEIGHTS)) if lists else None
+    if jagged is not None and len(jagged.offsets) != len(found["labels"]) * lists + 1:
+        raise DataError(f"{path} is damaged (offsets.npy is not of as many rows as labels.npy); prepare it again.")
+    return Batch(found["labels"], found["numeric"], found["ids"], jagged)
 
 
 def open_dataset(path: Path, *, full: bool = False) -> Dataset:
@@ -168,11 +346,11 @@ def open_dataset(path: Path, *, full: bool = False) -> Dataset:
     """
     path = Path(path)
     meta = read_meta(path)
-    if set(meta["files"]) != {f"{name}.npy" for name in ARRAYS}:
+    schema = Schema.of(meta)
+    if set(meta["files"]) != {f"{name}.npy" for name in schema.arrays}:
         raise DataError(f"{path / META} names files that are not those of a data cache; prepare it again.")
     check_files(path, meta["files"], full=full)
-    mapped = Split("", _map(path))
-    schema = Schema(meta["numeric"], tuple(meta["cardinalities"]), meta["shared_ids"])
+    mapped = Split("", map_arrays(path, len(schema.lists), schema.weighted))
     splits = tuple(Split(s["name"], mapped.slice(s["lo"], s["hi"])) for s in meta["splits"])
     return Dataset(schema, splits, meta["kind"], meta["fingerprint"], meta["best_auc"], path, meta)
 
@@ -253,11 +431,13 @@ def check_files(folder: Path, files: dict[str, dict[str, Any]], *, full: bool) -
             raise DataError(f"{path} is damaged; prepare the data again.")
 
 
-def fingerprint(path: Path) -> str:
+def fingerprint(path: SourceFile) -> str:
     """Hash the content of a source file to identify it independently of its path.
 
-    Above 64 MiB of size, time and samples.
+    Above 64 MiB of size, time and samples; of a remote file what its storage says of it.
     """
+    if isinstance(path, RemoteFile):
+        return path.fingerprint()
     stat = path.stat()
     if stat.st_size <= SMALL:
         return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()

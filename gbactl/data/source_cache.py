@@ -22,24 +22,38 @@ from filelock import FileLock, Timeout
 
 from gbactl.checked_dataclasses import build
 from gbactl.conf_files import did_you_mean
-from gbactl.data.dataset import ARRAYS, FORMAT, META, Progress, describe_file, fingerprint, open_dataset, read_meta
+from gbactl.data.dataset import (
+    FORMAT,
+    META,
+    Progress,
+    Schema,
+    describe_file,
+    fingerprint,
+    map_arrays,
+    open_dataset,
+    read_meta,
+)  # fmt: skip
+from gbactl.data.remote_files import SourceFile
 from gbactl.data.writer import WrittenArrays, sync_folder
 from gbactl.errors import DataError
 from gbactl.targets import found_class
 
+NAMING = 1  # part of what a cache is named after; a format that older caches are read in keeps the names
+LATER: dict[str, Any] = {"user_field": None, "lists": 0, "list_length": 10, "history_length": 0, "pooling": "mean"}
+CHECKED_ROWS = 1 << 16
 COMMON = ("name", "target", "cache")  # keys that all sources have
 READ_ALL = 4 << 30  # bytes of a cache that is read whole before it is reused
-PATHS = ("path", "patterns", "train", "validation", "test")
+PATHS = ("path", "patterns", "schema", "train", "validation", "test")  # of files that `sources` lists
 
 
 class Source(Protocol):
     """Data source: options that find their source files and write the cache's arrays."""
 
-    def sources(self) -> list[Path]:
+    def sources(self) -> list[SourceFile]:
         """Find the source files. Raises ConfigError or DataError."""
 
     def build(self, folder: Path, progress: Progress) -> WrittenArrays:
-        """Write labels.npy, numeric.npy and ids.npy into the folder. Raises DataError."""
+        """Write the arrays (labels.npy, numeric.npy and ids.npy at least) into the folder. Raises DataError."""
 
 
 def options_class(name: str, target: str | None = None) -> type[Any]:
@@ -73,13 +87,14 @@ def cache_root(cfg_data: Mapping[str, Any]) -> Path:
 def _key(cfg_data: Mapping[str, Any], source: Source) -> str:
     name = cfg_data.get("target") or cfg_data.get("name")
     options = {k: v for k, v in dataclasses.asdict(source).items() if k not in PATHS}  # type: ignore[call-overload]
-    if options.get("user_field") is None:
-        options.pop("user_field", None)  # as before it was an option, so that the cache keeps its name
+    for late, default in LATER.items():  # as before these were options, so that the cache keeps its name
+        if options.get(late) == default:
+            options.pop(late, None)
     try:
         files = [fingerprint(path) for path in source.sources()]
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read ({error.strerror}).") from None
-    text = json.dumps([FORMAT, name, options, files], sort_keys=True)
+    text = json.dumps([NAMING, name, options, files], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -100,16 +115,24 @@ def _meta(name: str, key: str, built: WrittenArrays, folder: Path) -> dict[str, 
         "name": name,
         "fingerprint": key,
         "kind": built.kind,
-        "numeric": built.schema.numeric,
-        "cardinalities": list(built.schema.cardinalities),
-        "shared_ids": built.schema.shared_ids,
+        **built.schema.stored_values(),
         "splits": [{"name": split, "lo": lo, "hi": hi} for split, lo, hi in built.splits],
         "numeric_names": built.numeric_names,
         "field_names": built.field_names,
         "bad_lines": built.bad_lines,
+        "days_by_rows": built.days_by_rows,
         "best_auc": built.best_auc,
-        "files": {f"{array}.npy": describe_file(folder / f"{array}.npy") for array in ARRAYS},
+        "files": {f"{array}.npy": describe_file(folder / f"{array}.npy") for array in built.schema.arrays},
     }
+
+
+def _check_lists(folder: Path, schema: Schema) -> None:
+    """Raise DataError where a reader has written lists that its schema does not allow."""
+    jagged = map_arrays(folder, len(schema.lists), schema.weighted).jagged
+    rows = 0 if jagged is None else len(jagged.offsets) // jagged.lists
+    for low in range(0, rows, CHECKED_ROWS):
+        assert jagged is not None
+        jagged.slice(low, min(low + CHECKED_ROWS, rows)).checked_lengths(schema)
 
 
 def _build(name: str, key: str, source: Source, place: Path, progress: Progress) -> None:
@@ -119,6 +142,8 @@ def _build(name: str, key: str, source: Source, place: Path, progress: Progress)
     folder.mkdir()
     try:
         built = source.build(folder, progress)
+        if built.schema.lists:
+            _check_lists(folder, built.schema)
         progress("checksums", 1.0)
         (folder / META).write_text(json.dumps(_meta(name, key, built, folder), indent=1), "utf-8")
         sync_folder(folder)

@@ -6,21 +6,25 @@ Chunks of 65,536 rows are seeded by (seed, day, chunk), so the bytes do not depe
 The hidden model has a first order, pairs and drift, and no table to store. Every id's weights come from one counter
 hash of (seed, field, id): five numbers of 12 bits, two for the first order (today's and the one it drifts to) and three
 for the vector of the pairwise part. About 20 ns a value.
+
+Multi-valued fields (tags) add the mean of their ids' first-order weights. A history, a sequence of ids from the table
+of the last field (the target item), adds its best match: the greatest product of its items' vectors with the target's.
 """
 
 from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Bounds, Days, Seed
-from gbactl.data.dataset import Batch, Progress, Schema
+from gbactl.data.dataset import Batch, Jagged, ListField, Progress, Schema
+from gbactl.data.remote_files import SourceFile
 from gbactl.data.writer import WrittenArrays, allocate
 from gbactl.hashing import GOLDEN, mix, mix_int
 
@@ -29,7 +33,7 @@ BINS = 1 << 14
 SMALLEST = 10
 RANK = 3
 PARTS = 2 + RANK
-SHARES = {"first": 0.5, "numeric": 0.2, "pairs": 0.3}
+SHARES = {"first": 0.5, "numeric": 0.2, "pairs": 0.3, "lists": 0.4, "history": 0.6}
 Floats = NDArray[np.float32]
 
 
@@ -48,8 +52,12 @@ class Synthetic:
     drift: Annotated[float, Bounds(at_least=0, at_most=100)] = 0.1
     ctr: Annotated[float, Bounds(at_least=1e-6, at_most=0.999999)] = 0.25
     seed: Seed = 1
+    lists: Annotated[int, Bounds(at_least=0, at_most=1000)] = 0
+    list_length: Annotated[int, Bounds(at_least=1, at_most=100_000)] = 10
+    history_length: Annotated[int, Bounds(at_least=0, at_most=100_000)] = 0
+    pooling: Literal["sum", "mean", "max"] = "mean"
 
-    def sources(self) -> list[Path]:
+    def sources(self) -> list[SourceFile]:
         """Return no source files, as the data are generated."""
         return []
 
@@ -58,14 +66,31 @@ class Synthetic:
         """Number of ids of each field: from 10 to `max_cardinality`, evenly spaced on a logarithmic scale."""
         return tuple(int(c) for c in np.geomspace(SMALLEST, self.max_cardinality, self.fields).round())
 
+    @property
+    def longest(self) -> list[int]:
+        """Length of the longest list of each multi-valued field; the history is the last one."""
+        return [self.list_length] * self.lists + ([self.history_length] if self.history_length else [])
+
+    @property
+    def schema(self) -> Schema:
+        """Shape of the data; a multi-valued field has as many ids as the last field, whose table the history shares."""
+        largest, fields = self.cardinalities[-1], self.fields
+        own = range(fields + self.lists)
+        tables = (*own, fields - 1) if self.history_length else ()
+        lists = tuple(ListField(length, self.pooling) for length in self.longest)
+        return Schema(self.numeric, (*self.cardinalities, *[largest] * len(lists)), tables, lists)
+
     def build(self, folder: Path, progress: Progress) -> WrittenArrays:
-        maps = allocate(folder, self.rows_per_day * self.days, self.numeric, self.fields)
-        seen = Generator(self).fill(maps, progress)
+        maker, rows = Generator(self), self.rows_per_day * self.days
+        values = maker.count_values()
+        maps = allocate(folder, rows, self.numeric, self.fields, len(self.longest), values)
+        seen = maker.fill(maps, progress)
         names = [f"day{d}" for d in range(self.days)]
         splits = [(name, d * self.rows_per_day, (d + 1) * self.rows_per_day) for d, name in enumerate(names)]
-        numeric, fields = _names("I", self.numeric), _names("C", self.fields)
+        numeric = _names("I", self.numeric)
+        fields = [*_names("C", self.fields), *_names("L", self.lists), *(["history"] if self.history_length else [])]
         best = {name: best_auc(seen[d]) for d, name in enumerate(names)}
-        return WrittenArrays("days", Schema(self.numeric, self.cardinalities), splits, numeric, fields, best_auc=best)
+        return WrittenArrays("days", self.schema, splits, numeric, fields, best_auc=best)
 
 
 def _names(letter: str, count: int) -> list[str]:
@@ -100,46 +125,71 @@ class Generator:
     """Generator of rows, chunk by chunk; its memory (the hidden model) does not grow with their number."""
 
     def __init__(self, options: Synthetic) -> None:
-        self.options = options
-        self.hidden = HiddenModel(options.cardinalities, options.numeric, options.seed, options.drift)
-        _, numeric, ids = self._features(self._random(0, 0), min(CHUNK, 1 << 15))
-        self.hidden.calibrate(numeric, ids, options.signal, options.ctr)
+        self.options, self.lists = options, len(options.longest)
+        self.rows = CHUNK // 8 if self.lists else CHUNK  # of a chunk
+        self.hidden = HiddenModel(options.schema, options.seed, options.drift)
+        batch = self._features(0, 0, min(self.rows, 1 << 15))[1]
+        self.hidden.calibrate(batch, options.signal, options.ctr)
 
-    def _random(self, day: int, chunk: int) -> np.random.Generator:
-        return np.random.Generator(np.random.SFC64([self.options.seed, day, chunk]))
+    def _random(self, *place: int) -> np.random.Generator:
+        return np.random.Generator(np.random.SFC64([self.options.seed, *place]))
 
-    def _features(
-        self, random: np.random.Generator, rows: int
-    ) -> tuple[np.random.Generator, NDArray[np.float32], NDArray[np.int32]]:
-        o = self.options
+    def _lengths(self, day: int, chunk: int, rows: int) -> NDArray[np.int64]:
+        """Draw the lengths of the lists of a chunk, uniformly from 0 on, int64[rows * lists]."""
+        most = np.array(self.options.longest, np.int64)
+        return self._random(day, chunk, 1).integers(0, most + 1, (rows, self.lists)).reshape(-1)
+
+    def _jagged(self, day: int, chunk: int, rows: int) -> Jagged:
+        o, lengths = self.options, self._lengths(day, chunk, rows)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        values = zipf(self._random(day, chunk, 2).random(offsets[-1]), o.cardinalities[-1], o.skew)
+        return Jagged(self.lists, offsets, values)
+
+    def _features(self, day: int, chunk: int, rows: int) -> tuple[np.random.Generator, Batch]:
+        """Draw the features of a chunk, without labels, and return the generator that its labels are drawn from."""
+        o, random = self.options, self._random(day, chunk)
         numeric = random.standard_normal((rows, o.numeric), dtype=np.float32)
         ids = np.empty((rows, o.fields), np.int32)
         for f, size in enumerate(o.cardinalities):
             ids[:, f] = zipf(random.random(rows), size, o.skew)
-        return random, numeric, ids
+        jagged = self._jagged(day, chunk, rows) if self.lists else None
+        return random, Batch(np.zeros(rows, np.uint8), numeric, ids, jagged)
 
     def chunk(self, day: int, chunk: int, rows: int) -> tuple[Batch, NDArray[np.int64]]:
         """Generate the rows of one chunk, and their counts by (label, bin of the true logit)."""
-        random, numeric, ids = self._features(self._random(day, chunk), rows)
-        logit = self.hidden.logits(numeric, ids, day)
+        random, batch = self._features(day, chunk, rows)
+        logit = self.hidden.logits(batch, day)
         noisy = logit + np.float32(self.options.noise) * random.standard_normal(rows, dtype=np.float32)
         labels = (random.random(rows, dtype=np.float32) < sigmoid(noisy)).astype(np.uint8)
         bins = np.clip((logit + 12) * (BINS / 24), 0, BINS - 1).astype(np.int64)
-        return Batch(labels, numeric, ids), np.bincount(bins + labels * np.int64(BINS), minlength=2 * BINS)
+        seen = np.bincount(bins + labels * np.int64(BINS), minlength=2 * BINS)
+        return replace(batch, labels=labels), seen
+
+    def _tasks(self) -> list[tuple[int, int, int, int]]:
+        """List the chunks as (day, chunk, its first row, its rows)."""
+        per_day, size = self.options.rows_per_day, self.rows
+        starts = list(enumerate(range(0, per_day, size)))
+        return [(d, c, d * per_day + lo, min(size, per_day - lo)) for d in range(self.options.days) for c, lo in starts]
+
+    def count_values(self) -> int:
+        """Count the values of all lists."""
+        return sum(int(self._lengths(d, c, rows).sum()) for d, c, _, rows in self._tasks()) if self.lists else 0
 
     def fill(self, maps: Batch, progress: Progress) -> NDArray[np.int64]:
         """Generate all days into the memory-mapped arrays.
 
         Return counts int64[days, 2, bins] by (label, bin of the true logit).
         """
-        o, seen = self.options, np.zeros((self.options.days, 2 * BINS), np.int64)
-        tasks = [(d, c, lo) for d in range(o.days) for c, lo in enumerate(range(0, o.rows_per_day, CHUNK))]
+        seen, tasks = np.zeros((self.options.days, 2 * BINS), np.int64), self._tasks()
+        if maps.jagged is not None:
+            self._fill_offsets(maps.jagged, tasks)
 
-        def work(day: int, chunk: int, lo: int) -> tuple[int, NDArray[np.int64]]:
-            rows = min(CHUNK, o.rows_per_day - lo)
+        def work(day: int, chunk: int, first: int, rows: int) -> tuple[int, NDArray[np.int64]]:
             batch, counts = self.chunk(day, chunk, rows)
-            at = slice(day * o.rows_per_day + lo, day * o.rows_per_day + lo + rows)
+            at = slice(first, first + rows)
             maps.labels[at], maps.numeric[at], maps.ids[at] = batch.labels, batch.numeric, batch.ids
+            if maps.jagged is not None and batch.jagged is not None:
+                maps.jagged.slice(first, first + rows).values[:] = batch.jagged.values
             return day, counts
 
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -151,7 +201,14 @@ class Generator:
                     progress("generating", (i + 1) / len(tasks))
             finally:
                 pool.shutdown(cancel_futures=True)
-        return seen.reshape(o.days, 2, BINS)
+        return seen.reshape(self.options.days, 2, BINS)
+
+    def _fill_offsets(self, jagged: Jagged, tasks: list[tuple[int, int, int, int]]) -> None:
+        offsets, lists = jagged.offsets, self.lists
+        for day, chunk, first, rows in tasks:
+            low, high = first * lists, (first + rows) * lists
+            np.cumsum(self._lengths(day, chunk, rows), out=offsets[low + 1 : high + 1])
+            offsets[low + 1 : high + 1] += offsets[low]
 
 
 def sigmoid(x: Floats) -> Floats:
@@ -175,25 +232,28 @@ class HiddenModel:
     `drift` is the angle (radians a day) by which the first-order weights rotate.
     """
 
-    def __init__(self, cardinalities: tuple[int, ...], numeric: int, seed: int, drift: float) -> None:
-        self.drift = drift
-        self.scale = {name: 1.0 for name in SHARES}
+    def __init__(self, schema: Schema, seed: int, drift: float) -> None:
+        self.drift, self.schema, numeric = drift, schema, schema.numeric
+        self.scale = dict.fromkeys(SHARES, 1.0)
         self.shift = 0.0
-        self._base = [np.uint64(mix_int(seed * GOLDEN + f + 1)) for f in range(len(cardinalities))]
-        self._size = np.array([(10 / c) ** 0.1 for c in cardinalities], np.float32)
+        self._base = [np.uint64(mix_int(seed * GOLDEN + table + 1)) for table in schema.table_of]
+        self._size = np.array([(10 / c) ** 0.1 for c in schema.cardinalities[: schema.columns]], np.float32)
+        self._has_history = len(set(schema.table_of)) < schema.fields
         keys = np.arange(numeric, dtype=np.uint64) ^ np.uint64(mix_int(seed * GOLDEN))
         self._numeric = np.stack(weights(keys)) if numeric else np.zeros((PARTS, 0), np.float32)
 
-    def _parts(self, numeric: Floats, ids: NDArray[np.int32], day: int) -> dict[str, Floats]:
+    def _parts(self, batch: Batch, day: int) -> dict[str, Floats]:
+        numeric, ids = batch.numeric, batch.ids
         rows = len(ids)
         turn = np.float32(np.cos(self.drift * day)), np.float32(np.sin(self.drift * day))
         first, squares = np.zeros((2, rows), np.float32)
         sums = np.zeros((RANK, rows), np.float32)
-        for f, base in enumerate(self._base):
-            now, later, *vector = weights(ids[:, f].astype(np.uint64) ^ base)
-            first += self._size[f] * (turn[0] * now + turn[1] * later)
+        vector: list[Floats] = []
+        for f, size in enumerate(self._size):
+            now, later, *vector = weights(ids[:, f].astype(np.uint64) ^ self._base[f])
+            first += size * (turn[0] * now + turn[1] * later)
             for k in range(RANK):
-                part = self._size[f] * vector[k]
+                part = size * vector[k]
                 sums[k] += part
                 squares += part * part
         slope = turn[0] * self._numeric[0] + turn[1] * self._numeric[1]
@@ -201,22 +261,44 @@ class HiddenModel:
         sums += crossed.T
         squares += (numeric * numeric) @ (self._numeric[2:] ** 2 * np.float32(0.25)).sum(axis=0)
         pairs = np.float32(0.5) * ((sums * sums).sum(axis=0) - squares)
-        return {"first": first, "numeric": numeric @ slope, "pairs": pairs}
+        found = {"first": first, "numeric": numeric @ slope, "pairs": pairs}
+        return found if batch.jagged is None else {**found, **self._list_parts(batch.jagged, turn, np.stack(vector))}
 
-    def logits(self, numeric: Floats, ids: NDArray[np.int32], day: int) -> Floats:
+    def _list_parts(self, jagged: Jagged, turn: tuple[np.float32, np.float32], target: Floats) -> dict[str, Floats]:
+        """Compute the parts of the multi-valued fields; `target`: the vectors of the target items, float32[RANK, n]."""
+        lists, rows = jagged.lists, target.shape[1]
+        lengths = np.diff(jagged.offsets)
+        of_list = np.repeat(np.arange(rows * lists), lengths)
+        base = np.array(self._base[self.schema.columns :])[of_list % lists]
+        now, later, *vectors = weights(jagged.values.astype(np.uint64) ^ base)
+        sums = np.bincount(of_list, turn[0] * now + turn[1] * later, minlength=rows * lists)
+        means = (sums / np.maximum(lengths, 1)).astype(np.float32).reshape(rows, lists)
+        if not self._has_history:
+            return {"lists": means.sum(axis=1)}
+        match = np.zeros(len(of_list), np.float32)
+        for own, other in zip(vectors, target, strict=True):
+            match += own * other[of_list // lists]
+        history = of_list % lists == lists - 1
+        best = np.full(rows, -np.inf, np.float32)
+        np.maximum.at(best, of_list[history] // lists, match[history])
+        best[np.isinf(best)] = 0
+        return {**({"lists": means[:, :-1].sum(axis=1)} if lists > 1 else {}), "history": best}
+
+    def logits(self, batch: Batch, day: int) -> Floats:
         """Compute the rows' true logits before noise, float32[n]."""
-        parts = self._parts(numeric, ids, day)
-        total = np.full(len(ids), self.shift, np.float32)
-        for name, part in parts.items():
+        total = np.full(len(batch), self.shift, np.float32)
+        for name, part in self._parts(batch, day).items():
             total += np.float32(self.scale[name]) * part
         return total
 
-    def calibrate(self, numeric: Floats, ids: NDArray[np.int32], signal: float, ctr: float) -> None:
+    def calibrate(self, batch: Batch, signal: float, ctr: float) -> None:
         """Scale the model's terms so that logits have the deviation `signal`, and shift them to the click rate."""
-        for name, part in self._parts(numeric, ids, 0).items():
+        parts = self._parts(batch, 0)
+        every = sum(SHARES[name] for name in parts)
+        for name, part in parts.items():
             spread = float(part.std())
-            self.scale[name] = signal * SHARES[name] ** 0.5 / spread if spread > 0 else 0.0
-        raw = self.logits(numeric, ids, 0)
+            self.scale[name] = signal * (SHARES[name] / every) ** 0.5 / spread if spread > 0 else 0.0
+        raw = self.logits(batch, 0)
         low, high = -30.0, 30.0
         for _ in range(40):
             self.shift = (low + high) / 2

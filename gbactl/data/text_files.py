@@ -13,7 +13,7 @@ from __future__ import annotations
 import lzma
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
@@ -23,6 +23,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.data.dataset import Progress
+from gbactl.data.remote_files import SourceFile, find_remote, is_remote, size_of
 from gbactl.errors import ConfigError, DataError
 from gbactl.hashing import bucket, text_value
 
@@ -35,7 +36,7 @@ LONGEST_LINE = 1 << 20
 class LineBlock:
     """Block of whole lines of one file, each ended by a newline; `first_line` is the first one's number, from 1."""
 
-    path: Path
+    path: SourceFile
     first_line: int
     data: bytes
 
@@ -45,14 +46,14 @@ class LineBlock:
         return self.data.count(b"\n")
 
 
-def _natural(path: Path) -> list[tuple[int, int | str]]:
+def _natural(path: SourceFile) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", path.name)]
 
 
-def find(path: str | list[str] | None, patterns: list[str], key: str = "data.path") -> list[Path]:
+def find(path: str | list[str] | None, patterns: list[str], key: str = "data.path") -> list[SourceFile]:
     """Find the files that a path, glob or directory (with `patterns`), or a list of these, denotes.
 
-    Day_2 before day_10.
+    Day_2 before day_10. A path may be a URL, such as s3://bucket/day_*.
 
     Raises ConfigError without a path and DataError where nothing is found.
     """
@@ -60,6 +61,8 @@ def find(path: str | list[str] | None, patterns: list[str], key: str = "data.pat
         raise ConfigError(f"{key} is not set; type {key}=FILE (or a directory, or a glob).")
     if isinstance(path, list):
         return [found for item in path for found in find(item, patterns, key)]
+    if is_remote(path):
+        return sorted(find_remote(path, patterns), key=_natural)
     target = Path(path).expanduser()
     if target.is_dir():
         matches = {f for pattern in patterns for f in target.glob(pattern) if f.is_file()}
@@ -111,6 +114,7 @@ def _inflate(raw: BinaryIO, kind: str, make: Callable[[], Any]) -> Iterator[byte
 
 
 def _pieces(raw: BinaryIO) -> Iterator[bytes]:
+    """Iterate over a file's content, decompressed. Raises _Damaged."""
     head = raw.read(6)
     raw.seek(0)
     found = _decompressor(head)
@@ -121,7 +125,7 @@ def _pieces(raw: BinaryIO) -> Iterator[bytes]:
             yield piece
 
 
-def _cut(path: Path, raw: BinaryIO) -> Iterator[LineBlock]:
+def _cut(path: SourceFile, raw: BinaryIO) -> Iterator[LineBlock]:
     line, parts, size = 1, list[bytes](), 0
     try:
         for piece in _pieces(raw):
@@ -146,7 +150,15 @@ def _cut(path: Path, raw: BinaryIO) -> Iterator[LineBlock]:
         raise DataError(f"{path}, line 1: the file is empty.")
 
 
-def read_blocks(path: Path) -> Iterator[tuple[int, LineBlock]]:
+def pieces(path: SourceFile, raw: BinaryIO) -> Iterator[bytes]:
+    """Iterate over the content of a file that is open as `raw`, decompressed. Raises DataError where it is damaged."""
+    try:
+        yield from _pieces(raw)
+    except _Damaged as error:
+        raise DataError(f"{path}: {error}; fetch the file again.") from None
+
+
+def read_blocks(path: SourceFile) -> Iterator[tuple[int, LineBlock]]:
     """Iterate over a file as (bytes of the file read so far, block of whole lines). Raises DataError."""
     try:
         with path.open("rb") as raw:
@@ -156,9 +168,9 @@ def read_blocks(path: Path) -> Iterator[tuple[int, LineBlock]]:
         raise DataError(f"{path} cannot be read ({error.strerror}).") from None
 
 
-def read_all(paths: list[Path], progress: Progress) -> Iterator[tuple[int, LineBlock]]:
+def read_all(paths: Sequence[SourceFile], progress: Progress) -> Iterator[tuple[int, LineBlock]]:
     """Iterate over all files in order as (index of the file, block); reports the progress over all files together."""
-    sizes = [path.stat().st_size for path in paths]
+    sizes = [size_of(path) for path in paths]
     total = max(1, sum(sizes))
     for i, path in enumerate(paths):
         before = sum(sizes[:i])
@@ -192,13 +204,12 @@ class BadLines:
         self.limit = limit
         self.count = 0
 
-    def add(self, block: LineBlock, offset: int, reason: str) -> None:
+    def add(self, where: str, reason: str) -> None:
         """Count an unreadable line. Raises DataError if there are more than `data.max_bad_lines`."""
         self.count += 1
         if self.count > self.limit:
             hint = f"fix it or type data.max_bad_lines={max(100, 10 * self.limit)} to skip such lines."
-            line = block.first_line + offset
-            raise DataError(f"{block.path}, line {line}: {reason}; {hint}")
+            raise DataError(f"{where}: {reason}; {hint}")
 
 
 def _explain(form: LineFormat[C], line: bytes) -> str | None:
@@ -217,7 +228,7 @@ def _scan(form: LineFormat[C], block: LineBlock, bad: BadLines) -> C | None:
         line = line.removesuffix(b"\r")
         reason = _explain(form, line)
         if reason:
-            bad.add(block, offset, reason)
+            bad.add(f"{block.path}, line {block.first_line + offset}", reason)
         else:
             good.append(line)
     if not good:

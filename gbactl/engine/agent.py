@@ -28,7 +28,7 @@ from filelock import FileLock
 
 from gbactl import shared_memory_names
 from gbactl.cpu import available_cores
-from gbactl.data.dataset import ARRAYS, META, open_dataset
+from gbactl.data.dataset import EVERY_ARRAY, META, open_dataset
 from gbactl.data.source_cache import cache_root
 from gbactl.engine.agent_connection import MAGIC, PIECE, MessageDecoder, field, pack, write_all
 from gbactl.engine.bandwidth_probe import ReachabilityProbe, dial
@@ -41,7 +41,7 @@ from gbactl.worker.core_sharing import open_board, places
 
 NODE = re.compile(r"[SW][0-9]{1,6}(-[0-9]{1,6})?")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
-FILES = (*(f"{name}.npy" for name in ARRAYS), META)  # files of a prepared data set
+FILES = (*(f"{name}.npy" for name in EVERY_ARRAY), META)  # files of a prepared data set
 GRACE_SECONDS, DIAL_SECONDS = 2.0, 10.0
 LOOK_SECONDS, PULSE_SECONDS = 0.05, 0.5
 FIRST_PATIENCE = 60.0  # seconds of silence allowed until the launcher has set the limit

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import dataclasses
 import json
 import os
 import signal
@@ -19,9 +20,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
+from gbactl.errors import ConfigError
 from gbactl.nodes.child_process import FORK_SERVER, READY
+
+if TYPE_CHECKING:
+    from gbactl.models import ModelConfig
 
 PR_SET_CHILD_SUBREAPER = 36
 FORK_SECONDS = 60.0  # time-out for an answer of the fork server
@@ -111,12 +116,16 @@ class ForkServer:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._line.settimeout(FORK_SECONDS)
         with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "gbactl.nodes.child_process", FORK_SERVER, str(self.owner)],
-                stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-                env={**os.environ, **thread_environment(1), **NO_THREAD},
-            )  # fmt: skip
+            self.process = self._start(theirs)
         self._ready = False
+
+    def _start(self, line: socket.socket) -> ProcessHandle:
+        """Start the process, with its end of the line as standard input."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "gbactl.nodes.child_process", FORK_SERVER, str(self.owner)],
+            stdin=line.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            env={**os.environ, **thread_environment(1), **NO_THREAD},
+        )  # fmt: skip
 
     def ready(self) -> None:
         """Wait until the fork server has finished its imports. Raises OSError if it has ended."""
@@ -141,6 +150,19 @@ class ForkServer:
             stdin.close()
             raise
         return ForkedProcess(int(answer), stdin)
+
+    def dense_size(self, cfg: ModelConfig, numeric: int, fields: int) -> int:
+        """Have a model's dense values counted (see `dense_size`). Raises OSError if the fork server has ended."""
+        self.ready()
+        asked = {"model": dataclasses.asdict(cfg), "numeric": numeric, "fields": fields}
+        self._line.send(json.dumps(asked).encode())
+        answer = self._line.recv(1 << 16)
+        if not answer:
+            raise OSError("The fork server has ended.")
+        found = json.loads(answer)
+        if isinstance(found, str):
+            raise ConfigError(found)
+        return int(found)
 
     def close(self) -> None:
         """End the fork server; nodes that it forked continue."""
@@ -177,6 +199,18 @@ def close_fork_server() -> None:
     if _server is not None and _server.owner == os.getpid():
         _server.close()
     _server = None
+
+
+def dense_size(cfg: ModelConfig, numeric: int, fields: int) -> int:
+    """Count a model's dense values where torch has been imported: in the fork server, or else in this process.
+
+    Raises ConfigError where the model cannot be built."""
+    if _server is not None and _server.owner == os.getpid() and "torch" not in sys.modules:
+        with contextlib.suppress(OSError):
+            return _server.dense_size(cfg, numeric, fields)
+    from gbactl import models
+
+    return models.dense_size(cfg, numeric, fields)
 
 
 def start_node(environment: Mapping[str, str], log: Path, fds: Sequence[int]) -> Started:

@@ -178,9 +178,9 @@ class HostAgents:
         self.each(give)
 
     def _send(self, link: AgentConnection, path: Path, progress: Callable[[str, float], None]) -> None:
-        sizes = {name: (path / name).stat().st_size for name in FILES}
+        sizes = {name: (path / name).stat().st_size for name in FILES if (path / name).exists()}
         total, done = max(1, sum(sizes.values())), 0
-        for name in FILES:
+        for name in sizes:
             with (path / name).open("rb") as file:
                 first = True
                 while (data := file.read(PIECE)) or first:

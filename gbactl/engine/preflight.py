@@ -17,9 +17,9 @@ from gbactl.config import RunConfig
 from gbactl.config.job_layout import row_bytes, shard_spec
 from gbactl.data.dataset import Dataset
 from gbactl.engine.bandwidth_probe import LinkMeasurement
+from gbactl.engine.fork_server import dense_size
 from gbactl.engine.host_info import SAME, free_memory
 from gbactl.errors import ConfigError
-from gbactl.models import dense_size
 from gbactl.store.optimizers import dense_moments
 
 MEBI = 1 << 20
@@ -224,15 +224,15 @@ def vectors(cfg: RunConfig) -> int:
 
 def bytes_on(cfg: RunConfig, dataset: Dataset, placed: Mapping[str, str]) -> dict[str, int]:
     """Return the memory that the shards and workers of each host need, in bytes by host."""
-    found: dict[str, int] = {}
+    found, vector = dict[str, int](), vector_bytes(cfg, dataset)
     for process, host in placed.items():
         if process[0] in "SW":
-            found[host] = found.get(host, 0) + _process_bytes(cfg, dataset, process)
+            found[host] = found.get(host, 0) + _process_bytes(cfg, dataset, process, vector)
     return found
 
 
-def _process_bytes(cfg: RunConfig, dataset: Dataset, process: str) -> int:
-    vector, index = vector_bytes(cfg, dataset), int(process[1:])
+def _process_bytes(cfg: RunConfig, dataset: Dataset, process: str, vector: int) -> int:
+    index = int(process[1:])
     if process[0] == "W":
         return vector * worker_vectors(cfg)
     holders = cfg.cluster.dense_holders

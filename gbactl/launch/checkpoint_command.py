@@ -104,7 +104,7 @@ def export(chain: CheckpointChain, out: Path) -> list[Path]:
     cfg = from_dict(last.config)
     rows, dense = whole_rows(chain, cfg), dense_state(chain)
     tensors = {**rows, **{f"dense.{name}": values for name, values in dense.items()}}
-    state = state_dict(cfg, schema_of(last.schema), rows["rows"], dense["value"], list(last.schema["fields"]))
+    state = state_dict(cfg, Schema.of(last.schema), rows["rows"], dense["value"], list(last.schema["fields"]))
     paths = [out / name for name in NAMES]
     told = {
         "step": last.step, "identity": last.identity, "position": {**last.position, "curve": []}, "schema": last.schema,
@@ -129,15 +129,10 @@ def trained_model(run: str) -> TrainedModel:
     from gbactl.models.flat_parameters import TrainedModel
 
     chain = resume.find(run)
-    cfg, schema = from_dict(chain.last.config), schema_of(chain.last.schema)
-    rows, offsets = torch.from_numpy(whole_rows(chain, cfg)["rows"]), torch.from_numpy(schema.offsets)
+    cfg, schema = from_dict(chain.last.config), Schema.of(chain.last.schema)
+    rows = torch.from_numpy(whole_rows(chain, cfg)["rows"])
     model = build(cfg.model, schema.numeric, schema.fields, cfg.seed)
-    return TrainedModel(model, dense_state(chain)["value"], rows, offsets)
-
-
-def schema_of(values: dict[str, Any]) -> Schema:
-    """Read the data schema from the values that a manifest stores."""
-    return Schema(int(values["numeric"]), tuple(values["cardinalities"]), bool(values["shared_ids"]))
+    return TrainedModel(model, dense_state(chain)["value"], rows, schema)
 
 
 def whole_rows(chain: CheckpointChain, cfg: RunConfig) -> dict[str, Any]:
@@ -154,7 +149,7 @@ def whole_rows(chain: CheckpointChain, cfg: RunConfig) -> dict[str, Any]:
 def state_dict(cfg: RunConfig, schema: Schema, rows: Any, dense: Any, names: list[str]) -> dict[str, Any]:
     """Build a state dict: the model's own tensors, and each field's rows as tables.<field> float32[cardinality, W].
 
-    A table's last column is its first-order weight."""
+    A table that several fields share has the name of the first one. A table's last column is its first-order weight."""
     import torch
 
     from gbactl.models.flat_parameters import FlatModel
@@ -164,10 +159,11 @@ def state_dict(cfg: RunConfig, schema: Schema, rows: Any, dense: Any, names: lis
     found: dict[str, Any] = model.state_dict()  # same object: it holds the versions of the layers
     for name, tensor in list(found.items()):
         found[name] = tensor.detach().clone()
-    if schema.shared_ids:
+    if len(schema.spans) == 1 < schema.fields:
         found["tables.shared"] = torch.from_numpy(rows)
         return found
-    for field, (low, size) in enumerate(zip(schema.offsets, schema.cardinalities, strict=True)):
+    for table, (low, high) in enumerate(schema.spans):
+        field = schema.table_of.index(table)
         name = names[field] if field < len(names) else str(field)
-        found[f"tables.{name}"] = torch.from_numpy(rows[int(low) : int(low) + size].copy())
+        found[f"tables.{name}"] = torch.from_numpy(rows[low:high].copy())
     return found

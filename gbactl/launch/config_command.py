@@ -55,6 +55,15 @@ def hints_of(group: str, source: str) -> dict[str, Any]:
     return found
 
 
+def hint_of(hints: dict[str, Any], group: str, name: str, key: str) -> Any:
+    """Annotation of a key, from `hints` or, of an option of a model, from its class; None where nothing tells it."""
+    if key not in hints and group == "model":
+        from gbactl.models import option_hints  # imports torch
+
+        return option_hints(name).get(key)
+    return hints.get(key)
+
+
 def choices_of(group: str, name: str, key: str) -> str:
     """List the texts that a key takes, as the error of an unknown one lists them; "" where any text will do."""
     unknown: Any = "?"
@@ -153,7 +162,7 @@ def _key(key: str, found: dict[str, Entry]) -> str:
     named = conf_files.entries_of(f"{group}.name").get(next(iter(found)))  # data=frappe, for one, has the name libfm
     name = named.value if named and dot else ""
     hints = hints_of(group, name) if dot else single_hints()
-    hint = hints.get(rest or key)
+    hint = hint_of(hints, group, name, rest or key)
     choices = choices_of(group if dot else "", name, rest or key) if hint is str else ""
     kind = f"one of {choices}" if choices else "text, or null" if hint is None else shown(hint)
     defaults, meanings = dict[str, list[str]](), dict[str, list[str]]()

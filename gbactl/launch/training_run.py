@@ -20,7 +20,7 @@ from gbactl.config.job_layout import rounds
 from gbactl.config.run_config import acting
 from gbactl.coordinator.run_record import METRICS, by_round
 from gbactl.cpu import SLOW_BF16, lacks_bf16
-from gbactl.data.dataset import Dataset, open_dataset
+from gbactl.data.dataset import DAYS_BY_ROWS, Dataset, open_dataset
 from gbactl.data.source_cache import prepare
 from gbactl.engine.base import RunProcesses, engine_of
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
@@ -48,6 +48,7 @@ from gbactl.paths import room_needed
 from gbactl.switching.auto_controller import AUTO_FILE
 from gbactl.switching.switch_schedule import answer, legend, listed, located, mode_id
 from gbactl.tracking.final_metrics import (
+    DAYS_TAG,
     ORIGIN,
     ORIGIN_RUN,
     failed_in_short,
@@ -138,6 +139,8 @@ def _train(
     show.detail(_headline(cfg, dataset))
     if warning := too_few(cfg, {part.label: dataset.splits[part.split].rows for part in plan}):
         show.say(f"Warning: {warning}")
+    if dataset.days_by_rows:
+        show.detail(f"  {DAYS_BY_ROWS}")
     if obstacle:
         show.say(f"  {obstacle}")
     if cfg.precision == "bf16" and cfg.engine.one_host and lacks_bf16():
@@ -468,6 +471,7 @@ class LaunchedRun:
         tags = {**tags_of(config, self.dataset.fingerprint, source=f"gbactl {self.command.verb}")}
         tags |= {"gbactl.run_dir": str(self.run_dir), CONFIG_TAG: config_tag(config), NOTE: self._note()}
         tags |= {COMMAND: self.command.text, "gbactl.cell": self.cell}
+        tags |= {DAYS_TAG: "rows"} if self.dataset.days_by_rows else {}
         tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend(), **self._naming()}
         parts = rounds(self.dataset, self.cfg.train)
         datasets = dataset_inputs(
@@ -530,7 +534,7 @@ class LaunchedRun:
 
         result = {
             "mode": self.modes, "collective": self._all_reduce(), "seed": self.cfg.seed, "status": status,
-            "command": self.command.text,
+            "command": self.command.text, "days_by_rows": self.dataset.days_by_rows,
             "cell": None if self.control is not None and self.control.requests else self.cell, **self._clock(), **found,
             "wall_seconds": time.monotonic() - self.began, "run_dir": str(self.run_dir),
             "run_id": self.tracked.run_id if self.tracked else None, "gbactl": __version__,

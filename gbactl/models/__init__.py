@@ -5,12 +5,12 @@ Importing this package does not import torch; building a model does (1-2 s).
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-from gbactl.checked_dataclasses import Bounds, Count, ShareBelowOne, SomeShare
+from gbactl.checked_dataclasses import Bounds, Count, ShareBelowOne, SomeShare, expect
 from gbactl.errors import ConfigError
 from gbactl.targets import found_class
 
@@ -47,24 +47,23 @@ def row_width(cfg: ModelConfig) -> int:
 
 
 def dense_size(cfg: ModelConfig, numeric: int, fields: int) -> int:
-    """Compute the length of the dense vector (parameters and batch-norm buffers) of a configured model.
+    """Count the values of a model's dense vector (parameters and batch-norm buffers). Imports torch.
 
-    A model of another package is built for it. Raises ConfigError where it cannot be."""
-    if cfg.target is not None:
-        from gbactl.models.flat_parameters import FlatModel
+    gbactl's own models are built without memory for it. Raises ConfigError where a model cannot be built."""
+    import torch
 
-        return FlatModel(build(cfg, numeric, fields, 0)).size
-    own = {"deepfm": numeric * cfg.dim}.get(cfg.name, 0)
-    widths = [numeric + fields * cfg.dim, *cfg.hidden]
-    layers = sum((inputs + 1) * outputs for inputs, outputs in pairwise([*widths, 1]))
-    return 1 + numeric + own + layers + (4 * sum(cfg.hidden) if cfg.batch_norm else 0)
+    from gbactl.models.flat_parameters import dense_tensors
+
+    with torch.device("meta") if cfg.target is None else contextlib.nullcontext():
+        parameters, _, buffers = dense_tensors(build(cfg, numeric, fields, 0))
+    return sum(each.numel() for each in (*parameters, *buffers))
 
 
 def build(cfg: ModelConfig, numeric: int, fields: int, seed: int) -> nn.Module:
     """Build a model for the given numbers of numeric and categorical fields; initial values depend on `seed` alone.
 
     The constructor gets `model.options`, and by name what it wants of: numeric, fields, dim, hidden, dropout,
-    batch_norm, init_scale, seed. torch's global generator is seeded for it. Raises ConfigError."""
+    batch_norm, init_scale, seed, first_order. torch's global generator is seeded for it. Raises ConfigError."""
     import torch
     from torch import nn
     from torch.nn.modules.batchnorm import _BatchNorm
@@ -74,8 +73,9 @@ def build(cfg: ModelConfig, numeric: int, fields: int, seed: int) -> nn.Module:
     offered = {
         "numeric": numeric, "fields": fields, "dim": cfg.dim, "hidden": list(cfg.hidden), "dropout": cfg.dropout,
         "batch_norm": cfg.batch_norm, "init_scale": cfg.init_scale, "seed": seed,
+        "first_order": row_width(cfg) > cfg.dim,
     }  # fmt: skip
-    arguments = _arguments(cfg, inspect.signature(kind), offered)
+    arguments = _arguments(cfg, kind, offered)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed & _INT63)
         try:
@@ -90,11 +90,34 @@ def build(cfg: ModelConfig, numeric: int, fields: int, seed: int) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def _arguments(cfg: ModelConfig, signature: inspect.Signature, offered: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a constructor. Raises ConfigError for an option that it does not take, or lacks."""
+def option_hints(kind: str | type[Any]) -> dict[str, Any]:
+    """Return the annotations of a constructor's parameters; `kind`: a class, or the name of one of gbactl's models."""
+    if isinstance(kind, str):
+        kind = found_class("model", kind, None, "a model", lambda found: True)
+    inits = [vars(each)["__init__"] for each in reversed(kind.__mro__[:-1]) if "__init__" in vars(each)]
+    return {name: hint for init in inits for name, hint in get_type_hints(init, include_extras=True).items()}
+
+
+def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
+    """List the parameters of a constructor; in place of its **arguments, which it passes on, those of its base."""
+    found = dict[str, inspect.Parameter]()
+    for each in kind.__mro__[:-1]:
+        if "__init__" in vars(each):
+            own = {one.name: one for one in inspect.signature(each).parameters.values()}
+            passes_on = [name for name, one in own.items() if one.kind is one.VAR_KEYWORD]
+            found = {**own, **found}
+            if not passes_on:
+                return [one for one in found.values() if one.kind is not one.VAR_KEYWORD]
+    return list(found.values())
+
+
+def _arguments(cfg: ModelConfig, kind: type[Any], offered: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a constructor. Raises ConfigError for an option that it does not take, or lacks.
+
+    Options of gbactl's own models are checked by type and bounds."""
     from gbactl.conf_files import did_you_mean
 
-    every = signature.parameters.values()
+    every = _parameters(kind)
     named = [each for each in every if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
     takes_any = any(each.kind is each.VAR_KEYWORD for each in every)
     taken, what = [each.name for each in named], f"model.target={cfg.target}" if cfg.target else f"model={cfg.name}"
@@ -104,6 +127,11 @@ def _arguments(cfg: ModelConfig, signature: inspect.Signature, offered: dict[str
             f"Its own are: {', '.join(own)}." if own else "It has none of its own."
         )
         raise ConfigError(f"{what} has no option {strange[0]}. {meant}")
+    if cfg.target is None:
+        hints = option_hints(kind)
+        for each in named:
+            if each.name in cfg.options:
+                expect(f"model.{each.name}", cfg.options[each.name], hints[each.name], each.default)
     given = {**{name: value for name, value in offered.items() if name in taken}, **cfg.options}
     if lacking := [each.name for each in named if each.default is each.empty and each.name not in given]:
         raise ConfigError(f"{what} needs the option {lacking[0]}; type model.options.{lacking[0]}=VALUE.")

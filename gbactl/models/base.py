@@ -1,49 +1,46 @@
-"""Base class of gbactl's click models: a first-order part, an MLP and a bias, over embedding rows already looked up.
+"""Base classes of gbactl's click models, over embedding rows already looked up; also wide and deep, the simplest one.
 
-The MLP is Linear (+ batch norm) + ReLU + dropout, seeded without the global RNG. Cost: the matrix products; everything
-else in it is under 2 % of a step.
+A model's initial values come from the generator `init`, its dropout masks from the generator `masks`. Cost: the matrix
+products; everything else in an MLP is under 2 % of a step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+from gbactl.models.layers import linear, mlp
 
 _INT63 = (1 << 63) - 1
 
 
 class ClickModel(nn.Module):
-    """Click model with logit = bias + first order + MLP over numeric fields and vectors (+ a subclass's interaction).
+    """Click model with logit = bias + first order + the terms of a subclass.
 
-    A row is [v (dim floats) | first-order weight]. Numeric field j has a dense first-order weight.
+    A row is [v (dim floats) | first-order weight], and numeric field j has a dense first-order weight. Without
+    `first_order` neither has one.
     """
 
     def __init__(
         self, numeric: int, fields: int, dim: int, hidden: list[int], dropout: float, batch_norm: bool,
-        init_scale: float, seed: int,
+        init_scale: float, seed: int, first_order: bool,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.dim, self.numeric, self.fields, self.init_scale = dim, numeric, fields, init_scale
+        self.numeric, self.fields, self.dim, self.hidden = numeric, fields, dim, hidden
+        self.dropout, self.batch_norm, self.init_scale, self.first_order = dropout, batch_norm, init_scale, first_order
         self.masks = torch.Generator()
-        init = torch.Generator().manual_seed(seed & _INT63)
+        self.init = torch.Generator().manual_seed(seed & _INT63)
         self.bias = nn.Parameter(torch.zeros(1))
-        self.numeric_weight = nn.Parameter(torch.zeros(numeric)) if numeric else None
-        self.mlp = mlp(
-            numeric + fields * dim,
-            hidden,
-            dropout=dropout,
-            batch_norm=batch_norm,
-            init=init,
-            masks=self.masks,
-        )
-        self.add_parameters(init)
+        self.numeric_weight = nn.Parameter(torch.zeros(numeric)) if numeric and first_order else None
 
-    def add_parameters(self, init: torch.Generator) -> None:
-        """Add the parameters of a subclass, drawn from the generator `init`."""
+    def terms(self, numeric: Tensor, vectors: Tensor) -> Sequence[Tensor]:
+        """Compute what a model adds to the logit, a float[samples] or [samples, 1] each.
 
-    def interaction(self, numeric: Tensor, vectors: Tensor) -> Tensor | None:
-        """Compute a subclass's addition to the logit, float32[samples], from vectors float32[samples, fields, dim]."""
-        return None
+        numeric: float32[samples, numeric fields]; vectors: float32[samples, fields, dim]."""
+        raise NotImplementedError
 
     def seed_dropout(self, key: int) -> None:
         """Seed the dropout masks of the next forward pass, so that they depend on `key` alone."""
@@ -52,70 +49,50 @@ class ClickModel(nn.Module):
     def forward(self, numeric: Tensor, emb: Tensor) -> Tensor:
         """Compute logits float32[samples] from numeric fields and embedding rows.
 
-        numeric: float32[samples, numeric fields]; emb: float32[samples, fields, dim + 1].
+        numeric: float32[samples, numeric fields]; emb: float32[samples, fields, width of a row].
         """
-        vectors, first_order = emb.split_with_sizes((self.dim, 1), 2)  # their gradients are joined by one copy
-        deep_in = torch.cat((numeric, vectors.reshape(emb.shape[0], -1)), dim=1)
-        logit: Tensor = self.mlp(deep_in).squeeze(1).float()
-        logit = logit + (self.bias + first_order.squeeze(2).sum(1))
+        # the gradients of the two parts of a row are joined by one copy
+        vectors, *weights = emb.split_with_sizes((self.dim, 1) if self.first_order else (self.dim,), 2)
+        first, *others = (term.reshape(-1).float() for term in self.terms(numeric, vectors))
+        logit: Tensor = first + (self.bias + weights[0].squeeze(2).sum(1) if weights else self.bias)
         if self.numeric_weight is not None:
             logit = logit + numeric.mv(self.numeric_weight)
-        extra = self.interaction(numeric, vectors)
-        return logit if extra is None else logit + extra
+        for term in others:
+            logit = logit + term
+        return logit
+
+    def new_mlp(self, inputs: int, hidden: list[int], outputs: int | None = 1) -> nn.Sequential:
+        """Make an MLP with the configured dropout and batch norm (see `layers.mlp`)."""
+        return mlp(
+            inputs, hidden, outputs,
+            dropout=self.dropout, batch_norm=self.batch_norm, init=self.init, masks=self.masks,
+        )  # fmt: skip
+
+    def new_linear(self, inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+        """Make a linear layer (see `layers.linear`)."""
+        return linear(inputs, outputs, self.init, bias)
+
+    def new_numeric_vectors(self) -> nn.Parameter | None:
+        """Make one vector per numeric field, in the same range as embedding rows; None without numeric fields."""
+        if not self.numeric:
+            return None
+        start = torch.empty(self.numeric, self.dim)
+        return nn.Parameter(start.uniform_(-self.init_scale, self.init_scale, generator=self.init))
+
+    def field_vectors(self, numeric: Tensor, vectors: Tensor, numeric_vectors: Tensor | None) -> Tensor:
+        """Join numeric fields, each its value times its vector, with the others: float[samples, all fields, dim]."""
+        if numeric_vectors is None:
+            return vectors
+        return torch.cat((numeric.unsqueeze(2) * numeric_vectors, vectors), 1)
 
 
-class Dropout(nn.Module):
-    """Inverted dropout that draws from a given generator, so that its masks depend on the seed alone."""
+class WideDeep(ClickModel):
+    """Wide & Deep (Cheng et al., 2016): first-order weights beside an MLP over all fields, without crossed features."""
 
-    def __init__(self, rate: float, generator: torch.Generator) -> None:
-        super().__init__()
-        self.keep = 1.0 - rate
-        self.generator = generator
+    def __init__(self, **common: Any) -> None:
+        super().__init__(**common)
+        self.mlp = self.new_mlp(self.numeric + self.fields * self.dim, self.hidden)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply dropout to x; return x itself in eval mode."""
-        if not self.training:
-            return x
-        mask = torch.empty_like(x, dtype=torch.float32)
-        mask.bernoulli_(self.keep, generator=self.generator).mul_(1.0 / self.keep)
-        return x * mask.to(x.dtype)
-
-
-class Linear(nn.Linear):
-    """Linear layer without torch's own initialisation. (`skip_init` would import sympy for it: 0.5 s a process.)"""
-
-    def reset_parameters(self) -> None:
-        """Do nothing, so that torch's global generator is not advanced."""
-
-
-def linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    """Make a linear layer with Glorot-uniform weights drawn from the generator, and zero bias."""
-    layer = Linear(inputs, outputs)
-    nn.init.xavier_uniform_(layer.weight, generator=generator)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-def mlp(
-    inputs: int,
-    hidden: list[int],
-    *,
-    dropout: float,
-    batch_norm: bool,
-    init: torch.Generator,
-    masks: torch.Generator,
-) -> nn.Sequential:
-    """Make an MLP that maps [samples, inputs] to [samples, 1]."""
-    layers: list[nn.Module] = []
-    for width in hidden:
-        layers.append(linear(inputs, width, init))
-        if batch_norm:
-            norm = nn.BatchNorm1d(width)
-            norm.num_batches_tracked = None  # a momentum needs no count, and the state must not hold one
-            layers.append(norm)
-        layers.append(nn.ReLU())
-        if dropout > 0:
-            layers.append(Dropout(dropout, masks))
-        inputs = width
-    layers.append(linear(inputs, 1, init))
-    return nn.Sequential(*layers)
+    def terms(self, numeric: Tensor, vectors: Tensor) -> Sequence[Tensor]:
+        """Compute the MLP's logit; a subclass adds its own to it."""
+        return (self.mlp(torch.cat((numeric, vectors.flatten(1)), dim=1)),)

@@ -17,12 +17,23 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from gbactl.data.dataset import Jagged, Schema
+from gbactl.errors import DataError
+from gbactl.kernels import load
 from gbactl.kernels.base import Floats
+from gbactl.models.pooling import ListPooling
 from gbactl.store.dense import DenseSpec
 
 Vector = NDArray[np.float32]
 ALIGNMENT = 64  # bytes, as torch aligns its own memory
 MOST_VIEWS = 8
+
+
+def dense_tensors(model: nn.Module) -> tuple[list[nn.Parameter], list[_BatchNorm], list[Tensor]]:
+    """List the tensors that make a model's vector: parameters, and the statistics of the batch-norm layers listed."""
+    norms = [norm for norm in model.modules() if isinstance(norm, _BatchNorm) and norm.running_mean is not None]
+    pairs = ((norm.running_mean, norm.running_var) for norm in norms)
+    return list(model.parameters()), norms, [each for pair in pairs for each in pair if each is not None]
 
 
 class FlatModel:
@@ -33,15 +44,10 @@ class FlatModel:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.parameters = list(model.parameters())
-        self.norms = [
-            norm for norm in model.modules() if isinstance(norm, _BatchNorm) and norm.running_mean is not None
-        ]
+        self.parameters, self.norms, self._buffers = dense_tensors(model)
         self.momentum = float(self.norms[0].momentum or 0.0) if self.norms else 0.0
         for norm in self.norms:
             norm.momentum = 1.0
-        pairs = ((norm.running_mean, norm.running_var) for norm in self.norms)
-        self._buffers = [each for pair in pairs for each in pair if each is not None]
         self.params = sum(p.numel() for p in self.parameters)
         self.buffers = sum(b.numel() for b in self._buffers)
         self._own = torch.empty(self.params + self.buffers, dtype=torch.float32)
@@ -190,23 +196,31 @@ class FlatModel:
 class TrainedModel(nn.Module):
     """Model that looks its rows up itself: click probabilities from numeric fields and ids.
 
-    dense: its dense parameters and running statistics as one vector; rows: float32[rows of all fields, dim + 1];
-    offsets: int64[fields], the first row of each field."""
+    dense: its dense parameters and running statistics as one vector; rows: float32[rows of all tables, dim + 1]."""
 
-    def __init__(self, model: nn.Module, dense: Floats, rows: Tensor, offsets: Tensor) -> None:
+    def __init__(self, model: nn.Module, dense: Floats, rows: Tensor, schema: Schema) -> None:
         super().__init__()
         flat = FlatModel(model)
         flat.load(dense)
         flat.restore_running()
-        self.model = model
+        self.model, self.schema = model, schema
         self.register_buffer("rows", rows)
-        self.register_buffer("offsets", offsets)
+        self.register_buffer("offsets", torch.from_numpy(schema.offsets))
         self.eval()
 
     @torch.inference_mode()
-    def forward(self, numeric: Tensor, ids: Tensor) -> Tensor:
+    def forward(self, numeric: Tensor, ids: Tensor, lists: Jagged | None = None) -> Tensor:
         """Compute click probabilities float32[samples].
 
-        numeric: float32[samples, numeric fields]; ids: int[samples, fields], each counted within its field."""
-        emb = self.get_buffer("rows")[ids.long() + self.get_buffer("offsets")]
+        numeric: float32[samples, numeric fields]; ids: int[samples, columns], each counted within its field; lists:
+        those of the multi-valued fields, if the data have such fields. Raises DataError for lists outside of bounds."""
+        rows, offsets, columns = self.get_buffer("rows"), self.get_buffer("offsets"), self.schema.columns
+        emb = rows[ids.long() + offsets[:columns]]
+        if self.schema.lists:
+            if lists is None:
+                raise DataError("The model has multi-valued fields; give their lists, for instance batch.jagged.")
+            first = np.tile(self.schema.offsets[columns:], len(ids)).repeat(lists.checked_lengths(self.schema))
+            values = rows[torch.from_numpy(lists.values + first)].numpy()
+            pooled = ListPooling(load(), self.schema, lists).pool(values)
+            emb = torch.cat((emb, torch.from_numpy(pooled)), 1)
         return torch.sigmoid(self.model(numeric, emb))

@@ -56,7 +56,8 @@ def set_up_log(run_dir: Path, node: str) -> None:
 def serve_forks(launcher: int) -> None:
     """Fork a node at each request on standard input until the launcher is gone. Returns in each forked process.
 
-    A fork copies only one thread: exits at once if an import has started another one."""
+    A fork copies only one thread: exits at once if an import has started another one. A request with a model is
+    answered with its size."""
     line = socket.socket(fileno=os.dup(0))
     for module in IMPORTED:
         importlib.import_module(module)
@@ -68,14 +69,29 @@ def serve_forks(launcher: int) -> None:
         data, fds, *_ = socket.recv_fds(line, MOST_BYTES, MOST_FDS)
         if not data:
             sys.exit(0)
+        asked = json.loads(data)
+        if "model" in asked:
+            line.send(json.dumps(_size_of(**asked)).encode())
+            continue
         pid = _fork_orphan(launcher)
         if pid == 0:
             line.detach()
-            _become(launcher, json.loads(data), fds)
+            _become(launcher, asked, fds)
             return
         line.send(str(pid).encode())
         for fd in fds:
             os.close(fd)
+
+
+def _size_of(model: dict[str, Any], numeric: int, fields: int) -> int | str:
+    """Count a model's dense values. Returns the sentence of the error where it cannot be built."""
+    from gbactl.errors import ConfigError
+    from gbactl.models import ModelConfig, dense_size
+
+    try:
+        return dense_size(ModelConfig(**model), numeric, fields)
+    except ConfigError as error:
+        return str(error)
 
 
 def _fork_orphan(launcher: int) -> int:

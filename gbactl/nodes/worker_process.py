@@ -178,7 +178,8 @@ class WorkerProcess:
         plan = cfg.fault_plan()
         slowed = plan.slows(self.boot.index)
         delay = WorkerSlowdown(plan, self.boot.index, sleep=self.exchange.pause) if slowed else None
-        compute = BatchComputer(computer, self.kernels, row_width(cfg.model), cfg.cluster.servers, cfg.seed)
+        schema, servers = self.dataset.schema, cfg.cluster.servers
+        compute = BatchComputer(computer, self.kernels, schema, row_width(cfg.model), servers, cfg.seed)
         return WorkerLoop(self.exchange, compute, dense, self.core_slots, delay)
 
     def compute_thread(self, thread: int, trainer: TrainerDense) -> ComputeThread:

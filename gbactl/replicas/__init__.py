@@ -1,13 +1,75 @@
-"""Rules that average replicas of one dense vector, following the ideas of EASGD, model averaging and BMUF.
+"""Rules that average replicas of one dense vector: their base and their registry. The rules are in rules.py.
 
 Pure arithmetic on float32 vectors: no torch, no I/O, no clock. A rule gets (replica, centre or mean) and writes both;
-it does not know where it runs (a background thread, the foreground every k iterations, virtual time).
+it does not know where it runs (a background thread, the foreground every k iterations, virtual time). An exchange is
+three to eight passes over the vector (0.1 ms each for 0.5 M values).
 To add one: a file here with a `@register("name")` class, five lines a mode in policies/replica_modes.py (which may
 import none of this) and a file in conf/mode/, one test. tests/unit/replicas/test_new_rule.py does it.
 """
 
 from __future__ import annotations
 
-from gbactl.replicas.base import AveragingRule, make
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
-__all__ = ["AveragingRule", "make"]
+import numpy as np
+
+from gbactl.kernels.base import Floats
+
+
+class AveragingRule(ABC):
+    """Averaging rule on one trainer: how an exchange changes the trainer's replica.
+
+    `params`: how many of a vector's first values are parameters; the rest are batch-norm statistics, which are only
+    averaged. `values`: the mode's own keys."""
+
+    #: whether `other` is a centre that changes at every exchange (on the servers), or the mean over all trainers
+    centralised: ClassVar[bool] = False
+    #: whether an exchange changes nothing where there is only one trainer
+    idle_alone: ClassVar[bool] = False
+
+    def __init__(self, params: int, values: Mapping[str, Any]) -> None:
+        self.params = params
+        self.alpha = np.float32(values.get("alpha", 1.0))
+
+    def start(self, common: Floats) -> None:  # noqa: B027  (most rules remember nothing)
+        """Start with all replicas equal to the vector `common`, which the caller may overwrite afterwards."""
+
+    @abstractmethod
+    def exchange(self, replica: Floats, other: Floats) -> None:
+        """Compute an exchange in place: the change of the replica, and the new centre or global model.
+
+        Of two vectors f32[n], `replica` is as it was sent and becomes the difference to add to the current replica;
+        `other` is the previous centre or the mean and becomes the centre or global model."""
+
+    def towards(self, replica: Floats, target: Floats) -> None:
+        """Replace `replica` by alpha x (target - replica), in place."""
+        np.subtract(target, replica, out=replica)
+        if self.alpha != 1.0:
+            np.multiply(replica, self.alpha, out=replica)
+
+
+_RULES: dict[str, type[AveragingRule]] = {}
+
+
+def register(name: str) -> Callable[[type[AveragingRule]], type[AveragingRule]]:
+    """Class decorator that registers an averaging rule under a name."""
+
+    def wrap(cls: type[AveragingRule]) -> type[AveragingRule]:
+        _RULES[name] = cls
+        return cls
+
+    return wrap
+
+
+def make(name: str, params: int, values: Mapping[str, Any]) -> AveragingRule:
+    """Make the averaging rule of a name. Raises ValueError for an unknown name."""
+    if name not in _RULES:
+        for module in pkgutil.iter_modules(__path__):
+            importlib.import_module(f"{__name__}.{module.name}")
+    if name not in _RULES:
+        raise ValueError(f"there is no rule {name} among {', '.join(sorted(_RULES))}")
+    return _RULES[name](params, values)

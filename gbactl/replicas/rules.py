@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gbactl.kernels.base import Floats
-from gbactl.replicas.base import AveragingRule, register
+from gbactl.replicas import AveragingRule, register
 
 
 @register("easgd")

@@ -29,7 +29,7 @@ from gbactl.report.paired_statistics import Key
 from gbactl.report.render import answer, beside, markdown, render, sentences, text
 from gbactl.report.run_curves import Curves, curves_of, times_to_auc
 from gbactl.tracking.delivery import send_backlog
-from gbactl.tracking.final_metrics import ORIGIN, failure_metrics, metrics_of
+from gbactl.tracking.final_metrics import DAYS_TAG, ORIGIN, failure_metrics, metrics_of
 from gbactl.tracking.mlflow_connection import (
     COMMAND,
     Run,
@@ -148,6 +148,7 @@ def run_at(path: Path) -> tuple[Run, dict[str, Any]]:
     metrics = {**metrics_of(result), **fault_metrics(result), **failure_metrics(result)} if finished else {}
     own = {key.removeprefix("tracking.tags."): str(config[key]) for key in config if key.startswith("tracking.tags.")}
     tags = {**own, "gbactl.mode": str(result["mode"]), COMMAND: str(result.get("command") or "")}
+    tags |= {DAYS_TAG: "rows"} if result.get("days_by_rows") else {}
     return Run(
         str(result.get("run_id") or path.name), path.name, result["status"], began, params, metrics, tags
     ), result

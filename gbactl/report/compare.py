@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from gbactl.data.dataset import DAYS_BY_ROWS
 from gbactl.errors import UsageError
 from gbactl.policies.policy import names
 from gbactl.report.columns import AUC, CLOCKS, GROUPED, REPLICAS, STANDARD, Column, column_of
@@ -38,7 +39,7 @@ from gbactl.report.paired_statistics import (
 )  # fmt: skip
 from gbactl.report.run_curves import TimeLine
 from gbactl.report.verdicts import Scale, Verdict, scale_of, verdicts
-from gbactl.tracking.final_metrics import plain_name
+from gbactl.tracking.final_metrics import DAYS_TAG, plain_name
 from gbactl.tracking.mlflow_connection import Run
 
 DEFAULT_BASELINE = "sync"
@@ -140,7 +141,7 @@ def compare(
         notes += [f"{', '.join(line.key)}: {note}" for note in said]
         slowed += slowdowns(line.key, line.runs)
         failed += failures(line.key, line.runs)
-    below = (*notes, *_evaluated(usable), *_collectives(usable), *_ceiling(usable))
+    below = (*notes, *_evaluated(usable), *_collectives(usable), *_ceiling(usable), *_days(usable))
     found = zip(groups, verdicts(judged, scale, chosen or ""), strict=True)
     told = tuple(replace(group, verdict=verdict) for group, verdict in found)
     more = (tuple(slowed), on, rule.varied, tuple(failed), scale.margin)
@@ -382,3 +383,7 @@ def _collectives(runs: Sequence[Run]) -> list[str]:
 def _ceiling(runs: Sequence[Run]) -> list[str]:
     best = {round(run.metrics["best_possible_auc"], 5) for run in runs if "best_possible_auc" in run.metrics}
     return [f"Best possible AUC on these data: {best.pop():.5f}."] if len(best) == 1 else []
+
+
+def _days(runs: Sequence[Run]) -> list[str]:
+    return [DAYS_BY_ROWS] if any(DAYS_TAG in run.tags for run in runs) else []

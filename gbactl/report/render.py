@@ -354,7 +354,8 @@ def markdown(report: Report) -> str:
     blocks = [[f"**{answer(report)}**"], _pipes(first[1])]
     blocks += [[f"{title}:", "", *_pipes(columns)] for title, columns in more]
     said = [f"- {sentence}" for sentence in sentences(report)]
-    return "\n\n".join("\n".join(block) for block in [*blocks, *([said] if said else [])]) + "\n"
+    told = "\n\n".join("\n".join(block) for block in [*blocks, *([said] if said else [])]) + "\n"
+    return told.replace("+-", "\u00b1")
 
 
 def _pipes(columns: list[GridColumn]) -> list[str]:

@@ -9,7 +9,6 @@ copying before it serves again. A step costs a look at 4 bytes for each row that
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -226,20 +225,12 @@ def saver_of(
     c = cfg.checkpoint
     chooser = RowChooser(shard, None, (), c.share)
     if save_schedule_of(c, cfg.cluster.servers).parts > 1:
-        large = row_priority.largest_tables(tables(schema), c.large_tables)
+        large = row_priority.largest_tables(schema.spans, c.large_tables)
         spans = row_priority.local_spans(large, shard.spec.shard, shard.spec.shards)
         name, seed = c.name.removeprefix("cpr_"), cfg.seed * 1009 + shard.spec.shard
         order = row_priority.make(name, shard.rows.table, spans, c.share, seed)
         chooser = RowChooser(shard, order, spans, c.share)
     return ShardSaver(shard, run_dir / CHECKPOINTS, chooser, c.memory_mb << 20, tell, inline, c.dtype, spare)
-
-
-def tables(schema: Schema) -> list[tuple[int, int]]:
-    """List each field's row range in the fused table; a single range where the fields share their ids."""
-    if schema.shared_ids:
-        return [(0, schema.rows)]
-    edges = [0, *itertools.accumulate(schema.cardinalities)]
-    return list(itertools.pairwise(edges))
 
 
 Arrays = Mapping[str, NDArray[Any]]

@@ -295,7 +295,7 @@ class ZeroComputeCluster(VirtualCluster):
     def _compute(self) -> SharedCompute:
         real = super()._compute()
         real.flat.keep_gradients(tuple(p.new_zeros(p.shape) for p in real.flat.parameters))
-        return ZeroCompute(real.computer, real.kernels, real.width, real.cuts, real.seed)
+        return ZeroCompute(real.computer, real.kernels, real.schema, real.width, real.cuts, real.seed)
 
 
 def timed(cfg: RunConfig, dataset: Dataset, run_dir: Path) -> dict[str, Any]:

@@ -40,8 +40,10 @@ class SharedCompute(BatchComputer):
 
     `cuts`: the servers' slices of the dense vector, which are loaded where the servers hold it."""
 
-    def __init__(self, computer: GradientComputer, kernels: Kernels, width: int, cuts: list[Cut], seed: int) -> None:
-        super().__init__(computer, kernels, width, len(cuts), seed)
+    def __init__(
+        self, computer: GradientComputer, kernels: Kernels, schema: Schema, width: int, cuts: list[Cut], seed: int
+    ) -> None:
+        super().__init__(computer, kernels, schema, width, len(cuts), seed)
         self.cuts, self.held = cuts, held(cuts)
         self._loaded: list[Any] = [None] * self.servers
 
@@ -49,7 +51,7 @@ class SharedCompute(BatchComputer):
     def of(cls, cfg: RunConfig, schema: Schema) -> SharedCompute:
         """Build a run's model with its initial parameters."""
         computer = GradientComputer(build(cfg.model, schema.numeric, schema.fields, cfg.seed), precision=cfg.precision)
-        return cls(computer, load(), row_width(cfg.model), dense_cuts(cfg, computer.flat.size), cfg.seed)
+        return cls(computer, load(), schema, row_width(cfg.model), dense_cuts(cfg, computer.flat.size), cfg.seed)
 
     def load(self, item: BatchInProgress) -> None:
         """Load the dense vector that was pulled for a batch into the model."""

@@ -90,6 +90,7 @@ FAILURE_KINDS = (
 )  # fmt: skip
 ORIGIN_RUN = "gbactl.origin_run"  # tag of a resumed run: the MLflow id of the run whose checkpoint it began from
 ORIGIN = "gbactl.origin"  # tag of a resumed run: the checkpoint that it began from, without its seed
+DAYS_TAG = "gbactl.days"  # tag of a run on data without a time: rows, by whose count its days are cut
 _NOT_CONFIGURATION = ("tracking", "run_dir")
 
 

@@ -319,7 +319,7 @@ def sweep_note(command: str, comparison: str = "") -> str:
     """Write a parent run's note in Markdown: the comparison of its children, and the command that runs it again."""
     more = "The artifact report.html has the table with its figures." if comparison else "No run has ended yet."
     end = f"{more}\n\nRun it again:\n\n```sh\n{folded(command)}\n```"
-    return f"{_cut(comparison.replace('+-', '±'), _LONGEST_NOTE - len(end) - 2)}\n\n{end}".lstrip()
+    return f"{_cut(comparison, _LONGEST_NOTE - len(end) - 2)}\n\n{end}".lstrip()
 
 
 def _cut(text: str, longest: int) -> str:

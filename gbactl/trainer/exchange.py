@@ -40,7 +40,7 @@ from gbactl.collective.base import Collective, all_reduce_sum
 from gbactl.errors import PeerGoneError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.kernels.half_precision import Codec, round_here
-from gbactl.replicas.base import AveragingRule
+from gbactl.replicas import AveragingRule
 from gbactl.store.dense import Cut
 from gbactl.trainer.dense_replica import ExchangeStatistics, Replica
 from gbactl.wire.frames import Bytes, Frame

@@ -16,10 +16,11 @@ import numpy as np
 
 from gbactl.checkpoint.remaining_samples import Ranges, of_phase, pieces
 from gbactl.cpu import ask_for_long_slices, settle_garbage
-from gbactl.data.dataset import Batch, Dataset, Split, permuted
+from gbactl.data.dataset import Batch, Dataset, Schema, Split, permuted
 from gbactl.faults.slowdown import WorkerSlowdown
 from gbactl.kernels.base import DistinctRows, Floats, Kernels
 from gbactl.models.gradient_computer import GradientComputer
+from gbactl.models.pooling import ListPooling, distinct_rows
 from gbactl.wire.messages import (
     BeginPhase,
     DenseMoved,
@@ -83,17 +84,20 @@ class MappedBatchSource:
             batch = self.split.slice(*where[0])
         else:
             batch = self.split.take(np.concatenate([np.arange(low, high) for low, high in where]))
-        return batch, self.kernels.dedupe(batch.ids, self.dataset.schema.offsets, self.servers)
+        return batch, distinct_rows(self.kernels, batch, self.dataset.schema, self.servers)
 
 
 class BatchComputer:
     """Gradient and predictions of a batch from the rows of `width` floats that were pulled for it from each server."""
 
-    def __init__(self, computer: GradientComputer, kernels: Kernels, width: int, servers: int, seed: int) -> None:
-        self.computer, self.flat = computer, computer.flat
+    def __init__(
+        self, computer: GradientComputer, kernels: Kernels, schema: Schema, width: int, servers: int, seed: int
+    ) -> None:
+        self.computer, self.flat, self.schema = computer, computer.flat, schema
         self.kernels, self.width, self.servers, self.seed = kernels, width, servers, seed
         self._rows = np.empty((0, width), np.float32)
         self._emb = np.empty((0, width), np.float32)
+        self._lists: ListPooling | None = None  # of the batch whose rows were gathered last
 
     def gradient(
         self, item: BatchInProgress, out: Floats | None = None, computed: Callable[[], None] = lambda: None
@@ -109,7 +113,7 @@ class BatchComputer:
         item.ranked = self.computer.ranked
         computed()
         sums = np.empty((len(item.unique.index), self.width), np.float32) if out is None else out
-        self.kernels.segment_sum(gradient, item.unique.inverse, sums)
+        self.kernels.segment_sum(self._of_ids(gradient), item.unique.inverse, sums)
         return sums
 
     def predict(self, item: BatchInProgress) -> Floats:
@@ -125,12 +129,28 @@ class BatchComputer:
         return values.reshape(rows.rows, self.width)
 
     def _embed(self, item: BatchInProgress) -> Floats:
-        """Gather the embedding rows of every id of the batch, float32[B, F, W]."""
-        count, fields = item.batch.ids.shape
-        self._emb = room(self._emb, count * fields)
-        emb = self._emb[: count * fields]
+        """Gather the embedding rows of every id of the batch, and pool those of lists, float32[B, fields, W]."""
+        ids, jagged = item.batch.ids, item.batch.jagged
+        total = len(item.unique.inverse)
+        self._emb = room(self._emb, total)
+        emb = self._emb[:total]
         self.kernels.gather(self._gathered(item), item.unique.inverse, emb)
-        return emb.reshape(count, fields, self.width)
+        if jagged is None:
+            return emb.reshape(*ids.shape, self.width)
+        self._lists = ListPooling(self.kernels, self.schema, jagged)
+        return np.concatenate([emb[: ids.size].reshape(*ids.shape, self.width), self._lists.pool(emb[ids.size :])], 1)
+
+    def _of_ids(self, gradient: Floats) -> Floats:
+        """Return the gradient of the rows of every id of the batch from that of the model's fields."""
+        if self._lists is None:
+            return gradient
+        columns = self.schema.columns
+        of_fields = gradient.reshape(-1, self.schema.fields, self.width)
+        size = len(of_fields) * columns
+        emb = self._emb[: size + len(self._lists.of_value)]
+        emb[:size].reshape(-1, columns, self.width)[:] = of_fields[:, :columns]
+        self._lists.unpool(of_fields[:, columns:], emb[size:])
+        return emb
 
     def _gathered(self, item: BatchInProgress) -> Floats:
         """Concatenate the shards' rows in the order of the batch's distinct rows, float32[U, W]."""

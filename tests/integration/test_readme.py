@@ -83,10 +83,10 @@ def test_commands(sequence: Sequence[Path], workplace: Path, tmp_path: Path) -> 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("sequence", sequences("slow"))
 def test_long_commands(sequence: Sequence[Path], workplace: Path, tmp_path: Path) -> None:
-    """After those that write a file here."""
+    """After those that write a file or a schema here."""
     for page in sequence:
         for script in scripts(page, "", "slow"):
-            if "<<" in script or script in scripts(page, "slow"):
+            if "<<" in script or "infer-schema" in script or script in scripts(page, "slow"):
                 run(script, tmp_path, workplace, LONG_SECONDS)
 
 
@@ -99,7 +99,7 @@ def test_own_data_commands(workplace: Path) -> None:
     small = ["model.hidden=[8]", "model.dim=4", "train.global_batch=64", "cluster.workers=2", "cluster.servers=1"]
     lines = [line for page in pages() for line in commands(page, "own data")]
     assert {word for line in lines for word in line.split() if word.startswith("data=")} >= {
-        f"data={name}" for name in ("criteo", "avazu", "libfm", "movielens")
+        f"data={name}" for name in ("criteo", "avazu", "libfm", "movielens", "table")
     }
     for line in lines:
         words = shlex.split(line)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -13,16 +14,18 @@ import tempfile
 from collections.abc import Callable, Mapping
 from multiprocessing import connection
 from pathlib import Path
+from unittest import mock
 
 import gbactl
 from gbactl.tracking.mlflow_connection import quiet_mlflow
+from tests.support import forked_server, stores
 
 ROOT = str(Path(gbactl.__file__).parents[1])
 MODULES = ("train", "advise", "report", "replay", "switch", "checkpoint")
 IMPORTED = (
     "torch", "mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store", "alembic.command",
     "gbactl.launch.training_run", "gbactl.tracking.tracked_run", "gbactl.simulation",
-    *(f"gbactl.cli.{name}" for name in MODULES),
+    *(f"gbactl.cli.{name}" for name in MODULES), *forked_server.IMPORTED,
 )  # fmt: skip
 quiet_mlflow()  # importing it starts its telemetry otherwise
 _forks = multiprocessing.get_context("forkserver")
@@ -43,19 +46,32 @@ def gbactl_main() -> None:
     main()
 
 
+def script_main() -> None:
+    """Run a script as `python SCRIPT ARGUMENTS` does."""
+    del sys.argv[0]
+    sys.path.insert(0, str(Path(sys.argv[0]).parent))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
 def _run(
-    body: Callable[[], None], arguments: tuple[str, ...], cwd: str, environment: dict[str, str], paths: tuple[str, str]
-) -> None:
+    body: Callable[[], None], arguments: tuple[str, ...], cwd: str, environment: dict[str, str],
+    paths: tuple[str, str], store: Path,
+) -> None:  # fmt: skip
     """Start of a command's process."""
     atexit.unregister(_end)
     os.setsid()
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    if (path := environment.get("PYTHONPATH", ROOT)) != ROOT:  # another copy of gbactl
+    first, *more = environment.get("PYTHONPATH", ROOT).split(os.pathsep)
+    if first == ROOT:
+        sys.path[:0] = more
+        forked_server.install()
+        stores.copy_from(store)
+    else:  # another copy of gbactl
         for name in [name for name in sys.modules if name.partition(".")[0] == "gbactl"]:
             del sys.modules[name]
-        sys.path[:0] = path.split(os.pathsep)
+        sys.path[:0] = [first, *more]
     for number, path in enumerate(paths, start=1):
         file = os.open(path, os.O_WRONLY)
         os.dup2(file, number)
@@ -80,8 +96,10 @@ class Command:
         self.args = ("gbactl", *arguments)
         self._files = [tempfile.NamedTemporaryFile(prefix="gbactl-test-") for _ in range(2)]  # noqa: SIM115
         paths = (self._files[0].name, self._files[1].name)
-        self._process = _forks.Process(target=_run, args=(body, arguments, str(cwd), dict(environment), paths))
-        self._process.start()
+        given = (body, arguments, str(cwd), dict(environment), paths, stores.template)
+        self._process = _forks.Process(target=_run, args=given)
+        with mock.patch.dict(os.environ, forked_server.ENVIRONMENT):  # of the process that forks commands
+            self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
 

@@ -9,9 +9,14 @@ import numpy as np
 
 
 def write_samples(folder: Path, rows: int = 600) -> None:
-    """train.txt, day_0.gz, day_1.gz (Criteo), train.csv.gz (Avazu), a/b/c.libfm, ratings.dat (MovieLens)."""
+    """Write a small file in each format.
+
+    clicks.csv with schema.yaml; train.txt, day_0.gz, day_1.gz (Criteo); train.csv.gz (Avazu); a/b/c.libfm; ratings.dat
+    (MovieLens)."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
+    (folder / "clicks.csv").write_text(table(rng, rows))
+    (folder / "schema.yaml").write_text(SCHEMA)
     (folder / "train.txt").write_text(criteo(rng, rows))
     for day in (0, 1):
         (folder / f"day_{day}.gz").write_bytes(gzip.compress(criteo(rng, rows).encode()))
@@ -62,3 +67,15 @@ def movielens(rng: np.random.Generator, rows: int) -> str:
         f"{rng.integers(1, 50)}::{rng.integers(1, 80)}::{rng.integers(1, 6)}::{978300000 + 3600 * i}\n"
         for i in range(rows)
     )
+
+
+SCHEMA = "columns: {clicked: label, age: {kind: numeric, transform: standardize}, country: categorical}\n"
+
+
+def table(rng: np.random.Generator, rows: int) -> str:
+    """Header, label, a number and a text, some of them missing."""
+    lines = ["clicked,age,country"]
+    for _ in range(rows):
+        age = "" if rng.random() < 0.1 else str(rng.integers(18, 90))
+        lines.append(f"{rng.integers(0, 2)},{age},{rng.choice(['DE', 'FR', ''])}")
+    return "\n".join(lines) + "\n"

@@ -44,4 +44,4 @@ class Clicks:
         """Write the arrays of all files into the folder."""
         total = write_all(folder, 0, len(FIELDS), self._chunks(progress))
         schema = Schema(0, (self.rows, self.rows))
-        return WrittenArrays("days", schema, equal_days(total, self.days), [], FIELDS)
+        return WrittenArrays("days", schema, equal_days(total, self.days), [], FIELDS, days_by_rows=True)

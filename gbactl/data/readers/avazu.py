@@ -16,6 +16,7 @@ import polars as pl
 
 from gbactl.checked_dataclasses import Natural, TableRows
 from gbactl.data.dataset import Batch, Progress, Schema
+from gbactl.data.remote_files import SourceFile
 from gbactl.data.text_files import (
     BadLines,
     FastPathMismatch,
@@ -97,7 +98,7 @@ class DayBoundaries:
         self.starts: dict[int, int] = {}
         self._last = -1
 
-    def add(self, days: np.ndarray[tuple[int], np.dtype[np.int64]], path: Path) -> None:
+    def add(self, days: np.ndarray[tuple[int], np.dtype[np.int64]], path: SourceFile) -> None:
         """Process the day numbers of the next rows. Raises DataError if a day precedes an earlier row's."""
         steps = np.diff(days, prepend=self._last)
         if (steps < 0).any():
@@ -137,11 +138,11 @@ class Avazu:
     buckets: TableRows = 131072
     max_bad_lines: Natural = 0
 
-    def sources(self) -> list[Path]:
+    def sources(self) -> list[SourceFile]:
         """Find the source files, in time order."""
         return find(self.path, self.patterns)
 
-    def _parsed(self, progress: Progress, bad: BadLines) -> Iterator[tuple[AvazuLines, Path, DatedRows | None]]:
+    def _parsed(self, progress: Progress, bad: BadLines) -> Iterator[tuple[AvazuLines, SourceFile, DatedRows | None]]:
         form: AvazuLines | None = None
         for _, block in read_all(self.sources(), progress):
             if block.first_line == 1:

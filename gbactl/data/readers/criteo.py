@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Days, Natural, TableRows
 from gbactl.data.dataset import Batch, Progress, Schema
+from gbactl.data.remote_files import SourceFile
 from gbactl.data.text_files import (
     BadLines,
     FastPathMismatch,
@@ -91,7 +92,7 @@ class Criteo:
     buckets: TableRows = 131072
     max_bad_lines: Natural = 0
 
-    def sources(self) -> list[Path]:
+    def sources(self) -> list[SourceFile]:
         """Find the source files, in time order."""
         return find(self.path, self.patterns)
 
@@ -112,4 +113,5 @@ class Criteo:
         total = write_all(folder, len(NUMERIC), len(FIELDS), chunks())
         per_file = self.days is None and len(paths) > 1
         splits = days_between(ends) if per_file else equal_days(total, self.days)
-        return WrittenArrays("days", Schema(13, (self.buckets,) * 26), splits, NUMERIC, FIELDS, bad.count)
+        schema = Schema(13, (self.buckets,) * 26)
+        return WrittenArrays("days", schema, splits, NUMERIC, FIELDS, bad.count, days_by_rows=not per_file)

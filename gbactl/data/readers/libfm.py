@@ -16,6 +16,7 @@ import polars as pl
 
 from gbactl.checked_dataclasses import Natural
 from gbactl.data.dataset import USER, Batch, Progress, Schema
+from gbactl.data.remote_files import SourceFile
 from gbactl.data.text_files import BadLines, FastPathMismatch, LineBlock, find, is_integer, parse, read_all, table
 from gbactl.data.writer import WrittenArrays, write_all
 from gbactl.errors import DataError, require
@@ -72,7 +73,7 @@ class Libfm:
     max_bad_lines: Natural = 0
     user_field: Natural | None = None
 
-    def sources(self) -> list[Path]:
+    def sources(self) -> list[SourceFile]:
         """Find the source files of train, validation and test."""
         for name in SPLITS:
             require(bool(getattr(self, name)), f"data.{name} is not set; type data.{name}=FILE.")
@@ -104,7 +105,7 @@ class Libfm:
             if not count:
                 raise DataError(f"{path} has no readable line.")
         ends = np.cumsum(rows).tolist()
-        schema = Schema(0, (largest + 1,) * form.fields, shared_ids=True)
+        schema = Schema(0, (largest + 1,) * form.fields, tables=(0,) * form.fields)
         splits = list(zip(SPLITS, [0, *ends[:-1]], ends, strict=True))
         names = [USER if i == self.user_field else f"field{i}" for i in range(form.fields)]
         return WrittenArrays("splits", schema, splits, [], names, bad.count)

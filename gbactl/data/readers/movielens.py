@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Days, Natural
 from gbactl.data.dataset import USER, Batch, Progress, Schema
+from gbactl.data.remote_files import SourceFile
 from gbactl.data.text_files import BadLines, FastPathMismatch, LineBlock, find, is_integer, parse, read_all, table
 from gbactl.data.writer import WrittenArrays, equal_days, reorder, write_all
 from gbactl.errors import DataError
@@ -96,7 +97,7 @@ class Movielens:
     days: Days | None = None
     max_bad_lines: Natural = 0
 
-    def sources(self) -> list[Path]:
+    def sources(self) -> list[SourceFile]:
         """Find the ratings files."""
         return find(self.path, self.patterns)
 

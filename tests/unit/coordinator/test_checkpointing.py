@@ -18,6 +18,7 @@ from gbactl.config import CheckpointConfig, RunConfig, mode_values
 from gbactl.coordinator.checkpointing import Checkpointing
 from gbactl.coordinator.run_record import RunSummary
 from gbactl.coordinator.state import JobPosition, RunState
+from gbactl.data.dataset import Schema
 from gbactl.errors import CheckpointError, DivergedError
 from gbactl.wire.messages import DenseSaved, Save, Saved, SaveDense, SaveReplica
 from tests.support.checkpoint_files import save, shards_of
@@ -43,7 +44,7 @@ class Cluster:
         self.run_dir, self.current, self.time, self.step = run_dir, self.cfg, 0.0, 0
         self.home, self.savable, self.server_losses = self.cfg.home, True, 0
         self.hub = SimpleNamespace(now=lambda: self.time)
-        schema = SimpleNamespace(rows=11, numeric=0, cardinalities=(11,), shared_ids=False)
+        schema = Schema(0, (11,))
         self.dataset = SimpleNamespace(schema=schema, meta={}, fingerprint="data")
         self.record, self.state = RunSummary(self.hub.now), RunState()
         self.nodes = {role: {0: Channel(), 1: Channel()} for role in ("server", "worker")}

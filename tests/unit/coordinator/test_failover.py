@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,10 @@ from gbactl.coordinator.state import OVER, FailureRecords, JournalState, kept
 from gbactl.replay.replay_run import replay, sentence
 from gbactl.wire.messages import Barrier, BeginPhase, DropSlice, Event, Fence, Granted, OrderStep
 from gbactl.worker.client import WorkerClient
+from gbactl.worker.dense_placement import ReplicatedDense
 from tests.support.deaths import Death, DyingWorker
 from tests.support.failures import logged
+from tests.support.in_memory import MemoryChannel
 from tests.support.memory_cluster import Killed
 from tests.support.memory_cluster import run_in_memory as run
 from tests.support.modes import SERVED
@@ -87,6 +91,38 @@ def test_sync_has_the_bits_of_a_run_in_which_it_lived(
     went_well(result, tmp_path)
     assert result["checksums"]["model"] == undisturbed["checksums"]["model"] is not None
     assert (result["auc"], result["global_step"]) == (undisturbed["auc"], undisturbed["global_step"])
+
+
+@pytest.mark.parametrize("where", ["in flight", "in its queue"])
+def test_a_worker_without_data_in_the_last_step_takes_that_step_though_the_coordinator_died_behind_it(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], where: str
+) -> None:
+    """Batches of no samples are announced by nobody: the phase may end before a worker has read or begun its own."""
+    plain, summed, empty, dead = MemoryChannel.send, ReplicatedDense._summed, list[Granted](), threading.Event()
+
+    def send(this: Any, message: Any, payload: Any = None) -> None:
+        if this._hub.me.role == "coordinator" and not dead.is_set():
+            if empty and isinstance(message, BeginPhase) and not message.training:
+                dead.set()
+                raise Killed
+            if isinstance(message, Granted) and not message.samples:
+                empty.append(message)
+                if where == "in flight":
+                    return
+        plain(this, message, payload)
+
+    def later(this: Any) -> bool:
+        if where == "in its queue" and this.exchange.index >= 2 and this.steps.taken == BATCHES // 4 - 2:
+            assert dead.wait(30)
+            time.sleep(0.2)
+        return summed(this)
+
+    monkeypatch.setattr(MemoryChannel, "send", send)
+    monkeypatch.setattr(ReplicatedDense, "_summed", later)
+    result = go(sync_of(data), tmp_path)
+    assert len(empty) == 2
+    went_well(result, tmp_path)
+    assert result["checksums"]["model"] == undisturbed["checksums"]["model"]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_errors_reach_the_command_line_as_one_sentence(cache: Path) -> None:
     assert str(result.exception) == "/nowhere does not exist; set data.path to a file, a directory or a glob."
 
 
-@pytest.mark.parametrize("name", ["synthetic", "criteo", "avazu", "libfm", "movielens"])
+@pytest.mark.parametrize("name", ["synthetic", "criteo", "avazu", "libfm", "movielens", "table"])
 def test_every_config_file_holds_exactly_the_options_of_its_source(name: str) -> None:
     import dataclasses
 

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.data import text_files
-from gbactl.data.dataset import FORMAT, Dataset, fingerprint
+from gbactl.data.dataset import Dataset, fingerprint
 from gbactl.data.readers.libfm import LibfmLines
+from gbactl.data.source_cache import NAMING
 from gbactl.data.text_files import BadLines, LineBlock, parse
 from gbactl.errors import ConfigError, DataError
 
@@ -59,7 +60,7 @@ def test_a_user_field_is_named_and_data_without_one_keep_their_cache(load: Load,
     assert (plain.meta["field_names"], user.meta["field_names"][1]) == (["field0", "field1", "field2"], "user")
     options = {"max_bad_lines": 0}
     files = [fingerprint(Path(splits[name])) for name in ("train", "validation", "test")]
-    before = json.dumps([FORMAT, "libfm", options, files], sort_keys=True)
+    before = json.dumps([NAMING, "libfm", options, files], sort_keys=True)
     assert plain.fingerprint == hashlib.sha256(before.encode()).hexdigest() != user.fingerprint
     with pytest.raises(ConfigError, match=r"data.user_field=3 is no field; type a number from 0 to 2\."):
         load(name="libfm", user_field=3, **splits)

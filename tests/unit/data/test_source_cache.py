@@ -208,7 +208,7 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_unknown_data_lists_what_there_is() -> None:
-    with pytest.raises(ConfigError, match="avazu, criteo, frappe, libfm, movielens, synthetic"):
+    with pytest.raises(ConfigError, match="avazu, criteo, frappe, libfm, movielens, synthetic, table"):
         prepare({"name": "kriteo"})
 
 

@@ -66,7 +66,7 @@ def test_best_auc_is_that_of_the_true_probabilities(load: Load) -> None:
     hidden = Generator(options).hidden
     for day, split in enumerate(data.splits):
         batch = split.slice(0, split.rows)
-        true = sigmoid(hidden.logits(batch.numeric, batch.ids, day))
+        true = sigmoid(hidden.logits(batch, day))
         assert data.best_auc[split.name] == pytest.approx(roc_auc_score(batch.labels, true), abs=2e-4)
         assert 0.80 < data.best_auc[split.name] < 0.86
         assert batch.labels.mean() == pytest.approx(0.25, abs=0.03)
@@ -75,7 +75,7 @@ def test_best_auc_is_that_of_the_true_probabilities(load: Load) -> None:
 def test_without_noise_labels_follow_the_true_probabilities() -> None:
     generator = Generator(Synthetic(noise=0, days=2, max_cardinality=500))
     batch, _ = generator.chunk(1, 0, 60_000)
-    true = sigmoid(generator.hidden.logits(batch.numeric, batch.ids, 1))
+    true = sigmoid(generator.hidden.logits(batch, 1))
     for low in (0.0, 0.1, 0.3, 0.6):
         chosen = (true >= low) & (true < low + 0.2)
         assert batch.labels[chosen].mean() == pytest.approx(true[chosen].mean(), abs=0.02)
@@ -85,7 +85,7 @@ def test_without_noise_labels_follow_the_true_probabilities() -> None:
 def test_drift_turns_the_first_order_and_leaves_the_pairs(drift: float, least: float, most: float) -> None:
     generator = Generator(Synthetic(drift=drift, max_cardinality=500))
     batch, _ = generator.chunk(0, 0, 5000)
-    logits = [generator.hidden.logits(batch.numeric, batch.ids, day) for day in (0, 1)]
+    logits = [generator.hidden.logits(batch, day) for day in (0, 1)]
     assert least <= np.corrcoef(logits)[0, 1] <= most
 
 

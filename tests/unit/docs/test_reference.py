@@ -26,7 +26,7 @@ from gbactl.paths import conf_dir
 from gbactl.wire.messages import BeginPhase
 
 PAGES = Path(__file__).resolve().parents[3] / "docs" / "reference"
-OWN, HOSTS = ("mode", "data", "cluster"), ("cluster.hosts=[a:2,b:2]",)
+OWN, HOSTS = ("mode", "data", "model", "cluster"), ("cluster.hosts=[a:2,b:2]",)
 #: a list whose entries have tables of their own
 LISTS = {"faults.plans"}
 KINDS_OF_RECORDS = {
@@ -77,8 +77,13 @@ def spans(cell: str) -> list[str]:
 
 def composed() -> set[str]:
     """Every key of the composed configurations in which groups have keys of their own."""
-    modes, data, clusters = ([path.stem for path in sorted((conf_dir() / group).glob("*.yaml"))] for group in OWN)
-    chosen = [(f"mode={m}", f"data={d}", f"cluster={c}") for m, d, c in zip(modes, cycle(data), cycle(clusters))]
+    modes, data, models, clusters = (
+        [path.stem for path in sorted((conf_dir() / group).glob("*.yaml"))] for group in OWN
+    )
+    chosen = [
+        (f"mode={m}", f"data={d}", f"model={n}", f"cluster={c}")
+        for m, d, n, c in zip(modes, cycle(data), cycle(models), cycle(clusters))
+    ]
     chosen += [("switch=auto",), ("checkpoint=cpr",), ("cost=busy",), ("faults=trace",)]
     more = {
         **dict.fromkeys(("cluster=hosts", "cluster=ray", "cluster=slurm"), HOSTS),

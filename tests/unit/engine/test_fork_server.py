@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.config import RunConfig, to_dict
+from gbactl.config import ModelConfig, RunConfig, to_dict
 from gbactl.engine import fork_server
 from gbactl.engine.fork_server import ForkedProcess, ForkServer, Started, start_node, tell, thread_environment
+from gbactl.errors import ConfigError
 from gbactl.wire.bootstrap import Bootstrap
 from tests.support.processes import SECONDS, alive, wait_for
 
@@ -57,6 +58,13 @@ def test_the_server_has_one_thread_and_is_kept(server: ForkServer) -> None:
     assert len(list(Path(f"/proc/{server.process.pid}/task").iterdir())) == 1
     fork_server.open_fork_server()
     assert fork_server._server is server
+
+
+def test_the_server_counts_the_dense_values_of_a_model(server: ForkServer) -> None:
+    cfg = ModelConfig("dcnv2", dim=4, hidden=[8], first_order=False, options={"layers": 1})
+    assert server.dense_size(cfg, 2, 3) == 1 + (14 + 1) * 14 + (14 + 1) * 8 + 9
+    with pytest.raises(ConfigError, match=r"^model\.layers=0 is not a whole number"):
+        server.dense_size(ModelConfig("dcnv2", options={"layers": 0}), 2, 3)
 
 
 def test_a_forked_node_is_a_child_with_a_session_and_a_name_of_its_own(server: ForkServer, run_dir: Path) -> None:

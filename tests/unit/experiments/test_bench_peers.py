@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from tests.support.slow import slow
+from tests.support.commands import Command, script_main
 
 Modules = dict[str, ModuleType]
 TINY = (
@@ -34,18 +35,37 @@ def test_tables_and_bags_of_the_same_weights_give_the_same_rows(bench: Modules) 
     assert all(table.weight.grad.is_sparse for table in tables)
 
 
-@pytest.mark.parametrize(
-    ("script", "workers", "options"),
-    [
-        ("peers/reference.py", 1, ("--processes", "1")), slow("peers/dlrm_peer.py", 1, ("--processes", "1")),
-        slow("peers/ddp_peer.py", 2, ("--processes", "2")), slow("peers/hvd_peer.py", 2, ("--processes", "2")),
-        slow("peers/rpc_peer.py", 2, ("--workers", "2")), ("data_path.py", 1, ("--shuffle",)),
-    ],
-)  # fmt: skip
+@pytest.fixture
+def forked(bench: Modules, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the scripts from a process that has imported PyTorch."""
+
+    def begin(words: list[str], cwd: Path, env: dict[str, str], **_: object) -> Command:
+        return Command(tuple(words[1:]), cwd, env, script_main)
+
+    monkeypatch.setattr(bench["ratio_sides"], "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": begin}))
+
+
+PEERS = [
+    ("peers/reference.py", 1, ("--processes", "1")), ("peers/dlrm_peer.py", 1, ("--processes", "1")),
+    ("peers/ddp_peer.py", 2, ("--processes", "2")), ("peers/hvd_peer.py", 2, ("--processes", "2")),
+    ("peers/rpc_peer.py", 2, ("--workers", "2")), ("data_path.py", 1, ("--shuffle",)),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize(("script", "workers", "options"), [PEERS[0], PEERS[-1]])
+def test_a_script_prints_a_rate(
+    bench: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, workers: int, options: tuple[str, ...]
+) -> None:
+    test_a_peer_prints_a_rate(bench, tmp_path, monkeypatch, script, workers, options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "workers", "options"), PEERS)
 def test_a_peer_prints_a_rate(
-    bench: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    script: str, workers: int, options: tuple[str, ...],
-) -> None:  # fmt: skip
+    bench: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, workers: int, options: tuple[str, ...]
+) -> None:
+    """Started as the bench does."""
     if "hvd" in script and importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed")
     monkeypatch.setenv("GBACTL_CACHE", str(tmp_path / "cache"))
@@ -54,6 +74,7 @@ def test_a_peer_prints_a_rate(
     assert rate > 0
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_peer_that_fails_is_named_with_its_reason(bench: Modules, tmp_path: Path) -> None:
     small = bench["ratio_sides"].Bench(tmp_path, 400, 0.05)
     with pytest.raises(bench["ratio_sides"].SideError, match=r"reference\.py failed: .*nosuchkey"):

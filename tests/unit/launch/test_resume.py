@@ -256,7 +256,8 @@ def test_an_export_is_the_model_for_torch_and_others(
     import torch
     from safetensors.numpy import load_file
 
-    from gbactl.launch.checkpoint_command import export, schema_of
+    from gbactl.data.dataset import Schema
+    from gbactl.launch.checkpoint_command import export
     from gbactl.models import build
 
     folder = CheckpointFolder((sync[0] if shared else request.getfixturevalue("by_field")) / "checkpoints")
@@ -264,14 +265,14 @@ def test_an_export_is_the_model_for_torch_and_others(
     paths = export(chain, tmp_path / "model")
     state = torch.load(paths[1], weights_only=True)
     tensors, told = load_file(paths[0]), json.loads(paths[2].read_text())
-    last, schema = chain.last, schema_of(chain.last.schema)
+    last, schema = chain.last, Schema.of(chain.last.schema)
     whole = np.zeros((last.table_rows, last.width), np.float32)
     for shard in range(last.shards):
         whole[shard :: last.shards] = load_file(folder.path / last.name / f"S{shard}.safetensors")["rows"]
     assert whole.any() and np.array_equal(tensors["rows"], whole)
     names, sizes = (["shared"], [last.table_rows]) if shared else (last.schema["fields"], schema.cardinalities)
     tables = [state.pop(f"tables.{name}") for name in names]
-    assert schema.shared_ids == shared and [len(table) for table in tables] == list(sizes)
+    assert (len(schema.spans) == 1) == shared and [len(table) for table in tables] == list(sizes)
     assert torch.equal(torch.cat(tables), torch.from_numpy(whole))
     cfg = from_dict(last.config)
     model = build(cfg.model, schema.numeric, schema.fields, seed=99)

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gbactl.replicas
+from gbactl import replicas as rules
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
 from gbactl.data.dataset import open_dataset
-from gbactl.replicas import base as rules
 from gbactl.replicas import rules as known_rules  # noqa: F401  (known before the fixture forgets what came after it)
 from gbactl.simulation.cluster import run_virtual
 from tests.support import small_data
@@ -19,7 +18,7 @@ from tests.support import small_data
 RULE = """
 import numpy as np
 
-from gbactl.replicas.base import AveragingRule, register
+from gbactl.replicas import AveragingRule, register
 
 
 @register("nudge")
@@ -45,7 +44,7 @@ def nudge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "nudge.py").write_text(RULE)
     (tmp_path / "nudging.py").write_text(MODE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(gbactl.replicas, "__path__", [*gbactl.replicas.__path__, str(folder)])
+    monkeypatch.setattr(rules, "__path__", [*rules.__path__, str(folder)])
     for module in ("gbactl.replicas.nudge", "nudging"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setattr(rules, "_RULES", dict(rules._RULES))

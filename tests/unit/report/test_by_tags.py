@@ -131,4 +131,4 @@ def test_columns_of_a_day_are_written_like_the_whole() -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_format_shows_the_metric(form: str) -> None:
     text = render(compare(runs(), by=["tags.takes_over"], on="auc/day 3"), form)
-    assert "auc/day" in text and text.isascii()
+    assert "auc/day" in text

@@ -9,13 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from gbactl.config import flatten, to_dict
+from gbactl.data.dataset import DAYS_BY_ROWS
 from gbactl.errors import UsageError
 from gbactl.launch.hydra_config import compose
 from gbactl.report.compare import Report, compare, of_round
 from gbactl.report.configuration_differences import LONGEST, settings, short, value_of
 from gbactl.report.paired_statistics import Difference, Stat, paired, paired_ratio, stat
 from gbactl.report.render import render
-from gbactl.tracking.final_metrics import logged_name
+from gbactl.tracking.final_metrics import DAYS_TAG, logged_name
 from gbactl.tracking.mlflow_connection import Run, _run
 from gbactl.tracking.run_description import CONFIG_TAG, config_tag
 from tests.support.report_examples import run, three
@@ -300,6 +301,9 @@ def test_nothing_usable_is_no_error_here() -> None:
 
 
 def test_extra_columns_and_the_best_possible_auc() -> None:
+    assert DAYS_BY_ROWS not in compare(three()).notes
+    counted = [replace(each, tags={**each.tags, DAYS_TAG: "rows"}) for each in three()]
+    assert DAYS_BY_ROWS in render(compare(counted), "table", 200)
     runs = [Run(r.run_id, r.name, r.status, 0, r.params, {**r.metrics, "best_possible_auc": 0.85}) for r in three()]
     report = compare(runs, metrics=["logloss"])
     assert report.columns[-1].title == "logloss"
@@ -390,7 +394,7 @@ def test_throughput_is_compared_by_pairs() -> None:
     fast = [replace(each, metrics={**each.metrics, "eps": 3 * each.metrics["eps"]}) for each in three()[3:]]
     rate = group(compare([*three()[:3], *fast]), "gba").rate
     assert rate is not None and (rate.mean, rate.half, rate.n) == (pytest.approx(3.0), pytest.approx(0.0), 3)
-    assert "| 3.00 +-0.00 |" in render(compare([*three()[:3], *fast]), "md")
+    assert "| 3.00 ±0.00 |" in render(compare([*three()[:3], *fast]), "md")
     untimed = [replace(each, metrics={**each.metrics, "eps": 0.0}) for each in fast]
     assert group(compare([*three()[:3], *untimed]), "gba").rate is None
 

@@ -240,7 +240,7 @@ def example():  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_format_has_the_words(form: str) -> None:
-    text = " ".join(render(example(), form).split())
+    text = " ".join(render(example(), form).split()).replace("±", "+-")
     assert "same as sync (AUC -0.00005 +-0.00021, margin 0.0005)" in text
     assert "worse by 0.01000 +-0.00130" in text
 

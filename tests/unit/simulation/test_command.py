@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,10 +51,7 @@ def test_a_virtual_run_is_tracked_and_reported_like_any_other(
     again = json.loads(json.dumps(run(cfg, prepare(cfg.data), tmp_path / "again")))  # untracked, in this process
     for name in ("checksums", "auc", "virtual_seconds", "curve", "phases", "per_worker"):
         assert again[name] == result[name], name
-    report = subprocess.run(
-        [sys.executable, "-m", "gbactl", "report", "--format", "md"],
-        cwd=launcher.cwd, env=launcher.environment, capture_output=True, text=True, timeout=120, check=True,
-    ).stdout  # fmt: skip
+    report = launcher.gbactl("report", "--format", "md").stdout
     assert "virtual s" in report and "wall s" in report and f"{result['virtual_seconds']:.2f}" in report
 
 

@@ -1,0 +1,419 @@
+"""Reader of tables: Parquet, CSV and TSV files whose columns a schema file explains.
+
+Rows are read in chunks, so the memory does not grow with the files; only rows that are not in order of time cost more,
+16 bytes of memory a row for the sort. What a transform has to know of the data (mean and deviation, borders of buckets)
+comes from the first day alone, since every later day is evaluated before it is trained on. Categories are hashed: an id
+needs no vocabulary, and depends on nothing but its value.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from gbactl.checked_dataclasses import Days, Natural, TableRows
+from gbactl.conf_files import did_you_mean
+from gbactl.data.dataset import USER, Batch, Jagged, ListField, Progress, Schema, Split
+from gbactl.data.readers.criteo import signed_log
+from gbactl.data.remote_files import SourceFile
+from gbactl.data.table_columns import day_name, days, ids_of, lists_of, moments, numbers, texts, time_ids
+from gbactl.data.table_files import Rows, TextForm, columns_of, read_table
+from gbactl.data.table_schema import (
+    TIME_FIELDS,
+    Categorical,
+    Day,
+    Label,
+    Multi,
+    Numeric,
+    Sequence,
+    TableSchema,
+    Time,
+    User,
+    read_schema,
+)
+from gbactl.data.text_files import BadLines, find
+from gbactl.data.writer import AT_ONCE, WrittenArrays, days_between, equal_days, reorder, write_all
+from gbactl.errors import DataError, require
+
+SAMPLE = 1 << 20  # values of the first day from which the borders of buckets come
+LARGEST = float(np.finfo(np.float32).max)
+MOST_DAYS = 100_000
+WAITING = ("standardize", "bucketize")  # transforms that wait for the statistics of the first day
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Order = Integers | None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Places of a table's columns in the arrays.
+
+    While rows wait for the statistics of the first day, the columns that become buckets are further numeric ones."""
+
+    schema: TableSchema
+    buckets: int
+
+    @property
+    def numeric(self) -> list[str]:
+        """Names of the numeric features."""
+        return [name for name, kind in self.schema.of_kind(Numeric).items() if kind.transform != "bucketize"]
+
+    @property
+    def bucketized(self) -> dict[str, Numeric]:
+        """Numeric columns that become fields."""
+        return {name: kind for name, kind in self.schema.of_kind(Numeric).items() if kind.transform == "bucketize"}
+
+    @property
+    def hashed(self) -> dict[str, int]:
+        """Names of the categorical columns, and the ids that each is hashed to."""
+        return {name: kind.buckets or self.buckets for name, kind in self.schema.of_kind(Categorical).items()}
+
+    @property
+    def time_fields(self) -> list[str]:
+        """Names of the parts of the time that become fields."""
+        clock = self.schema.clock
+        return [] if clock is None else list(self.schema.of_kind(Time)[clock].fields)
+
+    @property
+    def fields(self) -> list[tuple[str, int]]:
+        """Name and cardinality of each field with one id a sample, the columns of `ids`."""
+        users = self.schema.of_kind(User)
+        hashed = [(USER if name in users else name, size) for name, size in self.hashed.items()]
+        timed = [(f"{self.schema.clock}.{part}", TIME_FIELDS[part]) for part in self.time_fields]
+        return [*hashed, *timed, *((name, kind.buckets + 1) for name, kind in self.bucketized.items())]
+
+    @property
+    def lists(self) -> dict[str, Multi]:
+        """Columns that become multi-valued fields, which follow the others."""
+        return self.schema.of_kind(Multi)
+
+    def list_ids(self, name: str) -> tuple[int, int]:
+        """Return the place whose hash a list's values have, and the number of ids; both may be of a shared column."""
+        kind = self.lists[name]
+        if kind.table is not None:
+            return list(self.hashed).index(kind.table), self.hashed[kind.table]
+        return len(self.fields) + list(self.lists).index(name), kind.buckets or self.buckets
+
+    @property
+    def made(self) -> Schema:
+        """Schema of the arrays."""
+        sizes = [*(size for _, size in self.fields), *(self.list_ids(name)[1] for name in self.lists)]
+        tables = list(range(len(self.fields)))
+        for name, kind in self.lists.items():
+            tables.append(max(tables, default=-1) + 1 if kind.table is None else self.list_ids(name)[0])
+        shared = tables if any(kind.table for kind in self.lists.values()) else []
+        lists = tuple(ListField(kind.max_length, kind.pooling) for kind in self.lists.values())
+        return Schema(len(self.numeric), tuple(sizes), tuple(shared), lists)
+
+
+class Faults:
+    """Cells of a chunk that cannot be read."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self._found: list[tuple[NDArray[np.bool_], str, str]] = []
+
+    def look(self, bad: pl.Series, column: str, told: str) -> None:
+        """Note the rows in which `bad` is true; `told`: what the column's cell is not."""
+        if bad.any():
+            self._found.append((bad.to_numpy(), column, told))
+
+    def good(self, file: SourceFile, bad: BadLines) -> NDArray[np.bool_] | None:
+        """Count the unreadable rows; return which are readable, None if all are. Raises DataError past the limit."""
+        if not self._found:
+            return None
+        whole = np.logical_or.reduce([each for each, _, _ in self._found])
+        for place in np.flatnonzero(whole).tolist():
+            _, column, told = next(each for each in self._found if each[0][place])
+            cell = self.rows.frame[column][place]
+            shown = "missing" if cell is None else repr(str(cell)[:60])
+            bad.add(f"{file}, row {self.rows.number(place)}", f"the column {column} is {shown}, not {told}")
+        kept: NDArray[np.bool_] = ~whole
+        return kept
+
+
+class Clock:
+    """Times of all rows, kept in a file: whether they are in order, how many rows a day has."""
+
+    def __init__(self, path: Path, by_day: bool) -> None:
+        self.path, self._by_day = path, by_day
+        self.in_order, self.counts = True, Counter[int]()
+        self._last = np.iinfo(np.int64).min
+        path.touch()
+
+    def add(self, times: NDArray[np.int64]) -> None:
+        """Add the times of the next rows. Raises DataError for too many days."""
+        if not len(times):
+            return
+        self.in_order &= bool(times[0] >= self._last and (np.diff(times) >= 0).all())
+        self._last = times[-1]
+        with self.path.open("ab") as file:
+            file.write(times.tobytes())
+        if self._by_day:
+            found, counts = np.unique(times, return_counts=True)
+            self.counts.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+            if len(self.counts) > MOST_DAYS:
+                raise DataError(f"The column of kind day has more than {MOST_DAYS:,} days; type kind: time.")
+
+    def order(self) -> Order:
+        """Return the places of the rows in order of time; None if they are in order."""
+        return None if self.in_order else np.argsort(np.fromfile(self.path, np.int64), kind="stable")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Options of the data source data=table."""
+
+    path: str | list[str] | None = None
+    patterns: list[str] = field(default_factory=lambda: ["*.parquet", "*.csv*", "*.tsv*"])
+    schema: str | None = None
+    days: Days | None = None
+    buckets: TableRows = 131072
+    max_bad_lines: Natural = 0
+
+    def sources(self) -> list[SourceFile]:
+        """Find the tables and, as the last one, the schema file."""
+        tables = find(self.path, self.patterns)
+        told = f"data.schema is not set; type data.schema=FILE (gbactl data infer-schema {tables[0]} writes one)."
+        require(bool(self.schema), told)
+        found = find(self.schema, ["schema.yaml"], "data.schema")
+        require(len(found) == 1, f"data.schema stands for {len(found)} files; name one.")
+        return [*tables, *found]
+
+    def build(self, folder: Path, progress: Progress) -> WrittenArrays:
+        """Write the cache's arrays, in order of time."""
+        *files, schema_file = self.sources()
+        schema = read_schema(schema_file)
+        layout, bad = Layout(schema, self.buckets), BadLines(self.max_bad_lines)
+        with TemporaryDirectory(dir=folder, prefix="staged-") as name:
+            staged, ends = Path(name), list[int]()
+            clock = Clock(staged / "times", schema.clock is not None and isinstance(schema.columns[schema.clock], Day))
+            chunks = self._chunks(files, layout, clock, bad, ends, progress)
+            staged_numeric = len(layout.numeric) + len(layout.bucketized)
+            columns = len(layout.fields) - len(layout.bucketized)
+            rows = write_all(staged, staged_numeric, columns, chunks, len(layout.lists))
+            splits, by_rows = self._splits(rows, ends, layout, clock)
+            order = clock.order()
+            change = first_day_transform(np.load(staged / "numeric.npy", mmap_mode="r"), order, splits[0][2], layout)
+            if order is None and change is None:
+                for path in staged.glob("*.npy"):
+                    path.rename(folder / path.name)
+            else:
+                progress("sorting by time" if order is not None else "transforming", 1.0)
+                reorder(staged, folder, order, len(layout.lists), change=change or (lambda chunk: chunk))
+        names = [*(name for name, _ in layout.fields), *layout.lists]
+        return WrittenArrays("days", layout.made, splits, layout.numeric, names, bad.count, days_by_rows=by_rows)
+
+    def _chunks(
+        self, files: list[SourceFile], layout: Layout, clock: Clock, bad: BadLines, ends: list[int], progress: Progress
+    ) -> Iterator[Batch]:
+        """Iterate over the rows of all files; fills `ends` with the number of rows until the end of each file."""
+        schema, rows = layout.schema, 0
+        parted = set[str]()
+        form = TextForm(schema.separator, schema.missing)
+        for place, file in enumerate(files):
+            _check_columns(file, columns_of(file, form), schema)
+
+            def told(stage: str, fraction: float, before: int = place) -> None:
+                progress(stage, (before + fraction) / len(files))
+
+            for chunk in read_table(file, form, list(schema.columns), bad, told):
+                batch, times = _arrays(chunk, file, layout, bad)
+                parted |= {
+                    name for name in layout.lists if name not in parted and _is_parted(chunk.frame[name], layout)
+                }
+                if times is not None:
+                    clock.add(times)
+                rows += len(batch)
+                yield batch
+            if rows == (ends[-1] if ends else 0):
+                raise DataError(f"{file} has no readable row below its header.")
+            ends.append(rows)
+        for name in layout.lists:
+            if name not in parted:
+                lacking = f"its separator {layout.lists[name].separator!r} is in none of the {rows:,} rows"
+                raise DataError(f"The column {name}: {lacking}; type separator: for another one, or kind: categorical.")
+
+    def _splits(
+        self, rows: int, ends: list[int], layout: Layout, clock: Clock
+    ) -> tuple[list[tuple[str, int, int]], bool]:
+        """Cut the rows, in their order of time, into days; return also whether by row count for want of a time."""
+        if self.days is None and clock.counts:
+            found = sorted(clock.counts)
+            if len(found) == 1:
+                raise DataError(
+                    f"All rows are of one day, {day_name(found[0])}; type data.days=7 to cut them into equal parts."
+                )
+            until = np.cumsum([clock.counts[day] for day in found]).tolist()
+            cut = zip(found, [0, *until[:-1]], until, strict=True)
+            return [(day_name(day), start, end) for day, start, end in cut], False
+        if self.days is None and len(ends) > 1 and layout.schema.clock is None:
+            return days_between(ends), False
+        return equal_days(rows, self.days), layout.schema.clock is None
+
+
+def _check_columns(file: SourceFile, there: list[str], schema: TableSchema) -> None:
+    """Raise DataError unless a file has each of the schema's columns once."""
+    for name in schema.columns:
+        count = there.count(name)
+        if count > 1:
+            raise DataError(f"{file} has {count} columns {name}; name them apart, or leave {name} out of the schema.")
+        if not count:
+            meant = did_you_mean(name, there)
+            hint = f" {meant}" if meant else ""
+            if len(there) == 1 and len(schema.columns) > 1:
+                hint = " Its columns seem to be apart by another character: type separator: ';' or so in the schema."
+            shown = ", ".join(there[:20]) + (", ..." if len(there) > 20 else "")
+            raise DataError(f"{file} has no column {name}, which the schema names; its columns are: {shown}.{hint}")
+
+
+def _arrays(rows: Rows, file: SourceFile, layout: Layout, bad: BadLines) -> tuple[Batch, Integers | None]:
+    """Convert a chunk's readable rows to arrays and, where the table has a time, what these are ordered by."""
+    schema, frame, faults = layout.schema, rows.frame, Faults(rows)
+    for name in schema.columns:
+        kind, wanted = frame[name].dtype, "multi" if isinstance(frame[name].dtype, pl.List) else "ignore"
+        inner = kind.inner if isinstance(kind, pl.List) and name in layout.lists else kind
+        if inner.is_nested() or inner == pl.Binary:
+            raise DataError(f"{file}: the column {name} holds {kind}; type kind: {wanted} for it.")
+    labels = _labels(frame, schema, faults)
+    numeric = [_numbers(frame, name, layout, faults) for name in (*layout.numeric, *layout.bucketized)]
+    ids = [ids_of(frame[name], place, size) for place, (name, size) in enumerate(layout.hashed.items())]
+    clock = None
+    if schema.clock is not None:
+        clock, moment = _times(frame, schema.clock, layout, faults)
+        ids += [time_ids(moment, part) for part in layout.time_fields]
+    lists = Jagged.joined([_list(frame[name], name, layout) for name in layout.lists]) if layout.lists else None
+    batch = Batch(labels, _stacked(numeric, len(frame), np.float32), _stacked(ids, len(frame), np.int32), lists)
+    kept = faults.good(file, bad)
+    if kept is None:
+        return batch, clock
+    return Split("", batch).take(np.flatnonzero(kept)), None if clock is None else clock[kept]
+
+
+def _list(column: pl.Series, name: str, layout: Layout) -> Jagged:
+    kind, (place, size) = layout.lists[name], layout.list_ids(name)
+    lengths, values = lists_of(column, kind.separator, kind.max_length, isinstance(kind, Sequence))
+    return Jagged(1, np.concatenate([[0], np.cumsum(lengths)]), ids_of(values, place, size))
+
+
+def _is_parted(column: pl.Series, layout: Layout) -> bool:
+    """Return whether a column has lists, or its separator is in one of its texts."""
+    separator = layout.lists[column.name].separator
+    return column.dtype.is_nested() or bool(texts(column).str.contains(separator, literal=True).any())
+
+
+def _stacked(columns: list[NDArray[Any]], rows: int, kind: type[Any]) -> NDArray[Any]:
+    return np.stack(columns, axis=1) if columns else np.empty((rows, 0), kind)
+
+
+def _bits(true: pl.Series) -> NDArray[np.uint8]:
+    found: NDArray[np.uint8] = true.fill_null(False).to_numpy().astype(np.uint8)
+    return found
+
+
+def _labels(frame: pl.DataFrame, schema: TableSchema, faults: Faults) -> NDArray[np.uint8]:
+    column, kind = frame[schema.label], schema.of_kind(Label)[schema.label]
+    written = texts(column)
+    if kind.positive is not None:
+        faults.look(written.is_null(), schema.label, "a label")
+        return _bits(written == str(kind.positive))
+    number = numbers(written.str.to_lowercase().replace({"true": "1", "false": "0"}))
+    if kind.at_least is not None:
+        faults.look(number.is_null(), schema.label, "a number")
+        return _bits(number >= kind.at_least)
+    wrong = ~((number == 0) | (number == 1)).fill_null(False)
+    faults.look(wrong, schema.label, "0 or 1 (of another label, the schema says positive: or at_least:)")
+    return _bits(number == 1)
+
+
+def _numbers(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> Floats:
+    """Convert a numeric column; NaN stands for a missing value that waits for the statistics of the first day."""
+    column, kind = frame[name], layout.schema.of_kind(Numeric)[name]
+    number = numbers(column)
+    lost = number.is_null() & column.is_not_null()
+    if lost.any():  # NaN, and cells of blanks, are missing too
+        lost &= ~texts(column).str.to_lowercase().is_in(["nan", ""]).fill_null(True)
+    faults.look(lost | (number.abs() > LARGEST).fill_null(False), name, "a number")
+    values = number.clip(-LARGEST, LARGEST).to_numpy().astype(np.float64)
+    if kind.transform == "log1p":
+        return signed_log(values)
+    return (values if kind.transform in WAITING else np.nan_to_num(values)).astype(np.float32)
+
+
+def _times(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> tuple[Integers, Integers]:
+    """Return what rows are ordered by (their day or moment) and the moments that fields are made of."""
+    kind = layout.schema.of_kind(Time)[name]
+    by_day = isinstance(kind, Day)
+    clock = (days if by_day else moments)(frame[name], kind.format)
+    moment = moments(frame[name], kind.format) if by_day and kind.fields else clock
+    like = f"of the format {kind.format!r}" if kind.format else "such as 2024-12-31 23:59:59 or seconds since 1970"
+    faults.look(clock.is_null(), name, f"a {'day' if by_day else 'time'} {like}")
+    return clock.fill_null(0).to_numpy(), moment.fill_null(0).to_numpy()
+
+
+def first_day_transform(numeric: Floats, order: Order, rows: int, layout: Layout) -> Callable[[Batch], Batch] | None:
+    """Make the function that finishes a chunk by the statistics of the first day; None where nothing waits for them.
+
+    `numeric`: the staged numeric features of all rows; the first day has `rows` of them, in `order`."""
+    kinds = layout.schema.of_kind(Numeric)
+    standardized = [place for place, name in enumerate(layout.numeric) if kinds[name].transform == "standardize"]
+    if not standardized and not layout.bucketized:
+        return None
+    first = _Day(numeric, order, rows)
+    mean, deviation = first.moments(standardized)
+    borders = [
+        first.borders(len(layout.numeric) + place, kind.buckets)
+        for place, kind in enumerate(layout.bucketized.values())
+    ]  # fmt: skip
+
+    def change(chunk: Batch) -> Batch:
+        values = chunk.numeric[:, : len(layout.numeric)].copy()
+        scaled = (values[:, standardized].astype(np.float64) - mean) / deviation
+        values[:, standardized] = np.nan_to_num(scaled, posinf=LARGEST, neginf=-LARGEST)
+        raw = chunk.numeric[:, len(layout.numeric) :]
+        more = [
+            np.where(np.isnan(raw[:, place]), 0, 1 + np.searchsorted(border, raw[:, place], side="right"))
+            for place, border in enumerate(borders)
+        ]  # fmt: skip
+        ids = np.concatenate([chunk.ids, _stacked(more, len(chunk), np.int32)], axis=1).astype(np.int32)
+        return Batch(chunk.labels, values, ids, chunk.jagged)
+
+    return change
+
+
+class _Day:
+    """Numeric features of the first day, read a chunk at a time."""
+
+    def __init__(self, numeric: Floats, order: Order, rows: int) -> None:
+        self._numeric, self._order, self._rows = numeric, order, rows
+
+    def _at(self, places: Integers, columns: list[int]) -> NDArray[np.float64]:
+        found = self._numeric[places if self._order is None else self._order[places]]
+        return found[:, columns].astype(np.float64)
+
+    def _chunks(self, columns: list[int]) -> Iterator[NDArray[np.float64]]:
+        for low in range(0, self._rows, AT_ONCE):
+            yield self._at(np.arange(low, min(low + AT_ONCE, self._rows)), columns)
+
+    def moments(self, columns: list[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Compute mean and standard deviation of columns over what is not missing; 0 and 1 where there is nothing."""
+        count = np.maximum(1, sum(np.sum(~np.isnan(chunk), axis=0) for chunk in self._chunks(columns)))
+        mean = sum(np.nansum(chunk, axis=0) for chunk in self._chunks(columns)) / count
+        square = sum(np.nansum((chunk - mean) ** 2, axis=0) for chunk in self._chunks(columns)) / count
+        return mean, np.where(square > 0, np.sqrt(square), 1.0)
+
+    def borders(self, column: int, buckets: int) -> Floats:
+        """Compute the borders of buckets with equal numbers of rows, from at most SAMPLE rows at equal distances."""
+        places = np.linspace(0, self._rows - 1, min(self._rows, SAMPLE)).astype(np.int64)
+        values = self._at(places, [column])[:, 0]
+        known = values[~np.isnan(values)]
+        shares = np.arange(1, buckets) / buckets
+        return np.unique(np.quantile(known, shares)).astype(np.float32) if len(known) else np.empty(0, np.float32)

@@ -1,0 +1,117 @@
+"""Source files on remote storage (s3://, gs://, hdfs:// and the like), read in place through fsspec.
+
+Nothing of a remote file is kept here but the prepared cache. fsspec has its own drivers for some protocols; s3:// and
+gs:// need the extras gbactl[s3] and gbactl[gs], hdfs:// needs Hadoop's library libhdfs.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from gbactl.errors import ConfigError, DataError, MissingDependencyError
+
+T = TypeVar("T")
+EXTRAS = ("s3", "gs")
+_URL = re.compile(r"[a-z][a-z0-9+.-]+://")
+
+
+def is_remote(path: str) -> bool:
+    """Return whether a path is a URL."""
+    return _URL.match(path) is not None
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """Remote file, with the properties of a path that readers use."""
+
+    url: str
+
+    def __str__(self) -> str:
+        """Return the URL."""
+        return self.url
+
+    @property
+    def name(self) -> str:
+        """Last part of the URL."""
+        return self.url.rpartition("/")[2]
+
+    def open(self, mode: str = "rb") -> BinaryIO:
+        """Open the file, which is then fetched in blocks as it is read. Raises DataError."""
+        filesystem, path = _filesystem(self.url)
+        opened: BinaryIO = _asked(self.url, lambda: filesystem.open(path, mode))
+        return opened
+
+    @property
+    def size(self) -> int:
+        """Size in bytes. Raises DataError."""
+        filesystem, path = _filesystem(self.url)
+        return int(_asked(self.url, lambda: filesystem.size(path)) or 0)
+
+    def fingerprint(self) -> str:
+        """Hash what the storage says of the file: size, time, checksum. Raises DataError."""
+        filesystem, path = _filesystem(self.url)
+        return str(_asked(self.url, lambda: filesystem.ukey(path)))
+
+
+SourceFile = Path | RemoteFile
+
+
+def size_of(file: SourceFile) -> int:
+    """Return a source file's size in bytes. Raises DataError for a remote file that cannot be reached."""
+    return file.stat().st_size if isinstance(file, Path) else file.size
+
+
+@functools.lru_cache(maxsize=64)
+def _filesystem(url: str) -> tuple[Any, str]:
+    """Connect to the storage of a URL; return fsspec's file system and the path in it."""
+    import fsspec
+
+    protocol = url.partition("://")[0]
+    try:
+        return fsspec.core.url_to_fs(url)  # type: ignore[no-any-return]
+    except ImportError as error:
+        package = f"'gbactl[{protocol}]'" if protocol in EXTRAS else f"what fsspec needs for it ({error})"
+        raise MissingDependencyError(f"{protocol}:// has no driver here; type pip install {package}.") from None
+    except ValueError as error:
+        raise ConfigError(f"{url} cannot be read ({error}); type a path, or s3://, gs:// or hdfs://.") from None
+    except Exception as error:  # of the driver: credentials, network
+        raise _unreachable(url, error) from None
+
+
+def _asked(url: str, ask: Callable[[], T]) -> T:
+    try:
+        return ask()
+    except FileNotFoundError:
+        raise DataError(f"{url} does not exist; type the URL of a file, a folder or a glob.") from None
+    except Exception as error:  # of the driver: credentials, network
+        raise _unreachable(url, error) from None
+
+
+def _unreachable(url: str, error: Exception) -> DataError:
+    told = " ".join(str(error).split()) or type(error).__name__
+    return DataError(f"{url} cannot be read ({told}); check the address and the credentials.")
+
+
+def find_remote(url: str, patterns: list[str]) -> list[RemoteFile]:
+    """Find the files that a URL denotes: a file, a glob, or a folder with `patterns`. Raises DataError."""
+    filesystem, path = _filesystem(url)
+
+    def found() -> list[str]:
+        if any(each in path for each in "*?["):
+            return [each for each in filesystem.glob(path) if filesystem.isfile(each)]
+        if not filesystem.isdir(path):
+            filesystem.info(path)  # raises FileNotFoundError
+            return [path]
+        inside = [each for each in filesystem.ls(path, detail=False) if filesystem.isfile(each)]
+        return [each for each in inside if any(fnmatch.fnmatch(each.rpartition("/")[2], p) for p in patterns)]
+
+    files = _asked(url, found)
+    if not files:
+        raise DataError(f"{url} has no file that matches; type the URL of a file.")
+    return [RemoteFile(filesystem.unstrip_protocol(each)) for each in files]

@@ -1,0 +1,126 @@
+"""Conversion of a table's columns: text, or the types of Parquet, to numbers, moments, days and categorical ids.
+
+A cell that is missing or cannot be read becomes null. A value has the same text in CSV and in Parquet, and so the same
+id. Hashing costs 1 us for each distinct text of a chunk; whole numbers are hashed as they are, 20 ns a row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from gbactl.data.text_files import to_ids
+from gbactl.errors import ConfigError
+
+HOUR, DAY = 3_600_000_000, 86_400_000_000  # microseconds
+ISO = ("%Y-%m-%d", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S%.f%#z", "%Y-%m-%d %H:%M%#z")
+SCALES = ((1e11, 1e6), (1e14, 1e3), (1e17, 1.0))  # limit of seconds, milliseconds, microseconds; microseconds in one
+LAST_DAY_NUMBER = 100_000_000  # a larger number is a moment
+WHOLE = r"^(0|-?[1-9][0-9]{0,17})$"
+
+
+def _chosen(expression: pl.Expr) -> pl.Series:
+    return pl.select(expression).to_series()
+
+
+def texts(column: pl.Series) -> pl.Series:
+    """Convert a column to text without blanks around it; null where nothing is left."""
+    if column.dtype == pl.Boolean:
+        column = column.cast(pl.UInt8)
+    written = column.cast(pl.String)
+    if column.dtype.is_float():
+        whole = column.cast(pl.Int64, strict=False)
+        written = _chosen(pl.when(whole.cast(pl.Float64) == column).then(whole.cast(pl.String)).otherwise(written))
+        written = written.replace("NaN", None)
+    return written.str.strip_chars().replace("", None)
+
+
+def numbers(column: pl.Series) -> pl.Series:
+    """Convert a column to Float64; null where it is missing or no number."""
+    bare = column.str.strip_chars() if column.dtype == pl.String else column
+    return bare.cast(pl.Float64, strict=False).fill_nan(None)
+
+
+def _parsed(written: pl.Series, form: str) -> pl.Series:
+    try:
+        found = written.str.to_datetime(form, strict=False, time_unit="us")
+    except pl.exceptions.PolarsError as error:
+        told = str(error).partition("\n")[0]
+        raise ConfigError(f"The format {form!r} cannot be ({told}); type for instance '%d/%m/%Y %H:%M'.") from None
+    return found.cast(pl.Datetime("us")).cast(pl.Int64)
+
+
+def _since_1970(number: pl.Series) -> pl.Series:
+    """Convert seconds since 1970, or their thousandths, millionths or billionths by their size, to microseconds."""
+    size = number.abs()
+    found = number / 1e3
+    for limit, scale in reversed(SCALES):
+        found = _chosen(pl.when(size < limit).then(number * scale).otherwise(found))
+    return found.round().cast(pl.Int64, strict=False)
+
+
+def moments(column: pl.Series, form: str | None = None) -> pl.Series:
+    """Convert a column to microseconds since 1970 (UTC) as Int64; null where it is missing or no time.
+
+    `form`: format of strptime; None: ISO 8601, or a number since 1970. Raises ConfigError for an impossible format."""
+    if column.dtype.is_temporal():
+        return column.cast(pl.Datetime("us"), strict=False).cast(pl.Int64)
+    written = texts(column)
+    if form is not None:
+        hours = "%H" in form and "%M" not in form  # polars takes no hour without a minute
+        return _parsed(written + ":00" if hours else written, f"{form}:%M" if hours else form)
+    found = _since_1970(numbers(written))
+    plain = written.str.replace(r"[Tt ]+", " ").str.replace(r" ?(UTC|GMT)$", "")
+    for each in ISO:
+        if found.null_count() == written.null_count():
+            break
+        found = found.fill_null(_parsed(plain, each))
+    return found
+
+
+def days(column: pl.Series, form: str | None = None) -> pl.Series:
+    """Convert a column to day numbers as Int64: a date as YYYYMMDD, a number below 100,000,000 as it is."""
+    found = moments(column, form).cast(pl.Datetime("us")).dt.strftime("%Y%m%d").cast(pl.Int64)
+    if form is not None or column.dtype.is_temporal():
+        return found
+    number = numbers(texts(column))
+    plain = (number.abs() < LAST_DAY_NUMBER) & (number == number.floor())
+    return _chosen(pl.when(plain.fill_null(False)).then(number.cast(pl.Int64, strict=False)).otherwise(found))
+
+
+def day_name(number: int) -> str:
+    """Return the name of a day: a date with dashes, another number as it is."""
+    year, month, day = number // 10_000, number // 100 % 100, number % 100
+    return f"{year}-{month:02}-{day:02}" if 1900 <= year < 2200 and 0 < month < 13 and 0 < day < 32 else str(number)
+
+
+def ids_of(column: pl.Series, field: int, buckets: int) -> NDArray[np.int32]:
+    """Map a column to one field's ids int32[n]: 0 where it is missing, otherwise in [1, buckets)."""
+    written = texts(column)
+    whole = _chosen(pl.when(written.str.contains(WHOLE)).then(written.cast(pl.Int64, strict=False)))
+    return to_ids(written, field, buckets, whole)
+
+
+def lists_of(column: pl.Series, separator: str, longest: int, newest: bool) -> tuple[NDArray[np.int64], pl.Series]:
+    """Return the length of each row's list, int64[n], and the texts of all lists one after the other.
+
+    `column` has lists, or texts with a separator. At most `longest` values of a list are taken, the last ones if
+    `newest`; values without a text are left out."""
+    found = column if column.dtype.is_nested() else texts(column).str.split(separator)
+    lengths = found.list.len().fill_null(0).to_numpy().astype(np.int64)
+    flat = found.filter(pl.Series(lengths > 0)).explode()
+    rows = np.repeat(np.arange(len(column)), lengths)
+    written = texts(flat)
+    there = written.is_not_null().to_numpy()
+    rows, written = rows[there], written.filter(pl.Series(there))
+    lengths = np.bincount(rows, minlength=len(column))
+    place = np.arange(len(rows)) - (np.cumsum(lengths) - lengths)[rows]
+    taken = place >= lengths[rows] - longest if newest else place < longest
+    return np.minimum(lengths, longest), written.filter(pl.Series(taken, dtype=pl.Boolean))
+
+
+def time_ids(times: NDArray[np.int64], field: str) -> NDArray[np.int32]:
+    """Return the hour of the day (UTC) or the weekday (0 is Monday) of moments, int32[n]."""
+    found = times // HOUR % 24 if field == "hour" else (times // DAY + 3) % 7
+    return found.astype(np.int32)

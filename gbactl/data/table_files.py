@@ -1,0 +1,225 @@
+"""Reading of tables in chunks: CSV and TSV with a header, and Parquet, recognised by their first bytes.
+
+pyarrow reads; memory is a block of text (4 MiB, and its columns) or 65,536 rows of Parquet, whatever the size of the
+file. A text table may be plain, gzip, zstd or xz, and its quoted cells may have line ends. Its columns come as text,
+since only the schema knows what they are; those of Parquet come with their own types.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from gbactl.data.dataset import Progress
+from gbactl.data.remote_files import SourceFile, size_of
+from gbactl.data.text_files import BadLines, pieces
+from gbactl.errors import DataError
+
+BLOCK = 4 << 20  # bytes of text that are parsed at once; a row cannot be longer
+CHUNK = 1 << 16  # rows at most
+BUFFER = 1 << 20  # bytes of a column of Parquet that are fetched at once
+SEPARATORS = (",", "\t", ";", "|")
+PARQUET = b"PAR1"
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """Form of a text table: its separator (None: the one its header has most of) and its missing cells."""
+
+    separator: str | None = None
+    missing: Sequence[str] = ("",)
+
+
+@dataclass
+class Rows:
+    """Chunk of a table: columns by name, and the numbers of its rows in the file, a text table's header being row 1."""
+
+    frame: pl.DataFrame
+    first: int
+    skipped: Sequence[int] = field(default=())
+
+    def number(self, place: int) -> int:
+        """Return the number in the file of the row at a place of the chunk."""
+        found = self.first + place
+        for row in self.skipped:  # in order
+            found += row <= found
+        return found
+
+
+class _Stream(io.RawIOBase):
+    """File object over the decompressed content of a file, for pyarrow."""
+
+    def __init__(self, file: SourceFile, raw: BinaryIO) -> None:
+        super().__init__()
+        self._pieces, self._rest = pieces(file, raw), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._rest = piece
+        taken = self._rest[: len(buffer)]
+        buffer[: len(taken)] = taken
+        self._rest = self._rest[len(taken) :]
+        return len(taken)
+
+
+def _is_parquet(raw: BinaryIO) -> bool:
+    head = raw.read(len(PARQUET))
+    raw.seek(0)
+    return head == PARQUET
+
+
+def _content(file: SourceFile, raw: BinaryIO) -> io.BufferedReader:
+    return io.BufferedReader(_Stream(file, raw), BLOCK)
+
+
+def _header(file: SourceFile, raw: BinaryIO, form: TextForm) -> tuple[list[str], str]:
+    """Return the column names of a text table and its separator. Raises DataError."""
+    line = _content(file, raw).readline(BLOCK)
+    raw.seek(0)
+    if not line.strip():
+        raise DataError(f"{file} is empty, or begins with an empty line; its first line has to be a header.")
+    try:
+        text = line.decode("utf-8-sig").rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise DataError(_not_utf8(file)) from None
+    separator = form.separator or max(SEPARATORS, key=text.count)
+    return next(csv.reader([text], delimiter=separator)), separator
+
+
+def _not_utf8(file: SourceFile) -> str:
+    return f"{file} is not UTF-8 text; convert it, for instance by: iconv -f latin1 -t utf-8 {file} > NEW_FILE"
+
+
+def columns_of(file: SourceFile, form: TextForm) -> list[str]:
+    """Return the names of a table's columns. Raises DataError."""
+    with _opened(file) as raw:
+        if _is_parquet(raw):
+            return [str(name) for name in _parquet(file, raw).schema_arrow.names]
+        return _header(file, raw, form)[0]
+
+
+def separator_of(file: SourceFile) -> str | None:
+    """Return the separator of a text table; None for Parquet. Raises DataError."""
+    with _opened(file) as raw:
+        return None if _is_parquet(raw) else _header(file, raw, TextForm())[1]
+
+
+def _opened(file: SourceFile) -> BinaryIO:
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}).") from None
+
+
+def _parquet(file: SourceFile, raw: BinaryIO) -> Any:
+    source = pa.OSFile(str(file)) if isinstance(file, Path) else pa.PythonFile(raw, mode="r")
+    try:
+        return pa.parquet.ParquetFile(source, pre_buffer=False, buffer_size=BUFFER)
+    except pa.ArrowException as error:
+        raise DataError(f"{file} is not whole Parquet ({error}); fetch the file again.") from None
+
+
+def read_table(
+    file: SourceFile, form: TextForm, columns: Sequence[str] | None, bad: BadLines, progress: Progress
+) -> Iterator[Rows]:
+    """Iterate over a table in chunks of at most CHUNK rows, with some of its columns, or all.
+
+    A text row with another number of cells than the header counts as bad. Raises DataError."""
+    with ExitStack() as stack:
+        raw = stack.enter_context(_opened(file))
+        total = max(1, size_of(file))
+        if _is_parquet(raw):
+            yield from _read_parquet(file, raw, columns, progress)
+        else:
+            for rows in _read_text(file, raw, form, columns, bad):
+                progress(f"reading {file.name}", min(1.0, raw.tell() / total))
+                yield rows
+
+
+def _read_parquet(file: SourceFile, raw: BinaryIO, columns: Sequence[str] | None, progress: Progress) -> Iterator[Rows]:
+    table, done = _parquet(file, raw), 0
+    try:
+        for batch in table.iter_batches(CHUNK, columns=None if columns is None else list(columns)):
+            yield Rows(_frame(batch), done + 1)
+            done += batch.num_rows
+            progress(f"reading {file.name}", done / max(1, table.metadata.num_rows))
+    except pa.ArrowException as error:
+        raise DataError(f"{file}, after row {done}: {error}; fetch the file again.") from None
+
+
+def _frame(batch: Any) -> pl.DataFrame:
+    found = pl.from_arrow(pa.Table.from_batches([batch]))
+    assert isinstance(found, pl.DataFrame)
+    return found
+
+
+def _read_text(
+    file: SourceFile, raw: BinaryIO, form: TextForm, columns: Sequence[str] | None, bad: BadLines
+) -> Iterator[Rows]:
+    header, separator = _header(file, raw, form)
+    skipped: list[Any] = []
+
+    def ragged(row: Any) -> str:
+        skipped.append(row)
+        return "skip" if bad.count + len(skipped) - told <= bad.limit else "error"
+
+    first, told = 2, 0
+    missing = [each for each in form.missing if each] + ([""] if "" in form.missing else [])
+    try:
+        reader = pa.csv.open_csv(
+            pa.PythonFile(_content(file, raw), mode="r"),
+            read_options=pa.csv.ReadOptions(block_size=BLOCK, use_threads=False),
+            parse_options=pa.csv.ParseOptions(
+                delimiter=separator, newlines_in_values=True, invalid_row_handler=ragged
+            ),
+            convert_options=pa.csv.ConvertOptions(
+                column_types=dict.fromkeys(header, pa.string()), include_columns=list(columns or header),
+                null_values=missing, strings_can_be_null=True,
+            ),
+        )  # fmt: skip
+        while True:
+            batch = next(reader, None)
+            told = _count(file, skipped, told, bad)
+            if batch is None:
+                return
+            places = [row.number for row in skipped if row.number]
+            frame = _frame(batch)
+            for low in range(0, len(frame), CHUNK):
+                yield Rows(frame[low : low + CHUNK], first + low, places)
+            first += len(frame)
+    except pa.ArrowException as error:
+        _count(file, skipped, told, bad)
+        if "Empty CSV" not in str(error):  # as of a header alone, without a line end
+            raise _explained(file, error, separator) from None
+
+
+def _count(file: SourceFile, skipped: list[Any], told: int, bad: BadLines) -> int:
+    """Count the rows that pyarrow has left out since `told` of them were counted; return how many there are."""
+    for row in skipped[told:]:
+        bad.add(f"{file}, row {row.number}", f"{row.actual_columns} cells where the header has {row.expected_columns}")
+    return len(skipped)
+
+
+def _explained(file: SourceFile, error: Exception, separator: str) -> DataError:
+    text = " ".join(str(error).split())
+    if "UTF8" in text:
+        return DataError(_not_utf8(file))
+    if "straddling" in text:
+        return DataError(f"{file}: a row is longer than {BLOCK >> 20} MiB, as after a quotation mark that has no end.")
+    return DataError(f"{file} cannot be read as a table separated by {separator!r} ({text}).")

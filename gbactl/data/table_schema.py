@@ -1,0 +1,263 @@
+"""Schema of a table: what each of its columns is, as a YAML file says it.
+
+    separator: ","          # of a text table; without it, the one that the header has most of
+    missing: ["", NA]       # cells that stand for a missing value; without it the empty cell
+    columns:
+      clicked: {kind: label}
+      age: {kind: numeric, transform: standardize}
+      country: {kind: categorical, buckets: 1024}
+
+Every kind is a dataclass of its options. A column that the file does not name is not read.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+import yaml
+
+from gbactl.checked_dataclasses import Bounds, TableRows, build
+from gbactl.conf_files import did_you_mean
+from gbactl.data.dataset import POOLINGS
+from gbactl.data.remote_files import SourceFile
+from gbactl.errors import ConfigError, DataError
+
+TRANSFORMS = ("none", "log1p", "standardize", "bucketize")
+TIME_FIELDS = {"hour": 24, "weekday": 7}
+LARGEST_SCHEMA = 16 << 20
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Kind of a column; base class of all kinds."""
+
+    most: ClassVar[int | None] = None  # columns of this kind that a table can have
+
+    def check(self, key: str) -> None:
+        """Raise ConfigError, with the key to type, if an option is invalid."""
+
+
+@dataclass(frozen=True)
+class Label(Kind):
+    """Click or no click: 0 and 1, or 1 where the cell is `positive` or a number of at least `at_least`."""
+
+    most: ClassVar[int | None] = 1
+    positive: str | int | float | None = None
+    at_least: Annotated[float, Bounds(at_least=-3e38, at_most=3e38)] | None = None
+
+    def check(self, key: str) -> None:
+        """Raise ConfigError if both rules are given."""
+        if self.positive is not None and self.at_least is not None:
+            raise ConfigError(f"{key} has both positive and at_least; leave one of them out.")
+
+
+@dataclass(frozen=True)
+class Numeric(Kind):
+    """Number; a missing one becomes 0 after the transform, or the bucket 0."""
+
+    transform: str = "none"
+    buckets: Annotated[int, Bounds(at_least=2, at_most=100_000)] = 16  # of bucketize
+
+    def check(self, key: str) -> None:
+        """Raise ConfigError for an unknown transform."""
+        if self.transform not in TRANSFORMS:
+            meant = did_you_mean(self.transform, TRANSFORMS)
+            known = f"type one of: {', '.join(TRANSFORMS)}."
+            raise ConfigError(f"{key}.transform={self.transform} cannot be; {known}{meant and f' {meant}'}")
+
+
+@dataclass(frozen=True)
+class Categorical(Kind):
+    """Text or whole number, hashed to one of `buckets` ids; None: data.buckets."""
+
+    buckets: TableRows | None = None
+
+
+@dataclass(frozen=True)
+class User(Categorical):
+    """Categorical column that says whose sample it is, for gAUC."""
+
+    most: ClassVar[int | None] = 1
+
+
+@dataclass(frozen=True)
+class Multi(Kind):
+    """Several values of a category, such as tags: a list of Parquet, or a text with a separator.
+
+    The first `max_length` are taken, hashed to `buckets` ids. `table`: a categorical column of the same values, whose
+    ids and embedding table the list shares. `pooling`: how a model makes one vector of them."""
+
+    separator: str = "|"
+    max_length: Annotated[int, Bounds(at_least=1, at_most=100_000)] = 100
+    buckets: TableRows | None = None
+    table: str | None = None
+    pooling: str = "mean"
+
+    def check(self, key: str) -> None:
+        """Raise ConfigError for an empty separator, an unknown pooling, or buckets beside a table."""
+        if not self.separator:
+            raise ConfigError(f"{key}.separator is empty; type for instance separator: '|'.")
+        if self.pooling not in POOLINGS:
+            raise ConfigError(f"{key}.pooling={self.pooling} cannot be; type one of: {', '.join(POOLINGS)}.")
+        if self.table is not None and self.buckets is not None:
+            raise ConfigError(f"{key} has both table and buckets; leave buckets out, since the table has its own.")
+
+
+@dataclass(frozen=True)
+class Sequence(Multi):
+    """Values in the order of time, such as the items seen before: the last `max_length` are taken."""
+
+    separator: str = " "
+    max_length: Annotated[int, Bounds(at_least=1, at_most=100_000)] = 50
+
+
+@dataclass(frozen=True)
+class Time(Kind):
+    """Moment of a sample: rows are put in its order. `fields`: categorical fields made of it (hour, weekday; UTC).
+
+    `format`: of strptime; None: ISO 8601, or seconds or fractions of these since 1970."""
+
+    most: ClassVar[int | None] = 1
+    format: str | None = None
+    fields: list[str] = field(default_factory=list)
+
+    def check(self, key: str) -> None:
+        """Raise ConfigError for an unknown field."""
+        for name in self.fields:
+            if name not in TIME_FIELDS:
+                raise ConfigError(f"{key}.fields cannot have {name}; type some of: {', '.join(TIME_FIELDS)}.")
+
+
+@dataclass(frozen=True)
+class Day(Time):
+    """Day of a sample, its number or a moment within it: rows of one date are one day."""
+
+
+@dataclass(frozen=True)
+class Ignore(Kind):
+    """Column that is not read."""
+
+
+KINDS: dict[str, type[Kind]] = {
+    "label": Label, "numeric": Numeric, "categorical": Categorical, "multi": Multi, "sequence": Sequence, "user": User,
+    "time": Time, "day": Day, "ignore": Ignore,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """Columns of a table that are read, by name, and how a text table is written."""
+
+    columns: dict[str, Kind]
+    separator: str | None = None
+    missing: list[str] = field(default_factory=lambda: [""])
+
+    def of_kind(self, *kinds: type[Kind]) -> dict[str, Any]:
+        """Return the columns of these kinds, by name, in the order of the file."""
+        return {name: kind for name, kind in self.columns.items() if isinstance(kind, kinds)}
+
+    @property
+    def label(self) -> str:
+        """Name of the label's column."""
+        return next(iter(self.of_kind(Label)))
+
+    @property
+    def clock(self) -> str | None:
+        """Name of the column with the time or the day; None without one."""
+        return next(iter(self.of_kind(Time)), None)
+
+
+@dataclass(frozen=True)
+class _File:
+    """Keys of a schema file."""
+
+    columns: dict[str, Any]
+    separator: str | None = None
+    missing: list[str] = field(default_factory=lambda: [""])
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(text: str, where: str) -> TableSchema:
+    try:
+        root = yaml.compose(text, yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where} is not YAML ({' '.join(str(error).split())}).") from None
+    _no_key_twice(root, where)
+    if not isinstance(values, dict) or not isinstance(values.get("columns"), dict):
+        raise ConfigError(f"{where} has no columns; type columns: and below it a line NAME: {{kind: KIND}} for each.")
+    file = build(_File, values, f"{where}: ", lambda strange, known: _unknown(where, "key", strange[0], known))
+    if file.separator is not None and (len(file.separator.encode()) != 1 or file.separator in '"\r\n'):
+        raise ConfigError(f"{where}: separator={file.separator!r} is not one character; type for instance ';'.")
+    columns = {str(name): _kind(f"{where}: columns.{name}", each) for name, each in file.columns.items()}
+    found = TableSchema(
+        {name: kind for name, kind in columns.items() if not isinstance(kind, Ignore)}, file.separator, file.missing
+    )
+    _complete(found, where)
+    return found
+
+
+def _unknown(where: str, what: str, word: str, known: list[str]) -> str:
+    meant = did_you_mean(word, known)
+    return f"{where} has no {what} {word}; there are: {', '.join(known)}.{meant and f' {meant}'}"
+
+
+def _no_key_twice(node: yaml.Node | None, where: str) -> None:
+    """Raise ConfigError if a mapping has a key twice, of which YAML would silently take the last."""
+    if isinstance(node, yaml.MappingNode):
+        seen = set()
+        for key, value in node.value:
+            if key.value in seen:
+                line = key.start_mark.line + 1
+                raise ConfigError(f"{where}, line {line}: {key.value} is there twice; leave one of them out.")
+            seen.add(key.value)
+            _no_key_twice(value, where)
+
+
+def _kind(key: str, values: Any) -> Kind:
+    options = {"kind": values} if isinstance(values, str) else values
+    if not isinstance(options, Mapping) or "kind" not in options:
+        raise ConfigError(f"{key} has no kind; type {{kind: KIND}} with one of: {', '.join(KINDS)}.")
+    name, own = str(options["kind"]), {option: value for option, value in options.items() if option != "kind"}
+    if name not in KINDS:
+        raise ConfigError(_unknown(f"{key}.kind={name} is not known: it", "kind", name, list(KINDS)))
+    if own.get("positive") in (True, False) and isinstance(own["positive"], bool):
+        raise ConfigError(f"{key}.positive: YAML reads yes, no, true and false as true or false; put it in quotes.")
+    kind = build(KINDS[name], own, f"{key}.", lambda strange, known: _option(key, name, strange[0], known))
+    kind.check(key)
+    return kind
+
+
+def _option(key: str, name: str, word: str, known: list[str]) -> str:
+    meant, listed = did_you_mean(word, known), f"it has: {', '.join(known)}" if known else "it has none"
+    return f"{key}: the kind {name} has no option {word}; {listed}.{meant and f' {meant}'}"
+
+
+def _complete(schema: TableSchema, where: str) -> None:
+    """Raise ConfigError if a column is lacking, or there are too many of a kind."""
+    for name, kind in (("label", Label), ("user", User), ("time or day", Time)):
+        found = list(schema.of_kind(kind))
+        if kind.most is not None and len(found) > kind.most:
+            raise ConfigError(f"{where} has {len(found)} columns of kind {name} ({', '.join(found)}); one is possible.")
+    if not schema.of_kind(Label):
+        raise ConfigError(f"{where} has no label; type kind: label for the column that says whether it was a click.")
+    if not schema.of_kind(Numeric, Categorical, Multi):
+        raise ConfigError(f"{where} has no features; type kind: numeric or kind: categorical for some columns.")
+    shared = list(schema.of_kind(Categorical))
+    for name, each in schema.of_kind(Multi).items():
+        if each.table is not None and each.table not in shared:
+            known = f"type one of: {', '.join(shared)}" if shared else "there is none"
+            raise ConfigError(f"{where}: columns.{name}.table={each.table} is no categorical column; {known}.")
+
+
+def read_schema(file: SourceFile) -> TableSchema:
+    """Read a schema file. Raises ConfigError or DataError."""
+    try:
+        with file.open("rb") as raw:
+            data = raw.read(LARGEST_SCHEMA)
+        return _parsed(data.decode("utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read as a schema ({error}).") from None

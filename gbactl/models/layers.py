@@ -1,0 +1,66 @@
+"""Layers that several click models share; initial values are drawn from a given generator, none from the global one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Dropout(nn.Module):
+    """Inverted dropout that draws from a given generator, so that its masks depend on the seed alone."""
+
+    def __init__(self, rate: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.keep = 1.0 - rate
+        self.generator = generator
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply dropout to x; return x itself in eval mode."""
+        if not self.training:
+            return x
+        mask = torch.empty_like(x, dtype=torch.float32)
+        mask.bernoulli_(self.keep, generator=self.generator).mul_(1.0 / self.keep)
+        return x * mask.to(x.dtype)
+
+
+class Linear(nn.Linear):
+    """Linear layer without torch's own initialisation. (`skip_init` would import sympy for it: 0.5 s a process.)"""
+
+    def reset_parameters(self) -> None:
+        """Do nothing, so that torch's global generator is not advanced."""
+
+
+def linear(inputs: int, outputs: int, generator: torch.Generator, bias: bool = True) -> nn.Linear:
+    """Make a linear layer with Glorot-uniform weights drawn from the generator, and zero bias."""
+    layer = Linear(inputs, outputs, bias)
+    nn.init.xavier_uniform_(layer.weight, generator=generator)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def mlp(
+    inputs: int,
+    hidden: list[int],
+    outputs: int | None = 1,
+    *,
+    dropout: float = 0.0,
+    batch_norm: bool = False,
+    init: torch.Generator,
+    masks: torch.Generator | None = None,
+) -> nn.Sequential:
+    """Make an MLP that maps [samples, inputs] to [samples, outputs]; with None it ends with its last hidden layer."""
+    layers: list[nn.Module] = []
+    for width in hidden:
+        layers.append(linear(inputs, width, init))
+        if batch_norm:
+            norm = nn.BatchNorm1d(width)
+            norm.num_batches_tracked = None  # a momentum needs no count, and the state must not hold one
+            layers.append(norm)
+        layers.append(nn.ReLU())
+        if dropout > 0 and masks is not None:
+            layers.append(Dropout(dropout, masks))
+        inputs = width
+    if outputs is not None:
+        layers.append(linear(inputs, outputs, init))
+    return nn.Sequential(*layers)

@@ -1,0 +1,53 @@
+"""A table that nobody here made goes from file to comparison in three commands: those that the first one prints."""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+import shlex
+from pathlib import Path
+
+import pytest
+
+from gbactl.data.dataset import DAYS_BY_ROWS
+from tests.support.commands import run as gbactl
+
+pytestmark = [pytest.mark.beside, pytest.mark.timeout(300)]
+SMALL = ["cluster=virtual", "mode=sync,gba", "seed=1", "model.dim=4", "model.hidden=[8]"]
+
+
+def write_survey(path: Path) -> None:
+    """Semicolons, a byte order mark, quoted cells with separators and line ends, decimals, NA, yes and no; no time."""
+    rng = random.Random(0)
+    with path.open("w", newline="", encoding="utf-8-sig") as file:
+        rows = csv.writer(file, delimiter=";", quoting=csv.QUOTE_NONNUMERIC)
+        rows.writerow(["id", "age", "job", "marital status", "balance", "remarks", "y"])
+        for i in range(1500):
+            job, age = rng.choice(["admin.", "blue-collar", "self; employed"]), rng.choice(["NA", rng.randint(18, 90)])
+            balance = f"{rng.gauss(1000, 2000):.2f}"
+            wants = rng.random() < (0.7 if job == "admin." else 0.2)
+            remark = rng.choice(["", "called\ntwice", 'said "later"'])
+            rows.writerow(
+                [i, age, job, rng.choice(["single", "married", ""]), balance, remark, "yes" if wants else "no"]
+            )
+
+
+def test_three_commands(tmp_path: Path) -> None:
+    write_survey(tmp_path / "survey.csv")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW")}
+    environment = {**kept, "GBACTL_CACHE": str(tmp_path / "cache")}
+
+    def run(*words: str) -> str:
+        done = gbactl(*words, cwd=tmp_path, environment=environment, seconds=200)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    printed = run("data", "infer-schema", "survey.csv")
+    train, report = [line.strip() for line in printed.splitlines() if line.startswith("  gbactl ")]
+    words = [word for word in shlex.split(train)[1:] if word.partition("=")[0] not in ("mode", "seed")]
+    run(*words, *SMALL)
+    table = run(*shlex.split(report)[1:])
+    assert "sync" in table and "gba" in table
+    assert DAYS_BY_ROWS in table
+    assert DAYS_BY_ROWS in run("data", "describe", *words[2:5])

@@ -1,0 +1,237 @@
+"""Multi-valued fields: their arrays on disk, slices and selections of them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+from gbactl.data import synthetic
+from gbactl.data.data_summary import summarise
+from gbactl.data.dataset import META, Batch, Dataset, Jagged, ListField, Schema, Split, map_arrays, open_dataset
+from gbactl.data.source_cache import data_fingerprint, prepare
+from gbactl.data.synthetic import Generator, Synthetic, sigmoid
+from gbactl.data.writer import WrittenArrays, equal_days, reorder, write_all
+from gbactl.errors import ConfigError, DataError
+
+Load = Callable[..., Dataset]
+Lists = list[list[list[int]]]  # of each field, of each sample
+WITH_LISTS = {
+    "name": "synthetic", "rows_per_day": 3000, "days": 2, "max_cardinality": 300, "fields": 4, "numeric": 2,
+    "lists": 2, "list_length": 6, "history_length": 9,
+}  # fmt: skip
+ROWS = 700  # of a reader that writes lists by itself
+
+
+def one_field(lists: list[list[int]], weighted: bool = False) -> Jagged:
+    values = np.array([value for each in lists for value in each], np.int32)
+    offsets = np.concatenate([[0], np.cumsum([len(each) for each in lists], dtype=np.int64)])
+    return Jagged(1, offsets, values, values.astype(np.float32) / 2 if weighted else None)
+
+
+def as_lists(jagged: Jagged) -> Lists:
+    """Lists of each field of each sample; weights, where there are any, are half the values."""
+    starts = (jagged.offsets - jagged.offsets[0]).tolist()
+    cut = [jagged.values[low:high].tolist() for low, high in pairwise(starts)]
+    if jagged.weights is not None:
+        assert np.array_equal(jagged.weights, jagged.values.astype(np.float32) / 2)
+    return [cut[field :: jagged.lists] for field in range(jagged.lists)]
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> Lists:
+    rows, fields = draw(st.integers(0, 12)), draw(st.integers(1, 3))
+    each = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=4), min_size=rows, max_size=rows)
+    return [draw(each) for _ in range(fields)]
+
+
+@settings(deadline=None)
+@given(lists=samples(), cut=st.integers(0, 12), weighted=st.booleans(), seed=st.integers(0, 99))
+def test_what_is_written_in_chunks_is_read_sliced_and_selected(
+    lists: Lists, cut: int, weighted: bool, seed: int
+) -> None:
+    joined = Jagged.joined([one_field(field, weighted) for field in lists])
+    rows, fields = len(lists[0]), len(lists)
+    numbers = np.arange(rows)
+    whole = Batch(numbers.astype(np.uint8), np.zeros((rows, 1), np.float32), numbers.astype(np.int32)[:, None], joined)
+    split = Split("all", whole)
+    cut, order = min(cut, rows), np.random.default_rng(seed).permutation(rows)
+    assert as_lists(joined) == lists
+    for field in range(fields):
+        assert as_lists(joined.of_field(field)) == [lists[field]]
+    with TemporaryDirectory() as folder:
+        chunks = [split.slice(0, cut), split.slice(cut, rows)]
+        assert write_all(Path(folder), 1, 1, chunks, fields, weighted) == rows
+        read = Split("read", map_arrays(Path(folder), fields, weighted))
+        other = Path(folder) / "other"
+        other.mkdir()
+        reorder(Path(folder), other, order, fields, weighted, chunk=3)
+        turned = map_arrays(other, fields, weighted)
+    for batch, where in (
+        (read.whole, numbers), (read.slice(cut, rows), numbers[cut:]), (turned, order), (read.take(order), order),
+        (Split("part", read.slice(cut, rows)).take(np.arange(rows - cut)[::-1]), numbers[cut:][::-1]),
+    ):  # fmt: skip
+        assert batch.ids[:, 0].tolist() == where.tolist() and batch.jagged is not None
+        assert as_lists(batch.jagged) == [[field[row] for row in where] for field in lists]
+        assert (batch.jagged.weights is None) != weighted
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"offsets": [0, 3, 2, 4, 5]}, "offsets of the multi-valued fields are not those of their values"),
+        ({"offsets": [0, 1, 2, 4, 4]}, "offsets of the multi-valued fields are not those of their values"),
+        ({"offsets": [0, 0, 0, 5, 5]}, "list of multi-valued field 0 has 5 values, where 3 are the most"),
+        ({"values": [1, 2, 3, 0, 7]}, "has the id 7, not one below 7"),
+        ({"values": [1, 2, 4, 0, 6]}, "has the id 4, not one below 4"),
+        ({"values": [1, -1, 3, 0, 6]}, "has the id -1, not one below 7"),
+        ({"weights": [1, 1, np.nan, 1, 1]}, "weights of the multi-valued fields are not all finite and at least 0"),
+        ({"weights": [1, 1, -0.5, 1, 1]}, "weights of the multi-valued fields are not all finite and at least 0"),
+    ],
+)
+def test_lists_outside_of_the_bounds_of_their_schema(change: dict[str, list[Any]], message: str) -> None:
+    schema = Schema(0, (9, 4, 7), (), (ListField(3), ListField(2, "sum")))
+    good = {"offsets": [0, 1, 2, 3, 5], "values": [1, 2, 3, 0, 6], "weights": [1, 1, 1, 1, 0]}
+
+    def made(given: dict[str, list[Any]]) -> Jagged:
+        kinds = (np.int64, np.int32, np.float32)
+        return Jagged(2, *(np.array(given[name], kind) for name, kind in zip(good, kinds, strict=True)))
+
+    assert made(good).checked_lengths(schema).tolist() == [1, 1, 1, 2]
+    with pytest.raises(DataError, match=message) as caught:
+        made({**good, **change}).checked_lengths(schema)
+    assert "prepare the data again" in str(caught.value)
+
+
+class Reader:
+    """A reader whose first sample has one list too long, or an id too large."""
+
+    def __init__(self, longest: int, cardinality: int) -> None:
+        self.longest, self.cardinality = longest, cardinality
+
+    def build(self, folder: Path, progress: Any) -> WrittenArrays:
+        lists = one_field([[5, 6, 7], *[[1]] * (ROWS - 1)])
+        columns = np.zeros(ROWS, np.uint8), np.zeros((ROWS, 0), np.float32), np.zeros((ROWS, 1), np.int32)
+        write_all(folder, 0, 1, [Batch(*columns, lists)], lists=1)
+        schema = Schema(0, (1, self.cardinality), (), (ListField(self.longest),))
+        return WrittenArrays("days", schema, equal_days(ROWS, 2), [], ["one", "many"])
+
+
+@pytest.mark.parametrize(("longest", "cardinality"), [(3, 8), (2, 8), (3, 7)])
+def test_a_reader_that_writes_what_its_schema_forbids_leaves_no_cache(
+    longest: int, cardinality: int, cache: Path, caches: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Synthetic, "build", lambda self, *given: Reader(longest, cardinality).build(*given))
+    options = {"name": "synthetic", "cache": str(cache)}
+    if (longest, cardinality) == (3, 8):
+        assert open_dataset(prepare(options)).rows == ROWS
+        return
+    with pytest.raises(DataError, match="prepare the data again"):
+        prepare(options)
+    assert caches() == []
+
+
+@pytest.mark.parametrize("name", ["offsets.npy", "values.npy"])
+def test_a_damaged_array_of_lists_is_found_and_written_again(name: str, load: Load) -> None:
+    place = load(**WITH_LISTS).path
+    whole = (place / name).read_bytes()
+    (place / name).write_bytes(whole[:-4] + b"\xff\xff\xff\xff")
+    with pytest.raises(DataError, match=rf"{name} is damaged; prepare the data again\."):
+        open_dataset(place)
+    assert load(**WITH_LISTS).path == place and (place / name).read_bytes() == whole
+
+
+def test_a_cache_without_its_arrays_of_lists_or_with_others_is_refused(load: Load) -> None:
+    place = load(**WITH_LISTS).path
+    meta = json.loads((place / META).read_text())
+    for change in ({"lists": [], "cardinalities": meta["cardinalities"][:4], "tables": []}, {"weighted": True}):
+        (place / META).write_text(json.dumps({**meta, **change}))
+        with pytest.raises(DataError, match="names files that are not those of a data cache"):
+            open_dataset(place)
+    (place / META).write_text(json.dumps({**meta, "lists": meta["lists"][:1], "cardinalities": [1] * 5, "tables": []}))
+    with pytest.raises(DataError, match=r"offsets\.npy is not of as many rows as labels\.npy"):
+        open_dataset(place)
+    with pytest.raises(DataError, match="pooling median; it can be sum, mean, max"):
+        ListField(3, "median")
+
+
+def test_a_cache_of_format_1_is_read_and_keeps_its_name(load: Load) -> None:
+    options = {**WITH_LISTS, "lists": 0, "history_length": 0}
+    data = load(**options)
+    stored = json.loads((data.path / META).read_text())
+    first = {key: value for key, value in stored.items() if key not in ("tables", "lists", "weighted")}
+    for shared, rows in ((False, data.schema.rows), (True, 300)):
+        (data.path / META).write_text(json.dumps({**first, "format": 1, "shared_ids": shared}))
+        assert open_dataset(data.path).schema.rows == rows
+    known = {"name": "synthetic", "rows_per_day": 70_000, "days": 2, "max_cardinality": 500}
+    assert data_fingerprint(known).startswith("93a911ba0d656de5"), "caches made before lists existed are used on"
+    assert data_fingerprint({**known, "lists": 1}) != data_fingerprint(known)
+
+
+def test_fields_share_tables_as_the_schema_says() -> None:
+    schema = Schema(1, (5, 9, 4, 9), (0, 1, 2, 1), (ListField(3, "max"), ListField(7)))
+    assert (schema.fields, schema.columns, schema.rows) == (4, 2, 18)
+    assert (schema.spans, schema.offsets.tolist()) == ([(0, 5), (5, 14), (14, 18)], [0, 5, 14, 5])
+    assert Schema.of(json.loads(json.dumps(schema.stored_values()))) == schema
+    assert Schema(0, (4, 6), (0, 0)).rows == 6 and Schema(2, ()).rows == 0
+
+
+# -- synthetic -------------------------------------------------------------------------------------
+
+
+def content(data: Dataset) -> list[bytes]:
+    return [(data.path / f"{name}.npy").read_bytes() for name in data.schema.arrays]
+
+
+def test_the_same_seed_gives_the_same_lists_on_one_core_and_on_many(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(synthetic, "CHUNK", 5600)
+    first = content(load(**WITH_LISTS))
+    monkeypatch.setattr(synthetic.os, "sched_getaffinity", lambda pid: {0})
+    assert content(load(**{**WITH_LISTS, "cache": str(tmp_path / "other")})) == first
+    assert content(load(**WITH_LISTS, seed=2)) != first
+
+
+def test_synthetic_lists_have_their_lengths_and_the_best_auc_is_that_of_the_true_probabilities(load: Load) -> None:
+    data = load(**{**WITH_LISTS, "rows_per_day": 20_000})
+    hidden = Generator(Synthetic(**{key: value for key, value in WITH_LISTS.items() if key != "name"})).hidden
+    for day, split in enumerate(data.splits):
+        batch = split.slice(0, split.rows)
+        assert batch.jagged is not None
+        lengths = batch.jagged.checked_lengths(data.schema).reshape(-1, 3)
+        assert lengths.min(0).tolist() == [0, 0, 0] and lengths.max(0).tolist() == [6, 6, 9]
+        assert lengths.mean(0) == pytest.approx([3, 3, 4.5], rel=0.03)
+        true = sigmoid(hidden.logits(batch, day))
+        assert data.best_auc[split.name] == pytest.approx(roc_auc_score(batch.labels, true), abs=2e-4)
+        without = sigmoid(hidden.logits(Batch(batch.labels, batch.numeric, batch.ids), day))
+        assert roc_auc_score(batch.labels, without) < data.best_auc[split.name] - 0.08, "the lists matter"
+
+
+def test_the_summary_counts_values_and_names_shared_tables(load: Load) -> None:
+    data = load(**WITH_LISTS)
+    fields = summarise(data)["fields"]
+    batch = data.splits[0].slice(0, 3000)
+    assert [field["name"] for field in fields] == ["C1", "C2", "C3", "C4", "L1", "L2", "history"]
+    assert [field["table"] for field in fields] == ["C1", "C2", "C3", "C4", "L1", "L2", "C4"]
+    assert [(field["pooling"], field["longest"]) for field in fields[3:]] == [
+        (None, 1), ("mean", 6), ("mean", 6), ("mean", 9),
+    ]  # fmt: skip
+    history = [split.slice(0, split.rows).jagged for split in data.splits]
+    values = np.concatenate([each.of_field(2).values for each in history if each is not None])
+    assert fields[-1]["mean_length"] == len(values) / data.rows
+    assert fields[-1]["distinct"] == len(np.unique(values)) and len(batch) == 3000
+
+
+def test_a_pooling_that_does_not_exist_is_refused(load: Load) -> None:
+    with pytest.raises(ConfigError, match=r"data\.pooling=.median. is not sum or mean or max"):
+        load(**{**WITH_LISTS, "pooling": "median"})

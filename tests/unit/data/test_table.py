@@ -1,0 +1,510 @@
+from __future__ import annotations
+
+import datetime
+import gzip
+import itertools
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gbactl.data import table_files
+from gbactl.data.data_summary import overview, summarise
+from gbactl.data.dataset import ARRAYS, DAYS_BY_ROWS, Batch, Dataset, ListField, Split, open_dataset
+from gbactl.data.source_cache import data_fingerprint, prepare
+from gbactl.data.table_columns import days, moments, texts
+from gbactl.data.table_files import TextForm, read_table
+from gbactl.data.text_files import BadLines
+from gbactl.errors import ConfigError, DataError, GbactlError, MissingDependencyError
+
+Load = Callable[..., Dataset]
+SCHEMA = """
+columns:
+  clicked: {kind: label, positive: "yes"}
+  user id: user
+  when: {kind: day, fields: [hour, weekday]}
+  age: {kind: numeric, transform: bucketize, buckets: 4}
+  price: {kind: numeric, transform: standardize}
+  views: {kind: numeric, transform: log1p}
+  plain: {kind: numeric}
+  "country, code": {kind: categorical, buckets: 5000}
+  item: {kind: categorical, buckets: 900}
+  tags: {kind: multi, max_length: 4, buckets: 700, pooling: sum}
+  seen: {kind: sequence, max_length: 3, table: item}
+  comment: ignore
+"""
+CODES = ["DE", "de", "0x1F", "007", "7", 'a "quoted" one', "a\nb, c"]
+BEGIN = datetime.datetime(2024, 2, 28, 12)
+
+
+def table(count: int, seed: int = 0) -> dict[str, list[Any]]:
+    """Rows over four days in a mixed order, with missing values, quotes, line ends and texts that look like numbers."""
+    rng = random.Random(seed)
+    times = [BEGIN + datetime.timedelta(minutes=rng.randrange(4 * 24 * 60)) for _ in range(count)]
+
+    def some(value: Any) -> Any:
+        return None if rng.random() < 0.1 else value
+
+    return {
+        "clicked": [rng.choice(["yes", "no"]) for _ in range(count)],
+        "user id": [rng.randrange(1, 40) for _ in range(count)],
+        "when": times,
+        "age": [some(rng.randrange(18, 90)) for _ in range(count)],
+        "price": [some(round(rng.gauss(50, 20), 2)) for _ in range(count)],
+        "views": [some(rng.randrange(-3, 10_000)) for _ in range(count)],
+        "plain": [some(rng.random()) for _ in range(count)],
+        "country, code": [some(rng.choice(CODES)) for _ in range(count)],
+        "item": [rng.randrange(20) for _ in range(count)],
+        "tags": [some([f"tag {rng.randrange(9)}" for _ in range(rng.randrange(6))]) for _ in range(count)],
+        "seen": [[rng.randrange(20) for _ in range(rng.randrange(6))] for _ in range(count)],
+        "comment": ["free text, with; separators" for _ in range(count)],
+    }  # fmt: skip
+
+
+def write(path: Path, columns: dict[str, list[Any]], separator: str = ",") -> Path:
+    """CSV as others write it: a header, quotes where they are needed, empty cells where a value is missing."""
+
+    def cell(value: Any) -> str:
+        if isinstance(value, list):
+            value = ("|" if "tag" in str(value) else " ").join(map(str, value))
+        text = "" if value is None else str(value)
+        return '"' + text.replace('"', '""') + '"' if any(c in text for c in f'"\n{separator}') else text
+
+    lines = [separator.join(map(cell, row)) for row in [list(columns), *zip(*columns.values(), strict=True)]]
+    data = ("\n".join(lines) + "\n").encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def parquet(path: Path, columns: dict[str, list[Any]], **options: Any) -> Path:
+    pa.parquet.write_table(pa.table(columns), path, **options)
+    return path
+
+
+def whole(data: Dataset) -> Batch:
+    parts = [split.slice(0, split.rows) for split in data]
+    return Batch(*(np.concatenate([getattr(each, name) for each in parts]) for name in ARRAYS))
+
+
+def lists_in(split: Split, field: int) -> list[list[int]]:
+    """Ids of a multi-valued field, by rows."""
+    jagged = split.slice(0, split.rows).jagged
+    assert jagged is not None
+    own = jagged.of_field(field)
+    return [own.values[low:high].tolist() for low, high in itertools.pairwise(own.offsets)]
+
+
+@pytest.fixture
+def schema(tmp_path: Path) -> str:
+    path = tmp_path / "schema.yaml"
+    path.write_text(SCHEMA)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.csv.gz", "t.parquet"])
+def test_columns_become_what_the_schema_says(name: str, load: Load, schema: str, tmp_path: Path) -> None:
+    rows = table(400)
+    path = tmp_path / name
+    if name == "t.parquet":
+        parquet(path, rows, row_group_size=70)
+    else:
+        write(path, rows, "\t" if name == "t.tsv" else ",")
+    data = load(name="table", path=str(path), schema=schema)
+    assert data.meta["numeric_names"] == ["price", "views", "plain"]
+    assert data.meta["field_names"] == [
+        "user", "country, code", "item", "when.hour", "when.weekday", "age", "tags", "seen",
+    ]  # fmt: skip
+    assert data.schema.cardinalities == (131072, 5000, 900, 24, 7, 5, 700, 900)
+    assert data.schema.tables == (0, 1, 2, 3, 4, 5, 6, 2)
+    assert data.schema.lists == (ListField(4, "sum"), ListField(3, "mean"))
+    assert data.user_field == 0 and not data.days_by_rows
+
+    order = sorted(range(400), key=lambda i: rows["when"][i].date())  # stable: rows of a day keep their order
+    dates = sorted({time.date() for time in rows["when"]})
+    assert [split.name for split in data] == [str(date) for date in dates]
+    assert [split.rows for split in data] == [sum(t.date() == date for t in rows["when"]) for date in dates]
+    found = whole(data)
+    assert found.labels.tolist() == [int(rows["clicked"][i] == "yes") for i in order]
+
+    first = [i for i in order if rows["when"][i].date() == dates[0]]
+    prices = [rows["price"][i] for i in first if rows["price"][i] is not None]
+    mean, deviation = np.mean(prices), np.std(prices)
+    expected = [
+        [
+            0.0 if price is None else (price - mean) / deviation,
+            0.0 if views is None else math.copysign(math.log1p(abs(views)), views),
+            plain or 0.0,
+        ]
+        for price, views, plain in ((rows["price"][i], rows["views"][i], rows["plain"][i]) for i in order)
+    ]
+    assert np.allclose(found.numeric, expected, atol=1e-5)
+
+    ages = [rows["age"][i] for i in first if rows["age"][i] is not None]
+    borders = np.quantile(ages, [0.25, 0.5, 0.75])
+    buckets = [0 if rows["age"][i] is None else 1 + int((borders <= rows["age"][i]).sum()) for i in order]
+    assert found.ids[:, 5].tolist() == buckets
+    assert found.ids[:, 3].tolist() == [rows["when"][i].hour for i in order]
+    assert found.ids[:, 4].tolist() == [rows["when"][i].weekday() for i in order]
+    for field, column in ((0, "user id"), (1, "country, code")):
+        pairs = {(rows[column][i], int(each)) for i, each in zip(order, found.ids[:, field], strict=True)}
+        assert len(pairs) == len(set(rows[column])) == len({each for _, each in pairs})  # one id each, 0 if missing
+        assert all((value is None) == (each == 0) for value, each in pairs)
+    of_item = {rows["item"][i]: int(each) for i, each in zip(order, found.ids[:, 2], strict=True)}
+    tags, seen = ([each for split in data for each in lists_in(split, field)] for field in (0, 1))
+    assert seen == [[of_item[value] for value in rows["seen"][i][-3:]] for i in order]
+    assert [len(each) for each in tags] == [min(4, len(rows["tags"][i] or [])) for i in order]
+    named = {
+        pair for i, ids in zip(order, tags, strict=True) for pair in zip((rows["tags"][i] or [])[:4], ids, strict=True)
+    }
+    assert len(named) == 9 == len({each for _, each in named}) and all(0 < each < 700 for _, each in named)
+
+
+def test_csv_and_parquet_of_a_table_are_the_same_data(load: Load, schema: str, tmp_path: Path) -> None:
+    rows = table(150)
+    one = load(name="table", path=str(write(tmp_path / "a.csv", rows)), schema=schema)
+    two = load(name="table", path=str(parquet(tmp_path / "a.parquet", rows)), schema=schema)
+    for name in (f"{each}.npy" for each in one.schema.arrays):
+        assert (one.path / name).read_bytes() == (two.path / name).read_bytes()
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    count=st.integers(40, 90), seed=st.integers(0, 99), block=st.integers(400, 4000), chunk=st.integers(5, 60),
+    form=st.sampled_from(["csv", "csv.gz", "parquet"]), files=st.integers(1, 2),
+)  # fmt: skip
+def test_the_size_of_a_chunk_changes_nothing(
+    count: int, seed: int, block: int, chunk: int, form: str, files: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("sizes")
+    (folder / "schema.yaml").write_text(SCHEMA)
+    for number in range(files):
+        rows = table(count, seed + number)
+        (parquet if form == "parquet" else write)(folder / f"t{number}.{form}", rows)
+    options = {"name": "table", "path": str(folder / f"t*.{form}"), "schema": str(folder / "schema.yaml")}
+    plain = open_dataset(prepare({**options, "cache": str(folder / "plain")}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_files, "BLOCK", block)
+        patch.setattr(table_files, "CHUNK", chunk)
+        small = open_dataset(prepare({**options, "cache": str(folder / "small")}))
+    assert plain.meta["splits"] == small.meta["splits"]
+    for name in (f"{each}.npy" for each in plain.schema.arrays):
+        assert (plain.path / name).read_bytes() == (small.path / name).read_bytes()
+
+
+def test_chunks_are_bounded_whatever_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_files, "BLOCK", 2000)
+    monkeypatch.setattr(table_files, "CHUNK", 50)
+    rows = table(3000)
+    for path in (write(tmp_path / "t.csv", rows), parquet(tmp_path / "t.parquet", rows)):
+        seen = list(read_table(path, TextForm(), None, BadLines(0), lambda stage, fraction: None))
+        assert sum(len(each.frame) for each in seen) == 3000
+        assert max(len(each.frame) for each in seen) <= 50
+
+
+def test_nothing_of_a_later_day_changes_an_earlier_one(load: Load, schema: str, tmp_path: Path) -> None:
+    rows = table(300)
+    last = max(time.date() for time in rows["when"])
+    before = load(name="table", path=str(write(tmp_path / "a.csv", rows)), schema=schema)
+    for name in ("age", "price", "views"):
+        rows[name] = [1e6 if t.date() == last else value for t, value in zip(rows["when"], rows[name], strict=True)]
+    after = load(name="table", path=str(write(tmp_path / "b.csv", rows)), schema=schema)
+    for split, same in list(zip(before, after, strict=True))[:-1]:
+        one, two = split.slice(0, split.rows), same.slice(0, same.rows)
+        assert np.array_equal(one.numeric, two.numeric) and np.array_equal(one.ids, two.ids)
+
+
+SMALL = "columns: {y: label, x: numeric, c: categorical}"
+
+
+def small(tmp_path: Path, text: str, schema: str = SMALL, name: str = "t.csv") -> dict[str, Any]:
+    (tmp_path / name).write_text(text)
+    (tmp_path / "s.yaml").write_text(schema)
+    return {"name": "table", "path": str(tmp_path / name), "schema": str(tmp_path / "s.yaml")}
+
+
+def test_days_by_row_count_are_told(load: Load, tmp_path: Path) -> None:
+    text = "y,x,c\n" + "1,2,a\n0,3,b\n" * 7
+    data = load(**small(tmp_path, text))
+    assert [split.rows for split in data] == [2] * 7
+    assert data.days_by_rows and summarise(data)["days_by_rows"]
+    assert DAYS_BY_ROWS in overview(data).plain
+    small(tmp_path, text, name="u.csv")
+    by_file = load(**{**small(tmp_path, text), "path": [str(tmp_path / "t.csv"), str(tmp_path / "u.csv")]})
+    assert [split.rows for split in by_file] == [14, 14] and not by_file.days_by_rows
+    assert load(**{**small(tmp_path, text), "path": str(tmp_path / "?.csv"), "days": 4}).days_by_rows
+
+
+def test_a_time_puts_rows_in_order_and_cuts_them_into_equal_parts(load: Load, tmp_path: Path) -> None:
+    rows = "".join(f"{i % 2},{i},a,{1_700_000_000 + (i * 7 % 20)}\n" for i in range(20))
+    schema = "columns: {y: label, x: numeric, c: categorical, t: time}"
+    data = load(**small(tmp_path, "y,x,c,t\n" + rows, schema), days=4)
+    assert whole(data).numeric[:, 0].tolist() == sorted(range(20), key=lambda i: i * 7 % 20)
+    assert [split.rows for split in data] == [5] * 4 and not data.days_by_rows
+    for number, name in enumerate(("late", "early")):  # each file is in order, and the second one precedes the first
+        half = "".join(f"1,{i},a,2024-01-{20 - 10 * number + i}\n" for i in range(5))
+        small(tmp_path, "y,x,c,t\n" + half, schema, f"{number}-{name}.csv")
+    split = load(name="table", path=str(tmp_path / "?-*.csv"), schema=str(tmp_path / "s.yaml"), days=2)
+    assert whole(split).numeric[:, 0].tolist() == [0, 1, 2, 3, 4] * 2
+    dated = schema.replace("t: time", "t: {kind: time, fields: [weekday]}")
+    split = load(**{**small(tmp_path, "y,x,c,t\n", dated, "unused"), "path": str(tmp_path / "?-*.csv")}, days=2)
+    assert whole(split).ids[:, 1].tolist() == [(i + 2) % 7 for i in range(5)] + [(i + 5) % 7 for i in range(5)]
+
+
+LABELS = [
+    ("label", ["0", "1", "true", "False"], [0, 1, 1, 0]),
+    ("{kind: label, at_least: 4}", ["3.5", "4", "5", "-1"], [0, 1, 1, 0]),
+    ("{kind: label, positive: '>50K'}", ["<=50K", " >50K ", ">50k", ">50K"], [0, 1, 0, 1]),
+    ("{kind: label, positive: 2}", ["1", "2", "2", "1"], [0, 1, 1, 0]),
+]
+
+
+@pytest.mark.parametrize(("kind", "cells", "labels"), LABELS)
+def test_labels(kind: str, cells: list[str], labels: list[int], load: Load, tmp_path: Path) -> None:
+    text = "y,x\n" + "".join(f"{cell},1\n" for cell in cells)
+    assert whole(load(**small(tmp_path, text, f"columns: {{y: {kind}, x: numeric}}"), days=2)).labels.tolist() == labels
+
+
+TIMES = [
+    (None, "2024-02-29", "2024-02-29 00:00:00"),
+    (None, "2024-02-29T13:05:01.5Z", "2024-02-29 13:05:01.500000"),
+    (None, "2024-02-29 13:05", "2024-02-29 13:05:00"),
+    (None, "2024-02-29 13:05:00+02:00", "2024-02-29 11:05:00"),
+    (None, "2024-02-29 13:05:00 UTC", "2024-02-29 13:05:00"),
+    (None, "1709211900", "2024-02-29 13:05:00"),
+    (None, "1709211900000", "2024-02-29 13:05:00"),
+    ("%d.%m.%Y %H:%M", "29.02.2024 13:05", "2024-02-29 13:05:00"),
+    ("%y%m%d%H", "24022913", "2024-02-29 13:00:00"),
+    ("%m/%d/%Y", "02/29/2024", "2024-02-29 00:00:00"),
+    (None, "29 Feb", None),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "moment"), TIMES)
+def test_times(form: str | None, text: str, moment: str | None) -> None:
+    import polars as pl
+
+    found = moments(pl.Series([text, None]), form).cast(pl.Datetime("us")).to_list()
+    assert [None if each is None else str(each) for each in found] == [moment, None]
+    if moment is not None:
+        assert days(pl.Series([text]), form).to_list() == [20240229]
+
+
+def test_a_number_has_the_text_that_others_write() -> None:
+    import polars as pl
+
+    assert texts(pl.Series([7.0, 7.5, None, math.nan])).to_list() == ["7", "7.5", None, None]
+    assert texts(pl.Series([True, False])).to_list() == ["1", "0"]
+    assert texts(pl.Series([" a ", " ", ""])).to_list() == ["a", None, None]
+
+
+GOOD = "y,x,c\n" + "1,2,a\n0,3,b\n" * 4
+SCHEMA_ERRORS = [
+    (
+        "columns: {y: label, x: numeric, c: categoric}",
+        r"columns.c.kind=categoric is not known: .*Did you mean categorical\?",
+    ),
+    ("columns: {y: label, x: {kind: numeric, transfrom: log1p}}", r"no option transfrom; .*Did you mean transform\?"),
+    (
+        "columns: {y: label, x: {kind: numeric, transform: log}}",
+        r"x.transform=log cannot be; type one of: none, log1p.*mean log1p\?",
+    ),
+    (
+        "columns: {y: label, x: {kind: numeric, transform: bucketize, buckets: 1}}",
+        "x.buckets=1 is not a whole number from 2",
+    ),
+    ("columns: {y: label, x: numeric, x: categorical}", "x is there twice; leave one of them out"),
+    ("columns: {x: numeric}", "has no label; type kind: label"),
+    ("columns: {y: label}", "has no features; type kind: numeric"),
+    ("columns: {y: label, x: label, c: categorical}", r"has 2 columns of kind label \(y, x\); one is possible"),
+    ("columns: {y: label, x: time, c: day}", r"has 2 columns of kind time or day \(x, c\)"),
+    ("columns: {y: {kind: label, positive: yes}, x: numeric}", "put it in quotes"),
+    ("columns: {y: {kind: label, positive: a, at_least: 1}, x: numeric}", "both positive and at_least"),
+    ("columns: {y: label, x: {transform: log1p}}", r"columns.x has no kind; type \{kind: KIND\}"),
+    ("columns: {y: label, c: {kind: multi, separator: ''}}", "c.separator is empty"),
+    ("columns: {y: label, c: {kind: sequence, pooling: men}}", "c.pooling=men cannot be; type one of: sum, mean, max"),
+    (
+        "columns: {y: label, x: categorical, c: {kind: multi, table: z}}",
+        "table=z is no categorical column; type one of: x",
+    ),
+    ("columns: {y: label, x: categorical, c: {kind: multi, table: x, buckets: 9}}", "both table and buckets"),
+    ("columns: {y: label, c: multi}", r"The column c: its separator '\|' is in none of the 8 rows; type separator:"),
+    (
+        "columns: {y: label, x: {kind: time, fields: [minute]}, c: categorical}",
+        "x.fields cannot have minute; type some of: hour",
+    ),
+    ("colums: {y: label}", "has no columns; type columns:"),
+    ("[", "is not YAML"),
+    ("separator: ab\ncolumns: {y: label, x: numeric}", "separator='ab' is not one character"),
+    ("seperator: ';'\ncolumns: {y: label, x: numeric}", r"no key seperator; there are: .*Did you mean separator\?"),
+    (
+        "columns: {y: label, x: numeric, cc: categorical}",
+        r"t.csv has no column cc, which the schema names; its columns are: y, x, c",
+    ),
+    (
+        "columns: {y: label, x: numeric, c: numeric}",
+        r"t.csv, row 2: the column c is 'a', not a number; fix it or type data.max_bad_lines",
+    ),
+    (
+        "columns: {y: label, c: categorical, x: {kind: time, format: '%Y-%m'}}",
+        "The format '%Y-%m' cannot be|not a time of the format",
+    ),
+    ("columns: {y: label, x: numeric, c: day}", "row 2: the column c is 'a', not a day such as"),
+]
+
+
+@pytest.mark.parametrize(("schema", "message"), SCHEMA_ERRORS)
+def test_a_wrong_schema_is_one_sentence(schema: str, message: str, load: Load, tmp_path: Path) -> None:
+    with pytest.raises(GbactlError, match=message) as caught:
+        load(**small(tmp_path, GOOD, schema))
+    assert "\n" not in str(caught.value)
+
+
+FILE_ERRORS = [
+    ("", "t.csv is empty"),
+    ("y,x,c\n", "no readable row below its header"),
+    ("y,x,c", "no readable row below its header"),
+    ("y;x;c\n1;2;a\n", "__fine__"),
+    ("y:x:c\n1:2:a\n", "has no column y.*Its columns seem to be apart by another character"),
+    ("y,x,c,c\n1,2,a,b\n", "t.csv has 2 columns c"),
+    ("y,x,c\n1,2,a\n2,3,b\n", "row 3: the column y is '2', not 0 or 1"),
+    ("y,x,c\n1,2,a\n,3,b\n", "row 3: the column y is missing, not 0 or 1"),
+    ("y,x,c\n1,2,a\n0,3\n", "row 3: 2 cells where the header has 3; fix it or type data.max_bad_lines=100"),
+    ("y,x,c\n1,2,a\n0,inf,b\n", "row 3: the column x is 'inf', not a number"),
+    ('y,x,c\n1,2,"a\n' + "0,3,b\n" * 400, "a row is longer than .*quotation mark"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), FILE_ERRORS)
+def test_a_wrong_file_is_one_sentence(
+    text: str,
+    message: str,
+    load: Load,
+    caches: Callable[[], list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(table_files, "BLOCK", 1000)
+    options = small(tmp_path, text)
+    if message == "__fine__":
+        message = "has 1 rows, which cannot be cut"
+    with pytest.raises(DataError, match=message):
+        load(**options)
+    assert caches() == []
+
+
+def test_files_that_are_not_text_or_not_there(load: Load, tmp_path: Path) -> None:
+    options = small(tmp_path, GOOD)
+    (tmp_path / "t.csv").write_bytes("y,x,c\n1,2,größe\n".encode("latin1"))
+    with pytest.raises(DataError, match=r"t.csv is not UTF-8 text; convert it"):
+        load(**options)
+    with pytest.raises(DataError, match=r"nowhere.csv does not exist"):
+        load(**{**options, "path": str(tmp_path / "nowhere.csv")})
+    with pytest.raises(DataError, match=r"none.yaml does not exist; set data.schema"):
+        load(**{**options, "schema": str(tmp_path / "none.yaml")})
+    with pytest.raises(ConfigError, match=r"data.schema is not set; .*infer-schema"):
+        load(**{**options, "schema": None})
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(DataError, match=r"t.parquet is not whole Parquet"):
+        load(**{**options, "path": str(tmp_path / "t.parquet")})
+    parquet(tmp_path / "l.parquet", {"y": [0, 1], "x": [1.0, 2.0], "c": [["a"], ["b", "c"]]})
+    with pytest.raises(DataError, match=r"the column c holds List\(String\); type kind: multi"):
+        load(**{**options, "path": str(tmp_path / "l.parquet")})
+    whole_file = gzip.compress(GOOD.encode() * 50)
+    (tmp_path / "g.csv.gz").write_bytes(whole_file[: len(whole_file) // 2])
+    with pytest.raises(DataError, match=r"g.csv.gz: the gzip data ends too early"):
+        load(**{**options, "path": str(tmp_path / "g.csv.gz")})
+
+
+def test_all_rows_of_one_day_are_refused_with_the_way_out(load: Load, tmp_path: Path) -> None:
+    text = "y,x,d\n" + "1,2,2024-01-31\n0,3,2024-01-31\n" * 4
+    options = small(tmp_path, text, "columns: {y: label, x: numeric, d: day}")
+    with pytest.raises(DataError, match=r"one day, 2024-01-31; type data\.days=7"):
+        load(**options)
+    assert load(**options, days=2).rows == 8
+
+
+def test_bad_rows_are_counted_and_named(load: Load, tmp_path: Path) -> None:
+    text = 'y,x,c\n1,2,a\n1,2\n1,"4",a\n0,x,b\n9,1,b\n0,NA,b\n1,5,"a\nb"\n1,2,3,4\n0,1,c\n'
+    options = small(tmp_path, text, f"missing: ['', NA]\n{SMALL}")
+    with pytest.raises(DataError, match=r"row 3: 2 cells"):
+        load(**options, days=2)
+    with pytest.raises(DataError, match=r"row 9: 4 cells"):  # counted before the cells of rows that are whole
+        load(**options, days=2, max_bad_lines=1)
+    with pytest.raises(DataError, match=r"row 6: the column y is '9', not 0 or 1"):
+        load(**options, days=2, max_bad_lines=3)
+    data = load(**options, days=2, max_bad_lines=4)
+    assert (data.meta["bad_lines"], whole(data).numeric[:, 0].tolist()) == (4, [2.0, 4.0, 0.0, 5.0, 1.0])
+
+
+def test_the_key_has_the_schema_and_not_its_path(tmp_path: Path) -> None:
+    options = small(tmp_path, GOOD)
+    before = data_fingerprint(options)
+    (tmp_path / "other.yaml").write_text(SMALL)
+    assert data_fingerprint({**options, "schema": str(tmp_path / "other.yaml")}) == before
+    (tmp_path / "other.yaml").write_text(SMALL.replace("x: numeric", "x: categorical"))
+    assert data_fingerprint({**options, "schema": str(tmp_path / "other.yaml")}) != before
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_remote_files_are_read_in_place(form: str, load: Load, tmp_path: Path, schema: str) -> None:
+    rows = table(120)
+    local = (parquet if form == "parquet" else write)(tmp_path / f"t.{form}", rows)
+    memory = fsspec.filesystem("memory")
+    for number in range(2):
+        memory.pipe(f"/tables/{form}/day_{number}.{form}", local.read_bytes())
+    memory.pipe(f"/tables/{form}.yaml", SCHEMA.encode())
+    remote = {"path": f"memory://tables/{form}", "schema": f"memory://tables/{form}.yaml"}
+    found = load(name="table", **remote)
+    same = load(name="table", path=[str(local), str(local)], schema=schema)
+    for name in (f"{each}.npy" for each in found.schema.arrays):
+        assert (found.path / name).read_bytes() == (same.path / name).read_bytes()
+    key = data_fingerprint({"name": "table", **remote})
+    memory.pipe(f"/tables/{form}/day_1.{form}", local.read_bytes())  # written again, at another time
+    assert data_fingerprint({"name": "table", **remote}) != key
+    one = load(name="table", path=f"file://{local}", schema=schema)
+    assert one.rows == 120
+
+
+def test_other_readers_take_urls_too(load: Load, criteo_lines: Callable[[int], list[str]], tmp_path: Path) -> None:
+    text = "\n".join(criteo_lines(30)).encode()
+    (tmp_path / "day_0").write_bytes(text)
+    fsspec.filesystem("memory").pipe("/criteo/day_0", gzip.compress(text))
+    remote = load(name="criteo", path="memory://criteo/day_*", days=3)
+    local = load(name="criteo", path=str(tmp_path / "day_0"), days=3)
+    assert (remote.path / "ids.npy").read_bytes() == (local.path / "ids.npy").read_bytes()
+    assert remote.days_by_rows
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "message"),
+    [
+        ("s3://bucket/t.csv", MissingDependencyError, r"s3:// has no driver here; type pip install 'gbactl\[s3\]'\."),
+        ("nothing://a/b", ConfigError, "nothing://a/b cannot be read .*type a path, or s3://"),
+        ("memory://nowhere/t.csv", DataError, "memory://nowhere/t.csv does not exist"),
+        ("memory://nowhere/*.csv", DataError, "has no file that matches"),
+    ],
+)
+def test_urls_that_cannot_be_read(url: str, kind: type[GbactlError], message: str, load: Load, schema: str) -> None:
+    if url.startswith("s3:") and "s3fs" in fsspec.registry:
+        pytest.skip("s3fs is installed")
+    with pytest.raises(kind, match=message):
+        load(name="table", path=url, schema=schema)
+
+
+def test_the_meta_of_an_older_cache_says_nothing_of_its_days(load: Load, tmp_path: Path) -> None:
+    data = load(**small(tmp_path, GOOD))
+    meta = json.loads((data.path / "meta.json").read_text())
+    del meta["days_by_rows"]
+    (data.path / "meta.json").write_text(json.dumps(meta))
+    assert not open_dataset(data.path).days_by_rows

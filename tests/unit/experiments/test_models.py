@@ -1,0 +1,48 @@
+"""The study of the models: what it trains is a configuration of every model, and what its tables say."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from gbactl.conf_files import options
+from gbactl.launch.hydra_config import compose
+
+EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
+FOLDER = EXPERIMENTS / "models"
+
+
+@pytest.fixture(scope="module")
+def scripts() -> dict[str, ModuleType]:
+    sys.path[:0] = [str(FOLDER), str(EXPERIMENTS)]
+    return {name: importlib.import_module(name) for name in ("study_results", "study", "write_models")}
+
+
+def test_every_model_is_trained_in_every_mode_with_every_seed(scripts: Any) -> None:
+    for part in scripts["study"].read_study(FOLDER / "sweep.yaml", "default"):
+        cells = [scripts["study_results"].options(cell.overrides) for cell in part.cells]
+        found = {(cell["model"], cell["mode"], cell["seed"]) for cell in cells}
+        names, modes, seeds = (set(each) for each in zip(*found, strict=True))
+        assert len(found) == len(cells) == len(names) * len(modes) * len(seeds) and len(seeds) == 3
+        assert names == set(scripts["write_models"].PUBLISHED) == set(options("model"))
+        for name in names:
+            compose(list(next(cell.overrides for cell in part.cells if f"model={name}" in cell.overrides)))
+
+
+def test_the_table_has_the_difference_from_the_published_figure(scripts: Any) -> None:
+    def done(mode: str, seed: str, auc: float) -> Any:
+        of_cell = {"model": "dcnv2", "mode": mode, "seed": seed}
+        return scripts["study_results"].Done(of_cell, {"auc": auc}, Path())
+
+    cells = [done("sync", "0", 0.98400), done("sync", "1", 0.98404), done("gba", "0", 0.984), done("gba", "1", 0.98404)]
+    [row] = [line for line in scripts["write_models"].frappe(cells).splitlines() if line.startswith("| `dcnv2`")]
+    assert row.startswith("| `dcnv2` | 2 | 0.98382 | 0.98402 +-0.00003 | +0.00020 | yes | **+0.00000 +-0.00000** |")
+    low = scripts["write_models"].frappe([done("sync", "0", 0.982)])
+    assert "| `dcnv2` | 1 | 0.98382 | 0.98200 | -0.00182 | no | - |" in low
+    assert "| `dcnv2` | 2 | 0.98402 | +0.0" not in low
+    assert "| **+0.00000 +-0.00000** | - | - |" in scripts["write_models"].synthetic(cells)

@@ -1,0 +1,121 @@
+"""Layers of the models against those of FuxiCTR, DeepCTR-Torch and TorchRec, with the same weights.
+
+Each test is skipped where its library is missing: pip install --no-deps fuxictr deepctr-torch torchrec (fuxictr also
+needs h5py). MaskNet, FinalMLP and DLRM's products are in none of these packages, or do not load; test_models.py has
+their formulas.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gbactl.config import ModelConfig
+from gbactl.models import build
+
+B, F, DIM = 6, 4, 4
+
+
+def model(name: str, **options: Any) -> Any:
+    return build(ModelConfig(name, dim=DIM, hidden=[8, 5], first_order=False, options=options), 0, F, seed=3)
+
+
+def vectors() -> Tensor:
+    return torch.randn(B, F, DIM, generator=torch.Generator().manual_seed(5)).requires_grad_()
+
+
+def assert_same(ours: nn.Module, theirs: nn.Module, pairs: list[tuple[Tensor, Any]], found: Any, wanted: Any) -> None:
+    """Copy weights, then compare outputs and gradients; pairs: our parameter, and theirs or a view of its shape."""
+    draw = torch.Generator().manual_seed(6)
+    for own, other in pairs:
+        own.data.normal_(0, 0.5, generator=draw)
+        other.data.copy_(own.data.reshape(other.shape))
+    x, y = vectors(), vectors()
+    a, b = found(x).reshape(B, -1), wanted(y).reshape(B, -1)
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    weights = torch.linspace(1, 2, a.numel()).reshape(a.shape)
+    one = torch.autograd.grad((a * weights).sum(), [x, *(own for own, _ in pairs)])
+    two = torch.autograd.grad((b * weights).sum(), [y, *(other for _, other in pairs)])
+    for of_own, of_other in zip(one, two, strict=True):
+        torch.testing.assert_close(of_own.reshape(of_other.shape), of_other, rtol=1e-3, atol=1e-4)
+
+
+def chained(layers: Any, start: Tensor) -> Tensor:
+    x = start
+    for layer in layers:
+        x = layer(start, x)
+    return x
+
+
+def test_crosses_are_those_of_fuxictr() -> None:
+    layers = pytest.importorskip("fuxictr.pytorch.layers", exc_type=ImportError)
+    ours, theirs = model("dcnv2", layers=3), layers.CrossNetV2(F * DIM, 3)
+    pairs = [
+        pair for own, other in zip(ours.crosses, theirs.cross_layers, strict=True)
+        for pair in ((own.up.weight, other.weight), (own.up.bias, other.bias))
+    ]  # fmt: skip
+    assert_same(ours, theirs, pairs, lambda v: chained(ours.crosses, v.flatten(1)), lambda v: theirs(v.flatten(1)))
+
+
+def test_low_rank_crosses_are_those_of_torchrec() -> None:
+    """Its file of crosses is loaded alone, as the package needs fbgemm for the installed version of torch."""
+    package = importlib.util.find_spec("torchrec")
+    if package is None or package.origin is None:
+        pytest.skip("torchrec is not installed")
+    spec = importlib.util.spec_from_file_location("crossnet", Path(package.origin).parent / "modules" / "crossnet.py")
+    assert spec is not None and spec.loader is not None
+    crossnet = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(crossnet)
+    ours, theirs = model("dcnv2", layers=2, rank=3), crossnet.LowRankCrossNet(F * DIM, 2, 3)
+    pairs = [
+        pair for i, own in enumerate(ours.crosses)
+        for pair in (
+            (own.down.weight, theirs.V_kernels[i]), (own.up.weight, theirs.W_kernels[i]), (own.up.bias, theirs.bias[i]),
+        )
+    ]  # fmt: skip
+    assert_same(ours, theirs, pairs, lambda v: chained(ours.crosses, v.flatten(1)), lambda v: theirs(v.flatten(1)))
+
+
+def test_the_interaction_network_is_that_of_fuxictr() -> None:
+    """Their products are ordered (vector, map), ours (map, vector)."""
+    layers = pytest.importorskip("fuxictr.pytorch.layers", exc_type=ImportError)
+    ours, theirs = model("xdeepfm", maps=[3, 2]), layers.CompressedInteractionNet(F, [3, 2])
+    convolutions = list(theirs.cin_layer.values())
+    nn.init.zeros_(theirs.fc.bias)
+    draw = torch.Generator().manual_seed(6)
+    for own, other in zip(ours.layers, convolutions, strict=True):
+        own.weight.data.normal_(0, 0.5, generator=draw)
+        turned = own.weight.data.unflatten(1, (-1, F)).transpose(1, 2).reshape(other.weight.shape)
+        other.weight.data.copy_(turned)
+    rest = [(own.bias, other.bias) for own, other in zip(ours.layers, convolutions, strict=True)]
+    rest.append((ours.last.weight, theirs.fc.weight))
+    assert_same(ours, theirs, rest, lambda v: ours.terms(torch.empty(B, 0), v)[1], theirs)
+
+
+def test_the_interaction_network_is_that_of_deepctr() -> None:
+    layers = pytest.importorskip("deepctr_torch.layers", exc_type=ImportError)
+    ours = model("xdeepfm", maps=[3, 2])
+    theirs = layers.CIN(F, (3, 2), activation="linear", split_half=False)
+    pairs = [
+        pair for own, other in zip(ours.layers, theirs.conv1ds, strict=True)
+        for pair in ((own.weight, other.weight), (own.bias, other.bias))
+    ]  # fmt: skip
+    assert_same(ours, theirs, pairs, lambda v: ours.terms(torch.empty(B, 0), v)[1], lambda v: ours.last(theirs(v)))
+
+
+@pytest.mark.parametrize("scale", [False, True])
+def test_attention_is_that_of_deepctr(scale: bool) -> None:
+    """Theirs always has a matrix for the residual: the identity here."""
+    layers = pytest.importorskip("deepctr_torch.layers", exc_type=ImportError)
+    [ours] = model("autoint", layers=1, heads=2, attention_dim=DIM, scale=scale).layers
+    theirs = layers.InteractingLayer(DIM, head_num=2, scaling=scale)
+    theirs.W_Res.data = torch.eye(DIM)
+    for own, other in zip((ours.query, ours.key, ours.value), ("W_Query", "W_key", "W_Value"), strict=True):
+        nn.init.normal_(own.weight, 0, 0.5, generator=torch.Generator().manual_seed(len(other)))
+        setattr(theirs, other, nn.Parameter(own.weight.data.t().clone()))
+    assert_same(ours, theirs, [], ours, theirs)

@@ -1,0 +1,110 @@
+"""Pooling of lists against plain numpy and against autograd, with both sets of kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gbactl.data.dataset import POOLINGS, Batch, Jagged, ListField, Schema
+from gbactl.errors import DataError
+from gbactl.kernels import load
+from gbactl.models.pooling import ListPooling, distinct_rows
+
+IDS, WIDTH, LONGEST = 5, 3, 4  # few ids, so that a list repeats some
+KERNELS = [load("native"), load("twin")]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Schema, Batch]:
+    """A batch with one column and up to three multi-valued fields, some of them in one table; lists may be empty."""
+    samples = draw(st.integers(1, 5))
+    kinds = draw(st.lists(st.sampled_from(POOLINGS), min_size=1, max_size=3))
+    lengths = draw(
+        st.lists(st.integers(0, draw(st.sampled_from([0, LONGEST]))), min_size=samples * len(kinds),
+                 max_size=samples * len(kinds))
+    )  # fmt: skip
+    total = sum(lengths)
+    values = draw(st.lists(st.integers(0, IDS - 1), min_size=total, max_size=total))
+    weights = draw(st.none() | st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0]), min_size=total, max_size=total))
+    tables = (0, *draw(st.lists(st.integers(0, len(kinds)), min_size=len(kinds), max_size=len(kinds))))
+    first = draw(st.integers(0, 3))  # a slice's offsets do not begin at 0
+    offsets = first + np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    jagged = Jagged(
+        len(kinds), offsets, np.array(values, np.int32), None if weights is None else np.array(weights, np.float32)
+    )
+    ids = np.arange(samples, dtype=np.int32)[:, None] % IDS
+    schema = Schema(0, (IDS,) * (1 + len(kinds)), tables, tuple(ListField(LONGEST, kind) for kind in kinds))
+    return schema, Batch(np.zeros(samples, np.uint8), np.zeros((samples, 0), np.float32), ids, jagged)
+
+
+def reference(schema: Schema, batch: Batch, table: torch.Tensor) -> torch.Tensor:
+    """The model's fields [samples, fields, width], a list at a time."""
+    jagged, found = batch.jagged, []
+    assert jagged is not None
+    bounds = (jagged.offsets - jagged.offsets[0]).tolist()
+    for sample in range(len(batch)):
+        found.append(table[int(schema.offsets[0]) + int(batch.ids[sample, 0])])
+        for place, field in enumerate(schema.lists):
+            low, high = (bounds[sample * jagged.lists + place + end] for end in (0, 1))
+            at = torch.from_numpy(jagged.values[low:high].astype(np.int64)) + int(schema.offsets[1 + place])
+            weights = torch.ones(high - low) if jagged.weights is None else torch.from_numpy(jagged.weights[low:high])
+            rows = table[at] * weights[:, None]
+            if low == high or (field.pooling == "mean" and float(weights.sum()) == 0):
+                found.append(torch.zeros(WIDTH))
+            elif field.pooling == "max":
+                found.append(torch.stack([rows[int(rows[:, column].argmax()), column] for column in range(WIDTH)]))
+            else:
+                total = rows.sum(0)
+                found.append(total / weights.sum() if field.pooling == "mean" else total)
+    return torch.stack(found).reshape(len(batch), schema.fields, WIDTH)
+
+
+@settings(deadline=None)
+@given(case=cases(), shards=st.integers(1, 3), seed=st.integers(0, 99))
+def test_pooled_rows_and_their_gradient_are_those_of_numpy_and_autograd(
+    case: tuple[Schema, Batch], shards: int, seed: int
+) -> None:
+    (schema, batch), random = case, np.random.default_rng(seed)
+    jagged = batch.jagged
+    assert jagged is not None
+    table = random.standard_normal((schema.rows, WIDTH)).astype(np.float32)
+    upstream = random.standard_normal((len(batch), schema.fields, WIDTH)).astype(np.float32)
+    leaf = torch.from_numpy(table).requires_grad_()
+    expected = reference(schema, batch, leaf)
+    expected.backward(torch.from_numpy(upstream))  # type: ignore[no-untyped-call]
+    bits = []
+    for kernels in KERNELS:
+        unique = distinct_rows(kernels, batch, schema, shards)
+        shard = np.repeat(np.arange(shards), unique.counts)
+        pulled = table[unique.index * shards + shard]
+        rows = pulled[unique.inverse]
+        pooling, columns = ListPooling(kernels, schema, jagged), batch.ids.size
+        pooled = pooling.pool(rows[columns:].copy())
+        fields = np.concatenate([rows[:columns].reshape(-1, 1, WIDTH), pooled], 1)
+        np.testing.assert_allclose(fields, expected.detach().numpy(), rtol=1e-5, atol=1e-6)
+        gradient = np.empty_like(rows)
+        gradient[:columns] = upstream[:, 0]
+        pooling.unpool(upstream[:, 1:], gradient[columns:])
+        sums = np.empty((len(unique.index), WIDTH), np.float32)
+        kernels.segment_sum(gradient, unique.inverse, sums)
+        whole = np.zeros_like(table)
+        whole[unique.index * shards + shard] = sums
+        assert leaf.grad is not None
+        np.testing.assert_allclose(whole, leaf.grad.numpy(), rtol=1e-5, atol=1e-6)
+        bits.append((fields.tobytes(), whole.tobytes()))
+    assert bits[0] == bits[1], "native and twin give the same bits"
+
+
+def test_ids_outside_of_their_tables_are_refused() -> None:
+    schema = Schema(0, (IDS, IDS), (), (ListField(2),))
+    jagged = Jagged(1, np.array([0, 2]), np.array([1, IDS], np.int32))
+    ids = np.zeros((1, 1), np.int32)
+    batch = Batch(np.zeros(1, np.uint8), np.zeros((1, 0), np.float32), ids, jagged)
+    with pytest.raises(DataError, match="has the id 5, not one below 5"):
+        distinct_rows(KERNELS[0], batch, schema, 1)
+    good = Jagged(1, np.array([0, 2]), np.array([1, 0], np.int32))
+    with pytest.raises(ValueError, match="outside the table"):
+        distinct_rows(KERNELS[0], Batch(batch.labels, batch.numeric, ids - 1, good), schema, 1)

@@ -61,7 +61,7 @@ class EmulatedNodes:
         self.servers = [self._join(address, "server", index) for index in range(servers)]
         self.workers = [self._join(address, "worker", index) for index in range(workers)]
         self.joining = time.perf_counter() - begun
-        self.training, self.version, self.gradients, self.sent = False, 0, 0, Counter[str]()
+        self.version, self.gradients, self.sent = 0, 0, Counter[str]()
         self.cpu, self.full = (0.0, 0.0), self.empty
         for channel in self.workers * WAITING:
             channel.send(TakeBatch(channel.peer_index))
@@ -69,7 +69,7 @@ class EmulatedNodes:
     def _join(self, address: str, role: str, index: int) -> Any:
         self.hub.me = Peer(role, index)
         channel: Any = self.hub.connect(address)
-        channel.peer_index, channel.role = index, role
+        channel.peer_index, channel.role, channel.training = index, role, False
         channel.send(Hello(role, index, f"{role}{index}" if role == "server" else "", os.getpid()))
         channel.send(Ready(role, index))
         return channel
@@ -88,13 +88,13 @@ class EmulatedNodes:
 
     def _act(self, channel: Any, message: Any) -> bool:
         index = channel.peer_index
-        self.sent[type(message).__name__] += self.training
+        self.sent[type(message).__name__] += channel.training
         if isinstance(message, Granted):
             self._granted(channel, message)
         elif isinstance(message, OrderStep):
             self.version = max(self.version, message.step + 1)
-        elif isinstance(message, BeginPhase) and channel is self.workers[0]:
-            self.training = message.training
+        elif isinstance(message, BeginPhase):
+            channel.training = message.training
         elif isinstance(message, Barrier):
             channel.send(Reached(index, message.version))
         elif isinstance(message, Ping):
@@ -105,7 +105,7 @@ class EmulatedNodes:
         return not isinstance(message, Stop)
 
     def _granted(self, worker: Any, grant: Granted) -> None:
-        if not self.training:
+        if not worker.training:
             message = Predictions(grant.phase, worker.peer_index, grant.batch, grant.start, grant.samples)
             worker.send(message, np.full(grant.samples, 0.5, np.float32).view(np.uint8))
             worker.send(TakeBatch(worker.peer_index))

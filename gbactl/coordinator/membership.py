@@ -128,10 +128,11 @@ class Membership:
 
     def forget(self, channel: Channel) -> bool:
         """Remove a lost channel. Returns whether it belonged to a node of the run."""
-        nodes = [node for node, known in self.channels.items() if known is channel]
-        for node in nodes:
-            del self.channels[node]
-        return bool(nodes)
+        node = (channel.peer.role, channel.peer.index)
+        if self.channels.get(node) is not channel:
+            return False
+        del self.channels[node]
+        return True
 
     def of(self, role: str) -> dict[int, Channel]:
         """Channels of all nodes of a role ("server", "worker"), by node index."""

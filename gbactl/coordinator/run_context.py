@@ -280,7 +280,8 @@ class NodeRequests:
         with servers if "server" in roles else nullcontext():
             if not (yield WaitCondition(lambda: self._all_inspected(roles), deadline)):
                 return {}
-        return {node: each for node, each in self.inspected.items() if node in self._names(roles)}
+        names = self._names(roles)
+        return {node: each for node, each in self.inspected.items() if node in names}
 
     def repeat(self, server: Channel) -> None:
         """Repeat an unanswered request to a server's successor, if its predecessor has not answered."""
@@ -305,11 +306,11 @@ class NodeRequests:
             self.asking(False)
 
     def _all_inspected(self, roles: Sequence[str]) -> bool:
-        """Whether every node of some roles has answered. Names are compared only once there are enough answers."""
+        """Whether every node of some roles has answered."""
         members = self.run.members
         nodes = len(members.channels) - ("server" not in roles) * members.expected["server"]
         if "worker" in roles and len(self.inspected) < nodes:
-            return False
+            return False  # names are not compared after each of thousands of answers
         return self._names(roles) <= set(self.inspected)
 
     def _names(self, roles: Sequence[str]) -> set[str]:

@@ -37,16 +37,15 @@ BACKLOG = 4096  # or what the kernel allows: many nodes that connect at once mus
 MOST_DESCRIPTORS = 1 << 18  # enough for a connection to every node of a run
 
 
-def allow_descriptors() -> int:
-    """Raise this process's limit of open file descriptors as far as the system allows; returns the limit.
+def allow_descriptors() -> None:
+    """Raise this process's limit of open file descriptors as far as the system allows.
 
     The usual limit of 1,024 would end a coordinator with 1,000 workers, and a launcher with 350 hosts."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError):  # such as for a hard limit above the kernel's own
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def local(bind: str, transport: str) -> str:

@@ -227,10 +227,12 @@ class Checkpointing:
             self.run.failures.cost(f"S{shard}", self.unsaved.missed(shard, samples, rows))
 
     def _is_due(self, step: int) -> bool:
+        if self._stop is None and not self.on:
+            return False
         if self._open is not None or self._planned is not None or not self.run.savable:
             return False
-        if self._stop is not None or not self.on:
-            return self._stop is not None
+        if self._stop is not None:
+            return True
         gap = self.rhythm.step_gap
         return self.run.hub.now() >= self._due if gap is None else step % gap == 0
 
@@ -238,7 +240,7 @@ class Checkpointing:
         """Ask a worker for the dense parameters to save, when it receives its batch of step `token` and a save is due.
 
         Only where the workers hold the dense parameters."""
-        if self.run.home != "workers" or not self._is_due(token + 1):
+        if not self._is_due(token + 1) or self.run.home != "workers":
             return
         if worker == min(self.run.members.of("worker")):
             self._planned = (token + 1, self._plan())
@@ -256,7 +258,7 @@ class Checkpointing:
         """Begin a checkpoint, if one is due, when all steps below `step` are ordered."""
         if self._planned is not None and self._planned[0] == step and self.run.savable:
             number, self._planned = self._planned[1], None
-        elif self.run.home != "workers" and self._is_due(step):
+        elif self._is_due(step) and self.run.home != "workers":
             number = self._plan()
         else:
             return

@@ -201,13 +201,11 @@ class EventLog:
 
     def flush(self) -> None:
         """Write buffered records to the file. Raises OSError that names the log."""
-        view = memoryview(bytes(self._buffer))
         try:
-            while view:
-                view = view[os.write(self._fd, view) :]
+            while self._buffer:
+                del self._buffer[: os.write(self._fd, self._buffer)]
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
-        self._buffer.clear()
 
     def close(self, **fields: Any) -> None:
         """Write the end record and close the file."""

@@ -118,6 +118,15 @@ class Schema:
         return self.tables or tuple(range(len(self.cardinalities)))
 
     @cached_property
+    def list_targets(self) -> tuple[int | None, ...]:
+        """Number of the field with one id a sample whose table a multi-valued field shares, for each of these or None.
+
+        Such a list is a history of what that field tells of the present (the target item)."""
+        of_columns = self.table_of[: self.columns]
+        lists = self.table_of[self.columns :]
+        return tuple(of_columns.index(table) if table in of_columns else None for table in lists)
+
+    @cached_property
     def spans(self) -> list[tuple[int, int]]:
         """Range of rows (low, high) of each table in the fused embedding table."""
         sizes = [0] * (max(self.table_of, default=-1) + 1)

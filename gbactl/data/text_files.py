@@ -67,7 +67,8 @@ def find(path: str | list[str] | None, patterns: list[str], key: str = "data.pat
     if target.is_dir():
         matches = {f for pattern in patterns for f in target.glob(pattern) if f.is_file()}
         if not matches:
-            raise DataError(f"{target} has no file that matches {' '.join(patterns)}; set {key} to the file itself.")
+            hint = f"set {key} to another folder, or to the files."
+            raise DataError(f"{target} has no file that matches {' '.join(patterns)}; {hint}")
     elif target.exists():
         return [target]
     else:

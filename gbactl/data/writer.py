@@ -132,8 +132,10 @@ def reorder(
     """Copy the arrays of `source` into `folder`, a chunk at a time.
 
     `order`: places of the rows in the order in which they are copied; None: as they are. `change` is applied to each
-    chunk; it keeps the lists."""
+    chunk; it keeps the lists. A chunk has fewer rows where these have long lists."""
     whole = Split("", map_arrays(source, lists, weighted))
+    if whole.whole.jagged is not None:
+        chunk = max(1, chunk // (1 + len(whole.whole.jagged.values) // max(1, whole.rows)))
 
     def copied(lo: int, hi: int) -> Batch:
         return change(whole.slice(lo, hi) if order is None else whole.take(order[lo:hi]))

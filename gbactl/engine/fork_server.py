@@ -151,10 +151,10 @@ class ForkServer:
             raise
         return ForkedProcess(int(answer), stdin)
 
-    def dense_size(self, cfg: ModelConfig, numeric: int, fields: int) -> int:
+    def dense_size(self, cfg: ModelConfig, numeric: int, fields: int, list_targets: Sequence[int | None] = ()) -> int:
         """Have a model's dense values counted (see `dense_size`). Raises OSError if the fork server has ended."""
         self.ready()
-        asked = {"model": dataclasses.asdict(cfg), "numeric": numeric, "fields": fields}
+        asked = {"model": dataclasses.asdict(cfg), "shape": [numeric, fields, list_targets]}
         self._line.send(json.dumps(asked).encode())
         answer = self._line.recv(1 << 16)
         if not answer:
@@ -201,16 +201,16 @@ def close_fork_server() -> None:
     _server = None
 
 
-def dense_size(cfg: ModelConfig, numeric: int, fields: int) -> int:
+def dense_size(cfg: ModelConfig, numeric: int, fields: int, list_targets: Sequence[int | None] = ()) -> int:
     """Count a model's dense values where torch has been imported: in the fork server, or else in this process.
 
     Raises ConfigError where the model cannot be built."""
     if _server is not None and _server.owner == os.getpid() and "torch" not in sys.modules:
         with contextlib.suppress(OSError):
-            return _server.dense_size(cfg, numeric, fields)
+            return _server.dense_size(cfg, numeric, fields, list_targets)
     from gbactl import models
 
-    return models.dense_size(cfg, numeric, fields)
+    return models.dense_size(cfg, numeric, fields, list_targets)
 
 
 def start_node(environment: Mapping[str, str], log: Path, fds: Sequence[int]) -> Started:

@@ -194,7 +194,8 @@ def shard_bytes(cfg: RunConfig, dataset: Dataset, shard: int) -> int:
 
 def vector_bytes(cfg: RunConfig, dataset: Dataset) -> int:
     """Return the size of one copy of the dense vector, in bytes."""
-    return FLOAT * dense_size(cfg.model, dataset.schema.numeric, dataset.schema.fields)
+    schema = dataset.schema
+    return FLOAT * dense_size(cfg.model, schema.numeric, schema.fields, schema.list_targets)
 
 
 def served_vectors(cfg: RunConfig) -> int:

@@ -61,7 +61,7 @@ class FaultPlan:
         """Return the slow-down factor, at least 1, of a worker's batch number `turn`, begun `seconds` into training.
 
         `turn` counts the worker's own batches with samples from 0 through the whole run; evaluation is not slowed."""
-        return self.factor_of(f"W{worker}", turn, seconds)
+        return self.factor_of(f"W{worker}", turn, seconds) if self._of else 1.0
 
     def factor_of(self, process: str, turn: int, seconds: float) -> float:
         """Return the slow-down factor of a process (W1 or S0).

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator, Sequence
-from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import addressof, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from gbactl.kernels.base import (
     RowPart,
     RowSums,
     Workspace,
+    address,
     live_parts,
     require,
     require_table,
@@ -99,7 +100,7 @@ def checked(code: int) -> int:
 
 
 def pointers(arrays: Sequence[np.ndarray[Any, Any]]) -> Any:
-    return (c_void_p * len(arrays))(*[array.ctypes.data for array in arrays])
+    return (c_void_p * len(arrays))(*[address(array) for array in arrays])
 
 
 def dense_arguments(parts: Sequence[DensePart], size: int) -> tuple[int, Any, Any]:
@@ -112,11 +113,11 @@ def dense_arguments(parts: Sequence[DensePart], size: int) -> tuple[int, Any, An
 
 
 def make_state(rule: OptimizerRule, value: Floats, moments: Sequence[Floats], counts: Any, width: int) -> KernelState:
-    address = [moment.ctypes.data for moment in moments] + [None, None]
+    first, second = ([address(moment) for moment in moments] + [None, None])[:2]
     steps = 0 if rule.bias is None else len(rule.bias)
     return KernelState(
-        value.ctypes.data, address[0], address[1], None if counts is None else counts.ctypes.data,
-        None if rule.bias is None else rule.bias.ctypes.data, steps, len(value), width,
+        address(value), first, second, None if counts is None else address(counts),
+        None if rule.bias is None else address(rule.bias), steps, len(value), width,
         RULES[rule.name], rule.beta1, rule.rest1, rule.beta2, rule.rest2, rule.eps,
     )  # fmt: skip
 
@@ -169,8 +170,8 @@ class NativeKernels:
         counts = np.empty(shards, LONG)
         used = checked(
             self._library.gb_dedupe(
-                ids.ctypes.data, ids.shape[0], ids.shape[1], offsets.ctypes.data, shards,
-                index.ctypes.data, counts.ctypes.data, inverse.ctypes.data,
+                address(ids), ids.shape[0], ids.shape[1], address(offsets), shards,
+                address(index), address(counts), address(inverse),
             )
         )  # fmt: skip
         return DistinctRows(index[:used], counts, inverse)
@@ -182,7 +183,7 @@ class NativeKernels:
         require(index, INT, (n,), "An index")
         require(out, FLOAT, (n, width), "The output")
         gather = self._library.gb_gather
-        checked(gather(table.ctypes.data, rows, width, index.ctypes.data, n, out.ctypes.data))
+        checked(gather(address(table), rows, width, address(index), n, address(out)))
 
     def segment_sum(self, grad: Floats, inverse: Ints, out: Floats) -> None:
         n, width = grad.shape
@@ -190,7 +191,7 @@ class NativeKernels:
         require(inverse, INT, (n,), "inverse")
         require(out, FLOAT, (-1, width), "The output")
         add = self._library.gb_segment_sum
-        checked(add(grad.ctypes.data, inverse.ctypes.data, n, width, out.ctypes.data, len(out)))
+        checked(add(address(grad), address(inverse), n, width, address(out), len(out)))
 
     def aggregate(
         self, parts: Sequence[RowPart], workspace: Workspace | None = None, shares: Sequence[float] = ()
@@ -206,7 +207,7 @@ class NativeKernels:
             self._library.gb_aggregate(
                 k, pointers([part[0] for part in live]), pointers([part[1] for part in live]),
                 sizes, weights, counted, width,
-                out.index.ctypes.data, out.total.ctypes.data, out.contributors.ctypes.data,
+                address(out.index), address(out.total), address(out.contributors),
             )
         )  # fmt: skip
         total = out.total[: used * width].reshape(used, width)
@@ -214,17 +215,17 @@ class NativeKernels:
 
     def check_index(self, index: Ints, rows: int) -> None:
         require(index, INT, (-1,), "An index")
-        checked(self._library.gb_check_unique(index.ctypes.data, len(index), rows))
+        checked(self._library.gb_check_unique(address(index), len(index), rows))
 
     def init_rows(self, table: Floats, seed: int, first: int, stride: int, scale: float) -> None:
         require(table, FLOAT, (-1, -1), "A table")
         seed &= (1 << 64) - 1
-        self._library.gb_init_rows(table.ctypes.data, *table.shape, seed, first, stride, scale)
+        self._library.gb_init_rows(address(table), *table.shape, seed, first, stride, scale)
 
     def average(self, running: Floats, parts: Sequence[DensePart], weight_sum: float, momentum: float) -> None:
         require(running, FLOAT, (-1,), "Running statistics")
         n = len(running)
-        self._library.gb_average(running.ctypes.data, n, *dense_arguments(parts, n), weight_sum, momentum)
+        self._library.gb_average(address(running), n, *dense_arguments(parts, n), weight_sum, momentum)
 
     def codec(self, name: str) -> NativeCodec:
         return NativeCodec(self._library, name)
@@ -246,7 +247,7 @@ class NativeRowStep:
         self._rows, self._width = table.shape
         self._held = (rule, table, tuple(moments), counts)
         self._state = make_state(rule, table, moments, counts, self._width)
-        self._address = ctypes.addressof(self._state)
+        self._address = addressof(self._state)
         self._zeros = np.zeros(self._width, FLOAT)
         self._step, self._check = library.gb_step_rows, library.gb_check_range
 
@@ -257,12 +258,12 @@ class NativeRowStep:
         n = len(index)
         require(index, INT, (n,), "An index")
         require(grad, FLOAT, (n, self._width), "A gradient")
-        at, per_row = index.ctypes.data, None
+        at, per_row = address(index), None
         if contributors is not None:
             require(contributors, FLOAT, (n,), "Contributors")
-            per_row = contributors.ctypes.data
+            per_row = address(contributors)
         checked(self._check(at, n, self._rows))
-        self._step(self._address, at, n, grad.ctypes.data, per_row, None, None, weight, divisor, lr, decay)
+        self._step(self._address, at, n, address(grad), per_row, None, None, weight, divisor, lr, decay)
 
     def every(
         self, slot: Ints, grad: Floats, contributors: Floats | None,
@@ -275,9 +276,9 @@ class NativeRowStep:
         per_row = None
         if contributors is not None:
             require(contributors, FLOAT, (len(grad),), "Contributors")
-            per_row = contributors.ctypes.data
+            per_row = address(contributors)
         self._step(
-            self._address, None, 0, grad.ctypes.data, per_row, slot.ctypes.data, self._zeros.ctypes.data,
+            self._address, None, 0, address(grad), per_row, address(slot), address(self._zeros),
             weight, divisor, lr, decay,
         )  # fmt: skip
 
@@ -290,7 +291,7 @@ class NativeDenseStep:
             require(array, FLOAT, value.shape[:1], "A dense slice")
         self._held = (rule, value, tuple(moments))
         self._state = make_state(rule, value, moments, None, 1)
-        self._address, self._size = ctypes.addressof(self._state), len(value)
+        self._address, self._size = addressof(self._state), len(value)
         self._step = library.gb_step_dense
 
     def __call__(self, parts: Sequence[DensePart], divisor: float, step: float, root: float, decay: float) -> None:
@@ -310,18 +311,18 @@ class NativeCodec(Codec):
 
     def narrow(self, values: Floats, out: Halves) -> None:
         if _plain(values, FLOAT, out.size) and _plain(out, HALF, out.size):
-            self._library.gb_narrow(self._kind, values.ctypes.data, out.ctypes.data, out.size)
+            self._library.gb_narrow(self._kind, address(values), address(out), out.size)
         else:
             self._otherwise.narrow(values, out)
 
     def widen(self, halves: Halves, out: Floats) -> None:
         if _plain(halves, HALF, out.size) and _plain(out, FLOAT, out.size):
-            self._library.gb_widen(self._kind, halves.ctypes.data, out.ctypes.data, out.size)
+            self._library.gb_widen(self._kind, address(halves), address(out), out.size)
         else:
             self._otherwise.widen(halves, out)
 
     def round(self, values: Floats) -> None:
         if _plain(values, FLOAT, values.size):
-            self._library.gb_round(self._kind, values.ctypes.data, values.size)
+            self._library.gb_round(self._kind, address(values), values.size)
         else:
             self._otherwise.round(values)

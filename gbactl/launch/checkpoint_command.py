@@ -131,7 +131,7 @@ def trained_model(run: str) -> TrainedModel:
     chain = resume.find(run)
     cfg, schema = from_dict(chain.last.config), Schema.of(chain.last.schema)
     rows = torch.from_numpy(whole_rows(chain, cfg)["rows"])
-    model = build(cfg.model, schema.numeric, schema.fields, cfg.seed)
+    model = build(cfg.model, schema.numeric, schema.fields, cfg.seed, schema.list_targets)
     return TrainedModel(model, dense_state(chain)["value"], rows, schema)
 
 
@@ -154,7 +154,7 @@ def state_dict(cfg: RunConfig, schema: Schema, rows: Any, dense: Any, names: lis
 
     from gbactl.models.flat_parameters import FlatModel
 
-    model = build(cfg.model, schema.numeric, schema.fields, cfg.seed)
+    model = build(cfg.model, schema.numeric, schema.fields, cfg.seed, schema.list_targets)
     FlatModel(model).load(dense)
     found: dict[str, Any] = model.state_dict()  # same object: it holds the versions of the layers
     for name, tensor in list(found.items()):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -46,7 +47,7 @@ def row_width(cfg: ModelConfig) -> int:
     return cfg.dim + int(cfg.target is None if cfg.first_order is None else cfg.first_order)
 
 
-def dense_size(cfg: ModelConfig, numeric: int, fields: int) -> int:
+def dense_size(cfg: ModelConfig, numeric: int, fields: int, list_targets: Sequence[int | None] = ()) -> int:
     """Count the values of a model's dense vector (parameters and batch-norm buffers). Imports torch.
 
     gbactl's own models are built without memory for it. Raises ConfigError where a model cannot be built."""
@@ -55,15 +56,16 @@ def dense_size(cfg: ModelConfig, numeric: int, fields: int) -> int:
     from gbactl.models.flat_parameters import dense_tensors
 
     with torch.device("meta") if cfg.target is None else contextlib.nullcontext():
-        parameters, _, buffers = dense_tensors(build(cfg, numeric, fields, 0))
+        parameters, _, buffers = dense_tensors(build(cfg, numeric, fields, 0, list_targets))
     return sum(each.numel() for each in (*parameters, *buffers))
 
 
-def build(cfg: ModelConfig, numeric: int, fields: int, seed: int) -> nn.Module:
+def build(cfg: ModelConfig, numeric: int, fields: int, seed: int, list_targets: Sequence[int | None] = ()) -> nn.Module:
     """Build a model for the given numbers of numeric and categorical fields; initial values depend on `seed` alone.
 
-    The constructor gets `model.options`, and by name what it wants of: numeric, fields, dim, hidden, dropout,
-    batch_norm, init_scale, seed, first_order. torch's global generator is seeded for it. Raises ConfigError."""
+    `list_targets`: of the multi-valued fields, which are the last ones of `fields` (see `Schema`). The constructor gets
+    `model.options`, and by name what it wants of: numeric, fields, list_targets, dim, hidden, dropout, batch_norm,
+    init_scale, seed, first_order. torch's global generator is seeded for it. Raises ConfigError."""
     import torch
     from torch import nn
     from torch.nn.modules.batchnorm import _BatchNorm
@@ -73,7 +75,7 @@ def build(cfg: ModelConfig, numeric: int, fields: int, seed: int) -> nn.Module:
     offered = {
         "numeric": numeric, "fields": fields, "dim": cfg.dim, "hidden": list(cfg.hidden), "dropout": cfg.dropout,
         "batch_norm": cfg.batch_norm, "init_scale": cfg.init_scale, "seed": seed,
-        "first_order": row_width(cfg) > cfg.dim,
+        "first_order": row_width(cfg) > cfg.dim, "list_targets": tuple(list_targets),
     }  # fmt: skip
     arguments = _arguments(cfg, kind, offered)
     with torch.random.fork_rng(devices=[]):

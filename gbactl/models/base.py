@@ -26,10 +26,11 @@ class ClickModel(nn.Module):
 
     def __init__(
         self, numeric: int, fields: int, dim: int, hidden: list[int], dropout: float, batch_norm: bool,
-        init_scale: float, seed: int, first_order: bool,
+        init_scale: float, seed: int, first_order: bool, list_targets: tuple[int | None, ...] = (),
     ) -> None:  # fmt: skip
         super().__init__()
         self.numeric, self.fields, self.dim, self.hidden = numeric, fields, dim, hidden
+        self.list_targets = list_targets
         self.dropout, self.batch_norm, self.init_scale, self.first_order = dropout, batch_norm, init_scale, first_order
         self.masks = torch.Generator()
         self.init = torch.Generator().manual_seed(seed & _INT63)
@@ -61,11 +62,13 @@ class ClickModel(nn.Module):
             logit = logit + term
         return logit
 
-    def new_mlp(self, inputs: int, hidden: list[int], outputs: int | None = 1) -> nn.Sequential:
+    def new_mlp(
+        self, inputs: int, hidden: list[int], outputs: int | None = 1, activation: str = "relu"
+    ) -> nn.Sequential:
         """Make an MLP with the configured dropout and batch norm (see `layers.mlp`)."""
         return mlp(
             inputs, hidden, outputs,
-            dropout=self.dropout, batch_norm=self.batch_norm, init=self.init, masks=self.masks,
+            dropout=self.dropout, batch_norm=self.batch_norm, init=self.init, masks=self.masks, activation=activation,
         )  # fmt: skip
 
     def new_linear(self, inputs: int, outputs: int, bias: bool = True) -> nn.Linear:

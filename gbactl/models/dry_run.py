@@ -1,24 +1,30 @@
 """Dry run of a model of the user's own on one batch, before training: does it keep the contract of a model?
 
 forward(numeric float32[B, N], fields float32[B, F, W]) returns logits float32[B], for any B from 1 on; every parameter
-is a float32 and has a gradient. A run can be replayed if the gradient depends on the parameters, the batch and its seed
-alone. Costs three gradients of a small batch. gbactl's own models are not run: tests have seen to them.
+is a float32 and has a gradient. A model with the attribute `raw_fields`, numbers of multi-valued fields, has
+forward(numeric, fields, raw): raw holds for each of these fields the rows float32[B, L, W] of its lists, padded with
+zeros, and a mask bool[B, L]; L is the longest list of the batch, at least 1.
+
+A run can be replayed if the gradient depends on the parameters, the batch and its seed alone. Costs three gradients of
+a small batch. gbactl's own models are not run: tests have seen to them.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import nn
 
-from gbactl.data.dataset import Batch, Dataset
+from gbactl.data.dataset import Batch, Dataset, Schema
 from gbactl.errors import ConfigError, require
+from gbactl.kernels import load
 from gbactl.kernels.base import Floats
 from gbactl.models import ModelConfig, build, row_width
-from gbactl.models.gradient_computer import GradientComputer
+from gbactl.models.gradient_computer import GradientComputer, raw_tensors
+from gbactl.models.pooling import ListPooling, RawField
 
 SAMPLES = 32  # of the batch; one of a single sample follows, as a phase may end with it
 KEYS = (1, 2, 1)  # seeds of three batches, of which the first and the last have to give the same
@@ -29,14 +35,33 @@ def dry_run(cfg: ModelConfig, dataset: Dataset, seed: int, precision: str) -> st
 
     Raises ConfigError, one sentence, where the model breaks the contract."""
     batch, schema = dataset.splits[0].slice(0, min(SAMPLES, dataset.splits[0].rows)), dataset.schema
-    drawn = np.random.default_rng(seed).uniform(-1, 1, (len(batch), schema.fields, row_width(cfg)))
-    rows = (drawn * max(cfg.init_scale, 0.01)).astype(np.float32)
-    model = build(cfg, schema.numeric, schema.fields, seed)
+    random, width, scale = np.random.default_rng(seed), row_width(cfg), max(cfg.init_scale, 0.01)
+    rows = (random.uniform(-1, 1, (len(batch), schema.fields, width)) * scale).astype(np.float32)
+    model = build(cfg, schema.numeric, schema.fields, seed, schema.list_targets)
     _check_parameters(cfg, model)
     computer = GradientComputer(model, precision=precision)
+    _check_raw_fields(cfg, computer.raw_fields, schema)
+    raw: list[RawField] = []
+    if batch.jagged is not None:
+        values = (random.uniform(-1, 1, (len(batch.jagged.values), width)) * scale).astype(np.float32)
+        raw = ListPooling(load(), schema, batch.jagged).pad(values, computer.raw_fields)
     for count in (len(batch), 1):
-        _check_batch(cfg, computer, batch.numeric[:count], rows[:count])
-    return _obstacle(cfg, computer, batch, rows)
+        _check_batch(cfg, computer, batch.numeric[:count], rows[:count], [_head(each, count) for each in raw])
+    return _obstacle(cfg, computer, batch, rows, raw)
+
+
+def _check_raw_fields(cfg: ModelConfig, asked: Sequence[int], schema: Schema) -> None:
+    """Raise ConfigError unless each field that the model wants raw is a multi-valued field of the data."""
+    listed = list(range(schema.columns, schema.fields))
+    for field in asked:
+        there = f"the multi-valued fields are {listed}" if listed else "the data have no multi-valued fields"
+        require(field in listed, f"model.target={cfg.target} wants field {field} raw (raw_fields), but {there}.")
+
+
+def _head(field: RawField, count: int) -> RawField:
+    """Return a raw field of the first samples; a single one's list is empty, as lists may be."""
+    rows, mask = field
+    return (rows[:count], mask[:count]) if count > 1 else (0 * rows[:1, :1], np.zeros((1, 1), np.bool_))
 
 
 def _check_parameters(cfg: ModelConfig, model: nn.Module) -> None:
@@ -53,7 +78,7 @@ def _check_parameters(cfg: ModelConfig, model: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def _told(cfg: ModelConfig, numeric: Floats, rows: Floats) -> Iterator[None]:
+def _told(cfg: ModelConfig, numeric: Floats, rows: Floats, raw: Sequence[RawField]) -> Iterator[None]:
     """Context that tells an exception of the user's model in one sentence, with the shapes of what it was given."""
     try:
         yield
@@ -61,35 +86,40 @@ def _told(cfg: ModelConfig, numeric: Floats, rows: Floats) -> Iterator[None]:
         raise
     except Exception as error:
         text = " ".join(str(error).split())
+        shapes = f"numeric {list(numeric.shape)} and fields {list(rows.shape)}"
+        shapes += f" and raw fields {', '.join(str(list(each.shape)) for each, _ in raw)}" if raw else ""
         raise ConfigError(
-            f"model.target={cfg.target} fails on a batch of numeric {list(numeric.shape)} and fields "
-            f"{list(rows.shape)} ({type(error).__name__}: {text[:300]})."
+            f"model.target={cfg.target} fails on a batch of {shapes} ({type(error).__name__}: {text[:300]})."
         ) from error
 
 
-def _check_batch(cfg: ModelConfig, computer: GradientComputer, numeric: Floats, rows: Floats) -> None:
+def _check_batch(
+    cfg: ModelConfig, computer: GradientComputer, numeric: Floats, rows: Floats, raw: Sequence[RawField]
+) -> None:
     """Raise ConfigError unless logits and gradients of a batch are as they have to be."""
     what, count = f"model.target={cfg.target}", len(rows)
     named = dict(computer.model.train().named_parameters())
     computer.flat.alone(count == 1)
     fields = torch.from_numpy(rows).requires_grad_()
-    with _told(cfg, numeric, rows):
-        logits = computer.logits(torch.tensor(numeric), fields)
+    lists = raw_tensors(raw)
+    of_raw = {f"raw field {n}": each.requires_grad_() for n, (each, _) in zip(computer.raw_fields, lists, strict=True)}
+    with _told(cfg, numeric, rows, raw):
+        logits = computer.logits(torch.tensor(numeric), fields, lists)
         shape = f"{what} returns logits of shape {list(logits.shape)} for a batch of {count}, not [{count}]"
         hint = "; end forward with .squeeze(1)" if logits.dim() == 2 else "; squeeze(1) keeps the batch, squeeze() not"
         require(tuple(logits.shape) == (count,), f"{shape}{hint if logits.numel() == count else ''}.")
         require(bool(torch.isfinite(logits).all()), f"{what} returns logits that are NaN or infinite.")
         require(logits.requires_grad, f"{what} returns logits without a gradient; leave out detach() and no_grad().")
-        leaves = {"fields": fields, **named}
+        of_dense = {f"the parameter {name}": each for name, each in named.items()}
+        leaves = {"the looked-up fields": fields, **of_raw, **of_dense}
         found = torch.autograd.grad(logits.sum(), list(leaves.values()), allow_unused=True)
-    for name, gradient in zip(leaves, found, strict=True):
-        which = "the looked-up fields" if name == "fields" else f"the parameter {name}"
+    for which, gradient in zip(leaves, found, strict=True):
         require(gradient is not None, f"{what} gives no gradient to {which}, which forward does not use; take it out.")
         finite = gradient is None or bool(torch.isfinite(gradient).all())
         require(finite, f"{what} gives a gradient to {which} that is NaN or infinite.")
 
 
-def _obstacle(cfg: ModelConfig, computer: GradientComputer, batch: Batch, rows: Floats) -> str:
+def _obstacle(cfg: ModelConfig, computer: GradientComputer, batch: Batch, rows: Floats, raw: Sequence[RawField]) -> str:
     """Describe what a gradient depends on beside parameters, batch and seed; "" where there is nothing."""
     norms = {id(each) for norm in computer.flat.norms for each in norm.buffers()}
     buffers = {name: each for name, each in computer.model.named_buffers() if id(each) not in norms}
@@ -98,10 +128,11 @@ def _obstacle(cfg: ModelConfig, computer: GradientComputer, batch: Batch, rows: 
     for key in KEYS:
         order = slice(None, None, -1 if key == KEYS[1] else 1)
         computer.flat.restore_running()
-        loss, of_rows = computer.gradient(batch.numeric[order], batch.labels[order], rows[order], key)
+        lists = [(each[order].copy(), mask[order].copy()) for each, mask in raw]
+        loss, of_rows = computer.gradient(batch.numeric[order], batch.labels[order], rows[order], key, lists)
         dense = np.empty(computer.flat.size, np.float32)
         computer.flat.gradient_into(dense)
-        seen.append((loss, of_rows.tobytes(), dense.tobytes()))
+        seen.append((loss, of_rows.tobytes(), dense.tobytes(), *(each.tobytes() for each in computer.of_raw)))
     what = f"The run cannot be replayed: model.target={cfg.target}"
     if changed := [name for name, each in buffers.items() if not torch.equal(each, before[name])]:
         return f"{what} changes its buffer {changed[0]} in training, of which each worker has its own, unsaved."

@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gbactl.data.dataset import Jagged, Schema
 from gbactl.errors import DataError
 from gbactl.kernels import load
-from gbactl.kernels.base import Floats
+from gbactl.kernels.base import Floats, address
 from gbactl.models.pooling import ListPooling
 from gbactl.store.dense import DenseSpec
 
@@ -82,23 +82,23 @@ class FlatModel:
 
         False, and a copy, where the vector is not aligned like the model's own memory: sums would differ in bits.
         """
-        address = vector.ctypes.data
-        if address % ALIGNMENT or vector.shape != self._numpy.shape:
+        place = address(vector)
+        if place % ALIGNMENT or vector.shape != self._numpy.shape:
             self.load(vector)
             return False
-        self._bind(address, vector)
+        self._bind(place, vector)
         np.copyto(self._running, vector[self.params :])
         return True
 
-    def _bind(self, address: int, vector: Vector) -> None:
-        if address not in self._views:
+    def _bind(self, place: int, vector: Vector) -> None:
+        if place not in self._views:
             if len(self._views) >= MOST_VIEWS:
                 self._views.clear()
             tensors = (*self.parameters, *self._buffers)
             parts = torch.from_numpy(vector).split_with_sizes([high - low for low, high in self._spans])
             views = [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
-            self._views[address] = (vector, views)
-        self._numpy, views = self._views[address]
+            self._views[place] = (vector, views)
+        self._numpy, views = self._views[place]
         for tensor, view in zip((*self.parameters, *self._buffers), views, strict=True):
             tensor.data = view
 
@@ -121,7 +121,7 @@ class FlatModel:
         if vector.shape != self._numpy.shape:
             raise ValueError(f"the vector has shape {vector.shape}, not ({self.size},)")
         if self._numpy is not self._own_numpy:
-            self._bind(self._own_numpy.ctypes.data, self._own_numpy)
+            self._bind(address(self._own_numpy), self._own_numpy)
         np.copyto(self._numpy, vector)
         if self.buffers:
             np.copyto(self._running, vector[self.params :])
@@ -129,7 +129,7 @@ class FlatModel:
     def come_home(self) -> None:
         """Return to the model's own memory, with the values from before the first `use`."""
         if self._numpy is not self._own_numpy:
-            self._bind(self._own_numpy.ctypes.data, self._own_numpy)
+            self._bind(address(self._own_numpy), self._own_numpy)
         self._views.clear()
 
     def load_slice(self, low: int, values: Vector) -> None:
@@ -221,6 +221,9 @@ class TrainedModel(nn.Module):
                 raise DataError("The model has multi-valued fields; give their lists, for instance batch.jagged.")
             first = np.tile(self.schema.offsets[columns:], len(ids)).repeat(lists.checked_lengths(self.schema))
             values = rows[torch.from_numpy(lists.values + first)].numpy()
-            pooled = ListPooling(load(), self.schema, lists).pool(values)
-            emb = torch.cat((emb, torch.from_numpy(pooled)), 1)
+            pooling = ListPooling(load(), self.schema, lists)
+            emb = torch.cat((emb, torch.from_numpy(pooling.pool(values))), 1)
+            if raw_fields := getattr(self.model, "raw_fields", ()):
+                raw = [tuple(map(torch.from_numpy, each)) for each in pooling.pad(values, raw_fields)]
+                return torch.sigmoid(self.model(numeric, emb, raw))
         return torch.sigmoid(self.model(numeric, emb))

@@ -5,7 +5,7 @@ Nothing of the size of the dense vector is allocated except autograd's own gradi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,14 +16,21 @@ from torch import Tensor, nn
 
 from gbactl.metrics import ranked_pairs
 from gbactl.models.flat_parameters import FlatModel, Vector
+from gbactl.models.pooling import RawField
 
 Floats = NDArray[np.float32]
+RawTensors = Sequence[tuple[Tensor, Tensor]]  # rows float32[B, L, W] and mask bool[B, L] of each raw field
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:
     """Convert an array to a tensor, without a copy unless it is read-only (a memory-mapped slice)."""
     floats = np.ascontiguousarray(array, dtype=np.float32)
     return torch.from_numpy(floats if floats.flags.writeable else floats.copy())
+
+
+def raw_tensors(raw: Sequence[RawField]) -> RawTensors:
+    """Convert rows and masks of raw fields to tensors, without a copy."""
+    return [(torch.from_numpy(rows), torch.from_numpy(mask)) for rows, mask in raw]
 
 
 def seed_torch(key: int) -> None:
@@ -56,22 +63,28 @@ class GradientComputer:
         self.flat = FlatModel(model)
         self._seed: Callable[[int], None] = getattr(model, "seed_dropout", seed_torch)
         self._low = precision == "bf16"
+        self.raw_fields: Sequence[int] = getattr(model, "raw_fields", ())  # multi-valued fields it wants raw as well
+        self.of_raw: list[Floats] = []  # gradients of their rows, of the last batch
         self.ranked = (0.0, 0)  # of the last batch, as it was before it was trained: see metrics.ranked_pairs
         if dense is not None:
             self.flat.load(dense)
 
-    def logits(self, numeric: Tensor, emb: Tensor) -> Tensor:
+    def logits(self, numeric: Tensor, emb: Tensor, raw: RawTensors = ()) -> Tensor:
         """Compute logits float32[B] in the configured precision."""
+        given = (numeric, emb, raw) if raw else (numeric, emb)
         if not self._low:
-            return self.model(numeric, emb).float()  # type: ignore[no-any-return]
+            return self.model(*given).float()  # type: ignore[no-any-return]
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return self.model(numeric, emb).float()  # type: ignore[no-any-return]
+            return self.model(*given).float()  # type: ignore[no-any-return]
 
-    def gradient(self, numeric: Floats, labels: NDArray[Any], emb: Floats, rng_key: int) -> tuple[float, Floats]:
+    def gradient(
+        self, numeric: Floats, labels: NDArray[Any], emb: Floats, rng_key: int, raw: Sequence[RawField] = ()
+    ) -> tuple[float, Floats]:
         """Compute a batch's mean loss (nats) and the gradient of the rows `emb`; the model keeps the dense gradient.
 
-        numeric float32[B, N], labels [B] of 0 and 1, emb float32[B, F, W], read and not kept. The
-        dense gradient is fetched with `flat.gradient_into`. Raises ValueError for an empty batch.
+        numeric float32[B, N], labels [B] of 0 and 1, emb float32[B, F, W], read and not kept; raw: rows and mask of
+        each of `raw_fields`, whose gradients are then in `of_raw`. The dense gradient is fetched with
+        `flat.gradient_into`. Raises ValueError for an empty batch.
         """
         if emb.shape[0] == 0:
             raise ValueError("a batch of no samples has no gradient")
@@ -80,15 +93,18 @@ class GradientComputer:
         self._seed(rng_key)
         self.flat.alone(emb.shape[0] == 1)
         rows = _tensor(emb).requires_grad_()
-        logits = self.logits(_tensor(numeric), rows)
+        lists = raw_tensors(raw)
+        of_lists = [each.requires_grad_() for each, _ in lists]
+        logits = self.logits(_tensor(numeric), rows, lists)
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, _tensor(labels))
-        of_rows, *of_dense = torch.autograd.grad(loss, (rows, *self.flat.parameters))
+        of_rows, *others = torch.autograd.grad(loss, (rows, *of_lists, *self.flat.parameters))
+        self.of_raw, of_dense = [each.numpy() for each in others[: len(lists)]], others[len(lists) :]
         self.flat.keep_gradients(tuple(of_dense))
         self.ranked = ranked_pairs(labels, logits.detach().numpy())
         return loss.item(), of_rows.contiguous().view(-1, emb.shape[2]).numpy()
 
     @torch.inference_mode()
-    def predict(self, numeric: Floats, emb: Floats) -> Floats:
+    def predict(self, numeric: Floats, emb: Floats, raw: Sequence[RawField] = ()) -> Floats:
         """Compute click probabilities float32[samples], with running statistics and without dropout.
 
         The same batch gives the same bits whatever number of threads torch trains with.
@@ -96,4 +112,4 @@ class GradientComputer:
         self.model.eval()
         self.flat.restore_running()
         with one_thread():
-            return torch.sigmoid(self.logits(_tensor(numeric), _tensor(emb))).numpy()
+            return torch.sigmoid(self.logits(_tensor(numeric), _tensor(emb), raw_tensors(raw))).numpy()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +23,31 @@ class Dropout(nn.Module):
         mask = torch.empty_like(x, dtype=torch.float32)
         mask.bernoulli_(self.keep, generator=self.generator).mul_(1.0 / self.keep)
         return x * mask.to(x.dtype)
+
+
+class Dice(nn.Module):
+    """Activation of DIN: p x + (1 - p) a x, p being the sigmoid of x normalised over the batch; a, one a unit, learned.
+
+    Input: float[samples, width]. As in batch norm, evaluation normalises with running statistics."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width, eps=1e-8, affine=False)
+        self.norm.num_batches_tracked = None
+        self.slope = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the activation of each unit."""
+        p = torch.sigmoid(self.norm(x))
+        return p * x + (1 - p) * self.slope * x
+
+
+def relu(width: int) -> nn.Module:
+    """Make a ReLU for a layer of any width."""
+    return nn.ReLU()
+
+
+ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {"dice": Dice, "prelu": nn.PReLU, "relu": relu}
 
 
 class Linear(nn.Linear):
@@ -48,6 +75,7 @@ def mlp(
     batch_norm: bool = False,
     init: torch.Generator,
     masks: torch.Generator | None = None,
+    activation: str = "relu",
 ) -> nn.Sequential:
     """Make an MLP that maps [samples, inputs] to [samples, outputs]; with None it ends with its last hidden layer."""
     layers: list[nn.Module] = []
@@ -57,7 +85,7 @@ def mlp(
             norm = nn.BatchNorm1d(width)
             norm.num_batches_tracked = None  # a momentum needs no count, and the state must not hold one
             layers.append(norm)
-        layers.append(nn.ReLU())
+        layers.append(ACTIVATIONS[activation](width))
         if dropout > 0 and masks is not None:
             layers.append(Dropout(dropout, masks))
         inputs = width

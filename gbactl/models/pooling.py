@@ -1,5 +1,7 @@
 """Rows of a batch's ids, and multi-valued fields on their way into a model: the rows of each list pooled to one.
 
+A model with an attribute `raw_fields`, numbers of multi-valued fields, gets the lists of these fields raw as well.
+
 The flat order of a batch's ids is: all columns of `ids`, sample by sample, then the values of the lists. Finding the
 distinct rows, pulling them and summing gradients by row treat all of them alike.
 
@@ -9,6 +11,8 @@ their own, and the same bits with both sets of kernels. It costs two passes over
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +20,7 @@ from gbactl.data.dataset import Batch, Jagged, Schema
 from gbactl.kernels.base import DistinctRows, Floats, Ints, Kernels
 
 Longs = NDArray[np.int64]
+RawField = tuple[Floats, NDArray[np.bool_]]  # rows float32[samples, longest list, W], and where they are of values
 
 
 def distinct_rows(kernels: Kernels, batch: Batch, schema: Schema, shards: int) -> DistinctRows:
@@ -31,7 +36,7 @@ def distinct_rows(kernels: Kernels, batch: Batch, schema: Schema, shards: int) -
 
 
 class ListPooling:
-    """Pooling of one batch's lists: their values' rows to one row for each list, and a gradient back.
+    """Pooling and padding of one batch's lists: their values' rows to rows of lists, and a gradient back.
 
     A list of `max` passes the gradient of a column on to the first of the values that are greatest in this column."""
 
@@ -43,6 +48,8 @@ class ListPooling:
         self._scale = self._mean_scale(kinds == "mean") if (kinds == "mean").any() else None
         self._largest = np.flatnonzero((kinds == "max")[self.of_value % self.lists])  # values of lists of max
         self._passes: NDArray[np.bool_] = np.empty((0, 0), np.bool_)
+        self._padded: list[tuple[Longs, NDArray[np.bool_]]] = []  # positions of a raw field's values, and its mask
+        self._first = schema.columns
 
     def _mean_scale(self, is_mean: NDArray[np.bool_]) -> Floats:
         """Return what each list's sum is multiplied by, float32[lists, 1]: 1, or for a mean 1 / its sum of weights."""
@@ -74,13 +81,33 @@ class ListPooling:
         before = np.repeat(seen[starts] - equal[starts], counts, axis=0)
         self._passes = equal & (seen - before == 1)
 
-    def unpool(self, gradient: Floats, out: Floats) -> None:
-        """Write the gradient of the values' rows, float32[values, W], from that of the pooled rows, float32[..., W]."""
+    def pad(self, rows: Floats, raw_fields: Sequence[int]) -> list[RawField]:
+        """Pad the lists of some fields with zeros to the longest one, of at least 1; `rows`: as `pool` has left them.
+
+        The values of a list stand at its beginning, in their order."""
+        found: list[RawField] = []
+        self._padded = []
+        for field in raw_fields:
+            lengths = self.lengths[field - self._first :: self.lists]
+            mask = np.arange(max(1, int(lengths.max(initial=0)))) < lengths[:, None]
+            at = np.flatnonzero(self.of_value % self.lists == field - self._first)
+            padded = np.zeros((*mask.shape, rows.shape[1]), np.float32)
+            padded[mask] = rows[at]
+            self._padded.append((at, mask))
+            found.append((padded, mask))
+        return found
+
+    def unpool(self, gradient: Floats, out: Floats, of_raw: Sequence[Floats] = ()) -> None:
+        """Write the gradient of the values' rows, float32[values, W], from that of the pooled rows, float32[..., W].
+
+        `of_raw`: the gradients of the padded rows of the fields that `pad` was asked for."""
         pooled = np.array(gradient, np.float32).reshape(len(self.lengths), -1)
         if self._scale is not None:
             pooled *= self._scale
         self.kernels.gather(pooled, self.of_value, out)
         if len(self._largest):
             out[self._largest] *= self._passes
+        for (at, mask), of_rows in zip(self._padded, of_raw, strict=True):
+            out[at] += of_rows[mask]
         if self.weights is not None:
             out *= self.weights[:, None]

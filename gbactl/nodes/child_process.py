@@ -83,13 +83,13 @@ def serve_forks(launcher: int) -> None:
             os.close(fd)
 
 
-def _size_of(model: dict[str, Any], numeric: int, fields: int) -> int | str:
+def _size_of(model: dict[str, Any], shape: list[Any]) -> int | str:
     """Count a model's dense values. Returns the sentence of the error where it cannot be built."""
     from gbactl.errors import ConfigError
     from gbactl.models import ModelConfig, dense_size
 
     try:
-        return dense_size(ModelConfig(**model), numeric, fields)
+        return dense_size(ModelConfig(**model), *shape)
     except ConfigError as error:
         return str(error)
 

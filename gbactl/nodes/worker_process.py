@@ -78,7 +78,8 @@ def warm_up(computer: GradientComputer, dataset: Dataset, cfg: RunConfig) -> Non
     schema, count = dataset.schema, cfg.local_batch
     numeric = np.zeros((count, schema.numeric), np.float32)
     rows = np.zeros((count, schema.fields, row_width(cfg.model)), np.float32)
-    computer.gradient(numeric, np.zeros(count, np.float32), rows, 0)
+    raw = [(rows[:, :1].copy(), np.ones((count, 1), np.bool_)) for _ in computer.raw_fields]
+    computer.gradient(numeric, np.zeros(count, np.float32), rows, 0, raw)
 
 
 def _settle(cfg: RunConfig) -> None:
@@ -115,7 +116,9 @@ class WorkerProcess:
 
     def _computer(self) -> GradientComputer:
         schema, cfg = self.dataset.schema, self.cfg
-        return GradientComputer(build(cfg.model, schema.numeric, schema.fields, cfg.seed), precision=cfg.precision)
+        return GradientComputer(
+            build(cfg.model, schema.numeric, schema.fields, cfg.seed, schema.list_targets), precision=cfg.precision
+        )
 
     @property
     def flat(self) -> FlatModel:

@@ -340,6 +340,8 @@ class Server:
 
 def _row_weights(message: OrderStep) -> tuple[tuple[float, ...], ...]:
     """Split an order's weights by row staleness per gradient. Raises WireError where their counts do not match."""
+    if not (message.row_counts or message.row_weights):
+        return ()
     counts, weights = message.row_counts, iter(message.row_weights)
     if sum(counts) != len(message.row_weights) or min(counts, default=0) < 0:
         raise WireError("an order whose row weights do not fit its members")

@@ -80,7 +80,6 @@ class EventQueue:
 
 
 Done = Callable[..., None]
-Job = tuple[Callable[[], float], Done, tuple[Any, ...]]
 
 
 class Fifo:
@@ -232,34 +231,26 @@ class InterfaceDirection(SharedCores):
 
 
 class SerialProcess:
-    """Process that does one job after the other on shared cores: a server, the coordinator, or a connection.
-
-    There are four for each pair of a worker and a server, so an idle one is small: its queues are made when needed."""
-
-    __slots__ = ("_begun", "_busy", "_held", "_queue", "_urgent", "busy_seconds", "cores", "stretch")
+    """Process that does one job after the other on shared cores: a server, the coordinator, or a connection."""
 
     def __init__(self, cores: SharedCores) -> None:
         self.cores = cores
-        self._queue: deque[Job] | None = None
-        self._urgent: deque[Job] | None = None
+        self._queue: deque[tuple[Callable[..., float], Done, tuple[Any, ...]]] = deque()
+        self._urgent: deque[tuple[Callable[..., float], Done, tuple[Any, ...]]] = deque()
         self._busy = self._held = False
         self._begun = 0.0
         self.busy_seconds = 0.0
         self.stretch: Callable[[float], float] | None = None  # seconds of a job -> seconds to wait after it
 
-    def submit(self, cost: Callable[[], float], done: Done, *args: Any) -> None:
-        """Queue a job for this process; `cost()` is called when the job begins."""
+    def submit(self, cost: Callable[..., float], done: Done, *args: Any) -> None:
+        """Queue a job for this process; `cost(*args)` is called when the job begins, `done(*args)` when it ends."""
         if self._busy or self._held:
-            if self._queue is None:
-                self._queue = deque()
             self._queue.append((cost, done, args))
         else:
             self._begin(cost, done, args)
 
-    def first(self, cost: Callable[[], float], done: Done, *args: Any) -> None:
+    def first(self, cost: Callable[..., float], done: Done, *args: Any) -> None:
         """Queue a job before all waiting ones, as part of the current job; jobs queued this way keep their order."""
-        if self._urgent is None:
-            self._urgent = deque()
         self._urgent.append((cost, done, args))
         self._next()
 
@@ -277,9 +268,9 @@ class SerialProcess:
         if line and not (self._busy or self._held):
             self._begin(*line.popleft())
 
-    def _begin(self, cost: Callable[[], float], done: Done, args: tuple[Any, ...]) -> None:
+    def _begin(self, cost: Callable[..., float], done: Done, args: tuple[Any, ...]) -> None:
         self._busy = True
-        seconds = cost()
+        seconds = cost(*args)
         self.busy_seconds += seconds
         self._begun = self.cores.events.now
         self.cores.run(seconds, self._finished if self.stretch is None else self._stretched, done, args)

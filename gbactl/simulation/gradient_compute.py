@@ -50,7 +50,9 @@ class SharedCompute(BatchComputer):
     @classmethod
     def of(cls, cfg: RunConfig, schema: Schema) -> SharedCompute:
         """Build a run's model with its initial parameters."""
-        computer = GradientComputer(build(cfg.model, schema.numeric, schema.fields, cfg.seed), precision=cfg.precision)
+        computer = GradientComputer(
+            build(cfg.model, schema.numeric, schema.fields, cfg.seed, schema.list_targets), precision=cfg.precision
+        )
         return cls(computer, load(), schema, row_width(cfg.model), dense_cuts(cfg, computer.flat.size), cfg.seed)
 
     def load(self, item: BatchInProgress) -> None:

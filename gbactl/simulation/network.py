@@ -14,7 +14,6 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -61,8 +60,8 @@ class Endpoint(Protocol):
 class LinkDirection(Protocol):
     """One direction of a connection between two nodes."""
 
-    def carry(self, nbytes: int, arrive: Callable[[], None]) -> None:
-        """Send `nbytes` after the bytes already under way, then call `arrive`."""
+    def carry(self, nbytes: int, arrive: Callable[..., None], *args: Any) -> None:
+        """Send `nbytes` after the bytes already under way, then call `arrive(*args)`."""
 
 
 class HostLocalLink:
@@ -71,11 +70,11 @@ class HostLocalLink:
     def __init__(self, events: EventQueue, cost: CostModel) -> None:
         self.cost, self._pipe = cost, Fifo(events)
 
-    def carry(self, nbytes: int, arrive: Callable[[], None]) -> None:
-        """Send `nbytes` over the host's memory after the bytes already under way, then call `arrive`."""
+    def carry(self, nbytes: int, arrive: Callable[..., None], *args: Any) -> None:
+        """Send `nbytes` over the host's memory after the bytes already under way, then call `arrive(*args)`."""
         pipe = self._pipe
         pipe.reserve(nbytes / self.cost.local_bandwidth)
-        pipe.events.at(pipe.free + self.cost.local_latency, arrive)
+        pipe.events.at(pipe.free + self.cost.local_latency, arrive, *args)
 
 
 class HostToHostLink:
@@ -84,8 +83,6 @@ class HostToHostLink:
     A message flows through without being stored: it arrives when all of it has left and all of it is in. One of at most
     a packet waits only for other packets, and for earlier messages of this connection."""
 
-    __slots__ = ("_ends", "bandwidth", "entering", "events", "latency", "leaving", "packets_until", "under_way")
-
     def __init__(self, events: EventQueue, cost: CostModel, source: Host, target: Host) -> None:
         self.events, self.latency, self.bandwidth = events, cost.latency, cost.bandwidth
         self.leaving, self.entering = SerialProcess(source.outward), SerialProcess(target.inward)
@@ -93,26 +90,28 @@ class HostToHostLink:
         self.under_way = 0  # messages of more than a packet, and those behind them
         self.packets_until = 0.0  # arrival of the last packet before them
 
-    def carry(self, nbytes: int, arrive: Callable[[], None]) -> None:
-        """Send `nbytes` through the two interfaces after the bytes already under way, then call `arrive`."""
+    def carry(self, nbytes: int, arrive: Callable[..., None], *args: Any) -> None:
+        """Send `nbytes` through the two interfaces after the bytes already under way, then call `arrive(*args)`."""
         seconds = nbytes / self.bandwidth
         if nbytes <= PACKET_BYTES and not self.under_way:
             outward, inward = self._ends
             self.packets_until = max(outward.slip_in(seconds), inward.slip_in(seconds)) + self.latency
-            self.events.at(self.packets_until, arrive)
+            self.events.at(self.packets_until, arrive, *args)
             return
         self.under_way += 1
-        passing = _Passing(self, seconds, arrive)
+        passing = _Passing(self, seconds, arrive, args)
         self.leaving.submit(passing.begins, passing.left)
 
 
 class _Passing:
     """Message in transit between two hosts."""
 
-    __slots__ = ("arrive", "last", "seconds", "there", "wire")
+    __slots__ = ("args", "arrive", "last", "seconds", "there", "wire")
 
-    def __init__(self, wire: HostToHostLink, seconds: float, arrive: Callable[[], None]) -> None:
-        self.wire, self.seconds, self.arrive = wire, seconds, arrive
+    def __init__(
+        self, wire: HostToHostLink, seconds: float, arrive: Callable[..., None], args: tuple[Any, ...]
+    ) -> None:
+        self.wire, self.seconds, self.arrive, self.args = wire, seconds, arrive, args
         self.there = math.inf  # when its last bytes are at the target
         self.last = False  # whether it passed the target's interface completely before that
 
@@ -146,7 +145,7 @@ class _Passing:
             wire.events.at(wire.packets_until, self._whole)
             return
         wire.under_way -= 1
-        self.arrive()
+        self.arrive(*self.args)
 
 
 @dataclass(frozen=True)
@@ -193,8 +192,6 @@ class Network:
 class VirtualChannel:
     """One end of a channel between two virtual nodes."""
 
-    __slots__ = ("_within", "far", "near", "network", "other", "peer", "wire")
-
     def __init__(self, network: Network, near: Endpoint, far: Endpoint) -> None:
         self.network, self.near, self.far = network, near, far
         self.peer = far.peer
@@ -218,7 +215,7 @@ class VirtualChannel:
         """Send a frame whose size is computed as for a payload of `nbytes` before compression."""
         if self.other is not None:
             nbytes = self.network.wire_bytes(frame, nbytes, self._within)
-            self.wire.carry(nbytes, partial(self._arrive, frame))
+            self.wire.carry(nbytes, self._arrive, frame)
 
     def _arrive(self, frame: Frame) -> None:
         if self.other is not None:
@@ -264,7 +261,7 @@ class LossyChannel(VirtualChannel):
 
     def _send_copy(self, number: int, frame: Frame, nbytes: int) -> None:
         nbytes = self.network.wire_bytes(frame, nbytes, self._within)
-        self.wire.carry(nbytes, partial(self._come, number, frame))
+        self.wire.carry(nbytes, self._come, number, frame)
 
     def _come(self, number: int, frame: Frame) -> None:
         if number < self._expected or number in self._early:

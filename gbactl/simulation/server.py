@@ -15,7 +15,7 @@ import numpy as np
 
 from gbactl.checkpoint.restore import take_over
 from gbactl.faults.slowdown import ServerSlowdown
-from gbactl.kernels.base import Floats
+from gbactl.kernels.base import Floats, address
 from gbactl.server.checkpoint_writer import ShardSaver
 from gbactl.server.shard_server import SLOWED, Server
 from gbactl.simulation.coordinator import VirtualHub
@@ -59,7 +59,7 @@ class PullAnswer(Frame):
 def aligned(floats: int) -> Floats:
     """Allocate uninitialised float32[floats], aligned so that a model can compute with it in place."""
     raw = np.empty(4 * floats + ALIGNMENT, np.uint8)
-    skip = -raw.ctypes.data % ALIGNMENT
+    skip = -address(raw) % ALIGNMENT
     return raw[skip : skip + 4 * floats].view(np.float32)
 
 
@@ -102,9 +102,9 @@ class VirtualServer(Server):
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
         """Queue an arrived frame as a job of the server's process (Endpoint.receive)."""
-        self.process.submit(partial(self._seconds, frame), self.handle, channel, frame)
+        self.process.submit(self._seconds, self.handle, channel, frame)
 
-    def _seconds(self, frame: Frame) -> float:
+    def _seconds(self, _: VirtualChannel, frame: Frame) -> float:
         """Cost of handling a frame, computed when its job begins; without the answer to a pull that has to wait."""
         message, seconds = frame.message, self.cost.server_message
         self._stretched = frame.kind in SLOWED
@@ -112,8 +112,15 @@ class VirtualServer(Server):
             if message.after <= self.shard.version:
                 self._paid = message
                 seconds += self.cost.pull(message.rows, self._dense_floats(message))
-        elif isinstance(message, Push) and message.phase == self.phase:
-            self._sizes[message.batch] = (message.rows, message.dense)
+        elif isinstance(message, Push):
+            if message.phase == self.phase:
+                self._sizes[message.batch] = (message.rows, message.dense)
+        elif isinstance(message, OrderStep):
+            found = [self._sizes.pop(b, (0, 0)) for b in message.batches]
+            live = [size for size, weight in zip(found, message.weights, strict=True) if weight > 0]
+            if live:  # no dense gradients, and no step, where workers or replicas hold the parameters
+                dense = max(dense for _, dense in live)
+                seconds += self.cost.apply(sum(rows for rows, _ in live), len(live), dense)
         elif isinstance(message, EasgdUpdate):
             seconds += self.cost.elastic(self.dense_size)
         elif isinstance(message, (GetDense, PutDense, AddReplica)):
@@ -121,18 +128,13 @@ class VirtualServer(Server):
             seconds += self.cost.pull(0, self.dense_size * (1 + moments))
         elif isinstance(message, DropSlice):
             self._sizes.pop(message.batch, None)
-        elif isinstance(message, OrderStep):
-            found = [self._sizes.pop(b, (0, 0)) for b in message.batches]
-            live = [size for size, weight in zip(found, message.weights, strict=True) if weight > 0]
-            if live:  # no dense gradients, and no step, where workers or replicas hold the parameters
-                dense = max(dense for _, dense in live)
-                seconds += self.cost.apply(sum(rows for rows, _ in live), len(live), dense)
         return self._spent(seconds, seconds - self.cost.server_message)
 
     def _spent(self, busy: float, kernels: float) -> float:
         """Count the seconds of a job, and those of its kernels among them. Returns all its seconds."""
-        self.times.seconds[BUSY] += busy
-        self.times.seconds[KERNELS] += kernels
+        seconds = self.times.seconds
+        seconds[BUSY] += busy
+        seconds[KERNELS] += kernels
         return busy
 
     def _begin_phase(self, channel: Any, phase: BeginPhase, frame: Frame) -> None:
@@ -179,9 +181,9 @@ class VirtualServer(Server):
         if pull is self._paid:
             self._answer(channel, pull, frame)
         else:
-            self.process.first(partial(self._late, pull), self._answer, channel, pull, frame)
+            self.process.first(self._late, self._answer, channel, pull, frame)
 
-    def _late(self, pull: Pull) -> float:
+    def _late(self, _: VirtualChannel, pull: Pull, __: Frame) -> float:
         """Cost of answering a pull that had to wait for a step."""
         self._stretched = True
         seconds = self.cost.pull(pull.rows, self._dense_floats(pull))

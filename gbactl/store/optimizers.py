@@ -144,11 +144,11 @@ class DenseOptimizer:
     def apply(self, parts: Sequence[DensePart], divisor: float, lr_scale: float = 1.0) -> None:
         """Apply one step with gradient (sum of weight * gradient, in order) / divisor; weights must not be 0."""
         self.step += 1
-        step, root = np.float32(self.spec.lr * lr_scale), 1.0
-        if self._rule.bias is not None:
-            first, second = self._rule.bias[min(self.step, len(self._rule.bias) - 1)]
-            step, root = step * first, float(second)
-        self._step(parts, divisor, float(step), root, self.spec.weight_decay)
+        step, root, bias = float32(self.spec.lr * lr_scale), 1.0, self._rule.bias
+        if bias is not None:
+            at = min(self.step, len(bias) - 1)
+            step, root = float32(step * bias.item(at, 0)), bias.item(at, 1)
+        self._step(parts, divisor, step, root, self.spec.weight_decay)
 
 
 @dataclass

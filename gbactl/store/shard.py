@@ -7,6 +7,7 @@ for a batch not staged yet. A step from one gradient is one pass without copies.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -197,25 +198,26 @@ class Shard:
     def _members(self, order: StepOrder) -> list[tuple[GradientSlice, float]]:
         if order.step != self.version:
             raise ValueError(f"Step {order.step} was ordered at version {self.version}.")
-        batches = [batch for batch, _ in order.members]
-        missing = [batch for batch in batches if batch not in self._staged]
-        if missing or len(set(batches)) != len(batches):
+        staged, found = self._staged, dict(order.members)  # batch -> weight
+        missing = [batch for batch in found if batch not in staged]
+        if missing or len(found) != len(order.members):
+            batches = [batch for batch, _ in order.members]
             raise ValueError(f"Step {order.step} names batches {batches}; not staged: {missing}.")
-        if not all(0 <= weight < np.inf for _, weight in order.members):
+        if not all(0 <= weight < math.inf for weight in found.values()):
             raise ValueError(f"Step {order.step} has a weight that is negative or not finite.")
         if order.row_weights:
             self._check_row_weights(order)
-        if order.shares and not (len(order.shares) == len(batches) and all(0 < n < np.inf for n in order.shares)):
+        if order.shares and not (len(order.shares) == len(found) and all(0 < n < math.inf for n in order.shares)):
             raise ValueError(f"Step {order.step} has a share that is missing, not positive or not finite.")
-        live = any(weight > 0 for _, weight in order.members)
-        if live and not (0 < order.divisor < np.inf and 0 < order.weight_sum < np.inf):
+        live = any(found.values())
+        if live and not (0 < order.divisor < math.inf and 0 < order.weight_sum < math.inf):
             raise ValueError(f"Step {order.step} has a divisor or weight sum that is not positive.")
-        return [(self._staged[batch], weight) for batch, weight in order.members]
+        return [(staged[batch], weight) for batch, weight in order.members]
 
     def _check_row_weights(self, order: StepOrder) -> None:
         if self._notes is None or len(order.row_weights) != len(order.members):
             raise ValueError(f"Step {order.step} has row weights that this shard did not expect.")
-        if not all(weights and all(0 <= w < np.inf for w in weights) for weights in order.row_weights):
+        if not all(weights and all(0 <= w < math.inf for w in weights) for weights in order.row_weights):
             raise ValueError(f"Step {order.step} has a row weight that is missing, negative or not finite.")
 
     def _row_parts(
@@ -226,7 +228,7 @@ class Shard:
         A slice is empty where only dense gradients count. The second list is empty where all rows have the same
         divisor.
         """
-        if not 0 < order.divisor < np.inf:
+        if not 0 < order.divisor < math.inf:
             return [], []
         kept = [(rows, n) for n, (part, weight) in enumerate(parts) for rows in self._weighed(part, weight, n, order)]
         if not kept and any(weight > 0 for _, weight in parts):

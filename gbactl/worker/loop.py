@@ -20,7 +20,7 @@ from gbactl.data.dataset import Batch, Dataset, Schema, Split, permuted
 from gbactl.faults.slowdown import WorkerSlowdown
 from gbactl.kernels.base import DistinctRows, Floats, Kernels
 from gbactl.models.gradient_computer import GradientComputer
-from gbactl.models.pooling import ListPooling, distinct_rows
+from gbactl.models.pooling import ListPooling, RawField, distinct_rows
 from gbactl.wire.messages import (
     BeginPhase,
     DenseMoved,
@@ -98,6 +98,7 @@ class BatchComputer:
         self._rows = np.empty((0, width), np.float32)
         self._emb = np.empty((0, width), np.float32)
         self._lists: ListPooling | None = None  # of the batch whose rows were gathered last
+        self._raw: list[RawField] = []  # of this batch
 
     def gradient(
         self, item: BatchInProgress, out: Floats | None = None, computed: Callable[[], None] = lambda: None
@@ -109,7 +110,7 @@ class BatchComputer:
         batch, emb = item.batch, self._embed(item)
         item.release()
         key = dropout_key(self.seed, item.phase, item.grant.batch)
-        item.loss, gradient = self.computer.gradient(batch.numeric, batch.labels, emb, key)
+        item.loss, gradient = self.computer.gradient(batch.numeric, batch.labels, emb, key, self._raw)
         item.ranked = self.computer.ranked
         computed()
         sums = np.empty((len(item.unique.index), self.width), np.float32) if out is None else out
@@ -120,7 +121,7 @@ class BatchComputer:
         """Compute a batch's click probabilities float32[B]; releases the pulled rows."""
         emb = self._embed(item)
         item.release()
-        return self.computer.predict(item.batch.numeric, emb)
+        return self.computer.predict(item.batch.numeric, emb, self._raw)
 
     def rows_of(self, item: BatchInProgress, shard: int) -> Floats:
         """Return the rows float32[n, W] that a shard sent for a batch."""
@@ -138,7 +139,9 @@ class BatchComputer:
         if jagged is None:
             return emb.reshape(*ids.shape, self.width)
         self._lists = ListPooling(self.kernels, self.schema, jagged)
-        return np.concatenate([emb[: ids.size].reshape(*ids.shape, self.width), self._lists.pool(emb[ids.size :])], 1)
+        pooled = self._lists.pool(emb[ids.size :])
+        self._raw = self._lists.pad(emb[ids.size :], self.computer.raw_fields)
+        return np.concatenate([emb[: ids.size].reshape(*ids.shape, self.width), pooled], 1)
 
     def _of_ids(self, gradient: Floats) -> Floats:
         """Return the gradient of the rows of every id of the batch from that of the model's fields."""
@@ -149,7 +152,7 @@ class BatchComputer:
         size = len(of_fields) * columns
         emb = self._emb[: size + len(self._lists.of_value)]
         emb[:size].reshape(-1, columns, self.width)[:] = of_fields[:, :columns]
-        self._lists.unpool(of_fields[:, columns:], emb[size:])
+        self._lists.unpool(of_fields[:, columns:], emb[size:], self.computer.of_raw)
         return emb
 
     def _gathered(self, item: BatchInProgress) -> Floats:

@@ -12,6 +12,7 @@ from gbactl.cli.data import command
 from gbactl.data.data_summary import summarise
 from gbactl.data.dataset import Dataset
 from gbactl.errors import DataError
+from gbactl.paths import option_files
 
 Load = Callable[..., Dataset]
 SMALL = ["data=synthetic", "data.rows_per_day=600", "data.days=2", "data.max_cardinality=40"]
@@ -69,7 +70,7 @@ def test_errors_reach_the_command_line_as_one_sentence(cache: Path) -> None:
     assert str(result.exception) == "/nowhere does not exist; set data.path to a file, a directory or a glob."
 
 
-@pytest.mark.parametrize("name", ["synthetic", "criteo", "avazu", "libfm", "movielens", "table"])
+@pytest.mark.parametrize("name", [each for each in option_files("data") if each != "frappe"])
 def test_every_config_file_holds_exactly_the_options_of_its_source(name: str) -> None:
     import dataclasses
 

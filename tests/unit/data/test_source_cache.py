@@ -58,6 +58,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("damage", [truncate, flip, Path.unlink, lambda p: p.write_bytes(b"")])
 @pytest.mark.parametrize("name", ["labels.npy", "numeric.npy", "ids.npy"])
 def test_damage_is_detected_and_rebuilt(
@@ -208,7 +209,7 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_unknown_data_lists_what_there_is() -> None:
-    with pytest.raises(ConfigError, match="avazu, criteo, frappe, libfm, movielens, synthetic, table"):
+    with pytest.raises(ConfigError, match=r"avazu, criteo, criteo_multihot, frappe, .*, table, taobao"):
         prepare({"name": "kriteo"})
 
 

@@ -38,7 +38,7 @@ class Table:
     """As much of a data set as a shard needs."""
 
     class schema:
-        rows, numeric, fields = 1000, 3, 5
+        rows, numeric, fields, list_targets = 1000, 3, 5, ()
 
 
 @pytest.mark.parametrize(

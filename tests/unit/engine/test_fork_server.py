@@ -62,6 +62,7 @@ def test_the_server_has_one_thread_and_is_kept(server: ForkServer) -> None:
 
 def test_the_server_counts_the_dense_values_of_a_model(server: ForkServer) -> None:
     cfg = ModelConfig("dcnv2", dim=4, hidden=[8], first_order=False, options={"layers": 1})
+    assert server.dense_size(ModelConfig("youtube_dnn", dim=1, hidden=[]), 2, 3, (None, 0)) == 2 * 3 + 3 + 2 + 2
     assert server.dense_size(cfg, 2, 3) == 1 + (14 + 1) * 14 + (14 + 1) * 8 + 9
     with pytest.raises(ConfigError, match=r"^model\.layers=0 is not a whole number"):
         server.dense_size(ModelConfig("dcnv2", options={"layers": 0}), 2, 3)

@@ -95,7 +95,7 @@ class Table:
     """As much of a data set as the arithmetic needs."""
 
     class schema:
-        rows, numeric, fields = 1 << 24, 0, 1
+        rows, numeric, fields, list_targets = 1 << 24, 0, 1, ()
 
 
 def test_the_arithmetic_is_told() -> None:

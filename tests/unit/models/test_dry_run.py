@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from gbactl.config import ModelConfig
 from gbactl.data.dataset import Dataset, open_dataset
+from gbactl.data.source_cache import prepare
 from gbactl.errors import ConfigError
 from gbactl.models import build, dense_size, row_width
 from gbactl.models.dry_run import dry_run
@@ -110,6 +111,50 @@ def test_what_breaks_the_contract_is_told(tried: Any, made: type[nn.Module], sen
     with pytest.raises(ConfigError, match=sentence) as told:
         tried(made)
     assert "\n" not in str(told.value) and str(told.value).startswith("model.target=made_here.Made")
+
+
+class Attends(nn.Module):
+    """Mean of field `asked`, raw, beside all fields; `options` spoil it."""
+
+    def __init__(
+        self, fields: int, dim: int, list_targets: tuple[int | None, ...], asked: int = -1, nan: bool = False,
+        unused: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        assert list_targets == (None, 3)[: len(list_targets)], "a history of field 3"
+        self.raw_fields = [asked % fields]
+        self.last, self.nan, self.unused = nn.Linear((fields + 1) * dim, 1), nan, unused
+
+    def forward(self, numeric: Tensor, fields: Tensor, raw: list[tuple[Tensor, Tensor]]) -> Tensor:
+        [(rows, mask)] = raw
+        assert rows.shape[:2] == mask.shape and mask.dtype == torch.bool and not rows[~mask].any()
+        count = mask.sum(1, keepdim=True)
+        mean = rows.sum(1) / (count if self.nan else count.clamp(min=1)) * (0 if self.unused else 1)
+        logits: Tensor = self.last(torch.cat([fields.flatten(1), mean.detach() if self.unused else mean], 1))
+        return logits.squeeze(1)
+
+
+def test_a_model_of_raw_fields(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    lists = {"lists": 1, "list_length": 3, "history_length": 4, "cache": str(tmp_path_factory.mktemp("lists"))}
+    listed = open_dataset(prepare({**small_data.options(600), **lists}))
+    module = ModuleType("made_here")
+    module.Made = Attends  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "made_here", module)
+
+    def tried(data: Dataset, **options: Any) -> str:
+        return dry_run(ModelConfig("made", dim=4, target="made_here.Made", options=options), data, 0, "fp32")
+
+    assert tried(listed) == tried(listed, asked=4) == ""
+    for data, options, sentence in (
+        (listed, {"asked": 2}, r"wants field 2 raw \(raw_fields\), but the multi-valued fields are \[4, 5\]\."),
+        (dataset, {}, "wants field 3 raw .*, but the data have no multi-valued fields"),
+        (listed, {"nan": True}, "returns logits that are NaN"),
+        (listed, {"unused": True}, "gives no gradient to raw field 5, which forward does not use"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            tried(data, **options)
 
 
 def test_options_that_the_constructor_does_not_take(tried: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,20 +14,26 @@ from torch import Tensor, nn
 from gbactl.conf_files import entries, options
 from gbactl.config import ModelConfig
 from gbactl.data.dataset import Dataset, open_dataset
+from gbactl.data.source_cache import prepare
 from gbactl.errors import ConfigError
 from gbactl.models import _parameters, build, dense_size, row_width
 from gbactl.models.base import ClickModel
 from gbactl.models.dry_run import dry_run
 from gbactl.models.flat_parameters import FlatModel
+from gbactl.models.layers import Dice
 from gbactl.paths import option_files
 from tests.support import small_data
 
 B, N, F = 5, 3, 4
+TARGETS = (0, None, 0)  # fields 1 and 3 are histories of field 0, field 2 is another list
+LENGTHS = [[0, 1, 2, 0, 3], [2, 0, 1, 0, 1]]  # of the samples' histories
+Lists = list[list[Tensor]]
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return open_dataset(small_data.prepared(Path(tmp_path_factory.mktemp("cache")), 600))
+    lists = {"lists": 1, "list_length": 3, "history_length": 5, "cache": str(tmp_path_factory.mktemp("cache"))}
+    return open_dataset(prepare({**small_data.options(600), **lists}))
 
 
 def config(name: str = "deepfm", **given: Any) -> ModelConfig:
@@ -43,10 +48,23 @@ def inputs(numeric: int = N, fields: int = F, width: int = 3) -> tuple[torch.Ten
     return torch.randn(B, numeric, generator=draw), torch.randn(B, fields, width, generator=draw)
 
 
+def histories(dim: int, joint: bool = False) -> list[tuple[Tensor, Tensor]]:
+    """Rows and mask of fields 1 and 3; what stands in the padding must not matter."""
+    draw = torch.Generator().manual_seed(9)
+    chosen = [LENGTHS[0]] * 2 if joint else LENGTHS
+    masks = [torch.arange(max(lengths)) < torch.tensor(lengths)[:, None] for lengths in chosen]
+    return [(torch.randn(*mask.shape, dim, generator=draw).requires_grad_(), mask) for mask in masks]
+
+
 def randomise(model: ClickModel) -> None:
+    """Give a model random values and statistics, and let it evaluate."""
     draw = torch.Generator().manual_seed(8)
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.7, generator=draw)
+    for norm in model.eval().modules():
+        if isinstance(norm, nn.BatchNorm1d) and norm.running_mean is not None and norm.running_var is not None:
+            norm.running_mean.normal_(0, 0.7, generator=draw)
+            norm.running_var.uniform_(0.5, 2, generator=draw)
 
 
 # -- formulas of one sample, written from the papers with every sum in a loop: x [numeric], v [fields][dim] -----------
@@ -59,8 +77,15 @@ def affine(layer: Any, x: Any) -> Tensor:
 
 def mlp(layers: Any, x: Any) -> Tensor:
     for layer in layers:
-        x = affine(layer, x) if isinstance(layer, nn.Linear) else x.clamp(min=0)
+        x = affine(layer, x) if isinstance(layer, nn.Linear) else activated(layer, x)
     return x  # type: ignore[no-any-return]
+
+
+def activated(layer: Any, x: Tensor) -> Tensor:
+    if isinstance(layer, Dice):
+        p = 1 / (1 + ((layer.norm.running_mean - x) / (layer.norm.running_var + 1e-8).sqrt()).exp())
+        return p * x + (1 - p) * layer.slope * x
+    return x.clamp(min=0) + (layer.weight * x.clamp(max=0) if isinstance(layer, nn.PReLU) else 0)
 
 
 def normalised(x: Tensor) -> Tensor:
@@ -160,7 +185,65 @@ def finalmlp(m: Any, x: Tensor, v: list[Tensor]) -> Tensor:
     return affine(m.last[0], y[0])[0] + affine(m.last[1], y[1])[0] + joined
 
 
-FORMULAS = {each.__name__: each for each in (wide_deep, deepfm, dcnv2, dlrm, xdeepfm, autoint, masknet, finalmlp)}
+def with_interests(m: Any, x: Tensor, v: list[Tensor], lists: Lists, interest: Any) -> Tensor:
+    if len(m.interests) == 1:
+        items = [torch.cat(pair) for pair in zip(*lists, strict=True)]
+        found = interest(m.interests[0], torch.cat([v[0], v[0]]), items)
+        return wide_deep(m, x, [v[0], found[:2], v[2], found[2:]])
+    found = [interest(unit, v[0], history) for unit, history in zip(m.interests, lists, strict=True)]
+    return wide_deep(m, x, [v[0], found[0], v[2], found[1]])
+
+
+def weighted(weights: list[Tensor], items: list[Tensor], width: int) -> Tensor:
+    return sum((a * e for a, e in zip(weights, items, strict=True)), torch.zeros(width))
+
+
+def shares(scores: list[Tensor]) -> list[Tensor]:
+    return [score.exp() / sum(each.exp() for each in scores) for score in scores]
+
+
+def din(m: Any, x: Tensor, v: list[Tensor], lists: Lists) -> Tensor:
+    def interest(unit: Any, target: Tensor, history: list[Tensor]) -> Tensor:
+        a = [mlp(unit.mlp, torch.cat([target, e, target - e, target * e]))[0] for e in history]
+        return weighted(shares([each / len(target) ** 0.5 for each in a]) if unit.softmax else a, history, len(target))
+
+    return with_interests(m, x, v, lists, interest)
+
+
+def gru(layer: Any, inputs: list[Tensor], attention: list[Any]) -> list[Tensor]:
+    width = layer.states.in_features
+    h, found = torch.zeros(width), []
+    for e, a in zip(inputs, attention, strict=True):
+        given, recurrent = affine(layer.inputs, e), affine(layer.states, h)
+        u, r = (1 / (1 + (-given[i : i + width] - recurrent[i : i + width]).exp()) for i in (0, width))
+        new = (given[2 * width :] + r * recurrent[2 * width :]).tanh()
+        h = (1 - a * u) * h + a * u * new
+        found.append(h)
+    return found
+
+
+def dien(m: Any, x: Tensor, v: list[Tensor], lists: Lists) -> Tensor:
+    def interest(unit: Any, target: Tensor, history: list[Tensor]) -> Tensor:
+        states = gru(unit.extraction, history, [1] * len(history))
+        attention = shares([h @ affine(unit.attention, target) for h in states])
+        return [torch.zeros(len(target)), *gru(unit.evolution, states, attention)][-1]
+
+    return with_interests(m, x, v, lists, interest)
+
+
+def youtube_dnn(m: Any, x: Tensor, v: list[Tensor]) -> Tensor:
+    powers = [x**2 * x.sign(), x.abs() ** 0.5 * x.sign()] if m.powers else []
+    return mlp(m.mlp, torch.cat([x, *powers, *v]))[0]
+
+
+OF_HISTORIES = {"din": din, "dien": dien}
+FORMULAS: dict[str, Any] = {
+    **{
+        each.__name__: each
+        for each in (wide_deep, deepfm, dcnv2, dlrm, xdeepfm, autoint, masknet, finalmlp, youtube_dnn)
+    },
+    **OF_HISTORIES,
+}
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {"hidden": hidden}) for name in ("wide_deep", "deepfm") for hidden in ([], [6], [6, 5])),
     ("deepfm", {"first_order": False}),
@@ -179,6 +262,13 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("finalmlp", {"hidden2": [4, 10], "heads": 5, "gates": False}),
     ("finalmlp", {"gate_hidden": [3], "context1": [1, 0], "first_order": False}),
     ("finalmlp", {"gate_hidden": []}),
+    ("youtube_dnn", {}),
+    ("youtube_dnn", {"powers": False, "first_order": False}),
+    ("din", {"attention": [4, 3]}),
+    ("din", {"attention": [3], "softmax": True, "activation": "prelu", "first_order": False}),
+    ("din", {"attention": [3], "softmax": True, "joint": True}),
+    ("dien", {}),
+    ("dien", {"activation": "relu", "first_order": False, "joint": True}),
 ]
 case = pytest.mark.parametrize(("name", "given"), CASES, ids=str)
 
@@ -195,23 +285,27 @@ def test_logits_and_gradients_equal_the_naive_formula(
     """The formulas are written from the papers; test_other_libraries.py compares layers with those of others."""
     if not fields and "context1" in given:
         pytest.skip("no context without fields")
+    if not fields and name in OF_HISTORIES:
+        pytest.skip("no history without fields")
     cfg = config(name, **given)
-    model = build(cfg, numeric, fields, seed=1)
+    model = build(cfg, numeric, fields, 1, TARGETS if fields else ())
     randomise(model)
+    raw = histories(row_width(cfg), given.get("joint", False)) if name in OF_HISTORIES else []
     x, rows = inputs(numeric, fields, row_width(cfg))
     rows.requires_grad_()
 
-    def logit(x: Tensor, rows: Tensor) -> Tensor:
+    def logit(x: Tensor, rows: Tensor, lists: Lists) -> Tensor:
         wide = model.bias[0]
         if row_width(cfg) > cfg.dim:
             weights = [] if model.numeric_weight is None else model.numeric_weight
             wide = wide + sum(row[2] for row in rows) + sum(a * w for a, w in zip(x, weights, strict=True))
-        return wide + FORMULAS[name](model, x, [row[:2] for row in rows])
+        return wide + FORMULAS[name](model, x, [row[:2] for row in rows], *([lists] if lists else []))
 
-    wanted = torch.stack([logit(x[b], rows[b]) for b in range(B)])
-    got = model(x, rows)
+    lists = [[[row[:2] for row in each[b, : int(mask[b].sum())]] for each, mask in raw] for b in range(B)]
+    wanted = torch.stack([logit(x[b], rows[b], lists[b]) for b in range(B)])
+    got = model(x, rows, raw) if raw else model(x, rows)
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
-    leaves = [*([rows] if fields else []), *model.parameters()]
+    leaves = [*([rows] if fields else []), *(each for each, _ in raw), *model.parameters()]
     weights = torch.arange(1.0, B + 1)
     for a, b in zip(
         torch.autograd.grad(got @ weights, leaves), torch.autograd.grad(wanted @ weights, leaves), strict=True
@@ -226,7 +320,7 @@ def test_the_size_is_counted_without_memory_for_the_model(
     name: str, given: dict[str, Any], numeric: int, batch_norm: bool
 ) -> None:
     cfg = config(name, batch_norm=batch_norm, **given)
-    assert dense_size(cfg, numeric, F) == FlatModel(build(cfg, numeric, F, seed=1)).size
+    assert dense_size(cfg, numeric, F, TARGETS) == FlatModel(build(cfg, numeric, F, 1, TARGETS)).size
 
 
 @case
@@ -241,7 +335,7 @@ def test_options_are_the_keys_of_the_file(name: str) -> None:
     common = {field.name for field in dataclasses.fields(ModelConfig)}
     read = {key: entry.value for key, entry in entries(option_files("model")[name]).items() if key not in common}
     assert "dim" in entries(option_files("model")[name])
-    first, second = (build(ModelConfig(name, dim=4, hidden=[8], options=own), 2, 3, 1) for own in ({}, read))
+    first, second = (build(ModelConfig(name, dim=4, hidden=[8], options=own), 2, 3, 1, (0,)) for own in ({}, read))
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b), "a default differs from that of the file"
     kind = type(first)
@@ -266,6 +360,12 @@ def test_options_are_the_keys_of_the_file(name: str) -> None:
         ("masknet", {"reduction": 0}, r"model\.reduction=0 is not a number above 0"),
         ("masknet", {"blocks": []}, r"model\.blocks=\[\] has no block"),
         ("finalmlp", {"heads": 4}, r"model\.hidden=\[6, 5\] cannot end in model\.heads=4 parts"),
+        (
+            "dien",
+            {},
+            r"^model=dien needs a history: .*; with data=synthetic type for instance data\.history_length=20\.$",
+        ),
+        ("din", {"activation": "tanh"}, r"model\.activation='tanh' is not dice or prelu or relu;"),
         ("finalmlp", {"context2": [0, 4]}, r"model\.context2=\[0, 4\] names fields .*from 0 to 3\."),
     ],
 )
@@ -273,6 +373,34 @@ def test_an_option_that_cannot_be_is_told(name: str, given: dict[str, Any], told
     for built in (build, dense_size):
         with pytest.raises(ConfigError, match=told):
             built(config(name, **given), N, F, *([0] if built is build else []))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", OF_HISTORIES)
+def test_padding_changes_nothing_in_training(name: str) -> None:
+    """Nor do the statistics of Dice count it; a batch whose histories are empty has gradients, too."""
+    model = build(config(name, first_order=False), N, F, 1, TARGETS)
+    randomise(model)
+    x, rows = inputs(width=2)
+    model.train()
+    found = []
+    for more in (0, 3):
+        raw = [
+            (nn.functional.pad(each, (0, 0, 0, more)), nn.functional.pad(mask, (0, more)))
+            for each, mask in histories(2)
+        ]
+        logits = model(x, rows, raw)
+        found.append([logits, *torch.autograd.grad(logits @ torch.arange(1.0, B + 1), list(model.parameters()))])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    empty = [(torch.zeros(B, 1, 2), torch.zeros(B, 1, dtype=torch.bool))] * 2
+    for each in torch.autograd.grad(model(x, rows, empty).sum(), list(model.parameters())):
+        assert torch.isfinite(each).all()
+
+
+def test_joint_histories_of_different_lengths_are_told() -> None:
+    model = build(config("din", first_order=False, joint=True), N, F, 1, TARGETS)
+    with pytest.raises(ConfigError, match=r"model\.joint=true needs histories of the same lengths"):
+        model(*inputs(width=2), histories(2))
 
 
 def test_the_start_depends_on_the_seed_alone_and_leaves_the_global_rng_alone() -> None:
@@ -293,7 +421,7 @@ def test_a_row_holds_the_vector_and_one_weight() -> None:
 def test_an_unknown_name_lists_what_there_is() -> None:
     with pytest.raises(ConfigError, match=r"model\.name=nope") as caught:
         build(config("nope"), N, F, seed=0)
-    assert "deepfm, dlrm, " in str(caught.value)
+    assert "dcnv2, deepfm, " in str(caught.value)
 
 
 def test_no_parameter_is_empty_without_numeric_fields() -> None:

@@ -2,7 +2,7 @@
 
 Each test is skipped where its library is missing: pip install --no-deps fuxictr deepctr-torch torchrec (fuxictr also
 needs h5py). MaskNet, FinalMLP and DLRM's products are in none of these packages, or do not load; test_models.py has
-their formulas.
+their formulas. The GRU is compared with torch's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ B, F, DIM = 6, 4, 4
 
 
 def model(name: str, **options: Any) -> Any:
-    return build(ModelConfig(name, dim=DIM, hidden=[8, 5], first_order=False, options=options), 0, F, seed=3)
+    cfg = ModelConfig(name, dim=DIM, hidden=[8, 5], first_order=False, options=options)
+    return build(cfg, 0, F, 3, (0,) if name in ("din", "dien") else ())
 
 
 def vectors() -> Tensor:
@@ -119,3 +120,54 @@ def test_attention_is_that_of_deepctr(scale: bool) -> None:
         nn.init.normal_(own.weight, 0, 0.5, generator=torch.Generator().manual_seed(len(other)))
         setattr(theirs, other, nn.Parameter(own.weight.data.t().clone()))
     assert_same(ours, theirs, [], ours, theirs)
+
+
+@pytest.mark.parametrize(("activation", "longest"), [("ReLU", [4, 0, 1, 3, 2, 4]), ("dice", [F] * B)])
+def test_the_activation_unit_is_that_of_fuxictr(activation: str, longest: list[int]) -> None:
+    """Their Dice counts the padding too, so histories are full with it."""
+    layers = pytest.importorskip("fuxictr.pytorch.layers", exc_type=ImportError)
+    [ours] = model("din", attention=[6, 5], activation=activation.lower()).interests
+    theirs = layers.DIN_Attention(DIM, [6, 5], hidden_activations=activation)
+    mask = torch.arange(F) < torch.tensor(longest)[:, None]
+    pairs = list(zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert_same(ours, theirs, pairs, lambda v: ours(v[:, 0], v, mask), lambda v: theirs(v[:, 0], v, mask))
+
+
+def gates(order: str) -> Tensor:
+    """Positions of our gates u, r, c in the order of another library."""
+    return torch.cat([torch.arange(DIM) + DIM * "urc".index(gate) for gate in order])
+
+
+def test_attentional_updates_are_those_of_deepctr() -> None:
+    sequence = pytest.importorskip("deepctr_torch.layers.sequence", exc_type=ImportError)
+    ours, theirs = model("dien").interests[0].evolution, sequence.AUGRUCell(DIM, DIM)
+    attention = torch.rand(B, F, generator=torch.Generator().manual_seed(7))
+    nn.init.normal_(ours.inputs.bias, generator=torch.Generator().manual_seed(8))
+    for own, name in (
+        (ours.inputs.weight, "weight_ih"),
+        (ours.states.weight, "weight_hh"),
+        (ours.inputs.bias, "bias_ih"),
+    ):
+        setattr(theirs, name, nn.Parameter(own.detach()[gates("ruc")].clone()))
+
+    def states(v: Tensor) -> Tensor:
+        found = [torch.zeros(B, DIM)]
+        for step in range(F):
+            found.append(theirs(v[:, step], found[-1], attention[:, step]))
+        return torch.stack(found[1:], 1)
+
+    assert_same(ours, theirs, [], lambda v: ours(v, attention), states)
+
+
+def test_the_gru_is_that_of_torch() -> None:
+    """Their update gate is 1 minus ours: the sigmoid of the opposite."""
+    ours, theirs = model("dien").interests[0].extraction, nn.GRU(DIM, DIM, batch_first=True)
+    nn.init.normal_(ours.inputs.bias, generator=torch.Generator().manual_seed(8))
+    signs = torch.ones(3 * DIM).index_fill(0, torch.arange(DIM, 2 * DIM), -1)
+    for own, other in (
+        (ours.inputs.weight, theirs.weight_ih_l0), (ours.states.weight, theirs.weight_hh_l0),
+        (ours.inputs.bias, theirs.bias_ih_l0), (None, theirs.bias_hh_l0),
+    ):  # fmt: skip
+        turned = torch.zeros(3 * DIM) if own is None else own.detach()[gates("ruc")]
+        other.data.copy_((turned.T * signs).T if turned.dim() == 2 else turned * signs)
+    assert_same(ours, theirs, [], lambda v: ours(v, torch.ones(B, F)), lambda v: theirs(v)[0])

@@ -8,9 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gbactl.config import ModelConfig
 from gbactl.data.dataset import POOLINGS, Batch, Jagged, ListField, Schema
 from gbactl.errors import DataError
 from gbactl.kernels import load
+from gbactl.models import build
+from gbactl.models.flat_parameters import FlatModel, TrainedModel
 from gbactl.models.pooling import ListPooling, distinct_rows
 
 IDS, WIDTH, LONGEST = 5, 3, 4  # few ids, so that a list repeats some
@@ -62,19 +65,37 @@ def reference(schema: Schema, batch: Batch, table: torch.Tensor) -> torch.Tensor
     return torch.stack(found).reshape(len(batch), schema.fields, WIDTH)
 
 
+def padded(schema: Schema, batch: Batch, table: torch.Tensor, field: int) -> torch.Tensor:
+    """The lists of one field [samples, longest, width], a value at a time."""
+    jagged, place = batch.jagged, field - 1
+    assert jagged is not None
+    bounds = (jagged.offsets - jagged.offsets[0]).tolist()
+    cut = [range(*bounds[sample * jagged.lists + place :][:2]) for sample in range(len(batch))]
+    out = torch.zeros(len(batch), max(1, *map(len, cut)), WIDTH)
+    for sample, values in enumerate(cut):
+        for nth, at in enumerate(values):
+            weight = 1.0 if jagged.weights is None else float(jagged.weights[at])
+            out[sample, nth] = table[int(jagged.values[at]) + int(schema.offsets[field])] * weight
+    return out
+
+
 @settings(deadline=None)
-@given(case=cases(), shards=st.integers(1, 3), seed=st.integers(0, 99))
-def test_pooled_rows_and_their_gradient_are_those_of_numpy_and_autograd(
-    case: tuple[Schema, Batch], shards: int, seed: int
+@given(case=cases(), shards=st.integers(1, 3), seed=st.integers(0, 99), raw=st.sets(st.integers(1, 3)))
+def test_pooled_and_padded_rows_and_their_gradient_are_those_of_numpy_and_autograd(
+    case: tuple[Schema, Batch], shards: int, seed: int, raw: set[int]
 ) -> None:
     (schema, batch), random = case, np.random.default_rng(seed)
+    asked = [field for field in raw if field < schema.fields]
     jagged = batch.jagged
     assert jagged is not None
     table = random.standard_normal((schema.rows, WIDTH)).astype(np.float32)
     upstream = random.standard_normal((len(batch), schema.fields, WIDTH)).astype(np.float32)
     leaf = torch.from_numpy(table).requires_grad_()
     expected = reference(schema, batch, leaf)
-    expected.backward(torch.from_numpy(upstream))  # type: ignore[no-untyped-call]
+    raw_expected = [padded(schema, batch, leaf, field) for field in asked]
+    raw_upstream = [random.standard_normal(each.shape).astype(np.float32) for each in raw_expected]
+    pairs = zip([expected, *raw_expected], [upstream, *raw_upstream], strict=True)
+    sum((one * torch.from_numpy(other)).sum() for one, other in pairs).backward()  # type: ignore[union-attr]
     bits = []
     for kernels in KERNELS:
         unique = distinct_rows(kernels, batch, schema, shards)
@@ -82,12 +103,16 @@ def test_pooled_rows_and_their_gradient_are_those_of_numpy_and_autograd(
         pulled = table[unique.index * shards + shard]
         rows = pulled[unique.inverse]
         pooling, columns = ListPooling(kernels, schema, jagged), batch.ids.size
-        pooled = pooling.pool(rows[columns:].copy())
+        values = rows[columns:].copy()
+        pooled, lists = pooling.pool(values), pooling.pad(values, asked)
+        for (one, mask), other in zip(lists, raw_expected, strict=True):
+            np.testing.assert_array_equal(one, other.detach().numpy())
+            assert one.shape[:2] == mask.shape and not one[~mask].any()
         fields = np.concatenate([rows[:columns].reshape(-1, 1, WIDTH), pooled], 1)
         np.testing.assert_allclose(fields, expected.detach().numpy(), rtol=1e-5, atol=1e-6)
         gradient = np.empty_like(rows)
         gradient[:columns] = upstream[:, 0]
-        pooling.unpool(upstream[:, 1:], gradient[columns:])
+        pooling.unpool(upstream[:, 1:], gradient[columns:], raw_upstream)
         sums = np.empty((len(unique.index), WIDTH), np.float32)
         kernels.segment_sum(gradient, unique.inverse, sums)
         whole = np.zeros_like(table)
@@ -108,3 +133,21 @@ def test_ids_outside_of_their_tables_are_refused() -> None:
     good = Jagged(1, np.array([0, 2]), np.array([1, 0], np.int32))
     with pytest.raises(ValueError, match="outside the table"):
         distinct_rows(KERNELS[0], Batch(batch.labels, batch.numeric, ids - 1, good), schema, 1)
+
+
+def test_a_trained_model_of_raw_fields_looks_up_and_pads_its_lists() -> None:
+    schema = Schema(1, (IDS, IDS), (0, 0), (ListField(LONGEST),))
+    random, samples = np.random.default_rng(3), 4
+    offsets = np.array([0, 2, 2, 6, 7])
+    jagged = Jagged(1, offsets, random.integers(0, IDS, 7).astype(np.int32), random.random(7, np.float32))
+    ids = np.arange(samples, dtype=np.int32)[:, None]
+    batch = Batch(np.zeros(samples, np.uint8), random.random((samples, 1), np.float32), ids, jagged)
+    cfg = ModelConfig("din", dim=WIDTH, hidden=[4], first_order=False, options={"attention": [3]})
+    model, table = build(cfg, 1, 2, 5, schema.list_targets), torch.randn(schema.rows, WIDTH)
+    trained = TrainedModel(model, FlatModel(model).initial(), table, schema)
+    numeric, mask = torch.from_numpy(batch.numeric), torch.arange(LONGEST) < torch.from_numpy(np.diff(offsets))[:, None]
+    with torch.inference_mode():
+        wanted = torch.sigmoid(
+            model(numeric, reference(schema, batch, table), [(padded(schema, batch, table, 1), mask)])
+        )
+    torch.testing.assert_close(trained(numeric, torch.from_numpy(ids), jagged), wanted)

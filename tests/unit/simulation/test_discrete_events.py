@@ -162,12 +162,12 @@ def test_a_process_does_one_job_at_a_time_and_what_a_job_leaves_to_do_first() ->
 
     def first() -> None:
         note("a")
-        process.submit(lambda: 1.0, note, "d")
-        process.first(lambda: 0.5, note, "a1")
-        process.first(lambda: 0.5, note, "a2")
+        process.submit(lambda _: 1.0, note, "d")
+        process.first(lambda _: 0.5, note, "a1")
+        process.first(lambda _: 0.5, note, "a2")
 
     process.submit(lambda: 1.0, first)
-    process.submit(lambda: 2.0, note, "b")
+    process.submit(lambda _: 2.0, note, "b")
     while events.step():
         pass
     assert seen == [("a", 1.0), ("a1", 1.5), ("a2", 2.0), ("b", 4.0), ("d", 5.0)]

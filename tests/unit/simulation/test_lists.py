@@ -36,6 +36,12 @@ def shuffled(cfg: RunConfig, options: dict[str, Any], cluster: str = "virtual") 
     )
 
 
+def of_model(cfg: RunConfig, name: str) -> RunConfig:
+    given: dict[str, Any] = {} if name == "deepfm" else {"first_order": False}
+    given |= {"options": {"attention": [8]}} if name == "din" else {}
+    return dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, name=name, **given))
+
+
 def virtual(cfg: RunConfig, dataset: Dataset, run_dir: Path) -> dict[str, Any]:
     run_dir.mkdir(parents=True, exist_ok=True)
     events: list[Any] = []
@@ -44,33 +50,42 @@ def virtual(cfg: RunConfig, dataset: Dataset, run_dir: Path) -> dict[str, Any]:
     return dict(result)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
-    ("mode", "cluster", "pooling", "switches"),
+    ("mode", "cluster", "pooling", "switches", "name"),
     [
-        ("sync", "virtual", "mean", []),
-        ("async", "virtual", "max", []),
-        ("gba", "virtual", "sum", []),
-        ("sync", "virtual", "max", [{"at": {"day": 1}, "to": "gba"}]),
-        ("async", "local", "mean", []),
-        ("gba", "local", "max", []),
+        ("sync", "virtual", "mean", [], "deepfm"),
+        ("async", "virtual", "max", [], "din"),
+        ("gba", "virtual", "sum", [], "dien"),
+        ("sync", "virtual", "max", [{"at": {"day": 1}, "to": "gba"}], "din"),
+        ("hop_bs", "virtual", "mean", [], "din"),
+        ("fr_ma", "virtual", "mean", [], "din"),
+        ("async", "local", "mean", [], "deepfm"),
+        ("gba", "local", "max", [], "din"),
     ],
 )
 def test_runs_of_all_kinds_account_for_every_sample_and_come_out_again(
-    options: dict[str, Any], tmp_path: Path, mode: str, cluster: str, pooling: str, switches: list[dict[str, Any]]
-) -> None:
-    cfg = shuffled(config(mode, switches=switches), {**options, "pooling": pooling}, cluster)
+    options: dict[str, Any], tmp_path: Path, mode: str, cluster: str, pooling: str, switches: list[dict[str, Any]],
+    name: str,
+) -> None:  # fmt: skip
+    cfg = of_model(shuffled(config(mode, switches=switches), {**options, "pooling": pooling}, cluster), name)
     path = prepare(cfg.data)
     result = run_in_memory(cfg, path, tmp_path) if cluster == "local" else virtual(cfg, open_dataset(path), tmp_path)
     adds_up(result, 3000)
+    if mode == "fr_ma":
+        return  # replicas are not replayed
     verdict = replay(tmp_path)
     assert verdict["identical"], sentence(verdict)
     assert verdict["steps"] == result["global_step"] > 0
 
 
-def test_sync_gives_the_same_bits_on_any_number_of_servers(options: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["deepfm", "din"])
+def test_sync_gives_the_same_bits_on_any_number_of_servers(options: dict[str, Any], tmp_path: Path, name: str) -> None:
     dataset = open_dataset(prepare(options))
     found = {
-        model(virtual(shuffled(config("sync", servers=servers), options), dataset, tmp_path / str(number)))
+        model(
+            virtual(of_model(shuffled(config("sync", servers=servers), options), name), dataset, tmp_path / str(number))
+        )
         for number, servers in enumerate((1, 3, 3))
     }
     assert len(found) == 1
@@ -124,3 +139,19 @@ def test_lists_are_learned_from(options: dict[str, Any], tmp_path: Path) -> None
     seen, unseen = (virtual(cfg, each, tmp_path / name)["auc"] for name, each in (("a", dataset), ("b", blind)))
     best = dataset.best_auc[dataset.splits[-1].name]
     assert unseen + 0.03 < seen < best
+
+
+def test_attention_learns_more_of_histories_than_their_mean(options: dict[str, Any], tmp_path: Path) -> None:
+    """The label depends on the item of the history that is most like the target item."""
+    data = {
+        **options, "rows_per_day": 30_000, "days": 2, "numeric": 0, "fields": 2, "max_cardinality": 30, "lists": 0,
+        "history_length": 8, "skew": 0.0, "noise": 0.0, "signal": 2.5,
+    }  # fmt: skip
+    dataset, found = open_dataset(prepare(data)), {}
+    for name in ("youtube_dnn", "din"):
+        cfg = of_model(shuffled(config("sync", hard=False, workers=2, servers=1, global_batch=256), data), name)
+        cfg = dataclasses.replace(
+            cfg, model=dataclasses.replace(cfg.model, dim=8, hidden=[32]), optim=dataclasses.replace(cfg.optim, lr=0.03)
+        )
+        found[name] = virtual(cfg, dataset, tmp_path / name)["auc"]
+    assert found["youtube_dnn"] + 0.015 < found["din"] < dataset.best_auc[dataset.splits[-1].name]

@@ -43,6 +43,7 @@ def test_every_mode_counts_and_is_the_same_twice(data: Path, tmp_path: Path, mod
     assert first["auc"] > 0.5
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize(
     ("mode", "options"),
@@ -114,10 +115,10 @@ def test_a_centre_on_one_of_the_servers_takes_that_one_all_the_time(
     heard: list[tuple[int, int]] = []
     plain = VirtualServer._seconds
 
-    def seconds(self: Any, frame: Any) -> float:
+    def seconds(self: Any, channel: Any, frame: Any) -> float:
         if isinstance(frame.message, EasgdUpdate):
             heard.append((self.index, self.dense_size))
-        return plain(self, frame)
+        return plain(self, channel, frame)
 
     monkeypatch.setattr(VirtualServer, "_seconds", seconds)
     cost = {**OWN_CORES, "dense_pull_ns": 1e5}  # milliseconds for a slice of 100 values

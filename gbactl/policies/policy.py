@@ -163,8 +163,8 @@ class Policy(ABC):
         return batch
 
     def _lease(self, worker: int, grant: Grant) -> Grant:
+        self.holding[worker] += grant.batch not in self.leases  # a grant may take the place of its first form
         self.leases[grant.batch] = (worker, grant)
-        self.holding[worker] += 1
         return grant
 
     def _return(self, worker: int, batch: int) -> Grant | None:

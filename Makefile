@@ -32,13 +32,11 @@ install: ## make .venv with everything in it, Horovod too (HOROVOD=no leaves it 
 	@$(PYTHON) -m gbactl.install $(FLAGS)
 
 test: install ## every test that is not marked slow
-	$(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal tests/unit
-	$(BIN)/python -m pytest -m "beside and not slow" -n 2 --dist worksteal tests/integration
+	$(BIN)/python -m pytest -m "beside and not slow" -n 3 --dist worksteal tests
 	$(BIN)/python -m pytest -m "not beside and not slow" tests/integration
 
 test-slow: install ## the tests marked slow: quality gates, wheel, long runs
-	$(BIN)/python -m pytest -m slow tests/unit
-	$(BIN)/python -m pytest -m "beside and slow" -n 2 --dist worksteal tests/integration
+	$(BIN)/python -m pytest -m "beside and slow" -n 2 --dist worksteal tests
 	$(BIN)/python -m pytest -m "not beside and slow" tests/integration
 
 check: install docs ## ruff, mypy --strict, import-linter (which package may import which), and the documentation site

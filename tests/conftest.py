@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections import defaultdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +18,24 @@ from tests.support import stores
 signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("gbactl", deadline=None)
 settings.load_profile("gbactl")
+UNIT = Path(__file__).parent / "unit"
 gc.disable()  # until the tests are collected
+
+
+@pytest.hookimpl(tryfirst=True)  # before cases are deselected
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let unit tests run beside others; make cases of a test marked `quick` slow, but for as many, evenly spread."""
+    tests = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if UNIT in item.path.parents:
+            item.add_marker(pytest.mark.beside)
+        if item.get_closest_marker("quick") and not item.get_closest_marker("slow"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for cases in tests.values():
+        count = min(len(cases), cases[0].get_closest_marker("quick").args[0])  # type: ignore[union-attr]
+        kept = {n * len(cases) // count for n in range(count)}
+        for case in (case for n, case in enumerate(cases) if n not in kept):
+            case.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

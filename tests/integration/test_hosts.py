@@ -36,14 +36,16 @@ BEGIN = 10  # of the records in an event log
 def test_three_hosts_train(site_of: Callable[..., Site], tmp_path: Path, mode: str) -> None:
     store = tmp_path / "mlflow.db"
     site = site_of()
-    launched = site.start(f"mode={mode}", *LONG, *WIDE, f"tracking.uri=sqlite:///{store}", tracking=True)
+    launched = site.start(
+        f"mode={mode}", *LONG, *WIDE, "data.rows_per_day=12000", f"tracking.uri=sqlite:///{store}", tracking=True
+    )
     launched.training()
     no_key_is_on_a_command_line_or_in_an_environment(site)
     done = launched.finish()
     assert done.code == 0, done.err
     result = done.result
     samples = result["samples"]
-    assert samples["read"] == samples["trained"] + samples["decayed"] + samples["lost"] == 60000
+    assert samples["read"] == samples["trained"] + samples["decayed"] + samples["lost"] == 12_000
     logs = {path.stem for path in (done.run_dir / "logs").glob("*.log")}
     assert {"C", "S0", "S1", "W0", "W1", "W2", "W3"} <= logs
     for name in ("S0", "S1", "W0", "W1", "W2", "W3"):
@@ -337,4 +339,4 @@ def test_a_killed_coordinator_is_replaced(site_of: Callable[..., Site]) -> None:
     assert done.code == 0, done.err
     assert "C" in {failed["process"] for failed in done.result["recovery"]}
     samples = done.result["samples"]
-    assert samples["read"] == samples["trained"] + samples["decayed"] + samples["lost"] == 60000
+    assert samples["read"] == samples["trained"] + samples["decayed"] + samples["lost"] == 12_000

@@ -33,9 +33,12 @@ def environment(workplace: Path) -> dict[str, str]:
 def one_by_one(script: str, folder: Path, workplace: Path, seconds: float) -> subprocess.CompletedProcess[str]:
     """Of a script that is nothing but gbactl commands: no shell is needed, nor one Python after the other started."""
     for line in script.splitlines():
-        done = gbactl(*shlex.split(line)[1:], cwd=folder, environment=environment(workplace), seconds=seconds)
+        typed, _, file = line.partition(" > ")
+        done = gbactl(*shlex.split(typed)[1:], cwd=folder, environment=environment(workplace), seconds=seconds)
         if done.returncode:
             break
+        if file:
+            (folder / file).write_text(done.stdout)
     return done
 
 
@@ -48,7 +51,7 @@ def by_bash(script: str, folder: Path, workplace: Path, seconds: float) -> subpr
 
 def run(script: str, folder: Path, workplace: Path, seconds: float = SECONDS) -> None:
     """Exit code 0, and something to read."""
-    commands_alone = all(re.fullmatch(r"gbactl [^;&|<>$`]*", line) for line in script.splitlines())
+    commands_alone = all(re.fullmatch(r"gbactl [^;&|<>$`]*( > [\w.-]+)?", line) for line in script.splitlines())
     done = (one_by_one if commands_alone else by_bash)(script, folder, workplace, seconds)
     assert done.returncode == 0, f"{script}\n{done.stderr}"
     assert done.stdout.strip(), script

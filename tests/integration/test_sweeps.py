@@ -20,7 +20,7 @@ SIDE_BY_SIDE = {
     "joblib": ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"),
     "submitit": ("hydra/launcher=submitit_local", "hydra.launcher.timeout_min=3", "hydra.launcher.cpus_per_task=1"),
 }
-LAUNCHERS = ["joblib", slow("submitit")]
+LAUNCHERS = [slow("joblib"), slow("submitit")]
 
 
 def sweep(launcher: Launcher, extra: str, *overrides: str) -> subprocess.CompletedProcess[str]:

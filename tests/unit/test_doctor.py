@@ -164,6 +164,7 @@ def test_an_engine_whose_host_answers_and_has_other_versions(engine: str, examin
     assert checks["host far"].advice.startswith("install the same version there")
 
 
+@pytest.mark.quick(6)
 @remote
 @pytest.mark.parametrize(
     ("then", "typed", "found", "advice"),

@@ -49,6 +49,7 @@ def start(*off: float) -> CostConfig:
 
 
 @pytest.mark.usefixtures("short_predictions")
+@pytest.mark.slow
 def test_known_prices_are_found_again(dataset: Dataset, tmp_path: Path) -> None:
     told = predictor(dataset, tmp_path)
     found = fit(start(0.7, 2.0, 0.4, 2.0, 0.5, 0.5, 1.0), observed(told), told)

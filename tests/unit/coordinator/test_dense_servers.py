@@ -91,6 +91,7 @@ def bytes_of(result: dict[str, Any], kind: str) -> list[int]:
     return [result["memory"][f"S{shard}"][kind] for shard in range(3)]
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(("mode", "dense"), crossed(EVERY, [1, 2]))
 def test_those_that_hold_rows_alone_hear_nothing_of_the_dense_part(
     data: Path, tmp_path: Path, asked: Counter[tuple[int, type[Any]]], mode: str, dense: int
@@ -177,6 +178,7 @@ def test_before_the_first_checkpoint_it_begins_anew(
     assert [event.fields["loaded"] for event in told if event.name == "joined"] == [-1]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("first", "to", "kind", "index", "after"),
     crossed(
@@ -213,6 +215,7 @@ def test_everybody_goes_back(data: Path, tmp_path: Path, monkeypatch: pytest.Mon
 # -- going on from a checkpoint ---------------------------------------------------------------------
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("save", "servers", "dense"), crossed(["full", "cpr_scar"], [(2, None), (2, 1), (3, None), (4, 2)])
 )

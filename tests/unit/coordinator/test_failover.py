@@ -60,6 +60,7 @@ def go(cfg: RunConfig, folder: Path, **more: Any) -> dict[str, Any]:
     return run(cfg, prepare(cfg.data), folder, **more)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(("mode", "turn"), crossed(SERVED, [1, 9, 30, 58, 97, 150]))
 def test_it_dies_at_any_message(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, turn: int
@@ -81,6 +82,7 @@ def sync_of(data: dict[str, Any]) -> RunConfig:
     return cfg
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("turn", [1, 7, 33, 61, 105, 140])
 def test_sync_has_the_bits_of_a_run_in_which_it_lived(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], turn: int
@@ -125,6 +127,7 @@ def test_a_worker_without_data_in_the_last_step_takes_that_step_though_the_coord
     assert result["checksums"]["model"] == undisturbed["checksums"]["model"]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("mode", "turn"), [("sync", 40), ("sync", 48), ("sync", 56), ("sync", 64), ("gba", 50), ("gba", 58)]
 )
@@ -147,6 +150,7 @@ def test_evaluations_within_a_day_are_made_once_whoever_dies(
         assert result["checksums"]["model"] == undisturbed["checksums"]["model"]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("turns", [(50,), (95,), (150,), (60, 70)])
 def test_between_modes_with_a_home_of_their_own(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: tuple[int, ...]
@@ -160,6 +164,7 @@ def test_between_modes_with_a_home_of_their_own(
     assert [phase["mode"] for phase in result["phases"]] == ["sync", "gba", "gba", "sync"]
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("kind", "turn", "mode"),
     [

@@ -56,6 +56,7 @@ def test_a_seed_changes_the_bits(data: Path, tmp_path: Path) -> None:
     assert model(a) != model(b)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("prefetch", ["none", "data", "rows"])
 @pytest.mark.parametrize("mode", ["async", "gba", "sync"])
 def test_every_sample_has_one_fate(data: Path, tmp_path: Path, mode: str, prefetch: str) -> None:

@@ -123,6 +123,7 @@ def saved_early(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- what is saved ----------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(3)
 @pytest.mark.usefixtures("saved_early")
 @pytest.mark.parametrize("mode", REPLICAS)
 def test_every_mode_saves_while_it_trains_and_goes_on_from_it(data: Path, tmp_path: Path, mode: str) -> None:
@@ -237,6 +238,7 @@ def test_a_trainer_that_dies_while_it_is_asked_is_in_no_mean(
 # -- the lost server alone goes back ----------------------------------------------------------------
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("mode", "kind", "turn", "after"), crossed(REPLICAS, [(Push, 30, False), (OrderStep, 21, True)])
 )
@@ -272,6 +274,7 @@ def test_whom_a_trainer_exchanges_with_dies(
     assert len(result["recovery"]) == 2 and result["replicas"]["exchanges"] > 5
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("mode", "save", "kind", "turn", "after"),
     crossed(
@@ -350,6 +353,7 @@ def test_an_exchange_does_not_wait_for_a_server_that_is_away(
 # -- everybody goes back ----------------------------------------------------------------------------
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("mode", "every"), crossed(REPLICAS, [8, 1000]))
 def test_everybody_goes_back(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: dict[int, Any], mode: str, every: int
@@ -429,6 +433,7 @@ def test_the_coordinator_is_killed_soon_after_a_server_came_back(
     assert orphaned.deaths == 1 and {failed["process"] for failed in result["recovery"]} == {"C", "S0"}
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(("mode", "turn"), crossed(REPLICAS, [1, 12, 45, 90, 130, 170]))
 def test_the_coordinator_dies_at_any_message(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, turn: int
@@ -454,6 +459,7 @@ def test_whose_trainers_have_more_threads(
     assert death.deaths == 1 and result["samples"]["trained"] + result["samples"]["decayed"] == SAMPLES
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("turns", [(40,), (62,), (75,), (90,), (120,), (150,), (60, 70)])
 def test_the_coordinator_dies_between_modes(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: tuple[int, ...]

@@ -101,6 +101,7 @@ def of(told: list[Event], name: str) -> list[dict[str, Any]]:
 # -- the lost server alone goes back ----------------------------------------------------------------
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("mode", "kind", "turn", "after"),
     crossed(WITHOUT_REPLICAS, [(Push, 30, False), (Push, 31, True), (OrderStep, 11, True)]),
@@ -170,6 +171,7 @@ def test_rows_with_a_staleness_of_their_own(
 # -- the worst moments ------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("after", "kind", "turn"),
     crossed(
@@ -206,6 +208,7 @@ def test_in_an_evaluation(data: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert counted(result)["process"] == "S1" and 0.4 < result["auc"] < 1.0
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(
     ("first", "to", "kind"), [("gba", "sync", GetDense), ("sync", "gba", PutDense), ("gba", "sync", Inspect)]
@@ -313,6 +316,7 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return run_in_memory(config("sync", save="full"), data, tmp_path_factory.mktemp("undisturbed"))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("kind", "turn", "after", "every"),
     [(Push, 25, False, 3), (OrderStep, 8, True, 3), (Push, 9, False, 1000), (Inspect, 1, False, 3), (Save, 2, True, 3)],
@@ -334,6 +338,7 @@ def test_sync_ends_with_the_bits_of_a_run_in_which_nobody_died(
     assert failed["samples_rolled_back"] == rewound["samples"]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mode", SERVED)
 def test_everybody_goes_back(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     Victim(monkeypatch, Push, 25)
@@ -473,6 +478,7 @@ def no_mixture_was_saved(run_dir: Path) -> bool:
     return sound
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("save", "every"), [("cpr", 3), ("cpr", 1000), ("cpr_mfu", 8), ("cpr_ssu", 16), ("full", 6)])
 def test_every_update_is_there_or_counted_as_lost(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: dict[int, Any], save: str, every: int

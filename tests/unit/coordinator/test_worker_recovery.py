@@ -80,6 +80,7 @@ def test_the_others_go_on_and_every_sample_counts_once(
     assert names(told, "lost") == ["W1"]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mode", SERVED)
 def test_the_only_worker_is_waited_for(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     """Nobody else can finish the run, so the successor did."""
@@ -234,6 +235,7 @@ def test_a_successor_before_a_switch(
 STORM = {"kind": "messages", "drop": 0.1, "duplicate": 0.1, "reorder": 0.1, "delay": 0.1, "delay_seconds": 0.002}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mode", SERVED)
 def test_lost_doubled_late_and_overtaken_messages_change_no_account(data: Path, tmp_path: Path, mode: str) -> None:
     result = run_in_memory(config(mode, faults=FaultsConfig(plans=[STORM])), data, tmp_path)

@@ -58,6 +58,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("damage", [truncate, flip, Path.unlink, lambda p: p.write_bytes(b"")])
 @pytest.mark.parametrize("name", ["labels.npy", "numeric.npy", "ids.npy"])
 def test_damage_is_detected_and_rebuilt(

@@ -178,7 +178,7 @@ def test_csv_and_parquet_of_a_table_are_the_same_data(load: Load, schema: str, t
         assert (one.path / name).read_bytes() == (two.path / name).read_bytes()
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     count=st.integers(40, 90), seed=st.integers(0, 99), block=st.integers(400, 4000), chunk=st.integers(5, 60),
     form=st.sampled_from(["csv", "csv.gz", "parquet"]), files=st.integers(1, 2),

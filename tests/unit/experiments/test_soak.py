@@ -46,6 +46,7 @@ def test_everything_comes_and_the_same_seed_draws_the_same(scripts: dict[str, Mo
     assert "collective=shm" in fewer[0].overrides and all(t.replayed for t in fewer if t.mode in trouble.SERVED)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("number", range(14))
 def test_what_is_drawn_can_be_run(scripts: dict[str, ModuleType], number: int) -> None:
     trouble = scripts["fault_plans"]
@@ -116,6 +117,7 @@ def test_a_replay_that_is_refused_is_well_only_where_it_has_to_be(scripts: dict[
             checks.replayed(done, expected)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("mode", "variant"), crossed(["sync", "gba", "shadow_easgd", "fr_ma"], ["full", "cpr_scar"]))
 def test_the_model_of_the_files_is_compared(
     scripts: dict[str, ModuleType], tmp_path: Path, mode: str, variant: str

@@ -118,6 +118,7 @@ class Jobs:
 OFF = ("tracking.enabled=false",)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("place", [(), ("run_dir=made/${mode.name}-${seed}",)], ids=["anywhere", "named"])
 def test_the_command_that_a_stopped_sweep_tells_goes_on_with_it(
     place: tuple[str, ...], capsys: pytest.CaptureFixture[str]

@@ -33,6 +33,7 @@ def test_the_tree_is_where_it_is_looked_for() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.quick(26)
 @pytest.mark.parametrize("path", GROUPS, ids=str)
 def test_every_file_of_a_group_composes(path: Path) -> None:
     group, option = path.parts[0], path.stem

@@ -131,6 +131,7 @@ def test_what_was_rounded_is_gone_on_with_and_exported(data: dict[str, Any], tmp
     assert rows["rows"].dtype == np.float32 and not bits.any() and rows["rows"].any()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mode", SERVED)
 def test_what_was_in_flight_is_read_again_and_counts_once(mode: str, data: dict[str, Any], tmp_path: Path) -> None:
     cfg = config(mode, data)

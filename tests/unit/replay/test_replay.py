@@ -45,6 +45,7 @@ def counting(run_dir: Path, steps: int) -> int:
     return sum(any(weight > 0 for _, weight in order.members) for order in orders[:steps])
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(("mode", "options"), VARIANTS)
 def test_a_run_in_threads_comes_out_again(
     data: dict[str, Any], tmp_path: Path, mode: str, options: dict[str, Any]
@@ -58,6 +59,7 @@ def test_a_run_in_threads_comes_out_again(
     assert sentence(verdict).startswith(f"bit-identical: {verdict['steps']} steps, ")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("plans", "mode"), crossed([[], [{"kind": "kill", "coordinator": True, "step": 5}]], SERVED))
 def test_a_virtual_run_comes_out_again(data: dict[str, Any], tmp_path: Path, mode: str, plans: list[Any]) -> None:
     """Also where the coordinator died."""
@@ -70,6 +72,7 @@ def test_a_virtual_run_comes_out_again(data: dict[str, Any], tmp_path: Path, mod
     assert verdict["gradients"] + verdict["dropped"] == 2 * BATCHES
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(("seed", "mode", "options"), crossed(range(3), VARIANTS))
 def test_deaths_joins_and_lagging_shards_come_out_again(
     data: dict[str, Any], tmp_path: Path, mode: str, options: dict[str, Any], seed: int
@@ -92,6 +95,7 @@ def test_a_log_of_an_older_format_is_refused(data: dict[str, Any], tmp_path: Pat
         replay(tmp_path)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("mode", "backend"), crossed(SERVED, ["local", "virtual"]))
 def test_with_servers_that_hold_rows_alone_it_comes_out_again(
     data: dict[str, Any], tmp_path: Path, mode: str, backend: str
@@ -196,6 +200,7 @@ def entry(unit: str, value: float, to: str) -> dict[str, Any]:
     return {"at": {unit: value}, "to": to}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("backend", ["threads", "virtual"])
 @pytest.mark.parametrize("order", [SERVED, SERVED[::-1]])
 def test_switches_within_an_epoch_come_out_again(

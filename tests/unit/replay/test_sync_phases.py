@@ -51,6 +51,7 @@ ROUND = (
 )  # fmt: skip
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("backend", "dense"), [("threads", None), ("virtual", None), ("threads", 1), ("virtual", 1)])
 def test_there_and_back_and_there_again_comes_out(
     data: dict[str, Any], tmp_path: Path, backend: str, dense: int | None

@@ -60,6 +60,7 @@ def eps(
     return rate
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("mode", EVERY)
 def test_where_only_computing_takes_time_workers_add_up(short: Path, tmp_path: Path, mode: str) -> None:
     """And no more than that is counted, however early batches are handed out: the clock ends with the last gradient."""

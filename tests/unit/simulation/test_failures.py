@@ -32,6 +32,7 @@ def failing(
     return check(cfg)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mode", SERVED)
 def test_a_worker_that_disappears_is_replaced(data: Path, tmp_path: Path, mode: str) -> None:
     kill = {"kind": "kill", "workers": [1], "step": 2}
@@ -180,6 +181,7 @@ def test_where_nobody_may_be_lost(data: Path, tmp_path: Path, mode: str) -> None
         run(failing(mode, kill, lost="end"), data, tmp_path / "run")
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("mode", EVERY)
 def test_a_coordinator_that_disappears_is_replaced(data: Path, tmp_path: Path, mode: str) -> None:
     """The run takes as much longer as nobody was there; workers have something to do for a part of that."""
@@ -200,6 +202,7 @@ def test_a_coordinator_that_disappears_is_replaced(data: Path, tmp_path: Path, m
 QUICK = ("gba", "sync", "shadow_easgd", "fr_ma")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mode", [mode if mode in QUICK else slow(mode) for mode in EVERY])
 def test_its_replacement_is_the_same_every_time(data: Path, tmp_path: Path, mode: str) -> None:
     cfg = failing(mode, {**CRASH, "step": 5}, global_batch=64, options=every_k(mode))

@@ -49,6 +49,7 @@ def test_without_a_state_it_changes_no_bit(four_days: Path, tmp_path: Path, lock
     assert model(kept) == model(anew) and kept["samples"] == anew["samples"]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("before", "after"), [("sync", "gba"), ("gba", "sync"), ("sync", "sync"), ("gba", "gba")])
 def test_with_a_state_it_is_the_same_wherever_the_dense_part_was(
     four_days: Path, tmp_path: Path, lock_step: None, before: str, after: str

@@ -19,6 +19,7 @@ UNEVEN: dict[str, Any] = {"spread": "lognormal", "spread_scale": 1.0}
 SLOW = [{"kind": "constant", "workers": [1], "factor": 4.0}]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("servers", [1, 3])
 @pytest.mark.parametrize("prefetch", ["none", "data", "rows"])
 def test_sync_is_that_of_a_cluster_of_threads(data: Path, tmp_path: Path, servers: int, prefetch: str) -> None:
@@ -29,6 +30,7 @@ def test_sync_is_that_of_a_cluster_of_threads(data: Path, tmp_path: Path, server
     assert virtual["samples"] == threads["samples"]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 @pytest.mark.parametrize("mode", ["sync", "gba"])
 def test_values_are_rounded_as_in_a_cluster_of_threads(

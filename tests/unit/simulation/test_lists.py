@@ -50,6 +50,7 @@ def virtual(cfg: RunConfig, dataset: Dataset, run_dir: Path) -> dict[str, Any]:
     return dict(result)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("mode", "cluster", "pooling", "switches", "name"),
     [

@@ -79,6 +79,7 @@ def saving(mode: str, save: str, *plans: dict[str, Any], **options: Any) -> RunC
     return check(cfg)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("mode", "save"), crossed(["shadow_easgd", "fr_easgd", "shadow_ma", "fr_bmuf", "local_sgd"], ["cpr", "full"])
 )

@@ -43,6 +43,7 @@ def test_every_mode_counts_and_is_the_same_twice(data: Path, tmp_path: Path, mod
     assert first["auc"] > 0.5
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize(
     ("mode", "options"),

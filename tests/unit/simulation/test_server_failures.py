@@ -64,6 +64,7 @@ def test_what_is_spent_is_what_a_run_takes_longer(data: Path, tmp_path: Path) ->
     assert went["total"] == pytest.approx(spent / went["job_seconds"])
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "mode"), crossed([name for name in VARIANTS if name.startswith("cpr")], ["gba", "sync", "async"])
 )
@@ -252,6 +253,7 @@ def test_a_run_that_went_on_from_a_checkpoint_goes_back_to_that(data: Path, tmp_
         assert result["checkpoint"]["pls"] == pytest.approx(256 / (1500 * 2))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "mode"), [("full", "sync"), ("full", "gba"), ("cpr", "gba"), ("cpr", "sync"), ("cpr", "shadow_easgd")]
 )

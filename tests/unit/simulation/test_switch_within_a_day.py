@@ -60,6 +60,7 @@ def no_sample_twice(folder: Path, rows: list[int]) -> None:
 WITHIN = [at("samples", 300, "gba"), at("fraction", 0.55, "sync"), at("samples", 1500, "gba")]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("hard", [True, False])
 @pytest.mark.parametrize("servers", [1, 3])
 def test_lock_step_modes_go_on_where_the_other_was(

@@ -53,6 +53,7 @@ def ask_at_random(
     return result, [event.fields for event in told if event.name == "switch"]
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(("seed", "drain"), crossed(range(12), [30.0, 0.0]))
 def test_any_wish_at_any_time_is_answered_and_loses_nothing(
     four_days: Path, tmp_path: Path, seed: int, drain: float
@@ -78,6 +79,7 @@ def test_wishes_are_met(four_days: Path, tmp_path: Path) -> None:
     assert min(count) >= 2
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("seed", "drain"), crossed(range(6), [30.0, 0.0]))
 def test_what_was_asked_comes_out_again(
     four_days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, drain: float

@@ -354,6 +354,7 @@ def run(kernels: Kernels, shards: int, seed: int, **changes: Any) -> tuple[Any, 
     return table, counted.tolist(), touches.tolist()
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("scope", ["touched", "all"])
 @pytest.mark.parametrize("divisor", ["global", "contributors"])

@@ -71,6 +71,7 @@ def train(kernels: Kernels, shards: int, arrival: int, holders: int | None = Non
     return table, np.concatenate([shard.dense.value for shard in made if shard.dense])
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
 @pytest.mark.parametrize("scope", ["touched", "all"])
 @pytest.mark.parametrize("divisor", ["global", "contributors"])

@@ -77,6 +77,7 @@ def test_every_mode_trains_and_counts(data: Path, tmp_path: Path, mode: str) -> 
     assert set(result["checksums"]) == {"S0", "S1", "model"}, "replicas differ; the servers hold what is judged"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("mode", "options", "batch_norm"),
     [
@@ -154,6 +155,7 @@ def test_with_a_centre_the_others_go_on_without_a_dead_trainer(
     assert result["auc"] > 0.55
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("batch", [8, 25])
 @pytest.mark.parametrize("mode", AVERAGED)
 def test_in_rounds_a_dead_trainer_is_dropped_from_the_mean(

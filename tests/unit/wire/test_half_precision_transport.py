@@ -147,6 +147,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return splits(tmp_path_factory.mktemp("narrow"))
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("name", "mode"), crossed(sorted(CODECS), [*SERVED, "sync"]))
 def test_a_run_comes_out_of_its_log_again(data: dict[str, Any], tmp_path: Path, mode: str, name: str) -> None:
     """What is applied is what arrived, and a replay knows it."""

@@ -167,6 +167,7 @@ def test_and_so_they_have_where_somebody_dies(
     assert (result["auc"], result["global_step"]) == (undisturbed["auc"], undisturbed["global_step"])
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(("lost", "turn"), [("continue", 4), ("replace", 1), ("replace", 16)])
 @pytest.mark.parametrize("when", ["before", "half", "after"])
 def test_a_ring_that_breaks_leaves_its_sums_to_the_server(

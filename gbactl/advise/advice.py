@@ -1,8 +1,9 @@
 """Advice from simulations: the modes as a ranked report, the mode to run in, and one sentence. Pure.
 
 The mode is the fastest of those that may count on sync's AUC, if it is faster than sync by more than WORTHWHILE; else
-sync. A mode may count on it whose AUC is the same (TOST) or better; and one that is undecided, if its interval excludes
-a loss of UNSURE margins. Of modes within WORTHWHILE of the fastest, it is the one whose AUC is best shown.
+sync. A mode may count on it whose AUC is shown to be the same (TOST), or better. A better AUC does not count where the
+mode takes more steps than sync: that helps a young model, and the advice does not see how it ends. Of modes within
+WORTHWHILE of the fastest, it is the one whose AUC is best shown.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from gbactl.errors import DivergedError
 from gbactl.report.columns import AUC, STANDARD
 from gbactl.report.compare import Group, Report, compare
 from gbactl.report.run_curves import Curves, times_to_auc
-from gbactl.report.verdicts import AUC_MARGIN, BETTER, SAME, UNDECIDED, WORSE
+from gbactl.report.verdicts import AUC_MARGIN, BETTER, SAME, WORSE
 from gbactl.switching.auto_controller import SYNC
 from gbactl.tracking.mlflow_connection import Run
 
 WORTHWHILE = 0.05  # share by which a mode has to be faster: about what a prediction may be wrong
-UNSURE = 4.0  # margins; an undecided mode may count on sync's AUC if it loses less
+UNSURE = 4.0  # margins; more seeds are for modes whose mean AUC loses less
 COLUMNS = tuple(column for column in STANDARD if column.metrics in (("auc",), ("eps",)))
-LEAST_STEPS = 20  # global batches below which the sentence says that there were few
+LEAST_BASE, LEAST_STEPS = 100, 20  # global batches below which the sentence says that there were few
 LEAST_LONGER, MOST_LONGER = 2.0, 10.0  # times as many minutes that the sentence asks for
 SLOW_DOWNS = (1.0, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 3.0, 4.0)  # of one worker
 
@@ -44,11 +45,6 @@ class Standing:
     least: float
     most: float
     group: Group
-
-    @property
-    def shown(self) -> bool:
-        """Whether the AUC is shown to be sync's or better."""
-        return self.auc in ("", SAME, BETTER)
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ def advice_of(outcomes: Sequence[Outcome], margin: float | None, notes: Sequence
     kept = [each for each in outcomes if each.mode not in failed]
     made = compare([_run(each) for each in kept], None, SYNC, (), "auc", margin)
     said = [f"{mode} diverged with seed {each.seed}, and is left out: {each.diverged}" for mode, each in failed.items()]
-    standings = _ranked([_standing(group, kept, made.margin or AUC_MARGIN) for group in made.groups])
+    standings = _ranked([_standing(group, kept) for group in made.groups])
     chosen = _chosen(standings)
     made = replace(
         made, columns=COLUMNS, groups=tuple(each.group for each in standings),
@@ -111,11 +107,12 @@ def _run(outcome: Outcome) -> Run:
     return Run(name, name, "FINISHED", 0, {"mode": outcome.mode, "seed": str(outcome.seed)}, metrics)
 
 
-def _standing(group: Group, outcomes: Sequence[Outcome], margin: float) -> Standing:
+def _standing(group: Group, outcomes: Sequence[Outcome]) -> Standing:
     mode = group.key[0]
     paces = list(_rates(mode, outcomes).values())
     auc = "" if group.verdict is None else group.verdict.kind
-    fine = auc != WORSE and (auc != UNDECIDED or _may_count(group, margin))
+    own = next(each for each in outcomes if each.mode == mode)
+    fine = auc in ("", SAME) or (auc == BETTER and own.global_step)
     return Standing(mode, auc, fine, fmean(paces), min(paces), max(paces), group)
 
 
@@ -124,12 +121,6 @@ def _rates(mode: str, outcomes: Sequence[Outcome]) -> dict[int, float]:
     reference = {each.seed: each.eps for each in outcomes if each.mode == SYNC}
     ours = {each.seed: each.eps for each in outcomes if each.mode == mode and each.seed in reference}
     return {seed: eps / reference[seed] for seed, eps in ours.items()}
-
-
-def _may_count(group: Group, margin: float) -> bool:
-    """Return whether an undecided mode may count on sync's AUC all the same."""
-    found = group.difference
-    return found is not None and found.half is not None and found.mean - found.half > -UNSURE * margin
 
 
 def _ranked(standings: Sequence[Standing]) -> list[Standing]:
@@ -145,11 +136,11 @@ def _chosen(standings: Sequence[Standing]) -> Standing:
     return min(sync or near, key=_doubt)
 
 
-def _doubt(found: Standing) -> tuple[bool, float]:
+def _doubt(found: Standing) -> float:
     """Return a sort key by which modes whose AUC is better, or best shown to be the same, come first."""
     verdict = found.group.verdict
     p_same = 1.0 if verdict is None or verdict.p_same is None else verdict.p_same
-    return not found.shown, 0.0 if found.auc == BETTER else p_same
+    return 0.0 if found.auc == BETTER else p_same
 
 
 def _beside(standings: Sequence[Standing], chosen: Standing) -> str:
@@ -182,17 +173,19 @@ def _curves(outcome: Outcome) -> Curves:
     return Curves(outcome.mode, str(outcome.seed), samples, seconds, auc, outcome.eps, {})
 
 
-def sentence(advice: Advice, workers: int, minutes: float, steps: int) -> str:
+def sentence(advice: Advice, workers: int, minutes: float, base: int, steps: int) -> str:
     """Say which mode to run in, what to expect, and when sync would do.
 
-    `minutes`: how long this advice took; `steps`: global batches that were trained in each mode."""
+    `minutes`: how long this advice took; `base`, `steps`: global batches that were trained before, and in each mode."""
     found = advice.of(advice.mode)
     with_workers = f"with {workers} workers" if workers > 1 else "with 1 worker"
     if advice.mode == SYNC:
         said = f"Stay with {SYNC} {with_workers}: {_why_sync(advice, minutes)}"
     else:
-        said = f"Run {advice.mode} {with_workers}: expect {_times(found)} {SYNC}'s rate and {_quality(advice, minutes)}"
-    few = [f"{steps} global batches in each mode are few to go by, type a larger --minutes"] * (steps < LEAST_STEPS)
+        said = f"Run {advice.mode} {with_workers}: expect {_times(found)} {SYNC}'s rate and {_quality(advice)}"
+    few = [f"{base} global batches of {SYNC} and {steps} in each mode are few to go by, type a larger --minutes"] * (
+        base < LEAST_BASE or steps < LEAST_STEPS
+    )
     return "; ".join([said, *_slow_downs(advice), *few]) + "."
 
 
@@ -209,15 +202,12 @@ def _difference(found: Standing) -> str:
     return f"{AUC.write(difference.mean)}{half}"
 
 
-def _quality(advice: Advice, minutes: float) -> str:
-    """Say what becomes of the AUC, and no more than is shown."""
+def _quality(advice: Advice) -> str:
+    """Say what becomes of the AUC."""
     found = advice.of(advice.mode)
-    margin = f"margin {advice.report.margin or AUC_MARGIN:g}"
     if found.auc == SAME:
-        return f"the same AUC ({margin})"
-    if found.auc == BETTER:
-        return f"a better AUC ({_difference(found)})"
-    return f"about the same AUC, which is not shown yet ({_difference(found)}, {margin}{_more(found, minutes)})"
+        return f"the same AUC (margin {advice.report.margin or AUC_MARGIN:g})"
+    return f"a better AUC ({_difference(found)})"
 
 
 def _more(found: Standing, minutes: float) -> str:
@@ -236,7 +226,9 @@ def _why_sync(advice: Advice, minutes: float) -> str:
         return f"no other mode is faster by more than {100 * WORTHWHILE:g} %"
     fastest = max(barred, key=lambda each: each.rate)
     what = f"is worse ({_difference(fastest)})"
-    if fastest.auc != WORSE:
+    if fastest.auc == BETTER:
+        what = f"is better only in a short training ({_difference(fastest)}), for it takes more steps"
+    elif fastest.auc != WORSE:
         what = f"may be worse ({_difference(fastest)}{_more(fastest, minutes)})"
     also = f"; of the modes with {SYNC}'s AUC none is faster by more than {100 * WORTHWHILE:g} %" if able else ""
     return f"{fastest.mode} has {_times(fastest)} its rate, but its AUC {what}{also}"

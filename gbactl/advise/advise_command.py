@@ -249,7 +249,8 @@ class Advising:
     def _tell(self, found: Advice, folder: Path, tracked: TrackedRun | None) -> None:
         """Print the advice, write it to advice.json, and log it."""
         steps = self.sample.trained // self.cfg.train.global_batch
-        words = sentence(found, self.cfg.cluster.workers, self.options.minutes, steps)
+        base = self.sample.base // self.cfg.train.global_batch
+        words = sentence(found, self.cfg.cluster.workers, self.options.minutes, base, steps)
         told = {
             "sentence": words, **plain(found), "workers": self.cfg.cluster.workers, "cost": self.cfg.cost.name,
             "faults": self.cfg.faults.name, "worthwhile": WORTHWHILE,

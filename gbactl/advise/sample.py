@@ -18,7 +18,7 @@ from gbactl.errors import UsageError
 from gbactl.worker.loop import key_of
 
 PARTS = 2  # evaluations after the switch, from which the time to an AUC is read
-BASE = 2  # samples of the base for each one trained in the mode
+BASE = 8  # samples of the base for each one trained in the mode
 JUDGED = 1  # samples to judge by for each one trained in the mode
 opened = functools.lru_cache(maxsize=2)(open_dataset)  # its files are checked once a process
 

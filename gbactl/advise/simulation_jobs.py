@@ -92,7 +92,7 @@ class Took:
 class Outcome:
     """Outcome of one simulation: its mode and seed, predicted EPS, and the result's fields.
 
-    `parts`: phases after the switch. `diverged`: why it has no result."""
+    `parts`: phases after the switch. `diverged`: why it has no result. `global_step`: as of the mode's policy."""
 
     mode: str
     seed: int
@@ -101,6 +101,7 @@ class Outcome:
     result: Mapping[str, Any]
     parts: tuple[Mapping[str, Any], ...] = ()
     diverged: str = ""
+    global_step: bool = True
 
 
 def train_base(cfg: RunConfig, sample: Sample, folder: Path) -> float:
@@ -124,7 +125,8 @@ def simulate(cfg: RunConfig, sample: Sample, folder: Path, base: Path | None) ->
         took = Took(timing, 0.0, time.process_time() - began, time.monotonic() - clock)
         return Outcome(cfg.mode.name, cfg.seed, eps, took, {}, diverged=str(error))
     took = Took(timing, setting_up, time.process_time() - began - setting_up, time.monotonic() - clock)
-    return Outcome(cfg.mode.name, cfg.seed, eps, took, result, tuple(result["phases"][-sample.parts :]))
+    parts, global_step = tuple(result["phases"][-sample.parts :]), cfg.mode.policy.global_step
+    return Outcome(cfg.mode.name, cfg.seed, eps, took, result, parts, global_step=global_step)
 
 
 def predicted_eps(cfg: RunConfig, sample: Sample, folder: Path) -> float:

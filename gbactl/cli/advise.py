@@ -42,11 +42,10 @@ def command(
     difference in AUC to sync, and the time until sync's AUC. Keys mode.* hold for mode= alone.
 
     \b
-    The mode that is named is the fastest whose AUC is the same as sync's
-    within the margin, or better. A mode whose AUC is undecided counts too, if
-    its interval excludes a loss of 4 margins; the sentence then says so.
-    Within 5 % of the fastest sync is named, else the mode whose AUC is best
-    shown.
+    The mode that is named is the fastest whose AUC is shown to be the same as
+    sync's within the margin, or better. A better AUC of a mode that takes more
+    steps than sync does not count. Within 5 % of the fastest sync is named,
+    else the mode whose AUC is best shown.
 
     Logged to MLflow's experiment advise, with the simulations as child runs.
     """

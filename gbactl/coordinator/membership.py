@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from gbactl.errors import WireError
@@ -46,7 +46,7 @@ class Membership:
         if hello.role == "server":
             self.addresses[hello.number] = hello.address
         if len(self.addresses) == self.expected["server"]:
-            self._tell_workers()
+            self._tell_workers([hello.number] if hello.role == "worker" else list(self.of("worker")))
 
     def knows(self, workers: Collection[int]) -> None:
         """Record the workers that already know the servers' addresses."""
@@ -110,12 +110,12 @@ class Membership:
     def _servers(self) -> list[str]:
         return [self.addresses[s] for s in range(self.expected["server"])]
 
-    def _tell_workers(self) -> None:
+    def _tell_workers(self, workers: Iterable[int]) -> None:
         servers = self._servers()
-        for index, channel in self.of("worker").items():
+        for index in workers:
             if index not in self._told:
                 self._told.add(index)
-                channel.send(ShardAddresses(servers))
+                self.channels["worker", index].send(ShardAddresses(servers))
 
     def authentic(self, channel: Channel, role: str, index: int) -> None:
         """Check that a channel belongs to a node. Raises WireError otherwise."""
@@ -128,10 +128,11 @@ class Membership:
 
     def forget(self, channel: Channel) -> bool:
         """Remove a lost channel. Returns whether it belonged to a node of the run."""
-        nodes = [node for node, known in self.channels.items() if known is channel]
-        for node in nodes:
-            del self.channels[node]
-        return bool(nodes)
+        node = (channel.peer.role, channel.peer.index)
+        if self.channels.get(node) is not channel:
+            return False
+        del self.channels[node]
+        return True
 
     def of(self, role: str) -> dict[int, Channel]:
         """Channels of all nodes of a role ("server", "worker"), by node index."""
@@ -139,8 +140,7 @@ class Membership:
 
     def complete(self) -> bool:
         """Whether every expected node is ready."""
-        count = {role: sum(r == role for r, _ in self.ready) for role in self.expected}
-        return count == self.expected
+        return len(self.ready) == sum(self.expected.values())
 
     def missing(self) -> list[str]:
         """Names of the expected nodes that are not ready."""

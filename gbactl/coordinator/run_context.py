@@ -198,7 +198,7 @@ class RunContext:
             self.waiting.append(worker)
             return
         batch, start, samples = got
-        channel = self.members.of("worker")[worker]
+        channel = self.members.channels["worker", worker]
         channel.send(Granted(self.phase_number, batch, self.step, start, samples, evaluation.version, 0.0, 0.0))
 
     # -- reports ------------------------------------------------------------------------------------
@@ -278,9 +278,10 @@ class NodeRequests:
             self.run.members.tell("worker", Inspect(what))
         servers = self._open_to_servers(Inspect(what), lambda shard: f"S{shard}" in self.inspected)
         with servers if "server" in roles else nullcontext():
-            if not (yield WaitCondition(lambda: self._names(roles) <= set(self.inspected), deadline)):
+            if not (yield WaitCondition(lambda: self._all_inspected(roles), deadline)):
                 return {}
-        return {node: each for node, each in self.inspected.items() if node in self._names(roles)}
+        names = self._names(roles)
+        return {node: each for node, each in self.inspected.items() if node in names}
 
     def repeat(self, server: Channel) -> None:
         """Repeat an unanswered request to a server's successor, if its predecessor has not answered."""
@@ -303,6 +304,14 @@ class NodeRequests:
         finally:
             self._open = None
             self.asking(False)
+
+    def _all_inspected(self, roles: Sequence[str]) -> bool:
+        """Whether every node of some roles has answered."""
+        members = self.run.members
+        nodes = len(members.channels) - ("server" not in roles) * members.expected["server"]
+        if "worker" in roles and len(self.inspected) < nodes:
+            return False  # names are not compared after each of thousands of answers
+        return self._names(roles) <= set(self.inspected)
 
     def _names(self, roles: Sequence[str]) -> set[str]:
         servers = {f"S{shard}" for shard in range(self.run.cfg.cluster.servers)} if "server" in roles else set()

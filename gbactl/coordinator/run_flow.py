@@ -382,5 +382,6 @@ class RunFlow:
         run.stopped = True
         run.members.tell("worker", Stop(reason))
         self.core.workers.dismiss()
-        yield WaitCondition(lambda: not run.members.of("worker"), run.hub.now() + GOODBYE_SECONDS)
+        channels, limit = run.members.channels, run.hub.now() + GOODBYE_SECONDS
+        yield WaitCondition(lambda: all(role != "worker" for role, _ in channels), limit)
         run.members.tell("server", Stop(reason))

@@ -30,6 +30,7 @@ from gbactl.engine.bandwidth_probe import LinkMeasurement, ReachabilityProbe, di
 from gbactl.engine.host_info import facts, route_to
 from gbactl.engine.preflight import BIND, LAUNCHER, HostReport, ring
 from gbactl.errors import ClusterError, GbactlError, UsageError
+from gbactl.wire.listener import allow_descriptors
 
 ANSWER_SECONDS, IMPORT_SECONDS, MEASURE_SECONDS, LOOK_SECONDS = 20.0, 120.0, 120.0, 0.1
 LOOPBACK = "127.0.0.1"
@@ -51,6 +52,7 @@ class HostAgents:
 
     def connect(self) -> None:
         """Start all agents and collect facts about their hosts; record a fault for a host that does not answer."""
+        allow_descriptors()
         for host in self.hosts:
             log, command = self.folder / f"host-{host}.log", self.start(host)
             program = shlex.split(command)[0]

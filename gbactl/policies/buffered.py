@@ -17,7 +17,7 @@ class BufferedPolicy(Policy):
         self.size = self.buffer_size()
         self.pulled = 0  # number of different batches whose parameters were pulled
         self.tokens: dict[int, int] = {}  # batch in flight -> its token, dealt at the pull
-        self.waiting: dict[int, int] = {}  # batch -> its worker, which pulls it when its current one is computed
+        self.waiting: dict[int, list[int]] = {}  # worker -> batches, each pulled when the one before is computed
         self._again: set[int] = set()  # batches to be pulled again, as their worker has failed
 
     def buffer_size(self) -> int:
@@ -48,8 +48,8 @@ class BufferedPolicy(Policy):
         if batch is None:
             return None
         token = self.token()
-        if self.phase.prefetch == "data" and any(owner == worker for owner, _ in self.leases.values()):
-            self.waiting[batch] = worker
+        if self.phase.prefetch == "data" and self.holding[worker]:
+            self.waiting.setdefault(worker, []).append(batch)
         else:
             self._pull(batch)
         return self._lease(worker, Grant(batch, token, batch * self.phase.local_batch, self.phase.size(batch)))
@@ -63,7 +63,6 @@ class BufferedPolicy(Policy):
         return self.phase.first_step + self.pulled // self.size
 
     def _pull(self, batch: int) -> None:
-        self.waiting.pop(batch, None)
         self.tokens[batch] = self.token()
         self.pulled += batch not in self._again
         self._again.discard(batch)
@@ -71,8 +70,7 @@ class BufferedPolicy(Policy):
     def lost_worker(self, worker: int) -> list[int]:
         """Remove a failed worker. Its batches, which are handed out again, get new tokens."""
         back = super().lost_worker(worker)
-        for batch in back:
-            self.waiting.pop(batch, None)
+        self.waiting.pop(worker, None)
         self._again.update(batch for batch in back if self.tokens.pop(batch, None) is not None)
         return back
 
@@ -81,12 +79,13 @@ class BufferedPolicy(Policy):
         grant = self._return(worker, batch)
         if grant is None:
             return []
-        if batch in self.waiting:
+        waiting = self.waiting.get(worker, [])
+        if batch in waiting:
+            waiting.remove(batch)
             self._pull(batch)
         staleness = max(0, self.step - self.tokens.pop(batch))
-        following = next((each for each, owner in self.waiting.items() if owner == worker), None)
-        if following is not None:
-            self._pull(following)
+        if waiting:
+            self._pull(waiting.pop(0))
         share = grant.samples / self.phase.local_batch
         rows = tuple(factor * share for factor in self.row_factors(staleness))
         self.buffer.append(Member(batch, worker, self.factor(staleness) * share, grant.samples, staleness, rows))

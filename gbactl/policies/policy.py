@@ -7,7 +7,7 @@ lease.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -68,6 +68,7 @@ class Policy(ABC):
         #: grows when a refused worker may be granted a batch; until then asking again is useless
         self.openings = 0
         self.leases: dict[int, tuple[int, Grant]] = {}
+        self.holding: Counter[int] = Counter()  # worker -> number of its leases
         self.reissue: deque[int] = deque()
         #: (worker, batch) settled with the last hand-out: the next batch of each, so its data can be prepared
         self.ahead: list[tuple[int, int]] = []
@@ -116,6 +117,7 @@ class Policy(ABC):
         mine = sorted({*self.leases, *self.reissue})
         self.ledger.decayed += sum(self.phase.size(batch) for batch in mine)
         self.leases.clear()
+        self.holding.clear()
         self.reissue.clear()
         return mine
 
@@ -137,6 +139,7 @@ class Policy(ABC):
         for batch in back:
             del self.leases[batch]
             self.reissue.append(batch)
+        del self.holding[worker]
         return back
 
     def owes(self, worker: int) -> bool:
@@ -160,6 +163,7 @@ class Policy(ABC):
         return batch
 
     def _lease(self, worker: int, grant: Grant) -> Grant:
+        self.holding[worker] += grant.batch not in self.leases  # a grant may take the place of its first form
         self.leases[grant.batch] = (worker, grant)
         return grant
 
@@ -169,6 +173,7 @@ class Policy(ABC):
         if owner != worker or grant is None:
             return None
         del self.leases[batch]
+        self.holding[worker] -= 1
         return grant
 
     def _emit(self, step: Step) -> Step:

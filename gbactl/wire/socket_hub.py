@@ -24,6 +24,7 @@ from gbactl.wire.listener import (
     RejectionCounter,
     UnauthenticatedConnection,
     address_of,
+    allow_descriptors,
     dial,
     listen,
     receive_exactly,
@@ -45,6 +46,7 @@ class SocketHub:
         self, key: bytes, me: Peer, bind: str | None = None, listener: socket.socket | None = None,
         encrypt: bool = False, silence: float = SILENCE_SECONDS,
     ) -> None:  # fmt: skip
+        allow_descriptors()
         self.key = key
         self.me = me
         self.silence = silence

@@ -47,8 +47,8 @@ def test_it_names_a_mode_and_logs_its_simulations(tmp_path: Path, shared_cache: 
     gba = next(each for each in told["modes"] if each["mode"] == "gba")
     assert gba["eps_ratio"] > 1.5, "one of four workers is four times slower"
     assert told["sentence"].startswith(f"{'Stay with' if told['mode'] == 'sync' else 'Run'} {told['mode']} with 4 ")
-    assert told["sample"] == {"base": 2048, "trained": 1024, "judged": 1024, "timed": 1920}
-    assert "probing" in done.stderr and "2 modes, 2,048 samples of sync, then 1,024 in each mode" in done.stderr
+    assert told["sample"] == {"base": 3968, "trained": 1024, "judged": 1024, "timed": 1920}
+    assert "probing" in done.stderr and "2 modes, 3,968 samples of sync, then 1,024 in each mode" in done.stderr
     folder = Path(told["run_dir"])
     assert json.loads((folder / "advice.json").read_text()) == told
     assert sorted(path.name for path in folder.glob("*-s*")) == ["gba-s0", "gba-s1", "sync-s0", "sync-s1"]

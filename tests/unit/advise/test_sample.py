@@ -29,23 +29,23 @@ def joined(batches: list[Batch]) -> np.ndarray:
 
 def test_rows_of_days_are_consecutive_up_to_the_switch_and_after_it(cache: Path) -> None:
     path = small_data.prepared(cache, 1000, 5)
-    found = sample_of(path, TRAIN, 600, 640)
-    assert found == Sample(path, BASE * 512, 256, PARTS, 512, 640)
+    found = sample_of(path, TRAIN, 150, 640)
+    assert found == Sample(path, BASE * 128, 64, PARTS, 128, 640)
     taken, whole = found.dataset(), open_dataset(path)
     assert taken.kind == "parts" and len(taken.splits) == 2 + PARTS + 1
     before = joined([split.whole for split in taken.splits[:2]])
     assert np.array_equal(before, joined([whole.splits[n].whole for n in (1, 2)])[-len(before) :])
     after = joined([split.whole for split in taken.splits[2:-1]])
     assert np.array_equal(after, whole.splits[3].whole.ids[: len(after)])
-    assert np.array_equal(taken.splits[-1].whole.labels, whole.splits[4].whole.labels[:512])
+    assert np.array_equal(taken.splits[-1].whole.labels, whole.splits[4].whole.labels[:128])
 
 
 def test_two_days_are_divided_and_days_can_be_left_out(cache: Path) -> None:
     path = small_data.prepared(cache, 1000, 5)
     two = Stretches.of(open_dataset(path), 1)
-    assert [split.rows for split in (*two.before, two.after, two.judge)] == [666, 334, 1000]
+    assert [split.rows for split in (*two.before, two.after, two.judge)] == [888, 112, 1000]
     assert len(Stretches.of(open_dataset(path), 2).before) == 1
-    assert sample_of(path, replace(TRAIN, days=1), 10_000, 10_000).trained == 5 // PARTS * PARTS * 64
+    assert sample_of(path, replace(TRAIN, days=1), 10_000, 10_000).trained == 64
 
 
 def test_a_training_and_a_test_file_are_sampled_at_random(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_training_and_a_test_file_are_sampled_at_random(monkeypatch: pytest.Mo
     taken, train = found.dataset(), as_files(path).splits[0]
     base = taken.splits[0].whole.ids
     assert not np.array_equal(base, train.whole.ids[: len(base)])
-    rows = {row.tobytes() for row in train.whole.ids[:800]}
+    rows = {row.tobytes() for row in train.whole.ids[:1066]}
     assert all(row.tobytes() in rows for row in base)
     assert np.array_equal(base, found.dataset().splits[0].whole.ids), "the same rows in every process"
 

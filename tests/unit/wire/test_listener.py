@@ -208,3 +208,13 @@ def test_a_server_cannot_be_taken_for_another_one() -> None:
             while_polling(hub, lambda: near.connect(hub.address, peer=SERVER))
         while hub._channels:
             hub.poll(SECONDS)
+
+
+def test_a_hub_may_have_more_connections_than_the_usual_limit_of_descriptors() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        SocketHub(KEY, SERVER).close()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, listener.MOST_DESCRIPTORS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -182,6 +182,7 @@ def checkout(launcher: Launcher, tmp_path: Path) -> Path:
     return made
 
 
+@pytest.mark.slow
 def test_two_files_make_an_engine_and_no_other_is_touched(launcher: Launcher, checkout: Path) -> None:
     for name, text in ENGINE.items():
         assert not (checkout / name).exists()

@@ -50,6 +50,7 @@ def test_the_cells_of_the_page_run_in_a_notebook(tmp_path: Path) -> None:
     assert "True" in shown(last, "text/plain")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.beside
 def test_an_interrupt_stops_every_process_of_the_run(tmp_path: Path) -> None:
     slow = '"faults.plans=[{kind: constant, workers: all, factor: 200}]"'

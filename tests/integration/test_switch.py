@@ -194,6 +194,9 @@ def test_ctrl_c_and_another_wish_during_a_switch(launcher: Launcher) -> None:
     send(workers, signal.SIGCONT)
     out, _ = client.communicate(timeout=SECONDS)
     assert json.loads(out)["state"] == "done"
+    log = launched.run_dir / "events.log"
+    before = log.stat().st_size
+    wait_for(lambda: log.stat().st_size > before + 1000)  # batches of the new mode are handed out
     send(workers, signal.SIGSTOP)
     client = asked(launched, launcher, "gba")
     wait_for(lambda: (launched.run_dir / "logs" / "C.log").read_text().count("a switch to") == 2)

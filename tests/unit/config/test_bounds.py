@@ -202,6 +202,7 @@ def _tiny(case: Case, value: Any) -> RunConfig:
     return from_dict({**TINY, **merged})
 
 
+@pytest.mark.slow
 def test_what_passes_trains(data: Path, tmp_path: Path) -> None:
     """On a virtual cluster, one value of one key at the edge at a time."""
     elsewhere = ("hog", "hosts", "schedule", "'data'")  # what a virtual cluster, or its configuration, does not have

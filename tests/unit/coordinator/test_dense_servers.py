@@ -150,6 +150,7 @@ def test_from_sync_to_gba_to_replicas_and_back(
 # -- servers that die -------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("mode", "index", "kind", "turn", "after"),
     crossed(["gba", "async", "bsp", "sync"], [0, 2], [(Push, 25, True), (OrderStep, 11, True)]),

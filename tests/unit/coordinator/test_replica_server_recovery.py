@@ -263,6 +263,7 @@ def test_training_goes_on_and_every_update_is_there_or_counted(
     assert result["auc"] > 0.5
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mode", ["shadow_easgd", "fr_easgd"])
 @pytest.mark.parametrize("servers", [1, 2])
 def test_whom_a_trainer_exchanges_with_dies(

@@ -40,6 +40,7 @@ def config(mode: str, dense: int | None = None, **cost: Any) -> RunConfig:
     ))  # fmt: skip
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("mode", "dense"), crossed(["shadow_easgd", "fr_easgd", "fr_ma", "async"], [None, 1]))
 def test_times_are_those_of_a_training(idle: Any, data: Path, tmp_path: Path, mode: str, dense: int | None) -> None:
     events: list[Any] = []

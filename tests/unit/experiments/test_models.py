@@ -15,6 +15,7 @@ from gbactl.launch.hydra_config import compose
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 FOLDER = EXPERIMENTS / "models"
+OF_HISTORIES = {"din", "dien", "youtube_dnn"}  # which no data of the study have
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def test_every_model_is_trained_in_every_mode_with_every_seed(scripts: Any) -> N
         found = {(cell["model"], cell["mode"], cell["seed"]) for cell in cells}
         names, modes, seeds = (set(each) for each in zip(*found, strict=True))
         assert len(found) == len(cells) == len(names) * len(modes) * len(seeds) and len(seeds) == 3
-        assert names == set(scripts["write_models"].PUBLISHED) == set(options("model"))
+        assert names == set(scripts["write_models"].PUBLISHED) == set(options("model")) - OF_HISTORIES
         for name in names:
             compose(list(next(cell.overrides for cell in part.cells if f"model={name}" in cell.overrides)))
 

@@ -48,6 +48,7 @@ def test_the_sweep_holds_every_study(scripts: Any, size: str) -> None:
     assert by_hand == here and len(here) == 6
 
 
+@pytest.mark.slow
 def test_one_cell_of_every_kind_composes(
     scripts: Any, different: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

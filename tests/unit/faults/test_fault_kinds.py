@@ -42,6 +42,7 @@ def test_the_default_slows_nobody() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("path", sorted(conf_dir().glob("faults/*.yaml")), ids=lambda path: path.stem)
 def test_every_group_can_be_chosen_and_has_a_comment_a_key(path: Any) -> None:
     assert parse(compose([f"faults={path.stem}", "cluster.workers=8", "train.global_batch=2048"]).faults.plans) or (

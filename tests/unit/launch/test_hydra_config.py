@@ -56,6 +56,7 @@ def test_every_mode_has_a_file_with_its_keys_and_every_file_a_mode() -> None:
         assert own <= set(values) <= own | common, mode
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     ("mode", "experiment"), crossed(names(), sorted(p.stem for p in GROUPS if p.parts[0] == "experiment"))
 )

@@ -277,6 +277,7 @@ def test_every_model_has_a_case() -> None:
     assert {name for name, _ in CASES} == set(FORMULAS) == set(options("model"))
 
 
+@pytest.mark.quick(24)
 @case
 @pytest.mark.parametrize(("numeric", "fields"), [(0, F), (N, F), (N, 0)])
 def test_logits_and_gradients_equal_the_naive_formula(

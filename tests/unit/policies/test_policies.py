@@ -52,6 +52,7 @@ def test_an_unknown_mode_lists_the_known_ones() -> None:
         make("turbo", phase(8))
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", EVERY)
 @given(phases, st.data(), seeds)
 def test_whatever_the_order_every_sample_is_counted_once(
@@ -72,6 +73,7 @@ def test_whatever_the_order_every_sample_is_counted_once(
     assert name == "hop_bw" or not driver.drops
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", EVERY)
 @given(phases, st.data(), seeds)
 def test_no_sample_is_read_twice_for_a_batch_handed_out_again(
@@ -83,6 +85,7 @@ def test_no_sample_is_read_twice_for_a_batch_handed_out_again(
     assert driver.policy.ledger.read == part.samples
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", sorted(set(EVERY) - {"sync"}))
 @given(phases, st.data(), seeds)
 def test_tokens_never_go_backwards_even_for_batches_handed_out_again(
@@ -100,6 +103,7 @@ def test_the_tokens_of_sync_never_go_backwards_while_nobody_dies(part: Phase, se
         assert tokens == sorted(tokens)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", EVERY)
 @given(phases, st.data(), seeds)
 def test_new_batches_are_handed_out_in_data_order(name: str, part: Phase, data: st.DataObject, seed: int) -> None:
@@ -112,6 +116,7 @@ def test_new_batches_are_handed_out_in_data_order(name: str, part: Phase, data: 
         assert batches == list(range(part.batches))
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", EVERY)
 @given(phases, st.data(), seeds)
 def test_weights_and_divisors_are_what_a_shard_accepts(name: str, part: Phase, data: st.DataObject, seed: int) -> None:

@@ -18,7 +18,6 @@ from gbactl.wire.messages import Granted
 from gbactl.worker.loop import MappedBatchSource
 from tests.support.modes import EVERY
 from tests.support.simulated_runs import adds_up, config, model, run
-from tests.support.slow import slow
 
 # computing takes 1 ms a batch and nothing else takes any time worth mention
 FREE: dict[str, Any] = {
@@ -174,7 +173,8 @@ def test_who_runs_where() -> None:
     assert len({id(h) for h in (*one.workers, *one.servers, one.coordinator)}) == 1
 
 
-@pytest.mark.parametrize("mode", [slow("sync"), "gba"])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["sync", "gba"])
 def test_a_thousand_workers_run_and_nothing_of_theirs_is_left(long: Path, tmp_path: Path, mode: str) -> None:
     cfg = config(mode, workers=1000, global_batch=2000, cost={"workers_per_host": 1, "spread": "lognormal"})
     results: list[dict[str, Any]] = []

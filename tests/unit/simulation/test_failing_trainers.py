@@ -23,6 +23,7 @@ def failing(mode: str, plan: dict[str, Any], lost: str, switches: Any = (), **op
     return check(cfg)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("threads", "mode"), crossed([1, 2], ["shadow_easgd", "fr_easgd", "shadow_ma", "fr_bmuf"]))
 def test_another_trainer_takes_its_place(data: Path, tmp_path: Path, mode: str, threads: int) -> None:
     result = run(failing(mode, KILL, "replace", hogwild_threads=threads), data, tmp_path / "run")

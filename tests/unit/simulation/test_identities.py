@@ -65,6 +65,7 @@ def test_any_number_of_servers_gives_the_same_bits(data: Path, tmp_path: Path, l
     assert len({r["auc"] for r in results}) == 1
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mode", ["sync", "gba"])
 @pytest.mark.parametrize("hard", [True, False])
 def test_any_number_of_them_with_dense_parameters_gives_the_same_bits(
@@ -158,6 +159,7 @@ def test_a_seed_and_its_clock_are_the_same_every_time(data: Path, tmp_path: Path
 SWITCHES = [{"at": {"day": 1}, "to": "gba"}, {"at": {"day": 2}, "to": "sync"}, {"at": {"day": 3}, "to": "gba"}]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("hard", [True, False])
 @pytest.mark.parametrize("servers", [1, 3])
 def test_a_switch_moves_the_dense_vector_as_a_cluster_of_threads_does(

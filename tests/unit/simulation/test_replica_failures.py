@@ -32,6 +32,7 @@ def failing(mode: str, plan: dict[str, Any], lost: str = "replace", **options: A
     return check(cfg)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("mode", "lost"), crossed(["shadow_easgd", "fr_easgd", "shadow_bmuf", "fr_ma"], ["continue", "replace"])
 )

@@ -30,6 +30,7 @@ def replicas(
     return config(mode, local_batch=32, options={**every_k(mode), **options}, **more)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("mode", REPLICAS)
 def test_every_mode_counts_and_is_the_same_twice(data: Path, tmp_path: Path, mode: str) -> None:
     cfg = replicas(mode, prefetch="rows", cost={"spread": "lognormal", "spread_scale": 0.5})

@@ -61,6 +61,7 @@ def adds_up(result: dict[str, Any], samples: int = SAMPLES) -> None:
     assert result["refused_frames"] == 0
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("mode", REPLICAS)
 def test_every_mode_trains_and_counts(data: Path, tmp_path: Path, mode: str) -> None:
     result = run_in_memory(config(mode, **every_k(mode)), data, tmp_path)

@@ -248,6 +248,7 @@ def test_another_coordinator_goes_on_where_the_ring_is_broken(
         assert ended[place].fields["step"] == sum(isinstance(record, OrderRecord) for record in ended[:place])
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("later", "lost"), crossed(range(6), ["continue", "replace"]))
 def test_a_coordinator_that_dies_while_all_get_the_same_again(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, lost: str, later: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 from collections import defaultdict
@@ -49,6 +50,15 @@ def pytest_collection_finish() -> None:
 def one_thread() -> None:
     """As in every process of a run: with more of them sums come in another order, and bits differ."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def loggers() -> None:
+    """As in a new process: a command that Hydra runs in this one has disabled all loggers that there were."""
+    logging.root.setLevel(logging.WARNING)
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger) and logger.name.startswith("gbactl"):
+            logger.disabled = False
 
 
 @pytest.fixture(scope="session", autouse=True)

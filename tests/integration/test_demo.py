@@ -63,6 +63,7 @@ def typed(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.beside
+@pytest.mark.slow
 def test_a_small_demo_goes_on_from_its_bases_and_again_where_it_was(tmp_path: Path) -> None:
     done = typed(tmp_path, f"DEMO=experiment=demo {SMALL}", "SEEDS=0,1")
     assert {mode: row[1] for mode, row in rows(done).items()} == dict.fromkeys(MODES, "2")

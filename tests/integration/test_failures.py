@@ -308,7 +308,9 @@ def test_a_worker_that_fails_tells_its_own_reason(launcher: Launcher, tmp_path: 
         "sys.meta_path.insert(0, Trap())\n"
     )
     path = os.pathsep.join([str(tmp_path / "site"), launcher.environment["PYTHONPATH"]])
-    done = launcher.start("mode=gba", PYTHONPATH=path).finish()
+    done = launcher.start(
+        "mode=gba", "cluster.workers=1", "cluster.servers=1", "mode.local_batch=64", PYTHONPATH=path
+    ).finish()
     assert done.code == 1
     [sentence] = [line for line in done.err.splitlines() if line.startswith("gbactl: ")]
     assert sentence.startswith("gbactl: W") and "the sky is falling" in sentence

@@ -67,7 +67,7 @@ def test_the_sweep_holds_every_variant_with_the_failures_of_its_seed(scripts: An
     assert bool(parts["modes"].cells) == (size == "full")
 
 
-@pytest.mark.parametrize("size", [slow("default"), slow("full"), "tiny"])
+@pytest.mark.parametrize("size", [slow("default"), slow("full"), slow("tiny")])
 def test_real_jobs_lose_a_server_a_worker_and_the_coordinator(scripts: Any, size: str) -> None:
     from gbactl.faults.fault_kinds import parse
     from gbactl.launch.hydra_config import compose

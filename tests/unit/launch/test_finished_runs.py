@@ -140,6 +140,7 @@ def test_the_command_that_a_stopped_sweep_tells_goes_on_with_it(
     assert len(again.ran) == 2
 
 
+@pytest.mark.slow
 def test_trials_go_on_where_they_were_and_the_best_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="the extra gbactl[optuna] is not installed")
     rates = "optim.lr=tag(log, interval(0.0001, 0.01))"

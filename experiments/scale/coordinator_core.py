@@ -194,8 +194,8 @@ def earlier(runner: str, overrides: Sequence[str], folder: Path) -> dict[str, An
         code = f"import sys; sys.path[:0] = {paths}; import json, pathlib, {runner} as cell; "
         code += f"print(json.dumps(cell.run({rest}, pathlib.Path({str(folder.resolve())!r}))))"
         environment = {**os.environ, "PYTHONPATH": str(tree)}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        done = subprocess.run(  # in the folder of its code, which Python prefers to PYTHONPATH
+            [sys.executable, "-c", code], cwd=tree, env=environment, capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise ClusterError(f"The code of {commit} failed: {done.stderr[-500:]}")

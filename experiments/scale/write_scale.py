@@ -145,18 +145,14 @@ def main() -> None:
     shown = {
         "The coordinator without sockets": core([*STUDY.done("core"), *STUDY.done("shards")]),
         "Before and after, without sockets": table(
-            "mode | workers | us before | after | start before, s | after | end before, s | after",
-            beside(before, STUDY.done("core"), ("us", "start_seconds", "end_seconds"))),
+            "mode | workers | us before | after", beside(before, STUDY.done("core"), ("us",))),
         "The coordinator's process with its connections": sockets(STUDY.done("sockets")),
-        "Before and after, with connections": table(
-            "mode | workers | us before | after | KB a connection before | after",
-            beside(STUDY.done("sockets_before"), STUDY.done("sockets"), ("us", "kb_a_node"))),
         "Processes of this machine, tiny batches": processes(STUDY.done("processes")),
-        "A launcher's pipe to an agent": table("what | value", STUDY.done("pipe")[0].result.items()),
-        "Virtual cluster": virtual([*STUDY.done("virtual"), *STUDY.done("cheaper")]),
+        "A launcher's pipe to an agent": table("what | value", ((k, v) for k, v in STUDY.done("pipe")[0].result.items() if k != "phases")),
+        "Virtual cluster": virtual(STUDY.found("virtual")),
         "Arithmetic": f"Costs: `{given}`.\n\n{arithmetic(given)}",
     }  # fmt: skip
-    codes = sorted({c.code for part in ("core", "sockets", "processes", "virtual") for c in STUDY.done(part)})
+    codes = sorted({c.code for part in ("core", "sockets", "processes", "virtual") for c in STUDY.found(part)})
     machine = f"Machine: {len(available_cores())} shared cores, {platform.machine()}."
     body = "\n\n".join(f"## {head}\n\n{text}" for head, text in shown.items())
     path = STUDY.sweep.with_name("results.md")

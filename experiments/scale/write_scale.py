@@ -148,7 +148,8 @@ def main() -> None:
             "mode | workers | us before | after", beside(before, STUDY.done("core"), ("us",))),
         "The coordinator's process with its connections": sockets(STUDY.done("sockets")),
         "Processes of this machine, tiny batches": processes(STUDY.done("processes")),
-        "A launcher's pipe to an agent": table("what | value", ((k, v) for k, v in STUDY.done("pipe")[0].result.items() if k != "phases")),
+        "A launcher's pipe to an agent": table(
+            "what | value", (each for each in STUDY.done("pipe")[0].result.items() if each[0] != "phases")),
         "Virtual cluster": virtual(STUDY.found("virtual")),
         "Arithmetic": f"Costs: `{given}`.\n\n{arithmetic(given)}",
     }  # fmt: skip

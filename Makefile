@@ -17,7 +17,7 @@ FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: demo install test test-slow check docs bench curves fuzz audit calibration advise frappe gba-claims prefetch models map tuning mechanism shadowsync switching cpr precision hosts soak slurm-cluster screenshots ui clean help
+.PHONY: demo install test test-slow check docs bench curves fuzz audit calibration advise frappe gba-claims prefetch models map tuning mechanism shadowsync switching cpr precision hosts scale soak slurm-cluster screenshots ui clean help
 
 demo: install ## install, train a base in sync, go on with a slow worker in sync, async and gba, compare (3 minutes)
 	$(BIN)/gbactl train -m $(DEMO) seed=$(SEEDS) 'run_dir=runs/demo/base-$${seed}' $(QUIET)
@@ -117,6 +117,10 @@ precision: install ## the study in experiments/precision (30 minutes; SIZE=full:
 
 hosts: install ## the study in experiments/hosts (two hours, on an idle machine; root, iproute2, openssh-server)
 	$(BIN)/python experiments/hosts/run.py
+
+scale: install ## the study in experiments/scale (half an hour, on an idle machine; goes on where it was cut)
+	$(BIN)/python experiments/study.py experiments/scale/sweep.yaml
+	$(BIN)/python experiments/study.py experiments/scale/sweep.yaml --write
 
 soak: install ## trainings in every mode whose processes are killed, for MINUTES=30 (see experiments/soak)
 	$(BIN)/python experiments/soak/soak.py --minutes $(or $(MINUTES),30) --seed $(or $(SEED),0)

@@ -89,7 +89,7 @@ class SendQueue:
 
 ATTACH, ATTACHED = 254, 255  # kinds of the channel's own frames, which are no messages
 SMALL = 1 << 16  # payloads of at most this many bytes go over the wire and take no slot
-RECEIVE_BYTES = 1 << 18
+RECEIVE_BYTES = 1 << 14  # kept for each connection, of which a server or coordinator has one to every worker
 AT_ONCE = 64 << 20  # bytes read from one connection before the others are read
 WORTH_WAKING = 1 << 18  # bytes of a slowly arriving payload that are worth a wake-up
 SILENCE_SECONDS, LONGEST_SILENCE, LONGEST_IDLE = 60.0, 86400.0, 30

@@ -1,0 +1,69 @@
+"""Scale study: its arithmetic, and tiny cells of the emulated coordinator and of the virtual cluster."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "scale"
+VIRTUAL = (
+    "cluster=virtual", "cost=cluster_10gbe", "data=synthetic", "data.days=2", "data.rows_per_day=512", "data.fields=2",
+    "data.max_cardinality=50", "model.dim=2", "model.hidden=[2]", "mode.local_batch=2", "mode=gba", "cluster.workers=8",
+    "cluster.servers=2", "train.global_batch=16", "cost.batch_us=50000", "+tracking.tags.stands_for='9'",
+    "+tracking.tags.batches='8'",
+)  # fmt: skip
+
+
+def module(name: str) -> ModuleType:
+    if str(FOLDER) not in sys.path:
+        sys.path.insert(0, str(FOLDER))
+    return importlib.import_module(name)
+
+
+def test_what_breaks_first() -> None:
+    scale: Any = module("arithmetic")
+    costs = scale.Costs(30.0, 20.0, 200.0, 0.6, 60.0, 30.0, 0.03, 20.0)
+    job = scale.Job(100, 10)
+    found = {load.resource: load for load in scale.loads(job, costs)}
+    assert job.gradients == 2000
+    messages = found["coordinator, messages"]
+    assert messages.carries == pytest.approx(2000 * 21)
+    assert messages.factor == pytest.approx(2000 * 230e-6), "its CPU: 30 us and 20 us a server, a gradient"
+    inward = 2000 * (4 * (7000 * 17 + 493_000) + 8 * 7000) / 10 / 1e9
+    assert found["a server's network interface, inward"].carries == pytest.approx(inward)
+    assert found["event log"].carries == pytest.approx(2000 * 60 * 86_400 / 1e9)
+    ten = {load.resource: load for load in scale.loads(replace(job, workers=1000, servers=100), costs)}
+    growth = ten["coordinator, messages"].factor / messages.factor
+    assert growth == pytest.approx(10 * 2030 / 230), "ten times the gradients, each with ten times the servers"
+    assert scale.first(list(ten.values())) is ten["coordinator, messages"]
+    fewer = scale.loads(replace(job, orders=0.01), costs)[0]
+    assert fewer.factor < messages.factor
+
+
+@pytest.mark.parametrize(("mode", "messages"), [("async", 5.0), ("sync", 3.5)])
+def test_an_emulated_coordinator(mode: str, messages: float, tmp_path: Path) -> None:
+    cell: Any = module("coordinator_core")
+    given = [f"mode={mode}", "cluster.workers=4", "cluster.servers=2", "+tracking.tags.batches='150'"]
+    found = cell.run(given, tmp_path)
+    assert found["gradients"] == 600
+    assert found["messages"] == pytest.approx(messages, abs=0.6), "a grant, and of both servers a slice and an order"
+    assert 20 < found["log_bytes"] < 100
+
+
+def test_a_virtual_cluster(tmp_path: Path) -> None:
+    found = module("virtual_scale").run(VIRTUAL, tmp_path)
+    assert 100 < found["gradients_a_second"] < 8 / 0.05
+    assert sum(found["shares"].values()) == pytest.approx(1.0)
+    assert all(0 <= share <= 1 for share in found["busy"].values()) and found["busy"]["coordinator"] > 0
+
+
+def test_the_sweep_is_read() -> None:
+    study: Any = importlib.import_module("study")
+    parts = study.read_study(FOLDER / "sweep.yaml")
+    assert {cell.runner for part in parts for cell in part.cells} <= {path.stem for path in FOLDER.glob("*.py")}

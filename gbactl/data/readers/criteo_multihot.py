@@ -165,7 +165,7 @@ class CriteoMultihot:
         return WrittenArrays("days", schema, splits, *names, days_by_rows=not per_file)
 
     def _rows(self, day: Day, rows: int, columns: list[int], lists: list[int], largest: NDArray[np.int64]) -> Batch:
-        """Read the next rows of a day. Raises the `largest` id of each field."""
+        """Read the next rows of a day, and keep the `largest` id of each field up to date."""
         labels, dense = day.labels.read(rows)[:, 0], day.dense.read(rows)
         ids = [field.read(rows) for field in day.fields]
         if not ((labels == 0) | (labels == 1)).all():

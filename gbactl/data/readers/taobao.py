@@ -148,7 +148,7 @@ class Behaviour:
 
 
 def sort_behaviour(file: SourceFile, folder: Path, largest: Integers, bad: BadLines, progress: Progress) -> Behaviour:
-    """Write the log of behaviour to a folder, sorted. Raises the `largest` ids of the fields that it shares."""
+    """Write the log of behaviour to a folder, sorted, and keep the `largest` ids of the shared fields up to date."""
     with ExitStack() as stack:
         parts = [stack.enter_context((folder / f"part{part}").open("wb")) for part in range(PARTS)]
         for chunk in _records(file, bad, progress):

@@ -14,6 +14,7 @@ import pytest
 
 import gbactl
 from gbactl.cli import main
+from tests.support.commands import run
 
 HELP = """\
 Usage: gbactl [OPTIONS] COMMAND [ARGS]...
@@ -183,7 +184,8 @@ def test_info_is_hydras(tmp_path: Path) -> None:
 
 
 def test_json_is_not_printed_for_a_failed_run(tmp_path: Path) -> None:
-    done = gbactl_command("train", "run_dir=/proc/nowhere", "data.days=2", "data.rows_per_day=500", cwd=tmp_path)
+    keys = ("run_dir=/proc/nowhere", "data.days=2", "data.rows_per_day=500")
+    done = run("train", *keys, cwd=tmp_path, environment=os.environ)
     assert done.returncode == 2
     assert "The run directory /proc/nowhere cannot be made" in done.stderr
     with pytest.raises(json.JSONDecodeError):

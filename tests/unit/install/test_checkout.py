@@ -12,8 +12,8 @@ import gbactl.install.__main__ as install
 
 ROOT = Path(__file__).resolve().parents[3]
 TARGETS = {"demo", "install", "test", "test-slow", "check", "docs", "bench", "curves", "ui", "clean", "help"} | {
-    "frappe", "calibration", "gba-claims", "switching", "shadowsync", "cpr", "hosts", "scale", "precision", "map", "tuning",
-    "mechanism", "prefetch", "advise", "soak", "fuzz", "audit", "screenshots", "slurm-cluster", "models",
+    "frappe", "calibration", "gba-claims", "switching", "shadowsync", "cpr", "hosts", "precision", "map", "tuning",
+    "scale", "mechanism", "prefetch", "advise", "soak", "fuzz", "audit", "screenshots", "slurm-cluster", "models",
 }  # fmt: skip
 
 

@@ -37,6 +37,7 @@ def pools(parent: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.beside
 def test_it_names_a_mode_and_logs_its_simulations(tmp_path: Path, shared_cache: Path) -> None:
     done = run("advise", *SMALL, *FEW, "--format", "json", cwd=tmp_path, environment=environment(shared_cache))

@@ -163,6 +163,7 @@ def test_a_command_reaches_the_hosts(launcher: Launcher, containers: Containers)
     assert all(f"{name}     {containers.address(name)}" in done.err for name in containers.names)
 
 
+@pytest.mark.slow
 @pytest.mark.beside
 def test_checkpoints_need_a_run_directory_that_the_hosts_share(launcher: Launcher, containers: Containers) -> None:
     typed = (*reached(containers), "checkpoint=cpr")

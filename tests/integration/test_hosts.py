@@ -218,6 +218,7 @@ def test_hosts_that_lose_each_other_are_named_too(site_of: Callable[..., Site], 
     assert re.search(r"W3 is started again on host [ab]\.", done.err) and "W3 is back" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.beside
 def test_a_host_that_cannot_be_reached_is_named_before_anything_trains(site_of: Callable[..., Site]) -> None:
     site = site_of()

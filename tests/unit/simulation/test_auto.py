@@ -100,6 +100,7 @@ def test_every_look_is_noted_with_its_numbers_and_told(straggler: Ran) -> None:
     assert [each["to"] for each in done] == ["gba", "sync"]
 
 
+@pytest.mark.slow
 def test_it_is_the_same_every_time(straggler: Ran, two_days: Path, tmp_path: Path) -> None:
     assert run(auto(), two_days, tmp_path) == straggler.result
 
@@ -136,6 +137,7 @@ def test_the_other_mode_has_its_changes(one_day: Path, tmp_path: Path) -> None:
     assert (there["name"], there["iota"], there["local_batch"], there["prefetch"]) == ("gba", 7, 16, "rows")
 
 
+@pytest.mark.slow
 def test_threads_do_the_same(one_day: Path, tmp_path: Path) -> None:
     """On a cluster of threads, whose rates nobody knows before: it ends, and every look is noted."""
     switch = dataclasses.replace(FAST, margin=0.0, hysteresis=0.0, minimum_stay=0.0, every=0.2)

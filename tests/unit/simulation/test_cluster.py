@@ -77,6 +77,7 @@ def test_eight_workers_on_two_cores_are_as_fast_as_two(short: Path, tmp_path: Pa
     assert eight == pytest.approx(two, rel=0.03)
 
 
+@pytest.mark.slow
 def test_a_saturated_server_flattens_eps_as_workers_grow(long: Path, tmp_path: Path) -> None:
     """1 ms of computing against .2 ms of serving a batch: five workers keep one server busy."""
     cost = {"server_message_us": 200.0 / 3, "servers_on": "own"}  # pull, push and order
@@ -87,6 +88,7 @@ def test_a_saturated_server_flattens_eps_as_workers_grow(long: Path, tmp_path: P
     assert rates[32] < 1.1 * rates[16]
 
 
+@pytest.mark.slow
 def test_a_saturated_interface_flattens_eps_and_own_hosts_for_workers_do_not_help(long: Path, tmp_path: Path) -> None:
     cost = {"bandwidth_gbit": 0.02, "workers_per_host": 1, "servers_on": "own", "batch_us": 100.0}
     rates = [eps("async", long, tmp_path, n, cost, servers=1) for n in (1, 8, 16)]

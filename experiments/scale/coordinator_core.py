@@ -30,7 +30,7 @@ from gbactl.errors import ClusterError
 from gbactl.launch.hydra_config import compose
 from gbactl.nodes.role_setup import header
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import NO_BYTES
+from gbactl.wire.channel import NO_BYTES, Bytes
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
     Barrier,
@@ -61,6 +61,29 @@ TINY = (
     "train.global_batch=${cluster.workers}", "collective=gloo", "cluster.hang_seconds=3600",
     "cluster.start_timeout=3600",
 )  # fmt: skip
+
+
+def reply(message: Any, node: Peer) -> Any:
+    """Return a node's answer to a question of the coordinator, None to another message."""
+    if isinstance(message, Barrier):
+        return Reached(node.index, message.version)
+    if isinstance(message, Ping):
+        return Pong(node.index, message.beat, {})
+    if isinstance(message, Inspect):
+        return Inspected(str(node), "", "" if node.role == "worker" else "0", {}, {})
+    return None
+
+
+def predicted(grant: Granted, worker: int) -> tuple[Predictions, Bytes]:
+    """Return a worker's answer to a batch of an evaluation, with its payload."""
+    payload = np.full(grant.samples, 0.5, np.float32).view(np.uint8)
+    return Predictions(grant.phase, worker, grant.batch, grant.start, grant.samples), payload
+
+
+def staged(grant: Granted, shard: int, worker: int, version: int = 0) -> Staged:
+    """Return a server's message that it has its slice of a gradient, from parameters of `version`."""
+    told = (grant.phase, grant.batch, 0.5, 0.01, 1.0, version, -1 if grant.divisor else version)
+    return Staged(shard, worker, *told, 9, 0.0, 0, WAITS)
 
 
 class Node:
@@ -97,9 +120,8 @@ class EmulatedHub:
         self._arrivals: list[tuple[float, int, Node, Granted, int]] = []
         self._free = [0.0] * workers  # when a worker has computed all that it was granted
         self.answers: dict[type[Any], Callable[[Any, Any], None]] = {
-            Granted: self._granted, OrderStep: self._ordered, BeginPhase: self._begins, Inspect: self._inspected,
-            Barrier: lambda node, message: self._put(node, Reached(node.peer.index, message.version)),
-            Ping: lambda node, message: self._put(node, Pong(node.peer.index, message.beat, {})),
+            Granted: self._granted, OrderStep: self._ordered, BeginPhase: self._begins,
+            **dict.fromkeys((Barrier, Ping, Inspect), lambda node, message: self._put(node, reply(message, node.peer))),
             Stop: lambda node, message: self._frames.append((node, Frame(0, b"", NO_BYTES))),
         }  # fmt: skip
         self.servers = [Node(self, "server", index) for index in range(servers)]
@@ -130,8 +152,7 @@ class EmulatedHub:
     def _granted(self, node: Node, grant: Granted) -> None:
         worker = node.peer.index
         if not self.training:
-            message = Predictions(grant.phase, worker, grant.batch, grant.start, grant.samples)
-            self._put(node, message, np.full(grant.samples, 0.5, np.float32).view(np.uint8))
+            self._put(node, *predicted(grant, worker))
             self._put(node, TakeBatch(worker))
             return
         self.began = self.began or self._so_far()
@@ -145,9 +166,8 @@ class EmulatedHub:
         """Stage the gradient that is computed next on every server."""
         self.clock, _, node, grant, version = heapq.heappop(self._arrivals)
         self.ended = self._so_far()
-        told = (grant.phase, grant.batch, 0.5, 0.01, 1.0, version, -1 if grant.divisor else version)
         for shard, server in enumerate(self.servers):
-            self._put(server, Staged(shard, node.peer.index, *told, 9, 0.0, 0, WAITS))
+            self._put(server, staged(grant, shard, node.peer.index, version))
 
     def _so_far(self) -> tuple[float, int, int]:
         return time.process_time(), self.received, self.sent.total()
@@ -157,9 +177,6 @@ class EmulatedHub:
 
     def _begins(self, node: Node, message: BeginPhase) -> None:
         self.training = message.training
-
-    def _inspected(self, node: Node, message: Inspect) -> None:
-        self._put(node, Inspected(str(node.peer), "", "" if node.peer.role == "worker" else "0", {}, {}))
 
 
 def alone(workers: int, servers: int, gradients: int, orders: int) -> float:

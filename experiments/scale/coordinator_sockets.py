@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from coordinator_core import AT, TINY, WAITS, earlier
+from coordinator_core import AT, TINY, earlier, predicted, reply, staged
 
 from gbactl.calibration.measured_runs import process_cpu
 from gbactl.config import to_dict
@@ -27,24 +26,7 @@ from gbactl.wire import frames
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.listener import address_of, listen
-from gbactl.wire.messages import (
-    Barrier,
-    BeginPhase,
-    Granted,
-    Hello,
-    Inspect,
-    Inspected,
-    OrderStep,
-    Ping,
-    Pong,
-    Predictions,
-    Reached,
-    Ready,
-    Staged,
-    Stop,
-    TakeBatch,
-    decode,
-)
+from gbactl.wire.messages import BeginPhase, Granted, Hello, OrderStep, Ready, Stop, TakeBatch, decode
 from gbactl.wire.socket_hub import SocketHub
 
 WAITING = 2  # batches a worker asks for at a time, as with prefetch
@@ -64,12 +46,12 @@ class EmulatedNodes:
         self.version, self.gradients, self.sent = 0, 0, Counter[str]()
         self.cpu, self.full = (0.0, 0.0), self.empty
         for channel in self.workers * WAITING:
-            channel.send(TakeBatch(channel.peer_index))
+            channel.send(TakeBatch(channel.emulated.index))
 
     def _join(self, address: str, role: str, index: int) -> Any:
         self.hub.me = Peer(role, index)
         channel: Any = self.hub.connect(address)
-        channel.peer_index, channel.role, channel.training = index, role, False
+        channel.emulated, channel.training = self.hub.me, False
         channel.send(Hello(role, index, f"{role}{index}" if role == "server" else "", os.getpid()))
         channel.send(Ready(role, index))
         return channel
@@ -87,7 +69,6 @@ class EmulatedNodes:
                     return
 
     def _act(self, channel: Any, message: Any) -> bool:
-        index = channel.peer_index
         self.sent[type(message).__name__] += channel.training
         if isinstance(message, Granted):
             self._granted(channel, message)
@@ -95,20 +76,14 @@ class EmulatedNodes:
             self.version = max(self.version, message.step + 1)
         elif isinstance(message, BeginPhase):
             channel.training = message.training
-        elif isinstance(message, Barrier):
-            channel.send(Reached(index, message.version))
-        elif isinstance(message, Ping):
-            channel.send(Pong(index, message.beat, {}))
-        elif isinstance(message, Inspect):
-            name = f"{'S' if channel.role == 'server' else 'W'}{index}"
-            channel.send(Inspected(name, "", "" if name[0] == "W" else "0", {}, {}))
+        elif (answer := reply(message, channel.emulated)) is not None:
+            channel.send(answer)
         return not isinstance(message, Stop)
 
     def _granted(self, worker: Any, grant: Granted) -> None:
         if not worker.training:
-            message = Predictions(grant.phase, worker.peer_index, grant.batch, grant.start, grant.samples)
-            worker.send(message, np.full(grant.samples, 0.5, np.float32).view(np.uint8))
-            worker.send(TakeBatch(worker.peer_index))
+            worker.send(*predicted(grant, worker.emulated.index))
+            worker.send(TakeBatch(worker.emulated.index))
             return
         self.ended = time.perf_counter()
         used = process_cpu(self.pid) or 0.0 if not self.gradients or self.gradients % 256 == 0 else self.cpu[1]
@@ -118,9 +93,8 @@ class EmulatedNodes:
         self.gradients += 1
         if not grant.samples:
             return
-        told = (grant.phase, grant.batch, 0.5, 0.01, 1.0, 0, -1 if grant.divisor else 0)
         for shard, server in enumerate(self.servers):
-            server.send(Staged(shard, worker.peer_index, *told, 9, 0.0, 0, WAITS))
+            server.send(staged(grant, shard, worker.emulated.index))
 
 
 def run(overrides: Sequence[str], folder: Path) -> dict[str, Any]:

@@ -115,7 +115,7 @@ class Checkpointing:
         run = self.run
         self.folder.identity = identity(to_dict(run.cfg), run.dataset.fingerprint)
         if run.cfg.resume is not None:
-            self._resume(JobPosition.read(read_manifest(Path(run.cfg.resume)).position))
+            self._resume(Path(run.cfg.resume))
         self.at = self.resumed
         self.beginning = self.resumed or run.position(run.step)
         if run.taking_over:
@@ -133,10 +133,12 @@ class Checkpointing:
             sentence = f"Every replica begins with {self.resumed.dense} of step {self.resumed.step}."
             run.tell("checkpoint", {"state": "resumed", "sentence": sentence})
 
-    def _resume(self, position: JobPosition) -> None:
-        run = self.run
+    def _resume(self, path: Path) -> None:
+        run, position = self.run, JobPosition.read(read_manifest(path).position)
         self.resumed, self._base = position, None
         run.record.restore(position)
+        same_run = path.resolve().parent == self.folder.path.resolve()
+        run.record.inherited = position.inherited if same_run else len(position.phases)
         run.record.continue_clock(position.seconds)
         run.record.modes = position.modes_with(run.cfg.mode.name)
         run.step = position.step

@@ -145,6 +145,7 @@ class Failover:
         run, stood, position = self.run, self.state.stood, self.state.stood.position
         assert position is not None
         run.record.restore(position)
+        run.record.inherited = position.inherited
         run.record.continue_clock(run.hub.now() - stood.began)
         run.step, run.phase_number, run.started = position.step, self.number, True
         if position.mode != mode_values(run.current):

@@ -87,6 +87,7 @@ class RunSummary:
         self.ledger = Ledger()
         self.statistics = Statistics()
         self.phases: list[dict[str, Any]] = []
+        self.inherited = 0  # number of phases that the run which this one began from has trained
         self.curve: list[dict[str, Any]] = []
         self.modes = ""  # modes so far: sync>gba@day2
         self.round: tuple[Round, int, int, int] | None = None  # round, its number, number of rounds, its samples
@@ -216,7 +217,7 @@ class RunSummary:
             switches=switches, stopping=replace(self.stopping) if self.results else None,
             results=[dict(each) for each in self.results], modes=self.modes,
             phases=[*(dict(each) for each in self.phases), *self._open_phase(training, step, mode)],
-            curve=_thinned(self.curve), statistics=self.statistics.counts,
+            curve=_thinned(self.curve), statistics=self.statistics.counts, inherited=self.inherited,
         )  # fmt: skip
 
     def _open_phase(self, training: LivePhase | None, step: int, mode: dict[str, Any]) -> list[dict[str, Any]]:
@@ -236,12 +237,12 @@ class RunSummary:
 
     def result(self, best: dict[str, Any], inspected: dict[str, Inspected]) -> dict[str, Any]:
         """Fields of result.json about the training. Raises ClusterError if replicas differ."""
-        seconds = sum(phase["seconds"] for phase in self.phases)
+        own = self.phases[self.inherited :]
         return {
             **{key: best[key] for key in METRICS if key in best},
             "best_round": best["day"],
             **{key: best.get(key) for key in ("evaluated_on", "judged_on", "judged_auc")},
-            "eps": eps(self.ledger.trained, seconds),
+            "eps": eps(sum(phase["samples"] for phase in own), sum(phase["seconds"] for phase in own)),
             "samples": {fate: getattr(self.ledger, fate) for fate in FATES},
             "phases": self.phases,
             "rounds": by_round(self.phases),

@@ -119,7 +119,8 @@ class JobPosition:
     """Position of a job in its data and schedule, for checkpoints and the journal.
 
     What was handed out and not applied is `unread`: it is handed out once more, and counts once. `switches`: entries of
-    the schedule that were taken; `mode`: the keys of the current mode."""
+    the schedule that were taken; `mode`: the keys of the current mode; `inherited`: how many of the phases are those of
+    the run that this one began from."""
 
     step: int
     round: int
@@ -136,6 +137,7 @@ class JobPosition:
     phases: list[dict[str, Any]]
     curve: list[dict[str, Any]]
     statistics: StatisticsCounts
+    inherited: int = 0
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> JobPosition:

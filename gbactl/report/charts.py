@@ -19,7 +19,7 @@ COLOURS = 8  # lines of further groups have the same colours and are dashed
 SETTLED = 0.1  # share of the horizontal axis whose values do not set the vertical scale
 SHORT = {"labelExpr": "format(datum.value, abs(datum.value) < 1000 ? '.4~g' : '.3~s')"}  # 0.75, 1.5k, 20M
 NAME = {"labelExpr": "split(datum.label, ', ')", "labelLimit": 160, "labelColor": "var(--text)"}  # a line for each part
-MIDDLE = {"condition": {"test": "indexof(datum.label, ', ') >= 0", "value": "bottom"}, "value": "middle"}  # of two lines
+MIDDLE = {"condition": {"test": "indexof(datum.label, ', ') >= 0", "value": "bottom"}, "value": "middle"}
 DOT = {"type": "point", "filled": True, "opacity": 1, "clip": True}
 RED = {"type": "rect", "color": "var(--bad)", "stroke": "var(--back)", "strokeWidth": 1}
 CONFIG = {

@@ -72,8 +72,8 @@ def curves(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str)
         {"field": "group", "title": "line"}, {"field": "x", "title": x_title, "format": ",.4~r"},
         *({"field": each, "format": ".5~f"} for each in ("mean", "low", "high")),
     ]}  # fmt: skip
-    near = {"name": "near", "select": {"type": "point", "on": "pointermove", "nearest": True, "clear": "pointerout"}}
-    shown = {"opacity": {"condition": {"param": "near", "empty": False, "value": 1}, "value": 0}}
+    near = {"name": "near", "select": {"type": "point", "on": "pointerover", "clear": "pointerout"}}
+    shown = {"opacity": {"condition": {"param": "near", "empty": False, "value": 0.3}, "value": 0}}
     whole = {"y": {**mean, "field": "low"}, "y2": {"field": "high"}}
     dash = [[1, 0] if number < COLOURS else [6, 4] for number in range(len(groups))]
     dashes = {"strokeDash": {"field": "group", "scale": {"domain": groups, "range": dash}}}
@@ -81,7 +81,7 @@ def curves(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str)
     layers = [
         _layer("line", {"type": "area", "opacity": 0.16, "clip": True}, whole),
         _layer("line", {"type": "line", "strokeWidth": 1.8, "clip": True}, {"y": mean, **dashes}),
-        {**_layer("line", DOT, {"y": mean, **told, **shown}), "params": [near]},
+        {**_layer("line", {**DOT, "size": 300}, {"y": mean, **told, **shown}), "params": [near]},
         _layer("dot", {"type": "rule", "strokeWidth": 1.5, "clip": True}, whole),
         _layer("dot", {**DOT, "size": 60, "stroke": "var(--back)"}, {"y": mean, **told}),
         _layer("switch", {"type": "rule", "strokeDash": [4, 3]}, text),

@@ -50,7 +50,8 @@ def page(
         title=title, answer=_signed(answer(report)), report=report, groups=list(drawn), colours=charts.COLOURS,
         table=_table(report, tables.pop("Comparison")), sentences=list(map(_signed, sentences(report))),
         tables=[{"title": title, **_plain(table)} for title, table in tables.items()],
-        charts=[_figures(report, drawn), _strips(drawn), _phases(drawn)], config=charts.CONFIG,
+        charts=[_figures(report, drawn), _strips(drawn), _phases(drawn)],
+        config={**charts.CONFIG, "legend": {"disable": True}},  # the page has one for all charts
         vega=files("gbactl.report").joinpath("vega.js").read_text(encoding="ascii"),
         left_out=left_out(report),
         commands=again([run for run in runs if any(run.run_id in group.runs for group in report.groups)]),

@@ -1,4 +1,4 @@
-"""The script gbactl/report/vega.js, which `make vega` makes anew: Vega and Vega-Lite as vl-convert-python has them.
+"""The script gbactl/report/vega.js, which `make vega` makes anew: Vega-Embed as vl-convert-python has it.
 
 To make it takes seconds of a processor, so that it is a file rather than a part of writing a page. Its licences are the
 comment at its head, which stays.
@@ -16,7 +16,7 @@ PATH = Path("gbactl/report/vega.js")
 
 def main() -> None:
     """Write the script, in ASCII as the pages are."""
-    bundle = vl_convert.javascript_bundle("window.vega = vega; window.vegaLite = vegaLite;")
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     ascii_only = re.sub(r"[^\x00-\x7f]", lambda found: f"\\u{ord(found[0]):04x}", bundle)
     licences, end, _ = PATH.read_text(encoding="ascii").partition("*/\n")
     PATH.write_text(f"{licences}{end}{ascii_only}\n", encoding="ascii")

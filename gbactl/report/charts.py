@@ -50,7 +50,8 @@ def svg(spec: Spec) -> str:
     if "layer" in spec:  # without the points that only the pointer finds
         seen["layer"] = [layer for layer in spec["layer"] if "params" not in layer]
     style = files("gbactl.report").joinpath("charts.css").read_text(encoding="utf-8")
-    return vegalite_to_svg(seen, config=CONFIG).replace(">", f"><style>{style}</style>", 1)
+    drawn: str = vegalite_to_svg(seen, config=CONFIG)
+    return drawn.replace(">", f"><style>{style}</style>", 1)
 
 
 def curves(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str) -> Spec | None:
@@ -137,10 +138,11 @@ def histograms(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: 
         "color": {**_colour(groups), "legend": None}, "tooltip": told,
     }  # fmt: skip
     head = {**NAME, "labelAngle": 0, "labelAlign": "left", "labelOrient": "left"}
+    letters = max(len(part) for row in rows for part in row["group"].split(", "))
     return {
         **_hiding(title, rows), "autosize": "pad", "resolve": {"scale": {"y": "independent"}}, "spacing": 6,
         "facet": {"row": {"field": "group", "sort": groups, "header": head}},
-        "spec": {"width": WIDE - 160, "height": 36, "mark": "bar", "encoding": encoding},
+        "spec": {"width": WIDE - 30 - min(160, 6 * letters), "height": 36, "mark": "bar", "encoding": encoding},
     }  # fmt: skip
 
 

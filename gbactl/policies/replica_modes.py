@@ -11,8 +11,7 @@ from typing import Annotated, ClassVar
 
 from gbactl.checked_dataclasses import Bounds, Count, NumberOrInfinity, Processes, Share, ShareBelowOne
 from gbactl.policies.buffered import AsyncPolicy
-from gbactl.policies.policy import PolicyOptions
-from gbactl.policies.records import Grant
+from gbactl.policies.policy import Grant, PolicyOptions
 
 
 @dataclass(frozen=True)

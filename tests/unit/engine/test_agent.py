@@ -16,9 +16,8 @@ import pytest
 
 from gbactl.data.source_cache import prepare
 from gbactl.engine.agent_connection import AGENT, AgentConnection, HostAccess, MessageDecoder, command, pack
-from gbactl.engine.bandwidth_probe import ReachabilityProbe, dial
 from gbactl.engine.host_agents import HostAgents
-from gbactl.engine.host_info import free_memory, usable_cores
+from gbactl.engine.host_info import ReachabilityProbe, dial, free_memory, usable_cores
 from gbactl.errors import ClusterError
 from gbactl.wire import auth, listener
 from gbactl.wire.tls import TlsContexts, relay

@@ -119,7 +119,7 @@ def check_shared_memory() -> Check:
 
 def check_own_name() -> Check:
     """Check that this machine's host name resolves to an address, on which Horovod's ring listens."""
-    from gbactl.collective.rendezvous import address_of_own_name
+    from gbactl.collective.gloo import address_of_own_name
 
     name, address = socket.gethostname(), address_of_own_name()
     advice = f"put the line `127.0.0.1 {name}` into /etc/hosts, or train with collective=shm"

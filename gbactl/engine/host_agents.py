@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from gbactl.collective.rendezvous import address_of_own_name
+from gbactl.collective.gloo import address_of_own_name
 from gbactl.engine import preflight
 from gbactl.engine.agent import FILES, mark
 from gbactl.engine.agent_connection import PIECE, AgentConnection, address_of_host, is_here

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gbactl import shared_memory_names
-from gbactl.collective.rendezvous import address_of_own_name, interface_of
+from gbactl.collective.gloo import address_of_own_name, interface_of
 from gbactl.cpu import available_cores
 from gbactl.errors import ClusterError
 from gbactl.install import version

@@ -14,7 +14,7 @@ from typing import Any
 
 from gbactl import shared_memory_names
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
-from gbactl.collective.rendezvous import Rendezvous
+from gbactl.collective.base import Rendezvous
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.config.job_layout import rounds
 from gbactl.config.run_config import acting

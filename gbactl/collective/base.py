@@ -1,4 +1,4 @@
-"""Interfaces of an all-reduce among workers, of a fault-tolerant one that continues when a rank fails, and of a rendezvous.
+"""Interfaces of an all-reduce among workers: rendezvous, ranks, and sums that continue when a rank fails.
 
 A vector is summed in place over all ranks, under a name that stands for one length for the whole run. Nothing is fused
 or reordered by timing, so that the same inputs give the same bits every time.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.kernels.base import Floats
-from gbactl.simulation.ring_all_reduce import RingRounds
+from gbactl.simulation.network import RingRounds
 from gbactl.simulation.worker import VirtualWorker
 from gbactl.store.dense import Cut, DenseBlock
 from gbactl.trainer.dense_replica import Replica

@@ -22,8 +22,8 @@ from gbactl.coordinator.state import EVALUATE, OVER, TRAIN
 from gbactl.errors import ClusterError, DivergedError
 from gbactl.policies import Phase
 from gbactl.store.optimizers import factor
-from gbactl.wire import traffic
 from gbactl.wire.messages import BeginPhase, Inspected, ShardRelocated, Stop
+from gbactl.wire.node_measurements import traffic_summary
 
 GOODBYE_SECONDS = 5.0
 
@@ -374,7 +374,7 @@ class RunFlow:
 
     def _wire(self, inspected: dict[str, Inspected]) -> dict[str, Any]:
         nodes = [self.run.hub.traffic.counters(), *(node.counters for node in inspected.values())]
-        return traffic.summary(nodes, self.run.step - (self._first_step or 0))
+        return traffic_summary(nodes, self.run.step - (self._first_step or 0))
 
     def _dismiss(self, reason: str) -> Flow[None]:
         """Stop the workers, and once they are gone the servers."""

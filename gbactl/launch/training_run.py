@@ -72,7 +72,7 @@ from gbactl.tracking.run_description import (
 from gbactl.tracking.tracked_run import SystemMetrics, TrackedRun
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.messages import Event, unpack
-from gbactl.wire.node_times import TRACE_DIR, merge_traces
+from gbactl.wire.node_measurements import TRACE_DIR, merge_traces
 from gbactl.wire.socket_hub import SocketHub
 
 EXIT_SECONDS = 15.0

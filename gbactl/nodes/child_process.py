@@ -168,7 +168,7 @@ def main() -> None:
     from gbactl.errors import GbactlError, PeerGoneError
     from gbactl.nodes import role_setup
     from gbactl.wire.bootstrap import Bootstrap
-    from gbactl.wire.node_times import NodeTimes, Trace
+    from gbactl.wire.node_measurements import NodeTimes, Trace
 
     boot = Bootstrap.loads(line)
     set_up_log(Path(boot.run_dir), boot.log_name)

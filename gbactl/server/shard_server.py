@@ -63,7 +63,7 @@ from gbactl.wire.messages import (
     Takeover,
     decode,
 )
-from gbactl.wire.node_times import BUSY, KERNELS, ServerTimes
+from gbactl.wire.node_measurements import BUSY, KERNELS, ServerTimes
 from gbactl.wire.reconnecting import StagedGradients
 
 HELD_SLOTS = 2  # slices of one worker left in its shared memory before the oldest is copied out

@@ -41,7 +41,7 @@ from gbactl.wire.messages import (
     Save,
     kind_of,
 )
-from gbactl.wire.node_times import BUSY, KERNELS, ServerTimes
+from gbactl.wire.node_measurements import BUSY, KERNELS, ServerTimes
 
 ALIGNMENT = 64
 

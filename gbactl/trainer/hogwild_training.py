@@ -30,7 +30,7 @@ from gbactl.trainer.dense_replica import Replica
 from gbactl.trainer.exchange import AveragingRounds, CentreExchange, EasgdExchange, ExchangeDriver, ExchangeKind
 from gbactl.trainer.trainer_core import TrainerCore
 from gbactl.wire.messages import AddReplica, ClosedReplicas, CloseReplicas, OpenReplicas, SaveReplica
-from gbactl.wire.node_times import ALL_REDUCE
+from gbactl.wire.node_measurements import ALL_REDUCE
 from gbactl.worker.client import WorkerClient
 from gbactl.worker.dense_placement import DensePlacement, ServedDense, ShardSlices
 from gbactl.worker.worker_core import BatchInProgress, weigh

@@ -24,8 +24,8 @@ from gbactl.wire.auth import Peer
 from gbactl.wire.channel import NO_BYTES, BufferPool
 from gbactl.wire.frames import Bytes, Frame, Header
 from gbactl.wire.messages import kind_of, pack
+from gbactl.wire.node_measurements import TrafficCounter
 from gbactl.wire.tls import TlsConnection
-from gbactl.wire.traffic import TrafficCounter
 
 MOST_QUEUED, MOST_IN_ALL = 1 << 30, 4 << 30
 BUFFERS_AT_ONCE = 8  # buffers handed to the kernel in one call

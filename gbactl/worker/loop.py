@@ -32,7 +32,7 @@ from gbactl.wire.messages import (
     PrefetchHint,
     SaveDense,
 )
-from gbactl.wire.node_times import TURN
+from gbactl.wire.node_measurements import TURN
 from gbactl.worker.client import LATER, WorkerClient
 from gbactl.worker.core_sharing import CoreSlots, UnsharedCore
 from gbactl.worker.dense_placement import DensePlacement, Placements

@@ -75,7 +75,7 @@ class ClusterConfig:
 
 @dataclass
 class TransportConfig:
-    """Configuration of the wire: TLS (wire/tls.py), and half precision (wire/half_precision_transport.py)."""
+    """Configuration of the wire: TLS (wire/auth.py), and half precision (wire/half_precision_transport.py)."""
 
     encrypt: bool = False
     wire_dtype: str = "fp32"

@@ -35,7 +35,7 @@ from gbactl.engine.fork_server import Started, start_node, tell
 from gbactl.engine.host_info import ReachabilityProbe, dial, facts, import_error, interface_to
 from gbactl.errors import DataError, GbactlError, WireError
 from gbactl.wire import listener
-from gbactl.wire.tls import TlsContexts, relay
+from gbactl.wire.auth import TlsContexts, relay
 from gbactl.worker.core_sharing import open_board, places
 
 NODE = re.compile(r"[SW][0-9]{1,6}(-[0-9]{1,6})?")

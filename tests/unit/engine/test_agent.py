@@ -20,7 +20,7 @@ from gbactl.engine.host_agents import HostAgents
 from gbactl.engine.host_info import ReachabilityProbe, dial, free_memory, usable_cores
 from gbactl.errors import ClusterError
 from gbactl.wire import auth, listener
-from gbactl.wire.tls import TlsContexts, relay
+from gbactl.wire.auth import TlsContexts, relay
 from tests.support.processes import alive, wait_for
 
 DATA = {"name": "synthetic", "days": 2, "rows_per_day": 300, "max_cardinality": 50, "seed": 1}

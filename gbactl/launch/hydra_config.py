@@ -36,7 +36,7 @@ from gbactl.config import RunConfig, flatten, from_dict, to_dict
 from gbactl.config.engine_interface import AUTO, engine_named, surroundings, with_engine
 from gbactl.config.groups import CostConfig, ModeConfig
 from gbactl.errors import ConfigError, GbactlError, UsageError
-from gbactl.faults.load_trace import with_traces
+from gbactl.faults.fault_kinds import with_traces
 from gbactl.launch import finished_runs
 from gbactl.launch.progress import shown_path
 from gbactl.launch.resume import group_choices, resumed

@@ -18,9 +18,8 @@ from gbactl.kernels.base import Floats
 from gbactl.simulation.network import RingRounds
 from gbactl.simulation.worker import VirtualWorker
 from gbactl.store.dense import Cut, DenseBlock
-from gbactl.trainer.dense_replica import Replica
-from gbactl.trainer.exchange import IDLE_SECONDS, AveragingRound, CentreSlices, ExchangePace, ReplicaExchange
-from gbactl.trainer.trainer_core import TrainerCore
+from gbactl.trainer.exchange import IDLE_SECONDS, AveragingRound, CentreSlices, ReplicaExchange
+from gbactl.trainer.trainer_core import ExchangePace, Replica, TrainerCore
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
     AddReplica,

@@ -26,9 +26,8 @@ from gbactl.kernels.half_precision import Codec
 from gbactl.models.flat_parameters import FlatModel
 from gbactl.replicas import AveragingRule
 from gbactl.store.dense import DenseBlock
-from gbactl.trainer.dense_replica import Replica
-from gbactl.trainer.exchange import AveragingRounds, CentreExchange, EasgdExchange, ExchangeDriver, ExchangeKind
-from gbactl.trainer.trainer_core import TrainerCore
+from gbactl.trainer.exchange import AveragingRounds, CentreExchange, EasgdExchange, ExchangeDriver, ExchangeKind, drive
+from gbactl.trainer.trainer_core import Replica, TrainerCore
 from gbactl.wire.messages import AddReplica, ClosedReplicas, CloseReplicas, OpenReplicas, SaveReplica
 from gbactl.wire.node_measurements import ALL_REDUCE
 from gbactl.worker.client import WorkerClient
@@ -132,7 +131,7 @@ class TrainerDense(ComputeThread):
         rule = self.core.begin(message)
         self._use_threads(message.values["hogwild_threads"])
         self.stands = self.exchange.core.threads > 1 and not self.core.pace.shadow
-        self._drive = self.core.pace.drive(self._exchange_of(rule), self._stopped)
+        self._drive = drive(self.core.pace, self._exchange_of(rule), self._stopped)
 
     def _use_threads(self, count: int) -> None:
         self.replica.grow(count)

@@ -51,8 +51,8 @@ def _check_faults(cfg: RunConfig) -> None:
     plan = cfg.fault_plan()
     require(
         not plan.hogs or cfg.engine.here,
-        f"A fault of kind hog takes this machine's CPU, and cluster={cfg.cluster.name} does not train on it; type cluster=local, or "
-        "faults.plans with another kind.",
+        f"A fault of kind hog takes this machine's CPU, and cluster={cfg.cluster.name} does not train on it; type "
+        "cluster=local, or faults.plans with another kind.",
     )
 
 

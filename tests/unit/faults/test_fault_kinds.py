@@ -128,7 +128,5 @@ def test_the_section_itself_is_typed() -> None:
 
 
 def test_a_hog_needs_a_real_cpu() -> None:
-    with pytest.raises(
-        ConfigError, match="hog takes this machine's CPU, and cluster=virtual does not train"
-    ):
+    with pytest.raises(ConfigError, match="hog takes this machine's CPU, and cluster=virtual does not train"):
         from_dict({"cluster": {"name": "virtual"}, "faults": {"plans": [{"kind": "hog", "cores": [0]}]}})

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from gbactl.conf_search import option_files
 from gbactl.errors import AccountingError
-from gbactl.paths import option_files
 from gbactl.targets import found_class
 
 

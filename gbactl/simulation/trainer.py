@@ -18,7 +18,7 @@ from gbactl.kernels.base import Floats
 from gbactl.simulation.network import RingRounds
 from gbactl.simulation.worker import VirtualWorker
 from gbactl.store.dense import Cut, DenseBlock
-from gbactl.trainer.exchange import IDLE_SECONDS, AveragingRound, CentreSlices, ReplicaExchange
+from gbactl.trainer.replica_exchange import IDLE_SECONDS, AveragingRound, CentreSlices, ReplicaExchange
 from gbactl.trainer.trainer_core import ExchangePace, Replica, TrainerCore
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (

@@ -26,7 +26,14 @@ from gbactl.kernels.half_precision import Codec
 from gbactl.models.flat_parameters import FlatModel
 from gbactl.replicas import AveragingRule
 from gbactl.store.dense import DenseBlock
-from gbactl.trainer.exchange import AveragingRounds, CentreExchange, EasgdExchange, ExchangeDriver, ExchangeKind, drive
+from gbactl.trainer.replica_exchange import (
+    AveragingRounds,
+    CentreExchange,
+    EasgdExchange,
+    ExchangeDriver,
+    ExchangeKind,
+    drive,
+)
 from gbactl.trainer.trainer_core import Replica, TrainerCore
 from gbactl.wire.messages import AddReplica, ClosedReplicas, CloseReplicas, OpenReplicas, SaveReplica
 from gbactl.wire.node_measurements import ALL_REDUCE
@@ -44,7 +51,7 @@ class ComputeThread(DensePlacement):
         self._gradient: Floats = np.empty(0, np.float32)
 
     def load(self, item: BatchInProgress) -> None:
-        """Load the replica for a batch: in place, or as a copy with batch norm."""
+        """Let the model compute with the replica: in its own memory or, if the model has batch norm, on a copy."""
         if self.trainer.stands:
             with self.trainer.exchange.waits.of(ALL_REDUCE):
                 self.computing.acquire()

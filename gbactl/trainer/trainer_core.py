@@ -1,8 +1,8 @@
 """Core of a trainer without clock or connections: its dense replica, statistics, and pace of exchanges.
 
-A shell carries it out: threads and connections in a real worker (hogwild_training.py, exchange.py), events on a
-virtual clock in a simulated one (simulation/trainer.py). The shell decides when exchanges happen; exchange.py has
-what one does.
+A shell carries it out: threads and connections in a real worker (hogwild_training.py, replica_exchange.py), events
+on a virtual clock in a simulated one (simulation/trainer.py). The shell decides when exchanges happen;
+replica_exchange.py says what happens in one.
 
 Compute threads step the replica concurrently, and exchanges add differences to it. A thread holds only its own lock
 during its step, so threads never wait for each other (Hogwild). An exchange takes all of them, for as long as one copy

@@ -12,7 +12,6 @@ from gbactl.cli import preparation
 from gbactl.data.data_summary import summarise
 from gbactl.data.dataset import Dataset
 from gbactl.errors import DataError
-from gbactl.paths import option_files
 
 Load = Callable[..., Dataset]
 SMALL = ["data=synthetic", "data.rows_per_day=600", "data.days=2", "data.max_cardinality=40"]

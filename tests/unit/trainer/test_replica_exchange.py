@@ -13,7 +13,7 @@ from gbactl.kernels.half_precision import CODECS
 from gbactl.replicas import make
 from gbactl.store.dense import DenseBlock, DenseSpec
 from gbactl.store.optimizers import OptimizerSpec
-from gbactl.trainer.exchange import AveragingRounds, CentreExchange, ForegroundDriver, ShadowDriver, drive
+from gbactl.trainer.replica_exchange import AveragingRounds, CentreExchange, ForegroundDriver, ShadowDriver, drive
 from gbactl.trainer.trainer_core import ExchangePace, ExchangeStatistics, Replica
 from tests.support.in_memory_collective import MemoryGroup
 

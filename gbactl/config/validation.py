@@ -8,7 +8,7 @@ from typing import Any
 
 from gbactl.checked_dataclasses import build
 from gbactl.checkpoint.planning import SAVED_DTYPES, VARIANTS
-from gbactl.conf_search import option_files
+from gbactl.conf_files import option_files
 from gbactl.config.engine_interface import engine_named
 from gbactl.config.groups import WITH_OPTIONS, ClusterConfig, own_keys
 from gbactl.config.run_config import RunConfig, naming

@@ -31,8 +31,7 @@ from yaml import YAMLError
 
 from gbactl import targets
 from gbactl.checked_dataclasses import build
-from gbactl.conf_files import bases, did_you_mean, entries_of, options, unknown
-from gbactl.conf_search import conf_dir, option_files, search_also
+from gbactl.conf_files import bases, conf_dir, did_you_mean, entries_of, option_files, options, search_also, unknown
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
 from gbactl.config.engine_interface import AUTO, engine_named, surroundings, with_engine
 from gbactl.config.groups import CostConfig, ModeConfig

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from gbactl import conf_files
-from gbactl.conf_search import conf_dir
+from gbactl.conf_files import conf_dir
 from gbactl.config import ModeConfig, RunConfig, flatten, to_dict
 from gbactl.errors import UsageError
 from gbactl.launch.config_command import hints_of, single_hints

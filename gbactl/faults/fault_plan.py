@@ -19,7 +19,6 @@ from gbactl.faults.fault_kinds import (
     CpuHog,
     Fault,
     Hang,
-    LoadTrace,  # noqa: F401 - registers its kind
     NextOccurrence,
     ProcessFailure,
     parse,

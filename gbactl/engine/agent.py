@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 from filelock import FileLock
 
 from gbactl import shared_memory_names
-from gbactl.cpu import available_cores
+from gbactl.cpu import available_cores, open_board, places
 from gbactl.data.dataset import EVERY_ARRAY, META, open_dataset
 from gbactl.data.source_cache import cache_root
 from gbactl.engine.agent_connection import MAGIC, PIECE, MessageDecoder, field, pack, write_all
@@ -36,7 +36,6 @@ from gbactl.engine.host_info import ReachabilityProbe, dial, facts, import_error
 from gbactl.errors import DataError, GbactlError, WireError
 from gbactl.wire import listener
 from gbactl.wire.auth import TlsContexts, relay
-from gbactl.worker.core_sharing import open_board, places
 
 NODE = re.compile(r"[SW][0-9]{1,6}(-[0-9]{1,6})?")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)

@@ -19,17 +19,20 @@ if TYPE_CHECKING:
     from torch import nn
 
 _INT63 = (1 << 63) - 1
+Dimension = Annotated[int, Bounds(at_least=1, at_most=65_536)]
 
 
 @dataclass
 class ModelConfig:
     """Configuration of a click model over looked-up rows.
 
-    `target` is its class; None: that of gbactl's model `name`. `options` are the arguments of its constructor beyond
-    those that every model is offered; in files they stand beside the other keys."""
+    `target` is its class; None: that of gbactl's model `name`. `dims`: smaller dimensions than `dim`, by field.
+    `options` are the arguments of its constructor beyond those that every model is offered; in files they stand beside
+    the other keys."""
 
     name: str = "deepfm"
-    dim: Annotated[int, Bounds(at_least=1, at_most=65_536)] = 16
+    dim: Dimension = 16
+    dims: dict[str, Dimension] | None = None
     hidden: list[Count] = field(default_factory=lambda: [400, 400, 400])
     dropout: ShareBelowOne = 0.0
     batch_norm: bool = False

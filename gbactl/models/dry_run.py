@@ -24,7 +24,7 @@ from gbactl.kernels import load
 from gbactl.kernels.base import Floats
 from gbactl.models import ModelConfig, build, row_width
 from gbactl.models.gradient_computer import GradientComputer, raw_tensors
-from gbactl.models.pooling import ListPooling, RawField
+from gbactl.models.pooling import ListPooling, RawField, dimension_mask
 
 SAMPLES = 32  # of the batch; one of a single sample follows, as a phase may end with it
 KEYS = (1, 2, 1)  # seeds of three batches, of which the first and the last have to give the same
@@ -39,7 +39,8 @@ def dry_run(cfg: ModelConfig, dataset: Dataset, seed: int, precision: str) -> st
     rows = (random.uniform(-1, 1, (len(batch), schema.fields, width)) * scale).astype(np.float32)
     model = build(cfg, schema.numeric, schema.fields, seed, schema.list_targets)
     _check_parameters(cfg, model)
-    computer = GradientComputer(model, precision=precision)
+    mask = dimension_mask(cfg, schema, dataset.meta["field_names"])
+    computer = GradientComputer(model, precision=precision, mask=mask)
     _check_raw_fields(cfg, computer.raw_fields, schema)
     raw: list[RawField] = []
     if batch.jagged is not None:

@@ -146,8 +146,9 @@ def whole_rows(chain: CheckpointChain, cfg: RunConfig) -> dict[str, Any]:
     load_shard(shard, chain, with_dense=False)
     schema = Schema.of(chain.last.schema)
     mask = dimension_mask(cfg.model, schema, chain.last.schema["fields"])
-    for table, (low, high) in enumerate(schema.spans if mask is not None else ()):
-        shard.rows.table[low:high] *= mask[schema.table_of.index(table)]
+    if mask is not None:
+        for table, (low, high) in enumerate(schema.spans):
+            shard.rows.table[low:high] *= mask[schema.table_of.index(table)]
     return arrays_of(shard)
 
 

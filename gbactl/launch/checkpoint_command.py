@@ -20,8 +20,7 @@ from gbactl.config.job_layout import shard_spec
 from gbactl.data.dataset import Schema
 from gbactl.errors import CheckpointError, UsageError
 from gbactl.launch import resume
-from gbactl.models import build
-from gbactl.models.pooling import dimension_mask
+from gbactl.models import build, dimension_mask
 from gbactl.paths import replacing
 from gbactl.store.shard import Shard
 

@@ -44,7 +44,7 @@ from gbactl.launch.supervision import (
     switch_known,
 )
 from gbactl.launch.sweep import parent_tags
-from gbactl.models.pooling import dimension_mask
+from gbactl.models import dimension_mask
 from gbactl.paths import room_needed
 from gbactl.switching.auto_controller import AUTO_FILE
 from gbactl.switching.switch_schedule import answer, legend, listed, located, mode_id

@@ -22,9 +22,9 @@ from gbactl.data.dataset import Batch, Dataset, Schema
 from gbactl.errors import ConfigError, require
 from gbactl.kernels import load
 from gbactl.kernels.base import Floats
-from gbactl.models import ModelConfig, build, row_width
+from gbactl.models import ModelConfig, build, dimension_mask, row_width
 from gbactl.models.gradient_computer import GradientComputer, raw_tensors
-from gbactl.models.pooling import ListPooling, RawField, dimension_mask
+from gbactl.models.pooling import ListPooling, RawField
 
 SAMPLES = 32  # of the batch; one of a single sample follows, as a phase may end with it
 KEYS = (1, 2, 1)  # seeds of three batches, of which the first and the last have to give the same

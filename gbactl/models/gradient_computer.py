@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from gbactl.data.dataset import Dataset
 from gbactl.metrics import ranked_pairs
-from gbactl.models import ModelConfig, build
+from gbactl.models import ModelConfig, build, dimension_mask
 from gbactl.models.flat_parameters import FlatModel, Vector
-from gbactl.models.pooling import RawField, dimension_mask
+from gbactl.models.pooling import RawField
 
 Floats = NDArray[np.float32]
 RawTensors = Sequence[tuple[Tensor, Tensor]]  # rows float32[B, L, W] and mask bool[B, L] of each raw field
@@ -62,7 +62,7 @@ class GradientComputer:
     ) -> None:
         """Wrap `model`; `dense`, if given, replaces its initial values; `precision` is fp32 or bf16 (autocast).
 
-        `mask`, if given, multiplies the rows of each field (see `pooling.dimension_mask`)."""
+        `mask`, if given, multiplies the rows of each field (see `models.dimension_mask`)."""
         if precision not in ("fp32", "bf16"):
             raise ValueError(f"precision {precision} is neither fp32 nor bf16")
         self.model = model

@@ -1,7 +1,6 @@
 """Rows of a batch's ids, and multi-valued fields on their way into a model: the rows of each list pooled to one.
 
 A model with an attribute `raw_fields`, numbers of multi-valued fields, gets the lists of these fields raw as well.
-A field with a smaller dimension than others has rows of the common width, whose last values a mask sets to zero.
 
 The flat order of a batch's ids is: all columns of `ids`, sample by sample, then the values of the lists. Finding the
 distinct rows, pulling them and summing gradients by row treat all of them alike.
@@ -17,11 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.conf_files import did_you_mean
 from gbactl.data.dataset import Batch, Jagged, Schema
-from gbactl.errors import require
 from gbactl.kernels.base import DistinctRows, Floats, Ints, Kernels
-from gbactl.models import ModelConfig, row_width
 
 Longs = NDArray[np.int64]
 RawField = tuple[Floats, NDArray[np.bool_]]  # rows float32[samples, longest list, W], and where they are of values
@@ -37,27 +33,6 @@ def distinct_rows(kernels: Kernels, batch: Batch, schema: Schema, shards: int) -
     if (batch.ids < 0).any() or schema.rows > 1 << 31:
         raise ValueError("Refused: an index lies outside the table.")
     return kernels.dedupe(rows.astype(np.int32)[:, None], np.zeros(1, np.int64), shards)
-
-
-def dimension_mask(cfg: ModelConfig, schema: Schema, names: Sequence[str]) -> Floats | None:
-    """Return 1 for the values of a row that each field has, and 0 beyond its dimension, float32[fields, row width].
-
-    `names`: of the fields. Those that share an embedding table have its dimension. None where no field has one of its
-    own. Raises ConfigError for a field that the data do not have, or a dimension above model.dim."""
-    if not cfg.dims:
-        return None
-    tables, chosen = schema.table_of, dict[int, tuple[str, int]]()
-    for name, dim in cfg.dims.items():
-        meant = did_you_mean(name, names) or f"There are: {', '.join(names[:30])}{', ...' if len(names) > 30 else ''}."
-        require(name in names, f"model.dims.{name} names no field with ids of these data. {meant}")
-        require(dim <= cfg.dim, f"model.dims.{name}={dim} is above model.dim={cfg.dim}; raise model.dim to {dim}.")
-        other, of_table = chosen.setdefault(tables[names.index(name)], (name, dim))
-        shared = f"model.dims.{name}={dim} and model.dims.{other}={of_table} are of one embedding table"
-        require(dim == of_table, f"{shared}, which has one dimension; leave one of them out.")
-    mask = np.ones((len(tables), row_width(cfg)), np.float32)
-    for field, table in enumerate(tables):
-        mask[field, chosen.get(table, ("", cfg.dim))[1] : cfg.dim] = 0
-    return mask
 
 
 class ListPooling:

@@ -12,10 +12,10 @@ from gbactl.config import ModelConfig
 from gbactl.data.dataset import POOLINGS, Batch, Jagged, ListField, Schema
 from gbactl.errors import ConfigError, DataError
 from gbactl.kernels import load
-from gbactl.models import build
+from gbactl.models import build, dimension_mask
 from gbactl.models.flat_parameters import FlatModel, TrainedModel
 from gbactl.models.gradient_computer import GradientComputer
-from gbactl.models.pooling import ListPooling, dimension_mask, distinct_rows
+from gbactl.models.pooling import ListPooling, distinct_rows
 
 IDS, WIDTH, LONGEST = 5, 3, 4  # few ids, so that a list repeats some
 KERNELS = [load("native"), load("twin")]

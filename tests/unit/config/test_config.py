@@ -93,6 +93,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model": {"name": "fm"}}, r"model\.name= one of: autoint, dcnv2, deepfm, "),
     ({"model": {"name": "dcnv2", "layer": 2}}, r"model has no key layer; keys are: .*, layers, rank, "),
     ({"model": {"layers": 2}}, r"model has no key layers; keys are: .*dim, dims, hidden"),
+    ({"model": {"dims": {"C1": 0}}}, r"model\.dims=.* keys with values, each a whole number from 1 to 65536 or null"),
     ({"model": {"dropout": 1.0}}, r"model\.dropout=1\.0 is not a number of at least 0 and below 1;"),
     ({"model": {"dim": 0}}, r"model\.dim=0 is not a whole number from 1 to 65536; type .*=16\."),
     ({"model": {"hidden": [64, 0]}}, r"model\.hidden=\[64, 0\] is not a list, each a whole number from 1 to"),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from gbactl.paths import conf_dir, option_files
+from gbactl.conf_search import conf_dir, option_files
 
 HERE = "@_here_"  # in the defaults of an option's file: a file in a folder below, whose keys are the option's too
 COMMENT = re.compile(r"\s#\s*(.*)$")

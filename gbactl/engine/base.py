@@ -51,7 +51,7 @@ class LaunchContext(Protocol):
         """Handle an event of a coordinator that runs within the launcher."""
 
     def look_at_signals(self, tell: Callable[[Event], None]) -> None:
-        """Forward a received stop signal to a coordinator within the launcher; the engine calls it repeatedly."""
+        """Pass on a received stop signal to a coordinator in the launcher's process; engines call it repeatedly."""
 
 
 class Engine(Protocol):

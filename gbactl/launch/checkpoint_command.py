@@ -18,10 +18,10 @@ from gbactl.checkpoint.tensor_file import write_tensors
 from gbactl.config import RunConfig, from_dict
 from gbactl.config.job_layout import shard_spec
 from gbactl.data.dataset import Schema
+from gbactl.disk_files import replacing
 from gbactl.errors import CheckpointError, UsageError
 from gbactl.launch import resume
 from gbactl.models import build, dimension_mask
-from gbactl.paths import replacing
 from gbactl.store.shard import Shard
 
 if TYPE_CHECKING:

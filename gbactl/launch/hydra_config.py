@@ -32,6 +32,7 @@ from yaml import YAMLError
 from gbactl import targets
 from gbactl.checked_dataclasses import build
 from gbactl.conf_files import bases, did_you_mean, entries_of, options, unknown
+from gbactl.conf_search import conf_dir, option_files, search_also
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
 from gbactl.config.engine_interface import AUTO, engine_named, surroundings, with_engine
 from gbactl.config.groups import CostConfig, ModeConfig
@@ -42,7 +43,6 @@ from gbactl.launch.progress import shown_path
 from gbactl.launch.resume import group_choices, resumed
 from gbactl.launch.sweep import SweepCallback, SweepOptions, adopt, before_overrides, close_sweeps, with_tuning
 from gbactl.models import ModelConfig
-from gbactl.paths import conf_dir, option_files, search_also
 from gbactl.switching.auto_controller import GBA, SYNC
 from gbactl.tracking.run_description import CommandLine, SweepPlace
 

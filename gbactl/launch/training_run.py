@@ -22,6 +22,7 @@ from gbactl.coordinator.run_record import METRICS, by_round
 from gbactl.cpu import SLOW_BF16, lacks_bf16
 from gbactl.data.dataset import DAYS_BY_ROWS, Dataset, open_dataset
 from gbactl.data.source_cache import prepare
+from gbactl.disk_files import room_needed
 from gbactl.engine.base import RunProcesses, engine_of
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
 from gbactl.engine.preflight import check_collective, check_memory, too_few
@@ -45,7 +46,6 @@ from gbactl.launch.supervision import (
 )
 from gbactl.launch.sweep import parent_tags
 from gbactl.models import dimension_mask
-from gbactl.paths import room_needed
 from gbactl.switching.auto_controller import AUTO_FILE
 from gbactl.switching.switch_schedule import answer, legend, listed, located, mode_id
 from gbactl.tracking.final_metrics import (

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from gbactl.paths import option_files
+from gbactl.conf_search import option_files
 from gbactl.policies.records import Decision, Drop, Grant, Ledger, Member, Phase, Step
 from gbactl.targets import found_class
 

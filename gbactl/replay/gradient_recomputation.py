@@ -227,7 +227,7 @@ class CapturedValues:
         self._computed: set[int] = set()  # batches computed at the current version
 
     def leave(self) -> None:
-        """Copy the values that later gradients pulled at the current version; call before the shards take a step."""
+        """Before a step of the shards, copy the current values for gradients that pulled them and are not computed."""
         for shard, dense, batch in self.pulls.leaving(self.version):
             if batch not in self._computed:
                 self._take(self._pulled(batch), shard, dense)

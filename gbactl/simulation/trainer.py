@@ -19,7 +19,7 @@ from gbactl.simulation.ring_all_reduce import RingRounds
 from gbactl.simulation.worker import VirtualWorker
 from gbactl.store.dense import Cut, DenseBlock
 from gbactl.trainer.dense_replica import Replica
-from gbactl.trainer.exchange import IDLE_SECONDS, AveragingRound, CentreSlices, ExchangePace, ReplicaExchange
+from gbactl.trainer.replica_exchange import IDLE_SECONDS, AveragingRound, CentreSlices, ExchangePace, ReplicaExchange
 from gbactl.trainer.trainer_core import TrainerCore
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (

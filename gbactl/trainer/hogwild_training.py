@@ -27,7 +27,7 @@ from gbactl.models.flat_parameters import FlatModel
 from gbactl.replicas import AveragingRule
 from gbactl.store.dense import DenseBlock
 from gbactl.trainer.dense_replica import Replica
-from gbactl.trainer.exchange import AveragingRounds, CentreExchange, EasgdExchange, ExchangeDriver, ExchangeKind
+from gbactl.trainer.replica_exchange import AveragingRounds, CentreExchange, EasgdExchange, ExchangeDriver, ExchangeKind
 from gbactl.trainer.trainer_core import TrainerCore
 from gbactl.wire.messages import AddReplica, ClosedReplicas, CloseReplicas, OpenReplicas, SaveReplica
 from gbactl.wire.node_times import ALL_REDUCE
@@ -45,7 +45,7 @@ class ComputeThread(DensePlacement):
         self._gradient: Floats = np.empty(0, np.float32)
 
     def load(self, item: BatchInProgress) -> None:
-        """Load the replica for a batch: in place, or as a copy with batch norm."""
+        """Let the model compute with the replica: in its own memory or, if the model has batch norm, on a copy."""
         if self.trainer.stands:
             with self.trainer.exchange.waits.of(ALL_REDUCE):
                 self.computing.acquire()

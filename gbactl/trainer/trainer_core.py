@@ -1,8 +1,8 @@
 """Core of a trainer's phases without threads, clock or connections: replica, statistics, checkpoint data.
 
-A shell carries it out: threads and connections in a real worker (hogwild_training.py, exchange.py), events on a
-virtual clock in a simulated one (simulation/trainer.py). The shell decides when exchanges happen; exchange.py has
-what one does.
+A shell carries it out: threads and connections in a real worker (hogwild_training.py, replica_exchange.py), events on a
+virtual clock in a simulated one (simulation/trainer.py). The shell decides when exchanges happen;
+replica_exchange.py says what happens in one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gbactl.kernels.base import Floats
 from gbactl.replicas import AveragingRule, make
 from gbactl.store.dense import DenseBlock
 from gbactl.trainer.dense_replica import ExchangeStatistics, Replica
-from gbactl.trainer.exchange import ExchangePace
+from gbactl.trainer.replica_exchange import ExchangePace
 from gbactl.wire.messages import ClosedReplicas, DenseSaved, OpenReplicas
 
 

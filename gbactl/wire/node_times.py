@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gbactl.paths import replacing
+from gbactl.disk_files import replacing
 from gbactl.wire.messages import WAITS
 
 BATCH, ROWS, TURN, PUSH, ALL_REDUCE = range(len(WAITS))

@@ -212,4 +212,4 @@ def test_keys_that_do_not_act_are_left_out() -> None:
     assert acting(config)["cost"] == config["cost"] and acting(config)["checkpoint"] == config["checkpoint"]
     assert "every" in acting(config)["switch"]
     assert when("seed") == when("cost.name") == "in every run"
-    assert when("cluster.ssh") == "with cluster=hosts, exec, ray or slurm"
+    assert when("cluster.ssh") == "with a cluster= of several hosts"

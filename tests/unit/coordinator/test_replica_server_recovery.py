@@ -31,8 +31,8 @@ from gbactl.coordinator.state import config_at
 from gbactl.launch.checkpoint_command import export
 from gbactl.server.replica_averaging import EasgdHandlers
 from gbactl.server.shard_server import Server
-from gbactl.trainer.exchange import EasgdExchange
 from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense
+from gbactl.trainer.replica_exchange import EasgdExchange
 from gbactl.wire.messages import (
     AddReplica,
     AdoptVersion,

@@ -159,13 +159,13 @@ def test_what_are_no_notes(key: str, value: Any) -> None:
 )
 def test_no_number_or_a_thousand_times_the_first(losses: list[float], passed: bool) -> None:
     limit = LossLimit()
-    assert not any(limit.passed(loss) for loss in losses[:-1])
-    assert limit.passed(losses[-1]) == passed
+    assert not any(limit.exceeded_by(loss) for loss in losses[:-1])
+    assert limit.exceeded_by(losses[-1]) == passed
 
 
 def test_the_sentence() -> None:
     limit = LossLimit()
-    limit.passed(0.7)
+    limit.exceeded_by(0.7)
     told = limit.sentence(2, 17, math.nan, 1e6)
     assert told == (
         "The model diverged: the loss of W2 at step 17 is nan, 1,000 times the first one is 700, at a learning rate of "

@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from gbactl.cli.data import command
+from gbactl.conf_search import option_files
 from gbactl.data.data_summary import summarise
 from gbactl.data.dataset import Dataset
 from gbactl.errors import DataError
-from gbactl.paths import option_files
 
 Load = Callable[..., Dataset]
 SMALL = ["data=synthetic", "data.rows_per_day=600", "data.days=2", "data.max_cardinality=40"]

@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from gbactl import conf_files
+from gbactl.conf_search import conf_dir
 from gbactl.config import ModeConfig, RunConfig, flatten, to_dict
 from gbactl.errors import UsageError
 from gbactl.launch.config_command import hints_of, single_hints
 from gbactl.launch.hydra_config import compose, mode_file
 from gbactl.models import option_hints
-from gbactl.paths import conf_dir
 from gbactl.policies.policy import names, policy_class
 from tests.support.slow import crossed
 

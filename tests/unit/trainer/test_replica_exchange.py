@@ -14,7 +14,13 @@ from gbactl.replicas import make
 from gbactl.store.dense import DenseBlock, DenseSpec
 from gbactl.store.optimizers import OptimizerSpec
 from gbactl.trainer.dense_replica import ExchangeStatistics, Replica
-from gbactl.trainer.exchange import AveragingRounds, CentreExchange, ExchangePace, ForegroundDriver, ShadowDriver
+from gbactl.trainer.replica_exchange import (
+    AveragingRounds,
+    CentreExchange,
+    ExchangePace,
+    ForegroundDriver,
+    ShadowDriver,
+)
 from tests.support.in_memory_collective import MemoryGroup
 
 SIZE = 4

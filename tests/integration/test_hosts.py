@@ -340,4 +340,4 @@ def test_a_killed_coordinator_is_replaced(site_of: Callable[..., Site]) -> None:
     assert done.code == 0, done.err
     assert "C" in {failed["process"] for failed in done.result["recovery"]}
     samples = done.result["samples"]
-    assert samples["read"] == samples["trained"] + samples["decayed"] + samples["lost"] == 12_000
+    assert samples["read"] == samples["trained"] + samples["decayed"] + samples["lost"] == 60_000

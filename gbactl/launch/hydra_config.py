@@ -270,17 +270,18 @@ def _swept(arguments: Sequence[str]) -> dict[str, int]:
 
 
 def _opened(arguments: Sequence[str]) -> list[str]:
-    """Let options of a target be typed that no file has, and make --config-dir a part of the search path.
+    """Let options of a target, and names of fields, be typed that no file has, and add --config-dir to the search path.
 
     As an override it is repeated with the run's command."""
     made = list[str]()
+    free = re.compile(rf"(({'|'.join(targets.GROUPS)})\.options|model\.dims)\.")
     for text in arguments:
         if made and made[-1] in CONFIG_DIR:
             made[-1] = f"{SEARCH_PATH}[{_literal(Path(text).resolve().as_uri())}]"
         elif text.startswith(f"{CONFIG_DIR[0]}="):
             made += _opened(text.split("=", 1))
         else:
-            made.append(f"++{text}" if re.match(rf"({'|'.join(targets.GROUPS)})\.options\.", text) else text)
+            made.append(f"++{text}" if free.match(text) else text)
     return made
 
 

@@ -45,6 +45,7 @@ from gbactl.launch.supervision import (
     switch_known,
 )
 from gbactl.launch.sweep import parent_tags
+from gbactl.models import dimension_mask
 from gbactl.switching.auto_controller import AUTO_FILE
 from gbactl.switching.switch_schedule import answer, legend, listed, located, mode_id
 from gbactl.tracking.final_metrics import (
@@ -132,6 +133,7 @@ def _train(
     plan = rounds(dataset, cfg.train)
     show.job = JobProgress(sum(dataset.splits[part.split].rows for part in plan))
     located(cfg.entries, [dataset.splits[part.split].rows for part in plan])  # raises for an unreachable switch
+    dimension_mask(cfg.model, dataset.schema, dataset.meta["field_names"])  # raises for a field that the data lack
     obstacle = "" if cfg.model.target is None else _dry_run(cfg, dataset)
     check_memory(cfg, dataset)
     job = StartingPoint.of(cfg, dataset, len(plan))

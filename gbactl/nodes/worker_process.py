@@ -21,7 +21,7 @@ from gbactl.faults.slowdown import WorkerSlowdown
 from gbactl.kernels import codec_of, load
 from gbactl.kernels.base import aligned_copy
 from gbactl.kernels.native import flush
-from gbactl.models import build, row_width
+from gbactl.models import row_width
 from gbactl.models.flat_parameters import FlatModel
 from gbactl.models.gradient_computer import GradientComputer
 from gbactl.store.dense import DenseBlock
@@ -115,10 +115,7 @@ class WorkerProcess:
             self.exchange.patience = 2 * cfg.cluster.start_timeout  # the coordinator gives up a missing server before
 
     def _computer(self) -> GradientComputer:
-        schema, cfg = self.dataset.schema, self.cfg
-        return GradientComputer(
-            build(cfg.model, schema.numeric, schema.fields, cfg.seed, schema.list_targets), precision=cfg.precision
-        )
+        return GradientComputer.of(self.cfg.model, self.dataset, self.cfg.seed, self.cfg.precision)
 
     @property
     def flat(self) -> FlatModel:

@@ -162,7 +162,7 @@ class VirtualCluster:
         worker.connect(self.network.connect(worker, self.hub), servers)
 
     def _compute(self) -> SharedCompute:
-        return SharedCompute.of(self.cfg, self.dataset.schema)
+        return SharedCompute.of(self.cfg, self.dataset)
 
     def _server(self, shard: int) -> VirtualServer:
         host, norms = self.hosts.servers[shard], self.cfg.train.norms_every

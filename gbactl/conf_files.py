@@ -1,20 +1,19 @@
-"""Reading of the configuration tree conf/: its groups, their options and keys, and the comments that explain these.
+"""Configuration tree conf/: where it is, its groups, their options and keys, and the comments that explain these.
 
-Imports PyYAML alone: the help of a verb and shell completion read the tree too.
+The files of a user's folders come before those of conf/, which is beside the package or, in a wheel, inside it. PyYAML
+is imported where a file is read: most processes only look for one.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import yaml
-
-from gbactl.paths import conf_dir, option_files
+if TYPE_CHECKING:
+    import yaml
 
 HERE = "@_here_"  # in the defaults of an option's file: a file in a folder below, whose keys are the option's too
 COMMENT = re.compile(r"\s#\s*(.*)$")
@@ -39,6 +38,26 @@ MOST_USED = (
     "cluster.servers", "cluster.transport", "data.path", "data.rows_per_day", "model.dim", "model.hidden", "optim.lr",
     "optim.row_lr", "precision", "switch.schedule", "checkpoint.interval_seconds", "resume", "run_dir",
 )  # fmt: skip
+_SEARCHED: list[Path] = []
+
+
+def conf_dir() -> Path:
+    """Return the directory of the Hydra configuration tree."""
+    package = Path(__file__).resolve().parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+def search_also(folders: list[Path]) -> None:
+    """Find configuration files in these folders too, before those of gbactl: Hydra's search path of this process."""
+    _SEARCHED[:] = folders
+
+
+def option_files(group: str) -> dict[str, Path]:
+    """Return the files that GROUP=OPTION chooses, by option in alphabetical order."""
+    folders = [conf_dir(), *reversed(_SEARCHED)]
+    found = {path.stem: path for folder in folders for path in (folder / group).glob("*.yaml")}
+    return dict(sorted(found.items()))
 
 
 class Entry(NamedTuple):
@@ -51,6 +70,8 @@ class Entry(NamedTuple):
 @functools.cache
 def entries(path: Path) -> dict[str, Entry]:
     """Read the keys of a configuration file and its bases by their dotted names, without those of Hydra itself."""
+    import yaml
+
     text = path.read_text()
     lines, root = text.splitlines(), yaml.compose(text)
     found: dict[str, Entry] = {}
@@ -84,6 +105,8 @@ def options(group: str) -> list[str]:
 
 def default_option(group: str) -> str:
     """Return the option of a group that a run has unless another one is typed; "" where it has none."""
+    import yaml
+
     chosen = yaml.safe_load((conf_dir() / ROOT).read_text())["defaults"]
     return next((str(each[group]) for each in chosen if isinstance(each, dict) and group in each), "")
 
@@ -139,6 +162,8 @@ def all_keys() -> list[str]:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a sentence that proposes the known words that begin so, or are spelt alike; "" where there are none."""
     words = list(known)
+    import difflib  # takes longer than all the rest of this module
+
     near = [each for each in words if each.startswith(word)][:2] or difflib.get_close_matches(word, words, 2, 0.7)
     return f"Did you mean {' or '.join(near)}?" if near else ""
 

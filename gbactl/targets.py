@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gbactl.conf_files import conf_dir, option_files
 from gbactl.errors import ConfigError, require
-from gbactl.paths import conf_dir, option_files
 
 GROUPS = ("mode", "model", "data")  # groups that have a target
 _LINE = re.compile(r"^target: *['\"]?([\w.]+)", re.MULTILINE)  # this is all that a process needs of YAML

@@ -50,7 +50,7 @@ from gbactl.wire.messages import (
     TakeBatch,
     kind_of,
 )
-from gbactl.wire.traffic import TrafficCounter
+from gbactl.wire.node_measurements import TrafficCounter
 
 AT = "tracking.tags.at="
 WAITS = [0.001, 0.002, 0.0, 0.0, 0.0]

@@ -37,7 +37,7 @@ class SingleProcess:
     """Worker without a cluster, which computes batches of the first split of the data."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset) -> None:
-        self.dataset, self.compute = dataset, SharedCompute.of(cfg, dataset.schema)
+        self.dataset, self.compute = dataset, SharedCompute.of(cfg, dataset)
         self.source = MappedBatchSource(dataset, self.compute.kernels, cfg.cluster.servers, cfg.seed, False)
         self.phase = BeginPhase(1, True, cfg.mode.name, 0, 0, dataset.splits[0].rows, 1, 0, True, False)
         self.source.begin(self.phase)

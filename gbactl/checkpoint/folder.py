@@ -20,8 +20,8 @@ from typing import Any, get_type_hints
 
 from gbactl.checked_dataclasses import matches
 from gbactl.checkpoint.tensor_file import PIECE, finite, not_finite, sync_folder
+from gbactl.disk_files import replacing
 from gbactl.errors import CheckpointError
-from gbactl.paths import replacing
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gbactl.policies.records import Drop, Ledger, Step
+from gbactl.policies.policy import Drop, Ledger, Step
 
 Range = tuple[int, int]
 Ranges = tuple[Range, ...]

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gbactl.checked_dataclasses import build
+from gbactl.conf_files import conf_dir
 from gbactl.config.groups import ClusterConfig
 from gbactl.errors import ConfigError
-from gbactl.paths import conf_dir
 
 ENGINES = "gbactl.engine"
 AUTO = "auto"  # cluster=auto: the engine of the surroundings

@@ -35,7 +35,7 @@ from gbactl.switching.switch_schedule import ScheduleEntry, entries, name
 
 CYCLE_MS, CYCLE_BATCH = 3.0, 1024
 AUTO_KEYS = ("changes", "every", "window", "margin", "hysteresis", "minimum_stay")
-ON_HOSTS = "with cluster=hosts, exec, ray or slurm"
+ON_HOSTS = "with a cluster= of several hosts"
 REMOTE_KEYS = ("hosts", "placement", "ssh", "python", "forward")
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from gbactl.checked_dataclasses import build
 from gbactl.checkpoint.planning import SAVED_DTYPES, VARIANTS
+from gbactl.conf_files import option_files
 from gbactl.config.engine_interface import engine_named
 from gbactl.config.groups import WITH_OPTIONS, ClusterConfig, own_keys
 from gbactl.config.run_config import RunConfig, naming
 from gbactl.errors import ConfigError, require
 from gbactl.models import ModelConfig
-from gbactl.paths import option_files
 from gbactl.store.shard import ROW_L2_SCOPES
 from gbactl.switching.auto_controller import MODES
 from gbactl.switching.switch_schedule import name
@@ -51,8 +51,8 @@ def _check_faults(cfg: RunConfig) -> None:
     plan = cfg.fault_plan()
     require(
         not plan.hogs or cfg.engine.here,
-        f"A fault of kind hog takes a real CPU, and cluster={cfg.cluster.name} has none; type cluster=local, or "
-        "faults.plans with another kind.",
+        f"A fault of kind hog takes this machine's CPU, and cluster={cfg.cluster.name} does not train on it; type "
+        "cluster=local, or faults.plans with another kind.",
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gbactl import __version__
-from gbactl.checkpoint.failure_costs import UnsavedWork
+from gbactl.checkpoint.failure_cost_counters import UnsavedWork
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, FileEntry, Manifest, identity, read_manifest
 from gbactl.checkpoint.planning import CostEstimate, estimate_of, job_named, save_schedule_of
 from gbactl.checkpoint.publishing import Publication, ReplicaMean, fits, unpacked
@@ -27,10 +27,10 @@ from gbactl.checkpoint.restore import BEGINNING, chain_at
 from gbactl.config import RunConfig, to_dict
 from gbactl.coordinator import event_log
 from gbactl.coordinator.live_phase import LivePhase
-from gbactl.coordinator.phase_decisions import StagedSlices
 from gbactl.coordinator.run_context import Flow, RunContext, WaitCondition
 from gbactl.coordinator.state import JobPosition, encoded
 from gbactl.coordinator.statistics import ADVICE
+from gbactl.coordinator.training_phase import StagedSlices
 from gbactl.errors import CheckpointError, DivergedError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.models import row_width
@@ -425,8 +425,9 @@ class Checkpointing:
     def go_back(self, position: JobPosition) -> None:
         """Set the job's position to that of the newest checkpoint, after every node was restored from it.
 
-        The run's clock goes on. No checkpoint may be in progress (see settle)."""
+        Clock and mode do not go back. No checkpoint may be in progress (see settle)."""
         self.run.record.restore(position)
+        self.run.record.modes = position.modes_with(self.run.current.mode.name)
         self.at, self.run.step, self._base = position, position.step, None
         self.unsaved.updates.again()
 

@@ -1,6 +1,6 @@
 """Training phase with its I/O: hands out batches, takes announcements, orders and journals steps.
 
-The phase (phase_decisions.py) makes every decision. Here each event and each command is written into the event log,
+The phase (training_phase.py) makes every decision. Here each event and each command is written into the event log,
 and then carried out on the channels to workers and servers. A gradient costs the coordinator about 60 us.
 """
 
@@ -24,7 +24,7 @@ from gbactl.coordinator.event_log import (
     StopRecord,
 )
 from gbactl.coordinator.membership import Membership
-from gbactl.coordinator.phase_decisions import (
+from gbactl.coordinator.training_phase import (
     ApplyStep,
     Command,
     DiscardGradient,

@@ -2,10 +2,10 @@
 
 A phase is closed when everything has arrived, since a failed trainer's batches may still be handed to one that was out
 of data. Where replicas average in rounds in the foreground, a trainer out of data is told so before: it must answer
-those that are not (see trainer/exchange.py). Then every trainer gives the servers its replica, and they hold the mean
-of all given, or keep the centre. A failed trainer is in no mean from then on. Where a server is lost meanwhile with
-what it was given, all give again, and so they do after a coordinator failover. Costs two or three messages to and one
-from every worker.
+those that are not (see trainer/replica_exchange.py). Then every trainer gives the servers its replica, and they hold
+the mean of all given, or keep the centre. A failed trainer is in no mean from then on. Where a server is lost meanwhile
+with what it was given, all give again, and so they do after a coordinator failover. Costs two or three messages to and
+one from every worker.
 """
 
 from __future__ import annotations

@@ -13,17 +13,17 @@ from typing import Any
 from gbactl.checkpoint.remaining_samples import Ranges, after, flat, total
 from gbactl.config.job_layout import Round, samples_of
 from gbactl.coordinator import event_log
+from gbactl.coordinator.coordinator_failover import Failover
 from gbactl.coordinator.event_routing import CoordinatorCore
-from gbactl.coordinator.failover import Failover
 from gbactl.coordinator.live_phase import LivePhase
-from gbactl.coordinator.phase_decisions import TrainingPhase
 from gbactl.coordinator.run_context import Evaluation, Flow, WaitCondition
 from gbactl.coordinator.state import EVALUATE, OVER, TRAIN
+from gbactl.coordinator.training_phase import TrainingPhase
 from gbactl.errors import ClusterError, DivergedError
 from gbactl.policies import Phase
 from gbactl.store.optimizers import factor
-from gbactl.wire import traffic
 from gbactl.wire.messages import BeginPhase, Inspected, ShardRelocated, Stop
+from gbactl.wire.node_measurements import traffic_summary
 
 GOODBYE_SECONDS = 5.0
 
@@ -259,7 +259,7 @@ class RunFlow:
         """Check the loss of an announced gradient. Raises DivergedError where it ends the run."""
         run = self.run
         limit, training = run.record.statistics.limit, run.training
-        if limit.passed(loss) and run.cfg.train.on_divergence == "stop" and training is not None:
+        if limit.exceeded_by(loss) and run.cfg.train.on_divergence == "stop" and training is not None:
             rate = run.cfg.optim.lr * training.phase.lr_scale(training.policy.ledger.finished)
             raise DivergedError(limit.sentence(worker, training.policy.step, loss, rate))
 
@@ -374,7 +374,7 @@ class RunFlow:
 
     def _wire(self, inspected: dict[str, Inspected]) -> dict[str, Any]:
         nodes = [self.run.hub.traffic.counters(), *(node.counters for node in inspected.values())]
-        return traffic.summary(nodes, self.run.step - (self._first_step or 0))
+        return traffic_summary(nodes, self.run.step - (self._first_step or 0))
 
     def _dismiss(self, reason: str) -> Flow[None]:
         """Stop the workers, and once they are gone the servers."""

@@ -18,7 +18,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from gbactl.checkpoint.failure_costs import ServerFailureLoss
+from gbactl.checkpoint.failure_cost_counters import ServerFailureLoss
 from gbactl.config.job_layout import Round
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.state import EarlyStopping, FailureRecord, FailureRecords, JobPosition

@@ -19,15 +19,15 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from gbactl.checkpoint.failure_costs import PlsCounter, ServerFailureLoss, UnsavedWork, UpdateCounter
+from gbactl.checkpoint.failure_cost_counters import PlsCounter, ServerFailureLoss, UnsavedWork, UpdateCounter
 from gbactl.checkpoint.folder import CheckpointChain
 from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog, InfoRecord, Record
 from gbactl.coordinator.statistics import StatisticsCounts
+from gbactl.disk_files import replacing
 from gbactl.errors import CheckpointError, EventLogError
-from gbactl.paths import replacing
 from gbactl.policies import Ledger
 from gbactl.policies.policy import policy_class
 from gbactl.switching.switch_schedule import switched

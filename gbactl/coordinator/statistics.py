@@ -151,7 +151,7 @@ class LossLimit:
 
     first: float | None = None
 
-    def passed(self, loss: float) -> bool:
+    def exceeded_by(self, loss: float) -> bool:
         """Whether a gradient's loss shows that the model has diverged."""
         if not math.isfinite(loss):
             return True

@@ -298,7 +298,7 @@ def _separator(written: pl.Series) -> str | None:
         cells = written.str.contains(separator, literal=True)
         if float(cells.to_numpy().mean()) < LEAST_PARTED:
             continue
-        _, values = lists_of(written, separator, MOST_VALUES, False)
+        _, values, _ = lists_of(written, separator, MOST_VALUES, False)
         few = values.n_unique() < min(written.n_unique(), len(values) / 4)
         lengths = values.str.len_chars().to_numpy()
         ids = separator.strip() or values.str.contains(r"\d").all()  # words apart by blanks are rather a text
@@ -310,7 +310,7 @@ def _separator(written: pl.Series) -> str | None:
 def _list(column: pl.Series, guess: Guess, told: str, options: dict[str, Any]) -> Guess:
     """Guess a multi-valued column, or a sequence by its name."""
     kind = "sequence" if SEQUENCE_NAME.search(column.name) else "multi"
-    lengths, values = lists_of(column, options.get("separator", " "), MOST_VALUES, False)
+    lengths, values, _ = lists_of(column, options.get("separator", " "), MOST_VALUES, False)
     longest = int(lengths.max(initial=0))
     if not longest:
         return replace(guess, why="always empty")

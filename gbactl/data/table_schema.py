@@ -88,13 +88,15 @@ class Multi(Kind):
     """Several values of a category, such as tags: a list of Parquet, or a text with a separator.
 
     The first `max_length` are taken, hashed to `buckets` ids. `table`: a categorical column of the same values, whose
-    ids and embedding table the list shares. `pooling`: how a model makes one vector of them."""
+    ids and embedding table the list shares. `pooling`: how a model makes one vector of them. `weights`: a column with
+    a list of their weights, written as the values are."""
 
     separator: str = "|"
     max_length: Annotated[int, Bounds(at_least=1, at_most=100_000)] = 100
     buckets: TableRows | None = None
     table: str | None = None
     pooling: str = "mean"
+    weights: str | None = None
 
     def check(self, key: str) -> None:
         """Raise ConfigError for an empty separator, an unknown pooling, or buckets beside a table."""
@@ -158,6 +160,12 @@ class TableSchema:
     def of_kind(self, *kinds: type[Kind]) -> dict[str, Any]:
         """Return the columns of these kinds, by name, in the order of the file."""
         return {name: kind for name, kind in self.columns.items() if isinstance(kind, kinds)}
+
+    @property
+    def read(self) -> list[str]:
+        """Names of the columns that are read: those of a kind, and those of weights."""
+        weights = (kind.weights for kind in self.of_kind(Multi).values() if kind.weights is not None)
+        return list(dict.fromkeys([*self.columns, *weights]))
 
     @property
     def label(self) -> str:

@@ -27,17 +27,15 @@ from typing import Any, BinaryIO
 from filelock import FileLock
 
 from gbactl import shared_memory_names
-from gbactl.cpu import available_cores
+from gbactl.cpu import available_cores, open_board, places
 from gbactl.data.dataset import EVERY_ARRAY, META, open_dataset
 from gbactl.data.source_cache import cache_root
 from gbactl.engine.agent_connection import MAGIC, PIECE, MessageDecoder, field, pack, write_all
-from gbactl.engine.bandwidth_probe import ReachabilityProbe, dial
 from gbactl.engine.fork_server import Started, start_node, tell
-from gbactl.engine.host_info import facts, import_error, interface_to
+from gbactl.engine.host_info import ReachabilityProbe, dial, facts, import_error, interface_to
 from gbactl.errors import DataError, GbactlError, WireError
 from gbactl.wire import listener
-from gbactl.wire.tls import TlsContexts, relay
-from gbactl.worker.core_sharing import open_board, places
+from gbactl.wire.auth import TlsContexts, relay
 
 NODE = re.compile(r"[SW][0-9]{1,6}(-[0-9]{1,6})?")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)

@@ -20,7 +20,7 @@ from shlex import quote
 from typing import Any, ClassVar
 
 from gbactl.config.groups import ClusterConfig
-from gbactl.engine.host_placement import hosts_of
+from gbactl.config.job_layout import hosts_of
 from gbactl.engine.hosts import HostsEngine
 from gbactl.errors import ClusterError, ConfigError, GbactlError, MissingDependencyError, WireError
 
@@ -122,9 +122,8 @@ def _place(ray: Any, name: str, cpus: int, others: list[str]) -> dict[str, Any]:
 
 def drive(name: str, cpus: int, others: list[str], command: list[str], out: int) -> None:
     """Start an agent on a node and carry its bytes until it ends. Raises ClusterError."""
-    from gbactl.wire.auth import new_key
+    from gbactl.wire.auth import TlsConnection, TlsContexts, new_key, relay
     from gbactl.wire.listener import address_of, listen
-    from gbactl.wire.tls import TlsConnection, TlsContexts, relay
 
     ray = _connect()
     key, listener = new_key(), listen(ray.util.get_node_ip_address())

@@ -28,7 +28,7 @@ class HogPlacement(NamedTuple):
 
 
 def worker_cores(plan: FaultPlan, pinned: bool) -> list[int]:
-    """Return the core that each worker is pinned to; [] where workers are not pinned (see worker/core_sharing.py)."""
+    """Return the core that each worker is pinned to; [] where workers are not pinned (see gbactl/cpu.py)."""
     return sharing(plan.worker_count, available_cores()) if pinned else []
 
 

@@ -15,8 +15,14 @@ from typing import Any
 
 from gbactl.checked_dataclasses import Seed
 from gbactl.errors import ConfigError
-from gbactl.faults.fault_kinds import CpuHog, Fault, Hang, NextOccurrence, ProcessFailure, parse
-from gbactl.faults.load_trace import LoadTrace  # noqa: F401 - registers its kind
+from gbactl.faults.fault_kinds import (
+    CpuHog,
+    Fault,
+    Hang,
+    NextOccurrence,
+    ProcessFailure,
+    parse,
+)
 from gbactl.faults.message_faults import ActivePeriods, AllActivePeriods, MessageFaults
 from gbactl.hashing import key_of, uniform
 

@@ -18,10 +18,10 @@ from gbactl.checkpoint.tensor_file import write_tensors
 from gbactl.config import RunConfig, from_dict
 from gbactl.config.job_layout import shard_spec
 from gbactl.data.dataset import Schema
+from gbactl.disk_files import replacing
 from gbactl.errors import CheckpointError, UsageError
 from gbactl.launch import resume
-from gbactl.models import build
-from gbactl.paths import replacing
+from gbactl.models import build, dimension_mask
 from gbactl.store.shard import Shard
 
 if TYPE_CHECKING:
@@ -138,11 +138,16 @@ def trained_model(run: str) -> TrainedModel:
 def whole_rows(chain: CheckpointChain, cfg: RunConfig) -> dict[str, Any]:
     """Load all rows of the table, by their names in files; rows never saved get their initial values.
 
-    Rows are in the order of their global numbers."""
+    Rows are in the order of their global numbers. Their values beyond a field's dimension are zeros."""
     alone = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, servers=1, dense_servers=None))
     spec = dataclasses.replace(shard_spec(alone, chain.last.table_rows, 0), row_l2="touched")
     shard = Shard(spec)
     load_shard(shard, chain, with_dense=False)
+    schema = Schema.of(chain.last.schema)
+    mask = dimension_mask(cfg.model, schema, chain.last.schema["fields"])
+    if mask is not None:
+        for table, (low, high) in enumerate(schema.spans):
+            shard.rows.table[low:high] *= mask[schema.table_of.index(table)]
     return arrays_of(shard)
 
 

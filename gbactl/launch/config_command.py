@@ -144,7 +144,7 @@ def _group(group: str) -> str:
 
 
 def _keys(group: str, option: str | None) -> list[str]:
-    """List the keys of a group, or of one option, with their meanings and defaults: those of the default option."""
+    """List the keys of a group or option, with meanings and defaults; a group has its default option's defaults."""
     files = conf_files.group_files(group)
     first = conf_files.default_option(group) if option is None else option
     keys = dict[str, Entry]()

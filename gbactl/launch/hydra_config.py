@@ -31,18 +31,17 @@ from yaml import YAMLError
 
 from gbactl import targets
 from gbactl.checked_dataclasses import build
-from gbactl.conf_files import bases, did_you_mean, entries_of, options, unknown
+from gbactl.conf_files import bases, conf_dir, did_you_mean, entries_of, option_files, options, search_also, unknown
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
 from gbactl.config.engine_interface import AUTO, engine_named, surroundings, with_engine
 from gbactl.config.groups import CostConfig, ModeConfig
 from gbactl.errors import ConfigError, GbactlError, UsageError
-from gbactl.faults.load_trace import with_traces
+from gbactl.faults.fault_kinds import with_traces
 from gbactl.launch import finished_runs
 from gbactl.launch.progress import shown_path
 from gbactl.launch.resume import group_choices, resumed
 from gbactl.launch.sweep import SweepCallback, SweepOptions, adopt, before_overrides, close_sweeps, with_tuning
 from gbactl.models import ModelConfig
-from gbactl.paths import conf_dir, option_files, search_also
 from gbactl.switching.auto_controller import GBA, SYNC
 from gbactl.tracking.run_description import CommandLine, SweepPlace
 
@@ -270,17 +269,18 @@ def _swept(arguments: Sequence[str]) -> dict[str, int]:
 
 
 def _opened(arguments: Sequence[str]) -> list[str]:
-    """Let options of a target be typed that no file has, and make --config-dir a part of the search path.
+    """Let options of a target, and names of fields, be typed that no file has, and add --config-dir to the search path.
 
     As an override it is repeated with the run's command."""
     made = list[str]()
+    free = re.compile(rf"(({'|'.join(targets.GROUPS)})\.options|model\.dims)\.")
     for text in arguments:
         if made and made[-1] in CONFIG_DIR:
             made[-1] = f"{SEARCH_PATH}[{_literal(Path(text).resolve().as_uri())}]"
         elif text.startswith(f"{CONFIG_DIR[0]}="):
             made += _opened(text.split("=", 1))
         else:
-            made.append(f"++{text}" if re.match(rf"({'|'.join(targets.GROUPS)})\.options\.", text) else text)
+            made.append(f"++{text}" if free.match(text) else text)
     return made
 
 

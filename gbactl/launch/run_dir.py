@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from gbactl.config import RunConfig, to_dict
+from gbactl.disk_files import replacing, room_needed, take_room
 from gbactl.errors import TrackingError, UsageError
-from gbactl.paths import replacing, room_needed, take_room
 from gbactl.tracking.delivery import Backlog, send_backlog, status_of
 from gbactl.tracking.final_metrics import plain_name
 from gbactl.tracking.mlflow_connection import connect, tracking_uri

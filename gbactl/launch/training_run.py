@@ -14,7 +14,7 @@ from typing import Any
 
 from gbactl import shared_memory_names
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
-from gbactl.collective.rendezvous import Rendezvous
+from gbactl.collective.base import Rendezvous
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.config.job_layout import rounds
 from gbactl.config.run_config import acting
@@ -22,6 +22,7 @@ from gbactl.coordinator.run_record import METRICS, by_round
 from gbactl.cpu import SLOW_BF16, lacks_bf16
 from gbactl.data.dataset import DAYS_BY_ROWS, Dataset, open_dataset
 from gbactl.data.source_cache import prepare
+from gbactl.disk_files import room_needed
 from gbactl.engine.base import RunProcesses, engine_of
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
 from gbactl.engine.preflight import check_collective, check_memory, too_few
@@ -44,7 +45,7 @@ from gbactl.launch.supervision import (
     switch_known,
 )
 from gbactl.launch.sweep import parent_tags
-from gbactl.paths import room_needed
+from gbactl.models import dimension_mask
 from gbactl.switching.auto_controller import AUTO_FILE
 from gbactl.switching.switch_schedule import answer, legend, listed, located, mode_id
 from gbactl.tracking.final_metrics import (
@@ -72,7 +73,7 @@ from gbactl.tracking.run_description import (
 from gbactl.tracking.tracked_run import SystemMetrics, TrackedRun
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.messages import Event, unpack
-from gbactl.wire.node_times import TRACE_DIR, merge_traces
+from gbactl.wire.node_measurements import TRACE_DIR, merge_traces
 from gbactl.wire.socket_hub import SocketHub
 
 EXIT_SECONDS = 15.0
@@ -132,6 +133,7 @@ def _train(
     plan = rounds(dataset, cfg.train)
     show.job = JobProgress(sum(dataset.splits[part.split].rows for part in plan))
     located(cfg.entries, [dataset.splits[part.split].rows for part in plan])  # raises for an unreachable switch
+    dimension_mask(cfg.model, dataset.schema, dataset.meta["field_names"])  # raises for a field that the data lack
     obstacle = "" if cfg.model.target is None else _dry_run(cfg, dataset)
     check_memory(cfg, dataset)
     job = StartingPoint.of(cfg, dataset, len(plan))

@@ -22,7 +22,7 @@ from gbactl.data.dataset import Batch, Dataset, Schema
 from gbactl.errors import ConfigError, require
 from gbactl.kernels import load
 from gbactl.kernels.base import Floats
-from gbactl.models import ModelConfig, build, row_width
+from gbactl.models import ModelConfig, build, dimension_mask, row_width
 from gbactl.models.gradient_computer import GradientComputer, raw_tensors
 from gbactl.models.pooling import ListPooling, RawField
 
@@ -39,7 +39,8 @@ def dry_run(cfg: ModelConfig, dataset: Dataset, seed: int, precision: str) -> st
     rows = (random.uniform(-1, 1, (len(batch), schema.fields, width)) * scale).astype(np.float32)
     model = build(cfg, schema.numeric, schema.fields, seed, schema.list_targets)
     _check_parameters(cfg, model)
-    computer = GradientComputer(model, precision=precision)
+    mask = dimension_mask(cfg, schema, dataset.meta["field_names"])
+    computer = GradientComputer(model, precision=precision, mask=mask)
     _check_raw_fields(cfg, computer.raw_fields, schema)
     raw: list[RawField] = []
     if batch.jagged is not None:

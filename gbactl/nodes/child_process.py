@@ -19,8 +19,12 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gbactl.wire.bootstrap import Bootstrap
 
 PR_SET_PDEATHSIG = 1
 FORK_SERVER, READY = "fork-server", b"ready"
@@ -44,13 +48,21 @@ def die_with_parent(parent: int) -> None:
             os._exit(1)
 
 
-def set_up_log(run_dir: Path, node: str) -> None:
-    """Log to one file per node, including warnings and the interpreter's own messages."""
-    handler = logging.FileHandler(run_dir / "logs" / f"{node}.log")
+@contextlib.contextmanager
+def node_log(run_dir: Path, node: str) -> Iterator[None]:
+    """Context in which gbactl's loggers write to one file of a run, which is made with its first line."""
+    handler = logging.FileHandler(run_dir / "logs" / f"{node}.log", delay=True)
     handler.setFormatter(logging.Formatter(f"%(asctime)s.%(msecs)03d {node} %(levelname)s %(message)s", "%H:%M:%S"))
     logger = logging.getLogger("gbactl")
     logger.addHandler(handler)
+    level = logger.level
     logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+        handler.close()
 
 
 def serve_forks(launcher: int) -> None:
@@ -84,7 +96,7 @@ def serve_forks(launcher: int) -> None:
 
 
 def _size_of(model: dict[str, Any], shape: list[Any]) -> int | str:
-    """Count a model's dense values. Returns the sentence of the error where it cannot be built."""
+    """Count a model's dense values; return the error message instead where the model cannot be built."""
     from gbactl.errors import ConfigError
     from gbactl.models import ModelConfig, dense_size
 
@@ -165,13 +177,18 @@ def main() -> None:
         use_core(*sys.argv[3:])
         return
     line = sys.stdin.buffer.readline()
-    from gbactl.errors import GbactlError, PeerGoneError
-    from gbactl.nodes import role_setup
     from gbactl.wire.bootstrap import Bootstrap
-    from gbactl.wire.node_times import NodeTimes, Trace
 
     boot = Bootstrap.loads(line)
-    set_up_log(Path(boot.run_dir), boot.log_name)
+    with node_log(Path(boot.run_dir), boot.log_name):
+        _run_role(boot)
+
+
+def _run_role(boot: Bootstrap) -> None:
+    from gbactl.errors import GbactlError, PeerGoneError
+    from gbactl.nodes import role_setup
+    from gbactl.wire.node_measurements import NodeTimes, Trace
+
     log = logging.getLogger("gbactl.process")
     log.info("pid %d, threads %s", os.getpid(), os.environ.get("OMP_NUM_THREADS"))
     run = {"coordinator": role_setup.run_coordinator, "server": role_setup.run_server, "worker": role_setup.run_worker}

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from gbactl.checked_dataclasses import Bounds, Count, NumberOrInfinity, Processes, Share, ShareBelowOne
-from gbactl.policies.buffered import AsyncPolicy
-from gbactl.policies.policy import PolicyOptions
-from gbactl.policies.records import Grant
+from gbactl.policies.async_bsp import AsyncPolicy
+from gbactl.policies.policy import Grant, PolicyOptions
 
 
 @dataclass(frozen=True)

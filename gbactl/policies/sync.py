@@ -10,8 +10,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import ClassVar, NamedTuple
 
-from gbactl.policies.policy import Policy
-from gbactl.policies.records import Decision, Grant, Member, Step
+from gbactl.policies.policy import Decision, Grant, Member, Policy, Step
 
 
 class DealtBatch(NamedTuple):

@@ -38,7 +38,7 @@ class GradientRecomputer:
     """Computation of the same gradients as the run's workers computed."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset) -> None:
-        self.cfg, self.dataset, self.model = cfg, dataset, SharedCompute.of(cfg, dataset.schema)
+        self.cfg, self.dataset, self.model = cfg, dataset, SharedCompute.of(cfg, dataset)
         self.flat, self.width, self.held = self.model.flat, self.model.width, self.model.held
         self.source = MappedBatchSource(dataset, self.model.kernels, cfg.cluster.servers, cfg.seed, cfg.train.shuffle)
         self.codec = codec_of(cfg.transport.wire_dtype)
@@ -227,7 +227,7 @@ class CapturedValues:
         self._computed: set[int] = set()  # batches computed at the current version
 
     def leave(self) -> None:
-        """Copy the values that later gradients pulled at the current version; call before the shards take a step."""
+        """Before a step of the shards, copy the current values for gradients that pulled them and are not computed."""
         for shard, dense, batch in self.pulls.leaving(self.version):
             if batch not in self._computed:
                 self._take(self._pulled(batch), shard, dense)

@@ -21,9 +21,8 @@ from gbactl.checkpoint.restore import BEGINNING, chain_at, load_newest, load_sha
 from gbactl.cpu import settle_garbage
 from gbactl.errors import WireError
 from gbactl.faults.slowdown import ServerSlowdown
-from gbactl.server.allreduce_fallback import SumHandlers
 from gbactl.server.checkpoint_writer import ShardSaver
-from gbactl.server.replica_averaging import EasgdHandlers
+from gbactl.server.dense_sums import EasgdHandlers, SumHandlers
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
 from gbactl.store.optimizers import due
 from gbactl.store.shard import Shard
@@ -63,7 +62,7 @@ from gbactl.wire.messages import (
     Takeover,
     decode,
 )
-from gbactl.wire.node_times import BUSY, KERNELS, ServerTimes
+from gbactl.wire.node_measurements import BUSY, KERNELS, ServerTimes
 from gbactl.wire.reconnecting import StagedGradients
 
 HELD_SLOTS = 2  # slices of one worker left in its shared memory before the oldest is copied out

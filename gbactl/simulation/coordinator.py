@@ -20,7 +20,7 @@ from gbactl.wire.auth import Peer
 from gbactl.wire.channel import COORDINATOR, Channel
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import Event
-from gbactl.wire.traffic import TrafficCounter
+from gbactl.wire.node_measurements import TrafficCounter
 
 
 class VirtualHub:

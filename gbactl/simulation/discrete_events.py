@@ -173,7 +173,7 @@ class SharedCores:
 class CoreSlot:
     """Time slots of the workers of one core: one of them computes at a time, first come first served.
 
-    See worker/core_sharing.py."""
+    See gbactl/cpu.py."""
 
     def __init__(self) -> None:
         self._taken = False

@@ -8,10 +8,10 @@ optimizer state are really restored; the time for saving, loading and rescheduli
 the whole cluster stands still for it. Where all nodes go back, the cluster ends with RollbackAll and another one is
 built from the checkpoint, as `resume` does.
 
-Messages to a failed coordinator wait until its successor is ready. The successor would hold what the
-journal says, which is what the failed one holds, so the same objects go on; a checkpoint in progress is given up, as in
-coordinator/failover.py. Workers and servers meanwhile do the work that they have. Not modelled: the messages by which
-nodes report their state, and that an evaluation begins anew.
+Messages to a failed coordinator wait until its successor is ready. The successor would hold what the journal says,
+which is what the failed one holds, so the same objects go on; a checkpoint in progress is given up, as in
+coordinator/coordinator_failover.py. Workers and servers meanwhile do the work that they have. Not modelled: the
+messages by which nodes report their state, and that an evaluation begins anew.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from gbactl.checkpoint.failure_costs import CostSeconds, ServerFailureLoss
+from gbactl.checkpoint.failure_cost_counters import CostSeconds, ServerFailureLoss
 from gbactl.checkpoint.folder import CheckpointChain
 from gbactl.checkpoint.planning import costs_of
 from gbactl.checkpoint.restore import chain_at, load_shard

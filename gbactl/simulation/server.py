@@ -41,7 +41,7 @@ from gbactl.wire.messages import (
     Save,
     kind_of,
 )
-from gbactl.wire.node_times import BUSY, KERNELS, ServerTimes
+from gbactl.wire.node_measurements import BUSY, KERNELS, ServerTimes
 
 ALIGNMENT = 64
 
@@ -105,7 +105,7 @@ class VirtualServer(Server):
         self.process.submit(self._seconds, self.handle, channel, frame)
 
     def _seconds(self, _: VirtualChannel, frame: Frame) -> float:
-        """Cost of handling a frame, computed when its job begins; without the answer to a pull that has to wait."""
+        """Return the seconds that handling a frame takes; for a pull that must wait, without sending the answer."""
         message, seconds = frame.message, self.cost.server_message
         self._stretched = frame.kind in SLOWED
         if isinstance(message, Pull):

@@ -290,7 +290,7 @@ class Backlog:
             self._write(records)
 
     def opened(self, run_id: str) -> None:
-        """Record the store's id of the run; records accepted under another id then count as unsent."""
+        """Note the id that the MLflow store gave the run; what was sent under an earlier id must be sent again."""
         self._write([{"kind": "opened", "run_id": run_id}])
 
     def sent(self, count: int) -> None:

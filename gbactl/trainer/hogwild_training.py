@@ -26,11 +26,17 @@ from gbactl.kernels.half_precision import Codec
 from gbactl.models.flat_parameters import FlatModel
 from gbactl.replicas import AveragingRule
 from gbactl.store.dense import DenseBlock
-from gbactl.trainer.dense_replica import Replica
-from gbactl.trainer.exchange import AveragingRounds, CentreExchange, EasgdExchange, ExchangeDriver, ExchangeKind
-from gbactl.trainer.trainer_core import TrainerCore
+from gbactl.trainer.replica_exchange import (
+    AveragingRounds,
+    CentreExchange,
+    EasgdExchange,
+    ExchangeDriver,
+    ExchangeKind,
+    drive,
+)
+from gbactl.trainer.trainer_core import Replica, TrainerCore
 from gbactl.wire.messages import AddReplica, ClosedReplicas, CloseReplicas, OpenReplicas, SaveReplica
-from gbactl.wire.node_times import ALL_REDUCE
+from gbactl.wire.node_measurements import ALL_REDUCE
 from gbactl.worker.client import WorkerClient
 from gbactl.worker.dense_placement import DensePlacement, ServedDense, ShardSlices
 from gbactl.worker.worker_core import BatchInProgress, weigh
@@ -45,7 +51,7 @@ class ComputeThread(DensePlacement):
         self._gradient: Floats = np.empty(0, np.float32)
 
     def load(self, item: BatchInProgress) -> None:
-        """Load the replica for a batch: in place, or as a copy with batch norm."""
+        """Let the model compute with the replica: in its own memory or, if the model has batch norm, on a copy."""
         if self.trainer.stands:
             with self.trainer.exchange.waits.of(ALL_REDUCE):
                 self.computing.acquire()
@@ -132,7 +138,7 @@ class TrainerDense(ComputeThread):
         rule = self.core.begin(message)
         self._use_threads(message.values["hogwild_threads"])
         self.stands = self.exchange.core.threads > 1 and not self.core.pace.shadow
-        self._drive = self.core.pace.drive(self._exchange_of(rule), self._stopped)
+        self._drive = drive(self.core.pace, self._exchange_of(rule), self._stopped)
 
     def _use_threads(self, count: int) -> None:
         self.replica.grow(count)

@@ -29,8 +29,7 @@ from typing import NamedTuple
 
 from gbactl.errors import WireError
 from gbactl.wire import auth
-from gbactl.wire.auth import Peer, SessionKeys
-from gbactl.wire.tls import TlsContexts
+from gbactl.wire.auth import Peer, SessionKeys, TlsContexts
 
 UNIX = "unix:"
 BACKLOG = 4096  # or what the kernel allows: many nodes that connect at once must all get in

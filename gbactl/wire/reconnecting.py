@@ -2,8 +2,8 @@
 
 A new coordinator listens at the same address. A node that loses its connection dials again, repeats its Hello and does
 nothing else until it is answered. Messages that were sent and not read are lost; the new coordinator asks for them (see
-coordinator/failover.py), and the node answers from its records, a dictionary entry a batch. A node that has no place in
-the run yet, or none any more, ends when its connection is lost.
+coordinator/coordinator_failover.py), and the node answers from its records, a dictionary entry a batch. A node that has
+no place in the run yet, or none any more, ends when its connection is lost.
 """
 
 from __future__ import annotations

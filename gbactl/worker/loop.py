@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.checkpoint.remaining_samples import Ranges, of_phase, pieces
-from gbactl.cpu import ask_for_long_slices, settle_garbage
+from gbactl.cpu import CoreSlots, UnsharedCore, ask_for_long_slices, settle_garbage
 from gbactl.data.dataset import Batch, Dataset, Schema, Split, permuted
 from gbactl.faults.slowdown import WorkerSlowdown
 from gbactl.kernels.base import DistinctRows, Floats, Kernels
@@ -32,9 +32,8 @@ from gbactl.wire.messages import (
     PrefetchHint,
     SaveDense,
 )
-from gbactl.wire.node_times import TURN
+from gbactl.wire.node_measurements import TURN
 from gbactl.worker.client import LATER, WorkerClient
-from gbactl.worker.core_sharing import CoreSlots, UnsharedCore
 from gbactl.worker.dense_placement import DensePlacement, Placements
 from gbactl.worker.worker_core import BatchInProgress, Question
 

@@ -63,10 +63,12 @@ def wait_for(condition: Callable[[], Any], seconds: float = SECONDS) -> Any:
 def seen(terminal: int, text: str, seconds: float = 60.0) -> str:
     """Read a terminal until a text was shown; return all that was shown."""
     shown, deadline = "", time.monotonic() + seconds
+    readable = select.poll()  # select refuses descriptors above 1,023
+    readable.register(terminal, select.POLLIN)
     while text not in shown:
         left = deadline - time.monotonic()
         assert left > 0, shown[-2000:]
-        if select.select([terminal], [], [], left)[0]:
+        if readable.poll(1000 * left):
             shown += os.read(terminal, 65536).decode(errors="replace")
     return shown
 

@@ -24,7 +24,7 @@ from gbactl.conf_files import did_you_mean
 from gbactl.data.dataset import USER, Batch, Jagged, ListField, Progress, Schema, Split
 from gbactl.data.readers.criteo import signed_log
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.table_columns import day_name, days, ids_of, lists_of, moments, numbers, texts, time_ids
+from gbactl.data.table_columns import day_name, days, ids_of, lists_of, moments, numbers, texts, time_ids, weights_of
 from gbactl.data.table_files import Rows, TextForm, columns_of, read_table
 from gbactl.data.table_schema import (
     TIME_FIELDS,
@@ -111,7 +111,12 @@ class Layout:
             tables.append(max(tables, default=-1) + 1 if kind.table is None else self.list_ids(name)[0])
         shared = tables if any(kind.table for kind in self.lists.values()) else []
         lists = tuple(ListField(kind.max_length, kind.pooling) for kind in self.lists.values())
-        return Schema(len(self.numeric), tuple(sizes), tuple(shared), lists)
+        return Schema(len(self.numeric), tuple(sizes), tuple(shared), lists, self.weighted)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether values of any multi-valued field have weights; those of others are 1."""
+        return any(kind.weights is not None for kind in self.lists.values())
 
 
 class Faults:
@@ -134,6 +139,7 @@ class Faults:
         for place in np.flatnonzero(whole).tolist():
             _, column, told = next(each for each in self._found if each[0][place])
             cell = self.rows.frame[column][place]
+            cell = cell.to_list() if isinstance(cell, pl.Series) else cell
             shown = "missing" if cell is None else repr(str(cell)[:60])
             bad.add(f"{file}, row {self.rows.number(place)}", f"the column {column} is {shown}, not {told}")
         kept: NDArray[np.bool_] = ~whole
@@ -199,7 +205,7 @@ class Table:
             chunks = self._chunks(files, layout, clock, bad, ends, progress)
             staged_numeric = len(layout.numeric) + len(layout.bucketized)
             columns = len(layout.fields) - len(layout.bucketized)
-            rows = write_all(staged, staged_numeric, columns, chunks, len(layout.lists))
+            rows = write_all(staged, staged_numeric, columns, chunks, len(layout.lists), layout.weighted)
             splits, by_rows = self._splits(rows, ends, layout, clock)
             order = clock.order()
             change = first_day_transform(np.load(staged / "numeric.npy", mmap_mode="r"), order, splits[0][2], layout)
@@ -208,7 +214,8 @@ class Table:
                     path.rename(folder / path.name)
             else:
                 progress("sorting by time" if order is not None else "transforming", 1.0)
-                reorder(staged, folder, order, len(layout.lists), change=change or (lambda chunk: chunk))
+                whole = change or (lambda chunk: chunk)
+                reorder(staged, folder, order, len(layout.lists), layout.weighted, change=whole)
         names = [*(name for name, _ in layout.fields), *layout.lists]
         return WrittenArrays("days", layout.made, splits, layout.numeric, names, bad.count, days_by_rows=by_rows)
 
@@ -225,7 +232,7 @@ class Table:
             def told(stage: str, fraction: float, before: int = place) -> None:
                 progress(stage, (before + fraction) / len(files))
 
-            for chunk in read_table(file, form, list(schema.columns), bad, told):
+            for chunk in read_table(file, form, schema.read, bad, told):
                 batch, times = _arrays(chunk, file, layout, bad)
                 parted |= {
                     name for name in layout.lists if name not in parted and _is_parted(chunk.frame[name], layout)
@@ -262,7 +269,7 @@ class Table:
 
 def _check_columns(file: SourceFile, there: list[str], schema: TableSchema) -> None:
     """Raise DataError unless a file has each of the schema's columns once."""
-    for name in schema.columns:
+    for name in schema.read:
         count = there.count(name)
         if count > 1:
             raise DataError(f"{file} has {count} columns {name}; name them apart, or leave {name} out of the schema.")
@@ -278,9 +285,10 @@ def _check_columns(file: SourceFile, there: list[str], schema: TableSchema) -> N
 def _arrays(rows: Rows, file: SourceFile, layout: Layout, bad: BadLines) -> tuple[Batch, Integers | None]:
     """Convert a chunk's readable rows to arrays and, where the table has a time, what these are ordered by."""
     schema, frame, faults = layout.schema, rows.frame, Faults(rows)
-    for name in schema.columns:
+    listed = {name for column, kind in layout.lists.items() for name in (column, kind.weights)}
+    for name in schema.read:
         kind, wanted = frame[name].dtype, "multi" if isinstance(frame[name].dtype, pl.List) else "ignore"
-        inner = kind.inner if isinstance(kind, pl.List) and name in layout.lists else kind
+        inner = kind.inner if isinstance(kind, pl.List) and name in listed else kind
         if inner.is_nested() or inner == pl.Binary:
             raise DataError(f"{file}: the column {name} holds {kind}; type kind: {wanted} for it.")
     labels = _labels(frame, schema, faults)
@@ -290,7 +298,7 @@ def _arrays(rows: Rows, file: SourceFile, layout: Layout, bad: BadLines) -> tupl
     if schema.clock is not None:
         clock, moment = _times(frame, schema.clock, layout, faults)
         ids += [time_ids(moment, part) for part in layout.time_fields]
-    lists = Jagged.joined([_list(frame[name], name, layout) for name in layout.lists]) if layout.lists else None
+    lists = Jagged.joined([_list(frame, name, layout, faults) for name in layout.lists]) if layout.lists else None
     batch = Batch(labels, _stacked(numeric, len(frame), np.float32), _stacked(ids, len(frame), np.int32), lists)
     kept = faults.good(file, bad)
     if kept is None:
@@ -298,10 +306,15 @@ def _arrays(rows: Rows, file: SourceFile, layout: Layout, bad: BadLines) -> tupl
     return Split("", batch).take(np.flatnonzero(kept)), None if clock is None else clock[kept]
 
 
-def _list(column: pl.Series, name: str, layout: Layout) -> Jagged:
-    kind, (place, size) = layout.lists[name], layout.list_ids(name)
-    lengths, values = lists_of(column, kind.separator, kind.max_length, isinstance(kind, Sequence))
-    return Jagged(1, np.concatenate([[0], np.cumsum(lengths)]), ids_of(values, place, size))
+def _list(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> Jagged:
+    column, kind, (place, size) = frame[name], layout.lists[name], layout.list_ids(name)
+    lengths, values, taken = lists_of(column, kind.separator, kind.max_length, isinstance(kind, Sequence))
+    weights = None
+    if kind.weights is not None:
+        weights, bad = weights_of(frame[kind.weights], column, kind.separator)
+        weights = weights[taken]
+        faults.look(pl.Series(bad), kind.weights, f"a weight of at least 0 for each value of {name}")
+    return Jagged(1, np.concatenate([[0], np.cumsum(lengths)]), ids_of(values, place, size), weights)
 
 
 def _is_parted(column: pl.Series, layout: Layout) -> bool:

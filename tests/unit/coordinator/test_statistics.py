@@ -15,7 +15,7 @@ from gbactl.coordinator.replica_phases import check_notes, curve, notes_summary,
 from gbactl.coordinator.statistics import MOST_BINS, MOST_WORKERS, LossLimit, PhaseTimes, Statistics, quantiles
 from gbactl.errors import WireError
 from gbactl.policies import Member, Step
-from gbactl.trainer.dense_replica import ExchangeStatistics
+from gbactl.trainer.trainer_core import ExchangeStatistics
 
 TIMES = [0.1, 0.2, 0.0, 0.05, 0.4]  # seconds of each wait
 
@@ -159,13 +159,13 @@ def test_what_are_no_notes(key: str, value: Any) -> None:
 )
 def test_no_number_or_a_thousand_times_the_first(losses: list[float], passed: bool) -> None:
     limit = LossLimit()
-    assert not any(limit.passed(loss) for loss in losses[:-1])
-    assert limit.passed(losses[-1]) == passed
+    assert not any(limit.exceeded_by(loss) for loss in losses[:-1])
+    assert limit.exceeded_by(losses[-1]) == passed
 
 
 def test_the_sentence() -> None:
     limit = LossLimit()
-    limit.passed(0.7)
+    limit.exceeded_by(0.7)
     told = limit.sentence(2, 17, math.nan, 1e6)
     assert told == (
         "The model diverged: the loss of W2 at step 17 is nan, 1,000 times the first one is 700, at a learning rate of "

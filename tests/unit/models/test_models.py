@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gbactl.conf_files import entries, options
+from gbactl.conf_files import entries, option_files, options
 from gbactl.config import ModelConfig
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.source_cache import prepare
@@ -21,7 +21,6 @@ from gbactl.models.base import ClickModel
 from gbactl.models.dry_run import dry_run
 from gbactl.models.flat_parameters import FlatModel
 from gbactl.models.layers import Dice
-from gbactl.paths import option_files
 from tests.support import small_data
 
 B, N, F = 5, 3, 4

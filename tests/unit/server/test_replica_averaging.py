@@ -136,7 +136,7 @@ def test_a_shard_without_a_dense_slice_refuses() -> None:
 def test_an_answer_of_a_wrong_size_ends_the_trainer() -> None:
     from types import SimpleNamespace
 
-    from gbactl.trainer.exchange import EasgdExchange
+    from gbactl.trainer.replica_exchange import EasgdExchange
     from gbactl.wire.frames import Frame
 
     exchange: Any = SimpleNamespace(servers=[None], handlers={})

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gbactl.checkpoint.failure_costs import (
+from gbactl.checkpoint.failure_cost_counters import (
     PARTS,
     CostSeconds,
     Emulation,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.wire.node_times import (
+from gbactl.wire.node_measurements import (
     BATCH,
     BUSY,
     KERNELS,

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.coordinator.event_log import AnnounceRecord, FinishRecord, JoinedRecord, LeftRecord, StopRecord
-from gbactl.coordinator.phase_decisions import (
+from gbactl.coordinator.statistics import Statistics
+from gbactl.coordinator.training_phase import (
     ApplyStep,
     Command,
     DiscardGradient,
@@ -22,7 +23,6 @@ from gbactl.coordinator.phase_decisions import (
     Take,
     TrainingPhase,
 )
-from gbactl.coordinator.statistics import Statistics
 from gbactl.policies import Drop, Grant, Member, Phase, Step, make
 from gbactl.policies.hop_bw import HopBwOptions
 from tests.support.modes import WITHOUT_REPLICAS

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.cpu import sharing
+from gbactl import cpu
+from gbactl.cpu import CoreAssignment, CoreSlots, UnsharedCore, open_board, sharing
 from gbactl.kernels.build import find_library
-from gbactl.worker import core_sharing
-from gbactl.worker.core_sharing import CoreAssignment, CoreSlots, UnsharedCore, join, open_board
+from gbactl.kernels.native import core_slots
 from tests.support.processes import wait_for
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="turns are for Linux")
@@ -29,7 +29,7 @@ def test_cores_are_shared_only_where_each_gets_as_many_workers() -> None:
 
 
 def test_without_a_place_a_worker_computes_at_any_time() -> None:
-    free = join(None)
+    free = core_slots(None)
     assert isinstance(free, UnsharedCore)
     free.settle()
     with free.mine():
@@ -39,7 +39,7 @@ def test_without_a_place_a_worker_computes_at_any_time() -> None:
 @linux
 @compiled
 def test_one_at_a_time_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_sharing, "PATIENCE_MS", 60_000)  # a busy machine must not look like a dead holder
+    monkeypatch.setattr(cpu, "PATIENCE_MS", 60_000)  # a busy machine must not look like a dead holder
     core = min(os.sched_getaffinity(0))
     order: list[int] = []
     inside = 0
@@ -54,7 +54,7 @@ def test_one_at_a_time_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
             inside -= 1
 
     with open_board(1) as board:
-        joined = [join(CoreAssignment(board.fileno(), 0, core)) for _ in range(21)]
+        joined = [core_slots(CoreAssignment(board.fileno(), 0, core)) for _ in range(21)]
         threads = [threading.Thread(target=work, args=(i, turn)) for i, turn in enumerate(joined)]
         with joined[-1].mine():
             for number, thread in enumerate(threads[:-1], start=2):
@@ -67,8 +67,9 @@ def test_one_at_a_time_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 HOLD = """
 import sys, time
-from gbactl.worker.core_sharing import CoreAssignment, join
-with join(CoreAssignment(int(sys.argv[1]), 0, 0)).mine():
+from gbactl.cpu import CoreAssignment
+from gbactl.kernels.native import core_slots
+with core_slots(CoreAssignment(int(sys.argv[1]), 0, 0)).mine():
     print(1, flush=True)
     time.sleep(600)
 """
@@ -77,13 +78,13 @@ with join(CoreAssignment(int(sys.argv[1]), 0, 0)).mine():
 @linux
 @compiled
 def test_a_dead_holder_is_passed_by_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_sharing, "PATIENCE_MS", 100)
+    monkeypatch.setattr(cpu, "PATIENCE_MS", 100)
     with open_board(1) as board:
         command = [sys.executable, "-c", HOLD, str(board.fileno())]
         with subprocess.Popen(command, pass_fds=[board.fileno()], stdout=subprocess.PIPE) as holder:
             assert holder.stdout is not None and holder.stdout.readline()
             holder.kill()
-        mine = join(CoreAssignment(board.fileno(), 0, 0))
+        mine = core_slots(CoreAssignment(board.fileno(), 0, 0))
         began = time.monotonic()
         with mine.mine():
             waited = time.monotonic() - began
@@ -98,9 +99,9 @@ def test_a_dead_holder_is_passed_by_once(monkeypatch: pytest.MonkeyPatch) -> Non
 @linux
 @compiled
 def test_a_late_end_of_a_turn_that_was_passed_by_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_sharing, "PATIENCE_MS", 50)
+    monkeypatch.setattr(cpu, "PATIENCE_MS", 50)
     with open_board(1) as board:
-        slow, fast = (join(CoreAssignment(board.fileno(), 0, 0)) for _ in range(2))
+        slow, fast = (core_slots(CoreAssignment(board.fileno(), 0, 0)) for _ in range(2))
         with slow.mine(), fast.mine():
             pass
         order: list[str] = []
@@ -121,4 +122,4 @@ def _note(turn: CoreSlots | UnsharedCore, order: list[str]) -> None:
 def test_the_board_has_no_name(tmp_path: Path) -> None:
     with open_board(2) as board:
         assert os.fstat(board.fileno()).st_nlink == 0
-        assert os.fstat(board.fileno()).st_size == 2 * core_sharing.LINE
+        assert os.fstat(board.fileno()).st_size == 2 * cpu.LINE

@@ -1,4 +1,4 @@
-"""Overrides of the configuration as a verb's argument: completion in a shell, and the part of the help on them."""
+"""Configuration on the command line: `gbactl config`; completion of overrides, and the part of the help on them."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ def complete_word(ctx: click.Context, param: click.Parameter, incomplete: str) -
     return [each for each in (*GROUPS, *all_keys()) if each.startswith(incomplete)]
 
 
+uri_option = click.option(
+    "--uri", metavar="URI", help="The tracking store (default: MLFLOW_TRACKING_URI, ./mlflow.db)."
+)
+
+
 class OverridesCommand(click.Command):
     """Command whose help ends with all groups and the keys that are used most, from the files of conf/."""
 
@@ -57,3 +62,20 @@ class OverridesCommand(click.Command):
                 value = entry.value if isinstance(entry.value, str) else json.dumps(entry.value)
                 rows.append((f"{key}={value}", textwrap.shorten(entry.comment, 100, placeholder=" ...")))
             formatter.write_dl(rows, col_max=34)
+
+
+@click.command("config")
+@click.argument("word", required=False, metavar="[GROUP|KEY]", shell_complete=complete_word)
+def config(word: str | None) -> None:
+    """Explain a group or a key: type, default, bounds, meaning, and when it acts.
+
+    \b
+    gbactl config                       all groups
+    gbactl config checkpoint            a group: its options and keys
+    gbactl config mode=gba              an option: its keys
+    gbactl config mode.iota             a key; iota alone will do
+    gbactl train mode=gba --cfg job     the keys that act in a run, filled in
+    """
+    from gbactl.launch.config_command import explain
+
+    click.echo(explain(word))

@@ -1,4 +1,4 @@
-"""Location of the conf tree (beside the package in a checkout, inside it in a wheel), atomic writes, disk space."""
+"""Files written atomically, and room on the disk for them."""
 
 from __future__ import annotations
 
@@ -11,28 +11,7 @@ from pathlib import Path
 
 from gbactl.errors import NoRoomError
 
-_SEARCHED: list[Path] = []
-
 FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of an OSError: a disk, or a quota, is full
-
-
-def conf_dir() -> Path:
-    """Return the directory of the Hydra configuration tree."""
-    package = Path(__file__).resolve().parent
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
-
-
-def search_also(folders: list[Path]) -> None:
-    """Find configuration files in these folders too, before those of gbactl: Hydra's search path of this process."""
-    _SEARCHED[:] = folders
-
-
-def option_files(group: str) -> dict[str, Path]:
-    """Return the files that GROUP=OPTION chooses, by option in alphabetical order."""
-    folders = [conf_dir(), *reversed(_SEARCHED)]
-    found = {path.stem: path for folder in folders for path in (folder / group).glob("*.yaml")}
-    return dict(sorted(found.items()))
 
 
 @contextlib.contextmanager

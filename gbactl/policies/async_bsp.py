@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from gbactl.policies.policy import Policy
-from gbactl.policies.records import Decision, Grant, Member, Step
+from gbactl.policies.policy import Decision, Grant, Member, Policy, Step
 
 
 class BufferedPolicy(Policy):

@@ -21,9 +21,9 @@ from gbactl.coordinator.event_log import AnnounceRecord, InfoRecord
 from gbactl.coordinator.event_routing import CoordinatorCore
 from gbactl.coordinator.failure_recovery import UNANSWERED
 from gbactl.coordinator.live_phase import MOST_JOINS, LivePhase
-from gbactl.coordinator.phase_decisions import ApplyStep, Command, HandOut, LoggedPhase
 from gbactl.coordinator.run_context import Flow, WaitCondition
 from gbactl.coordinator.state import EVALUATE, OVER, TRAIN, JournalState
+from gbactl.coordinator.training_phase import ApplyStep, Command, HandOut, LoggedPhase
 from gbactl.errors import ClusterError, PeerGoneError, WireError
 from gbactl.policies import Grant
 from gbactl.wire.auth import Peer
@@ -242,7 +242,11 @@ class Failover:
 
     def _go_on(self, training: LivePhase | None, missing: dict[int, list[Grant]]) -> Flow[None]:
         run, core = self.run, self.core
-        waits = {worker: self._waits(training, each, missing.get(worker, [])) for worker, each in self._holding.items()}
+        unheard = {worker: self._unheard(each) for worker, each in self._holding.items()}
+        waits = {
+            worker: self._waits(training, each, missing.get(worker, []), len(unheard[worker]))
+            for worker, each in self._holding.items()
+        }
         run.taking_over = False
         self._lose(training)
         if training is not None:
@@ -256,7 +260,7 @@ class Failover:
                 core.tell_workers_of(channel)
         for worker, holding in sorted(self._holding.items()):
             if worker in run.members.of("worker"):
-                for grant in self._unheard(holding):
+                for grant in unheard[worker]:
                     run.members.of("worker")[worker].send(grant)
                 if training is not None:
                     self._tell_worker(training, holding, missing[worker])
@@ -279,12 +283,13 @@ class Failover:
         for grant in missing:
             training.send_grant(holding.worker, grant, training.phase.lr_scale_of(grant))
 
-    def _waits(self, training: LivePhase | None, holding: WorkerState, missing: list[Grant]) -> int:
-        """Number of batches that a worker still waits for: the number it may hold, less the number it holds."""
+    def _waits(self, training: LivePhase | None, holding: WorkerState, missing: list[Grant], unheard: int) -> int:
+        """Number of batches that a worker still waits for: the number it may hold, less the number it holds.
+
+        It is about to hold the empty grants among `missing`, and `unheard` more of the phase before."""
         policy, worker = None if training is None else training.policy, holding.worker
         mine = set() if policy is None else {batch for batch, (owner, _) in policy.leases.items() if owner == worker}
-        has, joined = len(mine) + sum(grant.samples == 0 for grant in missing), self._joins(worker)
-        has += len(self._unheard(holding))
+        has, joined = len(mine) + sum(grant.samples == 0 for grant in missing) + unheard, self._joins(worker)
         for phase, batch, trains in _groups(holding.held, 3):
             if phase == self.number and batch in mine:
                 continue

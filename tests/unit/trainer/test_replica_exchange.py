@@ -13,8 +13,8 @@ from gbactl.kernels.half_precision import CODECS
 from gbactl.replicas import make
 from gbactl.store.dense import DenseBlock, DenseSpec
 from gbactl.store.optimizers import OptimizerSpec
-from gbactl.trainer.dense_replica import ExchangeStatistics, Replica
-from gbactl.trainer.exchange import AveragingRounds, CentreExchange, ExchangePace, ForegroundDriver, ShadowDriver
+from gbactl.trainer.replica_exchange import AveragingRounds, CentreExchange, ForegroundDriver, ShadowDriver, drive
+from gbactl.trainer.trainer_core import ExchangePace, ExchangeStatistics, Replica
 from tests.support.in_memory_collective import MemoryGroup
 
 SIZE = 4
@@ -234,7 +234,7 @@ def test_trainers_of_unequal_speed_end_without_waiting_for_ever(shadow: bool) ->
     def trainer(rank: int) -> None:
         mine = replica(float(rank))
         meeting = AveragingRounds(mine, make("ma", SIZE, {"alpha": 0.5}), ExchangeStatistics(), group.member(rank))
-        loop = ExchangePace(shadow, 0.0, 4).drive(meeting)
+        loop = drive(ExchangePace(shadow, 0.0, 4), meeting)
         for count in range(steps[rank]):
             mine.step(ones(0.0), 1.0, 1.0)
             loop.stepped(count + 1)
@@ -335,7 +335,7 @@ def test_the_first_pause_is_its_part_of_the_interval() -> None:
 
     notes = ExchangeStatistics()
     meeting = CentreExchange(replica(), make("easgd", SIZE, {"alpha": 0.5}), notes, ask)
-    loop = ExchangePace(True, 1000.0, part=1e-6).drive(meeting)
+    loop = drive(ExchangePace(True, 1000.0, part=1e-6), meeting)
     assert asked.wait(LIMIT)
     loop.close()
     assert notes.exchanges == 1

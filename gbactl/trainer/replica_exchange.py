@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -42,7 +42,7 @@ from gbactl.kernels.base import Floats
 from gbactl.kernels.half_precision import Codec, round_here
 from gbactl.replicas import AveragingRule
 from gbactl.store.dense import Cut
-from gbactl.trainer.dense_replica import ExchangeStatistics, Replica
+from gbactl.trainer.trainer_core import ExchangePace, ExchangeStatistics, Replica
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import EasgdCentre, EasgdUpdate
 from gbactl.worker.client import WorkerClient
@@ -329,35 +329,8 @@ class ShadowDriver:
         self.stepped(0)
 
 
-@dataclass(frozen=True)
-class ExchangePace:
-    """Pace of exchanges: in the background every `interval` seconds, or in the foreground every `k` local iterations.
-
-    The first one in the background comes after `part` of the interval."""
-
-    shadow: bool = False
-    interval: float = math.inf
-    k: float = math.inf
-    part: float = 1.0
-
-    @classmethod
-    def of(
-        cls, rule: AveragingRule, shadow: bool, trainers: int, index: int, values: Mapping[str, Any]
-    ) -> ExchangePace:
-        """Make the pace that a mode's options set for worker `index`; one without a replica never starts an exchange.
-
-        Trainers that exchange with a centre in the background are staggered: those that queue together from the
-        first exchange on end together, pause equally long, and queue together ever after."""
-        if index >= trainers or (trainers == 1 and rule.idle_alone):
-            return cls()
-        if not shadow:
-            return cls(k=values["k"])
-        return cls(True, values["shadow_interval"], part=(index + 1) / trainers if rule.centralised else 1.0)
-
-    def drive(self, exchange: ExchangeKind, stopped: Stopped = nullcontext) -> ExchangeDriver:
-        """Start the exchanges of a phase at this pace."""
-        return (
-            ShadowDriver(exchange, self.interval, self.part)
-            if self.shadow
-            else ForegroundDriver(exchange, self.k, stopped)
-        )
+def drive(pace: ExchangePace, exchange: ExchangeKind, stopped: Stopped = nullcontext) -> ExchangeDriver:
+    """Start the exchanges of a phase at a pace."""
+    if pace.shadow:
+        return ShadowDriver(exchange, pace.interval, pace.part)
+    return ForegroundDriver(exchange, pace.k, stopped)

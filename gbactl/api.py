@@ -131,7 +131,7 @@ def train(*overrides: str) -> Run:
 
 
 def load(run: str | Path) -> Run:
-    """Load a run that has ended; `run`: its directory, its MLflow run id, or the beginning of either's name.
+    """Load a run that has ended; `run`: its directory, its MLflow run id, or the first characters of one of them.
 
     Raises UsageError for an unknown run, and for one that still goes on."""
     path = run_dirs.find(str(run), holding=run_dirs.RESULT).resolve()

@@ -42,7 +42,7 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Bar:
-    """Bar of a group: its parts (value, text of the hover), the range of its interval, and a text behind it.
+    """Bar of a group: its parts (value, hover text), the range of its interval, and a text to the right of it.
 
     `open`: the value is a lower bound."""
 
@@ -179,7 +179,7 @@ def _marked(mark: Mark, x: Scale, base: float) -> str:
 
 
 def bars(title: str, rows: Sequence[Bar], x_title: str, shades: bool = False) -> Chart | None:
-    """Draw horizontal bars with intervals; `shades`: the parts of a bar get lighter. None where there are none."""
+    """Draw horizontal bars with intervals; with `shades`, later parts of a bar are lighter. None without rows."""
     if not rows:
         return None
     most = max(max(sum(value for value, _ in row.parts), (row.interval or (0, 0))[1]) for row in rows) or 1.0

@@ -213,7 +213,7 @@ def _weighted(training: Sequence[TrainingPoint], along: Along, what: str) -> lis
 
 
 def _line(name: str, colour: int, runs: Sequence[Curves], along: Along, what: str) -> Line:
-    """Make the mean training curve of a group over its seeds, with their range; as far as all seeds go."""
+    """Make a group's mean training curve over its seeds, with their range, up to the end of the shortest run."""
     there = [run.training for run in runs if any(getattr(point, what) is not None for point in run.training)]
     if not there:
         return Line(name, colour, ())
@@ -317,7 +317,7 @@ def _bytes(
 
 
 def _phases(drawn: Mapping[Key, Sequence[Curves]], names: Mapping[Key, str]) -> list[Chart]:
-    """Draw for a run of each group what share of their time the processes spent in each phase."""
+    """Draw, for one run of each group, the share of time that its processes spent in each phase."""
     made = []
     for key, runs in drawn.items():
         if runs and (shares := phase_shares(runs[0].time)):
@@ -327,7 +327,7 @@ def _phases(drawn: Mapping[Key, Sequence[Curves]], names: Mapping[Key, str]) -> 
 
 
 def _strips(drawn: Mapping[Key, Sequence[Curves]], names: Mapping[Key, str]) -> list[Chart]:
-    """Draw for a run of each group how fast each worker computed, where one was slow or failed."""
+    """Draw, for one run of each group, each worker's speed over time, if a worker was slow or failed."""
     made = []
     for key, runs in drawn.items():
         run = runs[0] if runs else None

@@ -116,7 +116,7 @@ class Comparison(pandas.DataFrame):  # type: ignore[misc]
 def train(*overrides: str) -> Run:
     """Train one run like `gbactl train OVERRIDES`, show its progress, and return it.
 
-    Raises GbactlError. Ctrl-C, or a notebook's interrupt, saves a checkpoint, stops all processes of the run, and raises
+    Raises GbactlError. Ctrl-C, or a notebook's interrupt, saves a checkpoint, stops all processes of the run and raises
     KeyboardInterrupt; a second interrupt does not wait for the checkpoint."""
     from gbactl.launch.hydra_config import compose
     from gbactl.launch.training_run import train as train_run

@@ -48,8 +48,8 @@ def conf_dir() -> Path:
     return inside if inside.is_dir() else package.parent / "conf"
 
 
-def search_also(folders: list[Path]) -> None:
-    """Find configuration files in these folders too, before those of gbactl: Hydra's search path of this process."""
+def set_search_folders(folders: list[Path]) -> None:
+    """Set the folders that this process searches for configuration files before gbactl's own."""
     _SEARCHED[:] = folders
 
 
@@ -93,7 +93,7 @@ def entries(path: Path) -> dict[str, Entry]:
 
 
 def bases(folder: Path, defaults: Iterable[Any]) -> list[Path]:
-    """List the files whose keys a file in `folder` with these Hydra `defaults` has beside its own."""
+    """List the files in or below `folder` that a file with these Hydra `defaults` inherits keys from."""
     texts = [each for each in defaults if isinstance(each, str) and each.endswith(HERE)]
     return [folder / f"{each.removesuffix(HERE)}.yaml" for each in texts]
 
@@ -104,7 +104,7 @@ def options(group: str) -> list[str]:
 
 
 def default_option(group: str) -> str:
-    """Return the option of a group that a run has unless another one is typed; "" where it has none."""
+    """Return a group's option in the defaults of conf/train.yaml; "" if they have none."""
     import yaml
 
     chosen = yaml.safe_load((conf_dir() / ROOT).read_text())["defaults"]
@@ -112,7 +112,7 @@ def default_option(group: str) -> str:
 
 
 def group_files(group: str) -> dict[str, dict[str, Entry]]:
-    """Read a group's keys by its options: {option: {key: entry}}; those of conf/train.yaml by the option "".
+    """Read a group's keys as {option: {key: entry}}; a group without options has its keys from conf/train.yaml at "".
 
     An option for the whole tree, of data, counts with its group's part."""
     if not options(group):
@@ -130,7 +130,7 @@ def single_keys() -> dict[str, Entry]:
 
 
 def headline(group: str, option: str) -> str:
-    """Return the first comment of an option's file, which says what it is."""
+    """Return the first comment of an option's file, which describes the option."""
     lines = option_files(group)[option].read_text().splitlines()
     told = [line[1:].strip() for line in lines if line.startswith("#")]
     told = [line for line in told if not line.startswith(("@package", "gbactl ", "GBACTL_DATA"))]
@@ -154,13 +154,13 @@ def default_of(key: str) -> Entry:
 
 
 def all_keys() -> list[str]:
-    """List the dotted names of all keys, those of single options too."""
+    """List the dotted names of all keys, including those that belong to no group."""
     grouped = (f"{group}.{key}" for group in GROUPS for keys in group_files(group).values() for key in keys)
     return [*dict.fromkeys(grouped), *single_keys()]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a sentence that proposes the known words that begin so, or are spelt alike; "" where there are none."""
+    """Return a sentence that proposes known words with this beginning or a similar spelling; "" if there are none."""
     words = list(known)
     import difflib  # takes longer than all the rest of this module
 
@@ -169,7 +169,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def unknown(word: str) -> str:
-    """Return the sentences on a word that is no group, option or key: what is spelt alike, or where all are listed."""
+    """Return an error text for an unknown group, option or key: similar words, or the command that lists all."""
     chosen = [f"{group}={option}" for group in GROUPS for option in options(group)]
     group = word.partition(".")[0]
     listed = f"gbactl config {group} for its keys" if group in GROUPS else "gbactl config for all groups"

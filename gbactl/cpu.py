@@ -89,19 +89,19 @@ def available_cores() -> list[int]:
 
 
 def sharing(workers: int, cores: list[int]) -> list[int]:
-    """Assign cores to workers if there are more workers than cores; empty if no core is shared, or not equally."""
+    """Return the core of each worker where every core has the same number of workers, at least two; else []."""
     if not sys.platform.startswith("linux") or not shared_equally(workers, len(cores)):
         return []
     return [cores[index % len(cores)] for index in range(workers)]
 
 
 def shared_equally(workers: int, cores: int) -> bool:
-    """Whether each core has the same number of workers, more than one."""
+    """Whether the workers divide evenly among the cores, with more than one on each."""
     return workers > cores and workers % cores == 0
 
 
 def ask_for_long_slices(milliseconds: float) -> bool:
-    """Set the calling thread's scheduler time slice in milliseconds (at most 100).
+    """Set the calling thread's scheduler time slice in milliseconds (at most 100); False if the kernel refuses.
 
     Returns False where the kernel refuses."""
     number = _SCHED_SETATTR.get(platform.machine())
@@ -139,7 +139,7 @@ def open_board(cores: int) -> BinaryIO:
 
 
 def places(workers: int, cores: list[int], board: BinaryIO) -> list[tuple[int, int, int]]:
-    """Assign each worker a core: fields of its CoreAssignment; [] where cores are not shared, or not evenly."""
+    """Return the fields of each worker's CoreAssignment; [] unless equally many workers share every core."""
     return [(board.fileno(), cores.index(core), core) for core in sharing(workers, cores)]
 
 

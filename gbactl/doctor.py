@@ -219,7 +219,7 @@ def _host(host: Host, report: HostReport) -> Check:
 
 
 def failure(name: str, sentence: str, essential: bool = True) -> Check:
-    """Make a check of an error's sentence, which ends with what to do."""
+    """Make a failed check from an error sentence, of which the part after the semicolon is the advice."""
     found, _, advice = sentence.rstrip(".").partition("; ")
     return Check(name, found, False, essential, advice or "see above")
 

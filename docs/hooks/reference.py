@@ -169,7 +169,7 @@ def records() -> str:
         record = getattr(event_log, f"{name.title()}Record")
         hints = get_type_hints(record)
         fields = ", ".join(f"`{field}`: {shown_type(hints[field])}" for field in record._fields) or "none"
-        text = " ".join(record.__doc__.split()).removeprefix("Record: ")
+        text = " ".join(record.__doc__.split()).removeprefix("Event log record: ")
         rows.append(f"| {getattr(event_log, name)} | {name} | {cell(text)} | {fields} |")
     return table("| Number | Kind | What happened | Fields |", rows)
 

@@ -46,7 +46,7 @@ class SingleProcess:
         self._scale = cfg.model.init_scale
 
     def item(self, number: int, samples: int) -> BatchInProgress:
-        """Make a batch with its distinct rows found and random values for them."""
+        """Make a batch, find its distinct rows, and fill in random values for them, as if pulled."""
         start = number * samples % max(1, self.dataset.splits[0].rows - samples)
         grant = Granted(1, number, 0, start, samples, 0, 0.0, 0.0)
         item = BatchInProgress(grant, self.phase, *self.source.prepare(grant))

@@ -103,13 +103,13 @@ class UpdateCounter:
         return undone
 
     def again(self) -> None:
-        """Reset unsaved and lost row updates after a full recovery, which repeats them, so that each counts once."""
+        """Remove unsaved and lost row updates from the counts; after a full recovery training repeats them."""
         for shard, undone in enumerate(self.pending):
             self.applied_on[shard] -= undone + self.lost_on[shard]
             self.pending[shard] = self.lost_on[shard] = 0
 
     def missed(self, shard: int, updates: int) -> None:
-        """Count row updates that a failed shard never applied as lost."""
+        """Count as lost the row updates that a failed shard never applied."""
         self.applied_on[shard] += updates
         self.lost_on[shard] += updates
 
@@ -227,12 +227,12 @@ class CostSeconds:
         self.saving += seconds
         return seconds
 
-    def one_back(self, costs: JobCosts) -> float:
+    def add_partial_recovery(self, costs: JobCosts) -> float:
         """Add the cost of a partial recovery (one server); return the seconds until the server is ready."""
         self.alone += 1
         return self._returned(costs.load / costs.servers, costs.reschedule)
 
-    def all_back(self, costs: JobCosts, again: float, samples: int) -> float:
+    def add_full_recovery(self, costs: JobCosts, again: float, samples: int) -> float:
         """Add the cost of a full recovery, which repeats `again` seconds of training (`samples` samples).
 
         Returns the seconds until all servers are back."""
@@ -333,11 +333,11 @@ class Emulation:
         for injection in self.injector.due(0, self.clock):
             if self.partial:
                 self.pls.lost(int(injection.process[1:]), self._samples)
-                self.clock += self.spent.one_back(self.costs)
+                self.clock += self.spent.add_partial_recovery(self.costs)
             else:
                 again = self.trained - self.saved_at
                 self.trained = self.saved_at
-                self.clock += self.spent.all_back(self.costs, again, round(SAMPLES * again / self.costs.job))
+                self.clock += self.spent.add_full_recovery(self.costs, again, round(SAMPLES * again / self.costs.job))
                 self._due = self.clock + self.rhythm.gap
 
 

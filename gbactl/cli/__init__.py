@@ -66,7 +66,7 @@ def cli(debug: bool) -> None:
 
 
 def main() -> None:
-    """Run the command line; a GbactlError is printed as one sentence and sets its exit code."""
+    """Run the command line; print a GbactlError as one sentence, and exit with the error's exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character shows a "?" instead
             stream.reconfigure(errors="replace")

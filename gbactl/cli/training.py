@@ -60,7 +60,7 @@ def _train(overrides: list[str], as_json: bool, trace: bool) -> None:
 
 
 def _real(overrides: Sequence[str]) -> bool:
-    """Return whether the typed overrides select real processes, as far as they tell."""
+    """Return whether overrides select real processes, as by default; False if their engine is not one known name."""
     chosen = [text.partition("=")[2] for text in overrides if text.startswith("cluster=")]
     if not chosen:
         return True

@@ -157,7 +157,7 @@ class InterruptedSum(Exception):
 
 
 class FaultTolerantCollective(ABC):
-    """Collective that continues when a rank fails; a wait polls `wanted`, and ends when that returns True."""
+    """Collective that continues when a rank fails; a wait raises InterruptedSum once `wanted`, polled, is True."""
 
     wanted: Callable[[], bool]
     moved: Moved  # see Collective

@@ -160,7 +160,7 @@ NEW_KEYS = {"mode": ("target",), "model": ("target", "first_order", "dims")}  # 
 
 
 def own_keys(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Move the keys that are not fields of dataclass `kind`, those of one mode or engine, to the key `options`."""
+    """Move keys that are not fields of dataclass `kind`, as only one mode or engine has them, to the key `options`."""
     common = {f.name for f in dataclasses.fields(kind)} - {"options"}
     own = {key: value for key, value in values.items() if key not in common}
     return {**{key: value for key, value in values.items() if key in common}, "options": own}

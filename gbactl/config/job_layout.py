@@ -91,7 +91,7 @@ def shard_spec(cfg: RunConfig, rows: int, shard: int) -> ShardSpec:
 
 
 def row_bytes(cfg: RunConfig) -> int:
-    """Return the size of one row with its optimizer state, in bytes; Adam's has a count of its steps."""
+    """Return the size of one row with its optimizer state in bytes, including Adam's count of the row's steps."""
     name = cfg.optim.name
     moments = 0 if name == "rowwise_adagrad" else len(MOMENTS[name])
     return row_width(cfg.model) * 4 * (1 + moments) + (4 if name in ("adam", "rowwise_adagrad") else 0)

@@ -155,7 +155,7 @@ def check_transport(cfg: RunConfig) -> None:
 
 
 def _check_model(cfg: ModelConfig) -> None:
-    """Check the name and the keys of a model of gbactl's: those in its file.
+    """Check that a built-in model exists and has all given keys. Raises ConfigError.
 
     Values of options, and the keys of other models, are checked where a model is built: its class knows them."""
     if cfg.target is None:
@@ -222,7 +222,7 @@ def _is_dict(values: dict[str, Any], group: str) -> bool:
 
 
 def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Fill in what the engine knows by itself: the number of workers, and the hosts."""
+    """Fill in values that the engine can determine, such as the number of workers and the hosts."""
     if not _is_dict(values, "cluster"):
         return values
     cluster = values["cluster"]

@@ -150,7 +150,7 @@ class Checkpointing:
 
     @property
     def trained(self) -> bool:
-        """Whether the job resumed at the end of its training, which early stopping had ended."""
+        """Whether the job resumed from the final checkpoint of a training that early stopping had ended."""
         return self.at is not None and self.at.ended and self.at.stopped_early
 
     def save_last(self) -> Flow[None]:
@@ -200,7 +200,7 @@ class Checkpointing:
             self._forget()  # this checkpoint is written at a limited rate
 
     def _look_at_stop(self, until: float, seconds: float) -> None:
-        """Save now if the round is trained and under evaluation; past the stop's deadline, give up the final save."""
+        """Save at once if an evaluation is under way; after the deadline of the stop request, give up saving."""
         if time.monotonic() >= until:
             self._forget()
             self._stopped({"state": "failed", "why": f"it took longer than cluster.stop_seconds={seconds:g}"})
@@ -438,7 +438,7 @@ class Checkpointing:
             self._base = None
 
     def worker_lost(self, worker: int) -> None:
-        """Give up a checkpoint that waits for dense parameters of a failed worker."""
+        """Handle a worker failure: give up a checkpoint that needs its dense parameters, or leave out its replica."""
         if self._open is not None and self._open.replicas is not None:
             self._open.replicas.forget(worker)
             self._complete()

@@ -72,7 +72,7 @@ class Failover:
     # -- reconnecting nodes -------------------------------------------------------------------------
 
     def gather(self) -> Flow[None]:
-        """Wait until servers and launcher have reconnected; for workers at most the time that a worker may be silent.
+        """Wait for servers and launcher to reconnect; for workers at most as long as a worker may be silent.
 
         Raises ClusterError that names the missing servers, or those that were lost just before."""
         run, cluster = self.run, self.run.cfg.cluster
@@ -110,7 +110,7 @@ class Failover:
         return True
 
     def keeps(self, channel: Channel, message: Any) -> bool:
-        """Hold back a message sent before the node's answer to Revive, which covers it. Returns whether that was done.
+        """Hold back or discard a message that must not be handled yet. Returns False if it can be handled now.
 
         Raises WireError where its sender may not send it."""
         if isinstance(message, Staged):
@@ -162,7 +162,7 @@ class Failover:
         return self.stage == OVER
 
     def stood(self, number: int) -> tuple[Ranges, bool, bool] | None:
-        """Return, once, the untrained ranges of round `number` that the failed coordinator had begun; else None."""
+        """Return the state of round `number` if the failed coordinator had begun it, at the first call; else None."""
         if self._stood is None or self._stood[0] != number:
             return None
         stood, self._stood = self._stood[1], None
@@ -193,7 +193,7 @@ class Failover:
         yield from self._go_on(training, missing)
 
     def _fed(self, logged: LoggedPhase) -> list[Command]:
-        """Apply the log's records to a phase. Returns the commands that they confirm."""
+        """Replay the log's records on a phase. Returns the policy's commands that are in the log."""
         commands: list[Command] = []
         slices = logged.phase.slices
         with nullcontext(list[Any]()) if slices is None else slices.held() as counted:
@@ -221,7 +221,7 @@ class Failover:
         return self.begun._replace(served_dense=self.run.home != "workers")
 
     def _missing(self, training: LivePhase, holding: WorkerState, joins: Sequence[HandOut]) -> list[Grant]:
-        """Grants that a worker never received; of empty grants (hand-outs without samples), the last few."""
+        """Grants that a worker never received: of its leased batches, and of the last few empty grants."""
         heard = set(_groups(holding.granted, 2))
         leases = [grant for owner, grant in training.policy.leases.values() if owner == holding.worker]
         joined = [each.grant for each in joins if each.worker == holding.worker][-MOST_JOINS:]

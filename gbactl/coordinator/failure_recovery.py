@@ -235,7 +235,7 @@ class ServerRecovery:
         return Heartbeat(max(c.hang_seconds, c.start_timeout) if reading else c.hang_seconds, self.run.hub.now)
 
     def asking(self, reading: bool) -> None:
-        """Restart the servers' heartbeat deadlines when the coordinator sends a request, and when all have answered it.
+        """Restart the servers' heartbeat deadlines, when a request is sent to them and when all have answered it.
 
         `reading`: the request makes them read all their data, so they may be silent for longer."""
         self.heartbeat = self._new_heartbeat(reading)

@@ -236,7 +236,7 @@ class LivePhase:
                 pass
 
     def asked(self, batch: int) -> bool:
-        """Whether the worker itself asked for this batch; only then its announced gradient asks for the next."""
+        """Whether the worker requested this batch; only then its announced gradient also requests the next one."""
         if batch not in self._unasked:
             return True
         self._unasked.discard(batch)

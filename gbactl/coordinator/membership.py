@@ -158,7 +158,7 @@ class Membership:
 
 
 class Fencing:
-    """Fencing of failed workers: every server refuses one before its successor takes its place."""
+    """Fencing of failed workers: all servers refuse a failed worker's messages before its successor joins."""
 
     def __init__(self, members: Membership, gone: list[int] | None = None) -> None:
         self.members = members

@@ -76,7 +76,7 @@ class ReplicaPhases:
         self.state.settings = dict(self.state.last)
 
     def look(self, policy: Policy) -> None:
-        """Tell trainers that average in the foreground when all batches of the phase have been handed out.
+        """Once all batches of the phase are handed out, inform the trainers that average in the foreground.
 
         Called between two messages."""
         if self._kind is None or self._kind.shadow or not self._kind.collective or self._idle or not policy.exhausted:
@@ -197,7 +197,7 @@ def _point(value: Any) -> bool:
 
 
 def total_notes(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Combine trainers' statistics (or totals of them): sums, all gaps, all distances in order of time."""
+    """Combine trainers' statistics, or totals of them: add counts, times and histograms, merge distances by time."""
     told = list(found)
     gaps: Counter[str] = Counter()
     for each in told:

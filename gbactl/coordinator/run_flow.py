@@ -63,7 +63,7 @@ class RunFlow:
         yield from self._dismiss("done")
 
     def _gather(self) -> Flow[None]:
-        """Wait until every node is ready and the launcher listens; without it the result of a short run would be lost.
+        """Wait until all nodes are ready and the launcher is connected, which must not miss the result of a short run.
 
         Raises ClusterError that names the missing nodes."""
         run = self.run
@@ -150,7 +150,7 @@ class RunFlow:
         return True
 
     def _evaluation_due(self, part: Round, done: int) -> bool:
-        """Whether the model is to be evaluated when `done` samples of a round are trained, and was not yet."""
+        """Whether an evaluation within a round is due after `done` of its samples, and was not made yet."""
         every, phases = self.run.cfg.train.eval_every, self.run.record.phases
         if every is None or not phases or phases[-1]["day"] != part.label or "auc" in phases[-1]:
             return False
@@ -311,7 +311,7 @@ class RunFlow:
     # -- evaluation ---------------------------------------------------------------------------------
 
     def _score(self, part: Round, number: int, rest: Ranges) -> Flow[dict[int, dict[str, float]]]:
-        """Evaluate the model on the splits of a round, of which the sample ranges `rest` are still to be trained."""
+        """Evaluate the model on a round's splits; `rest`: sample ranges of the round still to be trained."""
         run = self.run
         run.save_standstill(EVALUATE, number, rest, bool(rest))
         run.untrained = rest

@@ -142,7 +142,7 @@ class RunSummary:
         self._pause, self._fresh = None, False
 
     def _phase(self, training: LivePhase, done: Ledger, step: int, mode: str) -> dict[str, Any]:
-        """Summary of a phase whose steps below `step` are ordered, with the samples that are `done`."""
+        """Summary of a phase up to step `step`; `done`: numbers of its samples trained, decayed and lost."""
         first_step, seconds = training.policy.phase.first_step, training.clock.seconds
         return {
             "day": self.label, "mode": mode, "first_sample": training.ranges[0][0], "first_step": first_step,

@@ -149,7 +149,7 @@ class JobPosition:
 
     @property
     def dense(self) -> str:
-        """Kind of the saved dense parameters: for trainers the centre or the mean of their replicas."""
+        """Description of the saved dense parameters: of trainers, the mean of the replicas or the EASGD centre."""
         mode = policy_class(str(self.mode["name"]), self.mode.get("target"))
         if mode.home != "replicas":
             return "the dense parameters"

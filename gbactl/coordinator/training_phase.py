@@ -120,7 +120,7 @@ class StagedSlices:
 
     @contextmanager
     def held(self) -> Iterator[list[tuple[Callable[..., None], tuple[int, ...]]]]:
-        """Delay the calls of `hit` and `missed` in this context; at its end make those left in the yielded list."""
+        """Delay calls of `hit` and `missed` within this context; at its end make those still in the yielded list."""
         kept: list[tuple[Callable[..., None], tuple[int, ...]]] = []
         hit, missed = self.hit, self.missed
         self.hit, self.missed = lambda *told: kept.append((hit, told)), lambda *told: kept.append((missed, told))

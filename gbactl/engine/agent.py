@@ -209,7 +209,7 @@ class HostData:
         return partial
 
     def publish(self) -> None:
-        """Verify the received data and move them into the cache. Raises DataError if they are damaged or other data."""
+        """Verify the received data and move them into the cache. Raises DataError if they are damaged or wrong."""
         partial, self._partial = self._partial, None
         if partial is None:
             raise DataError("nothing of the data has arrived")
@@ -238,7 +238,7 @@ class HostAgent:
     It reads and starts processes in the main thread: they end with the thread that started them."""
 
     def __init__(self, read_fd: int, write_fd: int, launcher: str = "") -> None:
-        """`launcher`: address at which this host sees the launcher; "": an ssh session's, or unknown."""
+        """Set up an agent; `launcher`: address at which this host sees the launcher; "": from ssh, or unknown."""
         self._read, self._write = read_fd, write_fd
         self._lock = threading.Lock()
         self._heard, self._patience = time.monotonic(), FIRST_PATIENCE
@@ -361,7 +361,7 @@ class HostAgent:
         return {"lines": {name: asdict(dial(str(where), self.token, measure)) for name, where in targets.items()}}
 
     def _import(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Import classes in processes with the environment of the run's, and return the errors by class."""
+        """Import each class in a new process with the run's environment; return the import errors by class."""
         return {"errors": {str(target): import_error(str(target)) for target in field(fields, "targets", list)}}
 
     def _find(self, fields: dict[str, Any]) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class ForkServer:
         self._ready = False
 
     def _start(self, line: socket.socket) -> ProcessHandle:
-        """Start the process, with its end of the line as standard input."""
+        """Start the fork server's process, with the socket `line` as its standard input."""
         return subprocess.Popen(
             [sys.executable, "-m", "gbactl.nodes.child_process", FORK_SERVER, str(self.owner)],
             stdin=line.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,

@@ -57,7 +57,7 @@ class Fault:
         return 1.0
 
     def of(self, worker: int) -> Fault:
-        """Return the fault restricted to one worker, where it differs between workers."""
+        """Return the fault restricted to one worker; the fault itself if it is the same for all workers."""
         return self
 
     def told(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def typed(field: str) -> str:
 
 
 def drawn(where: str, distribution: str, sigma: float | None, shape: float | None) -> None:
-    """Check the distribution of a random fault. Raises ConfigError for an unknown one, or another one's parameter."""
+    """Check a random fault's distribution. Raises ConfigError if unknown or given another one's parameter."""
     names = tuple(DISTRIBUTIONS)
     require(
         distribution in names,
@@ -299,7 +299,7 @@ def _one(values: Mapping[str, Any], where: str) -> Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessFailure(TimedFault):
-    """Failure of all named or chosen processes; with `mtbf`, of one of these processes, drawn each time."""
+    """Failure of all named or chosen processes at once; with `mtbf`, of one of them at a time, drawn at random."""
 
     slows: ClassVar[bool] = False
     workers: Workers | None = None
@@ -409,7 +409,7 @@ def _points(path: Path, rows: Iterable[list[str]]) -> list[list[float]]:
 
 
 def with_traces(plans: Any) -> Any:
-    """Return the faults with the files of their load traces read. Raises ConfigError."""
+    """Read the files of the load traces among the faults, and return the faults with them. Raises ConfigError."""
     if not isinstance(plans, list):
         return plans
     return [_filled(plan) if isinstance(plan, dict) and plan.get("kind") == "trace" else plan for plan in plans]

@@ -145,7 +145,7 @@ class FaultPlan:
 
 
 def choose(wanted: Any, total: int, where: str, *seeds: int, kind: str = "worker") -> tuple[int, ...]:
-    """Choose indexes of workers or servers below `total`, sorted. Raises ConfigError.
+    """Choose sorted indexes below `total` by a list, a number, a share, "all" or "random". Raises ConfigError.
 
     A share is rounded, to at least one."""
     if wanted is None:
@@ -198,7 +198,7 @@ class Injection:
 
 
 class _Strike(NextOccurrence):
-    """Next failure that one fault of the plan causes; `processes`: those that it may hit."""
+    """Next failure that one fault of the plan causes; `processes`: the candidates, of which it hits all or one."""
 
     def __init__(self, fault: ProcessFailure, processes: tuple[str, ...], key: int, place: int) -> None:
         super().__init__(fault, key)

@@ -136,7 +136,7 @@ def trained_model(run: str) -> TrainedModel:
 
 
 def whole_rows(chain: CheckpointChain, cfg: RunConfig) -> dict[str, Any]:
-    """Load all rows of the table, by their names in files; rows never saved get their initial values.
+    """Load the whole table of a checkpoint as arrays named as in its files; unsaved rows get initial values.
 
     Rows are in the order of their global numbers. Their values beyond a field's dimension are zeros."""
     alone = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, servers=1, dense_servers=None))

@@ -24,14 +24,14 @@ WIDTH = 80
 
 
 def single_hints() -> dict[str, Any]:
-    """Annotations of the keys that are in no group: a run's, and those of a sweep."""
+    """Return the type annotations of the top-level keys of a run and of a sweep, which belong to no group."""
     from gbactl.launch.sweep import SweepOptions
 
     return get_type_hints(RunConfig, include_extras=True) | get_type_hints(SweepOptions, include_extras=True)
 
 
 def hints_of(group: str, source: str) -> dict[str, Any]:
-    """Annotations of a group's keys, by their names within the group; `source`: the data source, for the group data."""
+    """Return the type annotations of a group's keys, by name in the group; `source`: data source, for group `data`."""
     found: dict[str, Any] = {}
 
     def add(cls: type[Any], prefix: str = "") -> None:
@@ -56,7 +56,7 @@ def hints_of(group: str, source: str) -> dict[str, Any]:
 
 
 def hint_of(hints: dict[str, Any], group: str, name: str, key: str) -> Any:
-    """Annotation of a key, from `hints` or, of an option of a model, from its class; None where nothing tells it."""
+    """Return a key's annotation, from `hints` or, for a model's option, from the model's class; else None."""
     if key not in hints and group == "model":
         from gbactl.models import option_hints  # imports torch
 
@@ -65,7 +65,7 @@ def hint_of(hints: dict[str, Any], group: str, name: str, key: str) -> Any:
 
 
 def choices_of(group: str, name: str, key: str) -> str:
-    """List the texts that a key takes, as the error of an unknown one lists them; "" where any text will do."""
+    """List the values allowed for a key, as its error message lists them; "" where any text is allowed."""
     unknown: Any = "?"
     for part in reversed(key.split(".")):
         unknown = {part: unknown}
@@ -80,7 +80,7 @@ def choices_of(group: str, name: str, key: str) -> str:
 
 
 def explain(word: str | None) -> str:
-    """Explain a group, a group's option, a key, or without a word list them all. Raises UsageError for another word."""
+    """Explain a group, an option of a group, or a key; None: list them all. Raises UsageError if unknown."""
     if word is None:
         return _overview()
     group, equals, option = word.partition("=")
@@ -100,14 +100,14 @@ def explain(word: str | None) -> str:
 
 
 def filled_in(overrides: list[str]) -> str:
-    """Compose a configuration, and write its keys that act as YAML. Raises UsageError, ConfigError."""
+    """Compose a configuration, and write those keys that have an effect as YAML. Raises UsageError, ConfigError."""
     from gbactl.launch.hydra_config import compose
 
     return yaml.safe_dump(acting(to_dict(compose(overrides))), sort_keys=False)
 
 
 def _wrapped(first: str, text: str) -> list[str]:
-    """Wrap a text behind its first column."""
+    """Wrap a text into lines, the first one after the prefix `first` and the others indented accordingly."""
     return textwrap.wrap(
         text, WIDTH, initial_indent=first, subsequent_indent=" " * min(len(first), WIDTH // 2), break_long_words=False,
         break_on_hyphens=False,
@@ -144,7 +144,7 @@ def _group(group: str) -> str:
 
 
 def _keys(group: str, option: str | None) -> list[str]:
-    """List the keys of a group or option, with meanings and defaults; a group has its default option's defaults."""
+    """List the keys of a group or option with meanings and defaults; for a group, the default option's defaults."""
     files = conf_files.group_files(group)
     first = conf_files.default_option(group) if option is None else option
     keys = dict[str, Entry]()
@@ -157,7 +157,7 @@ def _keys(group: str, option: str | None) -> list[str]:
 
 
 def _key(key: str, found: dict[str, Entry]) -> str:
-    """Explain one key: meaning, type and bounds, defaults by option, and when it acts."""
+    """Explain one key: meaning, type and bounds, defaults by option, and when it has an effect."""
     group, dot, rest = key.partition(".")
     named = conf_files.entries_of(f"{group}.name").get(next(iter(found)))  # data=frappe, for one, has the name libfm
     name = named.value if named and dot else ""

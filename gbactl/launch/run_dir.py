@@ -52,7 +52,7 @@ def create(cfg: RunConfig) -> Path:
 
 
 def new_path(cfg: RunConfig) -> Path:
-    """Return the directory that a new run gets: run_dir=, or a name of its time, mode and seed.
+    """Return the directory for a new run: `run_dir=`, else one named by time, mode and seed in runs/.
 
     Raises UsageError when run_dir= names one that already holds a run."""
     if cfg.run_dir is None:

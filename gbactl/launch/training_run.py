@@ -175,7 +175,7 @@ def _dry_run(cfg: RunConfig, dataset: Dataset) -> str:
 
 @contextlib.contextmanager
 def traced(run_dir: Path, show: ProgressDisplay) -> Iterator[None]:
-    """Context of a run whose processes write traces: their directory, which asks them to, becomes one file."""
+    """Context in which a run's processes write traces to its trace directory; at the end, they become one file."""
     (run_dir / TRACE_DIR).mkdir()
     try:
         yield
@@ -292,7 +292,7 @@ class LaunchedRun:
 
     @contextlib.contextmanager
     def _collective(self, children: RunProcesses) -> Iterator[list[dict[str, str]]]:
-        """Return the workers' environments; start a rendezvous where the mode has an all-reduce."""
+        """Context that yields the workers' environments; it runs a rendezvous if the mode has an all-reduce."""
         workers, c = self.cfg.processes, self.cfg.collective
         if not self.cfg.collects:
             yield [{} for _ in range(workers)]
@@ -362,7 +362,7 @@ class LaunchedRun:
             raise ClusterError("The processes did not end after the result; they were killed.")
 
     def _cause(self, children: RunProcesses, failure: tuple[str, bool]) -> tuple[str, bool]:
-        """Wait briefly for the exit of the process that failed first; return its failure instead of a follow-up one."""
+        """Wait briefly for the exit of the process that failed first; return its failure, or `failure` if none."""
         deadline = time.monotonic() + CAUSE_SECONDS
         while not failure[1] and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -502,12 +502,12 @@ class LaunchedRun:
         return {MODE_TAG: self.modes, "mlflow.runName": name}
 
     def _origin_run(self) -> str | None:
-        """Return the MLflow id of another run whose checkpoint this one goes on from; None where there is none."""
+        """Return the MLflow id of another run from whose checkpoint this run started; None if there is none."""
         chain = self.job.chain
         return None if chain is None or self.job.same_run else run_dirs.tracked_as(run_of(chain))
 
     def _note(self, result: dict[str, Any] | None = None) -> str:
-        """Write the run's note for MLflow; without a result that of a run that goes on."""
+        """Write the run's note for MLflow; without a result, the note of a run still in progress."""
         headline = _headline(self.cfg, self.dataset)
         if self.job.chain is not None and not self.job.same_run:
             origin = run_of(self.job.chain)
@@ -575,7 +575,7 @@ class LaunchedRun:
         return result
 
     def _log_model(self, result: dict[str, Any]) -> None:
-        """List the model of the run's newest checkpoint among the tracking store's models; its files stay here."""
+        """Register the newest checkpoint's model in the tracking store, without uploading its files."""
         assert self.tracked is not None
         folder = CheckpointFolder(self.run_dir / CHECKPOINTS)
         if names := folder.names():

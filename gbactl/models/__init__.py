@@ -133,7 +133,7 @@ def option_hints(kind: str | type[Any]) -> dict[str, Any]:
 
 
 def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
-    """List the parameters of a constructor; in place of its **arguments, which it passes on, those of its base."""
+    """List a constructor's parameters, with its base's parameters in place of the **arguments that it passes on."""
     found = dict[str, inspect.Parameter]()
     for each in kind.__mro__[:-1]:
         if "__init__" in vars(each):
@@ -146,7 +146,7 @@ def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
 
 
 def _arguments(cfg: ModelConfig, kind: type[Any], offered: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a constructor. Raises ConfigError for an option that it does not take, or lacks.
+    """Return the arguments of a constructor. Raises ConfigError for an unknown or a missing option.
 
     Options of gbactl's own models are checked by type and bounds."""
     from gbactl.conf_files import did_you_mean

@@ -38,7 +38,7 @@ class ClickModel(nn.Module):
         self.numeric_weight = nn.Parameter(torch.zeros(numeric)) if numeric and first_order else None
 
     def terms(self, numeric: Tensor, vectors: Tensor) -> Sequence[Tensor]:
-        """Compute what a model adds to the logit, a float[samples] or [samples, 1] each.
+        """Compute the terms that a model adds to the logit, each float[samples] or [samples, 1].
 
         numeric: float32[samples, numeric fields]; vectors: float32[samples, fields, dim]."""
         raise NotImplementedError
@@ -97,5 +97,5 @@ class WideDeep(ClickModel):
         self.mlp = self.new_mlp(self.numeric + self.fields * self.dim, self.hidden)
 
     def terms(self, numeric: Tensor, vectors: Tensor) -> Sequence[Tensor]:
-        """Compute the MLP's logit; a subclass adds its own to it."""
+        """Compute the MLP's logit; subclasses add their own terms to it."""
         return (self.mlp(torch.cat((numeric, vectors.flatten(1)), dim=1)),)

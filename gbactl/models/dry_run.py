@@ -31,7 +31,7 @@ KEYS = (1, 2, 1)  # seeds of three batches, of which the first and the last have
 
 
 def dry_run(cfg: ModelConfig, dataset: Dataset, seed: int, precision: str) -> str:
-    """Compute on samples of the first day or split. Returns why the run could not be replayed, "" where it could.
+    """Test a model on samples of the first day or split; return why its run could not be replayed, "" if it could.
 
     Raises ConfigError, one sentence, where the model breaks the contract."""
     batch, schema = dataset.splits[0].slice(0, min(SAMPLES, dataset.splits[0].rows)), dataset.schema
@@ -60,7 +60,7 @@ def _check_raw_fields(cfg: ModelConfig, asked: Sequence[int], schema: Schema) ->
 
 
 def _head(field: RawField, count: int) -> RawField:
-    """Return a raw field of the first samples; a single one's list is empty, as lists may be."""
+    """Return a raw field of the first `count` samples; for one sample with an empty list, to test that case."""
     rows, mask = field
     return (rows[:count], mask[:count]) if count > 1 else (0 * rows[:1, :1], np.zeros((1, 1), np.bool_))
 
@@ -80,7 +80,7 @@ def _check_parameters(cfg: ModelConfig, model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def _told(cfg: ModelConfig, numeric: Floats, rows: Floats, raw: Sequence[RawField]) -> Iterator[None]:
-    """Context that tells an exception of the user's model in one sentence, with the shapes of what it was given."""
+    """Context that re-raises an exception of the user's model as one sentence, with the shapes of its inputs."""
     try:
         yield
     except ConfigError:
@@ -97,7 +97,7 @@ def _told(cfg: ModelConfig, numeric: Floats, rows: Floats, raw: Sequence[RawFiel
 def _check_batch(
     cfg: ModelConfig, computer: GradientComputer, numeric: Floats, rows: Floats, raw: Sequence[RawField]
 ) -> None:
-    """Raise ConfigError unless logits and gradients of a batch are as they have to be."""
+    """Raise ConfigError unless a batch's logits and gradients exist, are finite and have the right shape."""
     what, count = f"model.target={cfg.target}", len(rows)
     named = dict(computer.model.train().named_parameters())
     computer.flat.alone(count == 1)
@@ -121,7 +121,7 @@ def _check_batch(
 
 
 def _obstacle(cfg: ModelConfig, computer: GradientComputer, batch: Batch, rows: Floats, raw: Sequence[RawField]) -> str:
-    """Describe what a gradient depends on beside parameters, batch and seed; "" where there is nothing."""
+    """Describe why a gradient depends on more than parameters, batch and seed; "" if it does not."""
     norms = {id(each) for norm in computer.flat.norms for each in norm.buffers()}
     buffers = {name: each for name, each in computer.model.named_buffers() if id(each) not in norms}
     before = {name: each.clone() for name, each in buffers.items()}

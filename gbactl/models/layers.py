@@ -26,7 +26,7 @@ class Dropout(nn.Module):
 
 
 class Dice(nn.Module):
-    """Activation of DIN: p x + (1 - p) a x, p being the sigmoid of x normalised over the batch; a, one a unit, learned.
+    """Activation of DIN: p x + (1 - p) a x, with p the sigmoid of x normalised over the batch, and a learned per unit.
 
     Input: float[samples, width]. As in batch norm, evaluation normalises with running statistics."""
 
@@ -77,7 +77,7 @@ def mlp(
     masks: torch.Generator | None = None,
     activation: str = "relu",
 ) -> nn.Sequential:
-    """Make an MLP that maps [samples, inputs] to [samples, outputs]; with None it ends with its last hidden layer."""
+    """Make an MLP from [samples, inputs] to [samples, outputs]; without an output layer if `outputs` is None."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers.append(linear(inputs, width, init))

@@ -284,7 +284,7 @@ class Policy(ABC):
         return back
 
     def owes(self, worker: int) -> bool:
-        """Whether a worker must be handed a batch without asking, in a step that it already takes part in."""
+        """Whether a worker must get a batch that it has not requested, in a step that it already takes part in."""
         return False
 
     def joined_worker(self, worker: int) -> None:
@@ -333,7 +333,7 @@ def names(such: Callable[[type[Policy]], bool] = lambda _: True) -> tuple[str, .
 
 
 def policy_class(name: str, target: str | None = None) -> type[Policy]:
-    """Return the policy class of a mode: that of `target`, or of the mode's file. Raises ConfigError."""
+    """Return the policy class of a mode: the class `target`, or else that of the mode's file. Raises ConfigError."""
     what = f"a policy, a subclass of {Policy.__module__}.Policy"
     return found_class("mode", name, target, what, lambda found: issubclass(found, Policy))
 

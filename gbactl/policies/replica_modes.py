@@ -80,7 +80,7 @@ class ReplicaPolicy(AsyncPolicy):
     shadow: ClassVar[bool] = False
 
     def take(self, worker: int) -> Grant | None:
-        """Grant a worker the next batch, with rows that contain every step ordered so far, its own included."""
+        """Grant a worker the next batch; its rows must include every step ordered so far, also the worker's own."""
         grant = super().take(worker)
         if grant is None:
             return None

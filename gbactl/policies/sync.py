@@ -77,7 +77,7 @@ class Dealer:
         return bool(hand and hand[0].turn < self._turn[worker])
 
     def lose(self, worker: int, leased: list[int]) -> None:
-        """Reassign a failed worker's batches: leased, not handed out, or its share of steps that others have begun."""
+        """Reassign a failed worker's batches: leased, not yet granted, or due to it in steps that others have begun."""
         turn = self._turn.pop(worker, None)
         if turn is None:
             return

@@ -202,7 +202,7 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def _log(run_dir: Path, verdict: dict[str, Any], uri: str | None) -> None:
-    """Log the verdict as a child of the run in MLflow; without a store that has the run nothing is logged."""
+    """Log the verdict to MLflow as a child of the run; do nothing if no store has the run."""
     run_id = tracked_as(run_dir)
     if run_id is None:
         return

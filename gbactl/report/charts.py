@@ -55,7 +55,7 @@ def svg(spec: Spec) -> str:
 
 
 def curves(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str) -> Spec | None:
-    """Specify curves over a common axis with bands and marks; None where there are no points.
+    """Specify curves over a common axis, with bands and marks; None without points.
 
     Rows have kind, group and x. Of kind line (a point of a line with a band) and dot (a point with a whisker): mean,
     low and high. Of kind switch, failure and slow (from x to end): text and number, the group's place."""
@@ -101,10 +101,10 @@ def curves(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str)
 
 
 def bars(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str) -> Spec | None:
-    """Specify horizontal bars with intervals and a text behind each; None where there are none.
+    """Specify horizontal bars with intervals and a label to the right of each; None without rows.
 
-    Rows have group, begin, end, opacity and text, for the hover. The first row of a bar has label, the text behind it,
-    at `far`; and low and high, where it has an interval."""
+    Rows have group, begin, end, opacity and text, for the hover. The first row of a bar also has label, its place
+    `far`, and, where the bar has an interval, low and high."""
     rows = _plotted(rows)
     if not rows:
         return None
@@ -121,12 +121,12 @@ def bars(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str) -
         {"transform": [{"filter": "isValid(datum.label)"}], "mark": {"type": "text", "align": "left", "dx": 7},
          "encoding": {"x": _amount("far"), "text": {"field": "label"}}},
     ]  # fmt: skip
-    room = {"padding": {"left": 5, "top": 5, "bottom": 5, "right": 120}}  # for the texts behind the bars
+    room = {"padding": {"left": 5, "top": 5, "bottom": 5, "right": 120}}  # for the labels
     return {**_hiding(title, rows), **room, "height": {"step": 30}, "encoding": {"y": y}, "layer": layers}
 
 
 def histograms(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str) -> Spec | None:
-    """Specify a histogram below each other for each group; rows have group, step (a whole number) and percent."""
+    """Specify a histogram for each group, one below the other; rows have group, step (a whole number) and percent."""
     rows = _plotted(rows)
     if not rows:
         return None

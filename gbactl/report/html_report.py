@@ -194,7 +194,7 @@ def _weighted(training: Sequence[TrainingPoint], field: str, what: str) -> list[
 
 
 def _line(name: str, runs: Sequence[Curves], field: str, what: str) -> list[Row]:
-    """Make the mean training curve of a group over its seeds, with their range; as far as all seeds go."""
+    """Make a group's mean training curve over its seeds, with their range, up to the end of the shortest run."""
     there = [run.training for run in runs if any(getattr(point, what) is not None for point in run.training)]
     if not there:
         return []
@@ -295,7 +295,7 @@ def _bytes(drawn: Mapping[str, Sequence[Curves]], kinds: Sequence[str]) -> list[
 
 
 def _phases(drawn: Mapping[str, Sequence[Curves]]) -> list[Spec]:
-    """Draw for a run of each group what share of their time the processes spent in each phase."""
+    """Draw, for one run of each group, the share of time that its processes spent in each phase."""
     made = []
     for name, runs in drawn.items():
         if runs and (shares := phase_shares(runs[0].time)):
@@ -305,7 +305,7 @@ def _phases(drawn: Mapping[str, Sequence[Curves]]) -> list[Spec]:
 
 
 def _strips(drawn: Mapping[str, Sequence[Curves]]) -> list[Spec]:
-    """Draw for a run of each group how fast each worker computed, where one was slow or failed."""
+    """Draw, for one run of each group, each worker's speed over time, if a worker was slow or failed."""
     made = []
     for name, runs in drawn.items():
         run = runs[0] if runs else None

@@ -25,7 +25,7 @@ def phase_shares(time: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def _ratios(processes: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Compute each worker's seconds of computation a batch over the median worker's; {} of fewer than two."""
+    """Compute each worker's computing time per batch relative to the median worker's; {} for fewer than two."""
     each = {name: told["compute"] / told["batches"] for name, told in processes.items() if told.get("batches")}
     usual = median(each.values()) if len(each) > 1 else 0.0
     return {worker: value / usual for worker, value in each.items()} if usual else {}
@@ -51,7 +51,7 @@ def _losses(worker: str, bins: Sequence[tuple[str, Mapping[str, Mapping[str, flo
 
 
 def slow_sentence(time: Mapping[str, Any]) -> str:
-    """Name the slowest worker, since when to the end it was slow, and what each mode lost to it; "" if none is slow.
+    """Describe the slowest worker: since when it has been slow, and how much time each mode lost; "" if none is slow.
 
     The clock's time is local; in virtual time there is none."""
     ratios = _ratios(time.get("processes") or {})

@@ -69,7 +69,7 @@ class Scale:
 
 
 def scale_of(column: Column, margin: float | None) -> Scale:
-    """Choose the scale of the compared metric; without a `margin`, only differences of an AUC have one."""
+    """Choose the scale of the compared metric; without `margin`, an AUC has a default margin, others have none."""
     family = column.metrics[0].split("/")[0].split("_")[-1]
     default = AUC_MARGIN if family in ("auc", "gauc") else None
     return Scale(column, _BETTER.get(family, 0), family == "eps", default if margin is None else margin)

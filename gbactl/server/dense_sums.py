@@ -68,7 +68,7 @@ class _Round:
     told: set[int] = field(default_factory=set)  # ranks that will send no further part
 
     def missing(self, ranks: int) -> set[int]:
-        """Numbers of the gradients in an all-reduce sum that have not arrived."""
+        """Return the indexes of a sum's gradients that have not arrived."""
         return set(range(self.dealt or ranks)) - set(self.parts)
 
     def complete(self, ranks: int, absent: set[int], version: int) -> bool:

@@ -351,7 +351,7 @@ log = logging.getLogger(__name__)
 
 
 def load_last(shard: Shard, folder: CheckpointFolder, resumed: Path | None) -> int:
-    """Load a shard's newest checkpoint, or, without one, the checkpoint from which its run `resumed`, if any.
+    """Load a shard's newest checkpoint, else that from which its run `resumed`; return its step, or BEGINNING for none.
 
     Returns the step loaded, or BEGINNING."""
     found = load_newest(shard, folder, lambda why: log.warning("%s", why))

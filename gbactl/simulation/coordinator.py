@@ -126,7 +126,7 @@ class VirtualCoordinator(Coordinator):
         super()._handle(channel, frame)
 
     def spent(self, told: Callable[[float], dict[str, Any]]) -> None:
-        """Add to the run's result the virtual time passed and, as fields from `told`, the time spent on checkpoints."""
+        """Add the virtual time passed, and to the entry `checkpoint` the fields from `told`, to the run's result."""
 
         def amend(result: dict[str, Any]) -> None:
             result["virtual_seconds"] = self.hub.now()

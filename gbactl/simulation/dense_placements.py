@@ -247,7 +247,7 @@ class ReplicatedDense(DensePlacement):
         return self._checksum[1]
 
     def leave(self) -> None:
-        """Keep the dense vector when this placement ends, because the model computes with it directly."""
+        """Do nothing when this placement ends: the model computes with the dense vector directly, so it is kept."""
 
 
 class TrainerDense(DensePlacement):

@@ -67,9 +67,9 @@ class SharedCompute(BatchComputer):
             else:
                 self.flat.use(values)
 
-    def come_home(self) -> None:
+    def use_own_memory(self) -> None:
         """Make the model compute with its own memory again, and forget the dense slices loaded for a batch."""
-        self.flat.come_home()
+        self.flat.use_own_memory()
         self._loaded = [None] * self.servers
 
     def rows_of(self, item: BatchInProgress, shard: int) -> Floats:

@@ -117,7 +117,7 @@ class _Passing:
         self.last = False  # whether it passed the target's interface completely before that
 
     def begins(self) -> float:
-        """Begin to send: the first bytes reach the other interface after the latency. Returns the sending time."""
+        """Begin to send: the first bytes arrive after the latency. Returns the seconds that sending takes."""
         self.wire.events.after(self.wire.latency, self._enters)
         return self.seconds
 
@@ -242,7 +242,7 @@ class LossyChannel(VirtualChannel):
         self._early: dict[int, Frame] = {}
 
     def carry(self, frame: Frame, nbytes: int) -> None:
-        """Send a frame with its random loss, delay and duplication; the notice of a closed channel has none."""
+        """Send a frame with random loss, delay and duplication; the notice of a closed channel is exempt."""
         if frame.kind == CLOSED:
             super().carry(frame, nbytes)
             return

@@ -131,7 +131,7 @@ class VirtualServer(Server):
         return self._spent(seconds, seconds - self.cost.server_message)
 
     def _spent(self, busy: float, kernels: float) -> float:
-        """Count the seconds of a job, and those of its kernels among them. Returns all its seconds."""
+        """Count a job's seconds as busy, and `kernels` of them as time in kernels; return the job's seconds."""
         seconds = self.times.seconds
         seconds[BUSY] += busy
         seconds[KERNELS] += kernels

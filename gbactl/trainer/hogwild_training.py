@@ -43,7 +43,7 @@ from gbactl.worker.worker_core import BatchInProgress, weigh
 
 
 class ComputeThread(DensePlacement):
-    """Dense placement as compute thread number `thread` of a trainer uses it."""
+    """Dense placement of compute thread number `thread` of a trainer."""
 
     def __init__(self, flat: FlatModel, thread: int, trainer: TrainerDense) -> None:
         self.flat, self.thread, self.trainer = flat, thread, trainer
@@ -202,7 +202,7 @@ class TrainerDense(ComputeThread):
         """Load the trainer's replica for training, or the servers' dense vector for evaluation."""
         if not item.phase.training:
             if not self._evaluating:
-                self.flat.come_home()  # the servers' slices are copied to the model's own memory
+                self.flat.use_own_memory()  # the servers' slices are copied to the model's own memory
             self._evaluating = True
             self.served.load(item)
             return

@@ -297,7 +297,7 @@ class ForegroundDriver:
 
 
 class ShadowDriver:
-    """Background exchanges every `interval` seconds (infinity: never); the first after the fraction `part` of it."""
+    """Background exchanges every `interval` seconds (infinity: never); the first one after `part` * `interval`."""
 
     def __init__(self, exchange: ExchangeKind, interval: float, part: float = 1.0) -> None:
         self.exchange = exchange

@@ -141,7 +141,7 @@ class ExchangePace:
     def of(
         cls, rule: AveragingRule, shadow: bool, trainers: int, index: int, values: Mapping[str, Any]
     ) -> ExchangePace:
-        """Make the pace that a mode's options set for worker `index`; one without a replica never starts an exchange.
+        """Make the pace of worker `index` from a mode's options; a worker without a replica starts no exchange.
 
         Trainers that exchange with a centre in the background are staggered: those that queue together from the
         first exchange on end together, pause equally long, and queue together ever after."""

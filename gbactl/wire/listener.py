@@ -280,7 +280,7 @@ class RejectionCounter(Counter[str]):
     """Number of rejected connections and frames by reason."""
 
     def note(self, reason: str) -> None:
-        """Count a rejection and log it: the first ones of a reason each, later ones when their count doubles."""
+        """Count a rejection, and log the first few of each reason, later ones only when their count doubles."""
         if reason not in self and len(self) >= MOST_REASONS:
             reason = OTHER
         self[reason] += 1

@@ -84,7 +84,7 @@ class Trace:
         self.events.append({"ph": kind, "name": name, "ts": at * 1e6, "pid": self.pid, "tid": tid, **more})
 
     def write(self) -> None:
-        """Write the events where the launcher merges them; none if the directory or its disk refuses."""
+        """Write the events to the run's trace directory, where the launcher merges them; ignore an OSError."""
         with suppress(OSError), replacing(self.path) as partial:
             partial.write_text(json.dumps(self.events))
 
@@ -101,7 +101,7 @@ def merge_traces(run_dir: Path) -> Path:
 
 
 class NodeTimes(threading.local):
-    """Times of the calling thread since it last took them; each thread sees its own."""
+    """Seconds per activity of the calling thread since its last call of `take`; each thread has its own."""
 
     trace: ClassVar[Trace | None] = None  # of the whole process
     names: ClassVar[tuple[str, ...]] = tuple(WAITS)
@@ -122,7 +122,7 @@ class NodeTimes(threading.local):
                 self.trace.add(self.names[activity], began, now)
 
     def next_batch(self, began: float, granted: float) -> None:
-        """Add the wait for a batch from `began` until now; from the time at which it was `granted` on, it was for rows.
+        """Add the time from `began` until now: until `granted` as a wait for a batch, from then on as a wait for rows.
 
         A batch that was granted before has 0 or an earlier time."""
         now = self.clock()
@@ -140,7 +140,7 @@ class NodeTimes(threading.local):
 
 
 class ServerTimes(NodeTimes):
-    """Times of a server: BUSY with a message, and KERNELS within that; summed up over training."""
+    """Times of a server, summed over training: BUSY with messages and, as a part of that, in KERNELS."""
 
     names = ("messages", "kernels")
 
@@ -149,7 +149,7 @@ class ServerTimes(NodeTimes):
         self._since, self._told = clock(), {"idle": 0.0, "kernels": 0.0, "messages": 0.0}
 
     def total(self, training: bool) -> dict[str, float]:
-        """Return the seconds of all training so far by activity; those since the last call count if in `training`."""
+        """Return a server's seconds of training by activity; `training`: include the seconds since the last call."""
         (busy, kernels), began = self.take(), self._since
         self._since = self.clock()
         if training:
@@ -197,7 +197,7 @@ class TrafficCounter:
             tally["ids" if kind is Pull else "dense" if kind in _DENSE else "other"] += payload
 
     def count_all_reduce(self, nbytes: int, shared: bool) -> None:
-        """Count the bytes that this rank sent in an all-reduce, even if the last one ends when training is over."""
+        """Count the bytes that this rank sent in an all-reduce, also in the last one, which may end after training."""
         self._sent[SHARED if shared else "dense"] += nbytes
 
     def counters(self) -> dict[str, int]:

@@ -219,7 +219,7 @@ class WorkerClient:
         self._transfer({shard: (message, part.view(np.uint8)) for shard, part in parts.items()})
 
     def _transfer(self, asked: Mapping[int, tuple[Any, Bytes | None]]) -> None:
-        """Send each shard its message, repeated to the replacement of a server that fails; wait for all answers."""
+        """Send each shard its message, again to a failed server's replacement, and wait for all answers."""
         with self._cv:
             self._dense.begin(asked)
             for shard, told in asked.items():
@@ -240,7 +240,7 @@ class WorkerClient:
                 raise self.error
 
     def pause(self, seconds: float) -> bool:
-        """Wait until the time or the run is over; returns whether the run is. Raises the error that ended it."""
+        """Wait for `seconds` or until the run ends; return whether it has ended. Raises the error that ended it."""
         self.until(lambda: False, seconds)
         return self.over()
 

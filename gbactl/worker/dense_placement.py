@@ -126,7 +126,7 @@ class ServedDense(DensePlacement):
         self._held = frame
 
     def leave(self) -> None:
-        self.flat.come_home()
+        self.flat.use_own_memory()
         if self._held is not None:
             self._held.release()
             self._held = None
@@ -278,7 +278,7 @@ class SyncRecovery:
         exchange.on_next_batch = self._more_comes
 
     def begin(self, item: BatchInProgress) -> bool:
-        """Tell the collective which summand of the step's gradient sum a batch provides.
+        """Tell the collective a batch's index in its step's gradient sum; False if that step is already applied.
 
         False where its step is taken already, and only its rows are missing."""
         token, place = item.grant.token, self.steps.place(item)

@@ -410,7 +410,7 @@ class SumPosition(NamedTuple):
 
 
 class ReplicatedSteps:
-    """Progress of the replicated dense vector on this worker: the last step applied; all apply the same steps.
+    """Progress of the replicated dense vector on this worker: the last step that it has applied.
 
     A step's batches have places in its sum, `global_batch` samples in all, and any worker may fill any of them."""
 

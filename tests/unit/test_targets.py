@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.conf_files import option_files, search_also
+from gbactl.conf_files import option_files, set_search_folders
 from gbactl.config import RunConfig, from_dict, to_dict
 from gbactl.data.source_cache import make_source
 from gbactl.errors import ConfigError, UsageError
@@ -111,7 +111,7 @@ def test_files_of_a_folder_are_found_by_groups_schedules_and_names(tmp_path: Pat
     assert "pairs" in option_files("mode")
     with pytest.raises(UsageError, match="Could not find 'mode/pairs'"):
         compose(["mode=pairs"])
-    search_also([])
+    set_search_folders([])
     assert "pairs" not in option_files("mode")
 
 

@@ -73,12 +73,12 @@ class Layout:
 
     @property
     def hashed(self) -> dict[str, int]:
-        """Names of the categorical columns, and the ids that each is hashed to."""
+        """Number of ids to which each categorical column is hashed, by column name."""
         return {name: kind.buckets or self.buckets for name, kind in self.schema.of_kind(Categorical).items()}
 
     @property
     def time_fields(self) -> list[str]:
-        """Names of the parts of the time that become fields."""
+        """Names of the fields made from the time, such as hour and weekday."""
         clock = self.schema.clock
         return [] if clock is None else list(self.schema.of_kind(Time)[clock].fields)
 
@@ -96,7 +96,7 @@ class Layout:
         return self.schema.of_kind(Multi)
 
     def list_ids(self, name: str) -> tuple[int, int]:
-        """Return the place whose hash a list's values have, and the number of ids; both may be of a shared column."""
+        """Return the field index that seeds the hash of a list's values, and the number of ids; both may be shared."""
         kind = self.lists[name]
         if kind.table is not None:
             return list(self.hashed).index(kind.table), self.hashed[kind.table]
@@ -127,7 +127,7 @@ class Faults:
         self._found: list[tuple[NDArray[np.bool_], str, str]] = []
 
     def look(self, bad: pl.Series, column: str, told: str) -> None:
-        """Note the rows in which `bad` is true; `told`: what the column's cell is not."""
+        """Record the rows in which `bad` is true; `told`: description of a valid cell, for the message."""
         if bad.any():
             self._found.append((bad.to_numpy(), column, told))
 
@@ -147,7 +147,7 @@ class Faults:
 
 
 class Clock:
-    """Times of all rows, kept in a file: whether they are in order, how many rows a day has."""
+    """Times of all rows, in a file; tells whether they are in order, and counts the rows of each day."""
 
     def __init__(self, path: Path, by_day: bool) -> None:
         self.path, self._by_day = path, by_day
@@ -170,7 +170,7 @@ class Clock:
                 raise DataError(f"The column of kind day has more than {MOST_DAYS:,} days; type kind: time.")
 
     def order(self) -> Order:
-        """Return the places of the rows in order of time; None if they are in order."""
+        """Return the row numbers sorted by time; None if the rows already are in order."""
         return None if self.in_order else np.argsort(np.fromfile(self.path, np.int64), kind="stable")
 
 
@@ -252,7 +252,7 @@ class Table:
     def _splits(
         self, rows: int, ends: list[int], layout: Layout, clock: Clock
     ) -> tuple[list[tuple[str, int, int]], bool]:
-        """Cut the rows, in their order of time, into days; return also whether by row count for want of a time."""
+        """Divide the rows, in time order, into days; also return whether by row count as there is no time column."""
         if self.days is None and clock.counts:
             found = sorted(clock.counts)
             if len(found) == 1:
@@ -283,7 +283,7 @@ def _check_columns(file: SourceFile, there: list[str], schema: TableSchema) -> N
 
 
 def _arrays(rows: Rows, file: SourceFile, layout: Layout, bad: BadLines) -> tuple[Batch, Integers | None]:
-    """Convert a chunk's readable rows to arrays and, where the table has a time, what these are ordered by."""
+    """Convert a chunk's readable rows to arrays; returns them and the rows' sort keys, None without a time column."""
     schema, frame, faults = layout.schema, rows.frame, Faults(rows)
     listed = {name for column, kind in layout.lists.items() for name in (column, kind.weights)}
     for name in schema.read:
@@ -318,7 +318,7 @@ def _list(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> Jag
 
 
 def _is_parted(column: pl.Series, layout: Layout) -> bool:
-    """Return whether a column has lists, or its separator is in one of its texts."""
+    """Return whether a multi-valued column has a list type, or some text in it contains the separator."""
     separator = layout.lists[column.name].separator
     return column.dtype.is_nested() or bool(texts(column).str.contains(separator, literal=True).any())
 
@@ -348,7 +348,7 @@ def _labels(frame: pl.DataFrame, schema: TableSchema, faults: Faults) -> NDArray
 
 
 def _numbers(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> Floats:
-    """Convert a numeric column; NaN stands for a missing value that waits for the statistics of the first day."""
+    """Convert a numeric column; NaN marks a missing value that is replaced once first-day statistics are known."""
     column, kind = frame[name], layout.schema.of_kind(Numeric)[name]
     number = numbers(column)
     lost = number.is_null() & column.is_not_null()
@@ -362,7 +362,7 @@ def _numbers(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> 
 
 
 def _times(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> tuple[Integers, Integers]:
-    """Return what rows are ordered by (their day or moment) and the moments that fields are made of."""
+    """Return each row's sort key (day or moment), and the moments from which fields such as the hour are made."""
     kind = layout.schema.of_kind(Time)[name]
     by_day = isinstance(kind, Day)
     clock = (days if by_day else moments)(frame[name], kind.format)
@@ -373,7 +373,7 @@ def _times(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> tu
 
 
 def first_day_transform(numeric: Floats, order: Order, rows: int, layout: Layout) -> Callable[[Batch], Batch] | None:
-    """Make the function that finishes a chunk by the statistics of the first day; None where nothing waits for them.
+    """Make the function that scales or buckets columns by first-day statistics; None where no column needs these.
 
     `numeric`: the staged numeric features of all rows; the first day has `rows` of them, in `order`."""
     kinds = layout.schema.of_kind(Numeric)
@@ -417,7 +417,7 @@ class _Day:
             yield self._at(np.arange(low, min(low + AT_ONCE, self._rows)), columns)
 
     def moments(self, columns: list[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Compute mean and standard deviation of columns over what is not missing; 0 and 1 where there is nothing."""
+        """Compute means and standard deviations of columns without missing values; (0, 1) for an empty column."""
         count = np.maximum(1, sum(np.sum(~np.isnan(chunk), axis=0) for chunk in self._chunks(columns)))
         mean = sum(np.nansum(chunk, axis=0) for chunk in self._chunks(columns)) / count
         square = sum(np.nansum((chunk - mean) ** 2, axis=0) for chunk in self._chunks(columns)) / count

@@ -128,8 +128,8 @@ def test_parts_that_never_came_count_in_the_pls() -> None:
 def test_each_part_is_charged_as_the_equations_have_it() -> None:
     spent = CostSeconds()
     assert spent.save(COSTS, 0.25) == 2.0
-    assert spent.one_back(COSTS) == 3.0
-    assert spent.all_back(COSTS, again=10.0, samples=70) == 6.0
+    assert spent.add_partial_recovery(COSTS) == 3.0
+    assert spent.add_full_recovery(COSTS, again=10.0, samples=70) == 6.0
     told = spent.told(121.0)
     assert told["job_seconds"] == 100.0
     assert [told[part] for part in PARTS] == pytest.approx([0.02, 0.05, 0.04, 0.1])
@@ -145,9 +145,9 @@ def test_the_parts_are_the_whole(events: list[tuple[str, float]], job: float) ->
         if kind == "save":
             clock += spent.save(COSTS, min(1.0, value))
         elif kind == "one":
-            clock += spent.one_back(COSTS)
+            clock += spent.add_partial_recovery(COSTS)
         else:
-            clock += value + spent.all_back(COSTS, value, 1)
+            clock += value + spent.add_full_recovery(COSTS, value, 1)
     told = spent.told(clock)
     assert told["job_seconds"] == pytest.approx(job, abs=1e-6 * (1 + clock))
     assert told["total"] == pytest.approx(sum(told[part] for part in PARTS))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.coordinator.replica_phases import check_notes, curve, notes_summary, total_notes
-from gbactl.coordinator.statistics import MOST_BINS, MOST_WORKERS, LossLimit, PhaseTimes, Statistics, quantiles
+from gbactl.coordinator.statistics import MOST_BINS, MOST_WORKERS, ActivityTimes, LossLimit, Statistics, quantiles
 from gbactl.errors import WireError
 from gbactl.policies import Member, Step
 from gbactl.trainer.trainer_core import ExchangeStatistics
@@ -174,7 +174,7 @@ def test_the_sentence() -> None:
 
 
 def test_totals_by_phase_and_what_is_recent_is_taken_once() -> None:
-    times = PhaseTimes()
+    times = ActivityTimes()
     times.add(10.0, 3, 0.5, TIMES, "sync")
     times.add(11.0, 3, 0.5, TIMES, "sync")
     found = times.summary(8.0, {})
@@ -190,7 +190,7 @@ def test_totals_by_phase_and_what_is_recent_is_taken_once() -> None:
 
 
 def test_bins_merge_and_lose_nothing() -> None:
-    times = PhaseTimes()
+    times = ActivityTimes()
     for second in range(1000):
         times.add(float(second), second % 2, 1.0, TIMES, "sync" if second < 500 else "gba")
     found = times.summary(0.0, {})
@@ -202,13 +202,13 @@ def test_bins_merge_and_lose_nothing() -> None:
 
 @pytest.mark.parametrize("waits", [[], [0.1] * 4, [math.nan] * 5, [math.inf] * 5, [-1.0] * 5])
 def test_other_reports_are_ignored(waits: list[float]) -> None:
-    times = PhaseTimes()
+    times = ActivityTimes()
     times.add(0.0, 0, 1.0, waits, "sync")
     assert times.summary(0.0, {})["processes"] == {}
 
 
 def test_of_many_workers_only_totals_are_kept() -> None:
-    times = PhaseTimes()
+    times = ActivityTimes()
     for worker in range(MOST_WORKERS + 1):
         times.add(0.0, worker, 1.0, TIMES, "sync")
     assert times.take_recent() == {} and times.summary(0.0, {})["bins"] == []

@@ -25,8 +25,8 @@ from gbactl.errors import GbactlError
 
 if TYPE_CHECKING:
     from gbactl.config import RunConfig
-    from gbactl.config.job_layout import Host
     from gbactl.engine.host_agents import HostFindings
+    from gbactl.engine.host_placement import Host
     from gbactl.engine.hosts import HostsEngine
     from gbactl.engine.preflight import HostReport
 
@@ -183,8 +183,8 @@ def examine_hosts(cfg: RunConfig, engine: HostsEngine, measure: bool) -> tuple[l
     """Check the hosts of a run's engine by starting agents there; `measure`: also measure the connections.
 
     Raises GbactlError where nothing can be checked."""
-    from gbactl.config.job_layout import hosts_of, slots
     from gbactl.engine.host_agents import examine
+    from gbactl.engine.host_placement import hosts_of, slots
     from gbactl.engine.preflight import forwarded, named_classes
 
     cluster, hosts = cfg.cluster, hosts_of(cfg.cluster.hosts)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gbactl.conf_files import conf_dir, option_files
+from gbactl.conf_catalogue import conf_dir, option_files
 from gbactl.errors import ConfigError, require
 
 GROUPS = ("mode", "model", "data")  # groups that have a target

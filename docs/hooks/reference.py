@@ -20,7 +20,7 @@ from mkdocs.utils import get_relative_url
 
 from gbactl.checked_dataclasses import default_of, shown
 from gbactl.cli import cli
-from gbactl.conf_files import GROUPS, Entry, conf_dir, group_files, headline, options, single_keys
+from gbactl.conf_catalogue import GROUPS, Entry, conf_dir, group_files, headline, options, single_keys
 from gbactl.coordinator import event_log
 from gbactl.faults import fault_plan
 from gbactl.faults.fault_kinds import KINDS, Workers, typed

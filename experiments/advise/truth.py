@@ -10,8 +10,8 @@ from report_tables import written
 
 from gbactl.advise.advice import Advice, ModeComparison, advice_of
 from gbactl.advise.simulation_jobs import Outcome, SimulationSeconds
+from gbactl.report.equivalence_tests import AUC_MARGIN, UNDECIDED
 from gbactl.report.paired_statistics import paired, paired_ratio
-from gbactl.report.verdicts import AUC_MARGIN, UNDECIDED
 
 NEAR = 0.95  # of the best mode's EPS, which the named mode has to have
 SYNC = "sync"

@@ -19,8 +19,8 @@ from gbactl.advise.simulation_jobs import Outcome
 from gbactl.errors import DivergedError
 from gbactl.report.columns import AUC, STANDARD
 from gbactl.report.compare import Group, Report, compare
+from gbactl.report.equivalence_tests import AUC_MARGIN, BETTER, SAME, WORSE
 from gbactl.report.run_curves import Curves, times_to_auc
-from gbactl.report.verdicts import AUC_MARGIN, BETTER, SAME, WORSE
 from gbactl.switching.auto_controller import SYNC
 from gbactl.tracking.mlflow_connection import Run
 

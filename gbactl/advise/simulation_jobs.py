@@ -33,7 +33,7 @@ from gbactl.errors import ClusterError, DivergedError
 from gbactl.faults.fault_plan import FaultsConfig
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.hydra_config import mode_file
-from gbactl.nodes.child_process import die_with_parent
+from gbactl.nodes.child_main import die_with_parent
 from gbactl.simulation.cluster import run_virtual, timed
 from gbactl.wire.messages import Event
 

@@ -20,7 +20,7 @@ from typing import Any
 from gbactl.calibration.fit import FittedModel, fit, predict
 from gbactl.calibration.measured_runs import WARM_UP, Observation, undisturbed
 from gbactl.calibration.microbenchmarks import measure_server, measure_worker
-from gbactl.conf_files import conf_dir
+from gbactl.conf_catalogue import conf_dir
 from gbactl.config import RunConfig
 from gbactl.config.groups import CostConfig
 from gbactl.cpu import available_cores

@@ -17,7 +17,7 @@ def completions(before: tuple[str, ...], incomplete: str) -> list[str]:
     """List the completions of an override; `before`: the words before it.
 
     Bash takes = for a word of its own, other shells do not."""
-    from gbactl.conf_files import GROUPS, all_keys, options
+    from gbactl.conf_catalogue import GROUPS, all_keys, options
 
     if before and not incomplete and options(before[-1]):
         return options(before[-1])
@@ -35,7 +35,7 @@ def completions(before: tuple[str, ...], incomplete: str) -> list[str]:
 
 def complete_word(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete a group or key."""
-    from gbactl.conf_files import GROUPS, all_keys
+    from gbactl.conf_catalogue import GROUPS, all_keys
 
     return [each for each in (*GROUPS, *all_keys()) if each.startswith(incomplete)]
 
@@ -50,7 +50,7 @@ class OverridesCommand(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups and keys."""
-        from gbactl.conf_files import GROUPS, MOST_USED, default_of, options
+        from gbactl.conf_catalogue import GROUPS, MOST_USED, default_of, options
 
         with formatter.section("Groups"):
             chosen = [(each, " | ".join(options(each)) or f"keys {each}.*") for each in (*GROUPS, "experiment")]

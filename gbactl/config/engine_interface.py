@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gbactl.checked_dataclasses import build
-from gbactl.conf_files import conf_dir
+from gbactl.conf_catalogue import conf_dir
 from gbactl.config.groups import ClusterConfig
 from gbactl.errors import ConfigError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gbactl.checked_dataclasses import build
 from gbactl.checkpoint.planning import SAVED_DTYPES, VARIANTS
-from gbactl.conf_files import option_files
+from gbactl.conf_catalogue import option_files
 from gbactl.config.engine_interface import engine_named
 from gbactl.config.groups import WITH_OPTIONS, ClusterConfig, own_keys
 from gbactl.config.run_config import RunConfig, naming
@@ -161,7 +161,7 @@ def _check_model(cfg: ModelConfig) -> None:
     if cfg.target is None:
         choice("model.name", cfg.name, tuple(files := option_files("model")))
     if cfg.target is None and cfg.options:
-        from gbactl.conf_files import entries
+        from gbactl.conf_catalogue import entries
 
         strange = [key for key in cfg.options if key not in (known := entries(files[cfg.name]))]
         require(not strange, f"model has no key {', '.join(strange)}; keys are: {', '.join(known)}.")

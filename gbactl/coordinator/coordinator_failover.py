@@ -27,7 +27,7 @@ from gbactl.coordinator.training_phase import ApplyStep, Command, HandOut, Logge
 from gbactl.errors import ClusterError, PeerGoneError, WireError
 from gbactl.policies import Grant
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import Channel
+from gbactl.wire.channel_interface import Channel
 from gbactl.wire.messages import (
     Abandon,
     BeginPhase,

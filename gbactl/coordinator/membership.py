@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from gbactl.errors import WireError
-from gbactl.wire.channel import Channel
+from gbactl.wire.channel_interface import Channel
 from gbactl.wire.messages import Fence, Fenced, Hello, Ping, Pong, ShardAddresses, WorkerFailed
 
 

@@ -23,7 +23,7 @@ from gbactl.data.dataset import Dataset
 from gbactl.disk_files import room_needed
 from gbactl.errors import ClusterError, DivergedError, NoRoomError, PeerGoneError, WireError
 from gbactl.wire import frames
-from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.channel_interface import Channel, Hub
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
     CheckpointLoaded,

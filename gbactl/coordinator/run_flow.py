@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gbactl.checkpoint.remaining_samples import Ranges, after, flat, total
-from gbactl.config.job_layout import Round, samples_of
+from gbactl.config.rounds_and_shards import Round, samples_of
 from gbactl.coordinator import event_log
 from gbactl.coordinator.coordinator_failover import Failover
 from gbactl.coordinator.event_routing import CoordinatorCore
@@ -23,7 +23,7 @@ from gbactl.errors import ClusterError, DivergedError
 from gbactl.policies import Phase
 from gbactl.store.optimizers import factor
 from gbactl.wire.messages import BeginPhase, Inspected, ShardRelocated, Stop
-from gbactl.wire.node_measurements import traffic_summary
+from gbactl.wire.times_and_traffic import traffic_summary
 
 GOODBYE_SECONDS = 5.0
 

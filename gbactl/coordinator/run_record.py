@@ -19,7 +19,7 @@ from itertools import groupby
 from typing import Any
 
 from gbactl.checkpoint.failure_cost_counters import ServerFailureLoss
-from gbactl.config.job_layout import Round
+from gbactl.config.rounds_and_shards import Round
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.state import EarlyStopping, FailureRecord, FailureRecords, JobPosition
 from gbactl.coordinator.statistics import Statistics, counted, quantiles
@@ -255,9 +255,9 @@ class RunSummary:
 
 
 def checksums(inspected: dict[str, Inspected]) -> dict[str, str | None]:
-    """Checksums by node, and the whole model's as `model`: the same for any number of servers; None for large tables.
+    """Return each node's checksum and, as `model`, the whole model's, which is equal for any number of servers.
 
-    Raises ClusterError if the workers' replicas differ."""
+    `model` is None where a shard is too large to sum. Raises ClusterError if the workers' replicas differ."""
     own = {name: v.checksum for name, v in sorted(inspected.items()) if v.checksum}
     if len({checksum for name, checksum in own.items() if name.startswith("W")}) > 1:
         raise ClusterError("The workers' dense parameters differ after synchronous training; please report this.")

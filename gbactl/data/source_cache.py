@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from filelock import FileLock, Timeout
 
 from gbactl.checked_dataclasses import build
-from gbactl.conf_files import did_you_mean
+from gbactl.conf_catalogue import did_you_mean
 from gbactl.data.dataset import (
     FORMAT,
     META,

@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar
 import yaml
 
 from gbactl.checked_dataclasses import Bounds, TableRows, build
-from gbactl.conf_files import did_you_mean
+from gbactl.conf_catalogue import did_you_mean
 from gbactl.data.dataset import POOLINGS
 from gbactl.data.remote_files import SourceFile
 from gbactl.errors import ConfigError, DataError

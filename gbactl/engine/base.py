@@ -22,7 +22,7 @@ from gbactl.cpu import available_cores, open_board, places
 from gbactl.data.dataset import Dataset
 from gbactl.engine.fork_server import ProcessHandle, await_fork_server, start_node, tell, thread_environment
 from gbactl.engine.signals import deferred
-from gbactl.nodes.child_process import FAILED_LINE, NOTICED_LINE
+from gbactl.nodes.child_main import FAILED_LINE, NOTICED_LINE
 from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.listener import address_of, listen, local
 from gbactl.wire.messages import Event

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gbactl.config.engine_interface import EngineInterface
 from gbactl.config.groups import ClusterConfig
-from gbactl.config.job_layout import hosts_of, place, slots
+from gbactl.engine.host_placement import hosts_of, place, slots
 from gbactl.errors import require
 
 if TYPE_CHECKING:

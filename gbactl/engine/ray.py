@@ -20,7 +20,7 @@ from shlex import quote
 from typing import Any, ClassVar
 
 from gbactl.config.groups import ClusterConfig
-from gbactl.config.job_layout import hosts_of
+from gbactl.engine.host_placement import hosts_of
 from gbactl.engine.hosts import HostsEngine
 from gbactl.errors import ClusterError, ConfigError, GbactlError, MissingDependencyError, WireError
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from gbactl.collective.base import RankSlot
 from gbactl.config import RunConfig, to_dict
-from gbactl.config.job_layout import Host, hosts_of, place, successor
 from gbactl.data.dataset import Dataset
 from gbactl.engine import preflight
 from gbactl.engine.agent import NODE, mark
@@ -21,6 +20,7 @@ from gbactl.engine.agent_connection import AgentConnection, horovod_launcher
 from gbactl.engine.base import ChildProcess, RunProcesses
 from gbactl.engine.fork_server import ProcessHandle
 from gbactl.engine.host_agents import HostAgents
+from gbactl.engine.host_placement import Host, hosts_of, place, successor
 from gbactl.errors import ClusterError
 from gbactl.wire.bootstrap import Bootstrap
 

@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar
 from gbactl.checked_dataclasses import Bounds, Processes
 from gbactl.config.engine_interface import EngineOptions
 from gbactl.config.groups import ClusterConfig
-from gbactl.config.job_layout import Host
+from gbactl.engine.host_placement import Host
 from gbactl.engine.hosts import HostsEngine
 from gbactl.errors import ConfigError, require
 

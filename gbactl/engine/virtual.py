@@ -22,7 +22,7 @@ class VirtualEngine(EngineInterface):
 
     def train(self, launch: LaunchContext) -> None:
         from gbactl.engine.signals import patient
-        from gbactl.nodes.child_process import node_log
+        from gbactl.nodes.child_main import node_log
         from gbactl.simulation.cluster import run_virtual
 
         with patient(), node_log(launch.run_dir, "virtual"):

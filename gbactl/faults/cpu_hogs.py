@@ -101,7 +101,7 @@ def _start(hog: HogPlacement) -> subprocess.Popen[bytes]:
     end = "" if hog.end is None else str(hog.end)
     return subprocess.Popen(
         [
-            sys.executable, "-m", "gbactl.nodes.child_process", "cpu-hog", str(os.getpid()),
+            sys.executable, "-m", "gbactl.nodes.child_main", "cpu-hog", str(os.getpid()),
             str(hog.core), str(hog.begin), end,
         ],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,

@@ -16,7 +16,7 @@ from gbactl.checkpoint.folder import CheckpointChain, CheckpointFolder, Manifest
 from gbactl.checkpoint.restore import arrays_of, dense_state, load_shard
 from gbactl.checkpoint.tensor_file import write_tensors
 from gbactl.config import RunConfig, from_dict
-from gbactl.config.job_layout import shard_spec
+from gbactl.config.rounds_and_shards import shard_spec
 from gbactl.data.dataset import Schema
 from gbactl.disk_files import replacing
 from gbactl.errors import CheckpointError, UsageError

@@ -10,9 +10,9 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from gbactl import conf_files
+from gbactl import conf_catalogue
 from gbactl.checked_dataclasses import shown
-from gbactl.conf_files import GROUPS, Entry
+from gbactl.conf_catalogue import GROUPS, Entry
 from gbactl.config import RunConfig, from_dict, to_dict
 from gbactl.config.engine_interface import engine_named
 from gbactl.config.run_config import acting, when
@@ -50,7 +50,7 @@ def hints_of(group: str, source: str) -> dict[str, Any]:
         for mode in names():
             add(policy_class(mode).Options)
     if group == "cluster":
-        for engine in conf_files.options("cluster"):
+        for engine in conf_catalogue.options("cluster"):
             add(engine_named(engine).Options)
     return found
 
@@ -84,19 +84,19 @@ def explain(word: str | None) -> str:
     if word is None:
         return _overview()
     group, equals, option = word.partition("=")
-    if equals and option in conf_files.options(group):
-        return "\n".join([*_wrapped(f"{word}: ", conf_files.headline(group, option)), "", *_keys(group, option)])
+    if equals and option in conf_catalogue.options(group):
+        return "\n".join([*_wrapped(f"{word}: ", conf_catalogue.headline(group, option)), "", *_keys(group, option)])
     if word in GROUPS:
         return _group(word)
     if word == "experiment":
         return "\n".join(["experiment: Named combinations of the groups.", "", *_options(word)])
-    found = conf_files.entries_of(word)
+    found = conf_catalogue.entries_of(word)
     if found:
         return _key(word, found)
-    parts = [key for key in conf_files.all_keys() if key.endswith(f".{word}") or key.startswith(f"{word}.")]
+    parts = [key for key in conf_catalogue.all_keys() if key.endswith(f".{word}") or key.startswith(f"{word}.")]
     if parts:
-        return "\n\n".join(_key(key, conf_files.entries_of(key)) for key in parts)
-    raise UsageError(conf_files.unknown(word))
+        return "\n\n".join(_key(key, conf_catalogue.entries_of(key)) for key in parts)
+    raise UsageError(conf_catalogue.unknown(word))
 
 
 def filled_in(overrides: list[str]) -> str:
@@ -117,26 +117,28 @@ def _wrapped(first: str, text: str) -> list[str]:
 def _overview() -> str:
     lines = ["Groups; type gbactl config GROUP for the keys of one, gbactl config KEY for a key:", ""]
     for group, text in GROUPS.items():
-        options = conf_files.options(group)
+        options = conf_catalogue.options(group)
         told = f" {' | '.join(options)}" if len(options) > 1 else ""
         lines += _wrapped(f"  {group:<12}", f"{text.replace('`', '')}{told}")
-    lines += _wrapped(f"  {'experiment':<12}", f"Named combinations. {' | '.join(conf_files.options('experiment'))}")
+    lines += _wrapped(
+        f"  {'experiment':<12}", f"Named combinations. {' | '.join(conf_catalogue.options('experiment'))}"
+    )
     lines += ["", "Single keys:", ""]
-    for key, entry in conf_files.single_keys().items():
+    for key, entry in conf_catalogue.single_keys().items():
         lines += _wrapped(f"  {key}={_typed(entry.value)}".ljust(18) + "  ", entry.comment)
     return "\n".join(lines)
 
 
 def _options(group: str) -> list[str]:
     return [
-        line for each in conf_files.options(group)
-        for line in _wrapped(f"  {group}={each}".ljust(28) + "  ", conf_files.headline(group, each))
+        line for each in conf_catalogue.options(group)
+        for line in _wrapped(f"  {group}={each}".ljust(28) + "  ", conf_catalogue.headline(group, each))
     ]  # fmt: skip
 
 
 def _group(group: str) -> str:
     lines = _wrapped(f"{group}: ", GROUPS[group].replace("`", ""))
-    if len(conf_files.options(group)) > 1:
+    if len(conf_catalogue.options(group)) > 1:
         lines += ["", *_options(group)]
     if group != "data":
         lines += ["", *_keys(group, None)]
@@ -145,8 +147,8 @@ def _group(group: str) -> str:
 
 def _keys(group: str, option: str | None) -> list[str]:
     """List the keys of a group or option with meanings and defaults; for a group, the default option's defaults."""
-    files = conf_files.group_files(group)
-    first = conf_files.default_option(group) if option is None else option
+    files = conf_catalogue.group_files(group)
+    first = conf_catalogue.default_option(group) if option is None else option
     keys = dict[str, Entry]()
     for found in (files.get(first, {}), *(files.values() if option is None else ())):
         keys |= {key: entry for key, entry in found.items() if key not in keys}
@@ -159,7 +161,9 @@ def _keys(group: str, option: str | None) -> list[str]:
 def _key(key: str, found: dict[str, Entry]) -> str:
     """Explain one key: meaning, type and bounds, defaults by option, and when it has an effect."""
     group, dot, rest = key.partition(".")
-    named = conf_files.entries_of(f"{group}.name").get(next(iter(found)))  # data=frappe, for one, has the name libfm
+    named = conf_catalogue.entries_of(f"{group}.name").get(
+        next(iter(found))
+    )  # data=frappe, for one, has the name libfm
     name = named.value if named and dot else ""
     hints = hints_of(group, name) if dot else single_hints()
     hint = hint_of(hints, group, name, rest or key)
@@ -169,7 +173,7 @@ def _key(key: str, found: dict[str, Entry]) -> str:
     for option, entry in found.items():
         defaults.setdefault(_typed(entry.value), []).append(option)
         meanings.setdefault(entry.comment, []).append(option)
-    everywhere = not dot or len(found) == max(1, len(conf_files.options(group)))
+    everywhere = not dot or len(found) == max(1, len(conf_catalogue.options(group)))
     acts = when(key) if everywhere else f"with {group}= {' | '.join(found)}"
     lines = [key]
     for text, having in meanings.items():

@@ -24,7 +24,7 @@ from gbactl.launch.run_dir import CONFIG, LOG, RESULT, find, lock
 from gbactl.policies.policy import names
 from gbactl.switching.switch_schedule import answer, status
 from gbactl.wire.auth import Peer, new_key
-from gbactl.wire.channel import Channel
+from gbactl.wire.channel_interface import Channel
 from gbactl.wire.frames import CLOSED, Frame
 from gbactl.wire.listener import local
 from gbactl.wire.messages import Event, decode

@@ -31,7 +31,7 @@ from yaml import YAMLError
 
 from gbactl import targets
 from gbactl.checked_dataclasses import build
-from gbactl.conf_files import (
+from gbactl.conf_catalogue import (
     bases,
     conf_dir,
     did_you_mean,

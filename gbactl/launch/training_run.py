@@ -16,7 +16,7 @@ from gbactl import shared_memory_names
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.collective.base import Rendezvous
 from gbactl.config import RunConfig, flatten, to_dict
-from gbactl.config.job_layout import rounds
+from gbactl.config.rounds_and_shards import rounds
 from gbactl.config.run_config import acting
 from gbactl.coordinator.run_record import METRICS, by_round
 from gbactl.cpu import SLOW_BF16, lacks_bf16
@@ -73,8 +73,8 @@ from gbactl.tracking.run_description import (
 from gbactl.tracking.tracked_run import SystemMetrics, TrackedRun
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.messages import Event, unpack
-from gbactl.wire.node_measurements import TRACE_DIR, merge_traces
 from gbactl.wire.socket_hub import SocketHub
+from gbactl.wire.times_and_traffic import TRACE_DIR, merge_traces
 
 EXIT_SECONDS = 15.0
 CAUSE_SECONDS = 3.0

@@ -63,7 +63,7 @@ def dimension_mask(cfg: ModelConfig, schema: Schema, names: Sequence[str]) -> ND
         return None
     import numpy as np
 
-    from gbactl.conf_files import did_you_mean
+    from gbactl.conf_catalogue import did_you_mean
 
     tables, chosen = schema.table_of, dict[int, tuple[str, int]]()
     for name, dim in cfg.dims.items():
@@ -149,7 +149,7 @@ def _arguments(cfg: ModelConfig, kind: type[Any], offered: dict[str, Any]) -> di
     """Return the arguments of a constructor. Raises ConfigError for an unknown or a missing option.
 
     Options of gbactl's own models are checked by type and bounds."""
-    from gbactl.conf_files import did_you_mean
+    from gbactl.conf_catalogue import did_you_mean
 
     every = _parameters(kind)
     named = [each for each in every if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]

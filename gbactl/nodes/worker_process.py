@@ -15,7 +15,7 @@ from gbactl.collective import connect
 from gbactl.collective.base import FaultTolerantCollective, ring_item
 from gbactl.collective.ring_with_fallback import CollectiveWithFallback
 from gbactl.config import RunConfig
-from gbactl.config.job_layout import dense_cuts, optimizer, segment_bytes
+from gbactl.config.rounds_and_shards import dense_cuts, optimizer, segment_bytes
 from gbactl.cpu import CoreAssignment
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import WorkerSlowdown
@@ -29,7 +29,7 @@ from gbactl.store.dense import DenseBlock
 from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense, start
 from gbactl.wire.auth import Peer
 from gbactl.wire.bootstrap import await_setup, install_dense
-from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.channel_interface import Channel, Hub
 from gbactl.wire.listener import near
 from gbactl.wire.messages import Hello, Ready, RingBroken, WorkerFailed
 from gbactl.worker.allreduce_fallback import ServerSums

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from gbactl.conf_files import option_files
+from gbactl.conf_catalogue import option_files
 from gbactl.errors import AccountingError
 from gbactl.targets import found_class
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.config import RunConfig
-from gbactl.config.job_layout import optimizer, shard_spec
+from gbactl.config.rounds_and_shards import optimizer, shard_spec
 from gbactl.coordinator.event_log import AnnounceRecord
 from gbactl.data.dataset import Dataset
 from gbactl.kernels import codec_of

@@ -21,6 +21,7 @@ from gbactl.report.configuration_differences import (
     mixed,
     value_of,
 )
+from gbactl.report.equivalence_tests import Scale, Verdict, scale_of, verdicts
 from gbactl.report.failure_tables import FailureLine, SlowdownLine, failures, slowdowns
 from gbactl.report.paired_statistics import (
     Difference,
@@ -38,7 +39,6 @@ from gbactl.report.paired_statistics import (
     why_alone,
 )  # fmt: skip
 from gbactl.report.run_curves import TimeLine
-from gbactl.report.verdicts import Scale, Verdict, scale_of, verdicts
 from gbactl.tracking.final_metrics import DAYS_TAG, plain_name
 from gbactl.tracking.mlflow_connection import Run
 

@@ -21,13 +21,14 @@ from gbactl.checkpoint.restore import BEGINNING, chain_at, load_newest, load_sha
 from gbactl.cpu import settle_garbage
 from gbactl.errors import WireError
 from gbactl.faults.slowdown import ServerSlowdown
+from gbactl.server.allreduce_fallback import SumHandlers
 from gbactl.server.checkpoint_writer import ShardSaver
-from gbactl.server.dense_sums import EasgdHandlers, SumHandlers
+from gbactl.server.replica_averages import EasgdHandlers
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
 from gbactl.store.optimizers import due
 from gbactl.store.shard import Shard
 from gbactl.wire import frames
-from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.channel_interface import Channel, Hub
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
     KIND,
@@ -62,8 +63,8 @@ from gbactl.wire.messages import (
     Takeover,
     decode,
 )
-from gbactl.wire.node_measurements import BUSY, KERNELS, ServerTimes
 from gbactl.wire.reconnecting import StagedGradients
+from gbactl.wire.times_and_traffic import BUSY, KERNELS, ServerTimes
 
 HELD_SLOTS = 2  # slices of one worker left in its shared memory before the oldest is copied out
 FROM_WORKERS = (Pull, Push, GetDense, PutDense)

@@ -20,7 +20,7 @@ import numpy as np
 from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_shard
 from gbactl.collective.base import ring_item
 from gbactl.config import RunConfig
-from gbactl.config.job_layout import optimizer, samples_of, shard_spec
+from gbactl.config.rounds_and_shards import optimizer, samples_of, shard_spec
 from gbactl.coordinator.checkpointing import spare_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import ServerSlowdown

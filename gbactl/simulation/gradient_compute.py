@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from gbactl.config import RunConfig
-from gbactl.config.job_layout import dense_cuts
+from gbactl.config.rounds_and_shards import dense_cuts
 from gbactl.data.dataset import Dataset, Schema
 from gbactl.kernels import load
 from gbactl.kernels.base import Floats, Kernels
@@ -17,7 +17,7 @@ from gbactl.models import row_width
 from gbactl.models.gradient_computer import GradientComputer
 from gbactl.simulation.server import PullAnswer
 from gbactl.store.dense import Cut, held
-from gbactl.wire.channel import NO_BYTES
+from gbactl.wire.channel_interface import NO_BYTES
 from gbactl.wire.messages import Rows
 from gbactl.worker.loop import BatchComputer
 from gbactl.worker.worker_core import BatchInProgress

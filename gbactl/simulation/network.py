@@ -1,4 +1,4 @@
-"""Hosts, network interfaces, channels (wire/channel.py on a clock) and all-reduce rings of a virtual cluster.
+"""Hosts, network interfaces, channels (wire/channel_interface.py on a clock) and all-reduce rings of a virtual cluster.
 
 Nothing is serialized: a frame carries its message, and its payload is passed on, not copied; a sent payload must
 not be written to afterwards. A message costs one event, or four between hosts if it exceeds a packet: 5 or 20 us.
@@ -27,12 +27,12 @@ from gbactl.kernels.half_precision import Codec, rounded
 from gbactl.simulation.cost_model import MESSAGE_BYTES, CostModel
 from gbactl.simulation.discrete_events import CoreSlot, EventQueue, Fifo, InterfaceDirection, SerialProcess, SharedCores
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import NO_BYTES
+from gbactl.wire.channel_interface import NO_BYTES
 from gbactl.wire.frames import CLOSED, Bytes, Frame
 from gbactl.wire.half_precision_transport import VALUES, ids_of, narrowed_bytes
 from gbactl.wire.messages import kind_of
-from gbactl.wire.node_measurements import TrafficCounter
 from gbactl.wire.reliable import RETRY_SECONDS, message_faults_of
+from gbactl.wire.times_and_traffic import TrafficCounter
 
 PACKET_BYTES = 1500
 

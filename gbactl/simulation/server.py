@@ -23,7 +23,7 @@ from gbactl.simulation.discrete_events import SerialProcess
 from gbactl.simulation.network import Host, Network, VirtualChannel
 from gbactl.store.shard import Shard
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import NO_BYTES
+from gbactl.wire.channel_interface import NO_BYTES
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
     AddReplica,
@@ -41,7 +41,7 @@ from gbactl.wire.messages import (
     Save,
     kind_of,
 )
-from gbactl.wire.node_measurements import BUSY, KERNELS, ServerTimes
+from gbactl.wire.times_and_traffic import BUSY, KERNELS, ServerTimes
 
 ALIGNMENT = 64
 

@@ -34,7 +34,7 @@ Done = Callable[[bool], None]
 
 
 class VirtualTrainer:
-    """Trainer of one worker; `cuts`: the servers' slices of the dense vector that are not empty."""
+    """Replica of one virtual worker, and its exchanges; `cuts`: the servers' slices of it that are not empty."""
 
     def __init__(self, worker: VirtualWorker, block: DenseBlock, cuts: dict[int, Cut], rounds: RingRounds) -> None:
         self.worker, self.cuts, self.rounds = worker, cuts, rounds

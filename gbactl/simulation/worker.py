@@ -47,7 +47,7 @@ from gbactl.wire.messages import (
     SaveReplica,
     Stop,
 )
-from gbactl.wire.node_measurements import ALL_REDUCE, BATCH, ROWS, TURN
+from gbactl.wire.times_and_traffic import ALL_REDUCE, BATCH, ROWS, TURN
 from gbactl.worker.client import BatchSource
 from gbactl.worker.dense_placement import NOT_HERE
 from gbactl.worker.worker_core import (

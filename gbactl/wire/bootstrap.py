@@ -18,7 +18,7 @@ from gbactl.store.dense import Cut, DenseSpec
 from gbactl.store.shard import ShardSpec
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.channel_interface import Channel, Hub
 from gbactl.wire.messages import Ack, InstallDense, ShardAddresses, Stop, decode
 
 

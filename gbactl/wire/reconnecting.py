@@ -17,7 +17,7 @@ from gbactl.errors import WireError
 from gbactl.store.shard import Shard
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import COORDINATOR, Channel, ChannelWrapper, Hub, HubWrapper
+from gbactl.wire.channel_interface import COORDINATOR, Channel, ChannelWrapper, Hub, HubWrapper
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import (
     KIND,

@@ -16,7 +16,7 @@ from gbactl import shared_memory_names
 from gbactl.errors import WireError
 from gbactl.wire import auth, frames
 from gbactl.wire.auth import Peer, SessionKeys, TlsContexts
-from gbactl.wire.channel import COORDINATOR, NO_BYTES, Channel
+from gbactl.wire.channel_interface import COORDINATOR, NO_BYTES, Channel
 from gbactl.wire.frames import Frame
 from gbactl.wire.listener import (
     HANDSHAKE_SECONDS,
@@ -29,8 +29,8 @@ from gbactl.wire.listener import (
     listen,
     receive_exactly,
 )
-from gbactl.wire.node_measurements import TrafficCounter
 from gbactl.wire.socket_channel import SILENCE_SECONDS, QueuedBytes, SocketChannel
+from gbactl.wire.times_and_traffic import TrafficCounter
 
 AGAIN_SECONDS = (0.0, 0.02, 0.1, 0.5)  # pause before each attempt to connect
 

@@ -4,7 +4,7 @@ While the ring works, every rank keeps a copy of its part of a round and of the 
 step, and nothing is sent. Once it breaks, every rank sends the server both, so that a sum which reached some ranks
 reaches all. What a failed rank had contributed to a sum that reached no other rank is lost. From then on a round costs
 the vector to that server and back, over the existing connections. The server's successor is sent both again.
-server/dense_sums.py has the server's side.
+server/allreduce_fallback.py has the server's side.
 """
 
 from __future__ import annotations

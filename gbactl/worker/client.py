@@ -20,7 +20,7 @@ from gbactl.data.dataset import Batch
 from gbactl.errors import PeerGoneError, WireError
 from gbactl.kernels.base import DistinctRows, Floats
 from gbactl.wire import frames
-from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.channel_interface import Channel, Hub
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import (
     Ack,
@@ -36,7 +36,7 @@ from gbactl.wire.messages import (
     ShardRelocated,
     decode,
 )
-from gbactl.wire.node_measurements import PUSH, NodeTimes
+from gbactl.wire.times_and_traffic import PUSH, NodeTimes
 from gbactl.worker.server_channels import Dial, ParkedConnection, Routes
 from gbactl.worker.worker_core import (
     BatchInProgress,

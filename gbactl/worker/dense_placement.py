@@ -23,7 +23,7 @@ from gbactl.store.dense import Cut, DenseBlock, dense_square, held
 from gbactl.store.optimizers import due
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import AddReplica, GradientNorms, PutDense
-from gbactl.wire.node_measurements import ALL_REDUCE
+from gbactl.wire.times_and_traffic import ALL_REDUCE
 from gbactl.worker.client import WorkerClient
 from gbactl.worker.worker_core import BatchInProgress, ReplicatedSteps, weigh
 

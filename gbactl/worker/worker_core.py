@@ -403,7 +403,7 @@ class DenseTransfer:
 
 
 class SumPosition(NamedTuple):
-    """Index `part` of a gradient among the `parts` gradients summed in a step; None for a batch without samples."""
+    """Place of a gradient in its step's sum: number `part` of `parts`; `part` is None for a batch without samples."""
 
     part: int | None
     parts: int

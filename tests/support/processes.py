@@ -20,7 +20,7 @@ from tests.support.commands import ROOT
 
 Process = subprocess.Popen[str] | commands.Command
 SHM = Path("/dev/shm")
-FORK_SERVER = "gbactl.nodes.child_process\0fork-server"
+FORK_SERVER = "gbactl.nodes.child_main\0fork-server"
 SECONDS = 120.0
 SMALL = (
     "experiment=smoke", "data.days=2", "data.rows_per_day=4000", "data.max_cardinality=300", "model.dim=4",
@@ -37,7 +37,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def children_of(launcher: int, module: str = "gbactl.nodes.child_process") -> list[int]:
+def children_of(launcher: int, module: str = "gbactl.nodes.child_main") -> list[int]:
     """Pids of the nodes (or others) that a launcher started: its pid follows the module in their arguments."""
     mark = f"{module}\0{launcher}\0".encode()
     found = []

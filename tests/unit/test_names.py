@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import gbactl
-from gbactl.conf_files import conf_dir
+from gbactl.conf_catalogue import conf_dir
 from gbactl.config.engine_interface import AUTO, engine_named
 from gbactl.policies.policy import names
 

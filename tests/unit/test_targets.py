@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.conf_files import option_files, set_search_folders
+from gbactl.conf_catalogue import option_files, set_search_folders
 from gbactl.config import RunConfig, from_dict, to_dict
 from gbactl.data.source_cache import make_source
 from gbactl.errors import ConfigError, UsageError
@@ -48,7 +48,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_parts.py").write_text("import nowhere\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_parts", raising=False)
-    monkeypatch.setattr("gbactl.conf_files._SEARCHED", [])
+    monkeypatch.setattr("gbactl.conf_catalogue._SEARCHED", [])
 
 
 @pytest.mark.parametrize(

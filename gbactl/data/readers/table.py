@@ -20,7 +20,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Days, Natural, TableRows
-from gbactl.conf_files import did_you_mean
+from gbactl.conf_catalogue import did_you_mean
 from gbactl.data.dataset import USER, Batch, Jagged, ListField, Progress, Schema, Split
 from gbactl.data.readers.criteo import signed_log
 from gbactl.data.remote_files import SourceFile
@@ -252,7 +252,7 @@ class Table:
     def _splits(
         self, rows: int, ends: list[int], layout: Layout, clock: Clock
     ) -> tuple[list[tuple[str, int, int]], bool]:
-        """Divide the rows, in time order, into days; also return whether by row count as there is no time column."""
+        """Divide the rows, in time order, into days. Also returns whether the division is by row count."""
         if self.days is None and clock.counts:
             found = sorted(clock.counts)
             if len(found) == 1:

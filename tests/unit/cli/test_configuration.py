@@ -6,7 +6,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from gbactl.cli import cli
-from gbactl.conf_files import GROUPS, MOST_USED, options
+from gbactl.conf_catalogue import GROUPS, MOST_USED, options
 
 
 def completed(*words: str) -> list[str]:

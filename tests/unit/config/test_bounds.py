@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import pytest
 
 from gbactl.checkpoint.planning import VARIANTS
-from gbactl.conf_files import option_files
+from gbactl.conf_catalogue import option_files
 from gbactl.config import RunConfig, from_dict
 from gbactl.data.dataset import open_dataset
 from gbactl.data.source_cache import make_source, options_class, prepare

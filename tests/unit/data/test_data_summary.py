@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from gbactl.cli import preparation
-from gbactl.conf_files import option_files
+from gbactl.conf_catalogue import option_files
 from gbactl.data.data_summary import summarise
 from gbactl.data.dataset import Dataset
 from gbactl.errors import DataError

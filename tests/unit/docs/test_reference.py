@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from docs.hooks.reference import configuration, records
-from gbactl.conf_files import conf_dir
+from gbactl.conf_catalogue import conf_dir
 from gbactl.config import flatten, to_dict
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import InfoRecord

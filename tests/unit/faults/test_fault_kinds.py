@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gbactl.conf_files import conf_dir
+from gbactl.conf_catalogue import conf_dir
 from gbactl.config import flatten, from_dict, to_dict
 from gbactl.errors import ConfigError
 from gbactl.faults.fault_kinds import ConstantSlowdown, PeriodicSlowdown, RandomSlowdown, WindowSlowdown, parse

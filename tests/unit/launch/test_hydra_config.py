@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gbactl import conf_files
-from gbactl.conf_files import conf_dir
+from gbactl import conf_catalogue
+from gbactl.conf_catalogue import conf_dir
 from gbactl.config import ModeConfig, RunConfig, flatten, to_dict
 from gbactl.errors import UsageError
 from gbactl.launch.config_command import hints_of, single_hints
@@ -76,11 +76,11 @@ def test_every_file_of_faults_has_its_name_which_is_logged_with_the_run() -> Non
 
 def test_every_key_of_the_schema_can_be_typed() -> None:
     """Those of gba's decay only where mode=gba is chosen, and options of a model where it is."""
-    schema = {f"{group}.{key}" for group in set(conf_files.GROUPS) - {"data"} for key in hints_of(group, "")}
-    schema |= {key for key in single_hints() if key not in conf_files.GROUPS}
-    typed = {f"model.{key}" for model in conf_files.options("model") for key in option_hints(model)}
-    schema |= typed & set(conf_files.all_keys())  # tests/unit/models/ holds each file to its class
-    assert {key for key in conf_files.all_keys() if not key.startswith("data.")} == schema
+    schema = {f"{group}.{key}" for group in set(conf_catalogue.GROUPS) - {"data"} for key in hints_of(group, "")}
+    schema |= {key for key in single_hints() if key not in conf_catalogue.GROUPS}
+    typed = {f"model.{key}" for model in conf_catalogue.options("model") for key in option_hints(model)}
+    schema |= typed & set(conf_catalogue.all_keys())  # tests/unit/models/ holds each file to its class
+    assert {key for key in conf_catalogue.all_keys() if not key.startswith("data.")} == schema
 
 
 @pytest.mark.parametrize("path", GROUPS, ids=str)

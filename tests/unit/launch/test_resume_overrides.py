@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.conf_files import conf_dir
+from gbactl.conf_catalogue import conf_dir
 from gbactl.config import to_dict
 from gbactl.errors import CheckpointError, GbactlError, UsageError
 from gbactl.launch.hydra_config import compose

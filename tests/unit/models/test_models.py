@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gbactl.conf_files import entries, option_files, options
+from gbactl.conf_catalogue import entries, option_files, options
 from gbactl.config import ModelConfig
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.source_cache import prepare

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gbactl.errors import WireError
-from gbactl.server.dense_sums import OPEN, GenerationSums, SumHandlers
+from gbactl.server.allreduce_fallback import OPEN, GenerationSums, SumHandlers
 from gbactl.store.shard import Shard
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import Frame

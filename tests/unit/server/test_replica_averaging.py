@@ -14,7 +14,7 @@ from gbactl.store.dense import DenseSpec
 from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import Channel
+from gbactl.wire.channel_interface import Channel
 from gbactl.wire.messages import Ack, AddReplica, AverageReplicas, EasgdCentre, EasgdUpdate, decode
 from tests.support.in_memory import MemoryHub
 

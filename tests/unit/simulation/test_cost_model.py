@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from gbactl.checked_dataclasses import build
-from gbactl.conf_files import conf_dir
+from gbactl.conf_catalogue import conf_dir
 from gbactl.config.groups import CostConfig
 from gbactl.errors import ConfigError
 from gbactl.simulation.cost_model import CostModel

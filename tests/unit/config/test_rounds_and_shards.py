@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from gbactl.config import TrainConfig
-from gbactl.config.job_layout import Round, rounds
+from gbactl.config.rounds_and_shards import Round, rounds
 from gbactl.errors import ConfigError
 
 

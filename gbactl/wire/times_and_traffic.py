@@ -149,7 +149,7 @@ class ServerTimes(NodeTimes):
         self._since, self._told = clock(), {"idle": 0.0, "kernels": 0.0, "messages": 0.0}
 
     def total(self, training: bool) -> dict[str, float]:
-        """Return a server's seconds of training by activity; `training`: include the seconds since the last call."""
+        """Add the seconds since the last call to the totals if they were `training`; return the totals by activity."""
         (busy, kernels), began = self.take(), self._since
         self._since = self.clock()
         if training:

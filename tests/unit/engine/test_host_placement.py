@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.config.job_layout import PLACEMENTS, SPREAD, Host, hosts_of, place, slots, successor
+from gbactl.engine.host_placement import PLACEMENTS, SPREAD, Host, hosts_of, place, slots, successor
 from gbactl.errors import ConfigError
 
 fleets = (

@@ -15,9 +15,7 @@ from scipy.stats import ttest_1samp, ttest_rel  # type: ignore[import-untyped]
 
 from gbactl.report.columns import AUC, column_of
 from gbactl.report.compare import compare
-from gbactl.report.paired_statistics import Difference, paired
-from gbactl.report.render import FORMATS, beside, render, sentences
-from gbactl.report.verdicts import (
+from gbactl.report.equivalence_tests import (
     AUC_MARGIN,
     LEVEL,
     MOST_SEEDS,
@@ -33,6 +31,8 @@ from gbactl.report.verdicts import (
     seeds_needed,
     verdicts,
 )  # fmt: skip
+from gbactl.report.paired_statistics import Difference, paired
+from gbactl.report.render import FORMATS, beside, render, sentences
 from gbactl.tracking.mlflow_connection import Run
 from tests.support.report_examples import run
 

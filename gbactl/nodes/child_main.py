@@ -1,4 +1,4 @@
-"""Entry point of every child process: `python -m gbactl.nodes.child_process`, with its bootstrap document on stdin.
+"""Entry point of every child process: `python -m gbactl.nodes.child_main`, with its bootstrap document on stdin.
 
 Logs to logs/<node>.log in the run directory, each line prefixed with the node's name. Dies with its launcher.
 With `fork-server` as first argument it imports what nodes need and forks them (see engine/fork_server.py).
@@ -187,7 +187,7 @@ def main() -> None:
 def _run_role(boot: Bootstrap) -> None:
     from gbactl.errors import GbactlError, PeerGoneError
     from gbactl.nodes import role_setup
-    from gbactl.wire.node_measurements import NodeTimes, Trace
+    from gbactl.wire.times_and_traffic import NodeTimes, Trace
 
     log = logging.getLogger("gbactl.process")
     log.info("pid %d, threads %s", os.getpid(), os.environ.get("OMP_NUM_THREADS"))

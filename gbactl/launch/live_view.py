@@ -17,7 +17,7 @@ from gbactl.launch.control_socket import FILE, ControlClient, locked, mode_with
 from gbactl.launch.progress import duration, shown_path
 from gbactl.launch.run_dir import CONFIG, find
 from gbactl.policies.policy import names
-from gbactl.report.slow_workers import SLOW, shares_of
+from gbactl.report.failures_and_slowdowns import SLOW, shares_of
 from gbactl.switching.switch_schedule import answer, switch_sentence
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from gbactl.report.configuration_differences import (
     value_of,
 )
 from gbactl.report.equivalence_tests import Scale, Verdict, scale_of, verdicts
-from gbactl.report.failure_tables import FailureLine, SlowdownLine, failures, slowdowns
+from gbactl.report.failures_and_slowdowns import FailureLine, SlowdownLine, failures, slowdowns
 from gbactl.report.paired_statistics import (
     Difference,
     Key,

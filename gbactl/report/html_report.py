@@ -22,10 +22,10 @@ from gbactl.report.charts import Row, Spec
 from gbactl.report.columns import ratio_cell
 from gbactl.report.compare import Group, Report
 from gbactl.report.equivalence_tests import scale_of
+from gbactl.report.failures_and_slowdowns import phase_shares, slow_sentence
 from gbactl.report.paired_statistics import Difference, Key, interval_of
 from gbactl.report.render import answer, grids, left_out, sentences
 from gbactl.report.run_curves import Curves, TrainingPoint, shares
-from gbactl.report.slow_workers import phase_shares, slow_sentence
 from gbactl.tracking.mlflow_connection import Run
 
 CELLS = 30  # points of a training curve, each the mean over its part of the axis

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from gbactl.report.columns import MISSING, SLOWDOWN, STANDARD, Cell, Column, cell, difference_cell, ratio_cell
 from gbactl.report.compare import MARKS, SHORT_SECONDS, Group, Report
-from gbactl.report.failure_tables import FAILURE_COLUMNS, FailureLine, SlowdownLine
+from gbactl.report.failures_and_slowdowns import FAILURE_COLUMNS, FailureLine, SlowdownLine
 from gbactl.report.paired_statistics import Difference, Stat, stat
 from gbactl.report.run_curves import CensoredMedian
 from gbactl.tracking.final_metrics import FAILURE_KINDS

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from gbactl.checked_dataclasses import Count
 from gbactl.errors import require
-from gbactl.models.base import ClickModel
-from gbactl.models.layers import mlp
+from gbactl.models.base import ClickModel, mlp
 
 Activation = Literal["dice", "prelu", "relu"]
 

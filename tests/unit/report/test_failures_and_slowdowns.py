@@ -1,4 +1,4 @@
-"""Failures and slow-downs: injected beside observed in every format; shares of time, the slowest worker, the heat map."""
+"""Failures and slow-downs: injected beside observed in every format; shares of time, and the slowest worker."""
 
 from __future__ import annotations
 

@@ -455,7 +455,7 @@ class Checkpointing:
         return cut.manifest.number if cut is not None and cut.with_dense and cut.closing is None else None
 
     def _failed(self, cut: OpenCheckpoint, why: str) -> None:
-        """Give up a checkpoint that could not be written. Raises DivergedError where that ends the run."""
+        """Give up a checkpoint that was not completed. Raises DivergedError if a diverged model is to end the run."""
         if self._stop is not None:
             self._forget()
             self._stopped({"state": "failed", "why": why.rstrip(".")})

@@ -5,6 +5,7 @@ Run as a module, it takes the commands `add NAME` and `remove NAME` on standard 
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import os
@@ -25,7 +26,9 @@ OBJECTS = 80 << 20  # bytes of a node's object store, about the least that Ray t
 BIN = Path(sys.executable).parent
 JOBS, AUTOSCALER = "jobs", "autoscaler"
 # an autoscaler that looks every second, and whose nodes are processes of this machine
+HEAD_KIND, HEAD_ID = "ray.head.default", {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": f"{'f' * 51}00000"}
 FAKE = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+QUICK = {"RAY_worker_niceness": "0"}  # else 15, with which training hardly begins beside other tests
 
 
 def obstacle(more: Collection[str] = ()) -> str | None:
@@ -45,7 +48,7 @@ class RayCluster:
         path = f"{BIN}:{os.environ['PATH']}"  # jobs type gbactl
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, *more], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-            env={**os.environ, **FAKE, "PATH": path, "RAY_USAGE_STATS_ENABLED": "0"}, start_new_session=True,
+            env={**os.environ, **FAKE, **QUICK, "PATH": path, "RAY_USAGE_STATS_ENABLED": "0"}, start_new_session=True,
         )  # fmt: skip
         self.environment, self._jobs = {"RAY_ADDRESS": ""}, ""
         for name in nodes:
@@ -70,24 +73,18 @@ class RayCluster:
         self._process.communicate(timeout=60)
 
 
-def autoscaler(config: Path) -> dict[str, Any]:
+def autoscaler(path: Path) -> dict[str, Any]:
     """Write an autoscaler's configuration, and return the options of a head that has it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     address = f"{importlib.import_module('ray').util.get_node_ip_address()}:{port}"
-    resources = {"CPU": 1, "object_store_memory": OBJECTS}
-    provider = ("use_node_id_as_ip", "disable_node_updaters", "disable_launch_config_check")
-    kinds = {"head": 0, "another": 1}
-    written = {
-        "cluster_name": "gbactl", "max_workers": 1, "head_node_type": "head", "idle_timeout_minutes": 5,
-        "provider": {"type": "fake_multinode", "gcs_address": address, **dict.fromkeys(provider, True)},
-        "available_node_types": {
-            kind: {"resources": resources, "node_config": {}, "max_workers": most} for kind, most in kinds.items()
-        },
-    }  # fmt: skip
-    config.write_text(json.dumps(written))
-    return {"gcs_server_port": port, "autoscaling_config": str(config)}
+    config = copy.deepcopy(importlib.import_module("ray.autoscaler._private.monitor").BASE_READONLY_CONFIG)
+    config["provider"] |= {"type": "fake_multinode", "disable_node_updaters": True, "gcs_address": address}
+    kind = {"resources": {"CPU": 1, "object_store_memory": OBJECTS}, "node_config": {}}
+    config["available_node_types"] = {HEAD_KIND: kind | {"max_workers": 0}, "another": kind | {"max_workers": 1}}
+    path.write_text(json.dumps(config | {"max_workers": 1, "idle_timeout_minutes": 5}))
+    return {"gcs_server_port": port, "autoscaling_config": str(path), "env_vars": HEAD_ID}
 
 
 def serve(lines: Iterable[str], answer: Callable[[str], None], head: dict[str, Any]) -> None:

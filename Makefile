@@ -17,7 +17,7 @@ FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: demo install test test-slow check docs bench curves fuzz audit calibration advise frappe gba-claims prefetch models map tuning mechanism shadowsync switching cpr precision hosts scale soak slurm-cluster screenshots ui clean help
+.PHONY: demo install test test-slow check docs bench curves fuzz audit calibration advise frappe gba-claims prefetch models map tuning mechanism shadowsync switching cpr precision hosts scale soak slurm-cluster screenshots vega ui clean help
 
 demo: install ## install, train a base in sync, go on with a slow worker in sync, async and gba, compare (3 minutes)
 	$(BIN)/gbactl train -m $(DEMO) seed=$(SEEDS) 'run_dir=runs/demo/base-$${seed}' $(QUIET)
@@ -36,7 +36,7 @@ test: install ## every test that is not marked slow
 	$(BIN)/python -m pytest -m "not beside and not slow" tests/integration
 
 test-slow: install ## the tests marked slow: quality gates, wheel, long runs
-	$(BIN)/python -m pytest -m "beside and slow" -n 2 --dist worksteal tests
+	$(BIN)/python -m pytest -m "beside and slow" -n 3 --dist worksteal tests
 	$(BIN)/python -m pytest -m "not beside and slow" tests/integration
 
 check: install docs ## ruff, mypy --strict, import-linter (which package may import which), and the documentation site
@@ -130,6 +130,9 @@ slurm-cluster: ## a Slurm cluster of two nodes on this machine, until Ctrl-C (as
 
 screenshots: install ## the pictures in docs/assets/screens, of a sweep that it runs (3 to 5 minutes; needs Debian's chromium)
 	$(BIN)/python -m tests.support.screenshots docs/assets/screens
+
+vega: install ## gbactl/report/vega.js, which draws the charts of report pages, from the Vega in vl-convert-python
+	$(BIN)/python -m tests.support.vega_bundle
 
 ui: install ## open the MLflow UI on the store of this directory
 	$(BIN)/gbactl ui

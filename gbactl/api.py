@@ -116,8 +116,8 @@ class Comparison(pandas.DataFrame):  # type: ignore[misc]
 def train(*overrides: str) -> Run:
     """Train one run like `gbactl train OVERRIDES`, show its progress, and return it.
 
-    Raises GbactlError. Ctrl-C, or a notebook's interrupt, stops all processes of the run, which saves where it stands
-    if it saves checkpoints, and raises KeyboardInterrupt; a second one does not wait for that."""
+    Raises GbactlError. Ctrl-C, or a notebook's interrupt, saves a checkpoint, stops all processes of the run and raises
+    KeyboardInterrupt; a second interrupt does not wait for the checkpoint."""
     from gbactl.launch.hydra_config import compose
     from gbactl.launch.training_run import train as train_run
 
@@ -131,7 +131,7 @@ def train(*overrides: str) -> Run:
 
 
 def load(run: str | Path) -> Run:
-    """Load a run that has ended; `run`: its directory, its MLflow run id, or the beginning of either's name.
+    """Load a run that has ended; `run`: its directory, its MLflow run id, or the first characters of one of them.
 
     Raises UsageError for an unknown run, and for one that still goes on."""
     path = run_dirs.find(str(run), holding=run_dirs.RESULT).resolve()

@@ -138,7 +138,10 @@ def shown(hint: Any) -> str:
     if origin is list:
         within = inside and get_origin(inside[0]) is Annotated
         return f"a list, each {shown(inside[0])}" if within else "a list"
-    return "keys with values" if origin is dict else names.get(hint, str(hint))
+    if origin is dict:
+        within = inside and get_origin(inside[1]) is Annotated
+        return f"keys with values, each {shown(inside[1])}" if within else "keys with values"
+    return names.get(hint, str(hint))
 
 
 def _number(bound: float) -> str:

@@ -1,8 +1,14 @@
-"""Processor features of this machine (Linux only; elsewhere unknown), and scheduling of processes on its cores.
+"""Cores of this machine: processor features (Linux only; elsewhere unknown), scheduling, and sharing of a core.
 
 A worker's compute thread runs in long stretches and asks for long time slices: where there are more workers
 than cores, a short slice only empties the caches (about 2 % with 4 workers on 2 cores). All other threads and
 processes keep the default and thus run first when they wake up.
+
+Where there are more workers than cores, each worker is pinned to a core and computes in time slots. Left to itself the
+kernel switches between the workers of a core at every message that arrives for one of them, every 3 ms, and each switch
+refills the caches with another worker's model: 5 % of a core. A slot lasts a whole batch, first come first served;
+between slots a worker's core does what the messages need. A slot is advisory, not a lock: nothing depends on it, and a
+holder that hangs or died is skipped.
 """
 
 from __future__ import annotations
@@ -10,11 +16,17 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import mmap
 import os
 import platform
 import struct
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 TOLD = Path("/proc/cpuinfo")
 BF16 = frozenset(("avx512_bf16", "amx_bf16", "bf16", "svebf16"))
@@ -23,6 +35,8 @@ SLOW_BF16 = (
 )
 SCHED_BATCH = 3
 BLOCK_BYTES, KEPT_BYTES = 1 << 25, 1 << 28
+LINE = 64  # bytes of a line of the board
+PATIENCE_MS = 1000
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 _ATTRIBUTES = struct.Struct("<IIQiIQQQII")
@@ -75,19 +89,19 @@ def available_cores() -> list[int]:
 
 
 def sharing(workers: int, cores: list[int]) -> list[int]:
-    """Assign cores to workers if there are more workers than cores; empty if no core is shared, or not equally."""
+    """Return the core of each worker where every core has the same number of workers, at least two; else []."""
     if not sys.platform.startswith("linux") or not shared_equally(workers, len(cores)):
         return []
     return [cores[index % len(cores)] for index in range(workers)]
 
 
 def shared_equally(workers: int, cores: int) -> bool:
-    """Whether each core has the same number of workers, more than one."""
+    """Whether the workers divide evenly among the cores, with more than one on each."""
     return workers > cores and workers % cores == 0
 
 
 def ask_for_long_slices(milliseconds: float) -> bool:
-    """Set the calling thread's scheduler time slice in milliseconds (at most 100).
+    """Set the calling thread's scheduler time slice in milliseconds (at most 100); False if the kernel refuses.
 
     Returns False where the kernel refuses."""
     number = _SCHED_SETATTR.get(platform.machine())
@@ -115,3 +129,57 @@ def settle_garbage() -> None:
     """Exclude all existing Python objects (libraries, models) from later garbage collections."""
     gc.collect()
     gc.freeze()
+
+
+def open_board(cores: int) -> BinaryIO:
+    """Create an unnamed file with one slot counter per core; child processes inherit its descriptor."""
+    board = tempfile.TemporaryFile(prefix="gbactl-turns-")  # noqa: SIM115  (the launcher keeps it)
+    board.truncate(LINE * cores)
+    return board
+
+
+def places(workers: int, cores: list[int], board: BinaryIO) -> list[tuple[int, int, int]]:
+    """Return the fields of each worker's CoreAssignment; [] unless equally many workers share every core."""
+    return [(board.fileno(), cores.index(core), core) for core in sharing(workers, cores)]
+
+
+@dataclass(frozen=True)
+class CoreAssignment:
+    """Core of a worker, and the line of the shared file that counts the core's slots."""
+
+    fd: int
+    line: int
+    core: int
+
+
+class CoreSlots:
+    """Time slots of a worker on a shared core: `with core_slots.mine(): compute`."""
+
+    def __init__(self, place: CoreAssignment, library: Any) -> None:
+        self.place, self._library = place, library
+        self._memory = mmap.mmap(place.fd, 0)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) + LINE * place.line
+
+    def settle(self) -> None:
+        """Pin the calling thread to the worker's core."""
+        os.sched_setaffinity(0, {self.place.core})
+
+    @contextmanager
+    def mine(self) -> Iterator[None]:
+        """Context of one time slot on the core; waits at most PATIENCE_MS for each hanging worker that precedes."""
+        ticket = self._library.gb_turn_take(self._address, PATIENCE_MS)
+        try:
+            yield
+        finally:
+            self._library.gb_turn_end(self._address, ticket)
+
+
+class UnsharedCore:
+    """Stand-in for CoreSlots where a worker has its core to itself."""
+
+    def settle(self) -> None:
+        """Do nothing, as the worker shares no core."""
+
+    def mine(self) -> Any:
+        """Return an empty context, without waiting."""
+        return nullcontext()

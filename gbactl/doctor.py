@@ -119,7 +119,7 @@ def check_shared_memory() -> Check:
 
 def check_own_name() -> Check:
     """Check that this machine's host name resolves to an address, on which Horovod's ring listens."""
-    from gbactl.collective.rendezvous import address_of_own_name
+    from gbactl.collective.gloo import address_of_own_name
 
     name, address = socket.gethostname(), address_of_own_name()
     advice = f"put the line `127.0.0.1 {name}` into /etc/hosts, or train with collective=shm"
@@ -219,7 +219,7 @@ def _host(host: Host, report: HostReport) -> Check:
 
 
 def failure(name: str, sentence: str, essential: bool = True) -> Check:
-    """Make a check of an error's sentence, which ends with what to do."""
+    """Make a failed check from an error sentence, of which the part after the semicolon is the advice."""
     found, _, advice = sentence.rstrip(".").partition("; ")
     return Check(name, found, False, essential, advice or "see above")
 

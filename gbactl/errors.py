@@ -46,7 +46,7 @@ class ClusterError(GbactlError):
 
 
 class PeerGoneError(ClusterError):
-    """Error of a process that only noticed another process's failure, which that process reports itself."""
+    """Error of a process that only noticed another process's failure; the run reports the cause of that failure."""
 
 
 class DivergedError(GbactlError):

@@ -52,7 +52,7 @@ def gauc(labels: Labels, p: Probabilities, users: NDArray[Any]) -> float:
 
 
 def logloss(labels: Labels, p: Probabilities) -> float:
-    """Compute the mean binary cross-entropy in nats, with p kept one float32 rounding away from 0 and 1."""
+    """Compute the mean binary cross-entropy in nats, with p clipped to [eps, 1 - eps] (eps of float32)."""
     _checked(labels, p)
     tiny = float(np.finfo(np.float32).eps)
     kept = np.clip(p.astype(np.float64), tiny, 1.0 - tiny)
@@ -91,7 +91,7 @@ def evaluate(labels: Labels, p: Probabilities, users: NDArray[Any] | None = None
 
 
 def ranked_pairs(labels: NDArray[Any], scores: NDArray[Any]) -> tuple[float, int]:
-    """Count a batch's pairs of a click and another sample: those ranked right (ties count a half), and all of them.
+    """Count a batch's (click, non-click) pairs: those ranked correctly (a tie counts a half), and all of them.
 
     The quotient of their sums over batches is a progressive AUC, over the pairs within each batch."""
     clicked = labels > 0

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gbactl.conf_catalogue import conf_dir, option_files
 from gbactl.errors import ConfigError, require
-from gbactl.paths import conf_dir, option_files
 
 GROUPS = ("mode", "model", "data")  # groups that have a target
 _LINE = re.compile(r"^target: *['\"]?([\w.]+)", re.MULTILINE)  # this is all that a process needs of YAML
@@ -36,7 +36,7 @@ def _in_file(path: Path) -> str | None:
 
 
 def found_class(group: str, name: str, target: str | None, what: str, fits: Callable[[Any], bool]) -> type[Any]:
-    """Import the class of `target`, or without one that of the option `name` of a group.
+    """Import the class that `target` names or, without a target, that of the group's option `name`. Raises ConfigError.
 
     `what`: the kind of class that is needed, in words; `fits`: whether a class is one. Raises ConfigError."""
     target = target or own(group, name) or _of_file(group, name)
@@ -62,7 +62,7 @@ def found_class(group: str, name: str, target: str | None, what: str, fits: Call
 
 
 def top_package(target: str) -> Path | None:
-    """Return the folder of a target's whole package, or its file where it has none; None where that is unknown."""
+    """Return the folder of a target's top-level package, or its file if it is a single module; None if unknown."""
     found = importlib.util.find_spec(target.partition(".")[0])
     origin = None if found is None or found.origin is None else Path(found.origin)
     return origin if origin is None or found is None or not found.submodule_search_locations else origin.parent

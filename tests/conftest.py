@@ -25,7 +25,10 @@ gc.disable()  # until the tests are collected
 
 @pytest.hookimpl(tryfirst=True)  # before cases are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let unit tests run beside others; make cases of a test marked `quick` slow, but for as many, evenly spread."""
+    """Let unit tests run beside others; make cases of a test marked `quick` slow, but for as many, evenly spread.
+
+    Of the combinations of several parameters those are left in which each has its next value, so that every value is
+    in one of them; `quick` without a number leaves them all."""
     tests = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         if UNIT in item.path.parents:
@@ -33,10 +36,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("quick") and not item.get_closest_marker("slow"):
             tests[item.nodeid.partition("[")[0]].append(item)
     for cases in tests.values():
-        count = min(len(cases), cases[0].get_closest_marker("quick").args[0])  # type: ignore[union-attr]
-        kept = {n * len(cases) // count for n in range(count)}
-        for case in (case for n, case in enumerate(cases) if n not in kept):
+        chosen = _each_value(cases)
+        count = min(len(chosen), *cases[0].get_closest_marker("quick").args or [len(chosen)])  # type: ignore[union-attr]
+        kept = {id(chosen[n * len(chosen) // count]) for n in range(count)}
+        for case in (case for case in cases if id(case) not in kept):
             case.add_marker(pytest.mark.slow)
+
+
+def _each_value(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """Choose the cases that have value n of every parameter, which begins anew where it has fewer, for n = 0, 1, ..."""
+    given = [case.callspec.params for case in cases]  # type: ignore[attr-defined]
+    names = [mark.args[0] for mark in cases[0].iter_markers("parametrize")]
+    axes = [[name] if isinstance(name, str) else name for name in names]
+    values = [[tuple(id(params[name]) for name in axis) for params in given] for axis in axes]
+    places = [{value: n for n, value in enumerate(dict.fromkeys(each))} for each in values]
+    wanted = {tuple(n % len(place) for place in places) for n in range(max(map(len, places)))}
+    at = zip(*([place[value] for value in each] for place, each in zip(places, values, strict=True)), strict=True)
+    return [case for case, place in zip(cases, at, strict=True) if place in wanted]
 
 
 def pytest_collection_finish() -> None:

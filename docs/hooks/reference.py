@@ -20,12 +20,11 @@ from mkdocs.utils import get_relative_url
 
 from gbactl.checked_dataclasses import default_of, shown
 from gbactl.cli import cli
-from gbactl.conf_files import GROUPS, Entry, group_files, headline, options, single_keys
+from gbactl.conf_catalogue import GROUPS, Entry, conf_dir, group_files, headline, options, single_keys
 from gbactl.coordinator import event_log
 from gbactl.faults import fault_plan
 from gbactl.faults.fault_kinds import KINDS, Workers, typed
 from gbactl.launch.config_command import choices_of, hint_of, hints_of, single_hints
-from gbactl.paths import conf_dir
 
 MERMAID = "javascripts/mermaid.tiny.js"  # of @mermaid-js/tiny 11.17.2 on npm, MIT licence
 MARKER = re.compile(r"<!-- generated: (\w+) -->")
@@ -170,7 +169,7 @@ def records() -> str:
         record = getattr(event_log, f"{name.title()}Record")
         hints = get_type_hints(record)
         fields = ", ".join(f"`{field}`: {shown_type(hints[field])}" for field in record._fields) or "none"
-        text = " ".join(record.__doc__.split()).removeprefix("Record: ")
+        text = " ".join(record.__doc__.split()).removeprefix("Event log record: ")
         rows.append(f"| {getattr(event_log, name)} | {name} | {cell(text)} | {fields} |")
     return table("| Number | Kind | What happened | Fields |", rows)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from report_tables import written
 
-from gbactl.advise.advice import Advice, Standing, advice_of
-from gbactl.advise.simulation_jobs import Outcome, Took
+from gbactl.advise.advice import Advice, ModeComparison, advice_of
+from gbactl.advise.simulation_jobs import Outcome, SimulationSeconds
+from gbactl.report.equivalence_tests import AUC_MARGIN, UNDECIDED
 from gbactl.report.paired_statistics import paired, paired_ratio
-from gbactl.report.verdicts import AUC_MARGIN, UNDECIDED
 
 NEAR = 0.95  # of the best mode's EPS, which the named mode has to have
 SYNC = "sync"
@@ -21,14 +21,21 @@ UNSURE = 4.0  # margins; a mode whose measured AUC three seeds do not decide may
 def of_real(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Advice:
     """Apply the rule of `gbactl advise` to real runs: the last round's EPS, and the AUC after it."""
     outcomes = [
-        Outcome(mode, int(run["seed"]), float(run["rounds"][-1]["eps"]), Took(0.0, 0.0, 0.0), run, (run["rounds"][-1],))
+        Outcome(
+            mode,
+            int(run["seed"]),
+            float(run["rounds"][-1]["eps"]),
+            SimulationSeconds(0.0, 0.0, 0.0),
+            run,
+            (run["rounds"][-1],),
+        )
         for mode, found in runs.items()
         for run in found
     ]
     return advice_of(outcomes, None)
 
 
-def may_count(found: Standing) -> bool:
+def may_count(found: ModeComparison) -> bool:
     """Return whether a mode has sync's AUC in truth, or may have it: the interval excludes a loss of UNSURE margins."""
     difference = found.group.difference
     if found.auc != UNDECIDED or difference is None or difference.half is None:

@@ -28,7 +28,7 @@ from gbactl.launch.hydra_config import compose
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.bootstrap import Bootstrap
-from gbactl.wire.channel import Channel
+from gbactl.wire.channel_interface import Channel
 from gbactl.wire.listener import address_of, listen
 from gbactl.wire.messages import (
     Barrier,
@@ -120,7 +120,7 @@ def measure(mode: str, workers: int, servers: int, batches: int) -> tuple[float,
         (Path(folder) / "logs").mkdir()
         boot = Bootstrap("coordinator", 0, key.hex(), "", folder, path, to_dict(compose(overrides)), listener.fileno())
         process = subprocess.Popen(
-            [sys.executable, "-m", "gbactl.nodes.child_process", str(os.getpid())],
+            [sys.executable, "-m", "gbactl.nodes.child_main", str(os.getpid())],
             stdin=subprocess.PIPE, pass_fds=[listener.fileno()],
         )  # fmt: skip
         try:

@@ -79,7 +79,7 @@ class Served:
             path = prepared(overrides(rows))
             boot = Bootstrap("server", 0, key.hex(), address, str(folder), path, to_dict(cfg))
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gbactl.nodes.child_process", str(os.getpid())], stdin=subprocess.PIPE
+                [sys.executable, "-m", "gbactl.nodes.child_main", str(os.getpid())], stdin=subprocess.PIPE
             )
             stack.callback(self._end)
             assert self.process.stdin is not None

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from gbactl.config import RunConfig
-from gbactl.config.job_layout import optimizer, shard_spec
+from gbactl.config.rounds_and_shards import optimizer, shard_spec
 from gbactl.data.dataset import Batch, Dataset, open_dataset
 from gbactl.kernels import Kernels, load
 from gbactl.kernels.base import DistinctRows

@@ -30,7 +30,7 @@ from gbactl.errors import ClusterError
 from gbactl.launch.hydra_config import compose
 from gbactl.nodes.role_setup import header
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import NO_BYTES, Bytes
+from gbactl.wire.channel_interface import NO_BYTES, Bytes
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
     Barrier,
@@ -50,7 +50,7 @@ from gbactl.wire.messages import (
     TakeBatch,
     kind_of,
 )
-from gbactl.wire.traffic import TrafficCounter
+from gbactl.wire.times_and_traffic import TrafficCounter
 
 AT = "tracking.tags.at="
 WAITS = [0.001, 0.002, 0.0, 0.0, 0.0]

@@ -111,7 +111,7 @@ def run(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
             "coordinator", 0, key.hex(), "", str(folder), str(path), to_dict(cfg), listener.fileno()
         )  # fmt: skip
         process = subprocess.Popen(
-            [sys.executable, "-m", "gbactl.nodes.child_process", str(os.getpid())],
+            [sys.executable, "-m", "gbactl.nodes.child_main", str(os.getpid())],
             stdin=subprocess.PIPE, pass_fds=[listener.fileno()],
         )  # fmt: skip
         try:

@@ -17,7 +17,7 @@ def processes() -> Iterator[str]:
         if not entry.name.isdigit():
             continue
         try:
-            if b"gbactl.nodes.child_process" in (entry / "cmdline").read_bytes() and not _dead(entry):
+            if b"gbactl.nodes.child_main" in (entry / "cmdline").read_bytes() and not _dead(entry):
                 yield f"process {entry.name}"
         except OSError:  # the process has ended meanwhile
             continue

@@ -19,8 +19,8 @@ from gbactl.advise.simulation_jobs import Outcome
 from gbactl.errors import DivergedError
 from gbactl.report.columns import AUC, STANDARD
 from gbactl.report.compare import Group, Report, compare
+from gbactl.report.equivalence_tests import AUC_MARGIN, BETTER, SAME, WORSE
 from gbactl.report.run_curves import Curves, times_to_auc
-from gbactl.report.verdicts import AUC_MARGIN, BETTER, SAME, WORSE
 from gbactl.switching.auto_controller import SYNC
 from gbactl.tracking.mlflow_connection import Run
 
@@ -33,8 +33,8 @@ SLOW_DOWNS = (1.0, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 3.0, 4.0)  # of one worker
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Standing of a mode beside sync.
+class ModeComparison:
+    """Comparison of one mode with sync: the verdict on its AUC, and the ratio of its EPS to sync's.
 
     `auc`: kind of the verdict on its AUC, or "" for sync. `rate`: EPS over sync's, and its range over seeds."""
 
@@ -49,15 +49,15 @@ class Standing:
 
 @dataclass(frozen=True)
 class Advice:
-    """Advice on the mode. `rates`: EPS over sync's of the mode `beside`, by the slow-down of one worker."""
+    """Advice on the mode. `rates`: EPS of the mode `beside` over sync's EPS, by slow-down of one worker."""
 
     report: Report
-    standings: tuple[Standing, ...]
+    standings: tuple[ModeComparison, ...]
     mode: str
     beside: str
     rates: Mapping[float, float] = field(default_factory=dict)
 
-    def of(self, mode: str) -> Standing:
+    def of(self, mode: str) -> ModeComparison:
         """Return the standing of a mode."""
         return next(each for each in self.standings if each.mode == mode)
 
@@ -79,8 +79,8 @@ def advice_of(outcomes: Sequence[Outcome], margin: float | None, notes: Sequence
     return Advice(_with_times(made, kept), tuple(standings), chosen.mode, _beside(standings, chosen))
 
 
-def contenders(outcomes: Sequence[Outcome], margin: float | None) -> list[str]:
-    """Return the modes of which more seeds may decide: sync and the fastest that may turn out to be worthwhile.
+def modes_needing_seeds(outcomes: Sequence[Outcome], margin: float | None) -> list[str]:
+    """Return the modes that need more seeds: sync and the fastest that may prove worthwhile; [] if none may.
 
     None if no mode may. A mode may that is faster than sync, whose AUC is not shown to be worse, and whose mean AUC
     loses less than UNSURE margins."""
@@ -101,34 +101,34 @@ def _mean(group: Group) -> float:
 
 
 def _run(outcome: Outcome) -> Run:
-    """Make an outcome comparable: runs of one seed differ in their mode alone."""
+    """Convert an outcome to a run for the comparison, whose configuration has only mode and seed."""
     metrics = {"auc": float(outcome.result["auc"]), "eps": outcome.eps}
     name = f"{outcome.mode}-s{outcome.seed}"
     return Run(name, name, "FINISHED", 0, {"mode": outcome.mode, "seed": str(outcome.seed)}, metrics)
 
 
-def _standing(group: Group, outcomes: Sequence[Outcome]) -> Standing:
+def _standing(group: Group, outcomes: Sequence[Outcome]) -> ModeComparison:
     mode = group.key[0]
     paces = list(_rates(mode, outcomes).values())
     auc = "" if group.verdict is None else group.verdict.kind
     own = next(each for each in outcomes if each.mode == mode)
     fine = auc in ("", SAME) or (auc == BETTER and own.global_step)
-    return Standing(mode, auc, fine, fmean(paces), min(paces), max(paces), group)
+    return ModeComparison(mode, auc, fine, fmean(paces), min(paces), max(paces), group)
 
 
 def _rates(mode: str, outcomes: Sequence[Outcome]) -> dict[int, float]:
-    """EPS over sync's, by seed."""
+    """Compute the ratio of a mode's EPS to sync's, by seed."""
     reference = {each.seed: each.eps for each in outcomes if each.mode == SYNC}
     ours = {each.seed: each.eps for each in outcomes if each.mode == mode and each.seed in reference}
     return {seed: eps / reference[seed] for seed, eps in ours.items()}
 
 
-def _ranked(standings: Sequence[Standing]) -> list[Standing]:
-    """Sort the modes: those that may count on sync's AUC first, the fastest first among equals."""
+def _ranked(standings: Sequence[ModeComparison]) -> list[ModeComparison]:
+    """Sort the modes: first those whose AUC is as good as sync's, the fastest first; then the others likewise."""
     return sorted(standings, key=lambda each: (not each.counts, -each.rate))
 
 
-def _chosen(standings: Sequence[Standing]) -> Standing:
+def _chosen(standings: Sequence[ModeComparison]) -> ModeComparison:
     able = [each for each in standings if each.counts]
     fastest = max(each.rate for each in able)
     near = [each for each in able if each.rate * (1 + WORTHWHILE) >= fastest]
@@ -136,20 +136,20 @@ def _chosen(standings: Sequence[Standing]) -> Standing:
     return min(sync or near, key=_doubt)
 
 
-def _doubt(found: Standing) -> float:
-    """Return a sort key by which modes whose AUC is better, or best shown to be the same, come first."""
+def _doubt(found: ModeComparison) -> float:
+    """Return a sort key for modes: 0 for a better AUC than sync's, else the p-value (TOST) for the same AUC."""
     verdict = found.group.verdict
     p_same = 1.0 if verdict is None or verdict.p_same is None else verdict.p_same
     return 0.0 if found.auc == BETTER else p_same
 
 
-def _beside(standings: Sequence[Standing], chosen: Standing) -> str:
-    """Choose the mode that is compared with sync at other slow-downs: the advised one, else the next; "" if none."""
+def _beside(standings: Sequence[ModeComparison], chosen: ModeComparison) -> str:
+    """Choose the mode to compare with sync at slow-downs: the advised or, if that is sync, the next one ("": none)."""
     others = [each.mode for each in standings if each.counts and each.mode != SYNC]
     return chosen.mode if chosen.mode != SYNC else next(iter(others), "")
 
 
-def _ranges(outcomes: Sequence[Outcome], standings: Sequence[Standing]) -> list[str]:
+def _ranges(outcomes: Sequence[Outcome], standings: Sequence[ModeComparison]) -> list[str]:
     """Describe the range of each mode's predicted EPS over the seeds."""
     found = {each.mode: [o.eps for o in outcomes if o.mode == each.mode] for each in standings}
     if all(max(eps) - min(eps) < 1e-6 * max(eps) for eps in found.values()):
@@ -159,7 +159,7 @@ def _ranges(outcomes: Sequence[Outcome], standings: Sequence[Standing]) -> list[
 
 
 def _with_times(report: Report, outcomes: Sequence[Outcome]) -> Report:
-    """Add the times until sync's last AUC, less the margin, at the predicted EPS."""
+    """Add to a report each mode's time to sync's final AUC less the margin, at the predicted EPS."""
     curves = {group.key: [_curves(each) for each in outcomes if each.mode == group.key[0]] for group in report.groups}
     less = report.margin or 0.0
     times = times_to_auc({key: (SYNC,) for key in curves}, curves, None, less)
@@ -174,7 +174,7 @@ def _curves(outcome: Outcome) -> Curves:
 
 
 def sentence(advice: Advice, workers: int, minutes: float, base: int, steps: int) -> str:
-    """Say which mode to run in, what to expect, and when sync would do.
+    """Describe the advice in a sentence: the mode, what to expect of it, and at which slow-downs sync is as good.
 
     `minutes`: how long this advice took; `base`, `steps`: global batches that were trained before, and in each mode."""
     found = advice.of(advice.mode)
@@ -189,13 +189,13 @@ def sentence(advice: Advice, workers: int, minutes: float, base: int, steps: int
     return "; ".join([said, *_slow_downs(advice), *few]) + "."
 
 
-def _times(found: Standing) -> str:
+def _times(found: ModeComparison) -> str:
     mean, least, most = (f"{value:.1f}" for value in (found.rate, found.least, found.most))
     mean = mean if abs(found.rate - 1) >= 0.05 else f"{found.rate:.2f}"
     return f"{mean} times" if least == most else f"{mean} ({least} to {most}) times"
 
 
-def _difference(found: Standing) -> str:
+def _difference(found: ModeComparison) -> str:
     difference = found.group.difference
     assert difference is not None
     half = "" if difference.half is None else f" +-{AUC.write(difference.half)}"
@@ -203,15 +203,15 @@ def _difference(found: Standing) -> str:
 
 
 def _quality(advice: Advice) -> str:
-    """Say what becomes of the AUC."""
+    """Describe the AUC to expect in the advised mode, compared with sync's."""
     found = advice.of(advice.mode)
     if found.auc == SAME:
         return f"the same AUC (margin {advice.report.margin or AUC_MARGIN:g})"
     return f"a better AUC ({_difference(found)})"
 
 
-def _more(found: Standing, minutes: float) -> str:
-    """Say how many seeds would decide, and what to type; "" where that is not known."""
+def _more(found: ModeComparison, minutes: float) -> str:
+    """Describe how many seeds a verdict needs, and the value of --minutes to type; "" if that is unknown."""
     needed = None if found.group.verdict is None else found.group.verdict.seeds
     if needed is None:
         return ""
@@ -267,7 +267,7 @@ def plain(advice: Advice) -> dict[str, Any]:
     }
 
 
-def _plain(rank: int, found: Standing, times: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(rank: int, found: ModeComparison, times: Mapping[str, Any]) -> dict[str, Any]:
     group, time = found.group, times.get(found.mode)
     stats, difference, verdict = group.stats, group.difference, group.verdict
     auc, eps = stats["auc"], stats["eps"]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gbactl.advise.advice import SLOW_DOWNS, WORTHWHILE, Advice, advice_of, contenders, plain, sentence
+from gbactl.advise.advice import SLOW_DOWNS, WORTHWHILE, Advice, advice_of, modes_needing_seeds, plain, sentence
 from gbactl.advise.sample import BASE, Sample, sample_of
 from gbactl.advise.simulation_jobs import (
     FEWEST_SEEDS,
@@ -23,7 +23,7 @@ from gbactl.advise.simulation_jobs import (
     Outcome,
     Schedule,
     SimulationPool,
-    Took,
+    SimulationSeconds,
     in_mode,
     on_virtual_cluster,
     predicted_eps,
@@ -60,7 +60,7 @@ RESULT = "advice.json"
 
 @dataclass(frozen=True)
 class AdviseOptions:
-    """Options of `gbactl advise` on the command line. `modes`: as typed; None: all without replicas."""
+    """Options of `gbactl advise`. `modes`: names separated by commas; None: all modes without replicas."""
 
     modes: str | None = None
     minutes: float = 3.0
@@ -148,8 +148,8 @@ class Advising:
             found = advice_of(schedule.run(), options.margin, self._notes(sample))
             return self._with_slow_downs(found, pool, sample, folder)
 
-    def _probe(self, pool: SimulationPool, path: Path, folder: Path) -> dict[str, Took]:
-        """Simulate each mode on a few global batches; return the CPU seconds that it took."""
+    def _probe(self, pool: SimulationPool, path: Path, folder: Path) -> dict[str, SimulationSeconds]:
+        """Simulate each mode on a few global batches; return the CPU seconds of each simulation, by mode."""
         self.show.say(f"  probing {', '.join(self.modes)}")
         small = sample_of(path, self.cfg.train, PROBE_STEPS * self.cfg.train.global_batch, self._timed)
         small = replace(small, base=0)
@@ -161,12 +161,12 @@ class Advising:
 
     @property
     def _timed(self) -> int:
-        """Samples of a simulation for times alone."""
+        """Number of samples in a simulation that predicts only the EPS, without gradients."""
         least, most = TIMED_STEPS
         steps = GRADIENTS // max(cfg.gradients_per_step for cfg in self.modes.values())
         return min(max(steps, least), most) * self.cfg.train.global_batch
 
-    def _sample(self, path: Path, took: dict[str, Took], jobs: int) -> Sample:
+    def _sample(self, path: Path, took: dict[str, SimulationSeconds], jobs: int) -> Sample:
         """Choose the size of the sample so that the simulations fit into the time left.
 
         CPU seconds of the probe count, and by how much real seconds were longer: other processes take their share."""
@@ -185,13 +185,18 @@ class Advising:
     def _left(self) -> float:
         return self.began + 60 * self.options.minutes - time.monotonic()
 
-    def _reserve(self, took: dict[str, Took], jobs: int) -> float:
-        """Seconds to keep for the simulations of other slow-downs."""
+    def _reserve(self, took: dict[str, SimulationSeconds], jobs: int) -> float:
+        """Seconds to reserve for the simulations with one slower worker."""
         slowest = max(each.timing for mode, each in took.items() if mode != SYNC) if len(took) > 1 else 0.0
         return len(SLOW_DOWNS) * (took[SYNC].timing + slowest) / jobs
 
     def _schedule(
-        self, pool: SimulationPool, sample: Sample, folder: Path, took: dict[str, Took], tracked: TrackedRun | None
+        self,
+        pool: SimulationPool,
+        sample: Sample,
+        folder: Path,
+        took: dict[str, SimulationSeconds],
+        tracked: TrackedRun | None,
     ) -> Schedule:
         share = sample.trained / self.probed
         seconds = {mode: each.timing + each.setting_up + share * each.training for mode, each in took.items()}
@@ -204,13 +209,13 @@ class Advising:
             self._log_simulation(outcome, folder, tracked)
 
         def narrow(outcomes: Sequence[Outcome]) -> list[str]:
-            return contenders(outcomes, self.options.margin)
+            return modes_needing_seeds(outcomes, self.options.margin)
 
         budget = Budget(deadline, self.options.seeds)
         return Schedule(pool, self.modes, sample, folder, base, seconds, budget, told, narrow)
 
     def _with_slow_downs(self, found: Advice, pool: SimulationPool, sample: Sample, folder: Path) -> Advice:
-        """Add the rates of the advised mode (or the next one) beside sync's when one worker is slower."""
+        """Add the EPS of the mode `found.beside` relative to sync's, at several slow-downs of one worker."""
         if not found.beside:
             return found
         self.show.clear()

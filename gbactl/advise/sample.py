@@ -1,4 +1,4 @@
-"""Sample of a data set on which modes are compared: a base, further training in parts, and samples to judge by.
+"""Sample of a data set for the comparison of modes: data for the base, for training in each mode, and for evaluation.
 
 Of days it takes consecutive rows: the beginning of the last day that is trained on, the rows just before it as the
 base, and the beginning of the day after it to judge by. Of data with a training and a test file it takes random rows of
@@ -24,16 +24,16 @@ opened = functools.lru_cache(maxsize=2)(open_dataset)  # its files are checked o
 
 
 @dataclass(frozen=True)
-class Stretches:
-    """Training data before the switch, in order of time, training data after it, and data to judge by."""
+class SampleSplits:
+    """Parts of a data set: training data before the switch in time order, training data after it, evaluation data."""
 
     before: tuple[Split, ...]
     after: Split
     judge: Split
 
     @classmethod
-    def of(cls, dataset: Dataset, days: int | None = None) -> Stretches:
-        """Find the stretches of a data set, of which a run trains `days` days. Raises UsageError."""
+    def of(cls, dataset: Dataset, days: int | None = None) -> SampleSplits:
+        """Divide the first `days` training days of a data set (None: all) into stretches. Raises UsageError."""
         if dataset.kind == "splits":
             train, _, test = dataset.splits
             return cls(*_divided(train), test)
@@ -50,7 +50,7 @@ class Stretches:
 
 
 def _divided(split: Split) -> tuple[tuple[Split, ...], Split]:
-    """Divide a split: the first BASE shares before the switch, and one share after it."""
+    """Divide a split into BASE + 1 equal shares: the last one is after the switch, all others before it."""
     place = split.rows * BASE // (BASE + 1)
     return (_part(split, 0, place),), _part(split, place, split.rows)
 
@@ -80,9 +80,9 @@ class Sample:
         return self.parts * self.part
 
     def dataset(self) -> Dataset:
-        """Take the sample. Its last part is judged by what follows it in time."""
+        """Build the sample as a data set of parts; its last split is the evaluation data."""
         whole = opened(self.path)
-        stretches = Stretches.of(whole, self.days)
+        stretches = SampleSplits.of(whole, self.days)
         base, after, judge = stretches.before, stretches.after, stretches.judge
         if whole.kind == "splits":
             base = (_chosen(base[0], self.base),)
@@ -95,9 +95,9 @@ class Sample:
         return replace(whole, splits=(*named, judge), kind="parts", fingerprint=mark, best_auc={})
 
     def timed_dataset(self) -> Dataset:
-        """Take the rows for simulations of times alone: those after the switch, as one day, and some to evaluate."""
+        """Build a data set for predictions of the EPS: rows after the switch as one day, and a few to evaluate."""
         whole = opened(self.path)
-        stretches = Stretches.of(whole, self.days)
+        stretches = SampleSplits.of(whole, self.days)
         judge = _part(stretches.judge, 0, min(self.judged, 2048))
         return replace(whole, splits=(_part(stretches.after, 0, self.timed), judge), kind="days", best_auc={})
 
@@ -119,11 +119,11 @@ def _chosen(split: Split, rows: int) -> Split:
 
 
 def sample_of(path: Path, train: TrainConfig, wanted: int, timed: int) -> Sample:
-    """Size a sample with about `wanted` samples trained in the mode, as far as the data have them.
+    """Choose the sizes of a sample: about `wanted` samples to train in each mode, or fewer if the data have fewer.
 
     Parts are whole global batches, so that no step but the run's last is partial. Raises UsageError for data with less
     than a global batch."""
-    stretches, size = Stretches.of(opened(path), train.days), train.global_batch
+    stretches, size = SampleSplits.of(opened(path), train.days), train.global_batch
     steps = min(wanted, stretches.after.rows) // size
     if steps < 1 or stretches.rows_before < size:
         raise UsageError(

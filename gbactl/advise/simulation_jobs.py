@@ -1,4 +1,4 @@
-"""Simulations of an advice, each a job for a process: train a base, go on from it in a mode, time a mode alone.
+"""Simulations for an advice, one per process: train a base, train on from it in a mode, predict a mode's EPS.
 
 A job's configuration is that of a run on the virtual cluster. Its folder under the advice's directory keeps
 configuration, event log and result. The schedule runs seeds of all modes, then of those that matter, in processes that
@@ -33,7 +33,7 @@ from gbactl.errors import ClusterError, DivergedError
 from gbactl.faults.fault_plan import FaultsConfig
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.hydra_config import mode_file
-from gbactl.nodes.child_process import die_with_parent
+from gbactl.nodes.child_main import die_with_parent
 from gbactl.simulation.cluster import run_virtual, timed
 from gbactl.wire.messages import Event
 
@@ -53,14 +53,14 @@ def in_mode(cfg: RunConfig, mode: str) -> RunConfig:
 
 
 def base_config(cfg: RunConfig, folder: Path, parts: int) -> RunConfig:
-    """Return the configuration of a base of `parts` parts, which is saved at its end; cfg is in the base's mode."""
+    """Return the configuration that trains a base on `parts` parts and saves it; `cfg`: that of the base's mode."""
     saved = CheckpointConfig(name="full", mb_per_second=0)
     train = replace(cfg.train, epochs=1, patience=0, days=parts, max_eval_samples=cfg.train.eval_batch)
     return replace(cfg, run_dir=str(folder), train=train, checkpoint=saved, faults=FaultsConfig())
 
 
 def mode_config(cfg: RunConfig, folder: Path, base: Path | None) -> RunConfig:
-    """Return the configuration of a simulation that goes on from the base in folder `base`, if any."""
+    """Return the configuration of a simulation that resumes from the base in folder `base` (None: new training)."""
     train = replace(cfg.train, epochs=1, patience=0, days=None, max_eval_samples=None)
     return replace(cfg, run_dir=str(folder), train=train, resume=None if base is None else str(newest(base)))
 
@@ -72,8 +72,8 @@ def newest(base: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Took:
-    """CPU seconds of a simulation: to time the mode alone, to set up, and to train and evaluate.
+class SimulationSeconds:
+    """CPU seconds of a simulation: to predict the mode's EPS, to set up, and to train and evaluate.
 
     They hardly depend on what else the machine does. `wall`: all real seconds."""
 
@@ -97,7 +97,7 @@ class Outcome:
     mode: str
     seed: int
     eps: float
-    took: Took
+    took: SimulationSeconds
     result: Mapping[str, Any]
     parts: tuple[Mapping[str, Any], ...] = ()
     diverged: str = ""
@@ -113,7 +113,7 @@ def train_base(cfg: RunConfig, sample: Sample, folder: Path) -> float:
 
 
 def simulate(cfg: RunConfig, sample: Sample, folder: Path, base: Path | None) -> Outcome:
-    """Predict the EPS of a mode, then train in it from a base; without a base, from nothing. Raises GbactlError."""
+    """Predict a mode's EPS, then train in it, from a base or else from initial parameters. Raises GbactlError."""
     clock, began = time.monotonic(), time.process_time()
     eps = predicted_eps(cfg, sample, folder)
     timing, began = time.process_time() - began, time.process_time()
@@ -122,9 +122,9 @@ def simulate(cfg: RunConfig, sample: Sample, folder: Path, base: Path | None) ->
     try:
         result, setting_up = _run(own, dataset)
     except DivergedError as error:
-        took = Took(timing, 0.0, time.process_time() - began, time.monotonic() - clock)
+        took = SimulationSeconds(timing, 0.0, time.process_time() - began, time.monotonic() - clock)
         return Outcome(cfg.mode.name, cfg.seed, eps, took, {}, diverged=str(error))
-    took = Took(timing, setting_up, time.process_time() - began - setting_up, time.monotonic() - clock)
+    took = SimulationSeconds(timing, setting_up, time.process_time() - began - setting_up, time.monotonic() - clock)
     parts, global_step = tuple(result["phases"][-sample.parts :]), cfg.mode.policy.global_step
     return Outcome(cfg.mode.name, cfg.seed, eps, took, result, parts, global_step=global_step)
 
@@ -163,7 +163,7 @@ LOOK_SECONDS = 1.0
 
 
 def _begin(parent: int) -> None:
-    """Prepare a process for simulations: Ctrl-C is for the parent process, without which this one ends."""
+    """Initialize a process for simulations: it ignores Ctrl-C, and is killed when process `parent` ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent(parent)
@@ -171,7 +171,7 @@ def _begin(parent: int) -> None:
 
 
 class SimulationPool:
-    """Pool of `jobs` processes for simulations; as a context it kills them when it is left by an error."""
+    """Pool of `jobs` processes for simulations; a context manager that kills them if its block raises an error."""
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
@@ -203,7 +203,7 @@ class SimulationPool:
         return done
 
     def all_of(self, calls: Mapping[Any, tuple[Any, ...]]) -> dict[Any, Any]:
-        """Run calls (function, arguments ...) and return their results by key. Raises what a call raises."""
+        """Run calls (function, arguments ...) and return their results by key. Re-raises an error of a call."""
         futures = {self.submit(*call): key for key, call in calls.items()}
         found: dict[Any, Any] = {}
         while len(found) < len(futures):
@@ -213,7 +213,7 @@ class SimulationPool:
 
 
 def result_of(future: Future[Any]) -> Any:
-    """Return a finished call's result. Raises ClusterError if its process died, and what the call raised."""
+    """Return a finished call's result, or raise the call's error. Raises ClusterError if its process died."""
     try:
         return future.result()
     except BrokenProcessPool as error:
@@ -224,7 +224,7 @@ def result_of(future: Future[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of an advice: when it should end, by time.monotonic(), and the number of seeds if the user chose it."""
+    """Limits of an advice: its deadline by time.monotonic(), and the number of seeds (None: as the time allows)."""
 
     deadline: float
     seeds: int | None = None
@@ -232,7 +232,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Work:
-    """Simulation of a mode, or of the base (mode ""), with its seed and the estimated seconds, and when it began."""
+    """Simulation of a mode ("": of the base) with its seed, its estimated seconds, and the time of its start."""
 
     seed: int
     mode: str
@@ -242,7 +242,7 @@ class Work:
 
 @dataclass
 class Schedule:
-    """Simulations seed by seed, each mode from the seed's base: of all modes first, then as many as fit into the time.
+    """Scheduler of simulations, seed by seed: train a base, then modes from it; further seeds as far as time allows.
 
     `modes`: configurations by mode, the first one is the base's; `base_seconds`, `seconds`: estimates of a simulation
     of the base and of each mode; `told` hears of each outcome; `narrow`: which modes need more seeds, from the outcomes
@@ -288,7 +288,7 @@ class Schedule:
         return Work(seed, "", self.base_seconds)
 
     def _more(self) -> Sequence[str]:
-        """Return the modes of another seed; none if no other one is wanted, would be done in time, or is known yet."""
+        """Return the modes to simulate with another seed; empty if none is needed, possible in time, or known yet."""
         begun, every = len(self._seeds), list(self.modes)
         if self.budget.seeds is not None:
             return every if begun < self.budget.seeds else ()

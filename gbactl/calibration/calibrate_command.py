@@ -20,6 +20,7 @@ from typing import Any
 from gbactl.calibration.fit import FittedModel, fit, predict
 from gbactl.calibration.measured_runs import WARM_UP, Observation, undisturbed
 from gbactl.calibration.microbenchmarks import measure_server, measure_worker
+from gbactl.conf_catalogue import conf_dir
 from gbactl.config import RunConfig
 from gbactl.config.groups import CostConfig
 from gbactl.cpu import available_cores
@@ -29,7 +30,6 @@ from gbactl.engine.host_agents import read
 from gbactl.engine.signals import stoppable
 from gbactl.errors import ClusterError, UsageError
 from gbactl.launch.hydra_config import compose
-from gbactl.paths import conf_dir
 
 KEY = re.compile(r"(\w+):\s*[^#]*?(\s*#.*)?$")
 

@@ -141,7 +141,7 @@ class LongEnough(Exception):
 
 
 class ObservedRun(LaunchedRun):
-    """Run whose progress events are recorded; it is ended `seconds` after the first one, if given."""
+    """Run whose progress events are recorded, ended `seconds` after the first event (None: not ended early)."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset, run_dir: Path, seconds: float | None) -> None:
         super().__init__(cfg, dataset, run_dir, NoDisplay(), CpuHogs(cfg.fault_plan(), cfg.pinned))

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from gbactl.config import RunConfig
-from gbactl.config.job_layout import shard_spec
+from gbactl.config.rounds_and_shards import shard_spec
 from gbactl.data.dataset import Dataset
 from gbactl.kernels.base import Ints
 from gbactl.kernels.native import flushed
@@ -37,7 +37,7 @@ class SingleProcess:
     """Worker without a cluster, which computes batches of the first split of the data."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset) -> None:
-        self.dataset, self.compute = dataset, SharedCompute.of(cfg, dataset.schema)
+        self.dataset, self.compute = dataset, SharedCompute.of(cfg, dataset)
         self.source = MappedBatchSource(dataset, self.compute.kernels, cfg.cluster.servers, cfg.seed, False)
         self.phase = BeginPhase(1, True, cfg.mode.name, 0, 0, dataset.splits[0].rows, 1, 0, True, False)
         self.source.begin(self.phase)
@@ -46,7 +46,7 @@ class SingleProcess:
         self._scale = cfg.model.init_scale
 
     def item(self, number: int, samples: int) -> BatchInProgress:
-        """Make a batch with its distinct rows found and random values for them."""
+        """Make a batch, find its distinct rows, and fill in random values for them, as if pulled."""
         start = number * samples % max(1, self.dataset.splits[0].rows - samples)
         grant = Granted(1, number, 0, start, samples, 0, 0.0, 0.0)
         item = BatchInProgress(grant, self.phase, *self.source.prepare(grant))

@@ -20,8 +20,8 @@ from typing import Any, get_type_hints
 
 from gbactl.checked_dataclasses import matches
 from gbactl.checkpoint.tensor_file import PIECE, finite, not_finite, sync_folder
+from gbactl.disk_files import replacing
 from gbactl.errors import CheckpointError
-from gbactl.paths import replacing
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -70,7 +70,7 @@ class Manifest:
     @property
     def name(self) -> str:
         """Name of the checkpoint's folder."""
-        return cut_name(self.number)
+        return checkpoint_name(self.number)
 
     @property
     def bytes(self) -> int:
@@ -78,7 +78,7 @@ class Manifest:
         return sum(entry.bytes for entry in self.files)
 
 
-def cut_name(number: int) -> str:
+def checkpoint_name(number: int) -> str:
     """Return the name of the folder of checkpoint `number`."""
     return f"cut-{number:06d}"
 
@@ -89,7 +89,7 @@ def _sum(values: Mapping[str, Any]) -> str:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, without which a checkpoint does not exist. Raises OSError; then there is none."""
+    """Write the manifest, without which a checkpoint counts as not existing. Raises OSError."""
     values = asdict(manifest)
     text = json.dumps({**values, "sum": _sum(json.loads(json.dumps(values)))}, indent=1) + "\n"
     with replacing(folder / MANIFEST) as partial, partial.open("w") as out:
@@ -268,7 +268,7 @@ class CheckpointFolder:
 
     def begin(self, number: int) -> Path:
         """Create the folder of a new checkpoint, without a manifest. Raises OSError."""
-        path = self.path / cut_name(number)
+        path = self.path / checkpoint_name(number)
         path.mkdir(parents=True)
         return path
 

@@ -116,7 +116,7 @@ class SaveSchedule:
     base_every: int
 
     def kind(self, number: int) -> str:
-        """Return which rows save `number` (counted from 1) contains: "whole", "rest" or "chosen".
+        """Return the rows in save `number` (from 1): "whole" (all), "chosen", or "rest" (chosen and small tables).
 
         Whole: all rows; rest: chosen rows and all small tables; chosen: chosen rows alone."""
         if self.parts == 1 or (self.base_every and number % (self.parts * self.base_every) == 0):

@@ -1,4 +1,4 @@
-"""Publication of a checkpoint once every server's file is written: dense file, manifest, pruning; in a thread.
+"""Publication of a checkpoint in a thread, once all servers' files are written: dense file, manifest, pruning.
 
 In replica modes the dense file has the mean of the replicas that trainers send: the parameters that a switch to another
 mode at this step would produce. Values and moments are averaged, the step count is the largest. Where the servers hold

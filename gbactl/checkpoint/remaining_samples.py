@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gbactl.policies.records import Drop, Ledger, Step
+from gbactl.policies.policy import Drop, Ledger, Step
 
 Range = tuple[int, int]
 Ranges = tuple[Range, ...]
@@ -57,7 +57,7 @@ def flat(ranges: Ranges) -> list[int]:
     return [] if len(ranges) < 2 else [number for pair in ranges for number in pair]
 
 
-def of_phase(first: int, samples: int, numbers: Sequence[int]) -> Ranges:
+def decode_ranges(first: int, samples: int, numbers: Sequence[int]) -> Ranges:
     """Decode a message's ranges from `numbers` (see `flat`); [] means one range that begins at sample `first`."""
     if not numbers:
         return ((first, first + samples),)
@@ -75,7 +75,7 @@ class FinishedBatches:
         self._beyond: set[int] = set()
 
     def settle(self, step: Step) -> None:
-        """Record the batches of a step that was ordered as finished."""
+        """Record the batches of an ordered step as finished."""
         self.ledger.settle(step)
         for member in step.members:
             self._add(member.batch)

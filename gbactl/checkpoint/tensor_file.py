@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gbactl.disk_files import take_room
 from gbactl.errors import NotFiniteError
 from gbactl.kernels.half_precision import CODECS
-from gbactl.paths import take_room
 
 Layout = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 NAMES = {"float32": "F32", "uint32": "U32", "int32": "I32", "int64": "I64", "uint16": "U16"}

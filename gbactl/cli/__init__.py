@@ -13,24 +13,25 @@ import click
 from gbactl import __version__
 from gbactl.errors import GbactlError, Stopped
 
+#: verb -> the module of gbactl.cli with the command of that name, and a line of help
 VERBS = {
-    "train": "train a click model on a cluster in one of the modes",
-    "switch": "change the mode of a training, by a schedule or while it runs",
-    "top": "watch a running job: rates, who is slow, keys to switch",
-    "advise": "say which mode to run in: simulate, rank, one sentence",
-    "report": "compare runs: mean, deviation, paired differences",
-    "replay": "execute a run again from its event log, bit for bit",
-    "checkpoint": "list, check and export what a run has saved",
-    "calibrate": "measure this machine for the virtual cluster",
-    "data": "prepare and describe data sets",
-    "config": "explain a group or a key of the configuration",
-    "doctor": "check this machine: what is there, what to do",
-    "ui": "open the MLflow UI on the right store",
+    "train": ("training", "train a click model on a cluster in one of the modes"),
+    "switch": ("training", "change the mode of a training, by a schedule or while it runs"),
+    "top": ("training", "watch a running job: rates, who is slow, keys to switch"),
+    "advise": ("preparation", "say which mode to run in: simulate, rank, one sentence"),
+    "report": ("results", "compare runs: mean, deviation, paired differences"),
+    "replay": ("results", "execute a run again from its event log, bit for bit"),
+    "checkpoint": ("results", "list, check and export what a run has saved"),
+    "calibrate": ("preparation", "measure this machine for the virtual cluster"),
+    "data": ("preparation", "prepare and describe data sets"),
+    "config": ("configuration", "explain a group or a key of the configuration"),
+    "doctor": ("preparation", "check this machine: what is there, what to do"),
+    "ui": ("results", "open the MLflow UI on the right store"),
 }
 
 
 class LazyGroup(click.Group):
-    """Command group whose verbs are the objects `command` in gbactl.cli.<verb>, imported when called."""
+    """Command group that imports the module of a verb when the verb is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -38,13 +39,14 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command = importlib.import_module(f"gbactl.cli.{cmd_name}").command
+        module, _ = VERBS[cmd_name]
+        command = getattr(importlib.import_module(f"gbactl.cli.{module}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
+            formatter.write_dl([(verb, line) for verb, (_, line) in VERBS.items()])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -64,7 +66,7 @@ def cli(debug: bool) -> None:
 
 
 def main() -> None:
-    """Run the command line; a GbactlError is printed as one sentence and sets its exit code."""
+    """Run the command line; print a GbactlError as one sentence, and exit with the error's exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character shows a "?" instead
             stream.reconfigure(errors="replace")

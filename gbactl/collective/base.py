@@ -1,4 +1,4 @@
-"""Interfaces of an all-reduce among workers, and of a fault-tolerant one that continues when a rank fails.
+"""Interfaces of an all-reduce among workers: rendezvous, ranks, and sums that continue when a rank fails.
 
 A vector is summed in place over all ranks, under a name that stands for one length for the whole run. Nothing is fused
 or reordered by timing, so that the same inputs give the same bits every time.
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,7 +157,7 @@ class InterruptedSum(Exception):
 
 
 class FaultTolerantCollective(ABC):
-    """Collective that continues when a rank fails; a wait polls `wanted`, and ends when that returns True."""
+    """Collective that continues when a rank fails; a wait raises InterruptedSum once `wanted`, polled, is True."""
 
     wanted: Callable[[], bool]
     moved: Moved  # see Collective
@@ -220,3 +221,39 @@ class RingFallback(FaultTolerantCollective):
     @abstractmethod
     def close(self) -> None:
         """Release the memory and connections of the fallback. Idempotent."""
+
+
+@dataclass(frozen=True)
+class RankSlot:
+    """Host and local rank of a rank, as in Horovod's SlotInfo, and the network interface of its host."""
+
+    hostname: str
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    size: int
+    interface: str
+
+
+class Rendezvous:
+    """Interface of the launcher's rendezvous: every rank's environment variables, and a count of rejected requests."""
+
+    refused = 0
+
+    def turned_away(self) -> int:
+        """Return the number of requests that the rendezvous has rejected so far."""
+        return self.refused
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """Return the environment variables that the process of `rank` needs at its start."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop answering ranks, and release all resources. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

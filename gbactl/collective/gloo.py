@@ -11,24 +11,28 @@ thread blocks for ever instead, and the worker gets the error. Costs nothing unt
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime
+import fcntl
 import logging
 import secrets
+import socket
+import struct
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gbactl.collective.base import Moved, WireTensors, rank_gone, ring_share, uncounted
-from gbactl.collective.rendezvous import Rendezvous, interface_of
+from gbactl.collective.base import Moved, Rendezvous, WireTensors, rank_gone, ring_share, uncounted
 from gbactl.errors import ClusterError
 
 PATIENCE = datetime.timedelta(seconds=1)  # interval at which a wait checks whether it was given up
 STEP_TIMEOUT = datetime.timedelta(hours=1)  # a straggler is no failure; a failed peer is noticed at once
 _HANDLER = ctypes.CFUNCTYPE(None)
 _kept: list[Any] = []  # keeps alive what C++ points to
+SIOCGIFADDR = 0x8915
 log = logging.getLogger(__name__)
 
 
@@ -157,3 +161,31 @@ def _ended(current: Callable[[], Any], usual: Callable[[], None]) -> None:
         log.warning("a thread of Gloo's lost its connection (%s) and stands still", name)
         threading.Event().wait()
     usual()
+
+
+def _address(name: str) -> str:
+    """Return the IPv4 address of an interface, or "" when it has none (Linux)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError:
+            return ""
+    return socket.inet_ntoa(answer[20:24])
+
+
+def address_of_own_name() -> str:
+    """Return the address of this machine's own name that Gloo would use: the first that can be bound, or ""."""
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, where in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.bind(where)
+                return str(where[0])
+    return ""
+
+
+def interface_of(address: str) -> str:
+    """Return the network interface that has the IPv4 `address`. Raises ClusterError."""
+    for _, name in socket.if_nameindex():
+        if _address(name) == address:
+            return name
+    raise ClusterError(f"cluster.bind={address} is no address of this machine; type cluster.bind=127.0.0.1.")

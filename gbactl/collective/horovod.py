@@ -30,9 +30,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gbactl.collective.base import Moved, WireTensors, rank_gone, ring_share, uncounted
-from gbactl.collective.gloo import outlive
-from gbactl.collective.rendezvous import RankSlot, Rendezvous, address_of_own_name, interface_of
+from gbactl.collective.base import (
+    Moved,
+    RankSlot,
+    Rendezvous,
+    WireTensors,
+    rank_gone,
+    ring_share,
+    uncounted,
+)
+from gbactl.collective.gloo import address_of_own_name, interface_of, outlive
 from gbactl.errors import ClusterError, ConfigError, MissingDependencyError
 
 POLL_SECONDS = 1e-4

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gbactl.collective.base import Collective, FaultTolerantCollective, Moved, RingFallback
-from gbactl.collective.rendezvous import Rendezvous
+from gbactl.collective.base import Collective, FaultTolerantCollective, Moved, Rendezvous, RingFallback
 from gbactl.errors import ClusterError
 
 log = logging.getLogger(__name__)

@@ -27,8 +27,7 @@ from typing import Any
 import numpy as np
 
 from gbactl import shared_memory_names
-from gbactl.collective.base import InterruptedSum, Moved, RingFallback, Vector, as_array, uncounted
-from gbactl.collective.rendezvous import Rendezvous
+from gbactl.collective.base import InterruptedSum, Moved, Rendezvous, RingFallback, Vector, as_array, uncounted
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.shared_memory_names import DIRECTORY as SHARED_MEMORY
 

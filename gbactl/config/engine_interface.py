@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gbactl.checked_dataclasses import build
+from gbactl.conf_catalogue import conf_dir
 from gbactl.config.groups import ClusterConfig
 from gbactl.errors import ConfigError
-from gbactl.paths import conf_dir
 
 ENGINES = "gbactl.engine"
 AUTO = "auto"  # cluster=auto: the engine of the surroundings
@@ -62,7 +62,7 @@ class EngineInterface:
         return "wall" if self.real else "virtual"
 
     def defaults(self, cluster: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys that `cluster` leaves open and this engine knows, with their values."""
+        """Return values for the keys that `cluster` leaves unset, as far as this engine can determine them."""
         return {}
 
     def options(self, cluster: ClusterConfig) -> EngineOptions:
@@ -87,7 +87,7 @@ class EngineInterface:
 def engine_named(name: str) -> EngineInterface:
     """Return the engine that `cluster=NAME` selects. Raises ConfigError with the valid names."""
     if name == AUTO:
-        return engine_named(surroundings(os.environ))
+        return engine_named(detected_engine(os.environ))
     module = f"{ENGINES}.{name}"
     if name.isidentifier() and importlib.util.find_spec(module) is not None:
         found = getattr(importlib.import_module(module), "ENGINE", None)
@@ -100,8 +100,8 @@ def _options() -> list[str]:
     return sorted(path.stem for path in (conf_dir() / "cluster").glob("*.yaml"))
 
 
-def surroundings(environment: Mapping[str, str]) -> str:
-    """Return the name of the engine in whose scheduler a process with this environment runs, else that of this host."""
+def detected_engine(environment: Mapping[str, str]) -> str:
+    """Return the engine whose scheduler has set these environment variables, such as "slurm"; else "local"."""
     for name in _options():
         signs = () if name == AUTO else engine_named(name).signs
         if signs and all(environment.get(sign) for sign in signs):
@@ -110,7 +110,7 @@ def surroundings(environment: Mapping[str, str]) -> str:
 
 
 def with_engine(overrides: Sequence[str], environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Replace the engine `auto` of overrides, also in the list of a sweep, by that of the surroundings."""
+    """Replace cluster=auto in overrides, also in a sweep's list, by the engine that the environment indicates."""
     if not any(re.match(CHOSEN_AUTO, text) for text in overrides):
         return list(overrides)
-    return [re.sub(CHOSEN_AUTO, rf"\g<1>{surroundings(environment)}", text) for text in overrides]
+    return [re.sub(CHOSEN_AUTO, rf"\g<1>{detected_engine(environment)}", text) for text in overrides]

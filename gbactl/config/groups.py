@@ -75,7 +75,7 @@ class ClusterConfig:
 
 @dataclass
 class TransportConfig:
-    """Configuration of the wire: TLS (wire/tls.py), and half precision (wire/half_precision_transport.py)."""
+    """Configuration of the wire: TLS (wire/auth.py), and half precision (wire/half_precision_transport.py)."""
 
     encrypt: bool = False
     wire_dtype: str = "fp32"
@@ -156,11 +156,11 @@ class SwitchConfig(AutoOptions):
 
 
 WITH_OPTIONS: dict[str, type[Any]] = {"mode": ModeConfig, "cluster": ClusterConfig, "model": ModelConfig}
-NEW_KEYS = {"mode": ("target",), "model": ("target", "first_order")}  # not written where None: older runs lack them
+NEW_KEYS = {"mode": ("target",), "model": ("target", "first_order", "dims")}  # None: not written, as in older runs
 
 
 def own_keys(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Move the keys that are not fields of dataclass `kind`, those of one mode or engine, to the key `options`."""
+    """Move keys that are not fields of dataclass `kind`, as only one mode or engine has them, to the key `options`."""
     common = {f.name for f in dataclasses.fields(kind)} - {"options"}
     own = {key: value for key, value in values.items() if key not in common}
     return {**{key: value for key, value in values.items() if key in common}, "options": own}

@@ -35,7 +35,7 @@ from gbactl.switching.switch_schedule import ScheduleEntry, entries, name
 
 CYCLE_MS, CYCLE_BATCH = 3.0, 1024
 AUTO_KEYS = ("changes", "every", "window", "margin", "hysteresis", "minimum_stay")
-ON_HOSTS = "with cluster=hosts, exec, ray or slurm"
+ON_HOSTS = "with a cluster= of several hosts"
 REMOTE_KEYS = ("hosts", "placement", "ssh", "python", "forward")
 
 
@@ -227,7 +227,7 @@ def mode_values(cfg: RunConfig) -> dict[str, Any]:
 
 
 class Condition(NamedTuple):
-    """Condition under which the keys of a group act: those listed, or with () all; `when`: the condition in words."""
+    """Condition under which the `keys` of a group (all if empty) have an effect; `when`: the condition in words."""
 
     group: str
     keys: tuple[str, ...]
@@ -244,14 +244,14 @@ CONDITIONS = (
 
 
 def when(key: str) -> str:
-    """Say when a dotted key acts; "in every run" where no condition is known."""
+    """Describe when a dotted key has an effect; "in every run" where no condition is known."""
     group, _, rest = key.partition(".")
     found = [each.when for each in CONDITIONS if each.group == group and (rest in each.keys or not each.keys)]
     return found[0] if found and rest != "name" else "in every run"
 
 
 def acting(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a nested configuration without the keys that do not act, which are neither printed nor logged.
+    """Return a nested configuration without the keys that have no effect, which are neither printed nor logged.
 
     The name of a group's option is kept."""
     found = {key: dict(value) if isinstance(value, Mapping) else value for key, value in config.items()}

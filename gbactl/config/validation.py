@@ -8,12 +8,12 @@ from typing import Any
 
 from gbactl.checked_dataclasses import build
 from gbactl.checkpoint.planning import SAVED_DTYPES, VARIANTS
+from gbactl.conf_catalogue import option_files
 from gbactl.config.engine_interface import engine_named
 from gbactl.config.groups import WITH_OPTIONS, ClusterConfig, own_keys
 from gbactl.config.run_config import RunConfig, naming
 from gbactl.errors import ConfigError, require
 from gbactl.models import ModelConfig
-from gbactl.paths import option_files
 from gbactl.store.shard import ROW_L2_SCOPES
 from gbactl.switching.auto_controller import MODES
 from gbactl.switching.switch_schedule import name
@@ -51,8 +51,8 @@ def _check_faults(cfg: RunConfig) -> None:
     plan = cfg.fault_plan()
     require(
         not plan.hogs or cfg.engine.here,
-        f"A fault of kind hog takes a real CPU, and cluster={cfg.cluster.name} has none; type cluster=local, or "
-        "faults.plans with another kind.",
+        f"A fault of kind hog takes this machine's CPU, and cluster={cfg.cluster.name} does not train on it; type "
+        "cluster=local, or faults.plans with another kind.",
     )
 
 
@@ -155,13 +155,13 @@ def check_transport(cfg: RunConfig) -> None:
 
 
 def _check_model(cfg: ModelConfig) -> None:
-    """Check the name and the keys of a model of gbactl's: those in its file.
+    """Check that a built-in model exists and has all given keys. Raises ConfigError.
 
     Values of options, and the keys of other models, are checked where a model is built: its class knows them."""
     if cfg.target is None:
         choice("model.name", cfg.name, tuple(files := option_files("model")))
     if cfg.target is None and cfg.options:
-        from gbactl.conf_files import entries
+        from gbactl.conf_catalogue import entries
 
         strange = [key for key in cfg.options if key not in (known := entries(files[cfg.name]))]
         require(not strange, f"model has no key {', '.join(strange)}; keys are: {', '.join(known)}.")
@@ -222,7 +222,7 @@ def _is_dict(values: dict[str, Any], group: str) -> bool:
 
 
 def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Fill in what the engine knows by itself: the number of workers, and the hosts."""
+    """Fill in values that the engine can determine, such as the number of workers and the hosts."""
     if not _is_dict(values, "cluster"):
         return values
     cluster = values["cluster"]

@@ -18,7 +18,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gbactl import __version__
-from gbactl.checkpoint.failure_costs import UnsavedWork
+from gbactl.checkpoint.failure_cost_counters import UnsavedWork
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, FileEntry, Manifest, identity, read_manifest
 from gbactl.checkpoint.planning import CostEstimate, estimate_of, job_named, save_schedule_of
 from gbactl.checkpoint.publishing import Publication, ReplicaMean, fits, unpacked
@@ -27,10 +27,10 @@ from gbactl.checkpoint.restore import BEGINNING, chain_at
 from gbactl.config import RunConfig, to_dict
 from gbactl.coordinator import event_log
 from gbactl.coordinator.live_phase import LivePhase
-from gbactl.coordinator.phase_decisions import StagedSlices
 from gbactl.coordinator.run_context import Flow, RunContext, WaitCondition
 from gbactl.coordinator.state import JobPosition, encoded
 from gbactl.coordinator.statistics import ADVICE
+from gbactl.coordinator.training_phase import StagedSlices
 from gbactl.errors import CheckpointError, DivergedError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.models import row_width
@@ -115,7 +115,7 @@ class Checkpointing:
         run = self.run
         self.folder.identity = identity(to_dict(run.cfg), run.dataset.fingerprint)
         if run.cfg.resume is not None:
-            self._resume(JobPosition.read(read_manifest(Path(run.cfg.resume)).position))
+            self._resume(Path(run.cfg.resume))
         self.at = self.resumed
         self.beginning = self.resumed or run.position(run.step)
         if run.taking_over:
@@ -133,10 +133,12 @@ class Checkpointing:
             sentence = f"Every replica begins with {self.resumed.dense} of step {self.resumed.step}."
             run.tell("checkpoint", {"state": "resumed", "sentence": sentence})
 
-    def _resume(self, position: JobPosition) -> None:
-        run = self.run
+    def _resume(self, path: Path) -> None:
+        run, position = self.run, JobPosition.read(read_manifest(path).position)
         self.resumed, self._base = position, None
         run.record.restore(position)
+        same_run = path.resolve().parent == self.folder.path.resolve()
+        run.record.inherited = position.inherited if same_run else len(position.phases)
         run.record.continue_clock(position.seconds)
         run.record.modes = position.modes_with(run.cfg.mode.name)
         run.step = position.step
@@ -148,7 +150,7 @@ class Checkpointing:
 
     @property
     def trained(self) -> bool:
-        """Whether the job resumed at the end of its training, which early stopping had ended."""
+        """Whether the job resumed from the final checkpoint of a training that early stopping had ended."""
         return self.at is not None and self.at.ended and self.at.stopped_early
 
     def save_last(self) -> Flow[None]:
@@ -198,7 +200,7 @@ class Checkpointing:
             self._forget()  # this checkpoint is written at a limited rate
 
     def _look_at_stop(self, until: float, seconds: float) -> None:
-        """Save now if the round is trained and under evaluation; past the stop's deadline, give up the final save."""
+        """Save at once if an evaluation is under way; after the deadline of the stop request, give up saving."""
         if time.monotonic() >= until:
             self._forget()
             self._stopped({"state": "failed", "why": f"it took longer than cluster.stop_seconds={seconds:g}"})
@@ -423,8 +425,9 @@ class Checkpointing:
     def go_back(self, position: JobPosition) -> None:
         """Set the job's position to that of the newest checkpoint, after every node was restored from it.
 
-        The run's clock goes on. No checkpoint may be in progress (see settle)."""
+        Clock and mode do not go back. No checkpoint may be in progress (see settle)."""
         self.run.record.restore(position)
+        self.run.record.modes = position.modes_with(self.run.current.mode.name)
         self.at, self.run.step, self._base = position, position.step, None
         self.unsaved.updates.again()
 
@@ -435,7 +438,7 @@ class Checkpointing:
             self._base = None
 
     def worker_lost(self, worker: int) -> None:
-        """Give up a checkpoint that waits for dense parameters of a failed worker."""
+        """Handle a worker failure: give up a checkpoint that needs its dense parameters, or leave out its replica."""
         if self._open is not None and self._open.replicas is not None:
             self._open.replicas.forget(worker)
             self._complete()

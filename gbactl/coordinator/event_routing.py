@@ -17,7 +17,7 @@ from gbactl.coordinator.mode_switch import DenseMigration, ModeSwitch
 from gbactl.coordinator.replica_phases import ReplicaPhases
 from gbactl.coordinator.run_context import NodeRequests, RunContext
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import Channel
+from gbactl.wire.channel_interface import Channel
 from gbactl.wire.messages import (
     AdoptVersion,
     CheckpointLoaded,

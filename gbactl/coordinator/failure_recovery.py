@@ -29,7 +29,7 @@ from gbactl.faults.fault_kinds import Hang
 from gbactl.faults.fault_plan import FaultInjector, Injection
 from gbactl.policies import Phase
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import Channel
+from gbactl.wire.channel_interface import Channel
 from gbactl.wire.messages import BeginPhase, Inspected, MoveDense, ShardRelocated, Staged, Stop, SummandsLost
 
 log = logging.getLogger(__name__)
@@ -235,7 +235,7 @@ class ServerRecovery:
         return Heartbeat(max(c.hang_seconds, c.start_timeout) if reading else c.hang_seconds, self.run.hub.now)
 
     def asking(self, reading: bool) -> None:
-        """Restart the servers' heartbeat deadlines when the coordinator sends a request, and when all have answered it.
+        """Restart the servers' heartbeat deadlines, when a request is sent to them and when all have answered it.
 
         `reading`: the request makes them read all their data, so they may be silent for longer."""
         self.heartbeat = self._new_heartbeat(reading)
@@ -340,7 +340,7 @@ class LostDenseGradients:
         self.state.phases[-1] = _outline(phase)
 
     def lost(self, message: SummandsLost) -> None:
-        """Count dense gradients that a server's all-reduce sum lacks. Raises WireError if their phase is unknown."""
+        """Record the dense gradients that a server's all-reduce sum lacks. Raises WireError for an unknown phase."""
         known = set(self.state.lost.get(message.step, ()))
         new = set(message.parts) - known
         self.state.lost[message.step] = sorted(known | new)

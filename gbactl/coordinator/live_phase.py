@@ -1,6 +1,6 @@
 """Training phase with its I/O: hands out batches, takes announcements, orders and journals steps.
 
-The phase (phase_decisions.py) makes every decision. Here each event and each command is written into the event log,
+The phase (training_phase.py) makes every decision. Here each event and each command is written into the event log,
 and then carried out on the channels to workers and servers. A gradient costs the coordinator about 60 us.
 """
 
@@ -24,7 +24,7 @@ from gbactl.coordinator.event_log import (
     StopRecord,
 )
 from gbactl.coordinator.membership import Membership
-from gbactl.coordinator.phase_decisions import (
+from gbactl.coordinator.training_phase import (
     ApplyStep,
     Command,
     DiscardGradient,
@@ -236,7 +236,7 @@ class LivePhase:
                 pass
 
     def asked(self, batch: int) -> bool:
-        """Whether the worker itself asked for this batch; only then its announced gradient asks for the next."""
+        """Whether the worker requested this batch; only then its announced gradient also requests the next one."""
         if batch not in self._unasked:
             return True
         self._unasked.discard(batch)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from gbactl.errors import WireError
-from gbactl.wire.channel import Channel
+from gbactl.wire.channel_interface import Channel
 from gbactl.wire.messages import Fence, Fenced, Hello, Ping, Pong, ShardAddresses, WorkerFailed
 
 
@@ -158,7 +158,7 @@ class Membership:
 
 
 class Fencing:
-    """Fencing of failed workers: every server refuses one before its successor takes its place."""
+    """Fencing of failed workers: all servers refuse a failed worker's messages before its successor joins."""
 
     def __init__(self, members: Membership, gone: list[int] | None = None) -> None:
         self.members = members

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.config import RunConfig
+from gbactl.coordinator.coordinator_failover import Failover
 from gbactl.coordinator.event_log import CHECKSUM
 from gbactl.coordinator.event_routing import CoordinatorCore
-from gbactl.coordinator.failover import Failover
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.run_context import RunContext, WaitCondition
 from gbactl.coordinator.run_flow import RunFlow
 from gbactl.coordinator.state import JournalState
 from gbactl.coordinator.statistics import NORMS_FILE, NormLog
 from gbactl.data.dataset import Dataset
+from gbactl.disk_files import room_needed
 from gbactl.errors import ClusterError, DivergedError, NoRoomError, PeerGoneError, WireError
-from gbactl.paths import room_needed
 from gbactl.wire import frames
-from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.channel_interface import Channel, Hub
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
     CheckpointLoaded,
@@ -89,7 +89,7 @@ class Coordinator:
             self._handlers[WorkerState] = self._from("worker", self.failover.worker_state)
 
     def _from(self, role: str, handle: Callable[[Any], None]) -> Callable[[Channel, Any, Frame], None]:
-        """Make a handler of messages that name their sender, a node of this role, and concern one coordinator part."""
+        """Make a message handler that first checks that the sender is the node, of this role, named in the message."""
 
         def checked(channel: Channel, message: Any, _: Frame) -> None:
             self.context.members.authentic(channel, role, message.shard if role == "server" else message.worker)
@@ -140,7 +140,7 @@ class Coordinator:
         return True
 
     def _progress_due(self, training: LivePhase) -> bool:
-        """Whether it is time to report the progress of a phase: after so many seconds, or so many samples of it."""
+        """Whether to report the progress of a phase: some seconds have passed, or a share of its samples is done."""
         now, policy = self.hub.now(), training.policy
         point = training.number, policy.ledger.finished * self.progress_points // max(1, policy.phase.samples)
         if now < self._next_progress and point <= self._reported:
@@ -172,7 +172,7 @@ class Coordinator:
         return self.failover if self.context.taking_over else None
 
     def _refuse(self, channel: Channel, error: WireError) -> None:
-        """Close the channel of a node that sent an invalid message, and end the run: its batch would never arrive."""
+        """Close the channel that sent an invalid message. Raises ClusterError if it belongs to a node of the run."""
         self.hub.refused[type(error).__name__] += 1
         log.warning("refused a frame from %s: %s", channel.peer, error)
         channel.close()

@@ -2,10 +2,10 @@
 
 A phase is closed when everything has arrived, since a failed trainer's batches may still be handed to one that was out
 of data. Where replicas average in rounds in the foreground, a trainer out of data is told so before: it must answer
-those that are not (see trainer/exchange.py). Then every trainer gives the servers its replica, and they hold the mean
-of all given, or keep the centre. A failed trainer is in no mean from then on. Where a server is lost meanwhile with
-what it was given, all give again, and so they do after a coordinator failover. Costs two or three messages to and one
-from every worker.
+those that are not (see trainer/replica_exchange.py). Then every trainer gives the servers its replica, and they hold
+the mean of all given, or keep the centre. A failed trainer is in no mean from then on. Where a server is lost meanwhile
+with what it was given, all give again, and so they do after a coordinator failover. Costs two or three messages to and
+one from every worker.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ReplicaPhases:
         self.state.settings = dict(self.state.last)
 
     def look(self, policy: Policy) -> None:
-        """Tell trainers that average in the foreground when all batches of the phase have been handed out.
+        """Once all batches of the phase are handed out, inform the trainers that average in the foreground.
 
         Called between two messages."""
         if self._kind is None or self._kind.shadow or not self._kind.collective or self._idle or not policy.exhausted:
@@ -197,7 +197,7 @@ def _point(value: Any) -> bool:
 
 
 def total_notes(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Combine trainers' statistics (or totals of them): sums, all gaps, all distances in order of time."""
+    """Combine trainers' statistics, or totals of them: add counts, times and histograms, merge distances by time."""
     told = list(found)
     gaps: Counter[str] = Counter()
     for each in told:

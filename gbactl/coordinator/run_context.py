@@ -22,7 +22,7 @@ import numpy as np
 
 from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.config import RunConfig, mode_values
-from gbactl.config.job_layout import rounds
+from gbactl.config.rounds_and_shards import rounds
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog
 from gbactl.coordinator.live_phase import LivePhase
@@ -35,7 +35,7 @@ from gbactl.faults.measured_effects import ObservedBatches
 from gbactl.metrics import evaluate
 from gbactl.switching.auto_controller import SYNC, AutoController, AutoSwitch
 from gbactl.switching.switch_schedule import SwitchPlan
-from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.channel_interface import Channel, Hub
 from gbactl.wire.messages import Barrier, Event, Granted, Inspect, Inspected, Predictions, Reached, ReloadCheckpoint
 
 SUM_DIGITS = 24  # maximum of digits of a node's share of a model's checksum, which is below 2^64
@@ -95,7 +95,7 @@ class Evaluation:
         self.missing -= expected
 
     def metrics(self, labels: Any, users: Any = None) -> dict[str, float]:
-        """Compute auc (exact), logloss, ne, calibration, with `users` gauc. Raises DivergedError."""
+        """Compute auc (exact), logloss, ne and calibration; with `users` also gauc. Raises DivergedError."""
         if not np.isfinite(self.predictions).all():
             raise DivergedError("The model diverged: its predictions are no numbers; type a smaller optim.lr.")
         return evaluate(labels, self.predictions, users)

@@ -11,19 +11,19 @@ from collections.abc import Callable
 from typing import Any
 
 from gbactl.checkpoint.remaining_samples import Ranges, after, flat, total
-from gbactl.config.job_layout import Round, samples_of
+from gbactl.config.rounds_and_shards import Round, samples_of
 from gbactl.coordinator import event_log
+from gbactl.coordinator.coordinator_failover import Failover
 from gbactl.coordinator.event_routing import CoordinatorCore
-from gbactl.coordinator.failover import Failover
 from gbactl.coordinator.live_phase import LivePhase
-from gbactl.coordinator.phase_decisions import TrainingPhase
 from gbactl.coordinator.run_context import Evaluation, Flow, WaitCondition
 from gbactl.coordinator.state import EVALUATE, OVER, TRAIN
+from gbactl.coordinator.training_phase import TrainingPhase
 from gbactl.errors import ClusterError, DivergedError
 from gbactl.policies import Phase
 from gbactl.store.optimizers import factor
-from gbactl.wire import traffic
 from gbactl.wire.messages import BeginPhase, Inspected, ShardRelocated, Stop
+from gbactl.wire.times_and_traffic import traffic_summary
 
 GOODBYE_SECONDS = 5.0
 
@@ -63,7 +63,7 @@ class RunFlow:
         yield from self._dismiss("done")
 
     def _gather(self) -> Flow[None]:
-        """Wait until every node is ready and the launcher listens; without it the result of a short run would be lost.
+        """Wait until all nodes are ready and the launcher is connected, which must not miss the result of a short run.
 
         Raises ClusterError that names the missing nodes."""
         run = self.run
@@ -150,7 +150,7 @@ class RunFlow:
         return True
 
     def _evaluation_due(self, part: Round, done: int) -> bool:
-        """Whether the model is to be evaluated when `done` samples of a round are trained, and was not yet."""
+        """Whether an evaluation within a round is due after `done` of its samples, and was not made yet."""
         every, phases = self.run.cfg.train.eval_every, self.run.record.phases
         if every is None or not phases or phases[-1]["day"] != part.label or "auc" in phases[-1]:
             return False
@@ -259,7 +259,7 @@ class RunFlow:
         """Check the loss of an announced gradient. Raises DivergedError where it ends the run."""
         run = self.run
         limit, training = run.record.statistics.limit, run.training
-        if limit.passed(loss) and run.cfg.train.on_divergence == "stop" and training is not None:
+        if limit.exceeded_by(loss) and run.cfg.train.on_divergence == "stop" and training is not None:
             rate = run.cfg.optim.lr * training.phase.lr_scale(training.policy.ledger.finished)
             raise DivergedError(limit.sentence(worker, training.policy.step, loss, rate))
 
@@ -311,7 +311,7 @@ class RunFlow:
     # -- evaluation ---------------------------------------------------------------------------------
 
     def _score(self, part: Round, number: int, rest: Ranges) -> Flow[dict[int, dict[str, float]]]:
-        """Evaluate the model on the splits of a round, of which the sample ranges `rest` are still to be trained."""
+        """Evaluate the model on a round's splits; `rest`: sample ranges of the round still to be trained."""
         run = self.run
         run.save_standstill(EVALUATE, number, rest, bool(rest))
         run.untrained = rest
@@ -374,7 +374,7 @@ class RunFlow:
 
     def _wire(self, inspected: dict[str, Inspected]) -> dict[str, Any]:
         nodes = [self.run.hub.traffic.counters(), *(node.counters for node in inspected.values())]
-        return traffic.summary(nodes, self.run.step - (self._first_step or 0))
+        return traffic_summary(nodes, self.run.step - (self._first_step or 0))
 
     def _dismiss(self, reason: str) -> Flow[None]:
         """Stop the workers, and once they are gone the servers."""

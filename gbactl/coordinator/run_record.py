@@ -18,8 +18,8 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from gbactl.checkpoint.failure_costs import ServerFailureLoss
-from gbactl.config.job_layout import Round
+from gbactl.checkpoint.failure_cost_counters import ServerFailureLoss
+from gbactl.config.rounds_and_shards import Round
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.state import EarlyStopping, FailureRecord, FailureRecords, JobPosition
 from gbactl.coordinator.statistics import Statistics, counted, quantiles
@@ -87,6 +87,7 @@ class RunSummary:
         self.ledger = Ledger()
         self.statistics = Statistics()
         self.phases: list[dict[str, Any]] = []
+        self.inherited = 0  # number of phases that the run which this one began from has trained
         self.curve: list[dict[str, Any]] = []
         self.modes = ""  # modes so far: sync>gba@day2
         self.round: tuple[Round, int, int, int] | None = None  # round, its number, number of rounds, its samples
@@ -141,7 +142,7 @@ class RunSummary:
         self._pause, self._fresh = None, False
 
     def _phase(self, training: LivePhase, done: Ledger, step: int, mode: str) -> dict[str, Any]:
-        """Summary of a phase whose steps below `step` are ordered, with the samples that are `done`."""
+        """Summary of a phase up to step `step`; `done`: numbers of its samples trained, decayed and lost."""
         first_step, seconds = training.policy.phase.first_step, training.clock.seconds
         return {
             "day": self.label, "mode": mode, "first_sample": training.ranges[0][0], "first_step": first_step,
@@ -216,7 +217,7 @@ class RunSummary:
             switches=switches, stopping=replace(self.stopping) if self.results else None,
             results=[dict(each) for each in self.results], modes=self.modes,
             phases=[*(dict(each) for each in self.phases), *self._open_phase(training, step, mode)],
-            curve=_thinned(self.curve), statistics=self.statistics.counts,
+            curve=_thinned(self.curve), statistics=self.statistics.counts, inherited=self.inherited,
         )  # fmt: skip
 
     def _open_phase(self, training: LivePhase | None, step: int, mode: dict[str, Any]) -> list[dict[str, Any]]:
@@ -236,12 +237,12 @@ class RunSummary:
 
     def result(self, best: dict[str, Any], inspected: dict[str, Inspected]) -> dict[str, Any]:
         """Fields of result.json about the training. Raises ClusterError if replicas differ."""
-        seconds = sum(phase["seconds"] for phase in self.phases)
+        own = self.phases[self.inherited :]
         return {
             **{key: best[key] for key in METRICS if key in best},
             "best_round": best["day"],
             **{key: best.get(key) for key in ("evaluated_on", "judged_on", "judged_auc")},
-            "eps": eps(self.ledger.trained, seconds),
+            "eps": eps(sum(phase["samples"] for phase in own), sum(phase["seconds"] for phase in own)),
             "samples": {fate: getattr(self.ledger, fate) for fate in FATES},
             "phases": self.phases,
             "rounds": by_round(self.phases),
@@ -254,9 +255,9 @@ class RunSummary:
 
 
 def checksums(inspected: dict[str, Inspected]) -> dict[str, str | None]:
-    """Checksums by node, and the whole model's as `model`: the same for any number of servers; None for large tables.
+    """Return each node's checksum and, as `model`, the whole model's, which is equal for any number of servers.
 
-    Raises ClusterError if the workers' replicas differ."""
+    `model` is None where a shard is too large to sum. Raises ClusterError if the workers' replicas differ."""
     own = {name: v.checksum for name, v in sorted(inspected.items()) if v.checksum}
     if len({checksum for name, checksum in own.items() if name.startswith("W")}) > 1:
         raise ClusterError("The workers' dense parameters differ after synchronous training; please report this.")

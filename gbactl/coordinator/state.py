@@ -19,15 +19,15 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from gbactl.checkpoint.failure_costs import PlsCounter, ServerFailureLoss, UnsavedWork, UpdateCounter
+from gbactl.checkpoint.failure_cost_counters import PlsCounter, ServerFailureLoss, UnsavedWork, UpdateCounter
 from gbactl.checkpoint.folder import CheckpointChain
 from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog, InfoRecord, Record
 from gbactl.coordinator.statistics import StatisticsCounts
+from gbactl.disk_files import replacing
 from gbactl.errors import CheckpointError, EventLogError
-from gbactl.paths import replacing
 from gbactl.policies import Ledger
 from gbactl.policies.policy import policy_class
 from gbactl.switching.switch_schedule import switched
@@ -119,7 +119,8 @@ class JobPosition:
     """Position of a job in its data and schedule, for checkpoints and the journal.
 
     What was handed out and not applied is `unread`: it is handed out once more, and counts once. `switches`: entries of
-    the schedule that were taken; `mode`: the keys of the current mode."""
+    the schedule that were taken; `mode`: the keys of the current mode; `inherited`: how many of the phases are those of
+    the run that this one began from."""
 
     step: int
     round: int
@@ -136,6 +137,7 @@ class JobPosition:
     phases: list[dict[str, Any]]
     curve: list[dict[str, Any]]
     statistics: StatisticsCounts
+    inherited: int = 0
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> JobPosition:
@@ -147,7 +149,7 @@ class JobPosition:
 
     @property
     def dense(self) -> str:
-        """Kind of the saved dense parameters: for trainers the centre or the mean of their replicas."""
+        """Description of the saved dense parameters: of trainers, the mean of the replicas or the EASGD centre."""
         mode = policy_class(str(self.mode["name"]), self.mode.get("target"))
         if mode.home != "replicas":
             return "the dense parameters"

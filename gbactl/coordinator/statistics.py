@@ -1,4 +1,4 @@
-"""Statistics that the coordinator counts during a run: staleness, rates, losses, norms, workers' time by phase.
+"""Statistics that the coordinator counts during a run: staleness, rates, losses, norms, workers' time by activity.
 
 norms.jsonl in the run directory has one line per sampled step: {"step", "mode", "dense": L2 norm of the applied dense
 gradient, "rows": norms of some rows' gradients}. All else is pure; a gradient costs 4 microseconds.
@@ -25,12 +25,12 @@ NORMS_FILE = "norms.jsonl"
 DIVERGED = 1000.0  # limit of a loss, as a multiple of the first loss
 ADVICE = "type a smaller optim.lr, or train.on_divergence=continue to train on."
 MOST_SPEEDS = 32
-PHASES = ("compute", *WAITS)
+ACTIVITIES = ("compute", *WAITS)
 MOST_BINS = 64
 MOST_WORKERS = 64  # of more workers, only totals of their times are kept
 LEAST_FIRST = math.log(2.0)  # nats: the loss of a model that predicts one half for every sample
 
-Row = list[float]  # batches, then seconds of each of PHASES
+Row = list[float]  # batches, then seconds of each of ACTIVITIES
 
 
 def _add(rows: dict[int, Row], worker: int, row: Sequence[float]) -> None:
@@ -44,14 +44,14 @@ def _rounded(told: Mapping[str, float]) -> dict[str, float]:
 
 def _named(rows: dict[int, Row]) -> dict[str, dict[str, float]]:
     return {
-        f"W{worker}": {"batches": int(row[0])} | _rounded(dict(zip(PHASES, row[1:], strict=True)))
+        f"W{worker}": {"batches": int(row[0])} | _rounded(dict(zip(ACTIVITIES, row[1:], strict=True)))
         for worker, row in sorted(rows.items())
     }
 
 
 @dataclass
-class PhaseTimes:
-    """Seconds of every worker by phase: totals, and bins of the run's time, merged in pairs when there are too many.
+class ActivityTimes:
+    """Seconds of every worker by activity: totals, and bins of the run's time, merged in pairs if there are too many.
 
     A gradient's times count where it was announced. Memory is bounded for any length of the run."""
 
@@ -63,11 +63,12 @@ class PhaseTimes:
     recent: dict[int, Row] = field(default_factory=dict)
     servers: dict[str, dict[str, float]] = field(default_factory=dict)  # seconds between the last two heartbeats
     beats: dict[str, dict[str, float]] = field(default_factory=dict)  # seconds at the last heartbeat
-    told: list[float] = field(default_factory=lambda: [0.0] * len(PHASES))  # sums at the last call of `take_shares`
+    told: list[float] = field(default_factory=lambda: [0.0] * len(ACTIVITIES))  # sums at the last call of `take_shares`
 
     def add(self, now: float, worker: int, compute: float, waits: Sequence[float], mode: str) -> None:
-        """Add a gradient's seconds of computation and of waits (in the order of WAITS) in a mode; reports without
-        waits are ignored."""
+        """Add a gradient's seconds of computation and of waits (in the order of WAITS) in a mode.
+
+        Reports with another number of waits, or values that are negative or not finite, are ignored."""
         row = [1.0, compute, *waits]
         if len(waits) != len(WAITS) or not all(0.0 <= each < math.inf for each in row):
             return
@@ -93,21 +94,24 @@ class PhaseTimes:
                 _add(kept, worker, row)
 
     def take_recent(self) -> dict[str, dict[str, float]]:
-        """Times since the last call, by worker (if not more than MOST_WORKERS) and phase, and the servers' times."""
+        """Seconds since the last call by worker (none if more than MOST_WORKERS) and activity; also the servers'."""
         recent, self.recent = self.recent, {}
         return (_named(recent) if len(recent) <= MOST_WORKERS else {}) | self.servers
 
     def beat(self, server: str, told: dict[str, float]) -> None:
-        """Record a server's seconds of training by activity so far, as its heartbeat tells them."""
+        """Record the cumulative seconds by activity that a server's heartbeat reports."""
         before, self.beats[server] = self.beats.get(server, {}), told
         self.servers[server] = {name: max(0.0, each - before.get(name, 0.0)) for name, each in told.items()}
 
     def take_shares(self) -> dict[str, float]:
-        """Share of all workers' time in each phase since the last call; empty where no time has passed."""
-        before, self.told = self.told, [sum(row[n] for row in self.totals.values()) for n in range(1, len(PHASES) + 1)]
+        """Share of each activity in all workers' time since the last call; empty if no time has passed."""
+        before, self.told = (
+            self.told,
+            [sum(row[n] for row in self.totals.values()) for n in range(1, len(ACTIVITIES) + 1)],
+        )
         seconds = [now - then for now, then in zip(self.told, before, strict=True)]
         total = sum(seconds)
-        return {name: each / total for name, each in zip(PHASES, seconds, strict=True)} if total > 0 else {}
+        return {name: each / total for name, each in zip(ACTIVITIES, seconds, strict=True)} if total > 0 else {}
 
     def summary(self, began: float, servers: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Field `time` of result.json; `began`: when the run began, on the clock of `add`.
@@ -151,7 +155,7 @@ class LossLimit:
 
     first: float | None = None
 
-    def passed(self, loss: float) -> bool:
+    def exceeded_by(self, loss: float) -> bool:
         """Whether a gradient's loss shows that the model has diverged."""
         if not math.isfinite(loss):
             return True
@@ -196,7 +200,7 @@ class RecentGradients:
     speeds: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     def add(self, worker: int, samples: int, loss: float, seconds: float, ranked: tuple[float, int]) -> None:
-        """Add a gradient of `samples` with its mean loss; `ranked`: its pairs ranked right, and all of them."""
+        """Add a gradient of `samples` with its mean loss; `ranked`: (correctly ranked pairs, all pairs) for the AUC."""
         self.samples += samples
         self.loss_sum += loss * samples
         self.won += ranked[0]
@@ -237,7 +241,7 @@ class Statistics(StatisticsCounts):
     gradients: Counter[str] = field(default_factory=Counter)
     samples_at: list[int] = field(default_factory=lambda: [0])
     recent: RecentGradients = field(default_factory=RecentGradients)
-    times: PhaseTimes = field(default_factory=PhaseTimes)
+    times: ActivityTimes = field(default_factory=ActivityTimes)
     pulled: dict[int, int] = field(default_factory=dict)
     observed: ObservedBatches | None = None
     heard: Callable[[int, int, float], None] | None = None  # called with worker, samples, seconds of every gradient
@@ -267,7 +271,7 @@ class Statistics(StatisticsCounts):
         self, worker: int, samples: int, loss: float, seconds: float, slowdown: float = 1.0,
         ranked: tuple[float, int] = (0.0, 0),
     ) -> None:  # fmt: skip
-        """Add the loss, seconds and ranked pairs of an announced gradient, which the event log does not contain."""
+        """Add an announced gradient's loss, seconds and ranked pairs (for the AUC), which no event log contains."""
         rate = self.workers[worker]
         rate.untimed -= samples
         rate.seconds += seconds

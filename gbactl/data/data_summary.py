@@ -148,7 +148,7 @@ def _printed(*parts: RenderableType) -> None:
 
 
 def show_guesses(inferred: Inferred) -> None:
-    """Print what was guessed of each column of a table, and why."""
+    """Print the guess for each column of a table, with the reason."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, numeric in (("column", False), ("read as", False), ("distinct", True), ("missing", True)):
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")

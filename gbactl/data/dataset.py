@@ -54,7 +54,7 @@ ROUNDS = 8
 
 @dataclass(frozen=True)
 class ListField:
-    """Multi-valued field: the length of its longest list, and how a model gets a list's rows as one (sum, mean, max).
+    """Multi-valued field: the length of its longest list, and how a list's rows are pooled to one (sum, mean, max).
 
     A list is pooled after its values' weights, if there are any, have scaled the rows. `mean` divides by the sum of the
     weights. An empty list gives zeros."""
@@ -109,17 +109,17 @@ class Schema:
 
     @property
     def arrays(self) -> tuple[str, ...]:
-        """Names of the arrays of such data in a cache."""
+        """Names of the arrays in a cache of data with this schema."""
         return array_names(len(self.lists), self.weighted)
 
     @cached_property
     def table_of(self) -> tuple[int, ...]:
-        """Number of the embedding table of each field."""
+        """Index of each field's embedding table."""
         return self.tables or tuple(range(len(self.cardinalities)))
 
     @cached_property
     def list_targets(self) -> tuple[int | None, ...]:
-        """Number of the field with one id a sample whose table a multi-valued field shares, for each of these or None.
+        """For each multi-valued field, the index of the field with one id a sample whose table it shares, or None.
 
         Such a list is a history of what that field tells of the present (the target item)."""
         of_columns = self.table_of[: self.columns]
@@ -146,7 +146,7 @@ class Schema:
 
 
 def array_names(lists: int, weighted: bool) -> tuple[str, ...]:
-    """Return the names of the arrays of data with a number of multi-valued fields."""
+    """Return the names of a cache's arrays for a number of multi-valued fields, `weighted` if values have weights."""
     return (*ARRAYS, *(JAGGED if lists else ()), *((WEIGHTS,) if lists and weighted else ()))
 
 
@@ -165,7 +165,7 @@ class Jagged:
 
     @classmethod
     def joined(cls, fields: Sequence[Jagged]) -> Jagged:
-        """Join fields with the same samples, each given as a Jagged of one list: list i of all, then list i + 1."""
+        """Join Jagged objects of one list each, over the same samples, into one in which each sample has all lists."""
         lengths = np.stack([np.diff(field.offsets) for field in fields], axis=1)
         offsets = np.concatenate([[0], np.cumsum(lengths.reshape(-1))])
         weighted = any(field.weights is not None for field in fields)
@@ -294,7 +294,7 @@ class Dataset:
 
     @property
     def user_field(self) -> int | None:
-        """Place of the categorical field that its source has named USER, for metrics by user; None without one."""
+        """Index of the categorical field that its source has named USER, for metrics by user; None without one."""
         names = self.meta["field_names"]
         return names.index(USER) if USER in names else None
 
@@ -313,7 +313,7 @@ class Dataset:
 
     @property
     def ids_of_sample(self) -> int:
-        """Number of ids that a sample rarely exceeds: its columns, and twice the mean of its lists' values."""
+        """Rarely exceeded number of ids in a sample: its columns, plus twice the mean number of its list values."""
         jagged = [split.whole.jagged for split in self.splits]
         values = sum(len(each.values) for each in jagged if each is not None)
         most = sum(field.max_length for field in self.schema.lists)

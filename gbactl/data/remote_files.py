@@ -54,7 +54,7 @@ class RemoteFile:
         return int(_asked(self.url, lambda: filesystem.size(path)) or 0)
 
     def fingerprint(self) -> str:
-        """Hash what the storage says of the file: size, time, checksum. Raises DataError."""
+        """Hash the properties that the storage reports: size, time, checksum. Raises DataError."""
         filesystem, path = _filesystem(self.url)
         return str(_asked(self.url, lambda: filesystem.ukey(path)))
 

@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 import yaml
 
-from gbactl.conf_files import did_you_mean
+from gbactl.conf_catalogue import did_you_mean
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.table_columns import DAY, lists_of, moments, numbers, texts
 from gbactl.data.table_files import TextForm, columns_of, read_table, separator_of
@@ -122,7 +122,7 @@ class Inferred:
         return "\n".join(lines) + "\n"
 
     def commands(self, path: str, schema: str) -> list[str]:
-        """List what to type next; `path` of the tables, `schema` as it was written."""
+        """List the commands to type next; `path`: that of the tables, `schema`: that of the new schema file."""
         data = ["data=table", _override("data.path", path), _override("data.schema", schema)]
         small = self._global_batch()
         batch = [f"train.global_batch={small}"] if small else []
@@ -150,7 +150,7 @@ def _override(key: str, value: str) -> str:
 
 
 def infer(file: SourceFile, label: str | None = None) -> Inferred:
-    """Guess the schema of a table; `label` names its label. Raises ConfigError or DataError."""
+    """Guess the schema of a table; `label`: name of the label column, if known. Raises ConfigError or DataError."""
     names = columns_of(file, TextForm())
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise DataError(f"{file} has {names.count(twice)} columns {twice}; give each a name of its own.")
@@ -182,7 +182,7 @@ def _sample(file: SourceFile) -> tuple[pl.DataFrame, bool]:
 
 
 def _tokens(column: pl.Series) -> set[str]:
-    """Return the texts in a column that stand for a missing value: all else in it are numbers or times."""
+    """Return the texts that stand for a missing value in a column otherwise of numbers or times."""
     if column.dtype != pl.String:
         return set()
     distinct = texts(column).drop_nulls().unique()
@@ -206,7 +206,7 @@ def _values(column: pl.Series) -> list[str]:
 
 
 def _label(file: SourceFile, frame: pl.DataFrame, wanted: str | None) -> Guess:
-    """Choose the label, and what makes it a click. Raises ConfigError where it cannot be told."""
+    """Choose the label column and the rule for a click in it. Raises ConfigError where no column is evident."""
     if wanted is not None:
         if wanted not in frame.columns:
             meant = did_you_mean(wanted, frame.columns)
@@ -256,7 +256,7 @@ def _as_label(column: pl.Series, why: str) -> Guess:
 
 
 def _column(column: pl.Series, seen: set[str], whole: bool) -> Guess:
-    """Guess what a column other than the label is; `seen`: kinds that the columns before have."""
+    """Guess the kind of a column other than the label; `seen`: kinds of the columns before it."""
     distinct, missing = _facts(column)
     guess = Guess(column.name, {"kind": "ignore"}, "", distinct, missing)
     if isinstance(column.dtype, pl.List) and not column.dtype.inner.is_nested():
@@ -298,7 +298,7 @@ def _separator(written: pl.Series) -> str | None:
         cells = written.str.contains(separator, literal=True)
         if float(cells.to_numpy().mean()) < LEAST_PARTED:
             continue
-        _, values = lists_of(written, separator, MOST_VALUES, False)
+        _, values, _ = lists_of(written, separator, MOST_VALUES, False)
         few = values.n_unique() < min(written.n_unique(), len(values) / 4)
         lengths = values.str.len_chars().to_numpy()
         ids = separator.strip() or values.str.contains(r"\d").all()  # words apart by blanks are rather a text
@@ -308,9 +308,9 @@ def _separator(written: pl.Series) -> str | None:
 
 
 def _list(column: pl.Series, guess: Guess, told: str, options: dict[str, Any]) -> Guess:
-    """Guess a multi-valued column, or a sequence by its name."""
+    """Guess the options of a column of lists: of kind `sequence` if its name suggests one, else `multi`."""
     kind = "sequence" if SEQUENCE_NAME.search(column.name) else "multi"
-    lengths, values = lists_of(column, options.get("separator", " "), MOST_VALUES, False)
+    lengths, values, _ = lists_of(column, options.get("separator", " "), MOST_VALUES, False)
     longest = int(lengths.max(initial=0))
     if not longest:
         return replace(guess, why="always empty")
@@ -329,7 +329,7 @@ def _numeric(number: pl.Series, guess: Guess) -> Guess:
 
 
 def _categorical(guess: Guess, kind: str, why: str, whole: bool) -> Guess:
-    """Give a field 32 ids for each value, so that few share one, or data.buckets if there are or may be many values."""
+    """Choose 32 hash buckets per value, so that few values collide; data.buckets if values are or may be many."""
     wanted = max(LEAST_BUCKETS, 1 << (32 * guess.distinct - 1).bit_length())
     known = wanted < MOST_BUCKETS and (whole or guess.distinct <= 1000)
     return replace(guess, options={"kind": kind, **({"buckets": wanted} if known else {})}, why=why)
@@ -357,7 +357,7 @@ def _clock(column: pl.Series, guess: Guess, whole: bool) -> Guess | None:
 
 
 def _time_format(column: pl.Series) -> tuple[str | None, str | None]:
-    """Return the format of a column's times, and what they are in words: None for no time, "day" for day numbers."""
+    """Return the format of a column's times, and their description: None if not times, "day" if day numbers."""
     if column.dtype.is_temporal():
         return None, "times"
     written = texts(column).drop_nulls()

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from filelock import FileLock, Timeout
 
 from gbactl.checked_dataclasses import build
-from gbactl.conf_files import did_you_mean
+from gbactl.conf_catalogue import did_you_mean
 from gbactl.data.dataset import (
     FORMAT,
     META,
@@ -57,7 +57,7 @@ class Source(Protocol):
 
 
 def options_class(name: str, target: str | None = None) -> type[Any]:
-    """Return the options dataclass of a data source: that of `target`, or of the file `name`. Raises ConfigError."""
+    """Return a data source's options class: `target` if given, else that of source `name`. Raises ConfigError."""
 
     def fits(found: Any) -> bool:
         return dataclasses.is_dataclass(found) and hasattr(found, "sources") and hasattr(found, "build")
@@ -153,7 +153,7 @@ def _build(name: str, key: str, source: Source, place: Path, progress: Progress)
 
 
 def data_fingerprint(cfg_data: Mapping[str, Any]) -> str:
-    """Return the fingerprint of the configured data, which is that of their cache: options, and content of the sources.
+    """Return the fingerprint of the configured data and their cache: a hash of the options and the sources' content.
 
     Raises ConfigError and DataError."""
     return _key(cfg_data, make_source(cfg_data))

@@ -265,7 +265,7 @@ class HiddenModel:
         return found if batch.jagged is None else {**found, **self._list_parts(batch.jagged, turn, np.stack(vector))}
 
     def _list_parts(self, jagged: Jagged, turn: tuple[np.float32, np.float32], target: Floats) -> dict[str, Floats]:
-        """Compute the parts of the multi-valued fields; `target`: the vectors of the target items, float32[RANK, n]."""
+        """Compute the multi-valued fields' terms of the logit; `target`: target items' vectors, float32[RANK, n]."""
         lists, rows = jagged.lists, target.shape[1]
         lengths = np.diff(jagged.offsets)
         of_list = np.repeat(np.arange(rows * lists), lengths)
@@ -292,7 +292,7 @@ class HiddenModel:
         return total
 
     def calibrate(self, batch: Batch, signal: float, ctr: float) -> None:
-        """Scale the model's terms so that logits have the deviation `signal`, and shift them to the click rate."""
+        """Scale the terms for logits of standard deviation `signal`; shift them for a mean click rate of `ctr`."""
         parts = self._parts(batch, 0)
         every = sum(SHARES[name] for name in parts)
         for name, part in parts.items():

@@ -102,22 +102,42 @@ def ids_of(column: pl.Series, field: int, buckets: int) -> NDArray[np.int32]:
     return to_ids(written, field, buckets, whole)
 
 
-def lists_of(column: pl.Series, separator: str, longest: int, newest: bool) -> tuple[NDArray[np.int64], pl.Series]:
-    """Return the length of each row's list, int64[n], and the texts of all lists one after the other.
-
-    `column` has lists, or texts with a separator. At most `longest` values of a list are taken, the last ones if
-    `newest`; values without a text are left out."""
+def _flat(column: pl.Series, separator: str) -> tuple[NDArray[np.int64], pl.Series]:
+    """Return the length of each row's list, int64[n], and the values of all lists one after the other."""
     found = column if column.dtype.is_nested() else texts(column).str.split(separator)
     lengths = found.list.len().fill_null(0).to_numpy().astype(np.int64)
-    flat = found.filter(pl.Series(lengths > 0)).explode()
+    return lengths, found.filter(pl.Series(lengths > 0)).explode()
+
+
+def lists_of(
+    column: pl.Series, separator: str, longest: int, newest: bool
+) -> tuple[NDArray[np.int64], pl.Series, NDArray[np.int64]]:
+    """Return the length of each row's list, int64[n], the texts of all lists one after the other, and their places.
+
+    `column` has lists, or texts with a separator. At most `longest` values of a list are taken, the last ones if
+    `newest`; values without a text are left out. A place is that among all values, with those left out."""
+    lengths, flat = _flat(column, separator)
     rows = np.repeat(np.arange(len(column)), lengths)
     written = texts(flat)
-    there = written.is_not_null().to_numpy()
-    rows, written = rows[there], written.filter(pl.Series(there))
+    there = np.flatnonzero(written.is_not_null().to_numpy())
+    rows = rows[there]
     lengths = np.bincount(rows, minlength=len(column))
     place = np.arange(len(rows)) - (np.cumsum(lengths) - lengths)[rows]
-    taken = place >= lengths[rows] - longest if newest else place < longest
-    return np.minimum(lengths, longest), written.filter(pl.Series(taken, dtype=pl.Boolean))
+    taken = there[place >= lengths[rows] - longest if newest else place < longest]
+    return np.minimum(lengths, longest), written.gather(taken), taken
+
+
+def weights_of(column: pl.Series, values: pl.Series, separator: str) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Return the weights of all values of lists, and which rows have not one of at least 0 for each of their values.
+
+    `column`: lists of weights, written as the lists of `values` are. In such a row every weight is 1."""
+    (lengths, _), (own, flat) = _flat(values, separator), _flat(column, separator)
+    given = numbers(flat).cast(pl.Float32).fill_null(np.nan).to_numpy()
+    rows = np.repeat(np.arange(len(own)), own)
+    bad = (own != lengths) | (np.bincount(rows, ~(np.isfinite(given) & (given >= 0)), len(own)) > 0)
+    found = np.ones(int(lengths.sum()), np.float32)
+    found[~np.repeat(bad, lengths)] = given[~bad[rows]]
+    return found, bad
 
 
 def time_ids(times: NDArray[np.int64], field: str) -> NDArray[np.int32]:

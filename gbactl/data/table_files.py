@@ -34,7 +34,7 @@ PARQUET = b"PAR1"
 
 @dataclass(frozen=True)
 class TextForm:
-    """Form of a text table: its separator (None: the one its header has most of) and its missing cells."""
+    """Format of a text table: its separator (None: the most frequent in the header), and texts for missing cells."""
 
     separator: str | None = None
     missing: Sequence[str] = ("",)
@@ -49,7 +49,7 @@ class Rows:
     skipped: Sequence[int] = field(default=())
 
     def number(self, place: int) -> int:
-        """Return the number in the file of the row at a place of the chunk."""
+        """Return a row's number in the file, given its place in the chunk."""
         found = self.first + place
         for row in self.skipped:  # in order
             found += row <= found
@@ -210,7 +210,7 @@ def _read_text(
 
 
 def _count(file: SourceFile, skipped: list[Any], told: int, bad: BadLines) -> int:
-    """Count the rows that pyarrow has left out since `told` of them were counted; return how many there are."""
+    """Report to `bad` the rows that pyarrow skipped, beyond the first `told`; return the number of skipped rows."""
     for row in skipped[told:]:
         bad.add(f"{file}, row {row.number}", f"{row.actual_columns} cells where the header has {row.expected_columns}")
     return len(skipped)

@@ -1,4 +1,4 @@
-"""Schema of a table: what each of its columns is, as a YAML file says it.
+"""Schema of a table, as a YAML file describes it: the kind and options of each column.
 
     separator: ","          # of a text table; without it, the one that the header has most of
     missing: ["", NA]       # cells that stand for a missing value; without it the empty cell
@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar
 import yaml
 
 from gbactl.checked_dataclasses import Bounds, TableRows, build
-from gbactl.conf_files import did_you_mean
+from gbactl.conf_catalogue import did_you_mean
 from gbactl.data.dataset import POOLINGS
 from gbactl.data.remote_files import SourceFile
 from gbactl.errors import ConfigError, DataError
@@ -42,14 +42,14 @@ class Kind:
 
 @dataclass(frozen=True)
 class Label(Kind):
-    """Click or no click: 0 and 1, or 1 where the cell is `positive` or a number of at least `at_least`."""
+    """Label column of 0 and 1, or of cells that are a click if equal to `positive`, or at least `at_least`."""
 
     most: ClassVar[int | None] = 1
     positive: str | int | float | None = None
     at_least: Annotated[float, Bounds(at_least=-3e38, at_most=3e38)] | None = None
 
     def check(self, key: str) -> None:
-        """Raise ConfigError if both rules are given."""
+        """Raise ConfigError if both `positive` and `at_least` are given."""
         if self.positive is not None and self.at_least is not None:
             raise ConfigError(f"{key} has both positive and at_least; leave one of them out.")
 
@@ -88,16 +88,18 @@ class Multi(Kind):
     """Several values of a category, such as tags: a list of Parquet, or a text with a separator.
 
     The first `max_length` are taken, hashed to `buckets` ids. `table`: a categorical column of the same values, whose
-    ids and embedding table the list shares. `pooling`: how a model makes one vector of them."""
+    ids and embedding table the list shares. `pooling`: how a model makes one vector of them. `weights`: a column with
+    a list of their weights, written as the values are."""
 
     separator: str = "|"
     max_length: Annotated[int, Bounds(at_least=1, at_most=100_000)] = 100
     buckets: TableRows | None = None
     table: str | None = None
     pooling: str = "mean"
+    weights: str | None = None
 
     def check(self, key: str) -> None:
-        """Raise ConfigError for an empty separator, an unknown pooling, or buckets beside a table."""
+        """Raise ConfigError for an empty separator, an unknown pooling, or both `buckets` and `table`."""
         if not self.separator:
             raise ConfigError(f"{key}.separator is empty; type for instance separator: '|'.")
         if self.pooling not in POOLINGS:
@@ -125,7 +127,7 @@ class Time(Kind):
     fields: list[str] = field(default_factory=list)
 
     def check(self, key: str) -> None:
-        """Raise ConfigError for an unknown field."""
+        """Raise ConfigError if `fields` contains an unknown time field."""
         for name in self.fields:
             if name not in TIME_FIELDS:
                 raise ConfigError(f"{key}.fields cannot have {name}; type some of: {', '.join(TIME_FIELDS)}.")
@@ -158,6 +160,12 @@ class TableSchema:
     def of_kind(self, *kinds: type[Kind]) -> dict[str, Any]:
         """Return the columns of these kinds, by name, in the order of the file."""
         return {name: kind for name, kind in self.columns.items() if isinstance(kind, kinds)}
+
+    @property
+    def read(self) -> list[str]:
+        """Names of the columns that are read: those of a kind, and those of weights."""
+        weights = (kind.weights for kind in self.of_kind(Multi).values() if kind.weights is not None)
+        return list(dict.fromkeys([*self.columns, *weights]))
 
     @property
     def label(self) -> str:

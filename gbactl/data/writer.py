@@ -66,7 +66,7 @@ def _write_headers(files: dict[str, BinaryIO], shapes: Shapes) -> None:
 
 
 def _appended(chunk: Batch, lists: int, values: int) -> dict[str, NDArray[Any]]:
-    """Return the parts of the arrays that a chunk appends to those of `values` values."""
+    """Return a chunk's arrays as appended to a cache that already has `values` values of lists."""
     arrays: dict[str, NDArray[Any]] = {"labels": chunk.labels, "numeric": chunk.numeric, "ids": chunk.ids}
     if chunk.jagged is not None:
         jagged = chunk.jagged

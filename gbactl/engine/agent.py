@@ -27,17 +27,15 @@ from typing import Any, BinaryIO
 from filelock import FileLock
 
 from gbactl import shared_memory_names
-from gbactl.cpu import available_cores
+from gbactl.cpu import available_cores, open_board, places
 from gbactl.data.dataset import EVERY_ARRAY, META, open_dataset
 from gbactl.data.source_cache import cache_root
 from gbactl.engine.agent_connection import MAGIC, PIECE, MessageDecoder, field, pack, write_all
-from gbactl.engine.bandwidth_probe import ReachabilityProbe, dial
 from gbactl.engine.fork_server import Started, start_node, tell
-from gbactl.engine.host_info import facts, import_error, interface_to
+from gbactl.engine.host_info import ReachabilityProbe, dial, facts, import_error, interface_to
 from gbactl.errors import DataError, GbactlError, WireError
 from gbactl.wire import listener
-from gbactl.wire.tls import TlsContexts, relay
-from gbactl.worker.core_sharing import open_board, places
+from gbactl.wire.auth import TlsContexts, relay
 
 NODE = re.compile(r"[SW][0-9]{1,6}(-[0-9]{1,6})?")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
@@ -211,7 +209,7 @@ class HostData:
         return partial
 
     def publish(self) -> None:
-        """Verify the received data and move them into the cache. Raises DataError if they are damaged or other data."""
+        """Verify the received data and move them into the cache. Raises DataError if they are damaged or wrong."""
         partial, self._partial = self._partial, None
         if partial is None:
             raise DataError("nothing of the data has arrived")
@@ -240,7 +238,7 @@ class HostAgent:
     It reads and starts processes in the main thread: they end with the thread that started them."""
 
     def __init__(self, read_fd: int, write_fd: int, launcher: str = "") -> None:
-        """`launcher`: address at which this host sees the launcher; "": an ssh session's, or unknown."""
+        """Set up an agent; `launcher`: address at which this host sees the launcher; "": from ssh, or unknown."""
         self._read, self._write = read_fd, write_fd
         self._lock = threading.Lock()
         self._heard, self._patience = time.monotonic(), FIRST_PATIENCE
@@ -363,7 +361,7 @@ class HostAgent:
         return {"lines": {name: asdict(dial(str(where), self.token, measure)) for name, where in targets.items()}}
 
     def _import(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Import classes in processes with the environment of the run's, and return the errors by class."""
+        """Import each class in a new process with the run's environment; return the import errors by class."""
         return {"errors": {str(target): import_error(str(target)) for target in field(fields, "targets", list)}}
 
     def _find(self, fields: dict[str, Any]) -> dict[str, Any]:

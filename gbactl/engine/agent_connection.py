@@ -153,7 +153,7 @@ def is_here(host: str) -> bool:
 
 
 def agent_command(python: str | None) -> str:
-    """Return the command that starts an agent where it is typed, quoted as for a shell; `python`: see HostAccess."""
+    """Return the shell-quoted command that starts an agent on the machine that runs it; `python`: see HostAccess."""
     return f"{quote(python or sys.executable)} -m {AGENT}"
 
 

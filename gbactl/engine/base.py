@@ -15,18 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from gbactl.collective.rendezvous import RankSlot
+from gbactl.collective.base import RankSlot
 from gbactl.config import RunConfig
 from gbactl.coordinator.state import JOURNAL_FILE, kept
-from gbactl.cpu import available_cores
+from gbactl.cpu import available_cores, open_board, places
 from gbactl.data.dataset import Dataset
 from gbactl.engine.fork_server import ProcessHandle, await_fork_server, start_node, tell, thread_environment
 from gbactl.engine.signals import deferred
-from gbactl.nodes.child_process import FAILED_LINE, NOTICED_LINE
+from gbactl.nodes.child_main import FAILED_LINE, NOTICED_LINE
 from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.listener import address_of, listen, local
 from gbactl.wire.messages import Event
-from gbactl.worker.core_sharing import open_board, places
 
 GRACE_SECONDS = 3.0
 MOST_COORDINATOR_TRIES = 3  # replacement coordinators in a row that may be killed before they continue the run
@@ -51,7 +50,7 @@ class LaunchContext(Protocol):
         """Handle an event of a coordinator that runs within the launcher."""
 
     def look_at_signals(self, tell: Callable[[Event], None]) -> None:
-        """Forward a received stop signal to a coordinator within the launcher; the engine calls it repeatedly."""
+        """Pass on a received stop signal to a coordinator in the launcher's process; engines call it repeatedly."""
 
 
 class Engine(Protocol):
@@ -150,7 +149,7 @@ class RunProcesses:
         self._start_workers(worker_environment)
 
     def _start_workers(self, environments: list[dict[str, str]]) -> None:
-        """Start the workers; assign shares of cores where workers must share them (worker/core_sharing.py)."""
+        """Start the workers; assign shares of cores where workers must share them (gbactl/cpu.py)."""
         cores, self._environments = available_cores(), environments
         self._board = board = open_board(len(cores))
         self._places = places(len(environments), cores, board) if self.cfg.cluster.pin == "auto" else []

@@ -17,7 +17,7 @@ KUBECTL = "kubectl exec -i {host} -- {agent}"
 
 @dataclass(frozen=True)
 class ExecOptions(EngineOptions):
-    """`exec`: the command; `{host}` stands for a host's name, `{agent}` for the command that starts an agent."""
+    """Options with the command `exec`: `{host}` stands for a host's name, `{agent}` for the agent's start command."""
 
     exec: str = KUBECTL
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from gbactl.errors import ConfigError
-from gbactl.nodes.child_process import FORK_SERVER, READY
+from gbactl.nodes.child_main import FORK_SERVER, READY
 
 if TYPE_CHECKING:
     from gbactl.models import ModelConfig
@@ -105,7 +105,7 @@ class ForkedProcess(ProcessHandle):
 
 
 class ForkServer:
-    """Launcher's end of the fork server, a process that forks nodes (see nodes/child_process.py).
+    """Launcher's end of the fork server, a process that forks nodes (see nodes/child_main.py).
 
     A node is orphaned at once and adopted by this process, its nearest subreaper. It therefore ends with this process,
     is reaped like any child, and survives the end of the fork server."""
@@ -120,9 +120,9 @@ class ForkServer:
         self._ready = False
 
     def _start(self, line: socket.socket) -> ProcessHandle:
-        """Start the process, with its end of the line as standard input."""
+        """Start the fork server's process, with the socket `line` as its standard input."""
         return subprocess.Popen(
-            [sys.executable, "-m", "gbactl.nodes.child_process", FORK_SERVER, str(self.owner)],
+            [sys.executable, "-m", "gbactl.nodes.child_main", FORK_SERVER, str(self.owner)],
             stdin=line.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
             env={**os.environ, **thread_environment(1), **NO_THREAD},
         )  # fmt: skip
@@ -226,7 +226,7 @@ def start_node(environment: Mapping[str, str], log: Path, fds: Sequence[int]) ->
             close_fork_server()
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "gbactl.nodes.child_process", str(os.getpid()), log.stem],
+            [sys.executable, "-m", "gbactl.nodes.child_main", str(os.getpid()), log.stem],
             stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
             env=environment, pass_fds=fds,
         )  # fmt: skip

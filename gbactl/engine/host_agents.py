@@ -22,12 +22,11 @@ from typing import Annotated, Any
 
 import msgspec
 
-from gbactl.collective.rendezvous import address_of_own_name
+from gbactl.collective.gloo import address_of_own_name
 from gbactl.engine import preflight
 from gbactl.engine.agent import FILES, mark
 from gbactl.engine.agent_connection import PIECE, AgentConnection, address_of_host, is_here
-from gbactl.engine.bandwidth_probe import LinkMeasurement, ReachabilityProbe, dial
-from gbactl.engine.host_info import facts, route_to
+from gbactl.engine.host_info import LinkMeasurement, ReachabilityProbe, dial, facts, route_to
 from gbactl.engine.preflight import BIND, LAUNCHER, HostReport, ring
 from gbactl.errors import ClusterError, GbactlError, UsageError
 from gbactl.wire.listener import allow_descriptors

@@ -31,11 +31,11 @@ class HostsEngine(EngineInterface):
         return command(host, HostAccess(cluster.ssh, cluster.python))
 
     def hosts(self) -> list[str]:
-        """Return the hosts that the engine knows by itself, as NAME:SLOTS. Raises GbactlError where it needs to."""
+        """Return the hosts that the engine itself finds, as NAME:SLOTS; [] if none. Raises GbactlError."""
         return []
 
     def defaults(self, cluster: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the hosts, where none are given, and the number of workers, where it is open: the hosts' slots."""
+        """Return values for unset keys: `hosts` as the engine finds them, and `workers` as the sum of their slots."""
         given = cluster.get("hosts") or self.hosts()
         require(isinstance(given, list) and all(isinstance(host, str) for host in given), "cluster.hosts is a list.")
         known = {} if cluster.get("hosts") else {"hosts": given}

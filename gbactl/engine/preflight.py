@@ -14,11 +14,10 @@ from typing import Any
 
 from gbactl.collective import check_here
 from gbactl.config import RunConfig
-from gbactl.config.job_layout import row_bytes, shard_spec
+from gbactl.config.rounds_and_shards import row_bytes, shard_spec
 from gbactl.data.dataset import Dataset
-from gbactl.engine.bandwidth_probe import LinkMeasurement
 from gbactl.engine.fork_server import dense_size
-from gbactl.engine.host_info import SAME, free_memory
+from gbactl.engine.host_info import SAME, LinkMeasurement, free_memory
 from gbactl.errors import ConfigError
 from gbactl.store.optimizers import dense_moments
 

@@ -112,7 +112,7 @@ class Starter:
 
 
 def _place(ray: Any, name: str, cpus: int, others: list[str]) -> dict[str, Any]:
-    """Return Ray's options that place an actor on a node, or if it is dead on one that is not among `others`."""
+    """Return Ray's options that place an actor on node `name` or, if that is dead, on one not among `others`."""
     live = _live(ray)
     if name in live:
         node, total = live[name]
@@ -123,10 +123,9 @@ def _place(ray: Any, name: str, cpus: int, others: list[str]) -> dict[str, Any]:
 
 
 def drive(name: str, cpus: int, others: list[str], command: list[str], out: int) -> None:
-    """Start an agent on a node and carry its bytes until it ends. Raises ClusterError."""
-    from gbactl.wire.auth import new_key
+    """Start an agent on a node, and relay its input and output until it ends. Raises ClusterError."""
+    from gbactl.wire.auth import TlsConnection, TlsContexts, new_key, relay
     from gbactl.wire.listener import address_of, listen
-    from gbactl.wire.tls import TlsConnection, TlsContexts, relay
 
     ray = _connect()
     key, listener = new_key(), listen(ray.util.get_node_ip_address())
@@ -169,7 +168,7 @@ def drive(name: str, cpus: int, others: list[str], command: list[str], out: int)
 
 
 def main() -> int:
-    """Name the nodes, or drive one host's agent; returns the exit code. Nothing but the answer is standard output."""
+    """List the nodes on standard output or, with arguments, run the agent of one; returns the exit code."""
     out = os.dup(1)
     os.dup2(2, 1)
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gbactl.collective.rendezvous import RankSlot
+from gbactl.collective.base import RankSlot
 from gbactl.config import RunConfig, to_dict
 from gbactl.data.dataset import Dataset
 from gbactl.engine import preflight

@@ -141,7 +141,7 @@ class StopRequest:
         self._told = False
 
     def stopped_by(self, error: BaseException) -> Stopped | None:
-        """Return the number of the signal that ended a run; None if the run ended by an error instead.
+        """Return the Stopped error for the signal that ended a run; None if another error ended it.
 
         An error during the requested save is the reason why nothing was saved."""
         if isinstance(error, Stopped):

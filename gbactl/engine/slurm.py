@@ -33,7 +33,7 @@ NO_KILL = re.compile(r"(^|\s)(-k|--no-kill)(?!=)(\s|$)")
 
 
 def counts(text: str) -> Iterator[int]:
-    """Expand Slurm's list of a number for each node, such as "4(x2),1". Raises ValueError for other texts."""
+    """Expand Slurm's compressed list of numbers, one per node: "4(x2),1" to 4, 4, 1. Raises ValueError."""
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None:
@@ -74,7 +74,7 @@ def allocation(environment: Mapping[str, str]) -> tuple[Host, ...]:
 
 
 def outlives_nodes(environment: Mapping[str, str]) -> bool:
-    """Return whether the allocation was visibly asked for with --no-kill.
+    """Return whether the allocation was requested with --no-kill, as far as this can be found out.
 
     Slurm shows that neither in a job's environment nor in its description. It is read from the variables of salloc and
     sbatch, from the command line of the salloc above this process, and from the batch script."""
@@ -89,7 +89,7 @@ def outlives_nodes(environment: Mapping[str, str]) -> bool:
 
 
 def _above(program: str) -> Iterator[list[str]]:
-    """Yield the arguments of every process of a program above this one."""
+    """Yield the command line of every ancestor of this process that runs `program`."""
     pid = os.getppid()
     while pid > 1:
         try:
@@ -116,7 +116,7 @@ class JobOptions:
 
 @dataclass(frozen=True)
 class SlurmOptions(EngineOptions):
-    """`slurm`: the options of a batch job."""
+    """Options of cluster=slurm: the key `slurm` has the options of a batch job."""
 
     slurm: JobOptions = field(default_factory=JobOptions)
 

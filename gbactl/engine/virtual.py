@@ -22,9 +22,10 @@ class VirtualEngine(EngineInterface):
 
     def train(self, launch: LaunchContext) -> None:
         from gbactl.engine.signals import patient
+        from gbactl.nodes.child_main import node_log
         from gbactl.simulation.cluster import run_virtual
 
-        with patient():
+        with patient(), node_log(launch.run_dir, "virtual"):
             run_virtual(launch.cfg, launch.dataset, launch.run_dir, launch.on_event, launch.look_at_signals)
 
 

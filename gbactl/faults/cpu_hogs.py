@@ -28,7 +28,7 @@ class HogPlacement(NamedTuple):
 
 
 def worker_cores(plan: FaultPlan, pinned: bool) -> list[int]:
-    """Return the core that each worker is pinned to; [] where workers are not pinned (see worker/core_sharing.py)."""
+    """Return the core that each worker is pinned to; [] where workers are not pinned (see gbactl/cpu.py)."""
     return sharing(plan.worker_count, available_cores()) if pinned else []
 
 
@@ -101,7 +101,7 @@ def _start(hog: HogPlacement) -> subprocess.Popen[bytes]:
     end = "" if hog.end is None else str(hog.end)
     return subprocess.Popen(
         [
-            sys.executable, "-m", "gbactl.nodes.child_process", "cpu-hog", str(os.getpid()),
+            sys.executable, "-m", "gbactl.nodes.child_main", "cpu-hog", str(os.getpid()),
             str(hog.core), str(hog.begin), end,
         ],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,

@@ -15,8 +15,14 @@ from typing import Any
 
 from gbactl.checked_dataclasses import Seed
 from gbactl.errors import ConfigError
-from gbactl.faults.fault_kinds import CpuHog, Fault, Hang, NextOccurrence, ProcessFailure, parse
-from gbactl.faults.load_trace import LoadTrace  # noqa: F401 - registers its kind
+from gbactl.faults.fault_kinds import (
+    CpuHog,
+    Fault,
+    Hang,
+    NextOccurrence,
+    ProcessFailure,
+    parse,
+)
 from gbactl.faults.message_faults import ActivePeriods, AllActivePeriods, MessageFaults
 from gbactl.hashing import key_of, uniform
 
@@ -139,7 +145,7 @@ class FaultPlan:
 
 
 def choose(wanted: Any, total: int, where: str, *seeds: int, kind: str = "worker") -> tuple[int, ...]:
-    """Choose indexes of workers or servers below `total`, sorted. Raises ConfigError.
+    """Choose sorted indexes below `total` by a list, a number, a share, "all" or "random". Raises ConfigError.
 
     A share is rounded, to at least one."""
     if wanted is None:
@@ -192,7 +198,7 @@ class Injection:
 
 
 class _Strike(NextOccurrence):
-    """Next failure that one fault of the plan causes; `processes`: those that it may hit."""
+    """Next failure that one fault of the plan causes; `processes`: the candidates, of which it hits all or one."""
 
     def __init__(self, fault: ProcessFailure, processes: tuple[str, ...], key: int, place: int) -> None:
         super().__init__(fault, key)

@@ -132,7 +132,7 @@ class ObservedBatches:
         return None
 
     def usual(self, worker: int) -> float:
-        """Return the current seconds per sample of workers without faults, for slow-downs relative to it; 0 if unknown.
+        """Return the current seconds per sample of workers without faults, the reference for slow-downs; 0 if unknown.
 
         Not those of the whole run: where the machine gets slower or faster, a slowed worker follows."""
         if worker not in self.plan.slowed or not any(w not in self.faulty for w in self._calm):

@@ -116,7 +116,7 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def works() -> str:
+def problem() -> str:
     """Check that horovod.torch can be imported and has Gloo; returns "" if so, else the reason why not."""
     code = "import horovod.torch.mpi_ops as h; assert h.gloo_built(), 'built without Gloo'"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -163,7 +163,7 @@ def _install(wheel: Path) -> str:
     run("installing what Horovod needs", [*PIP, "install", *BUILD_NEEDS], log)
     options = ["--no-deps", "--no-index", "--force-reinstall"]
     run(f"installing {wheel.name}", [*PIP, "install", *options, str(wheel)], log)
-    return works()
+    return problem()
 
 
 def ensure() -> None:
@@ -173,7 +173,7 @@ def ensure() -> None:
         raise MissingDependencyError("Horovod is built against torch; install torch first.")
     folder = wheel_dir(torch_version)
     with locked(folder / "lock"):
-        if not works():
+        if not problem():
             say(f"Horovod {HOROVOD} is installed and works")
             return
         wheel = next(folder.glob(f"horovod-{HOROVOD}-*.whl"), None)

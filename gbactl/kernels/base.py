@@ -111,7 +111,7 @@ class RowStep(Protocol):
         self, index: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
-        """Step the distinct rows `index` by weight * grad / divisor + decay * row.
+        """Apply an optimizer step to the rows `index`, with gradient weight * grad / divisor + decay * row.
 
         With `contributors`, the divisor of row i is contributors[i].
         """
@@ -120,14 +120,14 @@ class RowStep(Protocol):
         self, slot: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
-        """Step all rows of the table; row r has the gradient grad[slot[r]], or zero where slot[r] is -1."""
+        """Apply a step to all rows of the table; row r has gradient grad[slot[r]], or zero where slot[r] is -1."""
 
 
 class DenseStep(Protocol):
     """Optimizer step on the dense slice to which `Kernels.bind_dense` has bound it."""
 
     def __call__(self, parts: Sequence[DensePart], divisor: float, step: float, root: float, decay: float) -> None:
-        """Step the dense slice by (sum of weight * grad over parts, in order) / divisor + decay * value.
+        """Apply a step to the dense slice, with gradient (ordered sum of weight * grad) / divisor + decay * value.
 
         `step` is the learning rate (times the first bias correction for adam), `root` the second correction.
         """
@@ -245,7 +245,7 @@ def aligned_zeros(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDAr
 
 
 def _huge(size: int) -> NDArray[np.uint8]:
-    """Allocate at least `size` zero bytes and room to align them: populated, and on huge pages where possible."""
+    """Allocate at least `size` zero bytes with room for alignment, prefaulted and on huge pages where possible."""
     memory = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for advice in (getattr(mmap, "MADV_HUGEPAGE", 0), POPULATE_WRITE if sys.platform == "linux" else 0):
         with contextlib.suppress(AttributeError, OSError):  # switched off, kernel too old, or too few huge pages
@@ -254,7 +254,7 @@ def _huge(size: int) -> NDArray[np.uint8]:
 
 
 def aligned_full(shape: tuple[int, ...], value: float) -> NDArray[np.float32]:
-    """Allocate an aligned float32 array filled with `value`; 0 touches no pages."""
+    """Allocate an aligned float32 array filled with `value`; for 0, the allocated zeros are not written again."""
     made = aligned_zeros(shape)
     if value:
         made.fill(value)

@@ -571,7 +571,7 @@ API void gb_flush_denormals(int64_t on) {
 #endif
 }
 
-// Turns on a core, first come first served, between processes that share the memory: see worker/core_sharing.py.
+// Turns on a core, first come first served, between processes that share the memory: see gbactl/cpu.py.
 // A ticket may go when every earlier one is done. Whoever has waited `ms` in vain takes the turn of a holder
 // that is stuck or dead; its late end then changes nothing.
 struct Turns {

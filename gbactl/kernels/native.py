@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gbactl.cpu import CoreAssignment, CoreSlots, UnsharedCore
 from gbactl.errors import MissingDependencyError
 from gbactl.kernels.base import (
     FLOAT,
@@ -326,3 +327,9 @@ class NativeCodec(Codec):
             self._library.gb_round(self._kind, address(values), values.size)
         else:
             self._otherwise.round(values)
+
+
+def core_slots(place: CoreAssignment | None) -> CoreSlots | UnsharedCore:
+    """Return the CoreSlots of a core assignment; UnsharedCore without one, or without the compiled library."""
+    path = find_library()
+    return UnsharedCore() if place is None or path is None else CoreSlots(place, open_library(path))

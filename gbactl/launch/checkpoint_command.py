@@ -16,12 +16,12 @@ from gbactl.checkpoint.folder import CheckpointChain, CheckpointFolder, Manifest
 from gbactl.checkpoint.restore import arrays_of, dense_state, load_shard
 from gbactl.checkpoint.tensor_file import write_tensors
 from gbactl.config import RunConfig, from_dict
-from gbactl.config.job_layout import shard_spec
+from gbactl.config.rounds_and_shards import shard_spec
 from gbactl.data.dataset import Schema
+from gbactl.disk_files import replacing
 from gbactl.errors import CheckpointError, UsageError
 from gbactl.launch import resume
-from gbactl.models import build
-from gbactl.paths import replacing
+from gbactl.models import build, dimension_mask
 from gbactl.store.shard import Shard
 
 if TYPE_CHECKING:
@@ -136,13 +136,18 @@ def trained_model(run: str) -> TrainedModel:
 
 
 def whole_rows(chain: CheckpointChain, cfg: RunConfig) -> dict[str, Any]:
-    """Load all rows of the table, by their names in files; rows never saved get their initial values.
+    """Load the whole table of a checkpoint as arrays named as in its files; unsaved rows get initial values.
 
-    Rows are in the order of their global numbers."""
+    Rows are in the order of their global numbers. Their values beyond a field's dimension are zeros."""
     alone = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, servers=1, dense_servers=None))
     spec = dataclasses.replace(shard_spec(alone, chain.last.table_rows, 0), row_l2="touched")
     shard = Shard(spec)
     load_shard(shard, chain, with_dense=False)
+    schema = Schema.of(chain.last.schema)
+    mask = dimension_mask(cfg.model, schema, chain.last.schema["fields"])
+    if mask is not None:
+        for table, (low, high) in enumerate(schema.spans):
+            shard.rows.table[low:high] *= mask[schema.table_of.index(table)]
     return arrays_of(shard)
 
 

@@ -10,9 +10,9 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from gbactl import conf_files
+from gbactl import conf_catalogue
 from gbactl.checked_dataclasses import shown
-from gbactl.conf_files import GROUPS, Entry
+from gbactl.conf_catalogue import GROUPS, Entry
 from gbactl.config import RunConfig, from_dict, to_dict
 from gbactl.config.engine_interface import engine_named
 from gbactl.config.run_config import acting, when
@@ -24,14 +24,14 @@ WIDTH = 80
 
 
 def single_hints() -> dict[str, Any]:
-    """Annotations of the keys that are in no group: a run's, and those of a sweep."""
+    """Return the type annotations of the top-level keys of a run and of a sweep, which belong to no group."""
     from gbactl.launch.sweep import SweepOptions
 
     return get_type_hints(RunConfig, include_extras=True) | get_type_hints(SweepOptions, include_extras=True)
 
 
 def hints_of(group: str, source: str) -> dict[str, Any]:
-    """Annotations of a group's keys, by their names within the group; `source`: the data source, for the group data."""
+    """Return the type annotations of a group's keys, by name in the group; `source`: data source, for group `data`."""
     found: dict[str, Any] = {}
 
     def add(cls: type[Any], prefix: str = "") -> None:
@@ -50,13 +50,13 @@ def hints_of(group: str, source: str) -> dict[str, Any]:
         for mode in names():
             add(policy_class(mode).Options)
     if group == "cluster":
-        for engine in conf_files.options("cluster"):
+        for engine in conf_catalogue.options("cluster"):
             add(engine_named(engine).Options)
     return found
 
 
 def hint_of(hints: dict[str, Any], group: str, name: str, key: str) -> Any:
-    """Annotation of a key, from `hints` or, of an option of a model, from its class; None where nothing tells it."""
+    """Return a key's annotation, from `hints` or, for a model's option, from the model's class; else None."""
     if key not in hints and group == "model":
         from gbactl.models import option_hints  # imports torch
 
@@ -65,7 +65,7 @@ def hint_of(hints: dict[str, Any], group: str, name: str, key: str) -> Any:
 
 
 def choices_of(group: str, name: str, key: str) -> str:
-    """List the texts that a key takes, as the error of an unknown one lists them; "" where any text will do."""
+    """List the values allowed for a key, as its error message lists them; "" where any text is allowed."""
     unknown: Any = "?"
     for part in reversed(key.split(".")):
         unknown = {part: unknown}
@@ -80,34 +80,34 @@ def choices_of(group: str, name: str, key: str) -> str:
 
 
 def explain(word: str | None) -> str:
-    """Explain a group, a group's option, a key, or without a word list them all. Raises UsageError for another word."""
+    """Explain a group, an option of a group, or a key; None: list them all. Raises UsageError if unknown."""
     if word is None:
         return _overview()
     group, equals, option = word.partition("=")
-    if equals and option in conf_files.options(group):
-        return "\n".join([*_wrapped(f"{word}: ", conf_files.headline(group, option)), "", *_keys(group, option)])
+    if equals and option in conf_catalogue.options(group):
+        return "\n".join([*_wrapped(f"{word}: ", conf_catalogue.headline(group, option)), "", *_keys(group, option)])
     if word in GROUPS:
         return _group(word)
     if word == "experiment":
         return "\n".join(["experiment: Named combinations of the groups.", "", *_options(word)])
-    found = conf_files.entries_of(word)
+    found = conf_catalogue.entries_of(word)
     if found:
         return _key(word, found)
-    parts = [key for key in conf_files.all_keys() if key.endswith(f".{word}") or key.startswith(f"{word}.")]
+    parts = [key for key in conf_catalogue.all_keys() if key.endswith(f".{word}") or key.startswith(f"{word}.")]
     if parts:
-        return "\n\n".join(_key(key, conf_files.entries_of(key)) for key in parts)
-    raise UsageError(conf_files.unknown(word))
+        return "\n\n".join(_key(key, conf_catalogue.entries_of(key)) for key in parts)
+    raise UsageError(conf_catalogue.unknown(word))
 
 
 def filled_in(overrides: list[str]) -> str:
-    """Compose a configuration, and write its keys that act as YAML. Raises UsageError, ConfigError."""
+    """Compose a configuration, and write those keys that have an effect as YAML. Raises UsageError, ConfigError."""
     from gbactl.launch.hydra_config import compose
 
     return yaml.safe_dump(acting(to_dict(compose(overrides))), sort_keys=False)
 
 
 def _wrapped(first: str, text: str) -> list[str]:
-    """Wrap a text behind its first column."""
+    """Wrap a text into lines, the first one after the prefix `first` and the others indented accordingly."""
     return textwrap.wrap(
         text, WIDTH, initial_indent=first, subsequent_indent=" " * min(len(first), WIDTH // 2), break_long_words=False,
         break_on_hyphens=False,
@@ -117,26 +117,28 @@ def _wrapped(first: str, text: str) -> list[str]:
 def _overview() -> str:
     lines = ["Groups; type gbactl config GROUP for the keys of one, gbactl config KEY for a key:", ""]
     for group, text in GROUPS.items():
-        options = conf_files.options(group)
+        options = conf_catalogue.options(group)
         told = f" {' | '.join(options)}" if len(options) > 1 else ""
         lines += _wrapped(f"  {group:<12}", f"{text.replace('`', '')}{told}")
-    lines += _wrapped(f"  {'experiment':<12}", f"Named combinations. {' | '.join(conf_files.options('experiment'))}")
+    lines += _wrapped(
+        f"  {'experiment':<12}", f"Named combinations. {' | '.join(conf_catalogue.options('experiment'))}"
+    )
     lines += ["", "Single keys:", ""]
-    for key, entry in conf_files.single_keys().items():
+    for key, entry in conf_catalogue.single_keys().items():
         lines += _wrapped(f"  {key}={_typed(entry.value)}".ljust(18) + "  ", entry.comment)
     return "\n".join(lines)
 
 
 def _options(group: str) -> list[str]:
     return [
-        line for each in conf_files.options(group)
-        for line in _wrapped(f"  {group}={each}".ljust(28) + "  ", conf_files.headline(group, each))
+        line for each in conf_catalogue.options(group)
+        for line in _wrapped(f"  {group}={each}".ljust(28) + "  ", conf_catalogue.headline(group, each))
     ]  # fmt: skip
 
 
 def _group(group: str) -> str:
     lines = _wrapped(f"{group}: ", GROUPS[group].replace("`", ""))
-    if len(conf_files.options(group)) > 1:
+    if len(conf_catalogue.options(group)) > 1:
         lines += ["", *_options(group)]
     if group != "data":
         lines += ["", *_keys(group, None)]
@@ -144,9 +146,9 @@ def _group(group: str) -> str:
 
 
 def _keys(group: str, option: str | None) -> list[str]:
-    """List the keys of a group, or of one option, with their meanings and defaults: those of the default option."""
-    files = conf_files.group_files(group)
-    first = conf_files.default_option(group) if option is None else option
+    """List the keys of a group or option with meanings and defaults; for a group, the default option's defaults."""
+    files = conf_catalogue.group_files(group)
+    first = conf_catalogue.default_option(group) if option is None else option
     keys = dict[str, Entry]()
     for found in (files.get(first, {}), *(files.values() if option is None else ())):
         keys |= {key: entry for key, entry in found.items() if key not in keys}
@@ -157,9 +159,11 @@ def _keys(group: str, option: str | None) -> list[str]:
 
 
 def _key(key: str, found: dict[str, Entry]) -> str:
-    """Explain one key: meaning, type and bounds, defaults by option, and when it acts."""
+    """Explain one key: meaning, type and bounds, defaults by option, and when it has an effect."""
     group, dot, rest = key.partition(".")
-    named = conf_files.entries_of(f"{group}.name").get(next(iter(found)))  # data=frappe, for one, has the name libfm
+    named = conf_catalogue.entries_of(f"{group}.name").get(
+        next(iter(found))
+    )  # data=frappe, for one, has the name libfm
     name = named.value if named and dot else ""
     hints = hints_of(group, name) if dot else single_hints()
     hint = hint_of(hints, group, name, rest or key)
@@ -169,7 +173,7 @@ def _key(key: str, found: dict[str, Entry]) -> str:
     for option, entry in found.items():
         defaults.setdefault(_typed(entry.value), []).append(option)
         meanings.setdefault(entry.comment, []).append(option)
-    everywhere = not dot or len(found) == max(1, len(conf_files.options(group)))
+    everywhere = not dot or len(found) == max(1, len(conf_catalogue.options(group)))
     acts = when(key) if everywhere else f"with {group}= {' | '.join(found)}"
     lines = [key]
     for text, having in meanings.items():

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.config.engine_interface import engine_named
+from gbactl.disk_files import replacing
 from gbactl.errors import ConfigError, GbactlError, UsageError, WireError
 from gbactl.launch.run_dir import CONFIG, LOG, RESULT, find, lock
-from gbactl.paths import replacing
 from gbactl.policies.policy import names
 from gbactl.switching.switch_schedule import answer, status
 from gbactl.wire.auth import Peer, new_key
-from gbactl.wire.channel import Channel
+from gbactl.wire.channel_interface import Channel
 from gbactl.wire.frames import CLOSED, Frame
 from gbactl.wire.listener import local
 from gbactl.wire.messages import Event, decode

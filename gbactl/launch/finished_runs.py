@@ -1,4 +1,4 @@
-"""Cells: what a run's result depends on, which is configuration with seed, data, and code. A sweep trains none twice.
+"""Index of finished runs by cell (hashes of configuration, data and code), so that a sweep trains no cell twice.
 
 `runs/.finished/CELL` names the directory of the last run of a cell that has finished; the run's own result.json decides
 whether it is still there. A look-up costs as much as to fingerprint the source files of the data.
@@ -42,7 +42,7 @@ def code_version(package: Path = PACKAGE) -> str:
 
 @functools.cache
 def _code_at_start() -> str:
-    """Return the version of the code as it was when this process asked first; later edits are not what it runs."""
+    """Return the hash of the code that this process runs: as of the first call, before any later edits."""
     return code_version()
 
 
@@ -60,14 +60,14 @@ def cell_of(cfg: RunConfig, data: str) -> str:
 
 
 def keep(cell: str, path: Path) -> None:
-    """Enter a finished run in the index. A folder that cannot be written leaves it out."""
+    """Add a finished run to the index of cells; do nothing if the index folder cannot be written."""
     with suppress(OSError):
         INDEX.mkdir(parents=True, exist_ok=True)
         (INDEX / cell).write_text(shown_path(path))
 
 
 def find(cfg: RunConfig) -> dict[str, Any] | None:
-    """Return the result of the finished run of a configuration's cell; None where it has to be trained.
+    """Return the result of a finished run with the same configuration, data and code; None if it must be trained.
 
     With `run_dir=` only a run in that directory counts; with tracking one that is in the same store and experiment.
     Raises ConfigError and DataError where the data cannot be found."""
@@ -81,7 +81,7 @@ def find(cfg: RunConfig) -> dict[str, Any] | None:
 
 
 def _tracked_alike(path: Path, tracking: TrackingConfig) -> bool:
-    """Return whether a run is tracked where `tracking` says; any run is where that says nowhere."""
+    """Return whether a run is tracked in the store and experiment of `tracking`; always true if that is disabled."""
     if not tracking.enabled:
         return True
     found = TrackingConfig(**yaml.safe_load((path / run_dirs.CONFIG).read_text())["tracking"])
@@ -89,7 +89,7 @@ def _tracked_alike(path: Path, tracking: TrackingConfig) -> bool:
 
 
 def set_aside(cfg: RunConfig) -> None:
-    """Rename what `run_dir=` holds if that is a run of the same configuration, so that a sweep can begin it anew.
+    """Rename the directory `run_dir=` if it holds a run of the same configuration, so that a sweep can rerun it.
 
     Raises UsageError if it is still going on."""
     path = None if cfg.run_dir is None else Path(cfg.run_dir)

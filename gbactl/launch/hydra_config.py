@@ -31,18 +31,26 @@ from yaml import YAMLError
 
 from gbactl import targets
 from gbactl.checked_dataclasses import build
-from gbactl.conf_files import bases, did_you_mean, entries_of, options, unknown
+from gbactl.conf_catalogue import (
+    bases,
+    conf_dir,
+    did_you_mean,
+    entries_of,
+    option_files,
+    options,
+    set_search_folders,
+    unknown,
+)
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
-from gbactl.config.engine_interface import AUTO, engine_named, surroundings, with_engine
+from gbactl.config.engine_interface import AUTO, detected_engine, engine_named, with_engine
 from gbactl.config.groups import CostConfig, ModeConfig
 from gbactl.errors import ConfigError, GbactlError, UsageError
-from gbactl.faults.load_trace import with_traces
+from gbactl.faults.fault_kinds import with_traces
 from gbactl.launch import finished_runs
 from gbactl.launch.progress import shown_path
 from gbactl.launch.resume import group_choices, resumed
 from gbactl.launch.sweep import SweepCallback, SweepOptions, adopt, before_overrides, close_sweeps, with_tuning
 from gbactl.models import ModelConfig
-from gbactl.paths import conf_dir, option_files, search_also
 from gbactl.switching.auto_controller import GBA, SYNC
 from gbactl.tracking.run_description import CommandLine, SweepPlace
 
@@ -59,7 +67,7 @@ def to_run_config(cfg: DictConfig, typed: Sequence[str], own: Any) -> RunConfig:
 
     With resume=, it is that run's configuration, changed by the `typed` keys. `own`: Hydra's own configuration, whose
     search path is searched by this process from now on."""
-    search_also([folder for each in own.runtime.config_sources if (folder := _folder(each)) is not None])
+    set_search_folders([folder for each in own.runtime.config_sources if (folder := _folder(each)) is not None])
     try:
         values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -74,14 +82,14 @@ def to_run_config(cfg: DictConfig, typed: Sequence[str], own: Any) -> RunConfig:
 
 
 def _folder(source: Any) -> Path | None:
-    """Return the folder of an entry of Hydra's search path; None for those of Hydra and of gbactl."""
+    """Return the folder of an entry of Hydra's search path; None for the entries of Hydra itself and of gbactl."""
     if source.provider in ("hydra", "main") or source.schema not in ("file", "pkg"):
         return None
     return Path(str(resources.files(source.path) if source.schema == "pkg" else source.path))
 
 
 def _targeted(group: str, found: dict[str, Any], option: str, typed: Sequence[str]) -> dict[str, Any]:
-    """Return a group's keys for its target, with those of `options` beside the others.
+    """Return a group's keys as its target needs them, with the keys under `options` moved up beside the others.
 
     Keys in the file of the chosen `option` are for the target there: with another one, those that not every target has
     are left out unless `typed`, and so is the name. A target of gbactl's own follows from the name; it is left out."""
@@ -115,7 +123,7 @@ def mode_file(mode: str) -> dict[str, Any]:
 
 
 def _option_file(group: str, option: str) -> dict[str, Any]:
-    """Load the file that GROUP=OPTION chooses, with its bases; {} where there is none."""
+    """Load the file that GROUP=OPTION chooses, merged over the files of its defaults list; {} if there is none."""
     path = option_files(group).get(option)
     if path is None:
         return {}
@@ -128,7 +136,7 @@ def _option_file(group: str, option: str) -> dict[str, Any]:
 
 
 def defaults_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults of all keys, flattened: those of the option that `config`, nested, has of each group.
+    """Return the flattened defaults of all keys; for each group, those of the option that `config` has chosen.
 
     The name of a group's option has the default of the group."""
     found = flatten(to_dict(RunConfig()))
@@ -165,7 +173,7 @@ def composed(overrides: list[str]) -> DictConfig:
 def run_hydra(
     arguments: list[str], job: Callable[[RunConfig, CommandLine], Any], verb: str = "train", as_json: bool = False
 ) -> None:
-    """Run a command line through Hydra: single runs, --multirun, --cfg, --info. `verb`: that of gbactl.
+    """Run a command line through Hydra: single runs, --multirun, --cfg, --info. `verb`: the subcommand of gbactl.
 
     At the end of a sweep its comparison is printed, unless `as_json`."""
 
@@ -207,7 +215,7 @@ def run_hydra(
 
     given, arguments = arguments, with_engine(arguments)
     if arguments != given:
-        name = surroundings(os.environ)
+        name = detected_engine(os.environ)
         print(f"cluster={AUTO}: in {engine_named(name).surroundings}, so cluster={name}", file=sys.stderr, flush=True)
     # Hydra derives its job name from sys.argv and prints tracebacks itself unless told not to.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -236,7 +244,7 @@ def run_hydra(
 
 @dataclasses.dataclass
 class _Sweep:
-    """Runs of a sweep, as far as this process runs them: how many of how many are done, and the seconds of each."""
+    """Progress of a sweep in this process: numbers of runs in all and done, seconds of each run, and failures."""
 
     of: int = 0
     tunes: bool = False
@@ -246,11 +254,11 @@ class _Sweep:
 
     @property
     def succeeded(self) -> bool:
-        """Whether no run has failed; in tuning, where options may be too bold, whether any has finished."""
+        """Whether no run has failed or, in tuning, where failed trials are normal, any run has finished."""
         return not self.failed or (self.tunes and self.done > 0)
 
     def way_on(self, command: Sequence[str]) -> str:
-        """Say what to type after a sweep was stopped. A launcher's other processes keep their counts."""
+        """Describe how to continue a sweep that was stopped, with the number of finished runs where it is known."""
         alone = self.of and not any(text.startswith("hydra/launcher=") for text in command)
         done = f"{self.done} of {self.of} runs have finished. " if alone else ""
         again = "Begin again with" if "rerun=true" in command else "Go on with"
@@ -258,7 +266,7 @@ class _Sweep:
 
 
 def _swept(arguments: Sequence[str]) -> dict[str, int]:
-    """Return the keys that a sweep varies, by its sweeper's params or its command line, with the number of values."""
+    """Return the keys that a sweep varies, from its sweeper's params or its command line, with the number of values."""
     params = (HydraConfig.get().sweeper.get("params") or {}).items()
     typed = [text for text in arguments if "=" in text and not text.startswith(("-", "~"))]
     overrides = [*(f"{key}={value}" for key, value in params), *typed]
@@ -270,17 +278,18 @@ def _swept(arguments: Sequence[str]) -> dict[str, int]:
 
 
 def _opened(arguments: Sequence[str]) -> list[str]:
-    """Let options of a target be typed that no file has, and make --config-dir a part of the search path.
+    """Let options of a target, and names of fields, be typed that no file has, and add --config-dir to the search path.
 
     As an override it is repeated with the run's command."""
     made = list[str]()
+    free = re.compile(rf"(({'|'.join(targets.GROUPS)})\.options|model\.dims)\.")
     for text in arguments:
         if made and made[-1] in CONFIG_DIR:
             made[-1] = f"{SEARCH_PATH}[{_literal(Path(text).resolve().as_uri())}]"
         elif text.startswith(f"{CONFIG_DIR[0]}="):
             made += _opened(text.split("=", 1))
         else:
-            made.append(f"++{text}" if re.match(rf"({'|'.join(targets.GROUPS)})\.options\.", text) else text)
+            made.append(f"++{text}" if free.match(text) else text)
     return made
 
 

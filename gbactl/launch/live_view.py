@@ -17,7 +17,7 @@ from gbactl.launch.control_socket import FILE, ControlClient, locked, mode_with
 from gbactl.launch.progress import duration, shown_path
 from gbactl.launch.run_dir import CONFIG, find
 from gbactl.policies.policy import names
-from gbactl.report.slow_workers import SLOW, shares_of
+from gbactl.report.failures_and_slowdowns import SLOW, shares_of
 from gbactl.switching.switch_schedule import answer, switch_sentence
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def share(found: Status) -> float:
 
 
 def slowness(found: Status) -> dict[str, float]:
-    """Compute each worker's time a sample of its own computation, over the median worker's; {} of fewer than two."""
+    """Compute each worker's computing time per sample relative to the median worker's; {} for fewer than two."""
     speeds = {name: speed for name, speed in found.get("speeds", {}).items() if speed > 0}
     if len(speeds) < 2:
         return {}
@@ -152,7 +152,7 @@ def _workers(found: Status) -> RenderableType:
 
 
 def server_shares(found: Status) -> dict[str, dict[str, float]]:
-    """Compute the share of each server's latest second of training in each activity."""
+    """Compute the share of time that each server spent in each activity in the latest second of training."""
     each = {name: shares_of(told) for name, told in found.get("times", {}).items() if name.startswith("S")}
     return {name: shares for name, shares in each.items() if shares}
 
@@ -173,7 +173,7 @@ def _servers(each: Mapping[str, Mapping[str, float]]) -> RenderableType:
 
 
 def longest_wait(times: Mapping[str, float]) -> str:
-    """Name a worker's longest wait since the last look, and its share of the worker's time; "-" if it did not wait."""
+    """Name the kind of wait on which a worker spent most time lately, with its share; "-" if it did not wait."""
     waits = {phase: share for phase, share in shares_of(times).items() if phase != "compute" and share > 0}
     if not waits:
         return "-"
@@ -236,7 +236,7 @@ def _switched(run_dir: Path, mode: str) -> str:
 
 @contextlib.contextmanager
 def _single_keys() -> Iterator[Any]:
-    """Read single keys from the terminal: yields a function from a time-out in seconds to a key, or "" for none."""
+    """Context that reads single keys of the terminal; yields a function: seconds to wait -> key, "" for none."""
     import termios
     import tty
 

@@ -148,7 +148,7 @@ class ProgressDisplay:
             self.say(f"  {text}: {'  '.join(details)}")
 
     def _draw(self, text: str, fraction: float, details: list[str]) -> None:
-        """Draw the bar in the columns that the text leaves; the last details are left out where they do not fit."""
+        """Draw the bar in the columns that the text leaves free; drop the last details if they do not fit."""
         free = self.console.width - len(f"  {text} ") - LEAST_BAR
         while len(details) > 1 and len(f" {' '.join(details)}") > free:
             details = details[:-1]
@@ -184,7 +184,7 @@ class ProgressDisplay:
         )
 
     def best(self, result: dict[str, Any]) -> None:
-        """Print the chosen epoch and its scores, if another split was used to choose it."""
+        """Print the chosen epoch and its scores, if it was chosen on another split than the evaluated one."""
         if result["judged_on"] in (None, result["evaluated_on"]):
             return
         self.clear()
@@ -306,7 +306,7 @@ def display() -> type[ProgressDisplay]:
 
 
 class PythonDisplay(ProgressDisplay):
-    """Display for a script, which gets the result as a value: it is not printed."""
+    """Display for a Python script, which gets the result as a return value instead of printed output."""
 
     def result(self, result: dict[str, Any], commands: Sequence[tuple[str, str]] = ()) -> None:
         """Remove the progress bar."""

@@ -100,7 +100,7 @@ def named(arguments: Iterable[str]) -> str | None:
 
 
 def group_choices(arguments: Sequence[str], conf: Path) -> list[str]:
-    """Return the resumed run's choice of each configuration group as an override, except for typed groups.
+    """Return overrides with the resumed run's option of each configuration group that the user has not typed.
 
     The keys of these groups can then be typed. Raises UsageError for overrides that cannot stand beside resume=."""
     name = named(arguments)
@@ -162,7 +162,7 @@ def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> No
 
 
 def _targets(values: Any) -> Iterator[str]:
-    """Yield the targets anywhere in a configuration; gbactl's own are never written."""
+    """Yield every `target` in a configuration, at any depth; gbactl's own targets are never written into it."""
     for key, value in values.items() if isinstance(values, Mapping) else enumerate(values):
         if isinstance(value, Mapping | list):
             yield from _targets(value)
@@ -228,7 +228,7 @@ class StartingPoint:
 
     @property
     def origin(self) -> str:
-        """Name of the checkpoint that is the same for all seeds: hash of its configuration, and its step."""
+        """Name of the checkpoint, equal for all seeds: hash of its configuration without the seed, and its step."""
         if self.chain is None:
             return ""
         config = {key: value for key, value in self.chain.last.config.items() if key != "seed"}

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from gbactl.config import RunConfig, to_dict
+from gbactl.disk_files import replacing, room_needed, take_room
 from gbactl.errors import TrackingError, UsageError
-from gbactl.paths import replacing, room_needed, take_room
 from gbactl.tracking.delivery import Backlog, send_backlog, status_of
 from gbactl.tracking.final_metrics import plain_name
 from gbactl.tracking.mlflow_connection import connect, tracking_uri
@@ -52,7 +52,7 @@ def create(cfg: RunConfig) -> Path:
 
 
 def new_path(cfg: RunConfig) -> Path:
-    """Return the directory that a new run gets: run_dir=, or a name of its time, mode and seed.
+    """Return the directory for a new run: `run_dir=`, else one named by time, mode and seed in runs/.
 
     Raises UsageError when run_dir= names one that already holds a run."""
     if cfg.run_dir is None:

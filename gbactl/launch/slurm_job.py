@@ -1,4 +1,4 @@
-"""Run as a batch job of Slurm: `gbactl train --submit` submits and follows it; it is queued again when its time ends.
+"""Run as a batch job of Slurm: `gbactl train --submit` submits and follows it; it is requeued at its time limit.
 
 The batch script is kept in the run's directory. Slurm sends SIGUSR1 before the job's time ends (sbatch --signal): the
 run is saved, and the job queued again. A job that Slurm has started before goes on with the run that its earlier start
@@ -117,7 +117,7 @@ class FollowedJob:
             sys.stdout.buffer.flush()
 
     def cancel(self) -> None:
-        """Cancel the job if it waits, else have its run saved and ended."""
+        """Cancel the job if it is still queued, else let it save its run and end."""
         run_slurm("scancel", "--state=PENDING", self.number)
         run_slurm("scancel", "--batch", "--signal=TERM", self.number)
 
@@ -183,7 +183,7 @@ def _result(run: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def requeued(overrides: list[str]) -> Iterator[list[str]]:
-    """Context of a training that may be in a batch job with run_dir=; gives the overrides to begin or go on with.
+    """Context of a training run, perhaps in a requeued batch job; yields the overrides to begin or resume it with.
 
     SIGUSR1 raises Stopped, where the training does not handle it by itself; then the job is queued again."""
     typed = dict(text.split("=", 1) for text in overrides if "=" in text)
@@ -206,7 +206,7 @@ def requeued(overrides: list[str]) -> Iterator[list[str]]:
 
 
 def _continued(run: Path, overrides: list[str]) -> list[str]:
-    """Return the overrides with which a job that was started before goes on with its run."""
+    """Return the overrides with which a restarted job resumes its run, or begins it again without a checkpoint."""
     from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
     from gbactl.launch.resume import COMMANDS
     from gbactl.launch.run_dir import set_aside

@@ -204,7 +204,7 @@ class FaultInjection:
 
 
 def loss_known(event: Event, losses: Sequence[dict[str, Any]]) -> bool:
-    """Return whether an event repeats a loss that is already known.
+    """Return whether an event repeats the loss of a process (same incarnation) that is already in `losses`.
 
     It then names the same process and incarnation."""
     return event.name == "lost" and _among(event.fields, losses, "process", "epoch")

@@ -1,4 +1,4 @@
-"""Sweep as a parent run in MLflow: a Hydra callback makes it, and renews the comparison of its runs when one ends.
+"""Sweep as a parent run in MLflow, made by a Hydra callback, which updates its comparison after each run.
 
 The callback travels to the jobs of every Hydra launcher, also to other processes and hosts. A job's process finds the
 parent in the environment variable GBACTL_PARENT_RUN, which any script may set to group the runs that it starts.
@@ -62,7 +62,7 @@ class SweepOptions:
     rerun: bool = False
 
     def values_of(self, result: Mapping[str, Any]) -> float | list[float]:
-        """Return the objectives of a finished run, which a sweeper optimizes. Raises UsageError for one without."""
+        """Return a finished run's objective values, which a sweeper optimizes. Raises UsageError if one is missing."""
         if absent := [name for name in self.objective if result.get(name) is None]:
             raise UsageError(f"{result['run_dir']} has no {absent[0]}; type objective= and what its result.json has.")
         values = [float(result[name]) for name in self.objective]
@@ -70,7 +70,7 @@ class SweepOptions:
 
 
 def with_tuning(arguments: list[str]) -> list[str]:
-    """Replace `objective=auc,eps` by a list, which no sweep varies, and begin with what hydra/sweeper=optuna needs.
+    """Write `objective=` as one list, which Hydra does not sweep, and add gbactl's defaults for the Optuna sweeper.
 
     That are other defaults than the plugin's: the better direction of each objective, trials one by one, none of which
     ends the sweep by diverging, and a seed, so that a sweep that was stopped suggests the same trials when it goes on.
@@ -88,7 +88,7 @@ def with_tuning(arguments: list[str]) -> list[str]:
 
 
 def before_overrides(more: list[str], arguments: list[str]) -> list[str]:
-    """Put `more` overrides before those among the arguments; Hydra takes no option in the midst of overrides."""
+    """Insert `more` before the first override in `arguments`, as Hydra allows no option between overrides."""
     first = next((n for n, text in enumerate(arguments) if not text.startswith("-") and "=" in text), len(arguments))
     return [*arguments[:first], *more, *arguments[first:]]
 
@@ -113,7 +113,7 @@ class OpenSweep:
             self.lock.release()
 
     def tuned(self, best: list[tuple[str, str]]) -> None:
-        """Take the best trials, and the command that trains the first of them."""
+        """Store the best trials, with the command that repeats the first, and tag the parent run with them."""
         self.best = best
         if self.tracked is not None:
             self.tracked.tag(gbactl_best="\n".join(text for _, text in best))
@@ -142,7 +142,7 @@ _open: list[OpenSweep] = []
 
 
 def close_sweeps(status: str, show: bool = False) -> None:
-    """End the parent run of the sweep that this process has begun, if there is one; `show` its comparison."""
+    """End the parent run of the sweep that this process has begun, if any; `show`: also print its comparison."""
     while _open:
         sweep = _open.pop()
         sweep.close(status)
@@ -157,7 +157,7 @@ def parent_tags() -> dict[str, str]:
 
 
 def adopt(result: Mapping[str, Any], tracking: TrackingConfig) -> None:
-    """Make a finished run, which a sweep takes as it is, one of the sweep's runs, with the sweep's tags.
+    """Make a finished run, which a sweep reuses instead of training it again, one of its runs, with its tags.
 
     A run of a sweep that has finished stays that one's child."""
     run_id, parent = result.get("run_id"), os.environ.get(PARENT_RUN)
@@ -215,17 +215,17 @@ class SweepCallback(Callback):
         self.run_id = tracked.opened(STORE_SECONDS) or ""
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Tell the job's run its parent."""
+        """Pass the parent run's id to the job's run, in the environment."""
         if self.run_id:
             os.environ[PARENT_RUN] = self.run_id
         self.began = time.monotonic()
 
     def on_job_end(self, config: DictConfig, job_return: Any, **kwargs: Any) -> None:
-        """Renew the comparison of the runs that have ended; after a short job without figures."""
+        """Update the comparison of the runs that have ended; after a short job, do not redraw the figures."""
         self._renew(figures=time.monotonic() - self.began > SHORT_SECONDS)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Renew the comparison a last time: of two jobs that ended at once, one may have missed the other.
+        """Update the comparison a last time, as jobs that ended at the same time may have missed each other's results.
 
         Tell the best trials of a sweep that tunes."""
         self._renew(figures=True)

@@ -14,14 +14,15 @@ from typing import Any
 
 from gbactl import shared_memory_names
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
-from gbactl.collective.rendezvous import Rendezvous
+from gbactl.collective.base import Rendezvous
 from gbactl.config import RunConfig, flatten, to_dict
-from gbactl.config.job_layout import rounds
+from gbactl.config.rounds_and_shards import rounds
 from gbactl.config.run_config import acting
 from gbactl.coordinator.run_record import METRICS, by_round
 from gbactl.cpu import SLOW_BF16, lacks_bf16
 from gbactl.data.dataset import DAYS_BY_ROWS, Dataset, open_dataset
 from gbactl.data.source_cache import prepare
+from gbactl.disk_files import room_needed
 from gbactl.engine.base import RunProcesses, engine_of
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
 from gbactl.engine.preflight import check_collective, check_memory, too_few
@@ -44,7 +45,7 @@ from gbactl.launch.supervision import (
     switch_known,
 )
 from gbactl.launch.sweep import parent_tags
-from gbactl.paths import room_needed
+from gbactl.models import dimension_mask
 from gbactl.switching.auto_controller import AUTO_FILE
 from gbactl.switching.switch_schedule import answer, legend, listed, located, mode_id
 from gbactl.tracking.final_metrics import (
@@ -72,8 +73,8 @@ from gbactl.tracking.run_description import (
 from gbactl.tracking.tracked_run import SystemMetrics, TrackedRun
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.messages import Event, unpack
-from gbactl.wire.node_times import TRACE_DIR, merge_traces
 from gbactl.wire.socket_hub import SocketHub
+from gbactl.wire.times_and_traffic import TRACE_DIR, merge_traces
 
 EXIT_SECONDS = 15.0
 CAUSE_SECONDS = 3.0
@@ -132,6 +133,7 @@ def _train(
     plan = rounds(dataset, cfg.train)
     show.job = JobProgress(sum(dataset.splits[part.split].rows for part in plan))
     located(cfg.entries, [dataset.splits[part.split].rows for part in plan])  # raises for an unreachable switch
+    dimension_mask(cfg.model, dataset.schema, dataset.meta["field_names"])  # raises for a field that the data lack
     obstacle = "" if cfg.model.target is None else _dry_run(cfg, dataset)
     check_memory(cfg, dataset)
     job = StartingPoint.of(cfg, dataset, len(plan))
@@ -173,7 +175,7 @@ def _dry_run(cfg: RunConfig, dataset: Dataset) -> str:
 
 @contextlib.contextmanager
 def traced(run_dir: Path, show: ProgressDisplay) -> Iterator[None]:
-    """Context of a run whose processes write traces: their directory, which asks them to, becomes one file."""
+    """Context in which a run's processes write traces to its trace directory; at the end, they become one file."""
     (run_dir / TRACE_DIR).mkdir()
     try:
         yield
@@ -290,7 +292,7 @@ class LaunchedRun:
 
     @contextlib.contextmanager
     def _collective(self, children: RunProcesses) -> Iterator[list[dict[str, str]]]:
-        """Return the workers' environments; start a rendezvous where the mode has an all-reduce."""
+        """Context that yields the workers' environments; it runs a rendezvous if the mode has an all-reduce."""
         workers, c = self.cfg.processes, self.cfg.collective
         if not self.cfg.collects:
             yield [{} for _ in range(workers)]
@@ -360,7 +362,7 @@ class LaunchedRun:
             raise ClusterError("The processes did not end after the result; they were killed.")
 
     def _cause(self, children: RunProcesses, failure: tuple[str, bool]) -> tuple[str, bool]:
-        """Wait briefly for the exit of the process that failed first; return its failure instead of a follow-up one."""
+        """Wait briefly for the exit of the process that failed first; return its failure, or `failure` if none."""
         deadline = time.monotonic() + CAUSE_SECONDS
         while not failure[1] and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -500,12 +502,12 @@ class LaunchedRun:
         return {MODE_TAG: self.modes, "mlflow.runName": name}
 
     def _origin_run(self) -> str | None:
-        """Return the MLflow id of another run whose checkpoint this one goes on from; None where there is none."""
+        """Return the MLflow id of another run from whose checkpoint this run started; None if there is none."""
         chain = self.job.chain
         return None if chain is None or self.job.same_run else run_dirs.tracked_as(run_of(chain))
 
     def _note(self, result: dict[str, Any] | None = None) -> str:
-        """Write the run's note for MLflow; without a result that of a run that goes on."""
+        """Write the run's note for MLflow; without a result, the note of a run still in progress."""
         headline = _headline(self.cfg, self.dataset)
         if self.job.chain is not None and not self.job.same_run:
             origin = run_of(self.job.chain)
@@ -573,7 +575,7 @@ class LaunchedRun:
         return result
 
     def _log_model(self, result: dict[str, Any]) -> None:
-        """List the model of the run's newest checkpoint among the tracking store's models; its files stay here."""
+        """Register the newest checkpoint's model in the tracking store, without uploading its files."""
         assert self.tracked is not None
         folder = CheckpointFolder(self.run_dir / CHECKPOINTS)
         if names := folder.names():

@@ -12,24 +12,31 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from gbactl.checked_dataclasses import Bounds, Count, ShareBelowOne, SomeShare, expect
-from gbactl.errors import ConfigError
+from gbactl.errors import ConfigError, require
 from gbactl.targets import found_class
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import nn
 
+    from gbactl.data.dataset import Schema
+
 _INT63 = (1 << 63) - 1
+Dimension = Annotated[int, Bounds(at_least=1, at_most=65_536)]
 
 
 @dataclass
 class ModelConfig:
     """Configuration of a click model over looked-up rows.
 
-    `target` is its class; None: that of gbactl's model `name`. `options` are the arguments of its constructor beyond
-    those that every model is offered; in files they stand beside the other keys."""
+    `target` is its class; None: that of gbactl's model `name`. `dims`: smaller dimensions than `dim`, by field.
+    `options` are the arguments of its constructor beyond those that every model is offered; in files they stand beside
+    the other keys."""
 
     name: str = "deepfm"
-    dim: Annotated[int, Bounds(at_least=1, at_most=65_536)] = 16
+    dim: Dimension = 16
+    dims: dict[str, Dimension] | None = None
     hidden: list[Count] = field(default_factory=lambda: [400, 400, 400])
     dropout: ShareBelowOne = 0.0
     batch_norm: bool = False
@@ -45,6 +52,31 @@ def row_width(cfg: ModelConfig) -> int:
 
     By default these are gbactl's own."""
     return cfg.dim + int(cfg.target is None if cfg.first_order is None else cfg.first_order)
+
+
+def dimension_mask(cfg: ModelConfig, schema: Schema, names: Sequence[str]) -> NDArray[np.float32] | None:
+    """Return 1 for the values of a row that each field has, and 0 beyond its dimension, float32[fields, row width].
+
+    `names`: of the fields. Those that share an embedding table have its dimension. None where no field has one of its
+    own. Raises ConfigError for a field that the data do not have, or a dimension above model.dim."""
+    if not cfg.dims:
+        return None
+    import numpy as np
+
+    from gbactl.conf_catalogue import did_you_mean
+
+    tables, chosen = schema.table_of, dict[int, tuple[str, int]]()
+    for name, dim in cfg.dims.items():
+        meant = did_you_mean(name, names) or f"There are: {', '.join(names[:30])}{', ...' if len(names) > 30 else ''}."
+        require(name in names, f"model.dims.{name} names no field with ids of these data. {meant}")
+        require(dim <= cfg.dim, f"model.dims.{name}={dim} is above model.dim={cfg.dim}; raise model.dim to {dim}.")
+        other, of_table = chosen.setdefault(tables[names.index(name)], (name, dim))
+        shared = f"model.dims.{name}={dim} and model.dims.{other}={of_table} are of one embedding table"
+        require(dim == of_table, f"{shared}, which has one dimension; leave one of them out.")
+    mask = np.ones((len(tables), row_width(cfg)), np.float32)
+    for place, table in enumerate(tables):
+        mask[place, chosen.get(table, ("", cfg.dim))[1] : cfg.dim] = 0
+    return mask
 
 
 def dense_size(cfg: ModelConfig, numeric: int, fields: int, list_targets: Sequence[int | None] = ()) -> int:
@@ -101,7 +133,7 @@ def option_hints(kind: str | type[Any]) -> dict[str, Any]:
 
 
 def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
-    """List the parameters of a constructor; in place of its **arguments, which it passes on, those of its base."""
+    """List a constructor's parameters, with its base's parameters in place of the **arguments that it passes on."""
     found = dict[str, inspect.Parameter]()
     for each in kind.__mro__[:-1]:
         if "__init__" in vars(each):
@@ -114,10 +146,10 @@ def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
 
 
 def _arguments(cfg: ModelConfig, kind: type[Any], offered: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a constructor. Raises ConfigError for an option that it does not take, or lacks.
+    """Return the arguments of a constructor. Raises ConfigError for an unknown or a missing option.
 
     Options of gbactl's own models are checked by type and bounds."""
-    from gbactl.conf_files import did_you_mean
+    from gbactl.conf_catalogue import did_you_mean
 
     every = _parameters(kind)
     named = [each for each in every if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]

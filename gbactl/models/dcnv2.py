@@ -13,7 +13,7 @@ from gbactl.models.base import ClickModel
 
 
 class Cross(nn.Module):
-    """Layer of crosses, of which each raises the degree by one: x0 * (U V x + b) + x, with a full matrix for U V."""
+    """Cross layer x0 * (W x + b) + x, which raises the degree by one; W is U V of rank `rank`, or a full matrix."""
 
     def __init__(self, model: ClickModel, width: int, rank: int | None) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Cross(nn.Module):
         self.up = model.new_linear(rank or width, width)
 
     def forward(self, start: Tensor, x: Tensor) -> Tensor:
-        """Cross x float[samples, width] with the input `start` of the first layer."""
+        """Apply the layer to x float[samples, width]; `start`: the input of the first layer."""
         crossed: Tensor = start * self.up(x if self.down is None else self.down(x)) + x
         return crossed
 
@@ -46,7 +46,7 @@ class DCNv2(ClickModel):
         self.last = self.new_linear(width, 1, bias=False) if structure == "parallel" else None
 
     def terms(self, numeric: Tensor, vectors: Tensor) -> Sequence[Tensor]:
-        """Compute the MLP's logit, and that of the crosses where they are beside it."""
+        """Compute the logit of the MLP and, in the parallel structure, that of the cross layers."""
         values = numeric if self.bottom is None else self.bottom(numeric)
         start = torch.cat((values, vectors.flatten(1)), dim=1)
         x = start

@@ -16,7 +16,7 @@ from gbactl.models.din import Activation, HistoryModel, masked_softmax
 
 
 class GatedRecurrence(nn.Module):
-    """GRU with weighted updates, as wide as its input: the states after each item of a history.
+    """GRU with weighted updates, as wide as its input; it returns the state after each item of a history.
 
     u = weight * sigmoid(W_u x + U_u h + b_u), r = sigmoid(W_r x + U_r h + b_r), and the next state is (1 - u) h + u c
     with c = tanh(W_c x + r * (U_c h) + b_c). A weight of 0 leaves the state as it is. With weights of 1 it is a GRU,

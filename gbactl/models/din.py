@@ -1,4 +1,4 @@
-"""DIN: attention of the target item over the history that shares its embedding table; an MLP over what it finds."""
+"""DIN: attention of the target item over the history that shares its embedding table, then an MLP."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from gbactl.checked_dataclasses import Count
 from gbactl.errors import require
-from gbactl.models.base import ClickModel
-from gbactl.models.layers import mlp
+from gbactl.models.base import ClickModel, mlp
 
 Activation = Literal["dice", "prelu", "relu"]
 
@@ -82,7 +81,7 @@ class ActivationUnit(nn.Module):
 
 
 def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
-    """Compute the softmax over the items of each history, float[samples, longest]; an empty one has zeros."""
+    """Compute the softmax over the items of each history, float[samples, longest]; zeros for an empty history."""
     least = torch.finfo(scores.dtype).min
     return torch.softmax(scores.masked_fill(~mask, least), 1) * mask
 

@@ -22,7 +22,7 @@ from gbactl.data.dataset import Batch, Dataset, Schema
 from gbactl.errors import ConfigError, require
 from gbactl.kernels import load
 from gbactl.kernels.base import Floats
-from gbactl.models import ModelConfig, build, row_width
+from gbactl.models import ModelConfig, build, dimension_mask, row_width
 from gbactl.models.gradient_computer import GradientComputer, raw_tensors
 from gbactl.models.pooling import ListPooling, RawField
 
@@ -31,7 +31,7 @@ KEYS = (1, 2, 1)  # seeds of three batches, of which the first and the last have
 
 
 def dry_run(cfg: ModelConfig, dataset: Dataset, seed: int, precision: str) -> str:
-    """Compute on samples of the first day or split. Returns why the run could not be replayed, "" where it could.
+    """Test a model on samples of the first day or split; return why its run could not be replayed, "" if it could.
 
     Raises ConfigError, one sentence, where the model breaks the contract."""
     batch, schema = dataset.splits[0].slice(0, min(SAMPLES, dataset.splits[0].rows)), dataset.schema
@@ -39,7 +39,8 @@ def dry_run(cfg: ModelConfig, dataset: Dataset, seed: int, precision: str) -> st
     rows = (random.uniform(-1, 1, (len(batch), schema.fields, width)) * scale).astype(np.float32)
     model = build(cfg, schema.numeric, schema.fields, seed, schema.list_targets)
     _check_parameters(cfg, model)
-    computer = GradientComputer(model, precision=precision)
+    mask = dimension_mask(cfg, schema, dataset.meta["field_names"])
+    computer = GradientComputer(model, precision=precision, mask=mask)
     _check_raw_fields(cfg, computer.raw_fields, schema)
     raw: list[RawField] = []
     if batch.jagged is not None:
@@ -59,7 +60,7 @@ def _check_raw_fields(cfg: ModelConfig, asked: Sequence[int], schema: Schema) ->
 
 
 def _head(field: RawField, count: int) -> RawField:
-    """Return a raw field of the first samples; a single one's list is empty, as lists may be."""
+    """Return a raw field of the first `count` samples; for one sample with an empty list, to test that case."""
     rows, mask = field
     return (rows[:count], mask[:count]) if count > 1 else (0 * rows[:1, :1], np.zeros((1, 1), np.bool_))
 
@@ -79,7 +80,7 @@ def _check_parameters(cfg: ModelConfig, model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def _told(cfg: ModelConfig, numeric: Floats, rows: Floats, raw: Sequence[RawField]) -> Iterator[None]:
-    """Context that tells an exception of the user's model in one sentence, with the shapes of what it was given."""
+    """Context that re-raises an exception of the user's model as one sentence, with the shapes of its inputs."""
     try:
         yield
     except ConfigError:
@@ -96,7 +97,7 @@ def _told(cfg: ModelConfig, numeric: Floats, rows: Floats, raw: Sequence[RawFiel
 def _check_batch(
     cfg: ModelConfig, computer: GradientComputer, numeric: Floats, rows: Floats, raw: Sequence[RawField]
 ) -> None:
-    """Raise ConfigError unless logits and gradients of a batch are as they have to be."""
+    """Raise ConfigError unless a batch's logits and gradients exist, are finite and have the right shape."""
     what, count = f"model.target={cfg.target}", len(rows)
     named = dict(computer.model.train().named_parameters())
     computer.flat.alone(count == 1)
@@ -120,7 +121,7 @@ def _check_batch(
 
 
 def _obstacle(cfg: ModelConfig, computer: GradientComputer, batch: Batch, rows: Floats, raw: Sequence[RawField]) -> str:
-    """Describe what a gradient depends on beside parameters, batch and seed; "" where there is nothing."""
+    """Describe why a gradient depends on more than parameters, batch and seed; "" if it does not."""
     norms = {id(each) for norm in computer.flat.norms for each in norm.buffers()}
     buffers = {name: each for name, each in computer.model.named_buffers() if id(each) not in norms}
     before = {name: each.clone() for name, each in buffers.items()}

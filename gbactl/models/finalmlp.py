@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from gbactl.checked_dataclasses import Count, Natural
 from gbactl.errors import require
-from gbactl.models.base import ClickModel
-from gbactl.models.layers import mlp
+from gbactl.models.base import ClickModel, mlp
 
 
 class Gate(nn.Module):
@@ -24,7 +23,7 @@ class Gate(nn.Module):
         self.mlp = mlp(max(1, len(context)) * model.dim, hidden, wide, init=model.init)
 
     def forward(self, v: Tensor, vectors: Tensor) -> Tensor:
-        """Gate v float[samples, wide]; vectors: float[samples, fields, dim], those looked up."""
+        """Multiply v float[samples, wide] by its gate; `vectors`: looked-up ones, float[samples, fields, dim]."""
         context = vectors[:, self.context].flatten(1) if self.start is None else self.start
         return v * (2 * torch.sigmoid(self.mlp(context)))
 

@@ -78,7 +78,7 @@ class FlatModel:
         return self._own_numpy
 
     def use(self, vector: Vector) -> bool:
-        """Use the caller's `vector` as the model's memory, without a copy, until the next `load` or `use`.
+        """Use the caller's `vector` in place as the model's memory until the next `load` or `use`; False if copied.
 
         False, and a copy, where the vector is not aligned like the model's own memory: sums would differ in bits.
         """
@@ -126,7 +126,7 @@ class FlatModel:
         if self.buffers:
             np.copyto(self._running, vector[self.params :])
 
-    def come_home(self) -> None:
+    def use_own_memory(self) -> None:
         """Return to the model's own memory, with the values from before the first `use`."""
         if self._numpy is not self._own_numpy:
             self._bind(address(self._own_numpy), self._own_numpy)
@@ -140,7 +140,7 @@ class FlatModel:
             np.copyto(self._running[start - self.params : low + len(values) - self.params], values[start - low :])
 
     def alone(self, alone: bool) -> None:
-        """Let batch norm normalise the next batch with the running values if it is of one sample, without variance.
+        """With `alone`, make batch norm use its running statistics, as a batch of one sample has no variance.
 
         It then leaves them unchanged."""
         for norm in self.norms:

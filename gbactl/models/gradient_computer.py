@@ -14,7 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from gbactl.data.dataset import Dataset
 from gbactl.metrics import ranked_pairs
+from gbactl.models import ModelConfig, build, dimension_mask
 from gbactl.models.flat_parameters import FlatModel, Vector
 from gbactl.models.pooling import RawField
 
@@ -55,8 +57,12 @@ def one_thread() -> Iterator[None]:
 class GradientComputer:
     """Gradient computation that depends on the loaded parameters, the batch and its random key alone."""
 
-    def __init__(self, model: nn.Module, dense: Vector | None = None, precision: str = "fp32") -> None:
-        """Wrap `model`; `dense`, if given, replaces its initial values; `precision` is fp32 or bf16 (autocast)."""
+    def __init__(
+        self, model: nn.Module, dense: Vector | None = None, precision: str = "fp32", mask: Floats | None = None
+    ) -> None:
+        """Wrap `model`; `dense`, if given, replaces its initial values; `precision` is fp32 or bf16 (autocast).
+
+        `mask`, if given, multiplies the rows of each field (see `models.dimension_mask`)."""
         if precision not in ("fp32", "bf16"):
             raise ValueError(f"precision {precision} is neither fp32 nor bf16")
         self.model = model
@@ -64,13 +70,24 @@ class GradientComputer:
         self._seed: Callable[[int], None] = getattr(model, "seed_dropout", seed_torch)
         self._low = precision == "bf16"
         self.raw_fields: Sequence[int] = getattr(model, "raw_fields", ())  # multi-valued fields it wants raw as well
+        self._mask = None if mask is None else torch.from_numpy(mask)
         self.of_raw: list[Floats] = []  # gradients of their rows, of the last batch
         self.ranked = (0.0, 0)  # of the last batch, as it was before it was trained: see metrics.ranked_pairs
         if dense is not None:
             self.flat.load(dense)
 
+    @classmethod
+    def of(cls, cfg: ModelConfig, dataset: Dataset, seed: int, precision: str) -> GradientComputer:
+        """Build a configured model for the fields of a data set. Raises ConfigError."""
+        schema = dataset.schema
+        model = build(cfg, schema.numeric, schema.fields, seed, schema.list_targets)
+        return cls(model, precision=precision, mask=dimension_mask(cfg, schema, dataset.meta["field_names"]))
+
     def logits(self, numeric: Tensor, emb: Tensor, raw: RawTensors = ()) -> Tensor:
         """Compute logits float32[B] in the configured precision."""
+        if self._mask is not None:
+            emb = emb * self._mask
+            raw = [(rows * self._mask[field], there) for field, (rows, there) in zip(self.raw_fields, raw, strict=True)]
         given = (numeric, emb, raw) if raw else (numeric, emb)
         if not self._low:
             return self.model(*given).float()  # type: ignore[no-any-return]

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from gbactl.checked_dataclasses import Bounds, Count
 from gbactl.errors import require
-from gbactl.models.base import ClickModel
-from gbactl.models.layers import Dropout, mlp
+from gbactl.models.base import ClickModel, Dropout, mlp
 
 Reduction = Annotated[float, Bounds(above=0, at_most=1000)]
 

@@ -1,4 +1,4 @@
-"""Rows of a batch's ids, and multi-valued fields on their way into a model: the rows of each list pooled to one.
+"""Distinct rows of a batch's ids, and pooling of multi-valued fields: the rows of each list become one row.
 
 A model with an attribute `raw_fields`, numbers of multi-valued fields, gets the lists of these fields raw as well.
 
@@ -36,7 +36,7 @@ def distinct_rows(kernels: Kernels, batch: Batch, schema: Schema, shards: int) -
 
 
 class ListPooling:
-    """Pooling and padding of one batch's lists: their values' rows to rows of lists, and a gradient back.
+    """Pooling and padding of a batch's lists: from their values' rows to one row per list, and gradients back.
 
     A list of `max` passes the gradient of a column on to the first of the values that are greatest in this column."""
 
@@ -52,7 +52,7 @@ class ListPooling:
         self._first = schema.columns
 
     def _mean_scale(self, is_mean: NDArray[np.bool_]) -> Floats:
-        """Return what each list's sum is multiplied by, float32[lists, 1]: 1, or for a mean 1 / its sum of weights."""
+        """Return the factor of each list's sum, float32[lists, 1]: 1 or, for a mean, 1 / the sum of its weights."""
         total = self.lengths.astype(np.float64)
         if self.weights is not None:
             total = np.bincount(self.of_value, self.weights, minlength=len(total)).astype(np.float64)
@@ -82,7 +82,7 @@ class ListPooling:
         self._passes = equal & (seen - before == 1)
 
     def pad(self, rows: Floats, raw_fields: Sequence[int]) -> list[RawField]:
-        """Pad the lists of some fields with zeros to the longest one, of at least 1; `rows`: as `pool` has left them.
+        """Pad some fields' lists with zeros to the longest one's length, at least 1; `rows`: as scaled by `pool`.
 
         The values of a list stand at its beginning, in their order."""
         found: list[RawField] = []

@@ -12,7 +12,7 @@ from typing import Any
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, identity
 from gbactl.checkpoint.restore import chain_at, keep_initial, load_initial, load_shard
 from gbactl.config import RunConfig, to_dict
-from gbactl.config.job_layout import samples_of, shard_spec
+from gbactl.config.rounds_and_shards import samples_of, shard_spec
 from gbactl.coordinator.checkpointing import spare_bytes
 from gbactl.coordinator.membership import BEAT_SECONDS, beat
 from gbactl.coordinator.state import JournalState, kept
@@ -26,7 +26,7 @@ from gbactl.server.shard_server import load_last
 from gbactl.store.shard import Shard
 from gbactl.wire.auth import Peer
 from gbactl.wire.bootstrap import Bootstrap, await_dense
-from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.channel_interface import Channel, Hub
 from gbactl.wire.half_precision_transport import narrowed
 from gbactl.wire.listener import local
 from gbactl.wire.messages import CheckpointLoaded, Hello, Ready

@@ -15,25 +15,25 @@ from gbactl.collective import connect
 from gbactl.collective.base import FaultTolerantCollective, ring_item
 from gbactl.collective.ring_with_fallback import CollectiveWithFallback
 from gbactl.config import RunConfig
-from gbactl.config.job_layout import dense_cuts, optimizer, segment_bytes
+from gbactl.config.rounds_and_shards import dense_cuts, optimizer, segment_bytes
+from gbactl.cpu import CoreAssignment
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import WorkerSlowdown
 from gbactl.kernels import codec_of, load
 from gbactl.kernels.base import aligned_copy
-from gbactl.kernels.native import flush
-from gbactl.models import build, row_width
+from gbactl.kernels.native import core_slots, flush
+from gbactl.models import row_width
 from gbactl.models.flat_parameters import FlatModel
 from gbactl.models.gradient_computer import GradientComputer
 from gbactl.store.dense import DenseBlock
 from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense, start
 from gbactl.wire.auth import Peer
 from gbactl.wire.bootstrap import await_setup, install_dense
-from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.channel_interface import Channel, Hub
 from gbactl.wire.listener import near
 from gbactl.wire.messages import Hello, Ready, RingBroken, WorkerFailed
 from gbactl.worker.allreduce_fallback import ServerSums
 from gbactl.worker.client import WorkerClient
-from gbactl.worker.core_sharing import CoreAssignment, join
 from gbactl.worker.dense_placement import (
     DensePlacement,
     Placements,
@@ -93,7 +93,7 @@ class WorkerProcess:
 
     def __init__(self, hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset) -> None:
         self.boot, self.cfg, self.dataset, self.kernels = boot, cfg, dataset, load()
-        self.core_slots, self.codec = join(None), codec_of(cfg.transport.wire_dtype)
+        self.core_slots, self.codec = core_slots(None), codec_of(cfg.transport.wire_dtype)
         self.ring_item = ring_item(cfg.collective.name, cfg.transport.wire_dtype)
         self.computer = self._computer()
         flat, served = self.computer.flat, "servers" in cfg.homes
@@ -115,10 +115,7 @@ class WorkerProcess:
             self.exchange.patience = 2 * cfg.cluster.start_timeout  # the coordinator gives up a missing server before
 
     def _computer(self) -> GradientComputer:
-        schema, cfg = self.dataset.schema, self.cfg
-        return GradientComputer(
-            build(cfg.model, schema.numeric, schema.fields, cfg.seed, schema.list_targets), precision=cfg.precision
-        )
+        return GradientComputer.of(self.cfg.model, self.dataset, self.cfg.seed, self.cfg.precision)
 
     @property
     def flat(self) -> FlatModel:
@@ -173,7 +170,7 @@ class WorkerProcess:
     def share_core(self) -> None:
         """Share the core with other workers by time slots, unless a thread could wait for another within its slot."""
         place = self.boot.place
-        self.core_slots = join(None if place is None or self.cfg.lanes > 1 else CoreAssignment(*place))
+        self.core_slots = core_slots(None if place is None or self.cfg.lanes > 1 else CoreAssignment(*place))
 
     def worker(self, computer: GradientComputer, dense: Placements) -> WorkerLoop:
         """Make a compute loop for the model computation `computer`."""

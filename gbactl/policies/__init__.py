@@ -10,8 +10,19 @@ from __future__ import annotations
 from gbactl.policies.gba import GbaOptions
 from gbactl.policies.hop_bs import HopBsOptions
 from gbactl.policies.hop_bw import HopBwOptions
-from gbactl.policies.policy import Policy, PolicyOptions, make, names
-from gbactl.policies.records import Decision, Drop, Grant, Ledger, Member, Phase, Step
+from gbactl.policies.policy import (
+    Decision,
+    Drop,
+    Grant,
+    Ledger,
+    Member,
+    Phase,
+    Policy,
+    PolicyOptions,
+    Step,
+    make,
+    names,
+)
 
 __all__ = [
     "Decision", "Drop", "GbaOptions", "Grant", "HopBsOptions", "HopBwOptions", "Ledger", "Member", "Phase", "Policy",

@@ -12,7 +12,7 @@ from typing import ClassVar, cast
 
 from gbactl.checked_dataclasses import NumberOrInfinity, Share
 from gbactl.errors import ConfigError
-from gbactl.policies.buffered import BufferedPolicy
+from gbactl.policies.async_bsp import BufferedPolicy
 from gbactl.policies.policy import PolicyOptions
 
 DECAYS: dict[str, Callable[[float, float], float]] = {  # (staleness beyond iota, decay_rate) -> weight

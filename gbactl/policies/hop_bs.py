@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar, cast
 
 from gbactl.checked_dataclasses import NumberOrInfinity
-from gbactl.policies.buffered import AsyncPolicy
-from gbactl.policies.policy import PolicyOptions
-from gbactl.policies.records import Grant
+from gbactl.policies.async_bsp import AsyncPolicy
+from gbactl.policies.policy import Grant, PolicyOptions
 
 
 class WorkerClocks:

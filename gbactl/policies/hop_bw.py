@@ -12,8 +12,7 @@ from typing import ClassVar, cast
 
 from gbactl.checked_dataclasses import Natural
 from gbactl.errors import ConfigError
-from gbactl.policies.policy import Policy, PolicyOptions
-from gbactl.policies.records import Decision, Grant, Member, Step
+from gbactl.policies.policy import Decision, Grant, Member, Policy, PolicyOptions, Step
 
 
 @dataclass(frozen=True)

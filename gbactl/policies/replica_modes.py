@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from gbactl.checked_dataclasses import Bounds, Count, NumberOrInfinity, Processes, Share, ShareBelowOne
-from gbactl.policies.buffered import AsyncPolicy
-from gbactl.policies.policy import PolicyOptions
-from gbactl.policies.records import Grant
+from gbactl.policies.async_bsp import AsyncPolicy
+from gbactl.policies.policy import Grant, PolicyOptions
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class ReplicaPolicy(AsyncPolicy):
     shadow: ClassVar[bool] = False
 
     def take(self, worker: int) -> Grant | None:
-        """Grant a worker the next batch, with rows that contain every step ordered so far, its own included."""
+        """Grant a worker the next batch; its rows must include every step ordered so far, also the worker's own."""
         grant = super().take(worker)
         if grant is None:
             return None

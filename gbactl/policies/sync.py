@@ -10,8 +10,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import ClassVar, NamedTuple
 
-from gbactl.policies.policy import Policy
-from gbactl.policies.records import Decision, Grant, Member, Step
+from gbactl.policies.policy import Decision, Grant, Member, Policy, Step
 
 
 class DealtBatch(NamedTuple):
@@ -78,7 +77,7 @@ class Dealer:
         return bool(hand and hand[0].turn < self._turn[worker])
 
     def lose(self, worker: int, leased: list[int]) -> None:
-        """Reassign a failed worker's batches: leased, not handed out, or its share of steps that others have begun."""
+        """Reassign a failed worker's batches: leased, not yet granted, or due to it in steps that others have begun."""
         turn = self._turn.pop(worker, None)
         if turn is None:
             return

@@ -1,4 +1,4 @@
-"""Gradients of a run's workers, for its replay: the values that each pulled, and the gradient computed from them.
+"""Recomputation of a run's gradients for its replay, from the parameter versions that the workers pulled.
 
 The workers' all-reduce adds the gradients in batch order, so a sum here has the same bits. Memory of the replica:
 a dense vector with its moments, and one more vector for each gradient of a step.
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.config import RunConfig
-from gbactl.config.job_layout import optimizer, shard_spec
+from gbactl.config.rounds_and_shards import optimizer, shard_spec
 from gbactl.coordinator.event_log import AnnounceRecord
 from gbactl.data.dataset import Dataset
 from gbactl.kernels import codec_of
@@ -38,7 +38,7 @@ class GradientRecomputer:
     """Computation of the same gradients as the run's workers computed."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset) -> None:
-        self.cfg, self.dataset, self.model = cfg, dataset, SharedCompute.of(cfg, dataset.schema)
+        self.cfg, self.dataset, self.model = cfg, dataset, SharedCompute.of(cfg, dataset)
         self.flat, self.width, self.held = self.model.flat, self.model.width, self.model.held
         self.source = MappedBatchSource(dataset, self.model.kernels, cfg.cluster.servers, cfg.seed, cfg.train.shuffle)
         self.codec = codec_of(cfg.transport.wire_dtype)
@@ -151,7 +151,7 @@ class ReplayedReplica:
 
 
 class PulledVersions:
-    """Shard versions that a phase's gradients pulled: collected by `add`, then iterated by version with `leaving`."""
+    """Shard versions from which a phase's gradients were computed: recorded by `add`, iterated over by `leaving`."""
 
     def __init__(self, shards: int) -> None:
         self.shards = shards
@@ -165,7 +165,7 @@ class PulledVersions:
         return len(self._batches)
 
     def add(self, record: AnnounceRecord) -> None:
-        """Record the versions that an announced gradient pulled; a dense version of -1 stands for that of the rows."""
+        """Record the versions that a gradient was computed from; a dense version of -1 means the rows' version."""
         self._batches.append(record.batch)
         self._versions.extend(record.row_versions)
         self._versions.extend(dense_versions(record))
@@ -209,7 +209,7 @@ def dense_versions(record: AnnounceRecord) -> tuple[int, ...]:
 
 
 class CapturedValues:
-    """Values that a phase's gradients pulled, copied when the replay's shards reach the pulled versions."""
+    """Parameters that a phase's gradients were computed from, copied when the replayed shards reach that version."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class CapturedValues:
         version: int,
         replica: Floats | None = None,
     ) -> None:
-        """Capture from `shards`; dense values from `replica`, if given, as the shards then hold none."""
+        """Capture rows from `shards`, and dense values from `replica` if given, since the shards then hold none."""
         self.gradients, self.shards, self.pulls, self.replica = gradients, shards, pulls, replica
         self.version = version
         self._held: dict[int, BatchInProgress] = {}
@@ -227,7 +227,7 @@ class CapturedValues:
         self._computed: set[int] = set()  # batches computed at the current version
 
     def leave(self) -> None:
-        """Copy the values that later gradients pulled at the current version; call before the shards take a step."""
+        """Before the shards take a step, copy the current values that gradients computed later were based on."""
         for shard, dense, batch in self.pulls.leaving(self.version):
             if batch not in self._computed:
                 self._take(self._pulled(batch), shard, dense)

@@ -19,16 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.config import RunConfig, to_dict
-from gbactl.coordinator.phase_decisions import Divergence, DivergenceError
+from gbactl.coordinator.training_phase import Divergence, DivergenceError
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.source_cache import prepare
+from gbactl.disk_files import replacing
 from gbactl.errors import DataError, EventLogError, UsageError
 from gbactl.kernels.native import flushed
 from gbactl.launch.progress import ProgressDisplay
 from gbactl.launch.run_dir import LOG, find, tracked_as
 from gbactl.models.dry_run import dry_run
 from gbactl.nodes.role_setup import header
-from gbactl.paths import replacing
 from gbactl.replay.event_log_scan import Recording, scan
 from gbactl.replay.replayer import Replayer
 from gbactl.store.shard import Shard
@@ -202,7 +202,7 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def _log(run_dir: Path, verdict: dict[str, Any], uri: str | None) -> None:
-    """Log the verdict as a child of the run in MLflow; without a store that has the run nothing is logged."""
+    """Log the verdict to MLflow as a child of the run; do nothing if no store has the run."""
     run_id = tracked_as(run_dir)
     if run_id is None:
         return

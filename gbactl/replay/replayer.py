@@ -7,7 +7,8 @@ from typing import Any
 
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import AnnounceRecord, InfoRecord, Record
-from gbactl.coordinator.phase_decisions import (
+from gbactl.coordinator.statistics import Statistics
+from gbactl.coordinator.training_phase import (
     ApplyStep,
     Command,
     DiscardGradient,
@@ -18,7 +19,6 @@ from gbactl.coordinator.phase_decisions import (
     TrainingPhase,
     named,
 )
-from gbactl.coordinator.statistics import Statistics
 from gbactl.data.dataset import Dataset
 from gbactl.errors import EventLogError
 from gbactl.hashing import MODULUS

@@ -1,325 +1,215 @@
-"""Charts of the report as SVG: curves with bands, bars with intervals, histograms, strips of speeds. Pure.
+"""Charts of the report as Vega-Lite specifications, each with its rows of data. Pure, but for `svg`, which draws one.
 
-Colours are classes, which charts.css sets for light and dark. Texts of hovers are in `title` elements, and in
-`data-points` for the page's script.
+Colours are the variables of charts.css, which has them for light and dark. A group has one colour in all charts. The
+parameter `off` of a chart lists the groups that are hidden.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+from typing import Any
 
-WIDE, HIGH = 540, 300
-LEFT, RIGHT, TOP, BOTTOM = 62, 16, 26, 42
-ROW, LABEL, LETTERS = 30, 150, 25  # height of a bar's row; width of its label, and letters of a line of it
+Row = dict[str, Any]
+Spec = dict[str, Any]
+
+WIDE, HIGH = 560, 300
+COLOURS = 8  # lines of further groups have the same colours and are dashed
 SETTLED = 0.1  # share of the horizontal axis whose values do not set the vertical scale
-Write = Callable[[float], str]
-Scale = Callable[[float], float]
+SHORT = {"labelExpr": "format(datum.value, abs(datum.value) < 1000 ? '.4~g' : '.3~s')"}  # 0.75, 1.5k, 20M
+NAME = {"labelExpr": "split(datum.label, ', ')", "labelLimit": 160, "labelColor": "var(--text)"}  # a line for each part
+MIDDLE = {"condition": {"test": "indexof(datum.label, ', ') >= 0", "value": "bottom"}, "value": "middle"}
+DOT = {"type": "point", "filled": True, "opacity": 1, "clip": True}
+RED = {"type": "rect", "color": "var(--bad)", "stroke": "var(--back)", "strokeWidth": 1}
+CONFIG = {
+    "font": "system-ui, -apple-system, 'Segoe UI', Roboto, Arial, sans-serif",
+    "background": None,
+    "view": {"fill": "var(--plot)", "stroke": None},
+    "axis": {
+        "domain": False, "ticks": False, "gridColor": "var(--line)", "labelColor": "var(--faint)", "labelFontSize": 11,
+        "labelPadding": 6, "titleColor": "var(--faint)", "titleFontSize": 11, "titleFontWeight": "normal",
+    },
+    "axisDiscrete": {"grid": False},
+    "header": {"labelFontSize": 11, "title": None},
+    "legend": {
+        "direction": "vertical", "labelColor": "var(--text)", "labelFontSize": 11, "labelLimit": WIDE, "orient": "top",
+        "symbolOpacity": 1, "symbolStrokeWidth": 2, "symbolType": "stroke", "title": None,
+    },
+    "range": {"category": [f"var(--c{number})" for number in range(COLOURS)]},
+    "text": {"fill": "var(--faint)", "fontSize": 11},
+    "title": {"anchor": "start", "color": "var(--text)", "fontSize": 14},
+}  # fmt: skip
 
 
-class Line(NamedTuple):
-    """Curve of a group: its name, colour number, and (x, mean, low, high) of each point."""
+def svg(spec: Spec) -> str:
+    """Draw a chart as an SVG file that stands alone, with its title, legend and colours."""
+    from vl_convert import vegalite_to_svg
 
-    name: str
-    colour: int
-    points: Sequence[tuple[float, float, float, float]]
-    dots: bool = False  # draw each point with its range, instead of a line with a band
-
-
-class Mark(NamedTuple):
-    """Mark on a curve's horizontal axis: a switch or failure at `begin`, or a slow-down up to `end`."""
-
-    kind: str  # switch, failure or slow
-    colour: int
-    text: str
-    begin: float
-    end: float = math.nan
+    seen = {**spec, "title": spec["description"], "background": "var(--back)"}
+    if "layer" in spec:  # without the points that only the pointer finds
+        seen["layer"] = [layer for layer in spec["layer"] if "params" not in layer]
+    style = files("gbactl.report").joinpath("charts.css").read_text(encoding="utf-8")
+    drawn: str = vegalite_to_svg(seen, config=CONFIG)
+    return drawn.replace(">", f"><style>{style}</style>", 1)
 
 
-@dataclass(frozen=True)
-class Bar:
-    """Bar of a group: its parts (value, text of the hover), the range of its interval, and a text behind it.
+def curves(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str) -> Spec | None:
+    """Specify curves over a common axis, with bands and marks; None without points.
 
-    `open`: the value is a lower bound."""
-
-    name: str
-    colour: int
-    parts: Sequence[tuple[float, str]]
-    text: str
-    interval: tuple[float, float] | None = None
-    open: bool = False
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Drawing under a title: `shapes` of SVG within width and height, in SVG's units. `kind`: class of the figure."""
-
-    title: str
-    width: float
-    height: float
-    shapes: str
-    kind: str = ""
-
-    def figure(self) -> str:
-        """Write the chart as a figure of an HTML page, which has the style sheet and the legend."""
-        size = f'viewBox="0 0 {self.width} {self.height}"'
-        drawing = f'<svg {size} role="img" aria-label="{escape(self.title)}">{self.shapes}</svg>'
-        return f'<figure class="{self.kind}"><figcaption>{escape(self.title)}</figcaption>{drawing}</figure>'
-
-    def file(self, style: str, groups: Sequence[tuple[str, int]]) -> str:
-        """Write the chart as a file of its own, with its style sheet and a legend of the groups (name, colour)."""
-        legend = [_text(LEFT, 18, self.title, kind="name")]
-        for place, (name, colour) in enumerate(groups if self.kind == "curves" else ()):
-            y = 38 + 16 * place
-            legend.append(f'<g class="c{colour}"><path class="line" d="M{LEFT} {y - 4}h16"/></g>')
-            legend.append(_text(LEFT + 22, y, name, kind="name"))
-        above = 16 * len(legend) // 2 + 8
-        back = f'<rect class="back" y="{-above}" width="{self.width}" height="{self.height + above}"/>'
-        head = f'<g transform="translate(0 {-above})">{"".join(legend)}</g>'
-        size = f'viewBox="0 {-above} {self.width} {self.height + above}" width="{1.6 * self.width:.0f}"'
-        return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style}</style>{back}{head}{self.shapes}</svg>'
-
-
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Choose round numbers between two values, at most about `most` of them."""
-    span = high - low
-    if not span > 0 or not math.isfinite(span):
-        return [low]
-    raw = span / most
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
-    return [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
-
-
-def short_number(value: float) -> str:
-    """Write a number for an axis: 1.5k, 20M, 0.75."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.4g}"
-
-
-def curves(
-    title: str, lines: Sequence[Line], marks: Sequence[Mark], x_title: str, write_x: Write, write_y: Write
-) -> Chart | None:
-    """Draw curves over a common axis, with their bands and marks; None where there are no points."""
-    points = [point for line in lines for point in line.points]
+    Rows have kind, group and x. Of kind line (a point of a line with a band) and dot (a point with a whisker): mean,
+    low and high. Of kind switch, failure and slow (from x to end): text and number, the group's place."""
+    rows = _plotted(rows)
+    points = [row for row in rows if "mean" in row]
     if not points:
         return None
-    end = max(point[0] for point in points) or 1.0
-    settled = [point for point in points if point[0] >= SETTLED * end] or points
-    low, high = min(point[2] for point in settled), max(point[3] for point in settled)
+    end = max(row["x"] for row in points) or 1.0
+    settled = [row for row in points if row["x"] >= SETTLED * end] or points
+    low, high = min(row["low"] for row in settled), max(row["high"] for row in settled)
     pad = 0.06 * (high - low) or 0.01 * (abs(high) or 1.0)
-    low, high = low - pad, high + pad
-
-    def x(value: float) -> float:
-        return LEFT + (WIDE - LEFT - RIGHT) * value / end
-
-    def y(value: float) -> float:
-        return TOP + (HIGH - TOP - BOTTOM) * (high - max(low - pad, min(high + pad, value))) / (high - low)
-
-    base = HIGH - BOTTOM
-    parts = [f'<rect class="plot" x="{LEFT}" y="{TOP}" width="{WIDE - LEFT - RIGHT}" height="{base - TOP}"/>']
-    for value in ticks(low, high, 8):
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDE - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>')
-        parts.append(_text(LEFT - 6, y(value) + 4, f"{value:.4g}", "end"))
-    for value in ticks(0.0, end):
-        parts.append(_text(x(value), base + 16, short_number(value), "middle"))
-    parts.append(_text((LEFT + WIDE - RIGHT) / 2, HIGH - 6, x_title, "middle", "axis"))
-    parts += [_marked(mark, x, base) for mark in marks if mark.begin <= end]
-    drawn = [_drawn(line, x, y, write_x, write_y) for line in lines if line.points]
-    clip = f'<svg x="{LEFT}" y="{TOP - 4}" width="{WIDE - LEFT - RIGHT + 6}" height="{base - TOP + 8}" '
-    clip += f'viewBox="{LEFT} {TOP - 4} {WIDE - LEFT - RIGHT + 6} {base - TOP + 8}">{"".join(drawn)}</svg>'
-    return Chart(title, WIDE, HIGH, "".join([*parts, clip]), "curves")
-
-
-def _drawn(line: Line, x: Scale, y: Scale, write_x: Write, write_y: Write) -> str:
-    places = [(x(at), y(mean), y(low), y(high)) for at, mean, low, high in line.points]
-    told = [
-        [round(place[0], 1), round(place[1], 1), write_x(point[0]), _ranged(point, write_y)]
-        for place, point in zip(places, line.points, strict=True)
-    ]
-    data = f'data-name="{escape(line.name)}" data-points="{escape(json.dumps(told))}"'
-    if line.dots:
-        dots = "".join(
-            f'<line class="range" x1="{px:.1f}" x2="{px:.1f}" y1="{top:.1f}" y2="{bottom:.1f}"/>'
-            f'<circle cx="{px:.1f}" cy="{py:.1f}" r="4"/>' for px, py, bottom, top in places
-        )  # fmt: skip
-        return f'<g class="series dots c{line.colour}" {data}>{dots}</g>'
-    path = " L".join(f"{px:.1f} {py:.1f}" for px, py, _, _ in places)
-    band = [f"{px:.1f} {top:.1f}" for px, _, _, top in places]
-    band += [f"{px:.1f} {bottom:.1f}" for px, _, bottom, _ in reversed(places)]
-    flat = all(low == high for _, _, low, high in line.points)
-    shade = "" if flat else f'<path class="band" d="M{" L".join(band)} Z"/>'
-    return f'<g class="series c{line.colour}" {data}>{shade}<path class="line" d="M{path}"/></g>'
+    x = {"scale": {"domain": [0, 1.01 * end], "nice": False}, "title": x_title, "axis": {**SHORT, "grid": False}}
+    mean = {**_amount("mean"), "title": None, "scale": {"domain": [low - pad, high + pad], "nice": False}}
+    told = {"tooltip": [
+        {"field": "group", "title": "line"}, {"field": "x", "title": x_title, "format": ",.4~r"},
+        *({"field": each, "format": ".5~f"} for each in ("mean", "low", "high")),
+    ]}  # fmt: skip
+    near = {"name": "near", "select": {"type": "point", "on": "pointerover", "clear": "pointerout"}}
+    shown = {"opacity": {"condition": {"param": "near", "empty": False, "value": 0.3}, "value": 0}}
+    whole = {"y": {**mean, "field": "low"}, "y2": {"field": "high"}}
+    dash = [[1, 0] if number < COLOURS else [6, 4] for number in range(len(groups))]
+    dashes = {"strokeDash": {"field": "group", "scale": {"domain": groups, "range": dash}}}
+    text = {"tooltip": {"field": "text"}}
+    layers = [
+        _layer("line", {"type": "area", "opacity": 0.16, "clip": True}, whole),
+        _layer("line", {"type": "line", "strokeWidth": 1.8, "clip": True}, {"y": mean, **dashes}),
+        {**_layer("line", {**DOT, "size": 300}, {"y": mean, **told, **shown}), "params": [near]},
+        _layer("dot", {"type": "rule", "strokeWidth": 1.5, "clip": True}, whole),
+        _layer("dot", {**DOT, "size": 60, "stroke": "var(--back)"}, {"y": mean, **told}),
+        _layer("switch", {"type": "rule", "strokeDash": [4, 3]}, text),
+        _layer(
+            "switch", {"type": "text", "align": "left", "dx": 4, "dy": {"expr": "11 + 13 * datum.number"}},
+            {"y": {"value": 0}, "text": {"field": "text"}},
+        ),
+        _layer("failure", {**DOT, "shape": "triangle-down", "size": 70, "clip": False}, {"y": {"value": -4}, **text}),
+        _layer(
+            "slow", {"type": "rule", "strokeWidth": 4, "opacity": 0.75},
+            {"x2": {"field": "end"}, "y": {"value": {"expr": "height - 3 - 5 * datum.number"}}, **text},
+        ),
+    ]  # fmt: skip
+    return {**_hiding(title, rows), "height": HIGH, "layer": layers,
+            "encoding": {"x": {**_amount("x"), **x}, "color": _colour(groups)}}  # fmt: skip
 
 
-def _ranged(point: tuple[float, float, float, float], write: Write) -> str:
-    _, mean, low, high = point
-    return write(mean) if low == high else f"{write(mean)} ({write(low)} to {write(high)})"
+def bars(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str) -> Spec | None:
+    """Specify horizontal bars with intervals and a label to the right of each; None without rows.
 
-
-def _marked(mark: Mark, x: Scale, base: float) -> str:
-    at = x(mark.begin)
-    title = f"<title>{escape(mark.text)}</title>"
-    if mark.kind == "slow":
-        width = max(2.0, x(mark.end) - at)
-        place = f'x="{at:.1f}" y="{base - 5 * (mark.colour + 1)}" width="{width:.1f}" height="4"'
-        return f'<rect class="series slow c{mark.colour}" {place}>{title}</rect>'
-    if mark.kind == "failure":
-        shape = f"M{at:.1f} {TOP + 1} l-5 -9 h10 Z"
-        return f'<path class="series failure c{mark.colour}" d="{shape}">{title}</path>'
-    line = f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{base}"/>'
-    text = _text(at + 4, TOP + 11 + 13 * mark.colour, mark.text)  # one below the other where several switch at once
-    return f'<g class="series switch c{mark.colour}">{line}{text}{title}</g>'
-
-
-def bars(title: str, rows: Sequence[Bar], x_title: str, shades: bool = False) -> Chart | None:
-    """Draw horizontal bars with intervals; `shades`: the parts of a bar get lighter. None where there are none."""
+    Rows have group, begin, end, opacity and text, for the hover. The first row of a bar also has label, its place
+    `far`, and, where the bar has an interval, low and high."""
+    rows = _plotted(rows)
     if not rows:
         return None
-    most = max(max(sum(value for value, _ in row.parts), (row.interval or (0, 0))[1]) for row in rows) or 1.0
-    room = WIDE - LABEL - 140  # behind it stand the texts
-    scale, high = room / most, TOP + ROW * len(rows) + BOTTOM
-    parts = []
-    for value in ticks(0.0, most, 5):
-        at = LABEL + scale * value
-        parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{high - BOTTOM}"/>')
-        parts.append(_text(at, high - BOTTOM + 16, short_number(value), "middle"))
-    parts.append(_text(LABEL + room / 2, high - 6, x_title, "middle", "axis"))
-    for place, row in enumerate(rows):
-        top, at = TOP + ROW * place + 6, float(LABEL)
-        found = [_row_label(row.name, top + 13)]
-        for number, (value, told) in enumerate(row.parts):
-            faint = f' fill-opacity="{max(0.15, 1 - 0.22 * number):.2f}"' if shades else ""
-            shape = f'x="{at:.1f}" y="{top}" width="{scale * value:.1f}" height="{ROW - 12}"'
-            found.append(f'<rect class="bar{" open" * row.open}"{faint} {shape}><title>{escape(told)}</title></rect>')
-            at += scale * value
-        if row.interval is not None and row.interval[0] < row.interval[1]:
-            low, upper = (LABEL + scale * max(0.0, value) for value in row.interval)
-            middle = top + (ROW - 12) / 2
-            whisker = f"M{low:.1f} {middle - 5} v10 M{low:.1f} {middle} H{upper:.1f} M{upper:.1f} {middle - 5} v10"
-            found.append(f'<path class="whisker" d="{whisker}"/>')
-            at = max(at, upper)
-        found.append(_text(at + 7, top + 13, row.text))
-        parts.append(f'<g class="series c{row.colour}" data-name="{escape(row.name)}">{"".join(found)}</g>')
-    return Chart(title, WIDE, high, "".join(parts))
+    y = {"field": "group", "type": "nominal", "sort": groups, "title": None, "axis": {**NAME, "labelBaseline": MIDDLE}}
+    x = {**_amount("begin"), "title": x_title, "axis": {**SHORT, "tickCount": 5}, "scale": {"nice": False}}
+    opacity = {"field": "opacity", "type": "quantitative", "scale": None}
+    layers = [
+        {"mark": {"type": "bar", "height": {"band": 0.6}},
+         "encoding": {"x": x, "x2": {"field": "end"}, "tooltip": {"field": "text"}, "fillOpacity": opacity,
+                      "color": {**_colour(groups), "legend": None}}},
+        {"transform": [{"filter": "isValid(datum.low)"}],
+         "mark": {"type": "errorbar", "ticks": {"size": 10}, "color": "var(--text)"},
+         "encoding": {"x": {**_amount("low"), "title": x_title}, "x2": {"field": "high"}}},
+        {"transform": [{"filter": "isValid(datum.label)"}], "mark": {"type": "text", "align": "left", "dx": 7},
+         "encoding": {"x": _amount("far"), "text": {"field": "label"}}},
+    ]  # fmt: skip
+    room = {"padding": {"left": 5, "top": 5, "bottom": 5, "right": 120}}  # for the labels
+    return {**_hiding(title, rows), **room, "height": {"step": 30}, "encoding": {"y": y}, "layer": layers}
 
 
-def histograms(title: str, groups: Mapping[str, tuple[int, Mapping[int, float]]], x_title: str) -> Chart | None:
-    """Draw a histogram (percentages by whole number) in a row of its own for each group."""
-    groups = {name: each for name, each in groups.items() if each[1]}
-    if not groups:
+def histograms(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str) -> Spec | None:
+    """Specify a histogram for each group, one below the other; rows have group, step (a whole number) and percent."""
+    rows = _plotted(rows)
+    if not rows:
         return None
-    last = max(max(each) for _, each in groups.values())
-    width, row = (WIDE - LABEL - RIGHT) / (last + 1), 46
-    high = TOP + row * len(groups) + BOTTOM
-    parts = []
-    for place, (name, (colour, found)) in enumerate(groups.items()):
-        base, most = TOP + row * (place + 1) - 4, max(found.values())
-        shapes = [
-            _row_label(name, base - 14),
-            f'<line class="grid" x1="{LABEL}" x2="{WIDE - RIGHT}" y1="{base}" y2="{base}"/>',
-        ]
-        for step, percent in found.items():
-            tall = max(0.7, (row - 12) * percent / most)
-            shape = f'x="{LABEL + width * step:.1f}" y="{base - tall:.1f}" height="{tall:.1f}" '
-            shape += f'width="{max(1.0, width - 1):.1f}"'
-            shapes.append(f'<rect class="bar" {shape}><title>{step}: {percent:.2g} %</title></rect>')
-        parts.append(f'<g class="series c{colour}" data-name="{escape(name)}">{"".join(shapes)}</g>')
-    for value in ticks(0.0, last, 8):
-        if value == int(value):
-            parts.append(_text(LABEL + width * (value + 0.5), high - BOTTOM + 14, f"{value:.0f}", "middle"))
-    parts.append(_text((LABEL + WIDE - RIGHT) / 2, high - 6, x_title, "middle", "axis"))
-    return Chart(title, WIDE, high, "".join(parts))
+    steps = list(range(max(row["step"] for row in rows) + 1))
+    x = {"field": "step", "type": "ordinal", "scale": {"domain": steps}, "title": x_title}
+    told = [{"field": "group", "title": "line"}, {"field": "step"}, {"field": "percent", "format": ".2~r"}]
+    encoding = {
+        "x": {**x, "axis": {"labelAngle": 0, "labelOverlap": True}}, "y": {**_amount("percent"), "axis": None},
+        "color": {**_colour(groups), "legend": None}, "tooltip": told,
+    }  # fmt: skip
+    head = {**NAME, "labelAngle": 0, "labelAlign": "left", "labelOrient": "left"}
+    letters = max(len(part) for row in rows for part in row["group"].split(", "))
+    return {
+        **_hiding(title, rows), "autosize": "pad", "resolve": {"scale": {"y": "independent"}}, "spacing": 6,
+        "facet": {"row": {"field": "group", "sort": groups, "header": head}},
+        "spec": {"width": WIDE - 30 - min(160, 6 * letters), "height": 36, "mark": "bar", "encoding": encoding},
+    }  # fmt: skip
 
 
-def strips(
-    title: str, rows: Mapping[str, Sequence[tuple[float, float, float]]], marks: Iterable[tuple[str, float, str]],
-    end: float, x_title: str,
-) -> Chart:  # fmt: skip
-    """Draw a strip for each process: cells (begin, end, speed as a share of the usual one), the darker the slower.
+def strips(title: str, processes: Sequence[str], rows: Iterable[Row], end: float, x_title: str) -> Spec:
+    """Specify a strip over time for each process, the redder the slower.
 
-    `marks`: (process, time, text) of failures."""
-    width, row, left = 2 * WIDE, 16, 60
-    high = TOP + row * len(rows) + BOTTOM
-    scale = (width - left - RIGHT) / (end or 1.0)
-    places = {name: TOP + row * number for number, name in enumerate(rows)}
-    parts = []
-    for name, cells in rows.items():
-        parts.append(_text(left - 6, places[name] + 12, name, "end"))
-        for begin, stop, share in cells:
-            shape = f'x="{left + scale * begin:.1f}" y="{places[name] + 1}" width="{scale * (stop - begin) + 0.3:.1f}"'
-            told = f"<title>{escape(name)}, {begin:.3g} to {stop:.3g} s: {100 * share:.0f} % of the usual speed</title>"
-            dark = min(1.0, max(0.0, 1.15 * (1.0 - share)))
-            parts.append(f'<rect class="usual" {shape} height="{row - 2}"/>')
-            if dark > 0.05:
-                parts.append(
-                    f'<rect class="slowness" fill-opacity="{dark:.2f}" {shape} height="{row - 2}">{told}</rect>'
-                )
-    for name, at, text in marks:
-        if name in places:
-            x, y = left + scale * at, places[name] + row / 2
-            cross = f"M{x - 5:.1f} {y - 5} l10 10 m0 -10 l-10 10"
-            parts.append(f'<path class="cross" d="{cross}"><title>{escape(text)}</title></path>')
-    for value in ticks(0.0, end, 10):
-        parts.append(_text(left + scale * value, high - BOTTOM + 16, short_number(value), "middle"))
-    parts.append(_text((left + width - RIGHT) / 2, high - 6, x_title, "middle", "axis"))
-    return Chart(title, width, high, "".join(parts), "wide")
+    Rows have process and begin; those of cells until and speed, a share of the usual speed; those of failures text."""
+    x = {**_amount("begin"), "title": x_title, "scale": {"domain": [0, end], "nice": False}}
+    opacity = {**_amount("speed"), "scale": {"domain": [0.13, 1], "range": [1, 0], "clamp": True}, "legend": None}
+    told = [
+        {"field": "process"}, {"field": "begin", "title": "from second", "format": ".3~r"},
+        {"field": "until", "format": ".3~r"}, {"field": "speed", "title": "share of the usual speed", "format": ".0%"},
+    ]  # fmt: skip
+    layers = [
+        {"transform": [{"filter": "isValid(datum.until)"}], "mark": RED,
+         "encoding": {"x2": {"field": "until"}, "opacity": opacity, "tooltip": told}},
+        {"transform": [{"filter": "isValid(datum.text)"}], "encoding": {"tooltip": {"field": "text"}},
+         "mark": {**DOT, "shape": "cross", "angle": 45, "size": 70, "color": "var(--text)"}},
+    ]  # fmt: skip
+    encoding = {"x": {**x, "axis": {**SHORT, "grid": False}}, "y": _processes(processes)}
+    return {**_chart(title, rows), "width": 2 * WIDE, "height": {"step": 16}, "encoding": encoding, "layer": layers}
 
 
-def heat_map(title: str, rows: Mapping[str, Mapping[str, float]]) -> Chart:
-    """Draw a row for each process and a column for each phase, the darker the larger its share of the time."""
-    width, row, left = 2 * WIDE, 16, 60
-    phases = list(dict.fromkeys(phase for shares in rows.values() for phase in shares))
-    wide = (width - left - RIGHT) / max(1, len(phases))
-    parts = [_text(left + wide * (n + 0.5), TOP - 4, phase, "middle") for n, phase in enumerate(phases)]
-    for number, (name, shares) in enumerate(rows.items()):
-        y = TOP + row * number
-        parts.append(_text(left - 6, y + 12, name, "end"))
-        for column, phase in enumerate(phases):
-            if (share := shares.get(phase)) is None:
-                continue
-            shape = f'x="{left + wide * column + 1:.1f}" y="{y + 1}" width="{wide - 2:.1f}" height="{row - 2}"'
-            told = f"<title>{escape(name)}, {escape(phase)}: {100 * share:.0f} % of its time</title>"
-            parts.append(f'<rect class="usual" {shape}/>')
-            parts.append(f'<rect class="slowness" fill-opacity="{share:.2f}" {shape}>{told}</rect>')
-    return Chart(title, width, TOP + row * len(rows) + 8, "".join(parts), "wide")
+def heat_map(title: str, shares: Mapping[str, Mapping[str, float]]) -> Spec:
+    """Specify a row for each process and a column for each phase, the redder the larger its share of the time."""
+    rows = [
+        {"process": process, "phase": phase, "share": share}
+        for process, each in shares.items()
+        for phase, share in each.items()
+    ]
+    told = [{"field": "process"}, {"field": "phase"}, {"field": "share", "format": ".0%", "title": "share of its time"}]
+    axis = {"orient": "top", "labelAngle": 0}
+    opacity = {**_amount("share"), "scale": {"domain": [0, 1], "range": [0, 1]}, "legend": None}
+    encoding = {
+        "x": {"field": "phase", "type": "nominal", "sort": None, "title": None, "axis": axis},
+        "y": _processes(list(shares)), "opacity": opacity, "tooltip": told,
+    }  # fmt: skip
+    return {**_chart(title, rows), "width": 2 * WIDE, "height": {"step": 16}, "mark": RED, "encoding": encoding}
 
 
-def interval(low: float, mean: float, high: float, most: float, neutral: float, margin: float | None) -> str:
-    """Draw an interval for a cell of the table, on the scale neutral +- `most`, with the margin as a grey band."""
-    width, height = 90, 16
-
-    def x(value: float) -> float:
-        return width / 2 + (width / 2 - 2) * max(-1.0, min(1.0, (value - neutral) / (most or 1.0)))
-
-    band = ""
-    if margin is not None:
-        left, right = x(neutral - margin), x(neutral + margin)
-        band = f'<rect class="margin" x="{left:.1f}" y="0" width="{max(1.0, right - left):.1f}" height="{height}"/>'
-    middle = f'<line class="zero" x1="{width / 2}" x2="{width / 2}" y1="0" y2="{height}"/>'
-    line = f'<line class="whisker" x1="{x(low):.1f}" x2="{x(high):.1f}" y1="8" y2="8"/>'
-    dot = f'<circle class="dot" cx="{x(mean):.1f}" cy="8" r="3.2"/>'
-    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    return f'<svg class="interval" {size}>{band}{middle}{line}{dot}</svg>'
+def _chart(title: str, rows: Iterable[Row]) -> Spec:
+    fit = {"type": "fit-x", "contains": "padding"}
+    return {"description": title, "width": WIDE, "autosize": fit, "data": {"values": _plotted(rows)}}
 
 
-def _row_label(name: str, y: float) -> str:
-    """Write a row's name into the width of its label, in two lines where it is long; the whole name is its hover."""
-    first, _, rest = name.partition(", ") if len(name) > LETTERS else (name, "", "")
-    lines = [text if len(text) <= LETTERS else f"{text[: LETTERS - 1]}\u2026" for text in (first, rest) if text]
-    shift = -6 * (len(lines) - 1)
-    spans = "".join(
-        f'<tspan x="{LABEL - 8}" y="{y + shift + 12 * number:.1f}">{escape(text)}</tspan>'
-        for number, text in enumerate(lines)
-    )
-    return f'<text class="name" text-anchor="end">{spans}<title>{escape(name)}</title></text>'
+def _hiding(title: str, rows: Sequence[Row]) -> Spec:
+    hidden = {"params": [{"name": "off", "value": []}], "transform": [{"filter": "indexof(off, datum.group) < 0"}]}
+    return {**_chart(title, rows), **hidden}
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "tick") -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+def _plotted(rows: Iterable[Row]) -> list[Row]:
+    """Round numbers to what a picture shows, and leave rows out that have one that is not finite."""
+    rounded = [{key: float(f"{v:.6g}") if isinstance(v, float) else v for key, v in row.items()} for row in rows]
+    return [row for row in rounded if all(math.isfinite(v) for v in row.values() if isinstance(v, float))]
+
+
+def _layer(kind: str, mark: Row, encoding: Row) -> Spec:
+    return {"transform": [{"filter": f"datum.kind == '{kind}'"}], "mark": mark, "encoding": encoding}
+
+
+def _amount(field: str) -> Spec:
+    return {"field": field, "type": "quantitative"}
+
+
+def _colour(groups: Sequence[str]) -> Spec:
+    return {"field": "group", "type": "nominal", "scale": {"domain": groups}}
+
+
+def _processes(names: Sequence[str]) -> Spec:
+    return {"field": "process", "type": "nominal", "sort": names, "title": None, "scale": {"domain": names}}

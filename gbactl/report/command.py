@@ -105,7 +105,7 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
 
 
 def _compared(runs: Sequence[Run], label: str | None, *options: Any) -> Report:
-    """Compare runs; of the round `label` alone, if one is given. Raises UsageError."""
+    """Compare runs, by the metrics of the round `label` alone if it is given. Raises UsageError."""
     if label is None:
         return compare(runs, *options)
     made = compare(of_round(runs, label), *options)
@@ -126,7 +126,7 @@ def _from_store(options: ReportOptions, uri: str, opened: Callable[[str], None])
 
 
 def _from_directories(options: ReportOptions) -> tuple[list[Run], Results]:
-    """Read the named runs from their directories. Raises UsageError beside options that choose runs of a store."""
+    """Read the named runs from their directories. Raises UsageError if options that select stored runs are set."""
     if options.where or options.sweep or options.last or options.log:
         raise UsageError("RUN already names the runs; leave --where, --sweep, --last and --log out.")
     found = [run_at(path) for path in options.runs]
@@ -163,7 +163,7 @@ def run_page(path: Path) -> str:
 
 
 def with_times(report: Report, curves: Mapping[Key, Sequence[Curves]], wanted: str) -> Report:
-    """Add the times to an AUC, given as a number or as "baseline". Raises UsageError for other text."""
+    """Add to a report the time that runs took to an AUC: a number or "baseline". Raises UsageError for other text."""
     auc: float | None = None
     if wanted == "baseline":
         if report.baseline is None:
@@ -193,7 +193,7 @@ def send(run_dir: Path, uri: str | None, out: Say) -> None:
 def read_curves(
     uri: str, runs: Sequence[Run], report: Report, results: Mapping[str, dict[str, Any]] | None = None
 ) -> tuple[dict[Key, list[Curves]], list[str]]:
-    """Read the curves of the runs in a report from their result.json, by lines in the report's order.
+    """Read the curves of a report's runs from their result.json, by line; also list the runs without a readable file.
 
     `results`: those that were read already. Also list the runs without a readable result.json.
     """
@@ -292,7 +292,7 @@ def conditions(where: Sequence[str]) -> tuple[list[Condition], list[str]]:
 def selected(
     runs: Sequence[Run], typed: Sequence[Condition] = (), sweep: str | None = None, last: int | None = None
 ) -> list[Run]:
-    """Choose the runs that meet all conditions, of one sweep, and of these the `last` newest.
+    """Choose the runs that meet all conditions and belong to `sweep`, if given; of these, the `last` newest.
 
     `sweep`: "last", or the beginning of the MLflow id of the sweep's run. Raises UsageError if no run is left."""
     chosen = list(runs)

@@ -21,7 +21,8 @@ from gbactl.report.configuration_differences import (
     mixed,
     value_of,
 )
-from gbactl.report.failure_tables import FailureLine, SlowdownLine, failures, slowdowns
+from gbactl.report.equivalence_tests import Scale, Verdict, scale_of, verdicts
+from gbactl.report.failures_and_slowdowns import FailureLine, SlowdownLine, failures, slowdowns
 from gbactl.report.paired_statistics import (
     Difference,
     Key,
@@ -38,7 +39,6 @@ from gbactl.report.paired_statistics import (
     why_alone,
 )  # fmt: skip
 from gbactl.report.run_curves import TimeLine
-from gbactl.report.verdicts import Scale, Verdict, scale_of, verdicts
 from gbactl.tracking.final_metrics import DAYS_TAG, plain_name
 from gbactl.tracking.mlflow_connection import Run
 
@@ -161,7 +161,7 @@ def _in_order(label: str) -> list[tuple[int, float, str]]:
 
 
 def of_round(runs: Sequence[Run], label: str) -> list[Run]:
-    """Replace the metrics of each run by those of one round (`label`: "day 2"), as far as rounds have them.
+    """Replace the metrics of each run by those of one round (`label`: "day 2"), where rounds have such metrics.
 
     Runs without this round keep no score. Raises UsageError if no run has the round."""
     ending, known = f"/{label}", {name.partition("/")[2] for run in runs for name in run.metrics if name[:4] == "auc/"}
@@ -250,7 +250,7 @@ def _columns(runs: Sequence[Run], on: str, metrics: Sequence[str]) -> tuple[Colu
 
 
 def _completed(run: Run) -> Run:
-    """Add the share of decayed samples to a run's metrics, and drop throughputs of 0, which took no time."""
+    """Add the share of decayed samples to a run's metrics, and drop throughputs of 0 (no time was measured)."""
     metrics = {name: value for name, value in run.metrics.items() if value or name.partition("/")[0] != "eps"}
     return replace(run, metrics=_with_decayed(metrics))
 
@@ -347,7 +347,7 @@ def _rate(pairs: Pairs, rule: Pairing) -> Difference | None:
 
 
 def _unpaired(pairs: Pairs, line: Line, reference: Line, compared: Column, rule: Pairing) -> list[str]:
-    """Describe which runs of a line have no partner in the baseline, and whether the baseline is compared in part."""
+    """Describe which runs of a line have no partner, and whether only some of the baseline's runs are compared."""
     said, name = [], reference.key[0]
     if pairs.alone:
         end = " and are not in its line" if pairs.ours else ""

@@ -58,7 +58,7 @@ def value_of(run: Run, key: str) -> str:
 
 
 def without(found: Settings, listed: Iterable[str]) -> dict[str, str]:
-    """Copy a mapping without the keys in `listed`, and without keys that begin with a prefix ending in a dot there."""
+    """Copy a mapping without the keys in `listed` and without keys that begin with an entry ending in a dot."""
     exact = frozenset(listed)
     prefixes = tuple(each for each in exact if each.endswith("."))
     return {key: value for key, value in found.items() if key not in exact and not key.startswith(prefixes)}
@@ -206,7 +206,7 @@ def _hash(value: str) -> str:
 
 
 def _structure(value: str) -> str:
-    """Name a list of dictionaries: constant W1 x4 + kill S0; gba@day2. A hash stands for what the name leaves out."""
+    """Name a list of entries, as "constant W1 x4 + kill S0"; a hash is appended if the name is incomplete."""
     named = [("", False)]
     with contextlib.suppress(ValueError, SyntaxError):
         named = [_entry(each) for each in ast.literal_eval(value)]
@@ -217,7 +217,7 @@ def _structure(value: str) -> str:
 
 
 def _entry(each: Any) -> tuple[str, bool]:
-    """Name an entry of a structure; return also whether the name says all of it."""
+    """Name an entry of a list; return also whether the name describes the entry completely."""
     if not isinstance(each, dict):
         return "", False
     rest = {

@@ -1,7 +1,7 @@
 """HTML report in one file that needs no network: the answer, the table, charts, what was left out, how to run it again.
 
-The page is a Jinja template (report.html.j2) around SVG charts, which can be written as files, too. Colours follow the
-reader's theme, light or dark.
+The page is a Jinja template (report.html.j2) with the charts' Vega-Lite specifications, and with Vega itself (vega.js),
+which draws them in the reader's browser. Colours follow the reader's theme, light or dark.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,20 @@ import numpy as np
 
 from gbactl.errors import GbactlError
 from gbactl.report import charts
-from gbactl.report.charts import Bar, Chart, Line, Mark
+from gbactl.report.charts import Row, Spec
 from gbactl.report.columns import ratio_cell
 from gbactl.report.compare import Group, Report
-from gbactl.report.paired_statistics import Difference, Key, Stat, interval_of
+from gbactl.report.equivalence_tests import scale_of
+from gbactl.report.failures_and_slowdowns import phase_shares, slow_sentence
+from gbactl.report.paired_statistics import Difference, Key, interval_of
 from gbactl.report.render import answer, grids, left_out, sentences
 from gbactl.report.run_curves import Curves, TrainingPoint, shares
-from gbactl.report.slow_workers import phase_shares, slow_sentence
-from gbactl.report.verdicts import scale_of
 from gbactl.tracking.mlflow_connection import Run
 
 CELLS = 30  # points of a training curve, each the mean over its part of the axis
 MOST_STALENESS = 60  # steps of the histogram
 SLOW = 0.75  # share of the usual speed below which a worker's strip is shown
-COLOURS = 16  # eight colours; the second eight are dashed
 KINDS = {"same": "same", "better": "better", "higher": "better", "worse": "worse", "lower": "worse"}
-Along = Callable[[TrainingPoint], float]
 
 
 def page(
@@ -46,40 +44,37 @@ def page(
         loader=PackageLoader("gbactl.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    names, colours, drawn = _lines(report, curves)
+    drawn = _drawn(report, curves)
     tables = grids(report)
     found: str = env.get_template("report.html.j2").render(
-        title=title, answer=_signed(answer(report)), report=report,
-        groups=[(names[key], colours[key]) for key in names],
-        table=_table(report, tables.pop("Comparison"), colours), sentences=list(map(_signed, sentences(report))),
+        title=title, answer=_signed(answer(report)), report=report, groups=list(drawn), colours=charts.COLOURS,
+        table=_table(report, tables.pop("Comparison")), sentences=list(map(_signed, sentences(report))),
         tables=[{"title": title, **_plain(table)} for title, table in tables.items()],
-        figures=_figures(report, drawn, names, colours), strips=_strips(drawn, names), phases=_phases(drawn, names),
+        charts=[_figures(report, drawn), _strips(drawn), _phases(drawn)],
+        config={**charts.CONFIG, "legend": {"disable": True}},  # the page has one for all charts
+        vega=files("gbactl.report").joinpath("vega.js").read_text(encoding="ascii"),
         left_out=left_out(report),
         commands=again([run for run in runs if any(run.run_id in group.runs for group in report.groups)]),
     )  # fmt: skip
     return found.encode("ascii", "xmlcharrefreplace").decode()  # also for a pipe of another encoding
 
 
-def _lines(
-    report: Report, curves: Mapping[Key, Sequence[Curves]]
-) -> tuple[dict[Key, str], dict[Key, int], dict[Key, Sequence[Curves]]]:
-    """Give the report's lines their names, colour numbers and curves."""
-    names = {group.key: _name(group.key) for group in report.groups}
-    return names, {k: n % COLOURS for n, k in enumerate(names)}, {key: curves.get(key, ()) for key in names}
+def _drawn(report: Report, curves: Mapping[Key, Sequence[Curves]]) -> dict[str, Sequence[Curves]]:
+    """Return the curves of the report's lines by their names, in its order."""
+    return {_name(group.key): curves.get(group.key, ()) for group in report.groups}
 
 
 def write_figures(report: Report, curves: Mapping[Key, Sequence[Curves]], folder: Path) -> list[Path]:
     """Write the page's charts as SVG files named after their titles, as auc-over-samples.svg.
 
     Raises GbactlError if the folder cannot be written."""
-    names, colours, drawn = _lines(report, curves)
-    style = files("gbactl.report").joinpath("charts.css").read_text(encoding="utf-8")
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for chart in _figures(report, drawn, names, colours):
-            written.append(folder / f"{re.sub('[^a-z0-9]+', '-', chart.title.lower()).strip('-')}.svg")
-            written[-1].write_text(chart.file(style, [(names[key], colours[key]) for key in names]), encoding="utf-8")
+        for chart in _figures(report, _drawn(report, curves)):
+            name = re.sub("[^a-z0-9]+", "-", chart["description"].lower()).strip("-")
+            written.append(folder / f"{name}.svg")
+            written[-1].write_text(charts.svg(chart), encoding="utf-8")
     except OSError as error:
         why = f"The plots cannot be written to {folder} ({error.strerror})"
         raise GbactlError(f"{why}; type --plots with another folder.") from error
@@ -97,9 +92,9 @@ def _name(key: Key) -> str:
 # -- the table ----------------------------------------------------------------------------------------------
 
 
-def _table(report: Report, columns: Sequence[Any], colours: Mapping[Key, int]) -> dict[str, Any]:
-    """Lay the main table out: headings, and rows of cells with their sort value, hover, and interval as a picture."""
-    pictures = {
+def _table(report: Report, columns: Sequence[Any]) -> dict[str, Any]:
+    """Lay the main table out: headings, and rows of cells with their sort value, hover, and interval to be drawn."""
+    intervals = {
         f"vs {report.baseline}": _intervals([g.difference for g in report.groups], 0.0, _margin(report)),
         f"EPS / {report.baseline}": _intervals([g.rate for g in report.groups], 1.0, None),
     }
@@ -107,10 +102,10 @@ def _table(report: Report, columns: Sequence[Any], colours: Mapping[Key, int]) -
     for place, group in enumerate(report.groups):
         cells = [
             {"value": column.cells[place].value, "spread": _signed(column.cells[place].spread),
-             "key": column.key, "picture": pictures.get(column.title, {}).get(place, "")}
+             "key": column.key, "interval": intervals.get(column.title, {}).get(place)}
             for column in columns
         ]  # fmt: skip
-        rows.append({"cells": cells, "colour": colours[group.key], "verdict": _verdict(group)})
+        rows.append({"cells": cells, "verdict": _verdict(group)})
     return {"headings": [(column.title, column.key) for column in columns], "rows": rows}
 
 
@@ -119,14 +114,17 @@ def _margin(report: Report) -> float | None:
     return None if scale_of(report.columns[0], report.margin).relative else report.margin
 
 
-def _intervals(found: Sequence[Difference | None], neutral: float, margin: float | None) -> dict[int, str]:
+def _intervals(found: Sequence[Difference | None], neutral: float, margin: float | None) -> dict[int, dict[str, float]]:
+    """Place intervals and the margin on a common scale, from -1 to 1 around the neutral value."""
     there = {place: each for place, each in enumerate(found) if each is not None}
     ends = [abs(each.mean + sign * (each.half or 0.0) - neutral) for each in there.values() for sign in (-1, 1)]
-    most = 1.05 * max([*ends, 2.0 * (margin or 0.0)], default=1.0)
+    most = 1.05 * max([*ends, 2.0 * (margin or 0.0)], default=1.0) or 1.0
     return {
-        place: charts.interval(
-            each.mean - (each.half or 0.0), each.mean, each.mean + (each.half or 0.0), most, neutral, margin
-        )
+        place: {
+            "mean": (each.mean - neutral) / most,
+            "half": (each.half or 0.0) / most,
+            "margin": (margin or 0.0) / most,
+        }
         for place, each in there.items()
     }
 
@@ -151,46 +149,29 @@ def _plain(columns: Sequence[Any]) -> dict[str, Any]:
 # -- the charts ---------------------------------------------------------------------------------------------
 
 
-def _figures(
-    report: Report, drawn: Mapping[Key, Sequence[Curves]], names: Mapping[Key, str], colours: Mapping[Key, int]
-) -> list[Chart]:
-    over = (
-        ("samples", "samples", lambda point: point.samples),
-        ("seconds", "seconds of training", lambda p: p.seconds),
-    )
-    made = list[Chart | None]()
-    for field, x_title, along in over:
-        lines = [_line(names[key], colours[key], runs, along, "auc") for key, runs in drawn.items()]
-        lines += [_dots(names[key], colours[key], runs, field) for key, runs in drawn.items()]
-        marks = [mark for key, runs in drawn.items() for mark in _marks(colours[key], runs, field)]
-        write_x = _writer(x_title)
-        made.append(charts.curves(f"AUC over {field}", lines, marks, x_title, write_x, lambda auc: f"{auc:.4f}"))
-    losses = [_line(names[key], colours[key], runs, lambda point: point.samples, "loss") for key, runs in drawn.items()]
-    made.append(
-        charts.curves("Training loss over samples", losses, [], "samples", _writer("samples"), lambda v: f"{v:.4f}")
-    )
-    histograms = {names[key]: (colours[key], _cut(shares(runs))) for key, runs in drawn.items()}
-    if len(report.groups) > 1:
-        made.append(charts.bars("Samples per second (EPS)", _eps(report, names, colours), "samples per second"))
-        times = _times(report, names, colours)
-        made.append(charts.bars(f"Seconds of training to {report.time_to}", times, "seconds of training"))
-    made.append(charts.histograms("Staleness of the gradients", histograms, "global steps from pull to application"))
+def _figures(report: Report, drawn: Mapping[str, Sequence[Curves]]) -> list[Spec]:
+    groups, made = list(drawn), list[Spec | None]()
+    for field, x_title in (("samples", "samples"), ("seconds", "seconds of training")):
+        rows = [
+            row for number, (name, runs) in enumerate(drawn.items())
+            for row in (*_line(name, runs, field, "auc"), *_dots(name, runs, field), *_marks(name, number, runs, field))
+        ]  # fmt: skip
+        made.append(charts.curves(f"AUC over {field}", groups, rows, x_title))
+    losses = [row for name, runs in drawn.items() for row in _line(name, runs, "samples", "loss")]
+    made.append(charts.curves("Training loss over samples", groups, losses, "samples"))
+    if len(groups) > 1:
+        made.append(charts.bars("Samples per second (EPS)", groups, _eps(report), "samples per second"))
+        title = f"Seconds of training to {report.time_to}"
+        made.append(charts.bars(title, groups, _times(report), "seconds of training"))
+    steps = [
+        {"group": name, "step": step, "percent": percent}
+        for name, runs in drawn.items() for step, percent in _cut(shares(runs)).items()
+    ]  # fmt: skip
+    made.append(charts.histograms("Staleness of the gradients", groups, steps, "global steps from pull to application"))
     kinds = list(dict.fromkeys(kind for runs in drawn.values() for run in runs for kind in run.bytes_per_sample))
     axis = f"bytes per sample; from dark to light: {', '.join(kinds)}"
-    made.append(charts.bars("Bytes sent per sample", _bytes(drawn, names, colours, kinds), axis, shades=True))
+    made.append(charts.bars("Bytes sent per sample", groups, _bytes(drawn, kinds), axis))
     return [chart for chart in made if chart]
-
-
-def _samples(point: TrainingPoint) -> float:
-    return point.samples
-
-
-def _seconds(point: TrainingPoint) -> float:
-    return point.seconds
-
-
-def _writer(unit: str) -> Callable[[float], str]:
-    return lambda value: f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
 def binned(points: Sequence[tuple[float, float | None, float]], edges: Sequence[float]) -> list[float]:
@@ -206,56 +187,59 @@ def binned(points: Sequence[tuple[float, float | None, float]], edges: Sequence[
         return list(np.where(weights > 0, sums / weights, np.nan))
 
 
-def _weighted(training: Sequence[TrainingPoint], along: Along, what: str) -> list[tuple[float, float | None, float]]:
+def _weighted(training: Sequence[TrainingPoint], field: str, what: str) -> list[tuple[float, float | None, float]]:
     """List a curve's points (x, value, samples since the point before)."""
     before = [0.0, *(point.samples for point in training)]
-    return [(along(p), getattr(p, what), p.samples - low) for p, low in zip(training, before, strict=False)]
+    return [(getattr(p, field), getattr(p, what), p.samples - low) for p, low in zip(training, before, strict=False)]
 
 
-def _line(name: str, colour: int, runs: Sequence[Curves], along: Along, what: str) -> Line:
-    """Make the mean training curve of a group over its seeds, with their range; as far as all seeds go."""
+def _line(name: str, runs: Sequence[Curves], field: str, what: str) -> list[Row]:
+    """Make a group's mean training curve over its seeds, with their range, up to the end of the shortest run."""
     there = [run.training for run in runs if any(getattr(point, what) is not None for point in run.training)]
     if not there:
-        return Line(name, colour, ())
-    end, cells = min(along(each[-1]) for each in there), min(CELLS, max(map(len, there)))
+        return []
+    end, cells = min(getattr(each[-1], field) for each in there), min(CELLS, max(map(len, there)))
     edges = [end * number / cells for number in range(cells + 1)]
-    each_run = np.array([binned(_weighted(each, along, what), edges) for each in there])
-    kept = np.isfinite(each_run).all(axis=0)
+    each_run = np.array([binned(_weighted(each, field, what), edges) for each in there])
     means, lows, highs = each_run.mean(axis=0), each_run.min(axis=0), each_run.max(axis=0)
-    found = zip(edges[1:], means, lows, highs, kept, strict=True)
-    return Line(name, colour, [(x, float(m), float(lo), float(hi)) for x, m, lo, hi, ok in found if ok])
+    return [
+        {"kind": "line", "group": name, "x": x, "mean": float(mean), "low": float(low), "high": float(high)}
+        for x, mean, low, high in zip(edges[1:], means, lows, highs, strict=True)
+    ]
 
 
-def _dots(name: str, colour: int, runs: Sequence[Curves], field: str) -> Line:
+def _dots(name: str, runs: Sequence[Curves], field: str) -> list[Row]:
     """Make the evaluations of a group: means over its seeds, with their range."""
-    most = min((len(run.auc) for run in runs), default=0)
-    points = []
-    for place in range(most):
+    made = []
+    for place in range(min((len(run.auc) for run in runs), default=0)):
         aucs = [run.auc[place] for run in runs]
         at = float(np.mean([getattr(run, field)[place] for run in runs]))
-        points.append((at, float(np.mean(aucs)), min(aucs), max(aucs)))
-    return Line(f"{name}, evaluated", colour, points, dots=True)
+        mean = float(np.mean(aucs))
+        made.append({"kind": "dot", "group": name, "x": at, "mean": mean, "low": min(aucs), "high": max(aucs)})
+    return made
 
 
-def _marks(colour: int, runs: Sequence[Curves], field: str) -> list[Mark]:
+def _marks(name: str, number: int, runs: Sequence[Curves], field: str) -> list[Row]:
     """Make the marks of a group's first run: switches, failures, slow-downs."""
     if not runs:
         return []
-    run = runs[0]
+    run, group = runs[0], {"group": name, "number": number}
     seconds, samples = [0.0, *(p.seconds for p in run.training)], [0.0, *(p.samples for p in run.training)]
 
     def at(second: float) -> float:
         return second if field == "seconds" else float(np.interp(second, seconds, samples))
 
-    made = [Mark("switch", colour, f"to {each.mode}", getattr(each, field)[0]) for each in run.modes[1:]]
+    made: list[Row] = [
+        {**group, "kind": "switch", "x": getattr(each, field)[0], "text": f"to {each.mode}"} for each in run.modes[1:]
+    ]
     for each in run.incidents:
         if each.factor is None:
             text = f"{each.process} {each.what} at {each.begin:.3g} s (seed {run.seed})"
-            made.append(Mark("failure", colour, text, at(each.begin)))
+            made.append({**group, "kind": "failure", "x": at(each.begin), "text": text})
         else:
             text = f"{each.process} up to {each.factor:.3g}x slower, {each.begin:.3g} to {each.end:.3g} s"
-            text += f" (seed {run.seed})"
-            made.append(Mark("slow", colour, text, at(each.begin), at(each.end)))
+            ends = {"x": at(each.begin), "end": at(each.end)}
+            made.append({**group, "kind": "slow", **ends, "text": f"{text} (seed {run.seed})"})
     return made
 
 
@@ -266,95 +250,94 @@ def _cut(found: Mapping[int, float]) -> dict[int, float]:
     return {**kept, MOST_STALENESS: rest} if rest else kept
 
 
-def _eps(report: Report, names: Mapping[Key, str], colours: Mapping[Key, int]) -> list[Bar]:
+def _bar(name: str, value: float, label: str, text: str, interval: tuple[float, float] | None = None) -> Row:
+    made: Row = {"group": name, "begin": 0.0, "end": value, "opacity": 1.0, "text": f"{name}: {text}"}
+    made |= {"label": label, "far": value}
+    if interval is not None and interval[0] < interval[1]:
+        made |= {"low": max(0.0, interval[0]), "high": interval[1], "far": max(value, interval[1])}
+    return made
+
+
+def _eps(report: Report) -> list[Row]:
     made = []
     for group in report.groups:
-        stat = group.stats.get("eps")
-        if stat is None:
+        if (stat := group.stats.get("eps")) is None:
             continue
         ratio = f", {ratio_cell(group.rate).value}x {report.baseline}" if group.rate else ""
-        made.append(Bar(
-            names[group.key], colours[group.key], [(stat.mean, _with_interval(stat))], f"{stat.mean:,.0f}{ratio}",
-            _interval(stat),
-        ))  # fmt: skip
+        said, half = f"{stat.mean:,.0f}", interval_of(stat)
+        text = said if half is None else f"{said} ± {half:,.0f} (95 % interval over {stat.n} seeds)"
+        interval = None if half is None else (stat.mean - half, stat.mean + half)
+        made.append(_bar(_name(group.key), stat.mean, said + ratio, text, interval))
     return made
 
 
-def _interval(stat: Stat) -> tuple[float, float] | None:
-    half = interval_of(stat)
-    return None if half is None else (stat.mean - half, stat.mean + half)
-
-
-def _with_interval(stat: Stat) -> str:
-    half = interval_of(stat)
-    return (
-        f"{stat.mean:,.0f}" if half is None else f"{stat.mean:,.0f} ± {half:,.0f} (95 % interval over {stat.n} seeds)"
-    )
-
-
-def _times(report: Report, names: Mapping[Key, str], colours: Mapping[Key, int]) -> list[Bar]:
+def _times(report: Report) -> list[Row]:
     made = []
     for each in report.times:
-        reached = f"{each.reached} of {each.n} runs reached it; median, and range over the runs"
-        text = f"{'> ' if each.seconds.bound else ''}{each.seconds.value:,.3g} s"
-        parts = [(each.seconds.value, reached)]
-        made.append(Bar(names[each.key], colours[each.key], parts, text, each.seconds.range, each.seconds.bound))
+        text = f"{each.reached} of {each.n} runs reached it; median, and range over the runs"
+        label = f"{'> ' if each.seconds.bound else ''}{each.seconds.value:,.3g} s"
+        bar = _bar(_name(each.key), each.seconds.value, label, text, each.seconds.range)
+        made.append({**bar, "opacity": 0.35} if each.seconds.bound else bar)
     return made
 
 
-def _bytes(
-    drawn: Mapping[Key, Sequence[Curves]], names: Mapping[Key, str], colours: Mapping[Key, int], kinds: Sequence[str]
-) -> list[Bar]:
+def _bytes(drawn: Mapping[str, Sequence[Curves]], kinds: Sequence[str]) -> list[Row]:
+    """Make a bar of a part for each kind of bytes, the first part the darkest."""
     made = []
-    for key, runs in drawn.items():
+    for name, runs in drawn.items():
         told = [run.bytes_per_sample for run in runs if run.bytes_per_sample]
-        if not told:
-            continue
-        means = [(kind, float(np.mean([each.get(kind, 0.0) for each in told]))) for kind in kinds]
-        parts = [(mean, f"{kind}: {mean:,.0f} bytes per sample") for kind, mean in means]
-        made.append(Bar(names[key], colours[key], parts, f"{sum(mean for _, mean in means):,.0f}"))
+        means = [float(np.mean([each.get(kind, 0.0) for each in told])) for kind in kinds if told]
+        for number, (kind, begin, mean) in enumerate(zip(kinds, np.cumsum([0.0, *means]), means, strict=False)):
+            part = _bar(name, sum(means), f"{sum(means):,.0f}", f"{kind}: {mean:,.0f} bytes per sample")
+            part |= {"begin": float(begin), "end": float(begin) + mean, "opacity": max(0.15, 1 - 0.22 * number)}
+            made.append(part if not number else {**part, "label": None})
     return made
 
 
-def _phases(drawn: Mapping[Key, Sequence[Curves]], names: Mapping[Key, str]) -> list[Chart]:
-    """Draw for a run of each group what share of their time the processes spent in each phase."""
+def _phases(drawn: Mapping[str, Sequence[Curves]]) -> list[Spec]:
+    """Draw, for one run of each group, the share of time that its processes spent in each phase."""
     made = []
-    for key, runs in drawn.items():
+    for name, runs in drawn.items():
         if runs and (shares := phase_shares(runs[0].time)):
-            said = filter(None, (f"{names[key]}, seed {runs[0].seed}", slow_sentence(runs[0].time)))
+            said = filter(None, (f"{name}, seed {runs[0].seed}", slow_sentence(runs[0].time)))
             made.append(charts.heat_map(": ".join(said), shares))
     return made
 
 
-def _strips(drawn: Mapping[Key, Sequence[Curves]], names: Mapping[Key, str]) -> list[Chart]:
-    """Draw for a run of each group how fast each worker computed, where one was slow or failed."""
+def _strips(drawn: Mapping[str, Sequence[Curves]]) -> list[Spec]:
+    """Draw, for one run of each group, each worker's speed over time, if a worker was slow or failed."""
     made = []
-    for key, runs in drawn.items():
+    for name, runs in drawn.items():
         run = runs[0] if runs else None
-        if run is None or not run.training or not any(point.speeds for point in run.training):
+        if run is None or not any(point.speeds for point in run.training):
             continue
         end = run.training[-1].seconds
-        cells = _speeds(run, end)
-        slow = any(share < SLOW for each in cells.values() for _, _, share in each)
-        failed = [
-            (each.process, each.begin, f"{each.process} {each.what}") for each in run.incidents if not each.factor
+        workers = sorted({name for point in run.training for name in point.speeds}, key=lambda name: int(name[1:]))
+        cells = _cells(run, workers, end)
+        rows: list[Row] = [
+            {"process": worker, "begin": begin, "until": until, "speed": speed} for worker, begin, until, speed in cells
         ]
-        if slow or failed:
-            title = f"{names[key]}, seed {run.seed}"
-            made.append(charts.strips(title, cells, failed, end, "seconds of training"))
+        failed: list[Row] = [
+            {"process": each.process, "begin": each.begin, "text": f"{each.process} {each.what}"}
+            for each in run.incidents if not each.factor
+        ]  # fmt: skip
+        if failed or any(speed < SLOW for *_, speed in cells):
+            known = [row for row in failed if row["process"] in workers]
+            title = f"{name}, seed {run.seed}"
+            made.append(charts.strips(title, workers, [*rows, *known], end, "seconds of training"))
     return made
 
 
-def _speeds(run: Curves, end: float) -> dict[str, list[tuple[float, float, float]]]:
-    """Compute each worker's speed in cells of a run's time, as a share of the median worker's over the run."""
-    workers = sorted({name for point in run.training for name in point.speeds}, key=lambda name: int(name[1:]))
+def _cells(run: Curves, workers: Sequence[str], end: float) -> list[tuple[str, float, float, float]]:
+    """Compute each worker's speed in cells of a run's time: worker, begin, end, share of the median worker's."""
     edges = [end * number / CELLS for number in range(CELLS + 1)]
     found = {w: binned([(p.seconds, p.speeds.get(w), 1.0) for p in run.training], edges) for w in workers}
     usual = float(np.nanmedian([np.nanmedian(each) for each in found.values()])) or 1.0
-    return {
-        worker: [(lo, hi, v / usual) for lo, hi, v in zip(edges, edges[1:], each, strict=False) if math.isfinite(v)]
-        for worker, each in found.items()
-    }
+    return [
+        (worker, low, high, float(value) / usual)
+        for worker, each in found.items() for low, high, value in zip(edges, edges[1:], each, strict=False)
+        if math.isfinite(value)
+    ]  # fmt: skip
 
 
 # -- running it again ---------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from gbactl.report.columns import MISSING, SLOWDOWN, STANDARD, Cell, Column, cell, difference_cell, ratio_cell
 from gbactl.report.compare import MARKS, SHORT_SECONDS, Group, Report
-from gbactl.report.failure_tables import FAILURE_COLUMNS, FailureLine, SlowdownLine
+from gbactl.report.failures_and_slowdowns import FAILURE_COLUMNS, FailureLine, SlowdownLine
 from gbactl.report.paired_statistics import Difference, Stat, stat
 from gbactl.report.run_curves import CensoredMedian
 from gbactl.tracking.final_metrics import FAILURE_KINDS
@@ -110,7 +110,7 @@ def _rounds_grid(report: Report) -> list[GridColumn]:
 
 
 def _times_grid(report: Report) -> list[GridColumn]:
-    """Make the table of the time to an AUC: group keys, how many runs reached it, median seconds and samples."""
+    """Make the time-to-AUC table: group keys, how many runs reached the AUC, median seconds and samples."""
     times = report.times
     made = [GridColumn(name, tuple(Cell(each.key[i]) for each in times), key=True) for i, name in enumerate(report.by)]
     made.append(GridColumn("reached", tuple(Cell(f"{each.reached} of {each.n}") for each in times)))
@@ -132,7 +132,7 @@ def _but_for(report: Report) -> str:
 
 
 def answer(report: Report) -> str:
-    """Say in one sentence what the comparison found, or of runs without a baseline what is highest."""
+    """Write in one sentence what the comparison found; for runs without a baseline, the highest values."""
     judged = [(group, group.verdict.words) for group in report.groups if group.verdict]
     kept = [each for each in judged if each[1].startswith(("same", "better"))]
     title = report.columns[0].title
@@ -416,7 +416,7 @@ def csv(report: Report) -> str:
 
 
 def _times(report: Report, writer: Any) -> None:
-    """Write the table of times to an AUC to the CSV output; a `bound` is 1 where the median is a lower bound."""
+    """Write the time-to-AUC table to the CSV output; the `bound` columns are 1 where a median is a lower bound."""
     writer.writerow([*report.by, "auc", "n", "reached", "seconds", "seconds_bound", "samples", "samples_bound"])
     for each in report.times:
         medians = [part for found in (each.seconds, each.samples) for part in (found.value, int(found.bound))]

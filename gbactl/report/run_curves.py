@@ -175,7 +175,7 @@ def shares(runs: Sequence[Curves]) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class CensoredMedian:
-    """Median of times of which some are lower bounds; `bound`: it is a lower bound itself. `range`: of the times."""
+    """Median of times, some of which may be lower bounds; `bound`: the median is one. `range`: of the times."""
 
     value: float
     bound: bool
@@ -184,7 +184,7 @@ class CensoredMedian:
 
 @dataclass(frozen=True)
 class TimeLine:
-    """Line of the table: `reached` of a group's `n` runs had the AUC, and medians of seconds and samples until then.
+    """Line of the time-to-AUC table: `reached` of `n` runs reached the AUC; median seconds and samples until then.
 
     `auc`: the AUC, as the mean over the runs."""
 
@@ -207,7 +207,7 @@ def censored_median(times: Sequence[tuple[float, bool]]) -> CensoredMedian:
 def times_to_auc(
     against: Mapping[Key, Key | None], curves: Mapping[Key, Sequence[Curves]], auc: float | None, less: float = 0.0
 ) -> tuple[TimeLine, ...]:
-    """Make a line for each group whose runs have an AUC to reach, from the curves of each group's runs.
+    """Make the lines of the time-to-AUC table from each group's curves, for groups with a target AUC.
 
     `auc`: the same for all, or None for the last AUC, less `less`, of the runs with the same seed in the group of the
     baseline, which `against` names for each group (None: no such group)."""

@@ -23,7 +23,7 @@ from gbactl.collective.base import sum_in_rank_order
 from gbactl.errors import WireError
 from gbactl.kernels.base import Floats
 from gbactl.store.shard import Shard
-from gbactl.wire.channel import Channel
+from gbactl.wire.channel_interface import Channel
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import RingBroken, Sum, Summand, SummandsLost
 
@@ -52,7 +52,7 @@ class _Round:
     told: set[int] = field(default_factory=set)  # ranks that will send no further part
 
     def missing(self, ranks: int) -> set[int]:
-        """Numbers of the gradients in an all-reduce sum that have not arrived."""
+        """Return the indexes of a sum's gradients that have not arrived."""
         return set(range(self.dealt or ranks)) - set(self.parts)
 
     def complete(self, ranks: int, absent: set[int], version: int) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.checkpoint import row_priority
-from gbactl.checkpoint.failure_costs import RowUpdates
+from gbactl.checkpoint.failure_cost_counters import RowUpdates
 from gbactl.checkpoint.folder import CHECKPOINTS, CUT
 from gbactl.checkpoint.planning import save_schedule_of
 from gbactl.checkpoint.restore import arrays_of

@@ -23,12 +23,12 @@ from gbactl.errors import WireError
 from gbactl.faults.slowdown import ServerSlowdown
 from gbactl.server.allreduce_fallback import SumHandlers
 from gbactl.server.checkpoint_writer import ShardSaver
-from gbactl.server.replica_averaging import EasgdHandlers
+from gbactl.server.replica_averages import EasgdHandlers
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
 from gbactl.store.optimizers import due
 from gbactl.store.shard import Shard
 from gbactl.wire import frames
-from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.channel_interface import Channel, Hub
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
     KIND,
@@ -63,8 +63,8 @@ from gbactl.wire.messages import (
     Takeover,
     decode,
 )
-from gbactl.wire.node_times import BUSY, KERNELS, ServerTimes
 from gbactl.wire.reconnecting import StagedGradients
+from gbactl.wire.times_and_traffic import BUSY, KERNELS, ServerTimes
 
 HELD_SLOTS = 2  # slices of one worker left in its shared memory before the oldest is copied out
 FROM_WORKERS = (Pull, Push, GetDense, PutDense)
@@ -352,7 +352,7 @@ log = logging.getLogger(__name__)
 
 
 def load_last(shard: Shard, folder: CheckpointFolder, resumed: Path | None) -> int:
-    """Load a shard's newest checkpoint, or, without one, the checkpoint from which its run `resumed`, if any.
+    """Load a shard's newest checkpoint, else that from which its run `resumed`; return its step, or BEGINNING for none.
 
     Returns the step loaded, or BEGINNING."""
     found = load_newest(shard, folder, lambda why: log.warning("%s", why))

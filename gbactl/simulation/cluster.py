@@ -20,7 +20,7 @@ import numpy as np
 from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_shard
 from gbactl.collective.base import ring_item
 from gbactl.config import RunConfig
-from gbactl.config.job_layout import optimizer, samples_of, shard_spec
+from gbactl.config.rounds_and_shards import optimizer, samples_of, shard_spec
 from gbactl.coordinator.checkpointing import spare_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import ServerSlowdown
@@ -34,9 +34,8 @@ from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.dense_placements import Placements, ReplicatedDense, ServedDense, TrainerDense
 from gbactl.simulation.discrete_events import EventQueue
 from gbactl.simulation.gradient_compute import SharedCompute
-from gbactl.simulation.network import Host, LossyNetwork, Network
+from gbactl.simulation.network import TICK, Host, LossyNetwork, Network, RingRounds, SimulatedRing
 from gbactl.simulation.process_failures import ClusterHandover, FailureInjection, RollbackAll
-from gbactl.simulation.ring_all_reduce import TICK, RingRounds, SimulatedRing
 from gbactl.simulation.server import VirtualServer
 from gbactl.simulation.worker import ClusterShared, VirtualWorker
 from gbactl.store.dense import DenseBlock
@@ -162,7 +161,7 @@ class VirtualCluster:
         worker.connect(self.network.connect(worker, self.hub), servers)
 
     def _compute(self) -> SharedCompute:
-        return SharedCompute.of(self.cfg, self.dataset.schema)
+        return SharedCompute.of(self.cfg, self.dataset)
 
     def _server(self, shard: int) -> VirtualServer:
         host, norms = self.hosts.servers[shard], self.cfg.train.norms_every

@@ -17,10 +17,10 @@ from gbactl.errors import ClusterError, WireError
 from gbactl.simulation.discrete_events import EventQueue, SerialProcess
 from gbactl.simulation.network import Host, VirtualChannel
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import COORDINATOR, Channel
+from gbactl.wire.channel_interface import COORDINATOR, Channel
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import Event
-from gbactl.wire.traffic import TrafficCounter
+from gbactl.wire.times_and_traffic import TrafficCounter
 
 
 class VirtualHub:
@@ -104,7 +104,7 @@ class VirtualHub:
 
 
 class VirtualCoordinator(Coordinator):
-    """Coordinator of a virtual cluster."""
+    """Real coordinator on a virtual clock; reports progress by samples, not by seconds."""
 
     hub: VirtualHub
     progress_seconds = math.inf
@@ -126,7 +126,7 @@ class VirtualCoordinator(Coordinator):
         super()._handle(channel, frame)
 
     def spent(self, told: Callable[[float], dict[str, Any]]) -> None:
-        """Add to the run's result the virtual time passed and, as fields from `told`, the time spent on checkpoints."""
+        """Add the virtual time passed, and to the entry `checkpoint` the fields from `told`, to the run's result."""
 
         def amend(result: dict[str, Any]) -> None:
             result["virtual_seconds"] = self.hub.now()

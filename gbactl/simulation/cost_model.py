@@ -100,7 +100,7 @@ class CostModel:
         return 2 * (workers - 1) * nbytes / workers / (self.local_bandwidth if hosts == 1 else self.bandwidth)
 
     def agreement(self, workers: int, hosts: int, buckets: int) -> float:
-        """Extra time in which ranks on several hosts agree on the buckets to sum; one host's is in `allreduce_us`.
+        """Extra time in which ranks agree on the buckets to sum; within one host it is part of `allreduce_us`.
 
         Horovod sums two bit vectors in a ring before each bucket, and a bucket waits while those of others are in
         progress: 7.6 and 11.9 times the latency were measured for one and two small buckets of two ranks 5 ms apart."""

@@ -18,7 +18,7 @@ from gbactl.hashing import digest
 from gbactl.kernels.base import Floats
 from gbactl.kernels.half_precision import Codec, round_here
 from gbactl.simulation.gradient_compute import SharedCompute
-from gbactl.simulation.ring_all_reduce import RingRounds, SimulatedRing
+from gbactl.simulation.network import RingRounds, SimulatedRing
 from gbactl.simulation.trainer import VirtualTrainer
 from gbactl.simulation.worker import DensePlacement, VirtualWorker
 from gbactl.store.dense import DenseBlock, dense_square
@@ -247,7 +247,7 @@ class ReplicatedDense(DensePlacement):
         return self._checksum[1]
 
     def leave(self) -> None:
-        """Keep the dense vector when this placement ends, because the model computes with it directly."""
+        """Do nothing when this placement ends: the model computes with the dense vector directly, so it is kept."""
 
 
 class TrainerDense(DensePlacement):

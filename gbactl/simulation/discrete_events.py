@@ -91,7 +91,7 @@ class Fifo:
         self.busy_seconds = 0.0
 
     def reserve(self, seconds: float) -> float:
-        """Queue a job of `seconds`. Returns when it will begin."""
+        """Queue a job of `seconds`, and return the time at which it will begin."""
         begins = max(self.events.now, self.free)
         self.free = begins + seconds
         self.busy_seconds += seconds
@@ -173,7 +173,7 @@ class SharedCores:
 class CoreSlot:
     """Time slots of the workers of one core: one of them computes at a time, first come first served.
 
-    See worker/core_sharing.py."""
+    See gbactl/cpu.py."""
 
     def __init__(self) -> None:
         self._taken = False
@@ -213,7 +213,7 @@ class InterfaceDirection(SharedCores):
         super().run(seconds + owed, done, *args)
 
     def slip_in(self, seconds: float) -> float:
-        """Send a small packet, which waits only for other packets, not for messages.
+        """Send a small packet, which waits for other packets but not for messages; return the time of its end.
 
         While a large message is in transit, a packet's time is charged to the next one. Returns when it is through."""
         self._packets.reserve(seconds)

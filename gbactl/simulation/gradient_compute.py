@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from gbactl.config import RunConfig
-from gbactl.config.job_layout import dense_cuts
-from gbactl.data.dataset import Schema
+from gbactl.config.rounds_and_shards import dense_cuts
+from gbactl.data.dataset import Dataset, Schema
 from gbactl.kernels import load
 from gbactl.kernels.base import Floats, Kernels
-from gbactl.models import build, row_width
+from gbactl.models import row_width
 from gbactl.models.gradient_computer import GradientComputer
 from gbactl.simulation.server import PullAnswer
 from gbactl.store.dense import Cut, held
-from gbactl.wire.channel import NO_BYTES
+from gbactl.wire.channel_interface import NO_BYTES
 from gbactl.wire.messages import Rows
 from gbactl.worker.loop import BatchComputer
 from gbactl.worker.worker_core import BatchInProgress
@@ -48,12 +48,10 @@ class SharedCompute(BatchComputer):
         self._loaded: list[Any] = [None] * self.servers
 
     @classmethod
-    def of(cls, cfg: RunConfig, schema: Schema) -> SharedCompute:
+    def of(cls, cfg: RunConfig, dataset: Dataset) -> SharedCompute:
         """Build a run's model with its initial parameters."""
-        computer = GradientComputer(
-            build(cfg.model, schema.numeric, schema.fields, cfg.seed, schema.list_targets), precision=cfg.precision
-        )
-        return cls(computer, load(), schema, row_width(cfg.model), dense_cuts(cfg, computer.flat.size), cfg.seed)
+        computer, width = GradientComputer.of(cfg.model, dataset, cfg.seed, cfg.precision), row_width(cfg.model)
+        return cls(computer, load(), dataset.schema, width, dense_cuts(cfg, computer.flat.size), cfg.seed)
 
     def load(self, item: BatchInProgress) -> None:
         """Load the dense vector that was pulled for a batch into the model."""
@@ -69,9 +67,9 @@ class SharedCompute(BatchComputer):
             else:
                 self.flat.use(values)
 
-    def come_home(self) -> None:
+    def use_own_memory(self) -> None:
         """Make the model compute with its own memory again, and forget the dense slices loaded for a batch."""
-        self.flat.come_home()
+        self.flat.use_own_memory()
         self._loaded = [None] * self.servers
 
     def rows_of(self, item: BatchInProgress, shard: int) -> Floats:

@@ -8,10 +8,10 @@ optimizer state are really restored; the time for saving, loading and rescheduli
 the whole cluster stands still for it. Where all nodes go back, the cluster ends with RollbackAll and another one is
 built from the checkpoint, as `resume` does.
 
-Messages to a failed coordinator wait until its successor is ready. The successor would hold what the
-journal says, which is what the failed one holds, so the same objects go on; a checkpoint in progress is given up, as in
-coordinator/failover.py. Workers and servers meanwhile do the work that they have. Not modelled: the messages by which
-nodes report their state, and that an evaluation begins anew.
+Messages to a failed coordinator wait until its successor is ready. The successor would hold what the journal says,
+which is what the failed one holds, so the same objects go on; a checkpoint in progress is given up, as in
+coordinator/coordinator_failover.py. Workers and servers meanwhile do the work that they have. Not modelled: the
+messages by which nodes report their state, and that an evaluation begins anew.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from gbactl.checkpoint.failure_costs import CostSeconds, ServerFailureLoss
+from gbactl.checkpoint.failure_cost_counters import CostSeconds, ServerFailureLoss
 from gbactl.checkpoint.folder import CheckpointChain
 from gbactl.checkpoint.planning import costs_of
 from gbactl.checkpoint.restore import chain_at, load_shard
@@ -134,7 +134,7 @@ class FailureInjection:
 
 
 class CoordinatorFailures:
-    """Coordinator failures and failovers. `server_lost`: the server killed last, and the time of that."""
+    """Coordinator failures and failovers. `server_lost`: the last failed server and the time of its failure."""
 
     def __init__(self, cluster: FailingCluster) -> None:
         self.cluster = cluster
@@ -268,7 +268,7 @@ class ServerFailures:
         state = self._state(shard)
         with_dense = c.context.current.home != "workers"
         self.cluster.servers[shard].go_back(state, with_dense, lambda: times.useful(process))
-        self.cluster.events.stall(self.spent.one_back(self.costs))
+        self.cluster.events.stall(self.spent.add_partial_recovery(self.costs))
         times.loaded(process)
         told = {"shard": shard, "state": "back", "step": c.context.step_now, "loaded": state.version}
         c.context.log.info(event_log.SERVER, told)
@@ -308,7 +308,7 @@ class ServerFailures:
         seconds, spent, samples = self._safe
         again = c.context.record.seconds - seconds - (self.spent.total - spent)
         lost = self._again = c.context.finished - samples
-        self.cluster.events.stall(self.spent.all_back(self.costs, again, lost))
+        self.cluster.events.stall(self.spent.add_full_recovery(self.costs, again, lost))
         lost_at = f"S{shard} was lost at step {c.context.step_now}"
         self._tell(f"{lost_at}: everybody goes back, {lost:,} samples are trained again")
         raise RollbackAll
@@ -328,7 +328,7 @@ class ServerFailures:
         c.context.failures.all[-1].samples_rolled_back = self._again
         c.core.checkpoints.unsaved.updates.again()
         c.context.log.close(step=c.context.step_now)
-        aside(cluster.run_dir)
+        rename_event_log(cluster.run_dir)
         record, counted = c.context.record, {name: getattr(c.core.checkpoints.state, name) for name in COUNTED}
         return ClusterHandover(
             cfg, record.began, cluster.events.now, cluster.events.stalled, c.core.workers.injector, cluster.storms,
@@ -355,7 +355,7 @@ class ServerFailures:
         return before + self.cluster.coordinator.core.checkpoints.unsaved.updates.total
 
 
-def aside(run_dir: Path) -> None:
-    """Rename the event log of the finished part of a run with a number in its name, as a continued run does."""
+def rename_event_log(run_dir: Path) -> None:
+    """Rename events.log to the next numbered name, so that the rest of the run gets a new event log."""
     part = 1 + sum(1 for _ in run_dir.glob("events.*.log"))
     (run_dir / "events.log").replace(run_dir / f"events.{part}.log")

@@ -23,7 +23,7 @@ from gbactl.simulation.discrete_events import SerialProcess
 from gbactl.simulation.network import Host, Network, VirtualChannel
 from gbactl.store.shard import Shard
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import NO_BYTES
+from gbactl.wire.channel_interface import NO_BYTES
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
     AddReplica,
@@ -41,7 +41,7 @@ from gbactl.wire.messages import (
     Save,
     kind_of,
 )
-from gbactl.wire.node_times import BUSY, KERNELS, ServerTimes
+from gbactl.wire.times_and_traffic import BUSY, KERNELS, ServerTimes
 
 ALIGNMENT = 64
 
@@ -105,7 +105,7 @@ class VirtualServer(Server):
         self.process.submit(self._seconds, self.handle, channel, frame)
 
     def _seconds(self, _: VirtualChannel, frame: Frame) -> float:
-        """Cost of handling a frame, computed when its job begins; without the answer to a pull that has to wait."""
+        """Return the seconds that handling a frame takes; for a pull that must wait, without sending the answer."""
         message, seconds = frame.message, self.cost.server_message
         self._stretched = frame.kind in SLOWED
         if isinstance(message, Pull):
@@ -131,7 +131,7 @@ class VirtualServer(Server):
         return self._spent(seconds, seconds - self.cost.server_message)
 
     def _spent(self, busy: float, kernels: float) -> float:
-        """Count the seconds of a job, and those of its kernels among them. Returns all its seconds."""
+        """Count a job's seconds as busy, and `kernels` of them as time in kernels; return the job's seconds."""
         seconds = self.times.seconds
         seconds[BUSY] += busy
         seconds[KERNELS] += kernels

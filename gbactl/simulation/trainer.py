@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from gbactl.kernels.base import Floats
-from gbactl.simulation.ring_all_reduce import RingRounds
+from gbactl.simulation.network import RingRounds
 from gbactl.simulation.worker import VirtualWorker
 from gbactl.store.dense import Cut, DenseBlock
-from gbactl.trainer.dense_replica import Replica
-from gbactl.trainer.exchange import IDLE_SECONDS, AveragingRound, CentreSlices, ExchangePace, ReplicaExchange
-from gbactl.trainer.trainer_core import TrainerCore
+from gbactl.trainer.replica_exchange import IDLE_SECONDS, AveragingRound, CentreSlices, ReplicaExchange
+from gbactl.trainer.trainer_core import ExchangePace, Replica, TrainerCore
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
     AddReplica,
@@ -35,7 +34,7 @@ Done = Callable[[bool], None]
 
 
 class VirtualTrainer:
-    """Trainer of one worker; `cuts`: the servers' slices of the dense vector that are not empty."""
+    """Replica of one virtual worker, and its exchanges; `cuts`: the servers' slices of it that are not empty."""
 
     def __init__(self, worker: VirtualWorker, block: DenseBlock, cuts: dict[int, Cut], rounds: RingRounds) -> None:
         self.worker, self.cuts, self.rounds = worker, cuts, rounds

@@ -47,7 +47,7 @@ from gbactl.wire.messages import (
     SaveReplica,
     Stop,
 )
-from gbactl.wire.node_times import ALL_REDUCE, BATCH, ROWS, TURN
+from gbactl.wire.times_and_traffic import ALL_REDUCE, BATCH, ROWS, TURN
 from gbactl.worker.client import BatchSource
 from gbactl.worker.dense_placement import NOT_HERE
 from gbactl.worker.worker_core import (
@@ -154,7 +154,7 @@ class DensePlacement:
 
     def leave(self) -> None:
         """Release the dense vector when the run moves to another placement."""
-        self.compute.come_home()
+        self.compute.use_own_memory()
 
 
 class Placements(Protocol):
@@ -263,7 +263,7 @@ class VirtualWorker:
             call(*args)
 
     def holds(self, call: Callable[..., None], *args: Any) -> bool:
-        """Whether a call must not be made now: the worker is dead, or hangs and will make it when it resumes."""
+        """Whether a call must be withheld: the worker is dead, or hangs and makes the call when it resumes."""
         if self._frozen:
             self._held.append((call, args))
         return self._frozen or self.dead
@@ -374,7 +374,7 @@ class VirtualWorker:
             self.trainer.idle()
         else:
             self.core.threads = 1
-            self.shared.compute.come_home()
+            self.shared.compute.use_own_memory()
             self.trainer.close(question)
 
     def _save_dense(self, question: SaveDense) -> None:

@@ -30,7 +30,7 @@ MOST_BIAS_STEPS = 1 << 22
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """Optimizer name and constants. `weight_decay` applies to the dense block alone; rows have their own."""
+    """Optimizer name and constants. `weight_decay` applies to the dense block; rows have a decay of their own."""
 
     name: str = "adam"
     lr: float = 1e-3
@@ -111,7 +111,7 @@ class RowOptimizer:
         self, index: Ints, grad: Floats, contributors: Floats | None = None, *,
         weight: float = 1.0, divisor: float = 1.0, lr_scale: float = 1.0, decay: float = 0.0,
     ) -> None:  # fmt: skip
-        """Step the distinct rows `index` by weight * gradient / divisor + decay * row.
+        """Apply a step to the rows `index`, with gradient weight * gradient / divisor + decay * row.
 
         With `contributors` f32[U] they replace the divisor. Raises ValueError on an index outside the table.
         """
@@ -121,7 +121,7 @@ class RowOptimizer:
         self, slot: Ints, grad: Floats, contributors: Floats | None = None, *,
         weight: float = 1.0, divisor: float = 1.0, lr_scale: float = 1.0, decay: float = 0.0,
     ) -> None:  # fmt: skip
-        """Step all rows of the table; `slot` int32[rows] names each row's gradient row, -1 for none."""
+        """Apply a step to all rows of the table; `slot` int32[rows]: each row's index in `grad`, -1 for none."""
         self._step.every(slot, grad, contributors, weight, divisor, self.spec.lr * lr_scale, decay)
 
 

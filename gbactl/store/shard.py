@@ -138,7 +138,7 @@ class Shard:
         return self.dense
 
     def stage(self, batch: int, part: GradientSlice) -> bool:
-        """Keep a gradient slice until a step applies it; close it and return False if its batch already had a slice.
+        """Keep a gradient slice until a step applies it; if the batch already has one, release it, return False.
 
         The index, which a worker could still write, is copied; the gradients are held. Raises ValueError on a
         bad index or layout; nothing is changed then and the caller still owns the slice.

@@ -184,7 +184,7 @@ class SwitchPlan(Generic[T]):
         return self.asked is not None or (entry is not None and entry.unit == "seconds" and entry.value <= seconds)
 
     def last_batch(self, policy: Policy, at: RunProgress) -> int | None:
-        """Batch of a phase, begun at `at`, before which the schedule's next entry is due; None if unknown."""
+        """Batch, in a phase that began at `at`, before which the schedule's next switch is due; None if unknown."""
         entry, point = self.next, None if self.next is None else self.points[self.taken]
         if entry is None or entry.unit in ("day", "epoch"):
             return None

@@ -79,7 +79,7 @@ class MlflowSender:
             client.log_artifact(self._run_id, str(path))
 
     def model(self, told: Record) -> None:
-        """List the run's model among the store's models, with its metrics; a store that has no models is left alone."""
+        """Register the run's model and its metrics in the store; no effect in a store that does not support models."""
         from mlflow.entities import LoggedModelOutput, Metric
         from mlflow.exceptions import MlflowException
 
@@ -204,7 +204,7 @@ class Delivery:
         self._backlog.append(list(records))
 
     def push(self) -> None:
-        """Send all queued records. Raises what the sender raises."""
+        """Send all queued records. Raises any error of the sender."""
         if not self._open:
             self._begin()
         while self._waiting:
@@ -290,7 +290,7 @@ class Backlog:
             self._write(records)
 
     def opened(self, run_id: str) -> None:
-        """Record the store's id of the run; records accepted under another id then count as unsent."""
+        """Record the run's id in the MLflow store; records sent under an earlier id must be sent again."""
         self._write([{"kind": "opened", "run_id": run_id}])
 
     def sent(self, count: int) -> None:

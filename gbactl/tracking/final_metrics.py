@@ -38,7 +38,7 @@ _BEGINNINGS = ("staleness", "wire", "recovery")  # groups with families that beg
 
 
 def logged_name(metric: str) -> str:
-    """Return the name in MLflow of a metric; one that is in no group keeps its name."""
+    """Return a metric's name in MLflow, with its group; a metric that is in no group keeps its plain name."""
     family, _, label = metric.partition("/")
     if _ROUND_LABEL.fullmatch(label):
         return f"rounds/{family} {label}"
@@ -205,7 +205,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def git_tags(folder: Path) -> dict[str, str]:
-    """Return tags with commit and branch of the working tree around `folder`, and whether it was changed.
+    """Return tags with commit and branch of the working tree around `folder`, and whether it has uncommitted changes.
 
     {} without git."""
     commit = _git(folder, "rev-parse", "HEAD")

@@ -220,7 +220,7 @@ class Run:
 
     @property
     def sweeps(self) -> set[str]:
-        """Ids of the sweeps that have this run: of its parent, and of those that took it as it was."""
+        """Ids of the sweeps that include this run: its parent sweep, and other sweeps that reused it."""
         taken = {name.removeprefix(TAKEN) for name in self.tags if name.startswith(TAKEN)}
         return taken | ({self.tags[PARENT]} if PARENT in self.tags else set())
 
@@ -254,7 +254,7 @@ def _oldest_first(found: Iterable[Any]) -> list[Run]:
 
 
 def read_children(uri: str, run_id: str) -> list[Run]:
-    """Read the children of a sweep and the runs that it took as they were, oldest first. Raises TrackingError."""
+    """Read a sweep's child runs and the finished runs that it reused, oldest first. Raises TrackingError."""
     client = connect(uri)
     experiments = [each.experiment_id for each in client.search_experiments()]
     conditions = (f"tags.`{PARENT}` = '{run_id}'", f"tags.`{TAKEN}{run_id}` = 'true'")
@@ -285,7 +285,7 @@ def log_comparison(uri: str, experiments: Sequence[str], table: str, verdicts: M
 
 
 def log_comparison_of_children(uri: str, run_id: str, found: str, table: str, verdicts: Mapping[str, str]) -> None:
-    """Write a comparison of its children to a parent run: note and verdict; and to each child its verdict.
+    """Write the comparison of a parent run's children to the parent (note, verdict), and each child's verdict to it.
 
     `found`: what was found, in a sentence. `verdicts`: by run id."""
     client = connect(uri)
@@ -298,7 +298,7 @@ def log_comparison_of_children(uri: str, run_id: str, found: str, table: str, ve
 
 
 def log_linked_run(uri: str, parent: str, kind: str, note: str, status: str, metrics: Mapping[str, float]) -> None:
-    """Log a finished run that says something of another one, as its child: "replay of gba s1". Raises TrackingError."""
+    """Log a finished run as a child of the run that it is about, as "replay of gba s1". Raises TrackingError."""
     client = connect(uri)
     of = client.get_run(parent)
     tags = {PARENT: parent, RUN_KIND: kind, NOTE: note, "mlflow.user": user(), "mlflow.source.name": f"gbactl {kind}"}
@@ -309,7 +309,7 @@ def log_linked_run(uri: str, parent: str, kind: str, note: str, status: str, met
 
 
 def log_artifacts(uri: str, run_id: str, artifacts: Mapping[Path, str | None]) -> None:
-    """Upload files to a run, each into the folder of its artifacts that is named for it."""
+    """Upload files to a run's artifacts, each into the artifact folder that `artifacts` maps it to."""
     client = connect(uri)
     for path, folder in artifacts.items():
         client.log_artifact(run_id, str(path), folder)
@@ -323,7 +323,7 @@ def sweep_note(command: str, comparison: str = "") -> str:
 
 
 def _cut(text: str, longest: int) -> str:
-    """Cut a text after its last line that fits, and mark the place by three dots."""
+    """Cut a text after its last line that fits, and mark the cut by three dots."""
     return text if len(text) <= longest else text[: longest - 4].rpartition("\n")[0] + "\n..."
 
 
@@ -377,7 +377,7 @@ def _run(entity: Any) -> Run:
 
 
 def _configuration(data: Any) -> dict[str, str]:
-    """Return a run's whole configuration, with flattened keys: from its tag, in older runs its parameters."""
+    """Return a run's whole flattened configuration, from its tag or, for older runs, from its parameters."""
     try:
         config = json.loads(data.tags[CONFIG_TAG])
     except (KeyError, ValueError):
@@ -387,6 +387,6 @@ def _configuration(data: Any) -> dict[str, str]:
 
 
 def _current_name(metric: str) -> str:
-    """Map the name of a metric to its plain name, also of a metric that had another one in older runs."""
+    """Return the current plain name of a metric, also if an older run logged it under another name."""
     family, slash, rest = plain_name(metric).partition("/")
     return FORMERLY.get(family, family) + slash + rest

@@ -55,7 +55,7 @@ class SweepPlace:
         return f"run {self.number} of {self.of}"
 
     def left(self, elapsed: float, own: float | None) -> float | None:
-        """Estimate the seconds until the sweep's end, from those that this run has taken and will take.
+        """Estimate the seconds until the sweep ends, from the seconds that this run has taken and still needs.
 
         `own` is None while it is unknown; the estimate is unknown then too, unless other runs have finished."""
         if own is None and not self.took:
@@ -66,8 +66,7 @@ class SweepPlace:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """Command line of a run: verb and typed overrides; of a sweep's run its own, the keys that the sweep varies, and
-    its place."""
+    """Command line of a run: verb and typed overrides; in a sweep also the varied keys, and its place."""
 
     verb: str = "train"
     overrides: tuple[str, ...] = ()
@@ -76,11 +75,11 @@ class CommandLine:
 
     @property
     def text(self) -> str:
-        """The command, quoted for a shell, without the run's directory, which holds a run already."""
+        """Command line, quoted for a shell, without `run_dir=`, as that directory already holds a run."""
         return shlex.join(["gbactl", self.verb, *(each for each in self.overrides if not each.startswith("run_dir="))])
 
     def typed(self) -> dict[str, str]:
-        """Return the overrides by key, without deletions; of a key that was typed twice the last one."""
+        """Return the overrides by key, without deletions; for a key that was typed twice, the last value."""
         pairs = (text.lstrip("+").split("=", 1) for text in self.overrides if "=" in text and not text.startswith("~"))
         return {key: value for key, value in pairs}
 
@@ -98,7 +97,7 @@ def run_name(modes: str, seed: int, command: CommandLine) -> str:
 
 
 def _matches(key: str, listed: Sequence[str]) -> bool:
-    """Whether a key is one of those listed, or begins with one that ends in a dot or slash."""
+    """Whether a key equals an entry of `listed`, or begins with an entry that ends in a dot or slash."""
     return key in listed or key.startswith(tuple(each for each in listed if each[-1] in "./"))
 
 
@@ -128,7 +127,7 @@ def _shortened(value: Any, longest: int) -> Any:
 
 
 def parameters(config: Mapping[str, Any], command: CommandLine, defaults: Mapping[str, Any]) -> dict[str, str]:
-    """Return the parameters that are logged: what was typed, what differs from the defaults, and MODE, DATA, SEED ...
+    """Return the parameters to log: typed keys, keys that differ from the defaults, and the keys in ALWAYS.
 
     `config` and `defaults` have flattened keys. A group's choice is logged under the group's name: faults=one_slow. The
     whole configuration is in the tag CONFIG_TAG."""
@@ -185,7 +184,7 @@ MOST_FIELDS = 1000  # columns that a schema lists
 def dataset_inputs(
     dataset: Dataset, data: Mapping[str, Any], trained: Collection[int], evaluated: Collection[int]
 ) -> list[dict[str, str]]:
-    """Describe the splits (by place) that a run trains on and evaluates, as two data sets.
+    """Describe the splits (by index) that a run trains on, and those that it evaluates, as two data sets.
 
     `data`: the configuration's group of that name."""
     found = []

@@ -214,7 +214,7 @@ class SystemMetrics:
         self._network = _network()
 
     def measure(self) -> dict[str, float]:
-        """Return the use of processors since the last call, of memory now, and the network traffic."""
+        """Return CPU use since the last call, current memory use, and network traffic since the run's start."""
         memory, network = psutil.virtual_memory(), _network()
         return {
             "system/cpu_utilization_percentage": psutil.cpu_percent(),

@@ -26,18 +26,24 @@ from gbactl.kernels.half_precision import Codec
 from gbactl.models.flat_parameters import FlatModel
 from gbactl.replicas import AveragingRule
 from gbactl.store.dense import DenseBlock
-from gbactl.trainer.dense_replica import Replica
-from gbactl.trainer.exchange import AveragingRounds, CentreExchange, EasgdExchange, ExchangeDriver, ExchangeKind
-from gbactl.trainer.trainer_core import TrainerCore
+from gbactl.trainer.replica_exchange import (
+    AveragingRounds,
+    CentreExchange,
+    EasgdExchange,
+    ExchangeDriver,
+    ExchangeKind,
+    drive,
+)
+from gbactl.trainer.trainer_core import Replica, TrainerCore
 from gbactl.wire.messages import AddReplica, ClosedReplicas, CloseReplicas, OpenReplicas, SaveReplica
-from gbactl.wire.node_times import ALL_REDUCE
+from gbactl.wire.times_and_traffic import ALL_REDUCE
 from gbactl.worker.client import WorkerClient
 from gbactl.worker.dense_placement import DensePlacement, ServedDense, ShardSlices
 from gbactl.worker.worker_core import BatchInProgress, weigh
 
 
 class ComputeThread(DensePlacement):
-    """Dense placement as compute thread number `thread` of a trainer uses it."""
+    """Dense placement of compute thread number `thread` of a trainer."""
 
     def __init__(self, flat: FlatModel, thread: int, trainer: TrainerDense) -> None:
         self.flat, self.thread, self.trainer = flat, thread, trainer
@@ -45,7 +51,7 @@ class ComputeThread(DensePlacement):
         self._gradient: Floats = np.empty(0, np.float32)
 
     def load(self, item: BatchInProgress) -> None:
-        """Load the replica for a batch: in place, or as a copy with batch norm."""
+        """Let the model compute with the replica: in its own memory or, if the model has batch norm, on a copy."""
         if self.trainer.stands:
             with self.trainer.exchange.waits.of(ALL_REDUCE):
                 self.computing.acquire()
@@ -132,7 +138,7 @@ class TrainerDense(ComputeThread):
         rule = self.core.begin(message)
         self._use_threads(message.values["hogwild_threads"])
         self.stands = self.exchange.core.threads > 1 and not self.core.pace.shadow
-        self._drive = self.core.pace.drive(self._exchange_of(rule), self._stopped)
+        self._drive = drive(self.core.pace, self._exchange_of(rule), self._stopped)
 
     def _use_threads(self, count: int) -> None:
         self.replica.grow(count)
@@ -196,7 +202,7 @@ class TrainerDense(ComputeThread):
         """Load the trainer's replica for training, or the servers' dense vector for evaluation."""
         if not item.phase.training:
             if not self._evaluating:
-                self.flat.come_home()  # the servers' slices are copied to the model's own memory
+                self.flat.use_own_memory()  # the servers' slices are copied to the model's own memory
             self._evaluating = True
             self.served.load(item)
             return

@@ -18,7 +18,7 @@ from gbactl.store.dense import Cut, DenseSpec
 from gbactl.store.shard import ShardSpec
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.channel_interface import Channel, Hub
 from gbactl.wire.messages import Ack, InstallDense, ShardAddresses, Stop, decode
 
 
@@ -34,7 +34,7 @@ class Bootstrap:
     dataset: str
     config: dict[str, Any]
     listener: int = -1
-    place: tuple[int, int, int] | None = None  # see worker/core_sharing.py
+    place: tuple[int, int, int] | None = None  # see gbactl/cpu.py
     incarnation: int = 0  # above 0: it replaces a failed process
     host: str = ""  # the address of its host, where a run has several
     missed: tuple[float, str, float] = (0.0, "", 0.0)  # coordinator: (time of failure, cause, last heard of)

@@ -18,7 +18,7 @@ from gbactl.errors import WireError
 from gbactl.kernels import codec_of
 from gbactl.kernels.half_precision import Codec
 from gbactl.wire import frames
-from gbactl.wire.channel import BufferPool, Channel, ChannelWrapper, Hub, HubWrapper
+from gbactl.wire.channel_interface import BufferPool, Channel, ChannelWrapper, Hub, HubWrapper
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import KIND, EasgdCentre, EasgdUpdate, Push, Rows, decode
 

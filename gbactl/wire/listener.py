@@ -29,8 +29,7 @@ from typing import NamedTuple
 
 from gbactl.errors import WireError
 from gbactl.wire import auth
-from gbactl.wire.auth import Peer, SessionKeys
-from gbactl.wire.tls import TlsContexts
+from gbactl.wire.auth import Peer, SessionKeys, TlsContexts
 
 UNIX = "unix:"
 BACKLOG = 4096  # or what the kernel allows: many nodes that connect at once must all get in
@@ -281,7 +280,7 @@ class RejectionCounter(Counter[str]):
     """Number of rejected connections and frames by reason."""
 
     def note(self, reason: str) -> None:
-        """Count a rejection and log it: the first ones of a reason each, later ones when their count doubles."""
+        """Count a rejection, and log the first few of each reason, later ones only when their count doubles."""
         if reason not in self and len(self) >= MOST_REASONS:
             reason = OTHER
         self[reason] += 1

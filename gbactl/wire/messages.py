@@ -283,7 +283,7 @@ class Predictions(NamedTuple):
 
 
 class OrderStep(NamedTuple):
-    """To a server: apply the gradients of `batches`, with their `weights`, as step `step` (see store.Order)."""
+    """To a server: apply the gradients of `batches`, with their `weights`, as step `step` (see StepOrder)."""
 
     phase: Integer
     step: Integer
@@ -308,7 +308,7 @@ class StepChecksum(NamedTuple):
 
 
 class GradientNorms(NamedTuple):
-    """To the coordinator: norms of a step's gradients on a shard, or of its all-reduced one (Shard.gradient_norms)."""
+    """To the coordinator: norms of a step's gradients on a shard, or of its all-reduced gradient."""
 
     step: Integer
     square: float

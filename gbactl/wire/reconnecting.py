@@ -2,8 +2,8 @@
 
 A new coordinator listens at the same address. A node that loses its connection dials again, repeats its Hello and does
 nothing else until it is answered. Messages that were sent and not read are lost; the new coordinator asks for them (see
-coordinator/failover.py), and the node answers from its records, a dictionary entry a batch. A node that has no place in
-the run yet, or none any more, ends when its connection is lost.
+coordinator/coordinator_failover.py), and the node answers from its records, a dictionary entry a batch. A node that has
+no place in the run yet, or none any more, ends when its connection is lost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gbactl.errors import WireError
 from gbactl.store.shard import Shard
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import COORDINATOR, Channel, ChannelWrapper, Hub, HubWrapper
+from gbactl.wire.channel_interface import COORDINATOR, Channel, ChannelWrapper, Hub, HubWrapper
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import (
     KIND,

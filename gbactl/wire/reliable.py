@@ -23,7 +23,7 @@ from gbactl.faults.fault_plan import FaultPlan
 from gbactl.faults.message_faults import MessageFaultStream
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import Channel, ChannelWrapper, Hub, HubWrapper
+from gbactl.wire.channel_interface import Channel, ChannelWrapper, Hub, HubWrapper
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import KIND, Acknowledged, Granted, NumberedMessage, Rows, Staged, decode, kind_of, pack
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from gbactl import shared_memory_names
 from gbactl.errors import WireError
 from gbactl.wire import auth, frames
-from gbactl.wire.auth import Peer, SessionKeys
-from gbactl.wire.channel import COORDINATOR, NO_BYTES, Channel
+from gbactl.wire.auth import Peer, SessionKeys, TlsContexts
+from gbactl.wire.channel_interface import COORDINATOR, NO_BYTES, Channel
 from gbactl.wire.frames import Frame
 from gbactl.wire.listener import (
     HANDSHAKE_SECONDS,
@@ -30,8 +30,7 @@ from gbactl.wire.listener import (
     receive_exactly,
 )
 from gbactl.wire.socket_channel import SILENCE_SECONDS, QueuedBytes, SocketChannel
-from gbactl.wire.tls import TlsContexts
-from gbactl.wire.traffic import TrafficCounter
+from gbactl.wire.times_and_traffic import TrafficCounter
 
 AGAIN_SECONDS = (0.0, 0.02, 0.1, 0.5)  # pause before each attempt to connect
 

@@ -20,7 +20,7 @@ from gbactl.data.dataset import Batch
 from gbactl.errors import PeerGoneError, WireError
 from gbactl.kernels.base import DistinctRows, Floats
 from gbactl.wire import frames
-from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.channel_interface import Channel, Hub
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import (
     Ack,
@@ -36,7 +36,7 @@ from gbactl.wire.messages import (
     ShardRelocated,
     decode,
 )
-from gbactl.wire.node_times import PUSH, NodeTimes
+from gbactl.wire.times_and_traffic import PUSH, NodeTimes
 from gbactl.worker.server_channels import Dial, ParkedConnection, Routes
 from gbactl.worker.worker_core import (
     BatchInProgress,
@@ -219,7 +219,7 @@ class WorkerClient:
         self._transfer({shard: (message, part.view(np.uint8)) for shard, part in parts.items()})
 
     def _transfer(self, asked: Mapping[int, tuple[Any, Bytes | None]]) -> None:
-        """Send each shard its message, repeated to the replacement of a server that fails; wait for all answers."""
+        """Send each shard its message, again to a failed server's replacement, and wait for all answers."""
         with self._cv:
             self._dense.begin(asked)
             for shard, told in asked.items():
@@ -240,7 +240,7 @@ class WorkerClient:
                 raise self.error
 
     def pause(self, seconds: float) -> bool:
-        """Wait until the time or the run is over; returns whether the run is. Raises the error that ended it."""
+        """Wait for `seconds` or until the run ends; return whether it has ended. Raises the error that ended it."""
         self.until(lambda: False, seconds)
         return self.over()
 

@@ -23,7 +23,7 @@ from gbactl.store.dense import Cut, DenseBlock, dense_square, held
 from gbactl.store.optimizers import due
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import AddReplica, GradientNorms, PutDense
-from gbactl.wire.node_times import ALL_REDUCE
+from gbactl.wire.times_and_traffic import ALL_REDUCE
 from gbactl.worker.client import WorkerClient
 from gbactl.worker.worker_core import BatchInProgress, ReplicatedSteps, weigh
 
@@ -126,7 +126,7 @@ class ServedDense(DensePlacement):
         self._held = frame
 
     def leave(self) -> None:
-        self.flat.come_home()
+        self.flat.use_own_memory()
         if self._held is not None:
             self._held.release()
             self._held = None
@@ -278,7 +278,7 @@ class SyncRecovery:
         exchange.on_next_batch = self._more_comes
 
     def begin(self, item: BatchInProgress) -> bool:
-        """Tell the collective which summand of the step's gradient sum a batch provides.
+        """Tell the collective a batch's index in its step's gradient sum; False if that step is already applied.
 
         False where its step is taken already, and only its rows are missing."""
         token, place = item.grant.token, self.steps.place(item)

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.checkpoint.remaining_samples import Ranges, of_phase, pieces
-from gbactl.cpu import ask_for_long_slices, settle_garbage
+from gbactl.checkpoint.remaining_samples import Ranges, decode_ranges, pieces
+from gbactl.cpu import CoreSlots, UnsharedCore, ask_for_long_slices, settle_garbage
 from gbactl.data.dataset import Batch, Dataset, Schema, Split, permuted
 from gbactl.faults.slowdown import WorkerSlowdown
 from gbactl.kernels.base import DistinctRows, Floats, Kernels
@@ -32,9 +32,8 @@ from gbactl.wire.messages import (
     PrefetchHint,
     SaveDense,
 )
-from gbactl.wire.node_times import TURN
+from gbactl.wire.times_and_traffic import TURN
 from gbactl.worker.client import LATER, WorkerClient
-from gbactl.worker.core_sharing import CoreSlots, UnsharedCore
 from gbactl.worker.dense_placement import DensePlacement, Placements
 from gbactl.worker.worker_core import BatchInProgress, Question
 
@@ -54,7 +53,7 @@ def key_of(*parts: int) -> int:
 def dropout_key(seed: int, phase: BeginPhase, batch: int) -> int:
     """Compute the dropout key of a batch from its number within the day, wherever in the day its phase began."""
     start = batch * phase.local_batch
-    where = pieces(of_phase(phase.first_sample, phase.samples, phase.ranges), start, 1)
+    where = pieces(decode_ranges(phase.first_sample, phase.samples, phase.ranges), start, 1)
     position = where[0][0] if where else phase.first_sample + start
     return key_of(seed, phase.epoch, phase.split, position // phase.local_batch)
 
@@ -71,7 +70,7 @@ class MappedBatchSource:
 
     def begin(self, phase: BeginPhase) -> None:
         self.phase, self.split = phase, self.dataset.splits[phase.split]
-        self._ranges = of_phase(phase.first_sample, phase.samples, phase.ranges)
+        self._ranges = decode_ranges(phase.first_sample, phase.samples, phase.ranges)
 
     def prepare(self, grant: Granted | PrefetchHint) -> tuple[Batch, DistinctRows]:
         assert self.phase is not None and self.split is not None
@@ -144,7 +143,7 @@ class BatchComputer:
         return np.concatenate([emb[: ids.size].reshape(*ids.shape, self.width), pooled], 1)
 
     def _of_ids(self, gradient: Floats) -> Floats:
-        """Return the gradient of the rows of every id of the batch from that of the model's fields."""
+        """Expand the gradient of the model's fields to the gradient of the row of every id of the batch."""
         if self._lists is None:
             return gradient
         columns = self.schema.columns
@@ -253,7 +252,7 @@ class WorkerLoop:
         return sums
 
     def _computed(self, item: BatchInProgress) -> None:
-        """Pull the next batch's rows after the backward pass: what is left to do hides part of the pull."""
+        """Pull the next batch's rows after the backward pass, so that the remaining work overlaps with the pull."""
         if self.delay is None and item.phase.served_dense:
             self.exchange.pull_ahead()
 

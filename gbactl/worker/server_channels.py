@@ -14,7 +14,7 @@ import numpy as np
 
 from gbactl.errors import WireError
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import Channel
+from gbactl.wire.channel_interface import Channel
 from gbactl.wire.frames import Bytes
 from gbactl.wire.messages import Push, ShardRelocated
 

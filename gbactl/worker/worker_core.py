@@ -403,14 +403,14 @@ class DenseTransfer:
 
 
 class SumPosition(NamedTuple):
-    """Index `part` of a gradient among the `parts` gradients summed in a step; None for a batch without samples."""
+    """Place of a gradient in its step's sum: number `part` of `parts`; `part` is None for a batch without samples."""
 
     part: int | None
     parts: int
 
 
 class ReplicatedSteps:
-    """Progress of the replicated dense vector on this worker: the last step applied; all apply the same steps.
+    """Progress of the replicated dense vector on this worker: the last step that it has applied.
 
     A step's batches have places in its sum, `global_batch` samples in all, and any worker may fill any of them."""
 

@@ -22,7 +22,7 @@ from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.source_cache import prepare
 from gbactl.errors import GbactlError
 from gbactl.simulation.cluster import VirtualCluster
-from gbactl.wire.channel import Channel
+from gbactl.wire.channel_interface import Channel
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import Event, kind_of, pack
 from tests.fuzz.mutations import message, odd_descriptor

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from gbactl.collective import open_rendezvous
-from gbactl.collective.base import sum_in_rank_order
+from gbactl.collective.base import Rendezvous, sum_in_rank_order
+from gbactl.collective.gloo import interface_of
 from gbactl.collective.horovod import MOST_VISITORS
-from gbactl.collective.rendezvous import Rendezvous, interface_of
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.kernels import codec_of
 from gbactl.kernels.half_precision import rounded

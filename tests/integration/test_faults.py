@@ -29,7 +29,7 @@ LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /
 
 def hogs_of(launcher: int) -> list[int]:
     """Pids of the busy processes that a launcher started."""
-    return children_of(launcher, "gbactl.nodes.child_process\0cpu-hog")
+    return children_of(launcher, "gbactl.nodes.child_main\0cpu-hog")
 
 
 def checked(result: dict[str, Any], worker: str, factor: float, within: float) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.wire.tls import STRANGE
+from gbactl.wire.auth import STRANGE
 from tests.support.processes import Launched, Launcher, environment, wait_for
 from tests.support.sockets import LOOPBACK, listeners
 

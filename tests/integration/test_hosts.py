@@ -27,6 +27,7 @@ from tests.support.slow import slow
 
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=OBSTACLE or "")
 WIDE = ("model.dim=32", "train.global_batch=512")  # so that rows are worth a slot of shared memory
+LISTS = ("data.lists=1", "data.list_length=3", "data.history_length=4")  # further files of the data that are sent
 CUT_SECONDS = 4.0
 BEGIN = 10  # of the records in an event log
 
@@ -37,7 +38,13 @@ def test_three_hosts_train(site_of: Callable[..., Site], tmp_path: Path, mode: s
     store = tmp_path / "mlflow.db"
     site = site_of()
     launched = site.start(
-        f"mode={mode}", *LONG, *WIDE, "data.rows_per_day=12000", f"tracking.uri=sqlite:///{store}", tracking=True
+        f"mode={mode}",
+        *LONG,
+        *WIDE,
+        *LISTS,
+        "data.rows_per_day=12000",
+        f"tracking.uri=sqlite:///{store}",
+        tracking=True,
     )
     launched.training()
     no_key_is_on_a_command_line_or_in_an_environment(site)
@@ -310,6 +317,7 @@ def _round_trip(at: Hosts, source: str, target: str) -> float:
     return min(map(float, done.stdout.split()))
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_commands_of_the_tutorial(site_of: Callable[..., Site]) -> None:
@@ -340,4 +348,4 @@ def test_a_killed_coordinator_is_replaced(site_of: Callable[..., Site]) -> None:
     assert done.code == 0, done.err
     assert "C" in {failed["process"] for failed in done.result["recovery"]}
     samples = done.result["samples"]
-    assert samples["read"] == samples["trained"] + samples["decayed"] + samples["lost"] == 12_000
+    assert samples["read"] == samples["trained"] + samples["decayed"] + samples["lost"] == 60_000

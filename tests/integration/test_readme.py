@@ -82,6 +82,7 @@ def test_commands(sequence: Sequence[Path], workplace: Path, tmp_path: Path) -> 
             run(script, tmp_path, workplace)
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("sequence", sequences("slow"))

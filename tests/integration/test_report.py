@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import gbactl
-from gbactl.cli.report import command
+from gbactl.cli.results import report
 from gbactl.errors import GbactlError, TrackingError, UsageError
 from gbactl.tracking.final_metrics import metrics_of
 from gbactl.tracking.mlflow_connection import NOTE, VERDICT, connect, tracking_uri
@@ -61,7 +61,7 @@ def _here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def typed(*arguments: str) -> Result:
-    return CliRunner().invoke(command, list(arguments), catch_exceptions=False, standalone_mode=False)
+    return CliRunner().invoke(report, list(arguments), catch_exceptions=False, standalone_mode=False)
 
 
 def test_the_table_compares_and_says_what_it_left_out() -> None:
@@ -159,7 +159,7 @@ def test_sending_a_run_that_was_sent() -> None:
     assert typed("--send", "gba-s1").stdout.startswith("Nothing to send")
 
 
-UI = "import sys; from gbactl.cli.ui import command; command(sys.argv[1:])"
+UI = "import sys; from gbactl.cli.results import ui; ui(sys.argv[1:])"
 
 
 @pytest.mark.slow

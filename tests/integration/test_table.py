@@ -12,6 +12,8 @@ import pytest
 
 from gbactl.data.dataset import DAYS_BY_ROWS
 from tests.support.commands import run as gbactl
+from tests.support.processes import Launcher, collective
+from tests.support.slow import slow
 
 pytestmark = [pytest.mark.beside, pytest.mark.timeout(300)]
 SMALL = ["cluster=virtual", "mode=sync,gba", "seed=1", "model.dim=4", "model.hidden=[8]"]
@@ -51,3 +53,24 @@ def test_three_commands(tmp_path: Path) -> None:
     assert "sync" in table and "gba" in table
     assert DAYS_BY_ROWS in table
     assert DAYS_BY_ROWS in run("data", "describe", *words[2:5])
+
+
+@pytest.mark.parametrize("mode", ["gba", slow("sync")])
+def test_weights_of_values_are_trained_with(launcher: Launcher, tmp_path: Path, mode: str) -> None:
+    """Each sample has the same two tags, so that the label can be known from their weights alone."""
+    rng, lines = random.Random(1), ["y,c,tags,scores"]
+    for _ in range(3000):
+        click = rng.random() < 0.5
+        lines.append(f"{int(click)},{rng.randrange(9)},x|z,{'2|0' if click else '0|2'}")
+    (tmp_path / "tags.csv").write_text("\n".join([*lines, ""]))
+    (tmp_path / "s.yaml").write_text(
+        "columns: {y: label, c: {kind: categorical, buckets: 99}, tags: {kind: multi, buckets: 99, weights: scores}}\n"
+    )
+    result = launcher.train(
+        f"mode={mode}", "data=table", f"data.path={tmp_path / 'tags.csv'}", f"data.schema={tmp_path / 's.yaml'}",
+        "data.days=2", "cluster.workers=2", "cluster.servers=2", "model.dim=4", "model.hidden=[8]",
+        "train.global_batch=64", "optim.lr=0.05", f"collective={collective()}", small=False,
+    )  # fmt: skip
+    samples = result["samples"]
+    assert samples["read"] == samples["trained"] + samples["decayed"] + samples["lost"] == 1500
+    assert result["auc"] > 0.99

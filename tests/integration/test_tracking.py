@@ -49,6 +49,7 @@ def environment() -> dict[str, str]:
     return kept | {"PYTHONPATH": str(Path(gbactl.__file__).parents[1])}
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_four_launchers_start_at_once_on_an_empty_store(tmp_path: Path) -> None:
@@ -191,6 +192,7 @@ def stop_server(process: subprocess.Popen[bytes]) -> None:
     process.wait(20)
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_a_tracking_server_that_is_killed_loses_nothing(
@@ -226,6 +228,7 @@ def test_a_tracking_server_that_is_killed_loses_nothing(
     assert not (run_dir / FILE_NAME).exists()
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.timeout(290)
 def test_a_server_with_a_password_is_killed_and_started_again_while_a_run_goes_on(

@@ -68,7 +68,7 @@ def test_the_installed_command_works_outside_the_tree(installed: Path, tmp_path:
     assert run([gbactl, "--version"], tmp_path).startswith("gbactl, version")
     printed = run([gbactl, "train", "mode=gba", "--cfg", "job"], tmp_path)
     assert "name: gba" in printed
-    where = "import gbactl, gbactl.paths; print(gbactl.__file__, gbactl.paths.conf_dir())"
+    where = "import gbactl, gbactl.conf_catalogue; print(gbactl.__file__, gbactl.conf_catalogue.conf_dir())"
     package, conf = run([installed / "bin" / "python", "-c", where], tmp_path).split()
     assert Path(package).is_relative_to(installed)
     assert Path(conf).is_relative_to(installed)

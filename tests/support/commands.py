@@ -21,7 +21,7 @@ from gbactl.tracking.mlflow_connection import quiet_mlflow
 from tests.support import forked_server, stores
 
 ROOT = str(Path(gbactl.__file__).parents[1])
-MODULES = ("train", "advise", "report", "replay", "switch", "checkpoint")
+MODULES = ("training", "results", "preparation")
 IMPORTED = (
     "torch", "mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store", "alembic.command",
     "gbactl.launch.training_run", "gbactl.tracking.tracked_run", "gbactl.simulation",

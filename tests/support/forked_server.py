@@ -18,9 +18,9 @@ from typing import NoReturn
 
 from gbactl.engine import fork_server
 from gbactl.engine.fork_server import NO_THREAD, ForkedProcess, ForkServer, ProcessHandle, thread_environment
-from gbactl.nodes import child_process
+from gbactl.nodes import child_main
 
-IMPORTED = child_process.IMPORTED
+IMPORTED = child_main.IMPORTED
 ENVIRONMENT = {**thread_environment(1), **NO_THREAD}  # read by what is imported
 
 
@@ -54,10 +54,10 @@ def _serve(line: int, launcher: int) -> NoReturn:
         os.closerange(3, 1 << 20)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
         os.environ.update(ENVIRONMENT)
-        sys.argv = ["child_process", child_process.FORK_SERVER, str(launcher)]
-        told = "\0".join(["python", "-m", child_process.__name__, *sys.argv[1:], ""])
-        child_process._show_arguments(Path("/proc/self/cmdline").read_text(), told)
-        child_process.main()
+        sys.argv = ["child_main", child_main.FORK_SERVER, str(launcher)]
+        told = "\0".join(["python", "-m", child_main.__name__, *sys.argv[1:], ""])
+        child_main._show_arguments(Path("/proc/self/cmdline").read_text(), told)
+        child_main.main()
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)

@@ -15,10 +15,10 @@ import numpy as np
 
 from gbactl.errors import WireError
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import COORDINATOR, NO_BYTES, Channel
+from gbactl.wire.channel_interface import COORDINATOR, NO_BYTES, Channel
 from gbactl.wire.frames import CLOSED, PREFIX, Bytes, Frame
 from gbactl.wire.messages import kind_of, pack
-from gbactl.wire.traffic import TrafficCounter
+from gbactl.wire.times_and_traffic import TrafficCounter
 
 
 class MemoryChannel:

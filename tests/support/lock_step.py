@@ -6,7 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from gbactl.policies import Decision, Grant
-from gbactl.policies.buffered import AsyncPolicy, BufferedPolicy
+from gbactl.policies.async_bsp import AsyncPolicy, BufferedPolicy
 from gbactl.policies.gba import GbaPolicy
 
 

@@ -21,7 +21,7 @@ from gbactl.nodes.worker_process import work
 from gbactl.server.shard_server import Server
 from gbactl.wire.auth import Peer
 from gbactl.wire.bootstrap import Bootstrap
-from gbactl.wire.channel import Hub
+from gbactl.wire.channel_interface import Hub
 from gbactl.wire.frames import CLOSED
 from gbactl.wire.messages import Event, Hello, unpack
 from gbactl.wire.reliable import exposed

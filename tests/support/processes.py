@@ -20,7 +20,7 @@ from tests.support.commands import ROOT
 
 Process = subprocess.Popen[str] | commands.Command
 SHM = Path("/dev/shm")
-FORK_SERVER = "gbactl.nodes.child_process\0fork-server"
+FORK_SERVER = "gbactl.nodes.child_main\0fork-server"
 SECONDS = 120.0
 SMALL = (
     "experiment=smoke", "data.days=2", "data.rows_per_day=4000", "data.max_cardinality=300", "model.dim=4",
@@ -37,7 +37,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def children_of(launcher: int, module: str = "gbactl.nodes.child_process") -> list[int]:
+def children_of(launcher: int, module: str = "gbactl.nodes.child_main") -> list[int]:
     """Pids of the nodes (or others) that a launcher started: its pid follows the module in their arguments."""
     mark = f"{module}\0{launcher}\0".encode()
     found = []
@@ -63,10 +63,12 @@ def wait_for(condition: Callable[[], Any], seconds: float = SECONDS) -> Any:
 def seen(terminal: int, text: str, seconds: float = 60.0) -> str:
     """Read a terminal until a text was shown; return all that was shown."""
     shown, deadline = "", time.monotonic() + seconds
+    readable = select.poll()  # select refuses descriptors above 1,023
+    readable.register(terminal, select.POLLIN)
     while text not in shown:
         left = deadline - time.monotonic()
         assert left > 0, shown[-2000:]
-        if select.select([terminal], [], [], left)[0]:
+        if readable.poll(1000 * left):
             shown += os.read(terminal, 65536).decode(errors="replace")
     return shown
 

@@ -18,7 +18,7 @@ from gbactl.metrics import auc
 
 SMALL = (
     "cluster=virtual", "cluster.workers=2", "data.days=2", "data.rows_per_day=1500", "data.max_cardinality=50",
-    "data.numeric=2", "data.fields=3", "model.dim=4", "model.hidden=[8]", "train.global_batch=64",
+    "data.numeric=2", "data.fields=3", "model.dim=4", "model.dims.C2=1", "model.hidden=[8]", "train.global_batch=64",
     "mode.local_batch=32", "tracking.enabled=false", "checkpoint=full", "checkpoint.interval_steps=10",
 )  # fmt: skip
 
@@ -54,6 +54,9 @@ def test_the_model_predicts_as_the_evaluation_did(runs: list[gbactl.Run]) -> Non
     batch = split.slice(0, split.rows)
     found = run.model(torch.from_numpy(np.array(batch.numeric)), torch.from_numpy(np.array(batch.ids, np.int64)))
     assert auc(np.array(batch.labels), found.numpy()) == pytest.approx(run.auc, abs=1e-6)
+    low, high = dataset.schema.spans[1]
+    assert run.config["model"]["dims"] == {"C2": 1} and run.model.rows[low:high, :1].any(dim=1).all()
+    assert not run.model.rows[low:high, 1:4].any() and run.model.rows[high:, 1:4].any(dim=1).all()
 
 
 def _data(run: gbactl.Run) -> Path:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import gbactl
+from gbactl.conf_catalogue import conf_dir
 from gbactl.config.engine_interface import AUTO, engine_named
-from gbactl.paths import conf_dir
 from gbactl.policies.policy import names
 
 PACKAGE = Path(gbactl.__file__).parent

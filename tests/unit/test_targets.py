@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
+from gbactl.conf_catalogue import option_files, set_search_folders
 from gbactl.config import RunConfig, from_dict, to_dict
 from gbactl.data.source_cache import make_source
 from gbactl.errors import ConfigError, UsageError
 from gbactl.launch.finished_runs import cell_of
 from gbactl.launch.hydra_config import compose, mode_file
-from gbactl.paths import option_files, search_also
 from gbactl.policies.gba import GbaPolicy
 from gbactl.policies.policy import policy_class
 
 POLICY = """
 from dataclasses import dataclass
-from gbactl.policies.buffered import BspPolicy
+from gbactl.policies.async_bsp import BspPolicy
 from gbactl.policies.policy import PolicyOptions
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_parts.py").write_text("import nowhere\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_parts", raising=False)
-    monkeypatch.setattr("gbactl.paths._SEARCHED", [])
+    monkeypatch.setattr("gbactl.conf_catalogue._SEARCHED", [])
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_files_of_a_folder_are_found_by_groups_schedules_and_names(tmp_path: Pat
     assert "pairs" in option_files("mode")
     with pytest.raises(UsageError, match="Could not find 'mode/pairs'"):
         compose(["mode=pairs"])
-    search_also([])
+    set_search_folders([])
     assert "pairs" not in option_files("mode")
 
 

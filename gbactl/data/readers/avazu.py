@@ -91,7 +91,7 @@ def _integers(column: pl.Series) -> pl.Series:
 
 
 class DayBoundaries:
-    """Finds the first row of each day in a stream of rows' day numbers."""
+    """Detector of the first row of each day in a stream of day numbers, one per row."""
 
     def __init__(self) -> None:
         self.rows = 0

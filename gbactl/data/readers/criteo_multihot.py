@@ -72,7 +72,7 @@ class Day:
 
     @property
     def shape(self) -> tuple[int, tuple[int, ...]]:
-        """Number of numeric features, and of the ids of each field."""
+        """Number of numeric features, and for each field the number of its ids per sample."""
         return self.dense.columns, tuple(field.columns for field in self.fields)
 
 
@@ -120,7 +120,7 @@ class CriteoMultihot:
         return [file for files in self._by_day().values() for file in files.values()]
 
     def _by_day(self) -> dict[str, dict[str, SourceFile]]:
-        """Return the files of each day by the ends of their names."""
+        """Return the files as {day: {file-name suffix: file}}. Raises DataError where one is missing."""
         found: dict[str, dict[str, SourceFile]] = {}
         for file in find(self.path, [f"*{kind}" for kind in KINDS]):
             for kind in KINDS:
@@ -165,7 +165,7 @@ class CriteoMultihot:
         return WrittenArrays("days", schema, splits, *names, days_by_rows=not per_file)
 
     def _rows(self, day: Day, rows: int, columns: list[int], lists: list[int], largest: NDArray[np.int64]) -> Batch:
-        """Read the next rows of a day, and keep the `largest` id of each field up to date."""
+        """Read the next rows of a day, and update `largest`, the largest id of each field so far."""
         labels, dense = day.labels.read(rows)[:, 0], day.dense.read(rows)
         ids = [field.read(rows) for field in day.fields]
         if not ((labels == 0) | (labels == 1)).all():

@@ -20,11 +20,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Days, Natural, TableRows
-from gbactl.conf_files import did_you_mean
+from gbactl.conf_catalogue import did_you_mean
 from gbactl.data.dataset import USER, Batch, Jagged, ListField, Progress, Schema, Split
 from gbactl.data.readers.criteo import signed_log
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.table_columns import day_name, days, ids_of, lists_of, moments, numbers, texts, time_ids
+from gbactl.data.table_columns import day_name, days, ids_of, lists_of, moments, numbers, texts, time_ids, weights_of
 from gbactl.data.table_files import Rows, TextForm, columns_of, read_table
 from gbactl.data.table_schema import (
     TIME_FIELDS,
@@ -73,12 +73,12 @@ class Layout:
 
     @property
     def hashed(self) -> dict[str, int]:
-        """Names of the categorical columns, and the ids that each is hashed to."""
+        """Number of ids to which each categorical column is hashed, by column name."""
         return {name: kind.buckets or self.buckets for name, kind in self.schema.of_kind(Categorical).items()}
 
     @property
     def time_fields(self) -> list[str]:
-        """Names of the parts of the time that become fields."""
+        """Names of the fields made from the time, such as hour and weekday."""
         clock = self.schema.clock
         return [] if clock is None else list(self.schema.of_kind(Time)[clock].fields)
 
@@ -96,7 +96,7 @@ class Layout:
         return self.schema.of_kind(Multi)
 
     def list_ids(self, name: str) -> tuple[int, int]:
-        """Return the place whose hash a list's values have, and the number of ids; both may be of a shared column."""
+        """Return the field index that seeds the hash of a list's values, and the number of ids; both may be shared."""
         kind = self.lists[name]
         if kind.table is not None:
             return list(self.hashed).index(kind.table), self.hashed[kind.table]
@@ -111,7 +111,12 @@ class Layout:
             tables.append(max(tables, default=-1) + 1 if kind.table is None else self.list_ids(name)[0])
         shared = tables if any(kind.table for kind in self.lists.values()) else []
         lists = tuple(ListField(kind.max_length, kind.pooling) for kind in self.lists.values())
-        return Schema(len(self.numeric), tuple(sizes), tuple(shared), lists)
+        return Schema(len(self.numeric), tuple(sizes), tuple(shared), lists, self.weighted)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether values of any multi-valued field have weights; those of others are 1."""
+        return any(kind.weights is not None for kind in self.lists.values())
 
 
 class Faults:
@@ -122,7 +127,7 @@ class Faults:
         self._found: list[tuple[NDArray[np.bool_], str, str]] = []
 
     def look(self, bad: pl.Series, column: str, told: str) -> None:
-        """Note the rows in which `bad` is true; `told`: what the column's cell is not."""
+        """Record the rows in which `bad` is true; `told`: description of a valid cell, for the message."""
         if bad.any():
             self._found.append((bad.to_numpy(), column, told))
 
@@ -134,6 +139,7 @@ class Faults:
         for place in np.flatnonzero(whole).tolist():
             _, column, told = next(each for each in self._found if each[0][place])
             cell = self.rows.frame[column][place]
+            cell = cell.to_list() if isinstance(cell, pl.Series) else cell
             shown = "missing" if cell is None else repr(str(cell)[:60])
             bad.add(f"{file}, row {self.rows.number(place)}", f"the column {column} is {shown}, not {told}")
         kept: NDArray[np.bool_] = ~whole
@@ -141,7 +147,7 @@ class Faults:
 
 
 class Clock:
-    """Times of all rows, kept in a file: whether they are in order, how many rows a day has."""
+    """Times of all rows, in a file; tells whether they are in order, and counts the rows of each day."""
 
     def __init__(self, path: Path, by_day: bool) -> None:
         self.path, self._by_day = path, by_day
@@ -164,7 +170,7 @@ class Clock:
                 raise DataError(f"The column of kind day has more than {MOST_DAYS:,} days; type kind: time.")
 
     def order(self) -> Order:
-        """Return the places of the rows in order of time; None if they are in order."""
+        """Return the row numbers sorted by time; None if the rows already are in order."""
         return None if self.in_order else np.argsort(np.fromfile(self.path, np.int64), kind="stable")
 
 
@@ -199,7 +205,7 @@ class Table:
             chunks = self._chunks(files, layout, clock, bad, ends, progress)
             staged_numeric = len(layout.numeric) + len(layout.bucketized)
             columns = len(layout.fields) - len(layout.bucketized)
-            rows = write_all(staged, staged_numeric, columns, chunks, len(layout.lists))
+            rows = write_all(staged, staged_numeric, columns, chunks, len(layout.lists), layout.weighted)
             splits, by_rows = self._splits(rows, ends, layout, clock)
             order = clock.order()
             change = first_day_transform(np.load(staged / "numeric.npy", mmap_mode="r"), order, splits[0][2], layout)
@@ -208,7 +214,8 @@ class Table:
                     path.rename(folder / path.name)
             else:
                 progress("sorting by time" if order is not None else "transforming", 1.0)
-                reorder(staged, folder, order, len(layout.lists), change=change or (lambda chunk: chunk))
+                whole = change or (lambda chunk: chunk)
+                reorder(staged, folder, order, len(layout.lists), layout.weighted, change=whole)
         names = [*(name for name, _ in layout.fields), *layout.lists]
         return WrittenArrays("days", layout.made, splits, layout.numeric, names, bad.count, days_by_rows=by_rows)
 
@@ -225,7 +232,7 @@ class Table:
             def told(stage: str, fraction: float, before: int = place) -> None:
                 progress(stage, (before + fraction) / len(files))
 
-            for chunk in read_table(file, form, list(schema.columns), bad, told):
+            for chunk in read_table(file, form, schema.read, bad, told):
                 batch, times = _arrays(chunk, file, layout, bad)
                 parted |= {
                     name for name in layout.lists if name not in parted and _is_parted(chunk.frame[name], layout)
@@ -245,7 +252,7 @@ class Table:
     def _splits(
         self, rows: int, ends: list[int], layout: Layout, clock: Clock
     ) -> tuple[list[tuple[str, int, int]], bool]:
-        """Cut the rows, in their order of time, into days; return also whether by row count for want of a time."""
+        """Divide the rows, in time order, into days. Also returns whether the division is by row count."""
         if self.days is None and clock.counts:
             found = sorted(clock.counts)
             if len(found) == 1:
@@ -262,7 +269,7 @@ class Table:
 
 def _check_columns(file: SourceFile, there: list[str], schema: TableSchema) -> None:
     """Raise DataError unless a file has each of the schema's columns once."""
-    for name in schema.columns:
+    for name in schema.read:
         count = there.count(name)
         if count > 1:
             raise DataError(f"{file} has {count} columns {name}; name them apart, or leave {name} out of the schema.")
@@ -276,11 +283,12 @@ def _check_columns(file: SourceFile, there: list[str], schema: TableSchema) -> N
 
 
 def _arrays(rows: Rows, file: SourceFile, layout: Layout, bad: BadLines) -> tuple[Batch, Integers | None]:
-    """Convert a chunk's readable rows to arrays and, where the table has a time, what these are ordered by."""
+    """Convert a chunk's readable rows to arrays; returns them and the rows' sort keys, None without a time column."""
     schema, frame, faults = layout.schema, rows.frame, Faults(rows)
-    for name in schema.columns:
+    listed = {name for column, kind in layout.lists.items() for name in (column, kind.weights)}
+    for name in schema.read:
         kind, wanted = frame[name].dtype, "multi" if isinstance(frame[name].dtype, pl.List) else "ignore"
-        inner = kind.inner if isinstance(kind, pl.List) and name in layout.lists else kind
+        inner = kind.inner if isinstance(kind, pl.List) and name in listed else kind
         if inner.is_nested() or inner == pl.Binary:
             raise DataError(f"{file}: the column {name} holds {kind}; type kind: {wanted} for it.")
     labels = _labels(frame, schema, faults)
@@ -290,7 +298,7 @@ def _arrays(rows: Rows, file: SourceFile, layout: Layout, bad: BadLines) -> tupl
     if schema.clock is not None:
         clock, moment = _times(frame, schema.clock, layout, faults)
         ids += [time_ids(moment, part) for part in layout.time_fields]
-    lists = Jagged.joined([_list(frame[name], name, layout) for name in layout.lists]) if layout.lists else None
+    lists = Jagged.joined([_list(frame, name, layout, faults) for name in layout.lists]) if layout.lists else None
     batch = Batch(labels, _stacked(numeric, len(frame), np.float32), _stacked(ids, len(frame), np.int32), lists)
     kept = faults.good(file, bad)
     if kept is None:
@@ -298,14 +306,19 @@ def _arrays(rows: Rows, file: SourceFile, layout: Layout, bad: BadLines) -> tupl
     return Split("", batch).take(np.flatnonzero(kept)), None if clock is None else clock[kept]
 
 
-def _list(column: pl.Series, name: str, layout: Layout) -> Jagged:
-    kind, (place, size) = layout.lists[name], layout.list_ids(name)
-    lengths, values = lists_of(column, kind.separator, kind.max_length, isinstance(kind, Sequence))
-    return Jagged(1, np.concatenate([[0], np.cumsum(lengths)]), ids_of(values, place, size))
+def _list(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> Jagged:
+    column, kind, (place, size) = frame[name], layout.lists[name], layout.list_ids(name)
+    lengths, values, taken = lists_of(column, kind.separator, kind.max_length, isinstance(kind, Sequence))
+    weights = None
+    if kind.weights is not None:
+        weights, bad = weights_of(frame[kind.weights], column, kind.separator)
+        weights = weights[taken]
+        faults.look(pl.Series(bad), kind.weights, f"a weight of at least 0 for each value of {name}")
+    return Jagged(1, np.concatenate([[0], np.cumsum(lengths)]), ids_of(values, place, size), weights)
 
 
 def _is_parted(column: pl.Series, layout: Layout) -> bool:
-    """Return whether a column has lists, or its separator is in one of its texts."""
+    """Return whether a multi-valued column has a list type, or some text in it contains the separator."""
     separator = layout.lists[column.name].separator
     return column.dtype.is_nested() or bool(texts(column).str.contains(separator, literal=True).any())
 
@@ -335,7 +348,7 @@ def _labels(frame: pl.DataFrame, schema: TableSchema, faults: Faults) -> NDArray
 
 
 def _numbers(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> Floats:
-    """Convert a numeric column; NaN stands for a missing value that waits for the statistics of the first day."""
+    """Convert a numeric column; NaN marks a missing value that is replaced once first-day statistics are known."""
     column, kind = frame[name], layout.schema.of_kind(Numeric)[name]
     number = numbers(column)
     lost = number.is_null() & column.is_not_null()
@@ -349,7 +362,7 @@ def _numbers(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> 
 
 
 def _times(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> tuple[Integers, Integers]:
-    """Return what rows are ordered by (their day or moment) and the moments that fields are made of."""
+    """Return each row's sort key (day or moment), and the moments from which fields such as the hour are made."""
     kind = layout.schema.of_kind(Time)[name]
     by_day = isinstance(kind, Day)
     clock = (days if by_day else moments)(frame[name], kind.format)
@@ -360,7 +373,7 @@ def _times(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> tu
 
 
 def first_day_transform(numeric: Floats, order: Order, rows: int, layout: Layout) -> Callable[[Batch], Batch] | None:
-    """Make the function that finishes a chunk by the statistics of the first day; None where nothing waits for them.
+    """Make the function that scales or buckets columns by first-day statistics; None where no column needs these.
 
     `numeric`: the staged numeric features of all rows; the first day has `rows` of them, in `order`."""
     kinds = layout.schema.of_kind(Numeric)
@@ -404,7 +417,7 @@ class _Day:
             yield self._at(np.arange(low, min(low + AT_ONCE, self._rows)), columns)
 
     def moments(self, columns: list[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Compute mean and standard deviation of columns over what is not missing; 0 and 1 where there is nothing."""
+        """Compute means and standard deviations of columns without missing values; (0, 1) for an empty column."""
         count = np.maximum(1, sum(np.sum(~np.isnan(chunk), axis=0) for chunk in self._chunks(columns)))
         mean = sum(np.nansum(chunk, axis=0) for chunk in self._chunks(columns)) / count
         square = sum(np.nansum((chunk - mean) ** 2, axis=0) for chunk in self._chunks(columns)) / count

@@ -76,7 +76,7 @@ def _ids(frame: pl.DataFrame, name: str, faults: Faults, *, needed: bool = False
 
 
 class Lookup:
-    """Table in memory whose rows are found by their id; an id that is not there has the row of zeros."""
+    """Table in memory for look-up of rows by id; an unknown id has a row of zeros."""
 
     def __init__(self, file: SourceFile, ids: Integers, rows: NDArray[np.float64]) -> None:
         order = np.argsort(ids)
@@ -94,7 +94,7 @@ class Lookup:
 
 
 def read_lookup(file: SourceFile, key: str, names: Sequence[str], bad: BadLines, progress: Progress) -> Lookup:
-    """Read a table whose columns become ids, and the column `price` a number."""
+    """Read a table for look-up by the column `key`: `price` becomes a number, all other columns become ids."""
     keys, found = [np.empty(0, np.int64)], [np.empty((0, len(names)))]
     for rows in _read(file, [key, *names], bad, progress):
         faults = Faults(rows)
@@ -119,7 +119,7 @@ def _price(frame: pl.DataFrame, faults: Faults) -> NDArray[np.float64]:
 
 
 def _keys(user_ids: Integers, seconds: Integers) -> Integers:
-    """Return numbers that are sorted by part, then user, then time."""
+    """Return keys whose numerical order is that by part, then user, then time."""
     keys: Integers = (user_ids % PARTS << 55) | (user_ids // PARTS << 32) | seconds
     return keys
 
@@ -139,7 +139,7 @@ class Behaviour:
         self.ids: Ids = np.memmap(folder / "ids", np.int32, "r").reshape(-1, len(BEHAVIOUR))
 
     def before(self, user_ids: Integers, seconds: Integers, longest: int) -> Jagged:
-        """Return the users' last behaviour earlier than the given seconds, a list for each of BEHAVIOUR."""
+        """Return the last behaviour of users before given seconds, as one list for each name in BEHAVIOUR."""
         end = np.searchsorted(self.keys, _keys(user_ids, seconds))
         first = np.maximum(np.searchsorted(self.keys, _keys(user_ids, np.zeros_like(seconds))), end - longest)
         rows = self.ids[positions(first, end - first)]
@@ -148,7 +148,7 @@ class Behaviour:
 
 
 def sort_behaviour(file: SourceFile, folder: Path, largest: Integers, bad: BadLines, progress: Progress) -> Behaviour:
-    """Write the log of behaviour to a folder, sorted, and keep the `largest` ids of the shared fields up to date."""
+    """Sort the log of behaviour into files in a folder; update `largest`, the largest ids of the shared fields."""
     with ExitStack() as stack:
         parts = [stack.enter_context((folder / f"part{part}").open("wb")) for part in range(PARTS)]
         for chunk in _records(file, bad, progress):
@@ -195,7 +195,7 @@ class Taobao:
     max_bad_lines: Natural = 0
 
     def sources(self) -> list[SourceFile]:
-        """Find the files of TABLES, in this order; the log only if there is to be a history."""
+        """Find the files named in TABLES, in this order; the log of behaviour only if a history is configured."""
         there = find(self.path, ["*.csv*", "*.parquet"])
         wanted = TABLES if self.history_length else TABLES[:-1]
         return [self._file(name, [file for file in there if file.name.split(".")[0] == name]) for name in wanted]

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from gbactl.advise.advice import Advice, advice_of, contenders, plain, sentence
-from gbactl.advise.simulation_jobs import Outcome, Took
+from gbactl.advise.advice import Advice, advice_of, modes_needing_seeds, plain, sentence
+from gbactl.advise.simulation_jobs import Outcome, SimulationSeconds
 from gbactl.errors import DivergedError
 from gbactl.report.render import render
 
-TOOK = Took(0.1, 0.1, 1.0)
+TOOK = SimulationSeconds(0.1, 0.1, 1.0)
 SEEDS = 5
 NOISE = (0.0, 0.1, -0.1, 0.05, -0.05)  # of an AUC, between seeds
 
@@ -80,7 +80,7 @@ def test_an_auc_that_may_lose_much_is_not_counted_on() -> None:
 
 def test_more_seeds_are_for_modes_that_may_turn_out_to_be_worthwhile() -> None:
     def found(*others: list[Outcome]) -> list[str]:
-        return contenders([*SYNC, *(each for other in others for each in other)], None)
+        return modes_needing_seeds([*SYNC, *(each for other in others for each in other)], None)
 
     near, far = outcomes("gba", 2300, -0.001, 0.03), outcomes("hop_bw", 1500, 0, 0.03)
     assert found(near, far, ASYNC) == ["sync", "gba"]

@@ -23,7 +23,7 @@ from gbactl.advise.simulation_jobs import (
     Budget,
     Outcome,
     Schedule,
-    Took,
+    SimulationSeconds,
     in_mode,
     newest,
     on_virtual_cluster,
@@ -107,7 +107,7 @@ class FakePool:
         if base is not None:
             assert base.name == f"base-s{cfg.seed}" and base.name in self.calls
         future = Future[Any]()
-        took = Took(0.0, 0.0, self.seconds)
+        took = SimulationSeconds(0.0, 0.0, self.seconds)
         future.set_result(Outcome(cfg.mode.name, cfg.seed, 1.0, took, {}) if call is simulate else self.seconds)
         return future
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.checkpoint.failure_costs import PlsCounter
+from gbactl.checkpoint.failure_cost_counters import PlsCounter
 from gbactl.checkpoint.planning import (
     JobCosts,
     SaveSchedule,

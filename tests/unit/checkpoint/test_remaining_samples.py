@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.checkpoint.remaining_samples import FinishedBatches, after, flat, merged, of_phase, pieces, total
+from gbactl.checkpoint.remaining_samples import FinishedBatches, after, decode_ranges, flat, merged, pieces, total
 from gbactl.policies import Drop, Member, Step
 
 ranges_ = (
@@ -29,7 +29,7 @@ def test_pieces_are_cut_from_the_joined_ranges(ranges: tuple[tuple[int, int], ..
 @given(ranges_)
 def test_a_message_tells_the_same_ranges(ranges: tuple[tuple[int, int], ...]) -> None:
     if ranges:
-        assert of_phase(ranges[0][0], total(ranges), flat(ranges)) == ranges
+        assert decode_ranges(ranges[0][0], total(ranges), flat(ranges)) == ranges
 
 
 @given(ranges_, st.integers(1, 7), st.data())

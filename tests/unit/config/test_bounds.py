@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import pytest
 
 from gbactl.checkpoint.planning import VARIANTS
+from gbactl.conf_catalogue import option_files
 from gbactl.config import RunConfig, from_dict
 from gbactl.data.dataset import open_dataset
 from gbactl.data.source_cache import make_source, options_class, prepare
 from gbactl.errors import ConfigError, DivergedError
 from gbactl.faults.fault_kinds import KINDS, typed
-from gbactl.paths import option_files
 from gbactl.policies.policy import names, policy_class
 from gbactl.simulation.cluster import run_virtual
 from gbactl.switching.switch_schedule import UNITS

@@ -92,7 +92,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"collective": {"buckets": 0}}, r"collective\.buckets=0 is not a whole number from 1 to 1000; type"),
     ({"model": {"name": "fm"}}, r"model\.name= one of: autoint, dcnv2, deepfm, "),
     ({"model": {"name": "dcnv2", "layer": 2}}, r"model has no key layer; keys are: .*, layers, rank, "),
-    ({"model": {"layers": 2}}, r"model has no key layers; keys are: .*dim, hidden"),
+    ({"model": {"layers": 2}}, r"model has no key layers; keys are: .*dim, dims, hidden"),
+    ({"model": {"dims": {"C1": 0}}}, r"model\.dims=.* keys with values, each a whole number from 1 to 65536 or null"),
     ({"model": {"dropout": 1.0}}, r"model\.dropout=1\.0 is not a number of at least 0 and below 1;"),
     ({"model": {"dim": 0}}, r"model\.dim=0 is not a whole number from 1 to 65536; type .*=16\."),
     ({"model": {"hidden": [64, 0]}}, r"model\.hidden=\[64, 0\] is not a list, each a whole number from 1 to"),
@@ -211,4 +212,4 @@ def test_keys_that_do_not_act_are_left_out() -> None:
     assert acting(config)["cost"] == config["cost"] and acting(config)["checkpoint"] == config["checkpoint"]
     assert "every" in acting(config)["switch"]
     assert when("seed") == when("cost.name") == "in every run"
-    assert when("cluster.ssh") == "with cluster=hosts, exec, ray or slurm"
+    assert when("cluster.ssh") == "with a cluster= of several hosts"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gbactl.config.engine_interface import surroundings, with_engine
+from gbactl.config.engine_interface import detected_engine, with_engine
 from gbactl.launch.hydra_config import compose
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
@@ -25,7 +25,7 @@ HOSTS = {"GBACTL_HOSTS": "worker-0:2,worker-1:2"}
     ],
 )
 def test_surroundings(environment: dict[str, str], engine: str) -> None:
-    assert surroundings(environment) == engine
+    assert detected_engine(environment) == engine
 
 
 def test_a_run_s_configuration_has_the_engine_that_was_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,6 +218,18 @@ def test_the_way_back_is_the_newest_good_one(tmp_path: Path) -> None:
     )
 
 
+def test_the_mode_does_not_go_back(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "sync")
+    cluster.record.modes = "sync"
+    position = cluster.position(2)
+    cluster.cuts.go_back(position)
+    assert (cluster.record.modes, cluster.step) == ("sync", 2)
+    cluster.current, cluster.record.modes = RunConfig(), "sync>gba@step5"
+    cluster.current.mode.name = "gba"
+    cluster.cuts.go_back(position)
+    assert cluster.record.modes == "sync>gba@step2", "as the parameters were trained"
+
+
 def test_a_lost_server_ends_the_checkpoint_and_counts_what_was_lost(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "gba", name="cpr_ssu", share=0.5)
     cluster.phase.ordered(1)

@@ -31,7 +31,6 @@ from gbactl.wire.messages import KIND, AddReplica, EasgdUpdate, Event, GetDense,
 from tests.support.deaths import Victim
 from tests.support.memory_cluster import run_in_memory
 from tests.support.modes import CENTRED, EVERY, REPLICAS, every_k
-from tests.support.slow import crossed
 from tests.support.small_data import prepared
 
 SAMPLES = 1500
@@ -92,7 +91,8 @@ def bytes_of(result: dict[str, Any], kind: str) -> list[int]:
 
 
 @pytest.mark.quick(5)
-@pytest.mark.parametrize(("mode", "dense"), crossed(EVERY, [1, 2]))
+@pytest.mark.parametrize("dense", [1, 2])
+@pytest.mark.parametrize("mode", EVERY)
 def test_those_that_hold_rows_alone_hear_nothing_of_the_dense_part(
     data: Path, tmp_path: Path, asked: Counter[tuple[int, type[Any]]], mode: str, dense: int
 ) -> None:
@@ -151,10 +151,9 @@ def test_from_sync_to_gba_to_replicas_and_back(
 
 
 @pytest.mark.quick(2)
-@pytest.mark.parametrize(
-    ("mode", "index", "kind", "turn", "after"),
-    crossed(["gba", "async", "bsp", "sync"], [0, 2], [(Push, 25, True), (OrderStep, 11, True)]),
-)
+@pytest.mark.parametrize(("kind", "turn", "after"), [(Push, 25, True), (OrderStep, 11, True)])
+@pytest.mark.parametrize("index", [0, 2])
+@pytest.mark.parametrize("mode", ["gba", "async", "bsp", "sync"])
 def test_one_dies_and_comes_back(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, index: int, kind: type[Any], turn: int,
     after: bool,
@@ -180,17 +179,15 @@ def test_before_the_first_checkpoint_it_begins_anew(
 
 
 @pytest.mark.quick(2)
+@pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(
-    ("first", "to", "kind", "index", "after"),
-    crossed(
-        [
-            ("gba", "sync", GetDense, 0),
-            ("sync", "gba", PutDense, 0),
-            ("gba", "sync", Inspect, 2),
-            ("sync", "gba", Inspect, 2),
-        ],
-        [False, True],
-    ),
+    ("first", "to", "kind", "index"),
+    [
+        ("gba", "sync", GetDense, 0),
+        ("sync", "gba", PutDense, 0),
+        ("gba", "sync", Inspect, 2),
+        ("sync", "gba", Inspect, 2),
+    ],
 )
 def test_one_dies_in_a_switch(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, to: str, kind: type[Any], index: int,
@@ -217,9 +214,8 @@ def test_everybody_goes_back(data: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.quick(2)
-@pytest.mark.parametrize(
-    ("save", "servers", "dense"), crossed(["full", "cpr_scar"], [(2, None), (2, 1), (3, None), (4, 2)])
-)
+@pytest.mark.parametrize(("servers", "dense"), [(2, None), (2, 1), (3, None), (4, 2)])
+@pytest.mark.parametrize("save", ["full", "cpr_scar"])
 def test_others_go_on_from_its_checkpoint(
     data: Path, tmp_path: Path, save: str, servers: int, dense: int | None
 ) -> None:

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from gbactl.checkpoint.failure_costs import UnsavedWork
+from gbactl.checkpoint.failure_cost_counters import UnsavedWork
 from gbactl.config import CheckpointConfig, RunConfig
 from gbactl.coordinator.event_routing import CoordinatorCore
 from gbactl.coordinator.live_phase import LivePhase
-from gbactl.coordinator.phase_decisions import TrainingPhase
 from gbactl.coordinator.run_context import NodeRequests, RunContext
+from gbactl.coordinator.training_phase import TrainingPhase
 from gbactl.policies import Phase, make
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import (

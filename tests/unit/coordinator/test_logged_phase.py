@@ -23,10 +23,10 @@ from gbactl.coordinator.event_log import (
 )
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.membership import Membership
-from gbactl.coordinator.phase_decisions import ApplyStep, Command, LoggedPhase, StagedSlices, TrainingPhase
 from gbactl.coordinator.statistics import Statistics
+from gbactl.coordinator.training_phase import ApplyStep, Command, LoggedPhase, StagedSlices, TrainingPhase
 from gbactl.policies import Phase, Policy, make
-from gbactl.policies.buffered import AsyncPolicy
+from gbactl.policies.async_bsp import AsyncPolicy
 from gbactl.policies.hop_bw import HopBwOptions
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import Hello, OrderStep, Staged
@@ -156,7 +156,7 @@ class Again:
 
 
 def fed(logged: LoggedPhase, records: list[Any]) -> list[Command]:
-    """As a coordinator that takes over feeds a phase (see failover.py)."""
+    """As a coordinator that takes over feeds a phase (see coordinator_failover.py)."""
     commands: list[Command] = []
     assert logged.phase.slices is not None
     with logged.phase.slices.held() as counted:

@@ -9,7 +9,7 @@ import pytest
 from gbactl.coordinator.membership import Heartbeat, Membership
 from gbactl.errors import WireError
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import Channel
+from gbactl.wire.channel_interface import Channel
 from gbactl.wire.messages import Hello, Ping, Pong, ShardAddresses, Stop
 
 

@@ -29,10 +29,10 @@ from gbactl.coordinator.checkpointing import Checkpointing
 from gbactl.coordinator.message_loop import Coordinator
 from gbactl.coordinator.state import config_at
 from gbactl.launch.checkpoint_command import export
-from gbactl.server.replica_averaging import EasgdHandlers
+from gbactl.server.replica_averages import EasgdHandlers
 from gbactl.server.shard_server import Server
-from gbactl.trainer.exchange import EasgdExchange
 from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense
+from gbactl.trainer.replica_exchange import EasgdExchange
 from gbactl.wire.messages import (
     AddReplica,
     AdoptVersion,
@@ -49,7 +49,6 @@ from gbactl.worker.client import WorkerClient
 from tests.support.deaths import Death, Orphaned, Victim, dies_when_a_server_is_lost
 from tests.support.memory_cluster import Killed, run_in_memory
 from tests.support.modes import CENTRED, REPLICAS, every_k
-from tests.support.slow import crossed
 from tests.support.small_data import prepared
 
 ROWS, DAYS = 900, 3
@@ -163,7 +162,9 @@ def test_trainers_go_on_from_a_checkpoint_of_another_mode(data: Path, tmp_path: 
 
 
 @pytest.mark.usefixtures("saved_early")
-@pytest.mark.parametrize(("optimizer", "mode"), crossed(["adam", "sgd"], ["shadow_ma", "shadow_easgd"]))
+@pytest.mark.quick
+@pytest.mark.parametrize("mode", ["shadow_ma", "shadow_easgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_the_dense_part_is_the_mean_of_what_trainers_told_or_the_centre(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, optimizer: str
 ) -> None:
@@ -239,9 +240,8 @@ def test_a_trainer_that_dies_while_it_is_asked_is_in_no_mean(
 
 
 @pytest.mark.quick(4)
-@pytest.mark.parametrize(
-    ("mode", "kind", "turn", "after"), crossed(REPLICAS, [(Push, 30, False), (OrderStep, 21, True)])
-)
+@pytest.mark.parametrize(("kind", "turn", "after"), [(Push, 30, False), (OrderStep, 21, True)])
+@pytest.mark.parametrize("mode", REPLICAS)
 def test_training_goes_on_and_every_update_is_there_or_counted(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: dict[int, Any], mode: str, kind: type[Any],
     turn: int, after: bool,
@@ -277,20 +277,18 @@ def test_whom_a_trainer_exchanges_with_dies(
 
 @pytest.mark.quick(3)
 @pytest.mark.parametrize(
-    ("mode", "save", "kind", "turn", "after"),
-    crossed(
-        ["shadow_easgd", "fr_ma"],
-        ["cpr", "full"],
-        [
-            (AddReplica, 2, False),
-            (AddReplica, 3, True),
-            (AverageReplicas, 1, False),
-            (AverageReplicas, 2, True),
-            (Save, 2, True),
-            (Pull, 60, False),
-        ],
-    ),
+    ("kind", "turn", "after"),
+    [
+        (AddReplica, 2, False),
+        (AddReplica, 3, True),
+        (AverageReplicas, 1, False),
+        (AverageReplicas, 2, True),
+        (Save, 2, True),
+        (Pull, 60, False),
+    ],
 )
+@pytest.mark.parametrize("save", ["cpr", "full"])
+@pytest.mark.parametrize("mode", ["shadow_easgd", "fr_ma"])
 def test_a_server_dies_at_the_end_of_a_phase(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, save: str, kind: type[Any], turn: int,
     after: bool,
@@ -355,7 +353,8 @@ def test_an_exchange_does_not_wait_for_a_server_that_is_away(
 
 
 @pytest.mark.quick(3)
-@pytest.mark.parametrize(("mode", "every"), crossed(REPLICAS, [8, 1000]))
+@pytest.mark.parametrize("every", [8, 1000])
+@pytest.mark.parametrize("mode", REPLICAS)
 def test_everybody_goes_back(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: dict[int, Any], mode: str, every: int
 ) -> None:
@@ -423,7 +422,9 @@ def test_a_worker_dies_while_a_server_is_away(
 # -- and the coordinator ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("later", "mode"), crossed([1, 8, 40], ["shadow_easgd", "fr_ma"]))
+@pytest.mark.quick
+@pytest.mark.parametrize("mode", ["shadow_easgd", "fr_ma"])
+@pytest.mark.parametrize("later", [1, 8, 40])
 def test_the_coordinator_is_killed_soon_after_a_server_came_back(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, later: int
 ) -> None:
@@ -435,7 +436,8 @@ def test_the_coordinator_is_killed_soon_after_a_server_came_back(
 
 
 @pytest.mark.quick(4)
-@pytest.mark.parametrize(("mode", "turn"), crossed(REPLICAS, [1, 12, 45, 90, 130, 170]))
+@pytest.mark.parametrize("turn", [1, 12, 45, 90, 130, 170])
+@pytest.mark.parametrize("mode", REPLICAS)
 def test_the_coordinator_dies_at_any_message(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, turn: int
 ) -> None:
@@ -448,7 +450,9 @@ def test_the_coordinator_dies_at_any_message(
     assert len(result["phases"]) == 2 and result["replicas"]["exchanges"] > 0 and result["auc"] > 0.5
 
 
-@pytest.mark.parametrize(("mode", "turn"), crossed(["shadow_ma", "fr_easgd"], [20, 60, 110]))
+@pytest.mark.quick
+@pytest.mark.parametrize("turn", [20, 60, 110])
+@pytest.mark.parametrize("mode", ["shadow_ma", "fr_easgd"])
 def test_whose_trainers_have_more_threads(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, turn: int
 ) -> None:

@@ -49,7 +49,6 @@ from tests.support.deaths import Orphaned, Victim, dies_when_a_server_is_lost
 from tests.support.failures import logged
 from tests.support.memory_cluster import Killed, run_in_memory
 from tests.support.modes import SERVED, WITHOUT_REPLICAS
-from tests.support.slow import crossed
 from tests.support.small_data import prepared
 
 SAMPLES = 1500
@@ -102,10 +101,8 @@ def of(told: list[Event], name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.quick(3)
-@pytest.mark.parametrize(
-    ("mode", "kind", "turn", "after"),
-    crossed(WITHOUT_REPLICAS, [(Push, 30, False), (Push, 31, True), (OrderStep, 11, True)]),
-)
+@pytest.mark.parametrize(("kind", "turn", "after"), [(Push, 30, False), (Push, 31, True), (OrderStep, 11, True)])
+@pytest.mark.parametrize("mode", WITHOUT_REPLICAS)
 def test_training_goes_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, kind: type[Any], turn: int, after: bool
 ) -> None:
@@ -173,12 +170,10 @@ def test_rows_with_a_staleness_of_their_own(
 
 @pytest.mark.quick(3)
 @pytest.mark.parametrize(
-    ("after", "kind", "turn"),
-    crossed(
-        [False, True],
-        [(BeginPhase, 1), (BeginPhase, 2), (Barrier, 1), (Barrier, 2), (Inspect, 1), (Inspect, 2), (Save, 2)],
-    ),
+    ("kind", "turn"),
+    [(BeginPhase, 1), (BeginPhase, 2), (Barrier, 1), (Barrier, 2), (Inspect, 1), (Inspect, 2), (Save, 2)],
 )
+@pytest.mark.parametrize("after", [False, True])
 def test_between_phases_and_while_saving(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Any], turn: int, after: bool
 ) -> None:
@@ -429,7 +424,9 @@ def test_who_hangs_where_nobody_may_ends_the_run(
 # -- and the coordinator ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("later", "mode"), crossed([1, 3, 8, 40], ["gba", "async", "hop_bw", "sync"]))
+@pytest.mark.quick
+@pytest.mark.parametrize("mode", ["gba", "async", "hop_bw", "sync"])
+@pytest.mark.parametrize("later", [1, 3, 8, 40])
 def test_the_coordinator_is_killed_soon_after_a_server_came_back(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, later: int
 ) -> None:
@@ -510,9 +507,9 @@ def test_it_is_when_saved_rows_are_rounded(
     assert there + undone == result["checkpoint"]["row_updates"] and undone > 0
 
 
-@pytest.mark.parametrize(
-    ("deaths", "save", "every"), crossed([[1], [9], [60], [12, 40]], [("cpr", 3), ("cpr", 1000), ("cpr_mfu", 8)])
-)
+@pytest.mark.quick
+@pytest.mark.parametrize(("save", "every"), [("cpr", 3), ("cpr", 1000), ("cpr_mfu", 8)])
+@pytest.mark.parametrize("deaths", [[1], [9], [60], [12, 40]])
 def test_it_is_when_the_coordinator_dies_afterwards(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: dict[int, Any], save: str, every: int,
     deaths: list[int],

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.checkpoint.failure_costs import UnsavedWork
+from gbactl.checkpoint.failure_cost_counters import UnsavedWork
 from gbactl.coordinator.run_record import RunSummary
 from gbactl.coordinator.state import (
     CheckpointState,

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.coordinator.replica_phases import check_notes, curve, notes_summary, total_notes
-from gbactl.coordinator.statistics import MOST_BINS, MOST_WORKERS, LossLimit, PhaseTimes, Statistics, quantiles
+from gbactl.coordinator.statistics import MOST_BINS, MOST_WORKERS, ActivityTimes, LossLimit, Statistics, quantiles
 from gbactl.errors import WireError
 from gbactl.policies import Member, Step
-from gbactl.trainer.dense_replica import ExchangeStatistics
+from gbactl.trainer.trainer_core import ExchangeStatistics
 
 TIMES = [0.1, 0.2, 0.0, 0.05, 0.4]  # seconds of each wait
 
@@ -159,13 +159,13 @@ def test_what_are_no_notes(key: str, value: Any) -> None:
 )
 def test_no_number_or_a_thousand_times_the_first(losses: list[float], passed: bool) -> None:
     limit = LossLimit()
-    assert not any(limit.passed(loss) for loss in losses[:-1])
-    assert limit.passed(losses[-1]) == passed
+    assert not any(limit.exceeded_by(loss) for loss in losses[:-1])
+    assert limit.exceeded_by(losses[-1]) == passed
 
 
 def test_the_sentence() -> None:
     limit = LossLimit()
-    limit.passed(0.7)
+    limit.exceeded_by(0.7)
     told = limit.sentence(2, 17, math.nan, 1e6)
     assert told == (
         "The model diverged: the loss of W2 at step 17 is nan, 1,000 times the first one is 700, at a learning rate of "
@@ -174,7 +174,7 @@ def test_the_sentence() -> None:
 
 
 def test_totals_by_phase_and_what_is_recent_is_taken_once() -> None:
-    times = PhaseTimes()
+    times = ActivityTimes()
     times.add(10.0, 3, 0.5, TIMES, "sync")
     times.add(11.0, 3, 0.5, TIMES, "sync")
     found = times.summary(8.0, {})
@@ -190,7 +190,7 @@ def test_totals_by_phase_and_what_is_recent_is_taken_once() -> None:
 
 
 def test_bins_merge_and_lose_nothing() -> None:
-    times = PhaseTimes()
+    times = ActivityTimes()
     for second in range(1000):
         times.add(float(second), second % 2, 1.0, TIMES, "sync" if second < 500 else "gba")
     found = times.summary(0.0, {})
@@ -202,13 +202,13 @@ def test_bins_merge_and_lose_nothing() -> None:
 
 @pytest.mark.parametrize("waits", [[], [0.1] * 4, [math.nan] * 5, [math.inf] * 5, [-1.0] * 5])
 def test_other_reports_are_ignored(waits: list[float]) -> None:
-    times = PhaseTimes()
+    times = ActivityTimes()
     times.add(0.0, 0, 1.0, waits, "sync")
     assert times.summary(0.0, {})["processes"] == {}
 
 
 def test_of_many_workers_only_totals_are_kept() -> None:
-    times = PhaseTimes()
+    times = ActivityTimes()
     for worker in range(MOST_WORKERS + 1):
         times.add(0.0, worker, 1.0, TIMES, "sync")
     assert times.take_recent() == {} and times.summary(0.0, {})["bins"] == []

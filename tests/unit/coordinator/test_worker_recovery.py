@@ -22,7 +22,7 @@ from gbactl.config import (
 )
 from gbactl.coordinator.failure_recovery import FATES
 from gbactl.coordinator.live_phase import LivePhase
-from gbactl.coordinator.phase_decisions import ApplyStep
+from gbactl.coordinator.training_phase import ApplyStep
 from gbactl.errors import ClusterError, PeerGoneError
 from gbactl.faults.message_faults import MessageFaultStream
 from gbactl.nodes import worker_process as node
@@ -35,7 +35,6 @@ from tests.support.deaths import DyingWorker as Victim
 from tests.support.memory_cluster import Killed, run_in_memory
 from tests.support.modes import SERVED
 from tests.support.simulated_runs import model
-from tests.support.slow import crossed
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +65,9 @@ def names(told: list[Event], name: str) -> list[str]:
     return [event.fields["process"] for event in told if event.name == name]
 
 
-@pytest.mark.parametrize(("mode", "when"), crossed(SERVED, ["before", "half", "after"]))
+@pytest.mark.quick
+@pytest.mark.parametrize("when", ["before", "half", "after"])
+@pytest.mark.parametrize("mode", SERVED)
 def test_the_others_go_on_and_every_sample_counts_once(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, when: str
 ) -> None:
@@ -138,10 +139,11 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return run_in_memory(config("sync"), data, tmp_path_factory.mktemp("undisturbed"))
 
 
-@pytest.mark.parametrize(
-    ("lost", "turn", "when", "victim"),
-    crossed(["continue", "replace"], [1, 3, 16], ["before", "half", "after"], [0, 1]),
-)
+@pytest.mark.quick
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("when", ["before", "half", "after"])
+@pytest.mark.parametrize("turn", [1, 3, 16])
+@pytest.mark.parametrize("lost", ["continue", "replace"])
 def test_sync_ends_with_the_bits_of_a_run_in_which_nobody_died(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], victim: int, when: str,
     turn: int, lost: str,

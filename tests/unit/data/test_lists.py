@@ -13,15 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import roc_auc_score
 
-from gbactl.data import synthetic
-from gbactl.data.data_summary import summarise
 from gbactl.data.dataset import META, Batch, Dataset, Jagged, ListField, Schema, Split, map_arrays, open_dataset
 from gbactl.data.source_cache import data_fingerprint, prepare
-from gbactl.data.synthetic import Generator, Synthetic, sigmoid
+from gbactl.data.synthetic import Synthetic
 from gbactl.data.writer import WrittenArrays, equal_days, reorder, write_all
-from gbactl.errors import ConfigError, DataError
+from gbactl.errors import DataError
 
 Load = Callable[..., Dataset]
 Lists = list[list[list[int]]]  # of each field, of each sample
@@ -183,55 +180,3 @@ def test_fields_share_tables_as_the_schema_says() -> None:
     assert (schema.spans, schema.offsets.tolist()) == ([(0, 5), (5, 14), (14, 18)], [0, 5, 14, 5])
     assert Schema.of(json.loads(json.dumps(schema.stored_values()))) == schema
     assert Schema(0, (4, 6), (0, 0)).rows == 6 and Schema(2, ()).rows == 0
-
-
-# -- synthetic -------------------------------------------------------------------------------------
-
-
-def content(data: Dataset) -> list[bytes]:
-    return [(data.path / f"{name}.npy").read_bytes() for name in data.schema.arrays]
-
-
-def test_the_same_seed_gives_the_same_lists_on_one_core_and_on_many(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(synthetic, "CHUNK", 5600)
-    first = content(load(**WITH_LISTS))
-    monkeypatch.setattr(synthetic.os, "sched_getaffinity", lambda pid: {0})
-    assert content(load(**{**WITH_LISTS, "cache": str(tmp_path / "other")})) == first
-    assert content(load(**WITH_LISTS, seed=2)) != first
-
-
-def test_synthetic_lists_have_their_lengths_and_the_best_auc_is_that_of_the_true_probabilities(load: Load) -> None:
-    data = load(**{**WITH_LISTS, "rows_per_day": 20_000})
-    hidden = Generator(Synthetic(**{key: value for key, value in WITH_LISTS.items() if key != "name"})).hidden
-    for day, split in enumerate(data.splits):
-        batch = split.slice(0, split.rows)
-        assert batch.jagged is not None
-        lengths = batch.jagged.checked_lengths(data.schema).reshape(-1, 3)
-        assert lengths.min(0).tolist() == [0, 0, 0] and lengths.max(0).tolist() == [6, 6, 9]
-        assert lengths.mean(0) == pytest.approx([3, 3, 4.5], rel=0.03)
-        true = sigmoid(hidden.logits(batch, day))
-        assert data.best_auc[split.name] == pytest.approx(roc_auc_score(batch.labels, true), abs=2e-4)
-        without = sigmoid(hidden.logits(Batch(batch.labels, batch.numeric, batch.ids), day))
-        assert roc_auc_score(batch.labels, without) < data.best_auc[split.name] - 0.08, "the lists matter"
-
-
-def test_the_summary_counts_values_and_names_shared_tables(load: Load) -> None:
-    data = load(**WITH_LISTS)
-    fields = summarise(data)["fields"]
-    batch = data.splits[0].slice(0, 3000)
-    assert [field["name"] for field in fields] == ["C1", "C2", "C3", "C4", "L1", "L2", "history"]
-    assert [field["table"] for field in fields] == ["C1", "C2", "C3", "C4", "L1", "L2", "C4"]
-    assert [(field["pooling"], field["longest"]) for field in fields[3:]] == [
-        (None, 1), ("mean", 6), ("mean", 6), ("mean", 9),
-    ]  # fmt: skip
-    history = [split.slice(0, split.rows).jagged for split in data.splits]
-    values = np.concatenate([each.of_field(2).values for each in history if each is not None])
-    assert fields[-1]["mean_length"] == len(values) / data.rows
-    assert fields[-1]["distinct"] == len(np.unique(values)) and len(batch) == 3000
-
-
-def test_a_pooling_that_does_not_exist_is_refused(load: Load) -> None:
-    with pytest.raises(ConfigError, match=r"data\.pooling=.median. is not sum or mean or max"):
-        load(**{**WITH_LISTS, "pooling": "median"})

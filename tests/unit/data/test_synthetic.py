@@ -1,7 +1,10 @@
+"""Synthetic data, with lists and without: its bytes, its ids, and the best AUC of its true probabilities."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,28 +13,31 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from gbactl.data import synthetic
-from gbactl.data.dataset import Dataset
+from gbactl.data.data_summary import summarise
+from gbactl.data.dataset import Batch, Dataset
 from gbactl.data.synthetic import Generator, Synthetic, sigmoid, zipf
 from gbactl.errors import ConfigError, DataError
+from tests.unit.data.test_lists import WITH_LISTS
 
 Load = Callable[..., Dataset]
 SMALL = {"name": "synthetic", "rows_per_day": 3000, "days": 2, "max_cardinality": 500}
 
 
 def content(data: Dataset) -> list[bytes]:
-    return [(data.path / f"{name}.npy").read_bytes() for name in ("labels", "numeric", "ids")]
+    return [(data.path / f"{name}.npy").read_bytes() for name in data.schema.arrays]
 
 
+@pytest.mark.parametrize(("options", "chunk"), [(SMALL, 700), (WITH_LISTS, 5600)])
 def test_the_same_seed_gives_the_same_bytes_on_one_core_and_on_many(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], chunk: int
 ) -> None:
-    monkeypatch.setattr(synthetic, "CHUNK", 700)
-    first = content(load(**SMALL))
+    monkeypatch.setattr(synthetic, "CHUNK", chunk)
+    first = content(load(**options))
     monkeypatch.setattr(synthetic.os, "sched_getaffinity", lambda pid: {0})
-    assert content(load(**{**SMALL, "cache": str(tmp_path / "other")})) == first
+    assert content(load(**{**options, "cache": str(tmp_path / "other")})) == first
     monkeypatch.setattr(synthetic.os, "sched_getaffinity", lambda pid: set(range(7)))
-    assert content(load(**{**SMALL, "cache": str(tmp_path / "third")})) == first
-    assert content(load(**SMALL, seed=2)) != first
+    assert content(load(**{**options, "cache": str(tmp_path / "third")})) == first
+    assert content(load(**options, seed=2)) != first
 
 
 def test_shape_is_criteos_and_ids_are_in_range(load: Load) -> None:
@@ -126,3 +132,38 @@ def test_data_that_the_disk_has_no_room_for_is_refused_before_it_is_made(load: L
 def test_other_shapes(numeric: int, fields: int, load: Load) -> None:
     batch = load(**SMALL, numeric=numeric, fields=fields).splits[1].slice(5, 10)
     assert (batch.numeric.shape, batch.ids.shape) == ((5, numeric), (5, fields))
+
+
+def test_synthetic_lists_have_their_lengths_and_the_best_auc_is_that_of_the_true_probabilities(load: Load) -> None:
+    data = load(**{**WITH_LISTS, "rows_per_day": 20_000})
+    hidden = Generator(Synthetic(**{key: value for key, value in WITH_LISTS.items() if key != "name"})).hidden
+    for day, split in enumerate(data.splits):
+        batch = split.slice(0, split.rows)
+        assert batch.jagged is not None
+        lengths = batch.jagged.checked_lengths(data.schema).reshape(-1, 3)
+        assert lengths.min(0).tolist() == [0, 0, 0] and lengths.max(0).tolist() == [6, 6, 9]
+        assert lengths.mean(0) == pytest.approx([3, 3, 4.5], rel=0.03)
+        true = sigmoid(hidden.logits(batch, day))
+        assert data.best_auc[split.name] == pytest.approx(roc_auc_score(batch.labels, true), abs=2e-4)
+        without = sigmoid(hidden.logits(Batch(batch.labels, batch.numeric, batch.ids), day))
+        assert roc_auc_score(batch.labels, without) < data.best_auc[split.name] - 0.08, "the lists matter"
+
+
+def test_the_summary_counts_values_and_names_shared_tables(load: Load) -> None:
+    data = load(**WITH_LISTS)
+    fields = summarise(data)["fields"]
+    batch = data.splits[0].slice(0, 3000)
+    assert [field["name"] for field in fields] == ["C1", "C2", "C3", "C4", "L1", "L2", "history"]
+    assert [field["table"] for field in fields] == ["C1", "C2", "C3", "C4", "L1", "L2", "C4"]
+    assert [(field["pooling"], field["longest"]) for field in fields[3:]] == [
+        (None, 1), ("mean", 6), ("mean", 6), ("mean", 9),
+    ]  # fmt: skip
+    history = [split.slice(0, split.rows).jagged for split in data.splits]
+    values = np.concatenate([each.of_field(2).values for each in history if each is not None])
+    assert fields[-1]["mean_length"] == len(values) / data.rows
+    assert fields[-1]["distinct"] == len(np.unique(values)) and len(batch) == 3000
+
+
+def test_a_pooling_that_does_not_exist_is_refused(load: Load) -> None:
+    with pytest.raises(ConfigError, match=r"data\.pooling=.median. is not sum or mean or max"):
+        load(**{**WITH_LISTS, "pooling": "median"})

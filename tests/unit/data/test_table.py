@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ columns:
   plain: {kind: numeric}
   "country, code": {kind: categorical, buckets: 5000}
   item: {kind: categorical, buckets: 900}
-  tags: {kind: multi, max_length: 4, buckets: 700, pooling: sum}
+  tags: {kind: multi, max_length: 4, buckets: 700, pooling: sum, weights: scores}
   seen: {kind: sequence, max_length: 3, table: item}
   comment: ignore
 """
@@ -56,7 +57,7 @@ def table(count: int, seed: int = 0) -> dict[str, list[Any]]:
     def some(value: Any) -> Any:
         return None if rng.random() < 0.1 else value
 
-    return {
+    found = {
         "clicked": [rng.choice(["yes", "no"]) for _ in range(count)],
         "user id": [rng.randrange(1, 40) for _ in range(count)],
         "when": times,
@@ -70,6 +71,8 @@ def table(count: int, seed: int = 0) -> dict[str, list[Any]]:
         "seen": [[rng.randrange(20) for _ in range(rng.randrange(6))] for _ in range(count)],
         "comment": ["free text, with; separators" for _ in range(count)],
     }  # fmt: skip
+    scores = [tags and [rng.choice([0.0, 0.1, 2.5]) for _ in tags] for tags in found["tags"]]
+    return {**found, "scores": scores}
 
 
 def write(path: Path, columns: dict[str, list[Any]], separator: str = ",") -> Path:
@@ -77,7 +80,7 @@ def write(path: Path, columns: dict[str, list[Any]], separator: str = ",") -> Pa
 
     def cell(value: Any) -> str:
         if isinstance(value, list):
-            value = ("|" if "tag" in str(value) else " ").join(map(str, value))
+            value = (" " if all(type(each) is int for each in value) else "|").join(map(str, value))
         text = "" if value is None else str(value)
         return '"' + text.replace('"', '""') + '"' if any(c in text for c in f'"\n{separator}') else text
 
@@ -97,11 +100,13 @@ def whole(data: Dataset) -> Batch:
     return Batch(*(np.concatenate([getattr(each, name) for each in parts]) for name in ARRAYS))
 
 
+def _jagged(split: Split) -> Any:
+    return split.slice(0, split.rows).jagged
+
+
 def lists_in(split: Split, field: int) -> list[list[int]]:
     """Ids of a multi-valued field, by rows."""
-    jagged = split.slice(0, split.rows).jagged
-    assert jagged is not None
-    own = jagged.of_field(field)
+    own = _jagged(split).of_field(field)
     return [own.values[low:high].tolist() for low, high in itertools.pairwise(own.offsets)]
 
 
@@ -168,6 +173,9 @@ def test_columns_become_what_the_schema_says(name: str, load: Load, schema: str,
         pair for i, ids in zip(order, tags, strict=True) for pair in zip((rows["tags"][i] or [])[:4], ids, strict=True)
     }
     assert len(named) == 9 == len({each for _, each in named}) and all(0 < each < 700 for _, each in named)
+    scores, ones = (np.concatenate([_jagged(split).of_field(field).weights for split in data]) for field in (0, 1))
+    assert scores.tolist() == [np.float32(each) for i in order for each in (rows["scores"][i] or [])[:4]]
+    assert len(ones) == sum(map(len, seen)) and (ones == 1).all()
 
 
 def test_csv_and_parquet_of_a_table_are_the_same_data(load: Load, schema: str, tmp_path: Path) -> None:
@@ -445,6 +453,24 @@ def test_bad_rows_are_counted_and_named(load: Load, tmp_path: Path) -> None:
         load(**options, days=2, max_bad_lines=3)
     data = load(**options, days=2, max_bad_lines=4)
     assert (data.meta["bad_lines"], whole(data).numeric[:, 0].tolist()) == (4, [2.0, 4.0, 0.0, 5.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("values", "weights"),
+    [("a|b", "1"), ("a", "1|2"), ("", "1"), ("a|b", ""), ("a|b", "1|x"), ("a", "-1"), ("a", "inf")],
+)
+def test_a_list_without_a_weight_for_each_value_is_a_bad_row(
+    values: str, weights: str, load: Load, tmp_path: Path
+) -> None:
+    text = f"y,t,w\n1,a|b,1|2\n0,{values},{weights}\n0,||c,4|1|.5\n1,,\n"
+    options = small(tmp_path, text, "columns: {y: label, t: {kind: multi, weights: w}}")
+    shown = repr(weights) if weights else "missing"
+    with pytest.raises(DataError, match=rf"row 3: the column w is {re.escape(shown)}, not a weight .* each value of t"):
+        load(**options, days=2)
+    data = load(**options, days=2, max_bad_lines=1)
+    assert [_jagged(split).weights.tolist() for split in data] == [[1, 2], [0.5]]
+    with pytest.raises(DataError, match=r"no column u, which the schema names"):
+        load(**small(tmp_path, text, "columns: {y: label, t: {kind: multi, weights: u}}"))
 
 
 def test_the_key_has_the_schema_and_not_its_path(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from docs.hooks.reference import configuration, records
+from gbactl.conf_catalogue import conf_dir
 from gbactl.config import flatten, to_dict
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import InfoRecord
@@ -22,7 +23,6 @@ from gbactl.errors import DivergedError
 from gbactl.faults.fault_kinds import KINDS
 from gbactl.launch.hydra_config import compose
 from gbactl.launch.training_run import train
-from gbactl.paths import conf_dir
 from gbactl.wire.messages import BeginPhase
 
 PAGES = Path(__file__).resolve().parents[3] / "docs" / "reference"

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from gbactl.data.source_cache import prepare
+from gbactl.engine.agent import FILES
 from gbactl.engine.agent_connection import AGENT, AgentConnection, HostAccess, MessageDecoder, command, pack
-from gbactl.engine.bandwidth_probe import ReachabilityProbe, dial
 from gbactl.engine.host_agents import HostAgents
-from gbactl.engine.host_info import free_memory, usable_cores
+from gbactl.engine.host_info import ReachabilityProbe, dial, free_memory, usable_cores
 from gbactl.errors import ClusterError
 from gbactl.wire import auth, listener
-from gbactl.wire.tls import TlsContexts, relay
+from gbactl.wire.auth import TlsContexts, relay
 from tests.support.processes import alive, wait_for
 
 DATA = {"name": "synthetic", "days": 2, "rows_per_day": 300, "max_cardinality": 50, "seed": 1}
@@ -210,7 +210,13 @@ def test_a_host_that_ssh_cannot_reach(tmp_path: Path) -> None:
 
 
 def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
-    path = prepare({**DATA, "cache": str(tmp_path / "own")})
+    """Every array that data can have: those of columns, and those of lists with weights."""
+    (tmp_path / "t.csv").write_text("y,x,c,tags,scores\n" + "1,2,a,p|q,1|2\n0,3,b,,\n" * 9)
+    columns = "y: label, x: numeric, c: categorical, tags: {kind: multi, weights: scores}"
+    (tmp_path / "s.yaml").write_text(f"columns: {{{columns}}}\n")
+    table = {"name": "table", "path": str(tmp_path / "t.csv"), "schema": str(tmp_path / "s.yaml")}
+    path = prepare({**table, "cache": str(tmp_path / "own")})
+    assert {each.name for each in path.iterdir()} == set(FILES)
     agents = HostAgents(["localhost"], lambda host: command(host, HostAccess()), tmp_path, 30.0)
     try:
         agents.connect()
@@ -221,6 +227,7 @@ def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
         assert not asked["found"]
         agents._send(link, path, lambda text, share: None)
         assert fingerprint(there / path.name) == fingerprint(path)
+        assert all((there / path.name / name).read_bytes() == (path / name).read_bytes() for name in FILES)
         assert not list(there.glob("*.partial*"))
         agents.give_data(other, fingerprint(path), str(there), lambda text, share: None)
         assert agents.found["localhost"].data == "the same" and not agents.faults

@@ -46,7 +46,7 @@ def shown(process: Started) -> list[str]:
 
 def settled(process: Started) -> bool:
     """Whether it is ready to be told what it is to be."""
-    return shown(process) == ["gbactl.nodes.child_process", str(os.getpid()), "C"]
+    return shown(process) == ["gbactl.nodes.child_main", str(os.getpid()), "C"]
 
 
 def links(process: Started) -> dict[int, str]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gbactl.engine import host_agents
-from gbactl.engine.bandwidth_probe import LinkMeasurement
 from gbactl.engine.host_agents import HostAgents, HostFindings, NetworkParameters
+from gbactl.engine.host_info import LinkMeasurement
 from gbactl.engine.preflight import HostReport
 from gbactl.errors import UsageError
 

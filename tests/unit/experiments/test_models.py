@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.conf_files import options
+from gbactl.conf_catalogue import options
 from gbactl.launch.hydra_config import compose
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"

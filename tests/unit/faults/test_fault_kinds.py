@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
+from gbactl.conf_catalogue import conf_dir
 from gbactl.config import flatten, from_dict, to_dict
 from gbactl.errors import ConfigError
 from gbactl.faults.fault_kinds import ConstantSlowdown, PeriodicSlowdown, RandomSlowdown, WindowSlowdown, parse
 from gbactl.launch.hydra_config import compose
-from gbactl.paths import conf_dir
 from tests.support.fault_plans import EVERY_KIND
 
 
@@ -128,5 +128,5 @@ def test_the_section_itself_is_typed() -> None:
 
 
 def test_a_hog_needs_a_real_cpu() -> None:
-    with pytest.raises(ConfigError, match="kind hog takes a real CPU, and cluster=virtual has none"):
+    with pytest.raises(ConfigError, match="hog takes this machine's CPU, and cluster=virtual does not train"):
         from_dict({"cluster": {"name": "virtual"}, "faults": {"plans": [{"kind": "hog", "cores": [0]}]}})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gbactl.config import from_dict, to_dict
 from gbactl.errors import ConfigError
-from gbactl.faults.load_trace import LoadTrace, read_trace
+from gbactl.faults.fault_kinds import LoadTrace, read_trace
 from gbactl.launch.hydra_config import compose
 from tests.support.fault_plans import plan
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gbactl.cli.checkpoint import command
+from gbactl.cli.results import checkpoint
 from gbactl.errors import CheckpointError
 from tests.support.checkpoint_files import save, shards_of
 
@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def printed(*arguments: str) -> str:
-    done = CliRunner().invoke(command, list(arguments), catch_exceptions=False)
+    done = CliRunner().invoke(checkpoint, list(arguments), catch_exceptions=False)
     assert done.exit_code == 0
     return done.output
 
@@ -40,7 +40,7 @@ def test_verify_names_what_is_not_good(run: Path) -> None:
     assert printed("verify", str(run)).splitlines() == ["cut-000001  good", "cut-000002  good"]
     path = run / "checkpoints" / "cut-000002" / "S1.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    done = CliRunner().invoke(command, ["verify", str(run)])
+    done = CliRunner().invoke(checkpoint, ["verify", str(run)])
     assert isinstance(done.exception, CheckpointError) and "1 of 2 checkpoints" in str(done.exception)
     assert "cut-000001  good" in done.output and "cut-000002/S1.safetensors is damaged" in done.output
     (run / "checkpoints" / "cut-000001" / "manifest.json").write_text("{}")
@@ -52,7 +52,7 @@ def test_verify_says_what_is_not_finite(run: Path) -> None:
     shards = shards_of(2)
     shards[0].dense_block().value[0] = float("inf")
     save(run / "checkpoints", shards, 3)
-    done = CliRunner().invoke(command, ["verify", str(run)])
+    done = CliRunner().invoke(checkpoint, ["verify", str(run)])
     assert isinstance(done.exception, CheckpointError) and "1 of 3 checkpoints" in str(done.exception)
     assert "cut-000003/S0.safetensors is not finite: dense.value holds" in done.output
 
@@ -60,5 +60,5 @@ def test_verify_says_what_is_not_finite(run: Path) -> None:
 def test_a_run_without_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("")
     assert "holds no complete checkpoint" in printed("ls", str(tmp_path))
-    done = CliRunner().invoke(command, ["verify", str(tmp_path)])
+    done = CliRunner().invoke(checkpoint, ["verify", str(tmp_path)])
     assert isinstance(done.exception, CheckpointError)

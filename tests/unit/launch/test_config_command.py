@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from gbactl.cli import cli
-from gbactl.conf_files import GROUPS, all_keys, default_of, entries_of
+from gbactl.conf_catalogue import GROUPS, all_keys, default_of, entries_of
 from gbactl.errors import UsageError
 from gbactl.launch.config_command import explain, filled_in
 

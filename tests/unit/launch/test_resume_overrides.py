@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from gbactl.conf_catalogue import conf_dir
 from gbactl.config import to_dict
 from gbactl.errors import CheckpointError, GbactlError, UsageError
 from gbactl.launch.hydra_config import compose
 from gbactl.launch.resume import find, group_choices
-from gbactl.paths import conf_dir
 from tests.support.checkpoint_files import POSITION, save, shards_of
 
 STORED = [

@@ -11,17 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gbactl.conf_files import entries, options
+from gbactl.conf_catalogue import entries, option_files, options
 from gbactl.config import ModelConfig
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.source_cache import prepare
 from gbactl.errors import ConfigError
 from gbactl.models import _parameters, build, dense_size, row_width
-from gbactl.models.base import ClickModel
+from gbactl.models.base import ClickModel, Dice
 from gbactl.models.dry_run import dry_run
 from gbactl.models.flat_parameters import FlatModel
-from gbactl.models.layers import Dice
-from gbactl.paths import option_files
 from tests.support import small_data
 
 B, N, F = 5, 3, 4
@@ -431,7 +429,7 @@ def test_no_parameter_is_empty_without_numeric_fields() -> None:
 
 
 def test_dropout_keeps_the_expected_share_and_scales_it() -> None:
-    from gbactl.models.layers import Dropout
+    from gbactl.models.base import Dropout
 
     layer = Dropout(0.25, torch.Generator().manual_seed(0))
     out = layer(torch.ones(200, 200)).numpy()

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from gbactl.config import ModelConfig
 from gbactl.data.dataset import POOLINGS, Batch, Jagged, ListField, Schema
-from gbactl.errors import DataError
+from gbactl.errors import ConfigError, DataError
 from gbactl.kernels import load
-from gbactl.models import build
+from gbactl.models import build, dimension_mask
 from gbactl.models.flat_parameters import FlatModel, TrainedModel
+from gbactl.models.gradient_computer import GradientComputer
 from gbactl.models.pooling import ListPooling, distinct_rows
 
 IDS, WIDTH, LONGEST = 5, 3, 4  # few ids, so that a list repeats some
@@ -151,3 +152,63 @@ def test_a_trained_model_of_raw_fields_looks_up_and_pads_its_lists() -> None:
             model(numeric, reference(schema, batch, table), [(padded(schema, batch, table, 1), mask)])
         )
     torch.testing.assert_close(trained(numeric, torch.from_numpy(ids), jagged), wanted)
+
+
+TABLES = Schema(1, (9, 7, 7, 9), (0, 1, 1, 0), (ListField(2), ListField(2)))
+NAMES = ["item", "tag", "tags", "seen"]
+
+
+@pytest.mark.parametrize(
+    ("dims", "kept"),
+    [({"item": 2}, [2, 3, 3, 2]), ({"tags": 1, "seen": 3}, [3, 1, 1, 3]), ({"tag": 1, "tags": 1}, [3, 1, 1, 3])],
+)
+def test_fields_of_one_table_have_one_dimension(dims: dict[str, int], kept: list[int]) -> None:
+    for first_order in (False, True):
+        mask = dimension_mask(ModelConfig(dim=3, dims=dims, first_order=first_order), TABLES, NAMES)
+        assert mask is not None and mask.tolist() == [[*[1] * n, *[0] * (3 - n), *[1] * first_order] for n in kept]
+    assert dimension_mask(ModelConfig(dim=3), TABLES, NAMES) is None
+
+
+@pytest.mark.parametrize(
+    ("dims", "told"),
+    [
+        ({"tagz": 2}, r"model\.dims\.tagz names no field .* Did you mean tag or tags\?"),
+        ({"q": 2}, r"model\.dims\.q names no field with ids of these data\. There are: item, tag, tags, seen\.$"),
+        ({"item": 4}, r"model\.dims\.item=4 is above model\.dim=3; raise model\.dim to 4\.$"),
+        (
+            {"item": 2, "seen": 1},
+            r"seen=1 and model\.dims\.item=2 are of one embedding table, .* leave one of them out",
+        ),
+    ],
+)
+def test_dimensions_that_cannot_be(dims: dict[str, int], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        dimension_mask(ModelConfig(dim=3, dims=dims), TABLES, NAMES)
+
+
+@pytest.mark.parametrize("name", ["deepfm", "din"])
+def test_a_smaller_dimension_has_no_other_values_and_trains_none(name: str) -> None:
+    """Whatever the values beyond it are, also those of raw lists: the gradient is as if they were zeros."""
+    cfg = ModelConfig(name, dim=4, dims={"item": 3, "tag": 1}, hidden=[5])
+    mask, drawn = dimension_mask(cfg, TABLES, NAMES), np.random.default_rng(2)
+    assert mask is not None
+    numeric, labels = drawn.random((6, 1), np.float32), np.arange(6) % 2
+    rows = drawn.standard_normal((6, 4, mask.shape[1])).astype(np.float32)
+    lists = drawn.standard_normal((2, 6, 2, mask.shape[1])).astype(np.float32)
+    there = np.ones((6, 2), np.bool_)
+    found = []
+    for each, zeros in ((mask, np.ones_like(mask)), (None, mask)):
+        computer = GradientComputer(build(cfg, 1, 4, 5, TABLES.list_targets), mask=each)
+        raw = [(lists[place] * zeros[field], there) for place, field in enumerate(computer.raw_fields)]
+        loss, gradient = computer.gradient(numeric, labels, rows * zeros, 7, raw)
+        of_fields = gradient.reshape(rows.shape)
+        of_raw = list(zip(computer.raw_fields, computer.of_raw, strict=True))
+        assert len(of_raw) == (2 if name == "din" else 0)
+        if each is not None:
+            assert not of_fields[:, mask == 0].any()
+            assert not any(one[..., mask[field] == 0].any() for field, one in of_raw)
+        dense = np.empty(computer.flat.size, np.float32)
+        computer.flat.gradient_into(dense)
+        parts = [dense, of_fields * mask, *(one * mask[field] for field, one in of_raw)]
+        found.append((loss, [part.tobytes() for part in parts]))
+    assert found[0] == found[1]

@@ -11,7 +11,6 @@ import pytest
 from gbactl import replicas as rules
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
 from gbactl.data.dataset import open_dataset
-from gbactl.replicas import rules as known_rules  # noqa: F401  (known before the fixture forgets what came after it)
 from gbactl.simulation.cluster import run_virtual
 from tests.support import small_data
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 import pytest
 
 from gbactl.errors import GbactlError
+from gbactl.report import charts
 from gbactl.report.command import with_times
 from gbactl.report.compare import compare
 from gbactl.report.html_report import again, binned, page, write_figures
@@ -66,43 +70,86 @@ class Balanced(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_one_well_formed_file_without_addresses() -> None:
+def specs_of(text: str) -> dict[str, Any]:
+    """The page's charts by title."""
+    found = re.search(r"const specs = (\[.*\]), config = \{", text)
+    return {} if found is None else {spec["description"]: spec for spec in json.loads(found[1])}
+
+
+def rows_of(spec: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    return [row for row in spec["data"]["values"] if row["kind"] == kind]
+
+
+def test_the_page_is_one_well_formed_file_that_fetches_nothing() -> None:
     text = written()
     parser = Balanced()
     parser.feed(text)
     assert parser.open == [] and text.isascii()
-    assert not re.search(r"(src|href)=|https?://|@import|url\(", text)
-    assert "prefers-color-scheme: dark" in text and "@media print" in text
-    assert "<title>Which &lt;mode&gt;?</title>" in text and "nan" not in re.findall(r'd="[^"]*"', text)
+    vega = files("gbactl.report").joinpath("vega.js").read_text()
+    assert text.count(vega) == 1 and "</script" not in vega and "<!--" not in vega
+    addresses = {urlsplit(found).netloc for found in re.findall(r"https?://[^\s\"'`]+", vega)}
+    assert addresses == {"www.w3.org", "vega.github.io", "github.com"}, "names of XML and schemas, and links not shown"
+    own = text.replace(vega, "")
+    assert not re.search(r"(src|href)=|https?://|@import|url\(", own)
+    assert "prefers-color-scheme: dark" in own and "@media print" in own
+    assert "<title>Which &lt;mode&gt;?</title>" in own
 
 
 def test_it_has_the_answer_the_verdicts_and_every_chart() -> None:
     text = written(run("gba", 4, None, status="FAILED"))
     assert '<p class="answer">Against sync: gba: cannot tell' in text
     assert text.count('class="interval"') == 2 and 'class="verdict unknown"' in text
-    for title in (
-        "AUC over samples", "AUC over seconds", "Training loss", "Samples per second", "Seconds of training to sync",
-        "Staleness of the gradients", "Bytes sent per sample", "Who was slow, and when",
-    ):  # fmt: skip
-        assert title in text, title
-    assert "<title>S0 kill at 2 s (seed 1)</title>" in text and "W1 up to 5x slower, 0 to 5 s (seed 1)" in text
+    specs = specs_of(text)
+    assert list(specs) == [
+        "AUC over samples", "AUC over seconds", "Training loss over samples", "Samples per second (EPS)",
+        "Seconds of training to sync's last AUC", "Staleness of the gradients", "Bytes sent per sample",
+        "sync, seed 1", "gba, seed 1",
+    ]  # fmt: skip
+    assert re.findall("<figcaption>(.*)</figcaption>", text) == [title.replace("'", "&#39;") for title in specs]
+    marks = rows_of(specs["AUC over seconds"], "failure") + rows_of(specs["AUC over seconds"], "slow")
+    assert [(mark["x"], mark["text"]) for mark in marks if mark["group"] == "gba"] == [
+        (2.0, "S0 kill at 2 s (seed 1)"), (0.0, "W1 up to 5x slower, 0 to 5 s (seed 1)"),
+    ]  # fmt: skip
+    eps = {row["group"]: row for row in specs["Samples per second (EPS)"]["data"]["values"]}
+    assert eps["gba"]["low"] < eps["gba"]["end"] < eps["gba"]["high"] and "95 % interval" in eps["gba"]["text"]
+    slow = [row for row in specs["gba, seed 1"]["data"]["values"] if row["process"] == "W1" and row["speed"] < 0.5]
+    assert max(row["until"] for row in slow) == pytest.approx(5.0, abs=0.4)
     assert "Left out, FAILED: gba-s4 (gba40000)." in text
     assert "gbactl train -m mode=gba seed=1,2,3" in text
 
 
+def test_a_curve_is_the_mean_over_seeds_with_their_range() -> None:
+    curves = {("gba",): [curves_of("gba", seed, result("gba", auc)) for seed, auc in (("1", 0.8), ("2", 0.7))]}
+    shifted = replace(
+        curves["gba",][1], training=tuple(p._replace(auc=p.auc + 0.02) for p in curves["gba",][1].training)
+    )
+    report = compare([run("gba", 1, 0.8), run("gba", 2, 0.7)])
+    text = page(report, {report.groups[0].key: [curves["gba",][0], shifted]})
+    spec = specs_of(text)["AUC over samples"]
+    line, dots = rows_of(spec, "line"), rows_of(spec, "dot")
+    assert all(row["mean"] - row["low"] == pytest.approx(0.01) == row["high"] - row["mean"] for row in line)
+    assert [(row["mean"], row["low"], row["high"]) for row in dots] == [(0.75, 0.7, 0.8), (0.76, 0.71, 0.81)]
+    low, high = spec["layer"][1]["encoding"]["y"]["scale"]["domain"]
+    assert low < min(row["low"] for row in dots) and max(row["high"] for row in dots) < high
+    lost = {"kind": "dot", "group": "gba", "x": 1.0, "mean": math.nan, "low": 0.7, "high": math.nan}
+    assert charts.curves("AUC", ["gba"], [lost], "samples") is None, "JSON has no nan"
+
+
 def test_charts_are_files_that_stand_alone(tmp_path: Path) -> None:
-    report = compare(three())
+    names = ("sync", "</script><b>&")
+    report = compare([run(name, seed, 0.8) for name in names for seed in (1, 2)], baseline="sync")
     phases = [{**phase, "mode": mode} for phase, mode in zip(result("", 0.8)["phases"], ("sync", "gba"), strict=True)]
     switched = {**result("gba", 0.8), "phases": phases}
     curves = {g.key: [curves_of(g.key[0], seed, switched) for seed in g.seeds] for g in report.groups}
     found = {path.name: path.read_text() for path in write_figures(report, curves, tmp_path / "new")}
     assert {"auc-over-samples.svg", "auc-over-seconds.svg", "staleness-of-the-gradients.svg"} <= set(found)
     for text in found.values():
-        assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg" and ".c0 { color" in text
+        assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
+        assert "--c0: #" in text and "var(--c1)" in text and "NaN" not in text and "undefined" not in text
     texts = [each.text for each in ElementTree.fromstring(found["auc-over-samples.svg"]).iter() if each.text]
-    names = [", ".join(filter(None, g.key)) for g in report.groups]
-    assert texts.count("to gba") == 2 * len(names), "the mark of each line's switch, and its hover"
-    assert set(names) <= set(texts) and "AUC over samples" in texts
+    assert texts.count("to gba") == 2, "the mark of each line's switch"
+    assert {*names, "AUC over samples"} <= set(texts)
+    assert page(report, curves).count("</script>") == page(compare(three()), curves).count("</script>")
     (tmp_path / "file").touch()
     with pytest.raises(GbactlError, match=r"File exists.*; type --plots"):
         write_figures(report, curves, tmp_path / "file")
@@ -112,8 +159,9 @@ def test_more_lines_than_colours_are_told_apart_by_dashes() -> None:
     report = compare([run(f"mode{n:02}", 1, 0.8) for n in range(12)])
     curves = {g.key: [curves_of(g.key[0], 1, result(g.key[0], 0.8))] for g in report.groups}
     text = page(report, curves)
-    assert len(set(re.findall(r'data-colour="(c\d+)"', text))) == 12
-    assert re.search(r":is\([^)]*\.c11\b[^)]*\) \.line \{ stroke-dasharray", text)
+    line = specs_of(text)["AUC over samples"]["layer"][1]["encoding"]["strokeDash"]["scale"]
+    assert line["range"] == [[1, 0]] * 8 + [[6, 4]] * 4 and len(set(line["domain"])) == 12
+    assert len(set(re.findall(r'<button.*class="chip(.*?)"></span>', text))) == 12
 
 
 def test_a_page_without_curves_and_one_of_a_single_run() -> None:

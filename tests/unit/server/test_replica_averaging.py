@@ -14,7 +14,7 @@ from gbactl.store.dense import DenseSpec
 from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import Channel
+from gbactl.wire.channel_interface import Channel
 from gbactl.wire.messages import Ack, AddReplica, AverageReplicas, EasgdCentre, EasgdUpdate, decode
 from tests.support.in_memory import MemoryHub
 
@@ -136,7 +136,7 @@ def test_a_shard_without_a_dense_slice_refuses() -> None:
 def test_an_answer_of_a_wrong_size_ends_the_trainer() -> None:
     from types import SimpleNamespace
 
-    from gbactl.trainer.exchange import EasgdExchange
+    from gbactl.trainer.replica_exchange import EasgdExchange
     from gbactl.wire.frames import Frame
 
     exchange: Any = SimpleNamespace(servers=[None], handlers={})

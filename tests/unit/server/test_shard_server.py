@@ -14,7 +14,7 @@ from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import Channel
+from gbactl.wire.channel_interface import Channel
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
     AdoptVersion,

@@ -38,6 +38,24 @@ def test_saving_changes_nothing_and_sync_goes_on_bit_for_bit(mode: str, data: Pa
         assert again["auc"] == whole["auc"]
 
 
+def test_the_rate_of_a_run_is_that_of_its_own_training_from_whatever_it_began(data: Path, tmp_path: Path) -> None:
+    saved = CheckpointConfig("full", interval_steps=4, keep=9, save_seconds=0.0)
+    slow = [{"kind": "constant", "workers": [0, 1, 2], "factor": 10.0}]
+    run(dataclasses.replace(config("gba", faults=slow), checkpoint=saved), data, tmp_path / "base")
+
+    def gone_on(path: Path, to: Path) -> tuple[float, float]:
+        values = {**config_at(CheckpointFolder(path.parent).chain(path.name)), "resume": str(path), "faults": {}}
+        result = run(from_dict(values), data, to)
+        own = result["phases"][1:]  # the base has the first one, up to its step 4
+        assert sum(phase["samples"] for phase in result["phases"]) == result["samples"]["trained"]
+        return result["eps"], sum(phase["samples"] for phase in own) / sum(phase["seconds"] for phase in own)
+
+    rates = gone_on(tmp_path / "base/checkpoints/cut-000001", tmp_path / "next")
+    assert rates[0] == pytest.approx(rates[1])
+    rates = gone_on(tmp_path / "next/checkpoints/cut-000001", tmp_path / "next")
+    assert rates[0] == pytest.approx(rates[1]), "interrupted, it goes on as the run that it was"
+
+
 @pytest.mark.parametrize("name", ["cpr_scar", "cpr_mfu", "cpr_ssu"])
 def test_chosen_rows_and_a_base_make_a_model(name: str, data: Path, tmp_path: Path) -> None:
     saved = CheckpointConfig(

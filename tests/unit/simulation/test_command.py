@@ -66,6 +66,12 @@ def test_ctrl_c_ends_it_and_keeps_what_was_logged(launcher: Launcher) -> None:
     assert list(launched.run_dir.glob("checkpoints/cut-000001/manifest.json"))
 
 
+def test_its_nodes_log_to_a_file(launcher: Launcher) -> None:
+    switch = "switch.schedule=[{at: {seconds: 0.001}, to: sync}]"
+    done = launcher.start(*SMALL, "mode=gba", switch, "data.rows_per_day=512", small=False).finish()
+    assert "INFO a switch to sync is due" in (Path(done.result["run_dir"]) / "logs/virtual.log").read_text()
+
+
 @pytest.mark.parametrize("precision", [slow("fp32"), "bf16"])
 def test_a_processor_without_bf16_is_told(launcher: Launcher, precision: str) -> None:
     done = launcher.start(*SMALL, f"precision={precision}", "data.rows_per_day=512", small=False).finish()

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from gbactl.checked_dataclasses import build
+from gbactl.conf_catalogue import conf_dir
 from gbactl.config.groups import CostConfig
 from gbactl.errors import ConfigError
-from gbactl.paths import conf_dir
 from gbactl.simulation.cost_model import CostModel
 
 

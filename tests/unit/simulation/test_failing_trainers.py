@@ -11,7 +11,6 @@ from gbactl.config import RunConfig, check
 from gbactl.errors import PeerGoneError
 from tests.support.modes import FOREGROUND, REPLICAS, every_k
 from tests.support.simulated_runs import adds_up, config, run
-from tests.support.slow import crossed
 
 KILL = {"kind": "kill", "workers": [1], "step": 5}
 
@@ -24,7 +23,8 @@ def failing(mode: str, plan: dict[str, Any], lost: str, switches: Any = (), **op
 
 
 @pytest.mark.quick(2)
-@pytest.mark.parametrize(("threads", "mode"), crossed([1, 2], ["shadow_easgd", "fr_easgd", "shadow_ma", "fr_bmuf"]))
+@pytest.mark.parametrize("mode", ["shadow_easgd", "fr_easgd", "shadow_ma", "fr_bmuf"])
+@pytest.mark.parametrize("threads", [1, 2])
 def test_another_trainer_takes_its_place(data: Path, tmp_path: Path, mode: str, threads: int) -> None:
     result = run(failing(mode, KILL, "replace", hogwild_threads=threads), data, tmp_path / "run")
     adds_up(result, 1500)
@@ -57,7 +57,9 @@ def test_ended_by_a_death_where_that_is_asked_for(data: Path, tmp_path: Path) ->
         run(failing("shadow_ma", KILL, "end"), data, tmp_path)
 
 
-@pytest.mark.parametrize(("mode", "seconds"), crossed(["shadow_easgd", "shadow_ma", "fr_ma"], [0.01, None]))
+@pytest.mark.quick
+@pytest.mark.parametrize("seconds", [0.01, None])
+@pytest.mark.parametrize("mode", ["shadow_easgd", "shadow_ma", "fr_ma"])
 def test_a_trainer_that_stands_still(data: Path, tmp_path: Path, mode: str, seconds: float | None) -> None:
     """For less than the patience it is only late; for longer, another one takes its place."""
     hang = {**KILL, "kind": "hang", **({} if seconds is None else {"seconds": seconds})}

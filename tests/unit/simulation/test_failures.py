@@ -18,7 +18,7 @@ from gbactl.faults.message_faults import AllActivePeriods, MessageFaultStream
 from tests.support.failures import logged
 from tests.support.modes import EVERY, SERVED, every_k
 from tests.support.simulated_runs import adds_up, config, run
-from tests.support.slow import crossed, slow
+from tests.support.slow import slow
 
 STORM = {"kind": "messages", "drop": 0.1, "duplicate": 0.1, "reorder": 0.1, "delay": 0.1, "delay_seconds": 0.002}
 CRASH = {"kind": "kill", "coordinator": True}
@@ -61,7 +61,9 @@ def test_failures_that_come_by_a_distribution(data: Path, tmp_path: Path) -> Non
     assert len(result["recovery"]) > 2
 
 
-@pytest.mark.parametrize(("mode", "seconds"), crossed(["gba", "hop_bw"], [0.01, 0.2, None]))
+@pytest.mark.quick
+@pytest.mark.parametrize("seconds", [0.01, 0.2, None])
+@pytest.mark.parametrize("mode", ["gba", "hop_bw"])
 def test_a_worker_that_stands_still(data: Path, tmp_path: Path, mode: str, seconds: float | None) -> None:
     """For less than the patience it is only late; for longer, what it says when it wakes up is refused."""
     hang = {"kind": "hang", "workers": [1], "step": 2, **({} if seconds is None else {"seconds": seconds})}
@@ -73,14 +75,10 @@ def test_a_worker_that_stands_still(data: Path, tmp_path: Path, mode: str, secon
         assert result["recovery"][0]["detected_s"] == pytest.approx(0.02, abs=0.015)
 
 
-@pytest.mark.parametrize(
-    ("lost", "when", "prefetch"),
-    crossed(
-        ["continue", "replace"],
-        [{"step": 0}, {"step": 3}, {"time": 0.0123}, {"time": 0.0371}],
-        ["none", "data", "rows"],
-    ),
-)
+@pytest.mark.quick
+@pytest.mark.parametrize("prefetch", ["none", "data", "rows"])
+@pytest.mark.parametrize("when", [{"step": 0}, {"step": 3}, {"time": 0.0123}, {"time": 0.0371}])
+@pytest.mark.parametrize("lost", ["continue", "replace"])
 def test_sync_ends_with_the_bits_of_a_run_in_which_nobody_died(
     data: Path, tmp_path: Path, lost: str, when: dict[str, Any], prefetch: str
 ) -> None:
@@ -145,13 +143,11 @@ def storming(
     return seen
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
-    ("mode", "when"),
-    crossed(
-        ["gba", "sync", "hop_bw"],
-        [{"step": 6}, {"step": 3, "seconds": 1.0}, {"time": 0.7}, {"time": 0.7, "seconds": 1.0}],
-    ),
+    "when", [{"step": 6}, {"step": 3, "seconds": 1.0}, {"time": 0.7}, {"time": 0.7, "seconds": 1.0}]
 )
+@pytest.mark.parametrize("mode", ["gba", "sync", "hop_bw"])
 def test_a_storm_has_a_beginning_and_an_end(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, when: dict[str, Any]
 ) -> None:
@@ -211,7 +207,9 @@ def test_its_replacement_is_the_same_every_time(data: Path, tmp_path: Path, mode
         assert again[key] == result[key]
 
 
-@pytest.mark.parametrize(("prefetch", "share"), crossed(["none", "data", "rows"], [0.0, 0.3, 0.95, 0.99]))
+@pytest.mark.quick
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.95, 0.99])
+@pytest.mark.parametrize("prefetch", ["none", "data", "rows"])
 def test_whenever_the_coordinator_disappears_sync_has_the_same_bits(
     data: Path, tmp_path: Path, share: float, prefetch: str
 ) -> None:

@@ -13,7 +13,6 @@ from gbactl.errors import ConfigError
 from gbactl.replay.replay_run import replay
 from tests.support.memory_cluster import run_in_memory
 from tests.support.simulated_runs import adds_up, config, model, run
-from tests.support.slow import crossed
 from tests.unit.simulation.test_switch_within_a_day import UNEVEN, infos, no_sample_twice
 
 MODES = ("sync", "async", "gba")
@@ -27,7 +26,9 @@ def with_sgd(cfg: RunConfig) -> RunConfig:
     return check(dataclasses.replace(cfg, optim=dataclasses.replace(cfg.optim, name="sgd", lr=0.01)))
 
 
-@pytest.mark.parametrize(("before", "after"), crossed(MODES, [*MODES[1:], MODES[0]]))
+@pytest.mark.quick
+@pytest.mark.parametrize("after", [*MODES[1:], MODES[0]])
+@pytest.mark.parametrize("before", MODES)
 def test_in_any_direction_it_is_counted_as_what_it_is(four_days: Path, tmp_path: Path, before: str, after: str) -> None:
     result = run(config(before, cost=UNEVEN, switches=plan(after)), four_days, tmp_path)
     adds_up(result, 2400)

@@ -13,7 +13,6 @@ from gbactl.config import TransportConfig
 from tests.support.memory_cluster import run_in_memory
 from tests.support.modes import WITHOUT_REPLICAS
 from tests.support.simulated_runs import adds_up, config, model, run
-from tests.support.slow import crossed
 
 UNEVEN: dict[str, Any] = {"spread": "lognormal", "spread_scale": 1.0}
 SLOW = [{"kind": "constant", "workers": [1], "factor": 4.0}]
@@ -136,7 +135,9 @@ def test_backup_workers_without_a_backup_are_sync(data: Path, tmp_path: Path, pr
     assert model(sync) == model(backup)
 
 
-@pytest.mark.parametrize(("mode", "prefetch"), crossed(WITHOUT_REPLICAS, ["none", "data", "rows"]))
+@pytest.mark.quick
+@pytest.mark.parametrize("prefetch", ["none", "data", "rows"])
+@pytest.mark.parametrize("mode", WITHOUT_REPLICAS)
 def test_every_sample_has_one_fate(data: Path, tmp_path: Path, mode: str, prefetch: str) -> None:
     """Uneven batches, three shards, a straggler, batch norm and dropout."""
     result = run(config(mode, servers=3, prefetch=prefetch, cost=UNEVEN, faults=SLOW), data, tmp_path)

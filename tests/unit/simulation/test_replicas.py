@@ -15,7 +15,6 @@ from gbactl.simulation.server import VirtualServer
 from gbactl.wire.messages import EasgdUpdate
 from tests.support.modes import CENTRED, FOREGROUND, REPLICAS, every_k
 from tests.support.simulated_runs import adds_up, config, model, run
-from tests.support.slow import crossed
 
 SLOW_REDUCE = {"allreduce_us": 1e6}
 OWN_CORES = {"workers_per_host": 1, "servers_on": "own", "cores": 8}
@@ -166,7 +165,9 @@ def test_a_server_takes_no_time_for_a_dense_step_that_is_not_its_own(
     assert stepped == (held if mode == "gba" else {0})
 
 
-@pytest.mark.parametrize(("dense", "mode"), crossed([None, 1], ["shadow_easgd", "shadow_bmuf", "fr_ma"]))
+@pytest.mark.quick
+@pytest.mark.parametrize("mode", ["shadow_easgd", "shadow_bmuf", "fr_ma"])
+@pytest.mark.parametrize("dense", [None, 1])
 def test_from_sync_to_replicas_to_gba_and_back(four_days: Path, tmp_path: Path, mode: str, dense: int | None) -> None:
     options = {"local_batch": 32, **every_k(mode), **({"block_momentum": 0.5} if "bmuf" in mode else {})}
     switches = [

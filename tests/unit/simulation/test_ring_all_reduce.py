@@ -10,8 +10,7 @@ import pytest
 from gbactl.config.groups import CostConfig
 from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.discrete_events import EventQueue
-from gbactl.simulation.network import Host
-from gbactl.simulation.ring_all_reduce import TICK, RingRounds, SimulatedRing
+from gbactl.simulation.network import TICK, Host, RingRounds, SimulatedRing
 
 
 class Cost:

@@ -21,7 +21,6 @@ from gbactl.store.shard import Shard
 from gbactl.wire.messages import Event
 from tests.support.failures import logged
 from tests.support.simulated_runs import adds_up, config, run
-from tests.support.slow import crossed
 
 KILL = {"kind": "kill", "servers": [1], "step": 7}
 CRASH = {"kind": "kill", "coordinator": True}
@@ -36,7 +35,9 @@ def saving(name: str, mode: str, *plans: dict[str, Any], steps: int = 4, target:
     return check(dataclasses.replace(cfg, checkpoint=saved))
 
 
-@pytest.mark.parametrize(("step", "saved"), crossed([2, 7, 11], [{}, {"steps": 100}, {"dense": 1}]))
+@pytest.mark.quick
+@pytest.mark.parametrize("saved", [{}, {"steps": 100}, {"dense": 1}])
+@pytest.mark.parametrize("step", [2, 7, 11])
 def test_full_recovery_in_sync_ends_with_the_bits_of_a_run_without_failures(
     data: Path, tmp_path: Path, step: int, saved: dict[str, Any]
 ) -> None:
@@ -65,9 +66,8 @@ def test_what_is_spent_is_what_a_run_takes_longer(data: Path, tmp_path: Path) ->
 
 
 @pytest.mark.quick(2)
-@pytest.mark.parametrize(
-    ("name", "mode"), crossed([name for name in VARIANTS if name.startswith("cpr")], ["gba", "sync", "async"])
-)
+@pytest.mark.parametrize("mode", ["gba", "sync", "async"])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name.startswith("cpr")])
 def test_partial_recovery_adds_up_and_costs_what_it_costs(data: Path, tmp_path: Path, mode: str, name: str) -> None:
     cfg = saving(name, mode, {**KILL, "step": 30 if mode == "async" else 7})
     result, again = run(cfg, data, tmp_path / "run"), run(cfg, data, tmp_path / "again")

@@ -15,7 +15,6 @@ from gbactl.wire.messages import Event
 from tests.support.memory_cluster import run_in_memory
 from tests.support.modes import SERVED, WITHOUT_REPLICAS
 from tests.support.simulated_runs import adds_up, config, model, run
-from tests.support.slow import crossed
 
 UNEVEN: dict[str, Any] = {"spread": "lognormal", "spread_scale": 1.0}
 SLOW = [{"kind": "constant", "workers": [1], "factor": 4.0}]
@@ -92,7 +91,9 @@ def test_shuffling_stays_that_of_the_whole_day(four_days: Path, tmp_path: Path, 
     assert model(stay) == model(switched) != model(run(config("sync"), four_days, tmp_path / "plain"))
 
 
-@pytest.mark.parametrize(("before", "after"), crossed(WITHOUT_REPLICAS, [*WITHOUT_REPLICAS[1:], WITHOUT_REPLICAS[0]]))
+@pytest.mark.quick
+@pytest.mark.parametrize("after", [*WITHOUT_REPLICAS[1:], WITHOUT_REPLICAS[0]])
+@pytest.mark.parametrize("before", WITHOUT_REPLICAS)
 def test_any_mode_to_any_mode(data: Path, tmp_path: Path, before: str, after: str) -> None:
     """Out of order, with prefetch and a straggler."""
     cfg = config(
@@ -189,9 +190,10 @@ def test_the_schedule_of_the_learning_rate_does_not_jump(data: Path, tmp_path: P
     assert model(stay) == model(switched)
 
 
-@pytest.mark.parametrize(
-    ("mode", "after", "prefetch"), crossed(sorted(set(SERVED) - {"bsp"}), ["bsp", "sync"], ["none", "data", "rows"])
-)
+@pytest.mark.quick
+@pytest.mark.parametrize("prefetch", ["none", "data", "rows"])
+@pytest.mark.parametrize("after", ["bsp", "sync"])
+@pytest.mark.parametrize("mode", sorted(set(SERVED) - {"bsp"}))
 def test_what_has_not_come_by_the_deadline_is_decayed(
     data: Path, tmp_path: Path, mode: str, after: str, prefetch: str
 ) -> None:

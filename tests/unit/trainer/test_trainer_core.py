@@ -10,7 +10,7 @@ import pytest
 from gbactl.errors import WireError
 from gbactl.store.dense import DenseBlock, DenseSpec
 from gbactl.store.optimizers import OptimizerSpec
-from gbactl.trainer.exchange import CentreSlices
+from gbactl.trainer.replica_exchange import CentreSlices
 from gbactl.trainer.trainer_core import TrainerCore
 from gbactl.wire.frames import Bytes
 from gbactl.wire.messages import DenseSaved, EasgdCentre, EasgdUpdate, OpenReplicas

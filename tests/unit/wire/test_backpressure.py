@@ -92,7 +92,7 @@ def test_who_never_stops_writing_leaves_others_their_turn(pair: Pair, monkeypatc
 
 
 def test_buffers_that_are_kept_are_bounded() -> None:
-    from gbactl.wire import channel
+    from gbactl.wire import channel_interface as channel
 
     pool = channel.BufferPool()
     for _ in range(3):

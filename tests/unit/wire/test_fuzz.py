@@ -10,7 +10,7 @@ import pytest
 from gbactl.coordinator.message_loop import Coordinator
 from gbactl.errors import WireError
 from gbactl.wire import frames, messages
-from gbactl.wire.channel import Channel
+from gbactl.wire.channel_interface import Channel
 from tests.fuzz import wire
 from tests.fuzz.coordinator import Intruder, Spoken
 

@@ -12,7 +12,7 @@ import pytest
 from gbactl.config import FaultsConfig
 from gbactl.faults.fault_plan import FaultPlan
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import Channel
+from gbactl.wire.channel_interface import Channel
 from gbactl.wire.frames import CLOSED
 from gbactl.wire.messages import Granted, Predictions, Rows, TakeBatch, decode
 from gbactl.wire.reliable import ReliableChannel, ReliableHub, exposed

@@ -16,11 +16,11 @@ import pytest
 
 from gbactl.engine.agent_connection import write_all
 from gbactl.errors import WireError
-from gbactl.wire import auth, frames, tls
+from gbactl.wire import auth, frames
+from gbactl.wire.auth import CHANGED, STRANGE, TlsContexts
 from gbactl.wire.listener import UNIX
 from gbactl.wire.messages import Ack, Event, TakeBatch, unpack
 from gbactl.wire.socket_hub import SocketHub
-from gbactl.wire.tls import CHANGED, STRANGE, TlsContexts
 from tests.support.hubs import KEY, SECONDS, SERVER, WORKER, Pair, noise, while_polling
 from tests.support.relays import Relay
 
@@ -189,8 +189,8 @@ def test_a_unix_socket_stays_as_it_is() -> None:
 
 
 def test_the_same_key_makes_the_same_certificate() -> None:
-    assert tls._certificate(KEY) == tls._certificate(KEY)
-    assert tls._certificate(KEY) != tls._certificate(auth.new_key())
+    assert auth._certificate(KEY) == auth._certificate(KEY)
+    assert auth._certificate(KEY) != auth._certificate(auth.new_key())
 
 
 def test_large_payloads_both_ways_at_once() -> None:
@@ -220,7 +220,7 @@ def test_a_relay_carries_bytes_both_ways_at_once() -> None:
         far_sink = fcntl.fcntl(low, fcntl.F_DUPFD, 1100)  # more than select.select can take
         os.close(low)
         relays = [(listening, source, sink), (dialled, far_source, far_sink)]
-        relaying = [pool.submit(tls.relay, *each) for each in relays]
+        relaying = [pool.submit(auth.relay, *each) for each in relays]
         sent = noise(3 << 20).tobytes()
         with open(out, "rb") as near, open(far_out, "rb") as far:
             writing = [pool.submit(write_all, end, sent) for end in (into, far_into)]

@@ -17,7 +17,7 @@ from gbactl.models.flat_parameters import FlatModel
 from gbactl.simulation.cluster import run_virtual
 from gbactl.wire import frames
 from gbactl.wire.messages import EasgdUpdate, Predictions, Pull, Push, Rows, TakeBatch, pack
-from gbactl.wire.traffic import KINDS, PREFIX, TrafficCounter, summary
+from gbactl.wire.times_and_traffic import KINDS, PREFIX, TrafficCounter, traffic_summary
 from tests.support.hubs import Pair
 from tests.support.recorded import config, record, splits
 
@@ -77,10 +77,10 @@ def test_a_connection_counts_what_it_sends(kind: str) -> None:
 
 
 def test_a_summary_adds_up_nodes_and_divides_by_steps() -> None:
-    told = summary([{"sent rows": 10, "retried": 5}, {"sent rows": 20, "sent shared": 7}], 3)
+    told = traffic_summary([{"sent rows": 10, "retried": 5}, {"sent rows": 20, "sent shared": 7}], 3)
     assert told["bytes"] == dict.fromkeys(KINDS, 0) | {"rows": 30}
     assert told["bytes_per_step"]["rows"] == 10.0 and told["shared_memory"] == 7
-    assert summary([], 0)["bytes_per_step"]["rows"] == 0.0
+    assert traffic_summary([], 0)["bytes_per_step"]["rows"] == 0.0
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,6 @@ from tests.support.deaths import DyingWorker, Orphaned, Victim
 from tests.support.in_memory_collective import MemoryGroup
 from tests.support.memory_cluster import Killed, run_in_memory
 from tests.support.modes import AVERAGED, REPLICAS, every_k
-from tests.support.slow import crossed
 
 SAMPLES = 1500
 BUCKETS = CollectiveConfig().buckets
@@ -151,10 +150,10 @@ def test_sums_of_a_server_have_the_bits_of_all_others(
     assert model(result) == model(undisturbed) and result["auc"] == undisturbed["auc"]
 
 
-@pytest.mark.parametrize(
-    ("lost", "victim", "turn", "when"),
-    crossed(["continue", "replace"], [(0, 1), (1, 3), (0, 16)], ["before", "half", "after"]),
-)
+@pytest.mark.quick
+@pytest.mark.parametrize("when", ["before", "half", "after"])
+@pytest.mark.parametrize(("victim", "turn"), [(0, 1), (1, 3), (0, 16)])
+@pytest.mark.parametrize("lost", ["continue", "replace"])
 def test_and_so_they_have_where_somebody_dies(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, undisturbed: dict[str, Any], victim: int,
     when: str, turn: int, lost: str,
@@ -183,10 +182,9 @@ def test_a_ring_that_breaks_leaves_its_sums_to_the_server(
     assert len(made) == 3 and all(ring.sums >= turn - 1 for ring in made)
 
 
-@pytest.mark.parametrize(
-    ("lost", "turn", "when"),
-    crossed([("continue", 4), ("replace", 4), ("replace", 16)], ["before", "half", "after", "announced"]),
-)
+@pytest.mark.quick
+@pytest.mark.parametrize("when", ["before", "half", "after", "announced"])
+@pytest.mark.parametrize(("lost", "turn"), [("continue", 4), ("replace", 4), ("replace", 16)])
 def test_a_sum_that_reached_nobody_is_made_again_of_what_there_is(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, when: str, turn: int, lost: str
 ) -> None:
@@ -230,7 +228,9 @@ def test_and_so_it_is_where_the_coordinator_dies_meanwhile(
     assert (result["global_step"], result["samples"]["trained"]) == (16, SAMPLES)
 
 
-@pytest.mark.parametrize(("later", "lost"), crossed([1, 3, 6, 10], ["continue", "replace"]))
+@pytest.mark.quick
+@pytest.mark.parametrize("lost", ["continue", "replace"])
+@pytest.mark.parametrize("later", [1, 3, 6, 10])
 def test_another_coordinator_goes_on_where_the_ring_is_broken(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, lost: str, later: int
 ) -> None:
@@ -249,7 +249,8 @@ def test_another_coordinator_goes_on_where_the_ring_is_broken(
 
 
 @pytest.mark.quick(3)
-@pytest.mark.parametrize(("later", "lost"), crossed(range(6), ["continue", "replace"]))
+@pytest.mark.parametrize("lost", ["continue", "replace"])
+@pytest.mark.parametrize("later", range(6))
 def test_a_coordinator_that_dies_while_all_get_the_same_again(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, lost: str, later: int
 ) -> None:
@@ -322,7 +323,9 @@ def test_a_run_whose_dense_gradients_are_gone_cannot_be_replayed(
         replay(tmp_path)
 
 
-@pytest.mark.parametrize(("mode", "lost"), crossed(AVERAGED, ["continue", "replace"]))
+@pytest.mark.quick
+@pytest.mark.parametrize("lost", ["continue", "replace"])
+@pytest.mark.parametrize("mode", AVERAGED)
 def test_replicas_go_on_without_the_dead_trainer_and_with_another_one(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, mode: str, lost: str
 ) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gbactl.wire.channel import NO_BYTES
+from gbactl.wire.channel_interface import NO_BYTES
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
     Abandon,

@@ -1,0 +1,349 @@
+"""Costs of server failures and of saves: counters for a running job, and an emulated job. Pure.
+
+Following the idea of CPR. Samples: the portion of lost samples (PLS), exactly, per shard. Updates: one is one row of
+one applied gradient of weight above 0. Where rows are saved at different times, each row goes back to its own last
+save; a counter a row (4 bytes) holds the updates that this undoes. Seconds: by kind of cost, as in the equations. All
+costs count as blocking training.
+
+An emulated job saves and fails without training, seeded; it counts what the equations only expect, by the rules of
+cluster=virtual and with failures from the same fault plans. It costs a few microseconds a save or failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gbactl.checkpoint.planning import JobCosts, SaveSchedule
+from gbactl.faults.fault_plan import FaultInjector, FaultPlan, FaultsConfig
+
+MOST_SAVES = 256  # newest checkpoints that UnsavedWork remembers: more than are kept on disk
+PARTS = ("saving", "loading", "rescheduling", "again")
+
+
+@dataclass
+class PlsCounter:
+    """Portion of lost samples (PLS) of each of `shards` shards in a job that trains on `samples` samples.
+
+    Every `at` is a number of samples finished so far in the job. `saved_at`: for each shard, samples finished at its
+    last save; `of`: each shard's PLS."""
+
+    samples: int
+    shards: int
+    saved_at: list[int] = field(default_factory=list)
+    of: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.samples = max(1, self.samples)
+        self.saved_at = self.saved_at or [0] * self.shards
+        self.of = self.of or [0.0] * self.shards
+
+    def saved(self, at: int) -> None:
+        """Record a complete checkpoint of all shards, taken when the job had finished `at` samples."""
+        self.saved_at = [max(at, before) for before in self.saved_at]
+
+    def lost(self, shard: int, at: int) -> float:
+        """Count a shard's return to its checkpoint after `at` finished samples; return the increase of the PLS.
+
+        That is (samples since) / (samples N). The shard counts from `at` from then on, so that a sample is lost only
+        once."""
+        grown = max(0, at - self.saved_at[shard]) / (self.samples * self.shards)
+        self.of[shard] += grown
+        self.saved_at[shard] = max(at, self.saved_at[shard])
+        return grown
+
+    def missed(self, shard: int, samples: int) -> float:
+        """Count `samples` samples whose gradient slices a failed shard never applied; return the PLS's increase."""
+        grown = samples / (self.samples * self.shards)
+        self.of[shard] += grown
+        return grown
+
+    @property
+    def total(self) -> float:
+        """Sum of the PLS over all shards."""
+        return sum(self.of)
+
+
+@dataclass
+class UpdateCounter:
+    """Row updates of a whole job, by shard: applied, lost, and `pending` (applied since the last save)."""
+
+    shards: int
+    applied_on: list[int] = field(default_factory=list)
+    lost_on: list[int] = field(default_factory=list)
+    pending: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.applied_on = self.applied_on or [0] * self.shards
+        self.lost_on = self.lost_on or [0] * self.shards
+        self.pending = self.pending or [0] * self.shards
+
+    def applied(self, shard: int, updates: int) -> None:
+        """Count row updates that a shard has applied and not saved yet."""
+        self.applied_on[shard] += updates
+        self.pending[shard] += updates
+
+    @property
+    def unsaved(self) -> list[int]:
+        """Number of row updates by shard that would be lost if the shard failed now."""
+        return list(self.pending)
+
+    def saved(self, shard: int, updates: int) -> None:
+        """Count `updates` unsaved row updates of a shard as saved."""
+        self.pending[shard] = max(0, self.pending[shard] - updates)
+
+    def lost(self, shard: int) -> int:
+        """Count a shard's unsaved row updates as lost when it reloads its checkpoint; return their number."""
+        undone, self.pending[shard] = self.pending[shard], 0
+        self.lost_on[shard] += undone
+        return undone
+
+    def again(self) -> None:
+        """Remove unsaved and lost row updates from the counts; after a full recovery training repeats them."""
+        for shard, undone in enumerate(self.pending):
+            self.applied_on[shard] -= undone + self.lost_on[shard]
+            self.pending[shard] = self.lost_on[shard] = 0
+
+    def missed(self, shard: int, updates: int) -> None:
+        """Count as lost the row updates that a failed shard never applied."""
+        self.applied_on[shard] += updates
+        self.lost_on[shard] += updates
+
+    @property
+    def total(self) -> int:
+        """Number of row updates of all shards, including those never applied."""
+        return sum(self.applied_on)
+
+    @property
+    def total_lost(self) -> int:
+        """Number of lost row updates of all shards."""
+        return sum(self.lost_on)
+
+    @property
+    def share(self) -> float:
+        """Share of row updates that were lost; 0 if there were no updates."""
+        return self.total_lost / self.total if self.total else 0.0
+
+
+class RowUpdates:
+    """Number of updates of each row of a shard since the row was last saved, uint32[rows]."""
+
+    def __init__(self, rows: int) -> None:
+        self.counts: NDArray[Any] = np.zeros(rows, np.uint32)
+
+    def touched(self, index: NDArray[np.int32]) -> None:
+        """Count one update of each row in `index` (int32[n], distinct)."""
+        self.counts[index] += np.uint32(1)
+
+    def saved(self, index: NDArray[np.int32] | Sequence[int] | None = None) -> int:
+        """Reset the update counters of saved rows (None: all rows); return the sum of the counters before."""
+        which: Any = slice(None) if index is None else index
+        safe = int(self.counts[which].sum(dtype=np.uint64))
+        self.counts[which] = 0
+        return safe
+
+
+class ServerFailureLoss(NamedTuple):
+    """Loss at one server failure: samples since the shard's checkpoint, their PLS, and row updates."""
+
+    samples: int
+    pls: float
+    updates: int
+
+
+@dataclass
+class UnsavedWork:
+    """Work that a server failure would lose now; `saves`: (step, finished samples) of the newest checkpoints."""
+
+    pls: PlsCounter
+    updates: UpdateCounter
+    saves: list[tuple[int, int]]
+
+    @classmethod
+    def begin(cls, samples: int, shards: int, step: int = -1, finished: int = 0) -> UnsavedWork:
+        """Start counting for a job of `samples` samples on `shards` shards.
+
+        `step`: of its checkpoint (below 0: none). `finished`: samples finished then."""
+        pls = PlsCounter(samples, shards)
+        pls.saved(finished)
+        return cls(pls, UpdateCounter(shards), [(step, finished)])
+
+    def saved(self, step: int, samples: int | None, updates: Mapping[int, int]) -> None:
+        """Record a complete checkpoint of step `step`; `updates`: row updates that it saved, by shard.
+
+        `samples` were finished then; None for a checkpoint of chosen rows alone, which PLS does not count."""
+        if samples is not None:
+            self.pls.saved(samples)
+        self.saves.append((step, self.saves[-1][1] if samples is None else samples))
+        del self.saves[:-MOST_SAVES]
+        for shard, count in updates.items():
+            self.updates.saved(shard, count)
+
+    def lost(self, shard: int, finished: int) -> ServerFailureLoss:
+        """Count the loss when one shard alone returns to its checkpoint after `finished` finished samples."""
+        samples = max(0, finished - self.pls.saved_at[shard])
+        return ServerFailureLoss(samples, self.pls.lost(shard, finished), self.updates.lost(shard))
+
+    def older(self, shard: int, step: int) -> ServerFailureLoss:
+        """Count the additional loss of a shard whose newest valid checkpoint is an older one, that of step `step`.
+
+        Its row updates are not known."""
+        found = [samples for at, samples in self.saves if at == step]
+        more = max(0, self.saves[-1][1] - found[-1]) if found else 0
+        return ServerFailureLoss(more, self.pls.missed(shard, more), 0)
+
+    def missed(self, shard: int, samples: int, updates: int) -> ServerFailureLoss:
+        """Count the loss of a gradient slice of `updates` rows that a failed shard never received."""
+        self.updates.missed(shard, updates)
+        return ServerFailureLoss(samples, self.pls.missed(shard, samples), updates)
+
+
+@dataclass
+class CostSeconds:
+    """Time that saves and recoveries cost a job, by kind, in seconds (or the unit of the costs).
+
+    `again`: training that was undone and repeated, of `samples` samples."""
+
+    saving: float = 0.0
+    loading: float = 0.0
+    rescheduling: float = 0.0
+    again: float = 0.0
+    samples: int = 0
+    alone: int = 0
+    everybody: int = 0
+
+    @property
+    def total(self) -> float:
+        """Sum of all kinds of cost."""
+        return self.saving + self.loading + self.rescheduling + self.again
+
+    def save(self, costs: JobCosts, part: float) -> float:
+        """Add the cost of saving the fraction `part` of all data; return its seconds."""
+        seconds = costs.save * part
+        self.saving += seconds
+        return seconds
+
+    def add_partial_recovery(self, costs: JobCosts) -> float:
+        """Add the cost of a partial recovery (one server); return the seconds until the server is ready."""
+        self.alone += 1
+        return self._returned(costs.load / costs.servers, costs.reschedule)
+
+    def add_full_recovery(self, costs: JobCosts, again: float, samples: int) -> float:
+        """Add the cost of a full recovery, which repeats `again` seconds of training (`samples` samples).
+
+        Returns the seconds until all servers are back."""
+        self.everybody += 1
+        self.again += again
+        self.samples += samples
+        return self._returned(costs.load, costs.reschedule)
+
+    def _returned(self, load: float, reschedule: float) -> float:
+        self.loading += load
+        self.rescheduling += reschedule
+        return load + reschedule
+
+    def told(self, seconds: float) -> dict[str, Any]:
+        """Encode the costs of saves and recoveries for result.json; `seconds`: duration of the whole job.
+
+        Shares are of the job without all these costs, T in the equations."""
+        job = seconds - self.total
+        shares = {part: getattr(self, part) / job if job > 0 else 0.0 for part in PARTS}
+        return {
+            "job_seconds": job, **{f"{part}_seconds": getattr(self, part) for part in PARTS},
+            **shares, "total": sum(shares.values()),
+            "samples_rolled_back": self.samples, "went_back_alone": self.alone, "everybody_went_back": self.everybody,
+        }  # fmt: skip
+
+
+SAMPLES = 10**12  # samples of an emulated job: enough to resolve the share of lost ones
+
+
+@dataclass(frozen=True)
+class EmulationResult:
+    """Result of one emulated job; `overhead` is relative to the job's length without saves and failures."""
+
+    overhead: float
+    pls: float
+    failures: int
+    saves: int
+    spent: CostSeconds
+
+
+def by_distribution(
+    costs: JobCosts, seed: int, distribution: str = "exponential", shape: float | None = None
+) -> FaultInjector:
+    """Build an injector of single server failures with the mean time between failures of `costs`."""
+    plan = {
+        "kind": "kill", "servers": "all", "mtbf": costs.between_failures, "distribution": distribution, "shape": shape,
+    }  # fmt: skip
+    return FaultInjector(FaultPlan(FaultsConfig(plans=[plan]), seed, 1, costs.servers))
+
+
+class Emulation:
+    """Emulated job with saves and server failures; its times are in the unit of the costs."""
+
+    def __init__(self, costs: JobCosts, rhythm: SaveSchedule, recovery: str, injector: FaultInjector) -> None:
+        """Set up a job with full or partial `recovery`.
+
+        Partial: a lost server alone goes back to its checkpoint; full: every server does."""
+        self.costs, self.rhythm, self.partial, self.injector = costs, rhythm, recovery == "partial", injector
+        self.spent, self.pls = CostSeconds(), PlsCounter(SAMPLES, costs.servers)
+        self.clock = self.trained = self.saved_at = 0.0
+        self.saves = 0
+        self._due = rhythm.gap
+
+    def run(self) -> EmulationResult:
+        """Run the job to the end of its training."""
+        while True:
+            event = min(self._due, self.injector.next_seconds)
+            left = self.costs.job - self.trained
+            if event >= self.clock + left:
+                break
+            self._train(max(0.0, event - self.clock))
+            if self.injector.next_seconds <= self.clock:
+                self._fail()
+            else:
+                self._save()
+        self._train(self.costs.job - self.trained)
+        failures = self.spent.alone + self.spent.everybody
+        return EmulationResult(self.spent.total / self.costs.job, self.pls.total, failures, self.saves, self.spent)
+
+    def _train(self, seconds: float) -> None:
+        self.clock += seconds
+        self.trained += seconds
+
+    def _save(self) -> None:
+        self.saves += 1
+        kind = self.rhythm.kind(self.saves)
+        self._due = self.clock + self.rhythm.gap
+        self.clock += self.spent.save(self.costs, 1.0 if kind == "whole" else 1.0 / self.rhythm.parts)
+        self.saved_at = self.trained
+        if kind != "chosen":
+            self.pls.saved(self._samples)
+
+    @property
+    def _samples(self) -> int:
+        return round(SAMPLES * self.trained / self.costs.job)
+
+    def _fail(self) -> None:
+        for injection in self.injector.due(0, self.clock):
+            if self.partial:
+                self.pls.lost(int(injection.process[1:]), self._samples)
+                self.clock += self.spent.add_partial_recovery(self.costs)
+            else:
+                again = self.trained - self.saved_at
+                self.trained = self.saved_at
+                self.clock += self.spent.add_full_recovery(self.costs, again, round(SAMPLES * again / self.costs.job))
+                self._due = self.clock + self.rhythm.gap
+
+
+def emulate(
+    costs: JobCosts, rhythm: SaveSchedule, recovery: str, seed: int,
+    distribution: str = "exponential", shape: float | None = None,
+) -> EmulationResult:  # fmt: skip
+    """Emulate one job whose failures follow a distribution. Raises ConfigError for an unknown distribution."""
+    return Emulation(costs, rhythm, recovery, by_distribution(costs, seed, distribution, shape)).run()

@@ -1,0 +1,81 @@
+"""Configuration on the command line: `gbactl config`; completion of overrides, and the part of the help on them."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+import click
+
+
+def complete_overrides(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete GROUP=OPTION and KEY=."""
+    return completions(tuple(ctx.params.get(param.name or "") or ()), incomplete)
+
+
+def completions(before: tuple[str, ...], incomplete: str) -> list[str]:
+    """List the completions of an override; `before`: the words before it.
+
+    Bash takes = for a word of its own, other shells do not."""
+    from gbactl.conf_catalogue import GROUPS, all_keys, options
+
+    if before and not incomplete and options(before[-1]):
+        return options(before[-1])
+    if len(before) > 1 and before[-1] == "=":
+        return [each for each in options(before[-2]) if each.startswith(incomplete)]
+    group, equals, value = incomplete.partition("=")
+    if equals:
+        return [f"{group}={each}" for each in options(group) if each.startswith(value)]
+    groups = [*(each for each in GROUPS if options(each)), "experiment"]
+    found = [f"{each}=" for each in groups if each.startswith(incomplete)]
+    if len(found) == 1 and "." not in incomplete:
+        return completions((), found[0])
+    return found + [f"{key}=" for key in all_keys() if incomplete and key.startswith(incomplete)]
+
+
+def complete_word(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete a group or key."""
+    from gbactl.conf_catalogue import GROUPS, all_keys
+
+    return [each for each in (*GROUPS, *all_keys()) if each.startswith(incomplete)]
+
+
+uri_option = click.option(
+    "--uri", metavar="URI", help="The tracking store (default: MLFLOW_TRACKING_URI, ./mlflow.db)."
+)
+
+
+class OverridesCommand(click.Command):
+    """Command whose help ends with all groups and the keys that are used most, from the files of conf/."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the groups and keys."""
+        from gbactl.conf_catalogue import GROUPS, MOST_USED, default_of, options
+
+        with formatter.section("Groups"):
+            chosen = [(each, " | ".join(options(each)) or f"keys {each}.*") for each in (*GROUPS, "experiment")]
+            formatter.write_dl(chosen, col_max=14)
+        with formatter.section("Keys that are used most (all: gbactl config)"):
+            rows = []
+            for key in MOST_USED:
+                entry = default_of(key)
+                value = entry.value if isinstance(entry.value, str) else json.dumps(entry.value)
+                rows.append((f"{key}={value}", textwrap.shorten(entry.comment, 100, placeholder=" ...")))
+            formatter.write_dl(rows, col_max=34)
+
+
+@click.command("config")
+@click.argument("word", required=False, metavar="[GROUP|KEY]", shell_complete=complete_word)
+def config(word: str | None) -> None:
+    """Explain a group or a key: type, default, bounds, meaning, and when it acts.
+
+    \b
+    gbactl config                       all groups
+    gbactl config checkpoint            a group: its options and keys
+    gbactl config mode=gba              an option: its keys
+    gbactl config mode.iota             a key; iota alone will do
+    gbactl train mode=gba --cfg job     the keys that act in a run, filled in
+    """
+    from gbactl.launch.config_command import explain
+
+    click.echo(explain(word))

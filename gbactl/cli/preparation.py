@@ -1,0 +1,242 @@
+"""Verbs before a run: `gbactl data` and `doctor`, `calibrate` and `advise` for a choice of the mode."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gbactl.cli.configuration import complete_overrides
+from gbactl.errors import UsageError
+
+if TYPE_CHECKING:
+    from gbactl.data.dataset import Dataset
+    from gbactl.data.remote_files import SourceFile
+    from gbactl.doctor import Check
+    from gbactl.engine.host_agents import HostFindings
+
+
+@click.group("data")
+def data() -> None:
+    """Prepare and describe data sets (overrides as for `train`: data=criteo data.path=FILE)."""
+
+
+@data.command("prepare")
+@click.argument("overrides", nargs=-1, shell_complete=complete_overrides)
+def prepare(overrides: tuple[str, ...]) -> None:
+    """Read or generate the data once, and store them in the cache."""
+    from gbactl.data.data_summary import show
+
+    show(_prepared(overrides), fields=False)
+
+
+@data.command("describe")
+@click.argument("overrides", nargs=-1, shell_complete=complete_overrides)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def describe(overrides: tuple[str, ...], as_json: bool) -> None:
+    """Print rows, days, click rate (CTR), and fields with cardinalities and skew."""
+    from gbactl.data.data_summary import show, summarise
+
+    dataset = _prepared(overrides)
+    if as_json:
+        click.echo(json.dumps(summarise(dataset), indent=1))
+    else:
+        show(dataset, fields=True)
+
+
+@data.command("infer-schema")
+@click.argument("file")
+@click.option("--label", metavar="COLUMN", help="The column that says whether it was a click.")
+@click.option("--out", metavar="FILE", help="Where the schema is written; default: schema.yaml beside FILE.")
+@click.option("--force", is_flag=True, help="Overwrite a schema that is there.")
+def infer_schema(file: str, label: str | None, out: str | None, force: bool) -> None:
+    """Write a first schema of a table (CSV, TSV, Parquet) for data=table, and say what was guessed and why."""
+    from gbactl.data.data_summary import show_guesses
+    from gbactl.data.schema_inference import infer
+    from gbactl.data.text_files import find
+
+    found = find(file, ["*.parquet", "*.csv*", "*.tsv*"], "FILE")
+    place = _schema_place(found[0], out)
+    if place.exists() and not force:
+        raise UsageError(f"{place} exists; type --force to overwrite it, or --out FILE.")
+    inferred = infer(found[0], label)
+    try:
+        place.write_text(inferred.text(), "utf-8")
+    except OSError as error:
+        raise UsageError(f"{place} cannot be written ({error.strerror}); type --out FILE.") from None
+    show_guesses(inferred)
+    click.echo(f"\nGuessed from {inferred.looked_at} of {found[0]}, and written to {place}.")
+    click.echo("Look at that file and change what is wrong, then type:")
+    click.echo("\n".join(f"  {each}" for each in inferred.commands(file, str(place))))
+
+
+def _schema_place(file: SourceFile, out: str | None) -> Path:
+    """Return where the schema is written: beside a local file, in the working directory for a remote one."""
+    if out is not None:
+        return Path(out).expanduser()
+    return file.with_name("schema.yaml") if isinstance(file, Path) else Path("schema.yaml")
+
+
+def _prepared(overrides: tuple[str, ...]) -> Dataset:
+    """Build or reuse the cache of the data that the overrides select; shows its progress on standard error."""
+    from gbactl.data.dataset import open_dataset
+    from gbactl.data.source_cache import prepare
+    from gbactl.launch.hydra_config import compose
+    from gbactl.launch.progress import ProgressDisplay
+
+    display = ProgressDisplay()
+    try:
+        return open_dataset(prepare(compose(list(overrides)).data, display.step))
+    finally:
+        display.clear()
+
+
+# any number of workers divides the global batch: the mode is not what is checked
+BATCHES, CHOICES = ("mode=async", "mode.local_batch=1"), ("mode", "train.", "experiment=", "resume=")
+
+
+@click.command("doctor")
+@click.argument("overrides", nargs=-1, shell_complete=complete_overrides)
+@click.option("--json", "wants_json", is_flag=True, help="Print JSON instead of a table.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Measure the connections between the hosts, and write them for gbactl calibrate --network.",
+)  # fmt: skip
+def doctor(overrides: tuple[str, ...], wants_json: bool, out: Path | None) -> None:
+    """Check this machine, or the hosts of a cluster; exit code 1 when something essential is missing.
+
+    OVERRIDES are those of gbactl train.
+
+    \b
+    gbactl doctor
+    gbactl doctor cluster=slurm                      in an allocation
+    gbactl doctor cluster=hosts cluster.hosts='[a:4,b:4]' --out network.yaml
+    """
+    from gbactl import doctor
+    from gbactl.engine import host_agents
+
+    checks, found = _examine(overrides, measure=out is not None)
+    if wants_json:
+        click.echo(doctor.as_json(checks, None if found is None else found.plain()))
+    else:
+        doctor.print_table(checks)
+        if found is not None and found.pairs:
+            host_agents.print_lines(found)
+    code = doctor.exit_code(checks)
+    if out is not None and found is not None and not code:
+        out.write_text(host_agents.text(found))
+    raise click.exceptions.Exit(code)
+
+
+def _examine(overrides: tuple[str, ...], measure: bool) -> tuple[list[Check], HostFindings | None]:
+    """Check this machine, or the hosts of the cluster that the overrides choose."""
+    from gbactl import doctor
+    from gbactl.engine.hosts import HostsEngine
+    from gbactl.errors import ClusterError, ConfigError, MissingDependencyError
+
+    if not overrides:
+        return doctor.examine(), None
+    from gbactl.launch.hydra_config import compose
+
+    own = () if any(override.startswith(CHOICES) for override in overrides) else BATCHES
+    try:
+        cfg = compose([*own, *overrides])
+        if isinstance(cfg.engine, HostsEngine):
+            return doctor.examine_hosts(cfg, cfg.engine, measure)
+    except (ConfigError, ClusterError, MissingDependencyError) as error:
+        return [doctor.failure("cluster", str(error))], None
+    return doctor.examine(), None
+
+
+@click.command("calibrate", context_settings={"ignore_unknown_options": True})
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("calibrated.yaml"), show_default=True,
+    metavar="FILE", help="Where to write the cost model.",
+)  # fmt: skip
+@click.option("--workers", default="2,4", show_default=True, metavar="N,N", help="Workers of the measured runs.")
+@click.option("--seconds", type=click.FloatRange(0.5), default=8.0, show_default=True, help="How long each run lasts.")
+@click.option("--repeat", type=click.IntRange(1), default=1, show_default=True, help="Runs of each kind.")
+@click.option(
+    "--network", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Measured connections between hosts, a file of gbactl doctor --out.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
+def calibrate(
+    overrides: tuple[str, ...], out: Path, workers: str, seconds: float, repeat: int, network: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Measure this machine and write the cost model with which a virtual cluster behaves like it.
+
+    \b
+    gbactl calibrate                            writes calibrated.yaml (3 minutes)
+    gbactl calibrate model.dim=32 --out big.yaml
+    gbactl train cluster=virtual cost=big.yaml cluster.workers=16 model.dim=32
+    gbactl calibrate --network network.yaml     of gbactl doctor --out
+
+    \b
+    It first measures one worker and one server, each alone, then short local
+    runs of sync, async and gba. OVERRIDES are those of `gbactl train`: they
+    choose the model, the data and the local batch, and the cost model holds
+    for these only. A table compares the measured runs with the cost model's
+    predictions for them.
+
+    Nothing else should run on this machine meanwhile.
+    Exit code 1 if the measurements give no usable cost model.
+    """
+    try:
+        counts = tuple(int(count) for count in workers.split(","))
+    except ValueError:
+        raise UsageError(f"--workers {workers} is no list of numbers; type --workers 2,4.") from None
+    from gbactl.calibration.calibrate_command import calibrate
+
+    calibrate(out, overrides, counts, seconds, repeat, network, as_json)
+
+
+@click.command("advise", context_settings={"ignore_unknown_options": True})
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
+@click.option("--modes", metavar="NAME,...", help="Modes beside sync [default: all without replicas].")
+@click.option("--minutes", type=click.FloatRange(0.25), default=3.0, show_default=True, help="How long it may take.")
+@click.option(
+    "--seeds", type=click.IntRange(1), metavar="N", help="Seeds of all modes [default: 3, more of those that matter]."
+)
+@click.option(
+    "--samples", type=click.IntRange(1), metavar="N", help="Samples in each mode [default: as the time allows]."
+)
+@click.option(
+    "--margin", type=click.FloatRange(min=0, min_open=True), metavar="NUMBER",
+    help="Largest difference in AUC to sync that counts as none [default: .0005].",
+)  # fmt: skip
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Simulations at a time [default: as many as cores].")
+@click.option(
+    "--format", "form", default="table", show_default=True, type=click.Choice(["table", "md", "json"]),
+)  # fmt: skip
+def advise(
+    overrides: tuple[str, ...], modes: str | None, minutes: float, seeds: int | None, samples: int | None,
+    margin: float | None, jobs: int | None, form: str,
+) -> None:  # fmt: skip
+    """Simulate the modes on your cluster, load and data, and say which one to run in.
+
+    \b
+    gbactl calibrate --out mine.yaml            measure this machine first
+    gbactl advise cost=mine.yaml cluster.workers=4 faults=one_slow
+    gbactl advise cost=mine.yaml data=criteo data.path=day_0.gz model.dim=32
+    gbactl advise --modes gba,shadow_ma --format json
+
+    OVERRIDES are those of gbactl train. Each seed trains a base in sync, and goes on from it in each mode, on a sample
+    of the data, with real gradients in modelled time. The table has predicted samples per second (EPS), the
+    difference in AUC to sync, and the time until sync's AUC. Keys mode.* hold for mode= alone.
+
+    \b
+    The mode that is named is the fastest whose AUC is shown to be the same as
+    sync's within the margin, or better. A better AUC of a mode that takes more
+    steps than sync does not count. Within 5 % of the fastest sync is named,
+    else the mode whose AUC is best shown.
+
+    Logged to MLflow's experiment advise, with the simulations as child runs.
+    """
+    from gbactl.advise.advise_command import AdviseOptions, advise
+
+    advise(overrides, AdviseOptions(modes, minutes, seeds, samples, margin, jobs, form), click.echo)

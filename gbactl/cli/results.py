@@ -1,0 +1,211 @@
+"""Verbs about what runs have left: `gbactl report`, `replay`, `checkpoint` and `ui`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gbactl.cli.configuration import uri_option
+
+
+def _split(values: tuple[str, ...]) -> list[str]:
+    return [part.strip() for value in values for part in value.split(",") if part.strip()]
+
+
+@click.command("report")
+@click.argument("runs", metavar="[RUN]...", nargs=-1)
+@click.option("--experiment", multiple=True, default=["gbactl"], show_default=True, help="May be repeated.")
+@click.option(
+    "--where",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Only runs with this value, or one of VALUE,VALUE; or a filter in MLflow's syntax. May be repeated.",
+)
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the N newest of these runs.")
+@click.option(
+    "--sweep", metavar="last|ID", help="Only the runs of the newest sweep, or of the one with this MLflow id."
+)
+@click.option(
+    "--by",
+    multiple=True,
+    metavar="KEY,...",
+    help="Parameters to group by, or tags (tags.NAME), with means over what else differs [default: mode, and all that "
+    "differs beyond the seed]",
+)
+@click.option("--baseline", metavar="VALUE", help="What to compare with (default: sync, if there is one).")
+@click.option("--on", metavar="METRIC", default="auc", show_default=True, help="What is compared with the baseline.")
+@click.option(
+    "--margin",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="NUMBER",
+    help="Largest difference to the baseline that counts as none; of eps, a share such as .02 [default: .0005 of AUC]",
+)
+@click.option("--round", "of_round", metavar="ROUND", help='Columns of one day or epoch alone, for instance "day 2".')
+@click.option(
+    "--time-to-auc",
+    metavar="AUC|baseline",
+    help="Add the seconds and samples until this AUC, or the last one of the baseline's run with the same seed.",
+)
+@click.option("--metric", multiple=True, metavar="NAME,...", help="More columns, for instance wall_seconds.")
+@click.option(
+    "--format",
+    "form",
+    default="table",
+    show_default=True,
+    type=click.Choice(["table", "md", "csv", "tex", "html", "json"]),
+)
+@click.option("--plots", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Write figures to DIR.")
+@click.option("--log", is_flag=True, help="Write the table to the experiment's note in MLflow, verdicts to its runs.")
+@uri_option
+@click.option(
+    "--send",
+    "run_dir",
+    type=click.Path(path_type=Path),
+    metavar="RUN_DIR",
+    help="Instead: send to MLflow what a run could not send while it ran.",
+)
+def report(
+    runs: tuple[str, ...],
+    experiment: tuple[str, ...],
+    where: tuple[str, ...],
+    last: int | None,
+    sweep: str | None,
+    by: tuple[str, ...],
+    baseline: str | None,
+    on: str,
+    margin: float | None,
+    of_round: str | None,
+    time_to_auc: str | None,
+    metric: tuple[str, ...],
+    form: str,
+    plots: Path | None,
+    log: bool,
+    uri: str | None,
+    run_dir: Path | None,
+) -> None:
+    """Compare runs: mean and deviation over seeds, paired difference to a baseline.
+
+    RUN is a run directory, an MLflow run id, or the beginning of either's name: the report is of these runs alone.
+
+    \b
+    gbactl report
+    gbactl report --sweep last --format html > report.html
+    gbactl report RUN --format html > run.html
+    gbactl report --where mode=sync,gba --where cluster.workers=8 --last 10
+    gbactl report --where "metrics.auc > 0.7" --by mode,cluster.workers
+    gbactl report --by tags.takes_over --on "auc/day 3"
+    gbactl report --round "day 2"
+    gbactl report --format md --plots plots/
+    gbactl report --time-to-auc baseline --margin .001 --log
+    gbactl report --send runs/RUN_DIR
+    """
+    from gbactl.launch.run_dir import RESULT, end_orphans, find
+    from gbactl.report.command import ReportOptions, report, send
+
+    if run_dir is not None:
+        send(run_dir, uri, click.echo)
+        return
+    by_keys, metrics = _split(by) or None, _split(metric)
+    named = tuple(find(each, uri, holding=RESULT).resolve() for each in runs)
+    options = ReportOptions(
+        uri, experiment, where, by_keys, baseline, metrics, on, form, plots, margin, of_round, time_to_auc, log, named,
+        last, sweep,
+    )  # fmt: skip
+    report(options, click.echo, lambda line: click.echo(line, err=True), end_orphans)
+
+
+@click.command("replay")
+@click.argument("run", metavar="RUN")
+@click.option("--until", type=int, metavar="STEP", help="Stop when so many steps are applied, and keep the model.")
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="PATH",
+    help="Where to keep the model, as .npz (default with --until: RUN/replay-STEP.npz).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
+@uri_option
+def replay(run: str, until: int | None, keep: Path | None, as_json: bool, uri: str | None) -> None:
+    """Execute a run again from its event log and compare, to the last bit.
+
+    RUN is a run directory, an MLflow run id, or the beginning of either's name. The log says which worker pulled
+    which version of which server and what was announced; the policy must make the same decisions again, and
+    every checksum in the log must match. A run whose trainers have replicas cannot be replayed; one of mode=sync can
+    where its gradients were summed in a known order: with collective=shm, two workers, or cluster=virtual.
+
+    \b
+    gbactl replay runs/20260101-120000-gba-s0-1a2b3c
+    gbactl replay 4f1c                          the beginning of a run id
+    gbactl replay RUN --until 500               the model after 500 steps
+    gbactl replay RUN --until 500 --keep m.npz  numpy.load reads it
+
+    Exit code 1 and the first difference, with step, workers and batches, where the run is not reproduced.
+    Checksums are in the log every train.checksum_every steps and at the end of each phase.
+    """
+    from gbactl.replay.replay_run import run_and_show
+
+    run_and_show(run, until, keep, uri, as_json)
+
+
+@click.group("checkpoint")
+def checkpoint() -> None:
+    """List, verify and export the checkpoints of a run.
+
+    RUN is a run directory, an MLflow run id, or the beginning of either's name; or the folder of one checkpoint.
+
+    \b
+    gbactl train checkpoint=cpr_ssu checkpoint.interval_seconds=600     save
+    gbactl checkpoint ls RUN                                            what there is
+    gbactl checkpoint verify RUN                                        is it good, to the last bit
+    gbactl checkpoint export RUN --out model                            for other programs
+    gbactl train resume=RUN                                             go on from it
+    """
+
+
+@checkpoint.command("ls")
+@click.argument("run")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a checkpoint.")
+def ls(run: str, as_json: bool) -> None:
+    """List a run's checkpoints, oldest first; only their manifests are read."""
+    from gbactl.launch.checkpoint_command import show_list
+
+    show_list(run, as_json)
+
+
+@checkpoint.command("verify")
+@click.argument("run")
+def verify(run: str) -> None:
+    """Read every byte of every checkpoint and compare checksums. Exit code 1, with its name, if one is damaged."""
+    from gbactl.launch.checkpoint_command import verify_all
+
+    verify_all(run)
+
+
+@checkpoint.command("export")
+@click.argument("run")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="A folder (default: RUN/export).")
+def export(run: str, out: Path | None) -> None:
+    """Write the model of the newest good checkpoint, for any number of servers.
+
+    \b
+    model.safetensors  rows of all tables, dense vector, optimizer state
+    model.pt           a state dict: torch.load(path, weights_only=True)
+    model.json         what is in them, and the configuration
+    """
+    from gbactl.launch.checkpoint_command import export_newest
+
+    export_newest(run, out)
+
+
+@click.command("ui")
+@click.option("--port", default=5000, show_default=True, type=click.IntRange(1, 65535))
+@uri_option
+def ui(port: int, uri: str | None) -> None:
+    """Open the MLflow UI on this machine's loopback address until Ctrl-C."""
+    from gbactl.launch.run_dir import end_orphans
+    from gbactl.tracking.mlflow_connection import tracking_uri
+    from gbactl.tracking.mlflow_ui import serve
+
+    end_orphans(tracking_uri(uri=uri))
+    serve(uri, port, click.echo)

@@ -1,0 +1,414 @@
+"""Training phase as a fold, `apply(event) -> commands`, and its replay from the event log. No I/O, channel or clock.
+
+The same fold is driven by a live coordinator (live_phase.py), which writes each event and each command into the
+event log before it carries the command out, and by the records of that log (LoggedPhase). A failover coordinator brings
+its phase to the log's end with them and carries out what is still `due`; a replay drives shards with the commands that
+the log confirms. Commands are settled in order, so that a checkpoint between two of them sees the state of that point.
+An event costs a few microseconds beside the policy's own decision; a replayed gradient 15 us.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gbactl.checkpoint.remaining_samples import FinishedBatches
+from gbactl.coordinator import event_log
+from gbactl.coordinator.event_log import (
+    AnnounceRecord,
+    DropRecord,
+    FinishRecord,
+    ForgoRecord,
+    GrantRecord,
+    InfoRecord,
+    JoinedRecord,
+    LeftRecord,
+    OrderRecord,
+    Record,
+    StopRecord,
+)
+from gbactl.coordinator.statistics import Statistics
+from gbactl.errors import AccountingError, GbactlError
+from gbactl.policies import Decision, Drop, Grant, Policy, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Event: a worker asks for its next batch. Not logged: the event log has the resulting hand-out instead."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forgo:
+    """Event: give up the batches in flight. Its event log record (ForgoRecord) contains their number."""
+
+
+Event = Take | Forgo | AnnounceRecord | LeftRecord | JoinedRecord | StopRecord | FinishRecord
+
+
+@dataclass(frozen=True, slots=True)
+class HandOut:
+    """Command: send a worker its batch. `lr_scale`: learning-rate factor if workers apply the step (`sync`), else 0."""
+
+    worker: int
+    grant: Grant
+    lr_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyStep:
+    """Command: every shard applies a step, with this learning-rate factor."""
+
+    step: Step
+    lr_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardGradient:
+    """Command: every shard discards an announced gradient. `worker`: its sender (-1: none in particular)."""
+
+    worker: int
+    drop: Drop
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpBatch:
+    """Command: every shard discards its slice of a batch in flight; `worker`: holder of its lease (-1: none)."""
+
+    worker: int
+    batch: int
+
+
+Command = HandOut | ApplyStep | DiscardGradient | GiveUpBatch
+
+
+class StagedSlices:
+    """Staged slices of announced gradients that are not applied yet, and those that a failed shard has lost.
+
+    `hit(shard, rows)` is called for a slice that is applied, `missed(shard, samples, rows)` for one that is
+    not, because its shard failed."""
+
+    def __init__(self, hit: Callable[[int, int], None], missed: Callable[[int, int, int], None]) -> None:
+        self.hit, self.missed = hit, missed
+        self._rows: dict[int, list[int]] = {}
+
+    def announced(self, batch: int, rows: Sequence[int]) -> None:
+        """Record the number of rows in each shard's slice of an announced gradient; ~rows if the server had failed."""
+        self._rows[batch] = list(rows)
+
+    def applied(self, batch: int, samples: int, weight: float) -> None:
+        """Report an ordered step's gradient slices by calling `hit`, or `missed` for those on failed shards."""
+        rows = self._rows.pop(batch, ())
+        for shard, count in enumerate(rows if weight > 0 else ()):
+            if count >= 0:
+                self.hit(shard, count)
+            else:
+                self.missed(shard, samples, ~count)
+
+    def dropped(self, batch: int) -> None:
+        """Forget the slices of a discarded gradient."""
+        self._rows.pop(batch, None)
+
+    def gone(self, shard: int) -> None:
+        """Mark the staged, not yet applied slices of a failed shard as lost."""
+        for rows in self._rows.values():
+            rows[shard] = min(rows[shard], ~rows[shard])
+
+    @contextmanager
+    def held(self) -> Iterator[list[tuple[Callable[..., None], tuple[int, ...]]]]:
+        """Delay calls of `hit` and `missed` within this context; at its end make those still in the yielded list."""
+        kept: list[tuple[Callable[..., None], tuple[int, ...]]] = []
+        hit, missed = self.hit, self.missed
+        self.hit, self.missed = lambda *told: kept.append((hit, told)), lambda *told: kept.append((missed, told))
+        yield kept
+        self.hit, self.missed = hit, missed
+        for hear, told in kept:
+            hear(*told)
+
+    @property
+    def waiting(self) -> list[int]:
+        """Announced batches whose gradients are not applied yet."""
+        return list(self._rows)
+
+
+class TrainingPhase:
+    """Training phase driven by a policy.
+
+    `lr_scale` maps samples finished in this phase to a step's learning-rate factor; `statistics` are updated.
+    `slices`: counter of gradient slices on shards that may fail, where they are to be counted."""
+
+    def __init__(
+        self, policy: Policy, lr_scale: Callable[[int], float], statistics: Statistics,
+        slices: StagedSlices | None = None,
+    ) -> None:  # fmt: skip
+        self.policy, self.lr_scale, self.statistics, self.slices = policy, lr_scale, statistics, slices
+        self.finished = FinishedBatches()
+        self.stopped = False  # whether the phase was ordered to end early
+        self.closed = False  # whether the gradients left in the buffer are applied
+
+    def apply(self, event: Event) -> list[Command]:
+        """Apply an event. Returns the policy's decisions as commands, each of which takes effect by `settle`."""
+        policy, before = self.policy, self.policy.ledger.finished
+        if isinstance(event, Take):
+            return self._take(event.worker)
+        if isinstance(event, AnnounceRecord):
+            self._count(event)
+            return self._decided(policy.announce(event.worker, event.batch), before, event.worker)
+        if isinstance(event, Forgo):
+            return self._forgo()
+        if isinstance(event, FinishRecord):
+            self.closed = True
+            return self._decided(policy.finish(), before, -1)
+        if isinstance(event, StopRecord):
+            self.stopped = True
+            policy.stop(event.batch)
+            return []
+        if isinstance(event, LeftRecord):
+            policy.lost_worker(event.worker)
+        else:
+            policy.joined_worker(event.worker)
+        return self._decided(policy.poll(), before, -1)
+
+    def settle(self, command: Command) -> None:
+        """Apply a command's effect on the accounts: sample counts, staleness, and staged slices no longer waiting."""
+        if isinstance(command, ApplyStep):
+            self.finished.settle(command.step)
+            self.statistics.applied(command.step)
+            if self.slices is not None:
+                for member in command.step.members:
+                    self.slices.applied(member.batch, member.samples, member.weight)
+        elif isinstance(command, DiscardGradient):
+            self.finished.drop(command.drop)
+            self.statistics.dropped(command.drop.batch)
+            if self.slices is not None:
+                self.slices.dropped(command.drop.batch)
+        elif isinstance(command, GiveUpBatch):
+            self.finished.forgo([command.batch], self.policy.phase.size(command.batch))
+
+    def server_lost(self, shard: int) -> None:
+        """Mark the gradient slices that a failed shard had not applied as lost."""
+        if self.slices is not None:
+            self.slices.gone(shard)
+
+    def lr_scale_of(self, grant: Grant) -> float:
+        """Learning-rate factor of a step that workers apply to the dense parameters themselves; else 0."""
+        return self.lr_scale(grant.progress) if grant.divisor else 0.0
+
+    def _take(self, worker: int) -> list[Command]:
+        grant = self.policy.take(worker)
+        if grant is None:
+            return []
+        return [HandOut(worker, grant, self.lr_scale_of(grant))]
+
+    def _count(self, record: AnnounceRecord) -> None:
+        pulled = min(version for version in (*record.row_versions, *record.dense_versions) if version >= 0)
+        self.statistics.announced(record.worker, record.batch, self.policy.phase.size(record.batch), pulled)
+        if self.slices is not None and record.part_rows:
+            self.slices.announced(record.batch, record.part_rows)
+
+    def _forgo(self) -> list[Command]:
+        owners = {batch: owner for batch, (owner, _) in self.policy.leases.items()}
+        return [GiveUpBatch(owners.get(batch, -1), batch) for batch in self.policy.forgo()]
+
+    def _decided(self, decisions: Sequence[Decision], finished: int, worker: int) -> list[Command]:
+        """Convert a policy's decisions to commands; `finished`: samples trained, decayed or lost before them."""
+        commands: list[Command] = []
+        for decision in decisions:
+            if isinstance(decision, Drop):
+                commands.append(DiscardGradient(worker, decision))
+                finished += decision.samples
+            else:
+                commands.append(ApplyStep(decision, self.lr_scale(finished)))
+                finished += sum(member.samples for member in decision.members)
+        return commands
+
+
+MOST_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """First difference between a log and its replay.
+
+    `kind` is decision (the policy), bits (a checksum) or accounting. `shard` -1: all."""
+
+    kind: str
+    step: int
+    text: str
+    shard: int = -1
+    workers: tuple[int, ...] = ()
+    batches: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain containers for JSON."""
+        return {**asdict(self), "workers": list(self.workers), "batches": list(self.batches)}
+
+
+class DivergenceError(GbactlError):
+    """Error: the replay differs from the run. Exit code 1."""
+
+    def __init__(self, found: Divergence) -> None:
+        super().__init__(found.text)
+        self.found = found
+
+
+class LoggedPhase:
+    """Replayed phase, driven by a log's records in order. Raises DivergenceError where log and policy differ."""
+
+    def __init__(self, phase: TrainingPhase) -> None:
+        self.phase = phase
+        self.due: deque[Command] = deque()  # steps and drops that the policy decided and the log has yet to confirm
+
+    def feed(self, record: Record) -> list[Command]:
+        """Apply the log's next record. Returns the policy's commands that it confirms, with their effects applied."""
+        if isinstance(record, InfoRecord):
+            if record.kind == event_log.SERVER and record.fields["state"] == "lost":
+                self.phase.server_lost(record.fields["shard"])
+            return []
+        if isinstance(record, OrderRecord):
+            confirmed: list[Command] = [self._order(record)]
+        elif isinstance(record, DropRecord):
+            confirmed = [self._drop(record)]
+        else:
+            self._undisturbed()
+            confirmed = self._happened(record)
+        for command in confirmed:
+            self.phase.settle(command)
+        return confirmed
+
+    def discards(self, batch: int) -> bool:
+        """Whether the policy has decided to discard an announced gradient of `batch`."""
+        return any(isinstance(command, DiscardGradient) and command.drop.batch == batch for command in self.due)
+
+    def close(self) -> None:
+        """Check that the replayed phase is over and that its samples add up."""
+        self._undisturbed("The phase ends in the log")
+        self._idle("The phase ends in the log")
+        if not self.phase.closed:
+            self._part("The phase ends in the log before what was left over was applied", [])
+        try:
+            self.phase.policy.ledger.check()
+        except AccountingError as error:
+            raise DivergenceError(Divergence("accounting", self.phase.policy.step, str(error))) from error
+
+    def _happened(self, record: Any) -> list[Command]:
+        if isinstance(record, GrantRecord):
+            return self._grant(record)
+        if isinstance(record, ForgoRecord):
+            return self._forgo(record)
+        if isinstance(record, AnnounceRecord):
+            self._leased(record)
+        if isinstance(record, FinishRecord):
+            self._idle("The log finishes the phase")
+        self.due.extend(self.phase.apply(record))
+        return []
+
+    def _grant(self, record: GrantRecord) -> list[Command]:
+        commands = self.phase.apply(Take(record.worker))
+        own = [(each.grant.batch, each.grant.token) for each in commands if isinstance(each, HandOut)]
+        if own != [(record.batch, record.token)]:
+            now = " ".join(f"batch {batch} with token {token}" for batch, token in own) or "nothing"
+            self._part(
+                f"The log hands W{record.worker} batch {record.batch} with token {record.token}, the policy {now}",
+                [(record.worker, record.batch)],
+            )
+        return commands
+
+    def _forgo(self, record: ForgoRecord) -> list[Command]:
+        commands = self.phase.apply(Forgo())
+        if len(commands) != record.batches:
+            self._part(f"The log gives {record.batches} batches up, the policy {len(commands)}", [])
+        return commands
+
+    def _leased(self, record: AnnounceRecord) -> None:
+        owner, _ = self.phase.policy.leases.get(record.batch, (None, None))
+        if owner != record.worker:
+            gradient = (record.worker, record.batch)
+            self._part(f"The log announces {named([gradient])}, which was not handed to it", [gradient])
+
+    def _order(self, record: OrderRecord) -> Command:
+        due = self.due.popleft() if self.due else None
+        if not isinstance(due, ApplyStep):
+            batches = [batch for batch, _ in record.members]
+            self._part(f"The log orders step {record.step} of batches {batches}, the policy {_shown(due)}", [])
+        assert isinstance(due, ApplyStep)
+        own = order_record(due)
+        if own != record:
+            members = [(member.worker, member.batch) for member in due.step.members]
+            self._part(f"Step {record.step}: {_difference(record, own)} ({named(members)})", members)
+        return due
+
+    def _drop(self, record: DropRecord) -> Command:
+        due = self.due.popleft() if self.due else None
+        gradient = (record.worker, record.batch)
+        if not isinstance(due, DiscardGradient) or (due.worker, due.drop.batch) != gradient:
+            self._part(f"The log discards {named([gradient])}, the policy {_shown(due)}", [gradient])
+        assert due is not None
+        return due
+
+    def _undisturbed(self, text: str = "The log goes on") -> None:
+        """Check that the log has a record of every command that the policy decided."""
+        if self.due:
+            self._part(f"{text}, but the policy {_shown(self.due[0])}", [])
+
+    def _idle(self, text: str) -> None:
+        """Check that no batch is in flight at this record."""
+        if not self.phase.policy.idle:
+            leases = [(worker, batch) for batch, (worker, _) in sorted(self.phase.policy.leases.items())]
+            self._part(f"{text} while something is in flight ({named(leases)})", leases)
+
+    def _part(self, text: str, gradients: list[tuple[int, int]]) -> None:
+        workers, batches = tuple(w for w, _ in gradients), tuple(b for _, b in gradients)
+        first = self.due[0] if self.due else None
+        step = first.step.step if isinstance(first, ApplyStep) else self.phase.policy.step
+        raise DivergenceError(Divergence("decision", step, f"{text}.", -1, workers, batches))
+
+
+def order_record(command: ApplyStep) -> OrderRecord:
+    """Convert a step command to its record in the event log."""
+    step = command.step
+    return OrderRecord(step.step, step.divisor, step.weight_sum, command.lr_scale, _members(step))
+
+
+def named(gradients: Sequence[tuple[int, int]]) -> str:
+    """Format (worker, batch) pairs as `W0 batch 3, W2 batch 5`; of many, the first few."""
+    text = ", ".join(f"W{worker} batch {batch}" for worker, batch in gradients[:MOST_NAMED])
+    more = len(gradients) - MOST_NAMED
+    return f"{text} and {more} more" if more > 0 else text or "no gradient"
+
+
+def _members(step: Step) -> tuple[tuple[int, float], ...]:
+    return tuple((member.batch, member.weight) for member in step.members)
+
+
+def _shown(due: Command | None) -> str:
+    if isinstance(due, DiscardGradient):
+        return f"discards {named([(due.worker, due.drop.batch)])}"
+    if isinstance(due, ApplyStep):
+        return f"orders step {due.step.step} of batches {[m.batch for m in due.step.members]}"
+    return "decides nothing"
+
+
+def _difference(logged: OrderRecord, own: OrderRecord) -> str:
+    """Describe the first field in which a logged and a replayed record differ."""
+    for name, log_has, policy_has in zip(OrderRecord._fields, logged, own, strict=True):
+        if name == "members":
+            return _member_difference(logged, own)
+        if log_has != policy_has:
+            return f"the log has {name.replace('_', ' ')} {log_has}, the policy {policy_has}"
+    raise AssertionError("nothing differs")
+
+
+def _member_difference(logged: OrderRecord, own: OrderRecord) -> str:
+    log_has: list[Any] = [batch for batch, _ in logged.members]
+    policy_has: list[Any] = [batch for batch, _ in own.members]
+    if log_has != policy_has:
+        return f"the log has batches {log_has}, the policy {policy_has}"
+    (batch, log_weight), (_, weight) = next(
+        pair for pair in zip(logged.members, own.members, strict=True) if pair[0] != pair[1]
+    )
+    return f"the log gives batch {batch} weight {log_weight}, the policy {weight}"

@@ -1,0 +1,48 @@
+"""Files written atomically, and room on the disk for them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from gbactl.errors import NoRoomError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of an OSError: a disk, or a quota, is full
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Context that yields the path of a partial file, which replaces `path` at the end or is removed."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def take_room(fd: int, size: int) -> None:
+    """Reserve `size` bytes of disk for an empty file, where supported. Raises OSError if the disk is full."""
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+
+
+@contextlib.contextmanager
+def room_needed(path: Path) -> Iterator[None]:
+    """Context that raises NoRoomError in place of a full disk's OSError; `path`: the file or folder written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        what, free = error.filename or path, shutil.disk_usage(path if path.is_dir() else path.parent).free
+        raise NoRoomError(
+            f"{what} could not be written ({error.strerror}; {free:,} bytes are free there); make room."
+        ) from error

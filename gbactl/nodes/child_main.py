@@ -1,0 +1,218 @@
+"""Entry point of every child process: `python -m gbactl.nodes.child_main`, with its bootstrap document on stdin.
+
+Logs to logs/<node>.log in the run directory, each line prefixed with the node's name. Dies with its launcher.
+With `fork-server` as first argument it imports what nodes need and forks them (see engine/fork_server.py).
+`cpu-hog LAUNCHER CORE BEGIN END` takes one core's CPU time for a window of seconds, for the fault plan: nice 0, pinned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gbactl.wire.bootstrap import Bootstrap
+
+PR_SET_PDEATHSIG = 1
+FORK_SERVER, READY = "fork-server", b"ready"
+CPU_HOG = "cpu-hog"
+FAILED_LINE = "failed: "
+NOTICED_LINE = "noticed: "
+IMPORTED = (
+    "gbactl.nodes.worker_process",
+    "gbactl.coordinator.event_routing",
+    "gbactl.server.shard_server",
+    "sklearn.metrics",
+)
+MOST_BYTES, MOST_FDS = 1 << 20, 16  # limits of a request to fork
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the launcher dies (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+@contextlib.contextmanager
+def node_log(run_dir: Path, node: str) -> Iterator[None]:
+    """Context in which gbactl's loggers write to one file of a run, which is made with its first line."""
+    handler = logging.FileHandler(run_dir / "logs" / f"{node}.log", delay=True)
+    handler.setFormatter(logging.Formatter(f"%(asctime)s.%(msecs)03d {node} %(levelname)s %(message)s", "%H:%M:%S"))
+    logger = logging.getLogger("gbactl")
+    logger.addHandler(handler)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+        handler.close()
+
+
+def serve_forks(launcher: int) -> None:
+    """Fork a node at each request on standard input until the launcher is gone. Returns in each forked process.
+
+    A fork copies only one thread: exits at once if an import has started another one. A request with a model is
+    answered with its size."""
+    line = socket.socket(fileno=os.dup(0))
+    for module in IMPORTED:
+        importlib.import_module(module)
+    if len(os.listdir("/proc/self/task")) > 1:
+        sys.exit(1)
+    gc.freeze()  # otherwise each node's garbage collections copy the memory that it shares with the others
+    line.send(READY)
+    while True:
+        data, fds, *_ = socket.recv_fds(line, MOST_BYTES, MOST_FDS)
+        if not data:
+            sys.exit(0)
+        asked = json.loads(data)
+        if "model" in asked:
+            line.send(json.dumps(_size_of(**asked)).encode())
+            continue
+        pid = _fork_orphan(launcher)
+        if pid == 0:
+            line.detach()
+            _become(launcher, asked, fds)
+            return
+        line.send(str(pid).encode())
+        for fd in fds:
+            os.close(fd)
+
+
+def _size_of(model: dict[str, Any], shape: list[Any]) -> int | str:
+    """Count a model's dense values; return the error message instead where the model cannot be built."""
+    from gbactl.errors import ConfigError
+    from gbactl.models import ModelConfig, dense_size
+
+    try:
+        return dense_size(ModelConfig(**model), *shape)
+    except ConfigError as error:
+        return str(error)
+
+
+def _fork_orphan(launcher: int) -> int:
+    """Fork a process that becomes the launcher's child. Returns its pid, and 0 in the new process."""
+    read, write = os.pipe()
+    between = os.fork()
+    if between:
+        os.close(write)
+        os.waitpid(between, 0)
+        with os.fdopen(read) as pipe:
+            return int(pipe.read())
+    own = os.getpid()
+    node = os.fork()
+    if node:
+        os.write(write, str(node).encode())
+        os._exit(0)
+    while os.getppid() == own:
+        time.sleep(0.001)
+    die_with_parent(launcher)
+    return 0
+
+
+def _become(launcher: int, asked: dict[str, Any], fds: list[int]) -> None:
+    """Set up a forked process (folder, environment, file descriptors) as if it had been started for the request."""
+    os.setsid()
+    os.chdir(asked["folder"])
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    wanted = [0, 1, 2, *asked["fds"]]
+    for fd, number in zip([fcntl.fcntl(fd, fcntl.F_DUPFD, max(wanted) + 1) for fd in fds], wanted, strict=True):
+        os.dup2(fd, number)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number not in wanted:
+            with contextlib.suppress(OSError):  # the descriptor by which the folder was listed
+                os.close(number)
+    sys.argv[1:] = [str(launcher), asked["name"]]
+    _show_arguments(f"{FORK_SERVER}\0{launcher}\0", f"{launcher}\0{asked['name']}\0")
+
+
+def _show_arguments(before: str, after: str) -> None:
+    """Change this process's arguments as ps and py-spy show them, if the kernel tells where they are."""
+    shown = Path("/proc/self/cmdline").read_bytes()
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    if end - start == len(shown):
+        changed = shown.replace(before.encode(), after.encode())
+        ctypes.memmove(start, changed[: len(shown)].ljust(len(shown), b"\0"), len(shown))
+
+
+def use_core(core: str, begin: str, end: str) -> None:
+    """Occupy a core by computing from `begin` to `end`, in seconds from now; an empty end means forever."""
+    began = time.monotonic()
+    if sys.platform.startswith("linux"):
+        os.sched_setaffinity(0, {int(core)})
+    time.sleep(float(begin))
+    last = began + float(end) if end else float("inf")
+    while time.monotonic() < last:
+        for _ in range(100_000):
+            pass
+
+
+def main() -> None:
+    """Run the node that the bootstrap describes, exit 0; on failure log one sentence (and the traceback), exit 1."""
+    special = sys.argv[1] in (FORK_SERVER, CPU_HOG)
+    parent = int(sys.argv[2 if special else 1])
+    die_with_parent(parent)
+    if sys.argv[1] == FORK_SERVER:
+        serve_forks(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.argv[1] == CPU_HOG:
+        use_core(*sys.argv[3:])
+        return
+    line = sys.stdin.buffer.readline()
+    from gbactl.wire.bootstrap import Bootstrap
+
+    boot = Bootstrap.loads(line)
+    with node_log(Path(boot.run_dir), boot.log_name):
+        _run_role(boot)
+
+
+def _run_role(boot: Bootstrap) -> None:
+    from gbactl.errors import GbactlError, PeerGoneError
+    from gbactl.nodes import role_setup
+    from gbactl.wire.times_and_traffic import NodeTimes, Trace
+
+    log = logging.getLogger("gbactl.process")
+    log.info("pid %d, threads %s", os.getpid(), os.environ.get("OMP_NUM_THREADS"))
+    run = {"coordinator": role_setup.run_coordinator, "server": role_setup.run_server, "worker": role_setup.run_worker}
+    if boot.role != "coordinator":
+        NodeTimes.trace = Trace.of(Path(boot.run_dir), boot.log_name, os.getpid())
+    try:
+        run[boot.role](boot)
+    except PeerGoneError as error:
+        log.error("%s%s", NOTICED_LINE, error)
+        sys.exit(1)
+    except GbactlError as error:
+        log.error("%s%s", FAILED_LINE, error)
+        sys.exit(1)
+    except Exception as error:
+        log.exception("%s%s: %s", FAILED_LINE, type(error).__name__, error)
+        sys.exit(1)
+    finally:
+        if NodeTimes.trace is not None:
+            NodeTimes.trace.write()
+    log.info("done")
+    # skip torch's and Horovod's teardown: nothing is left to save
+    logging.shutdown()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

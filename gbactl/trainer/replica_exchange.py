@@ -1,0 +1,336 @@
+"""Exchange of a trainer's replica with a centre or with all other trainers: send a copy, add the difference.
+
+Leaving (decentralised). Every exchange is a round of one all-reduce that all ranks take part in, and a
+vector of the round says how many of them are leaving: those that the coordinator told that the phase is closed. A rank
+that is leaving goes on answering rounds. All ranks see the same sum in the same round, so all leave after the same
+round, the first in which every rank is leaving: no rank waits for one that has left. That round changes nothing.
+Every rank reaches it: the coordinator tells every rank, one that computes takes part in rounds (in the background
+always, in the foreground after k iterations and, out of data, in the background too), and one that never trains (weight
+0) does nothing else. With a centre no rank waits for another, and no such agreement is needed.
+
+Computing ranks. A round also counts the ranks that compute: when all are out of data, or leaving, there is nothing to
+average, and the number of rounds until all have left must change nothing (momentum would go on).
+
+Failures. A round also counts the ranks that are there: the mean is over those, and all leave when all of those are
+leaving. All ranks agree on whether a failed one was still there (see collective/base.py), so they go on
+together.
+
+Memory: two vectors. Costs three passes over the replica beside the exchange itself.
+
+Schedule. Exchanges are periodic in a shadow thread, or come every k iterations in the foreground. The thread costs a
+core for the time of its passes over the vector and sleeps while it waits for others; the compute loop never waits for
+it. It has the scheduling of the compute thread that starts it: where workers share cores, the same one. A foreground
+trainer out of data also answers the others from such a thread: a failed trainer's batch may still come, and is
+computed meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from gbactl.collective.base import Collective, all_reduce_sum
+from gbactl.errors import PeerGoneError, WireError
+from gbactl.kernels.base import Floats
+from gbactl.kernels.half_precision import Codec, round_here
+from gbactl.replicas import AveragingRule
+from gbactl.store.dense import Cut
+from gbactl.trainer.trainer_core import ExchangePace, ExchangeStatistics, Replica
+from gbactl.wire.frames import Bytes, Frame
+from gbactl.wire.messages import EasgdCentre, EasgdUpdate
+from gbactl.worker.client import WorkerClient
+
+Now = Callable[[], float]
+AWAY_SECONDS = 0.05  # seconds that an exchange waits where no server is connected: else it would be retried at once
+
+
+class ExchangeKind(Protocol):
+    """Interface of an exchange: with a centre on the servers, or in averaging rounds with all trainers."""
+
+    statistics: ExchangeStatistics
+
+    def once(self, leaving: bool) -> bool:
+        """Do one exchange (`leaving`: this trainer is done); return whether it was the last. Raises GbactlError."""
+
+
+@dataclass(eq=False)
+class ReplicaExchange:
+    """Base of all exchanges: copies the replica, and later adds the difference that the exchange results in.
+
+    `codec`: values are rounded to two bytes, and take `item` bytes each on the wire. The answer is compared with
+    the values as they arrived there: otherwise every exchange would round the replica itself, and smaller steps
+    would be lost."""
+
+    replica: Replica
+    rule: AveragingRule
+    statistics: ExchangeStatistics
+    now: Now = field(default=time.perf_counter, kw_only=True)
+    codec: Codec | None = field(default=None, kw_only=True)
+    item: int = field(default=4, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._began, self._first = self.now(), self.replica.iterations
+        self._sent: Floats = np.empty_like(self.replica.value)
+
+    def send(self) -> Floats:
+        """Copy the current replica, rounded as on the wire.
+
+        The array f32[n] is overwritten by the next exchange."""
+        self.replica.snapshot(self._sent)
+        round_here(self.codec, self._sent)
+        return self._sent
+
+    def receive(self, other: Floats, began: float, values: float) -> None:
+        """Move the replica towards the received mean or centre `other`, and record the exchange since time `began`."""
+        self.statistics.distance(self.now() - self._began, self._sent, other)
+        self.rule.exchange(self._sent, other)
+        if self.rule.alpha:
+            self.replica.add(self._sent)
+        self.statistics.met(self.replica.iterations - self._first, self.now() - began, 2.0 * self.item * values)
+
+
+@dataclass(eq=False)
+class CentreExchange(ReplicaExchange):
+    """Exchange of a replica with the centre on the servers (EASGD).
+
+    `ask(replica, alpha)` has the servers do their half, and returns f32[n], the previous centre; None where no server
+    answers, which counts as no exchange."""
+
+    ask: Callable[[Floats, float], Floats | None]
+
+    def once(self, leaving: bool) -> bool:
+        if leaving:
+            return True
+        began = self.now()
+        sent = self.send()
+        centre = self.ask(sent, float(self.rule.alpha))
+        if centre is not None:
+            self.receive(centre, began, len(sent))
+        return False
+
+
+@dataclass(eq=False)
+class AveragingRound(ReplicaExchange):
+    """Averaging round of a replica with all trainers' replicas; `weight` 0 excludes this trainer's replica.
+
+    A round sums [replica | weight | leaving | there | computing]."""
+
+    weight: float = field(default=1.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._round: Floats = np.zeros(len(self._sent) + 4, np.float32)
+
+    def offer(self, leaving: bool) -> Floats:
+        """Fill the round's vector float32[n + 4] (replica and four flags), which an all-reduce sums in place."""
+        total = self._round
+        np.multiply(self.send(), np.float32(self.weight), out=total[:-4])
+        total[-4:] = self.weight, leaving, 1.0, self.weight > 0 and not (leaving or self.statistics.idle)
+        return total
+
+    def accept(self, began: float) -> bool:
+        """Apply the summed vector of a round; return whether all ranks are leaving."""
+        total = self._round
+        round_here(self.codec, total)
+        weights, leaving, there, computing = (float(count) for count in total[-4:])
+        if leaving == there:
+            return True
+        np.divide(total[:-4], np.float32(max(1.0, weights)), out=total[:-4])
+        if self.weight and computing:
+            self.receive(total[:-4], began, len(total) * (there - 1) / there)
+        return False
+
+
+@dataclass(eq=False)
+class AveragingRounds(AveragingRound):
+    """Rounds in which all trainers average their replicas, over a collective of their own."""
+
+    NAME: ClassVar[str] = "replicas"
+
+    collective: Collective
+
+    def once(self, leaving: bool) -> bool:
+        began = self.now()
+        all_reduce_sum(self.collective, self.NAME, self.offer(leaving))
+        return self.accept(began)
+
+
+class CentreSlices:
+    """EASGD centre, assembled from one slice of every shard, as the servers answer an exchange."""
+
+    def __init__(self, cuts: Mapping[int, Cut], size: int) -> None:
+        self.cuts = cuts
+        self.centre: Floats = np.empty(size, np.float32)
+        self.missing: set[int] = set()  # shards that have not answered yet
+        self._sent = self.centre
+        self._request = 0
+
+    def ask(self, replica: Floats, alpha: float, served: Collection[int]) -> list[tuple[int, EasgdUpdate, Floats]]:
+        """Begin an exchange: make (shard, message, slice of the replica) for every connected server.
+
+        Slices of other servers keep the replica's values."""
+        self._request, self._sent, self.missing = self._request + 1, replica, self.cuts.keys() & set(served)
+        for shard in self.cuts.keys() - self.missing:
+            self._keep(shard)
+        told, cuts = EasgdUpdate(self._request, alpha), self.cuts.items()
+        return [(shard, told, replica[low:high]) for shard, (low, high) in cuts if shard in self.missing]
+
+    def arrived(self, shard: int, message: EasgdCentre, payload: Bytes) -> None:
+        """Store a server's slice of the centre. Raises WireError for a slice that was not requested."""
+        low, high = self.cuts[shard]
+        if message.ticket != self._request or payload.size != 4 * (high - low):
+            raise WireError(f"S{shard} answered an exchange with {payload.size} bytes.")
+        self.centre[low:high] = payload.view(np.float32)
+        self.missing.discard(shard)
+
+    def lost(self, shard: int) -> None:
+        """Stop waiting for a failed server's slice of the centre, and use the replica's values there."""
+        if shard in self.missing:
+            self._keep(shard)
+            self.missing.discard(shard)
+
+    def _keep(self, shard: int) -> None:
+        low, high = self.cuts[shard]
+        self.centre[low:high] = self._sent[low:high]
+
+
+class EasgdExchange:
+    """EASGD exchange over the servers: sends the replica's slices, receives the slices of the previous centre.
+
+    One exchange at a time, from any thread but the reading one. A dense vector each way; what is sent is copied once.
+    The slice of a server that is disconnected, or fails during the exchange, stays unchanged: nobody waits for its
+    successor. `cuts`: range of each server's slice."""
+
+    def __init__(self, exchange: WorkerClient, cuts: Mapping[int, Cut], size: int) -> None:
+        self.exchange, self.cuts = exchange, cuts
+        self._slices = CentreSlices(self.cuts, size)
+        self.exchange.handlers[EasgdCentre] = self._arrived
+        self.exchange.on_server_lost = self._lost
+
+    def __call__(self, replica: Floats, alpha: float) -> Floats | None:
+        """Exchange a replica with the servers; return the centre before it moved by `alpha` towards the replica.
+
+        The result is valid until the next call. It has the replica's own values where a server does not answer, and is
+        None where none does. Raises GbactlError when the run is over, or a server is gone for good."""
+        self.exchange.until(self._anybody, AWAY_SECONDS)
+        with self.exchange.connected() as served:
+            asked = [(served[shard], told, part) for shard, told, part in self._slices.ask(replica, alpha, served)]
+        for channel, told, part in asked:
+            out = channel.reserve(part.nbytes)
+            out.view(np.float32)[:] = part
+            channel.send(told, out)
+        self.exchange.until(lambda: not self._slices.missing)
+        if self._slices.missing:
+            raise PeerGoneError("The run was over before a replica's exchange was.")
+        return self._slices.centre if asked else None
+
+    def _anybody(self) -> bool:
+        with self.exchange.connected() as there:
+            return not self.cuts.keys().isdisjoint(there)
+
+    def _arrived(self, shard: int, message: EasgdCentre, frame: Frame) -> None:
+        self._slices.arrived(shard, message, frame.payload)
+        frame.release()
+
+    def _lost(self, shard: int) -> None:
+        """Stop waiting for a failed server's slice of the centre."""
+        self._slices.lost(shard)
+
+
+IDLE_SECONDS = 0.001  # between two exchanges of a trainer without data
+Stopped = Callable[[], AbstractContextManager[None]]
+
+
+class ExchangeDriver(Protocol):
+    """Interface of a phase's exchange schedule, as the compute loop sees it."""
+
+    def stepped(self, iterations: int) -> None:
+        """Start an exchange if one is due after `iterations` local steps. Raises the error of an earlier exchange."""
+
+    def idle(self) -> None:
+        """Continue to answer the other trainers' exchanges, as this trainer has no more batches."""
+
+    def close(self) -> None:
+        """Join exchanges until every trainer has finished the phase. Raises the error of an earlier exchange."""
+
+
+class ForegroundDriver:
+    """Foreground exchanges every k local iterations, during which no thread of the trainer computes."""
+
+    def __init__(self, exchange: ExchangeKind, k: float, stopped: Stopped = nullcontext) -> None:
+        self.exchange, self.k, self.stopped = exchange, k, stopped
+        self._next = k
+        self._lock = threading.Lock()  # threads that arrive during an exchange wait here
+        self._answers: ShadowDriver | None = None
+
+    def stepped(self, iterations: int) -> None:
+        with self._lock:
+            if self._answers is not None:
+                self._answers.stepped(iterations)
+            if self._answers is not None or iterations < self._next:
+                return
+            self._next += self.k
+            began = time.perf_counter()
+            with self.stopped():
+                self.exchange.once(False)
+            self.exchange.statistics.foreground += time.perf_counter() - began
+
+    def idle(self) -> None:
+        """Join the other trainers' exchanges in a background thread; they no longer count as sync gaps."""
+        if self._answers is None and not math.isinf(self.k):
+            self.exchange.statistics.idle = True
+            self._answers = ShadowDriver(self.exchange, IDLE_SECONDS)
+
+    def close(self) -> None:
+        if self._answers is not None:
+            self._answers.close()
+            return
+        while not self.exchange.once(True):
+            pass
+
+
+class ShadowDriver:
+    """Background exchanges every `interval` seconds (infinity: never); the first one after `part` * `interval`."""
+
+    def __init__(self, exchange: ExchangeKind, interval: float, part: float = 1.0) -> None:
+        self.exchange = exchange
+        self._pause = None if math.isinf(interval) else interval
+        self._first = None if self._pause is None else part * interval
+        self._leaving = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="shadow", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._leaving.wait(self._first)
+            while not self.exchange.once(self._leaving.is_set()):
+                self._leaving.wait(self._pause)
+        except BaseException as error:  # raised in the compute thread
+            self._error = error
+
+    def stepped(self, iterations: int) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def idle(self) -> None:
+        """Do nothing: the background thread continues its exchanges without the compute threads."""
+
+    def close(self) -> None:
+        self._leaving.set()
+        self._thread.join()
+        self.stepped(0)
+
+
+def drive(pace: ExchangePace, exchange: ExchangeKind, stopped: Stopped = nullcontext) -> ExchangeDriver:
+    """Start the exchanges of a phase at a pace."""
+    if pace.shadow:
+        return ShadowDriver(exchange, pace.interval, pace.part)
+    return ForegroundDriver(exchange, pace.k, stopped)

@@ -1,0 +1,218 @@
+"""Measurements of a node by itself: seconds by activity, a trace of these, and the bytes that it sends, by kind.
+
+Times: a worker measures what it waits for, besides computing; a server how long it handles messages, and of that its
+kernels. Costs about a microsecond of CPU each.
+
+Bytes: those of training, evaluations are not counted. `dense`: dense parameters, gradients and whole states of them;
+`rows`: embedding rows and their gradients; `ids`: the rows' ids; `control`: headers and descriptors of all messages;
+`other`: everything else. Payloads in shared memory are counted apart. TLS, TCP and IP headers are not included. Costs
+1 us a message.
+
+An all-reduce of n values in a ring (Horovod, Gloo, that of a virtual cluster) counts as `dense`: 4 n x 2 (W - 1) / W
+bytes (half of that with fp16 on the wire) from each of its W ranks. That is computed, not measured, and leaves out
+Horovod's negotiation. One in shared memory counts there: the 4 n bytes that a rank writes, for collective=shm or beside
+a ring that may break. Where a server sums instead, its messages are counted.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gbactl.disk_files import replacing
+from gbactl.wire.messages import (
+    WAITS,
+    AddReplica,
+    DenseSaved,
+    DenseState,
+    EasgdCentre,
+    EasgdUpdate,
+    InstallDense,
+    Pull,
+    Push,
+    PutDense,
+    Rows,
+    Sum,
+    Summand,
+)
+
+BATCH, ROWS, TURN, PUSH, ALL_REDUCE = range(len(WAITS))
+BUSY, KERNELS = range(2)
+TRACE_DIR, TRACE = "trace", "trace.json"  # in a run's directory: parts until the run's end, and the whole
+TRACED_STEPS = 200
+
+
+class Trace:
+    """Slices of one process's activities as Chrome trace events, until `TRACED_STEPS` global steps after its first."""
+
+    def __init__(self, path: Path, name: str, pid: int) -> None:
+        self.path, self.pid = path, pid
+        self.events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}]
+        self._first: int | None = None
+        self._last = -1
+        self._on = True
+
+    @classmethod
+    def of(cls, run_dir: Path, name: str, pid: int) -> Trace | None:
+        """Make the trace of a process; None unless the run's directory asks for one."""
+        folder = run_dir / TRACE_DIR
+        return cls(folder / f"{name}.json", name, pid) if folder.is_dir() else None
+
+    def add(self, activity: str, began: float, ended: float) -> None:
+        """Add a slice of the calling thread, in seconds of the system's monotonic clock."""
+        if self._on and ended > began:
+            # Perfetto rounds to nanoseconds, and drops a slice that then begins before the one before it has ended
+            self._event("X", activity, began, dur=max(0.0, (ended - began) * 1e6 - 0.002))
+
+    def step(self, version: int) -> None:
+        """Mark the global step that the process has reached; past the last step of the trace, stop recording."""
+        self._first = version if self._first is None else self._first
+        self._on = self._on and version - self._first <= TRACED_STEPS
+        if self._on and version > self._last:
+            self._last = version
+            self._event("i", f"step {version}", time.perf_counter(), s="t")
+
+    def _event(self, kind: str, name: str, at: float, **more: Any) -> None:
+        tid = threading.get_native_id()
+        self.events.append({"ph": kind, "name": name, "ts": at * 1e6, "pid": self.pid, "tid": tid, **more})
+
+    def write(self) -> None:
+        """Write the events to the run's trace directory, where the launcher merges them; ignore an OSError."""
+        with suppress(OSError), replacing(self.path) as partial:
+            partial.write_text(json.dumps(self.events))
+
+
+def merge_traces(run_dir: Path) -> Path:
+    """Merge the traces of a run's processes into one file, which ui.perfetto.dev opens. Raises OSError."""
+    events: list[dict[str, Any]] = []
+    for part in sorted((run_dir / TRACE_DIR).glob("*.json")):
+        events += json.loads(part.read_text())
+    with replacing(run_dir / TRACE) as partial:
+        partial.write_text(json.dumps({"traceEvents": events}))
+    shutil.rmtree(run_dir / TRACE_DIR)
+    return run_dir / TRACE
+
+
+class NodeTimes(threading.local):
+    """Seconds per activity of the calling thread since its last call of `take`; each thread has its own."""
+
+    trace: ClassVar[Trace | None] = None  # of the whole process
+    names: ClassVar[tuple[str, ...]] = tuple(WAITS)
+
+    def __init__(self, activities: int = len(WAITS), clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock, self.seconds = clock, [0.0] * activities
+
+    @contextmanager
+    def of(self, activity: int) -> Iterator[None]:
+        """Context of one activity, whose duration is added."""
+        began = self.clock()
+        try:
+            yield
+        finally:
+            now = self.clock()
+            self.seconds[activity] += now - began
+            if self.trace is not None:
+                self.trace.add(self.names[activity], began, now)
+
+    def next_batch(self, began: float, granted: float) -> None:
+        """Add the time from `began` until now: until `granted` as a wait for a batch, from then on as a wait for rows.
+
+        A batch that was granted before has 0 or an earlier time."""
+        now = self.clock()
+        since = min(max(began, granted), now)
+        self.seconds[BATCH] += since - began
+        self.seconds[ROWS] += now - since
+        if self.trace is not None:
+            self.trace.add(self.names[BATCH], began, since)
+            self.trace.add(self.names[ROWS], since, now)
+
+    def take(self) -> list[float]:
+        """Return and clear the times, in the order of the activities."""
+        taken, self.seconds = self.seconds, [0.0] * len(self.seconds)
+        return taken
+
+
+class ServerTimes(NodeTimes):
+    """Times of a server, summed over training: BUSY with messages and, as a part of that, in KERNELS."""
+
+    names = ("messages", "kernels")
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__(2, clock)
+        self._since, self._told = clock(), {"idle": 0.0, "kernels": 0.0, "messages": 0.0}
+
+    def total(self, training: bool) -> dict[str, float]:
+        """Add the seconds since the last call to the totals if they were `training`; return the totals by activity."""
+        (busy, kernels), began = self.take(), self._since
+        self._since = self.clock()
+        if training:
+            told, parts = self._told, (self._since - began - busy, kernels, busy - kernels)
+            self._told = {name: told[name] + max(0.0, part) for name, part in zip(told, parts, strict=True)}
+        return self._told
+
+
+KINDS = ("dense", "rows", "ids", "control", "other")
+SHARED = "shared"
+PREFIX = "sent "  # prefix of the traffic counters' names among a node's counters
+_DENSE = frozenset((EasgdCentre, DenseSaved, DenseState, EasgdUpdate, AddReplica, InstallDense, PutDense, Sum, Summand))
+
+
+class TrafficCounter:
+    """Counter of the bytes that one node sends during training, by kind; `item`: bytes of a float on the wire."""
+
+    def __init__(self) -> None:
+        self.item, self.training = 4, False
+        self._sent = dict.fromkeys((*KINDS, SHARED), 0)
+
+    def sent(self, message: Any, head: int, payload: int, shared: bool = False) -> None:
+        """Count a sent message: `head`: bytes of header and descriptor; `payload`: bytes on the wire or in a slot."""
+        if not self.training:
+            return
+        tally = self._sent
+        tally["control"] += head
+        if shared:
+            tally[SHARED] += payload
+        elif payload:
+            self._payload(tally, message, payload)
+
+    def _payload(self, tally: dict[str, int], message: Any, payload: int) -> None:
+        kind = type(message)
+        if kind is Push:
+            ids, dense = 4 * max(0, message.rows), self.item * message.dense
+            tally["ids"] += ids
+            tally["dense"] += dense
+            tally["rows"] += payload - ids - dense
+        elif kind is Rows:
+            dense = self.item * message.dense
+            tally["dense"] += dense
+            tally["rows"] += payload - dense
+        else:
+            tally["ids" if kind is Pull else "dense" if kind in _DENSE else "other"] += payload
+
+    def count_all_reduce(self, nbytes: int, shared: bool) -> None:
+        """Count the bytes that this rank sent in an all-reduce, also in the last one, which may end after training."""
+        self._sent[SHARED if shared else "dense"] += nbytes
+
+    def counters(self) -> dict[str, int]:
+        """Return the counters under the names that Inspected reports."""
+        return {f"{PREFIX}{kind}": count for kind, count in self._sent.items() if count}
+
+
+def traffic_summary(nodes: Sequence[Mapping[str, int]], steps: int) -> dict[str, Any]:
+    """Build the entry `wire` of result.json: bytes by kind, in all and per step, over all nodes."""
+    total: Counter[str] = Counter()
+    for counters in nodes:
+        total.update({kind: counters.get(f"{PREFIX}{kind}", 0) for kind in (*KINDS, SHARED)})
+    sent = {kind: total[kind] for kind in KINDS}
+    return {
+        "bytes": sent,
+        "bytes_per_step": {kind: count / steps if steps else 0.0 for kind, count in sent.items()},
+        "shared_memory": total[SHARED],
+    }

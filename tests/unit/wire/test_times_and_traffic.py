@@ -1,0 +1,84 @@
+"""Times of nodes: a worker's waits, for a batch until it is granted, then for its rows; each thread its own."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from gbactl.wire.times_and_traffic import (
+    BATCH,
+    BUSY,
+    KERNELS,
+    PUSH,
+    ROWS,
+    TRACE_DIR,
+    NodeTimes,
+    ServerTimes,
+    Trace,
+    merge_traces,
+)
+
+
+@pytest.mark.parametrize(("granted", "expected"), [(0.0, (0.0, 4.0)), (7.0, (2.0, 2.0)), (99.0, (4.0, 0.0))])
+def test_a_wait_is_for_the_batch_and_then_for_rows(granted: float, expected: tuple[float, float]) -> None:
+    waits = NodeTimes(clock=lambda: 9.0)
+    waits.next_batch(5.0, granted)
+    assert (waits.seconds[BATCH], waits.seconds[ROWS]) == expected
+
+
+def test_waits_are_taken_once_and_by_thread() -> None:
+    waits = NodeTimes()
+    with waits.of(PUSH):
+        time.sleep(0.001)
+    seen: list[list[float]] = []
+    thread = threading.Thread(target=lambda: seen.append(waits.take()))
+    thread.start()
+    thread.join()
+    assert seen == [[0.0] * 5]
+    assert waits.take()[PUSH] > 0 and waits.take() == [0.0] * 5
+
+
+def test_a_server_is_idle_or_busy_in_training_only() -> None:
+    now = [0.0]
+    times = ServerTimes(lambda: now[0])
+
+    def handle(seconds: float, kernels: float) -> None:
+        with times.of(BUSY), times.of(KERNELS):
+            now[0] += kernels
+        times.seconds[BUSY] += seconds - kernels
+        now[0] += seconds - kernels
+
+    handle(3.0, 1.0)
+    now[0] += 4.0
+    assert times.total(training=True) == {"idle": 4.0, "kernels": 1.0, "messages": 2.0}
+    handle(5.0, 5.0)
+    assert times.total(training=False) == {"idle": 4.0, "kernels": 1.0, "messages": 2.0}
+
+
+def test_traces_of_processes_become_one_until_their_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Trace.of(tmp_path, "W0", 7) is None
+    (tmp_path / TRACE_DIR).mkdir()
+    trace, now = Trace.of(tmp_path, "W0", 7), iter([2.0, 2.5, 3.0, 4.0, 5.0])
+    assert trace is not None
+    monkeypatch.setattr(NodeTimes, "trace", trace)
+    times = NodeTimes(clock=lambda: next(now))
+    with times.of(PUSH):
+        trace.step(1000)
+    times.next_batch(2.5, 2.75)
+    trace.step(1201)
+    with times.of(PUSH):
+        pass
+    trace.write()
+    events = json.loads(merge_traces(tmp_path).read_text())["traceEvents"]
+    found = [(each["name"], each["ts"], each["dur"]) for each in events if each["ph"] == "X"]
+    rounded = 0.002  # less than adjacent, so that rounding to nanoseconds never makes them overlap
+    assert found == [(name, at, length - rounded) for name, at, length in (
+        ("push", 2e6, 5e5), ("batch", 2.5e6, 2.5e5), ("rows", 2.75e6, 2.5e5),
+    )]  # fmt: skip
+    assert [each["name"] for each in events if each["ph"] == "i"] == ["step 1000"]
+    assert events[0]["args"] == {"name": "W0"} and {each["pid"] for each in events} == {7}
+    assert not (tmp_path / TRACE_DIR).exists()

@@ -13,6 +13,8 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import select
+import signal
 import subprocess
 import sys
 import threading
@@ -143,11 +145,15 @@ def drive(name: str, cpus: int, others: list[str], command: list[str], out: int)
     threading.Thread(target=watch, daemon=True).start()
     contexts = TlsContexts(key)
     connection: TlsConnection | None = None
+    launcher = select.poll()
+    launcher.register(0, 0)  # reports only the end of the pipe
     listener.settimeout(FREE_SECONDS)
     while connection is None:
         try:
             knocking, _ = listener.accept()
         except TimeoutError:
+            if launcher.poll(0):
+                return
             print(f"Ray has not yet given {cpus} CPUs of node {name}; see `ray status`.", file=sys.stderr, flush=True)
             continue
         knocking.settimeout(KNOCK_SECONDS)
@@ -156,6 +162,8 @@ def drive(name: str, cpus: int, others: list[str], command: list[str], out: int)
             answered.do_handshake()
             connection = answered
     listener.close()
+    for number in (signal.SIGINT, signal.SIGTERM):  # `ray job stop` sends one to all processes of a job: the launcher
+        signal.signal(number, signal.SIG_IGN)  # saves the run first, and then ends this process
     relay(connection, 0, out)
 
 

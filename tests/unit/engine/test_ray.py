@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -78,3 +81,30 @@ def test_the_last_line_of_the_process_that_asks_ray_is_the_reason(
     monkeypatch.setattr(ray, "__name__", "gbactl.no_such_module")
     with pytest.raises(ConfigError, match=r"No module named gbactl\.no_such_module"):
         ray.nodes()
+
+
+def test_a_driver_that_waits_for_cpus_ends_with_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher may be killed, and its end of the pipe is then closed."""
+    before, (pipe, launcher), over = os.dup(0), os.pipe(), threading.Event()
+    typed = os.fdopen(launcher, "wb")
+
+    def end(_: object) -> str:
+        over.wait()
+        return ""
+
+    cluster = MagicMock(get=end, nodes=list)
+    cluster.util.get_node_ip_address.return_value = "127.0.0.1"
+    monkeypatch.setattr(ray, "_connect", lambda: cluster)
+    monkeypatch.setattr(ray, "FREE_SECONDS", 0.05)
+    monkeypatch.setattr(ray, "print", lambda *_, **__: typed.close(), raising=False)
+    os.dup2(pipe, 0)
+    try:
+        driver = threading.Thread(target=ray.drive, args=("n1", 2, [""], ["agent"], 1), daemon=True)
+        driver.start()
+        driver.join(10)
+        assert typed.closed and not driver.is_alive()
+    finally:
+        over.set()
+        os.dup2(before, 0)
+        for each in (before, pipe):
+            os.close(each)

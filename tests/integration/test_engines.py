@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.support import netns, ray_cluster
+from tests.support.commands import ROOT
 from tests.support.netns import LAUNCHER, Containers
 from tests.support.processes import SECONDS, SMALL, Finished, Launcher, collective, wait_for
 from tests.support.ray_cluster import AUTOSCALER, JOBS, RayCluster
@@ -323,12 +324,13 @@ def test_a_ray_head_that_is_lost_ends_the_run_with_a_sentence(launcher: Launcher
 
 
 def submitted(launcher: Launcher, name: str, *typed: str, **variables: str) -> tuple[str, ...]:
-    """The arguments of `ray job submit` for a run whose directory has the job's name."""
+    """The arguments of `ray job submit` for a run whose directory has the job's name, in a folder of the user's."""
     run_dir = launcher.cwd / "runs" / name
     variables |= {"JOB": name, "GBACTL_CACHE": launcher.environment["GBACTL_CACHE"]}
     environment = json.dumps({"env_vars": variables})
     command = ("gbactl", "train", *SMALL, "cluster.bind=127.0.0.1", f"run_dir={run_dir}", "tracking.enabled=false")
-    return ("--submission-id", name, "--runtime-env-json", environment, "--", *command, *typed)
+    of_user = ("--working-dir", f"{ROOT}/experiments/templates", "--runtime-env-json", environment)
+    return ("--submission-id", name, *of_user, "--", *command, *typed)
 
 
 def processes_of(name: str) -> list[list[str]]:
@@ -343,8 +345,10 @@ def processes_of(name: str) -> list[list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ray", [(JOBS,)], indirect=True)
-def test_a_ray_job_has_the_exit_code_of_the_run(launcher: Launcher, ray: RayCluster) -> None:
-    done = ray.job("submit", *submitted(launcher, "well", "mode=gba", "cluster=auto"))
+def test_a_ray_job_has_the_run_s_exit_code_and_the_user_s_files(launcher: Launcher, ray: RayCluster) -> None:
+    """The model and its configuration are in the job's working_dir alone."""
+    own = ("--config-dir", "click_parts/conf", "model=cross")
+    done = ray.job("submit", *submitted(launcher, "well", *own, "mode=gba", "cluster=auto"))
     assert done.returncode == 0 and "'well' succeeded" in done.stdout, done.stdout + done.stderr
     assert "cluster=auto: in a Ray job, so cluster=ray\n" in done.stdout and "\nn2    " in done.stdout
     result = json.loads((launcher.cwd / "runs" / "well" / "result.json").read_text())

@@ -215,7 +215,7 @@ class Advising:
         return Schedule(pool, self.modes, sample, folder, base, seconds, budget, told, narrow)
 
     def _with_slow_downs(self, found: Advice, pool: SimulationPool, sample: Sample, folder: Path) -> Advice:
-        """Add the EPS of the mode `found.beside` relative to sync's, at several slow-downs of one worker."""
+        """Add the EPS of `found.beside` (the advised mode, or next to sync) over sync's, by slow-down of a worker."""
         if not found.beside:
             return found
         self.show.clear()

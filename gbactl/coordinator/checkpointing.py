@@ -37,7 +37,7 @@ from gbactl.models import row_width
 from gbactl.wire.messages import DenseSaved, Save, Saved, SaveDense, SaveReplica
 
 log = logging.getLogger(__name__)
-END_BYTES = 1 << 20  # a run's last files: result, report, what the tracking store has not taken yet
+END_BYTES = 2 << 20  # a run's last files: result, report (1 MB), what the tracking store has not taken yet
 LAST_SECONDS = 600.0  # seconds that the end of a run waits for its last checkpoint
 CLOSING_SECONDS = 10.0  # seconds that a server failure waits for a checkpoint whose files are all written
 
@@ -455,7 +455,7 @@ class Checkpointing:
         return cut.manifest.number if cut is not None and cut.with_dense and cut.closing is None else None
 
     def _failed(self, cut: OpenCheckpoint, why: str) -> None:
-        """Give up a checkpoint that could not be written. Raises DivergedError where that ends the run."""
+        """Give up a checkpoint that was not completed. Raises DivergedError if a diverged model is to end the run."""
         if self._stop is not None:
             self._forget()
             self._stopped({"state": "failed", "why": why.rstrip(".")})

@@ -25,7 +25,7 @@ from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog, InfoRecord, Record
-from gbactl.coordinator.statistics import StatisticsCounts
+from gbactl.coordinator.statistics import SavedStatistics
 from gbactl.disk_files import replacing
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.policies import Ledger
@@ -136,7 +136,7 @@ class JobPosition:
     modes: str
     phases: list[dict[str, Any]]
     curve: list[dict[str, Any]]
-    statistics: StatisticsCounts
+    statistics: SavedStatistics
     inherited: int = 0
 
     @classmethod

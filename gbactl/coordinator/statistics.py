@@ -221,8 +221,8 @@ class RecentGradients:
 
 
 @dataclass
-class StatisticsCounts:
-    """Counts that a checkpoint keeps of the statistics. Staleness: step (or sample) when applied minus when pulled."""
+class SavedStatistics:
+    """Part of the statistics that a checkpoint keeps. `samples_behind`: sum of the gradients' staleness in samples."""
 
     staleness: dict[int, int] = field(default_factory=dict)
     token_staleness: dict[int, int] = field(default_factory=dict)
@@ -233,7 +233,7 @@ class StatisticsCounts:
 
 
 @dataclass
-class Statistics(StatisticsCounts):
+class Statistics(SavedStatistics):
     """Statistics of a run: the counts that checkpoints keep, and values that only the running process needs."""
 
     staleness: Counter[int] = field(default_factory=Counter)
@@ -248,11 +248,11 @@ class Statistics(StatisticsCounts):
     last_rates: tuple[dict[int, int], float] = field(default_factory=lambda: ({}, 0.0))
 
     @property
-    def counts(self) -> StatisticsCounts:
+    def counts(self) -> SavedStatistics:
         """Copy of the counts for a checkpoint."""
-        return copy.deepcopy(StatisticsCounts(*(getattr(self, each.name) for each in fields(StatisticsCounts))))
+        return copy.deepcopy(SavedStatistics(*(getattr(self, each.name) for each in fields(SavedStatistics))))
 
-    def restore(self, counts: StatisticsCounts, step: int, finished: int) -> None:
+    def restore(self, counts: SavedStatistics, step: int, finished: int) -> None:
         """Continue from a checkpoint's counts at a global step; `finished`: samples trained, decayed or lost before."""
         vars(self).update(vars(counts))
         self.staleness, self.token_staleness = Counter(counts.staleness), Counter(counts.token_staleness)

@@ -50,7 +50,7 @@ Tell = Callable[[str, dict[str, Any]], None]
 
 @dataclass
 class AgentProcess:
-    """Process on this host; `name` is that of its log (W3, W3-1)."""
+    """Process that this agent has started; `name`: its log's, such as W3, or W3-1 for the first successor."""
 
     name: str
     process: Started

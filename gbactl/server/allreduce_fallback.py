@@ -204,7 +204,7 @@ class SumHandlers:
             self.coordinator.send(RingBroken())
 
     def stepped(self) -> None:
-        """Answer sums that waited for the shard's new version."""
+        """After a step was applied, send the sums held back until the shard's rows had reached it."""
         self._tell(self.sums.reached(self.shard.version))
 
     def revive(self) -> None:

@@ -1,4 +1,4 @@
-"""Socket hub of a node: TCP, or Unix sockets within one host, polled by one selector.
+"""Socket connections of one node of any role: TCP, or Unix sockets within one host, polled by one selector.
 
 One thread polls; any thread may reserve and send (one lock a hub).
 """

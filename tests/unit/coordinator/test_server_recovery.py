@@ -547,8 +547,8 @@ def test_a_run_that_goes_on_from_a_checkpoint_comes_back_to_it(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: str
 ) -> None:
     """As long as it has none of its own."""
-    before = config("gba", save="full", every=5)
-    before.checkpoint.keep = 10  # the first one, whichever of the others came to be
+    before = config("gba", save="full", every=1)
+    before.checkpoint.keep = 10  # the first one, early even where saving is slow
     run_in_memory(before, data, tmp_path / "first")
     cut = tmp_path / "first" / "checkpoints" / CheckpointFolder(tmp_path / "first" / "checkpoints").names()[0]
     Victim(monkeypatch, Push, 9)

@@ -25,7 +25,7 @@ from gbactl.coordinator.state import (
     decoded,
     encoded,
 )
-from gbactl.coordinator.statistics import StatisticsCounts, WorkerRate
+from gbactl.coordinator.statistics import SavedStatistics, WorkerRate
 from gbactl.errors import CheckpointError
 from gbactl.policies import Ledger
 
@@ -37,7 +37,7 @@ def position(**changes: Any) -> JobPosition:
         "ledger": Ledger(64, 64, 0, 0, 64.0), "mode": {"name": "gba", "workers": 2}, "switches": 1,
         "stopping": EarlyStopping(2, 0.7, 0, 1), "results": [{"auc": np.float64(0.7)}], "modes": "sync>gba@day1",
         "phases": [{"mode": "sync"}], "curve": [{"loss": float("nan")}],
-        "statistics": StatisticsCounts({0: 4, 2: 1}, {0: 5}, 3.0, {"applied": 5}, rates),
+        "statistics": SavedStatistics({0: 4, 2: 1}, {0: 5}, 3.0, {"applied": 5}, rates),
     }  # fmt: skip
     return JobPosition(**values | changes)
 

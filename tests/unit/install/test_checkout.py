@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 TARGETS = {"demo", "install", "test", "test-slow", "check", "docs", "bench", "curves", "ui", "clean", "help"} | {
     "frappe", "calibration", "gba-claims", "switching", "shadowsync", "cpr", "hosts", "precision", "map", "tuning",
     "scale", "mechanism", "prefetch", "advise", "soak", "fuzz", "audit", "screenshots", "slurm-cluster", "models",
+    "vega",
 }  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[s
                 wheel.writestr(state["library"][0], "")
 
     monkeypatch.setattr(horovod, "run", run)
-    monkeypatch.setattr(horovod, "works", lambda: state["answers"].pop(0))
+    monkeypatch.setattr(horovod, "problem", lambda: state["answers"].pop(0))
     return state
 
 

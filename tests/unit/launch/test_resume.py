@@ -166,7 +166,8 @@ def test_a_full_disk_costs_a_checkpoint_and_no_training(
 
     monkeypatch.setattr(CheckpointFolder, "begin", begin)
     told: list[Event] = []
-    result = train(config(mode, data), tmp_path, told)
+    cfg = config(mode, data)
+    result = train(dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, epochs=4)), tmp_path, told)
     failed = [event.fields for event in told if event.name == "checkpoint" and event.fields["state"] == "failed"]
     assert len(failed) == result["checkpoint"]["failed"] == 1
     assert "No space left" in failed[0]["why"] and "cut-000001" in failed[0]["why"]
@@ -177,7 +178,7 @@ def test_a_full_disk_costs_a_checkpoint_and_no_training(
     assert sorted(names) == folder.names(), "no half file is left"
     assert not full & set(names) and "cut-000002" in names
     assert not folder.verified("cut-000002").last.position["ended"], "the next interval tries again"
-    assert result["samples"]["read"] == 2 * ROWS
+    assert result["samples"]["read"] == 4 * ROWS
 
 
 def test_patience_goes_on_where_it_was(data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

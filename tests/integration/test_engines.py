@@ -13,12 +13,14 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support import netns, ray_cluster
+from tests.support.commands import ROOT
 from tests.support.netns import LAUNCHER, Containers
 from tests.support.processes import SECONDS, SMALL, Finished, Launcher, collective, wait_for
-from tests.support.ray_cluster import AUTOSCALER, RayCluster
+from tests.support.ray_cluster import AUTOSCALER, JOBS, RayCluster
 from tests.support.slurm_cluster import SlurmCluster, obstacle
 
 OBSTACLE = obstacle()
@@ -319,6 +321,62 @@ def test_a_ray_head_that_is_lost_ends_the_run_with_a_sentence(launcher: Launcher
     ray.ask("remove n1")
     done = launched.finish()
     assert done.code == 1 and "Host n1 is gone" in done.err
+
+
+def submitted(launcher: Launcher, name: str, *typed: str, **variables: str) -> tuple[str, ...]:
+    """The arguments of `ray job submit` for a run whose directory has the job's name, in a folder of the user's."""
+    run_dir = launcher.cwd / "runs" / name
+    variables |= {"JOB": name, "GBACTL_CACHE": launcher.environment["GBACTL_CACHE"]}
+    environment = json.dumps({"env_vars": variables})
+    command = ("gbactl", "train", *SMALL, "cluster.bind=127.0.0.1", f"run_dir={run_dir}", "tracking.enabled=false")
+    of_user = ("--working-dir", f"{ROOT}/experiments/templates", "--runtime-env-json", environment)
+    return ("--submission-id", name, *of_user, "--", *command, *typed)
+
+
+def processes_of(name: str) -> list[list[str]]:
+    """The command lines of a job's processes that are gbactl's."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ", "status"]):
+        each = process.info
+        if (each["environ"] or {}).get("JOB") == name and each["status"] != psutil.STATUS_ZOMBIE:
+            found += [each["cmdline"]] if any("gbactl" in text for text in each["cmdline"]) else []
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ray", [(JOBS,)], indirect=True)
+def test_a_ray_job_has_the_run_s_exit_code_and_the_user_s_files(launcher: Launcher, ray: RayCluster) -> None:
+    """The model and its configuration are in the job's working_dir alone."""
+    own = ("--config-dir", "click_parts/conf", "model=cross")
+    done = ray.job("submit", *submitted(launcher, "well", *own, "mode=gba", "cluster=auto"))
+    assert done.returncode == 0 and "'well' succeeded" in done.stdout, done.stdout + done.stderr
+    assert "cluster=auto: in a Ray job, so cluster=ray\n" in done.stdout and "\nn2    " in done.stdout
+    result = json.loads((launcher.cwd / "runs" / "well" / "result.json").read_text())
+    assert result["status"] == "FINISHED" and result["samples"]["read"] == 4_000
+    failed = ray.job("submit", *submitted(launcher, "badly", "cluster=ray", "cluster.workers=4"))
+    assert failed.returncode == 1 and "do not fit into the 2 slots of cluster.hosts" in failed.stdout
+    assert "'badly' failed" in failed.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ray", [(JOBS,)], indirect=True)
+def test_a_stopped_ray_job_leaves_its_logs_and_no_process(launcher: Launcher, ray: RayCluster) -> None:
+    """With the signal of Ctrl-C and time for it, it leaves a checkpoint, too."""
+    patient = {"RAY_JOB_STOP_SIGNAL": "SIGINT", "RAY_JOB_STOP_WAIT_TIME_S": "40"}
+    for name, variables in {"stopped": {}, "saved": patient}.items():
+        run_dir = launcher.cwd / "runs" / name
+        job = submitted(launcher, name, "mode=gba", "cluster=ray", *LONG, "data.days=24", **variables)
+        assert ray.job("submit", "--no-wait", *job).returncode == 0
+        log = run_dir / "events.log"
+        wait_for(lambda log=log: log.exists() and log.stat().st_size > 4_000)
+        assert len(processes_of(name)) > 8
+        stopped = ray.job("stop", name)
+        assert f"'{name}' was stopped" in stopped.stdout, stopped.stdout + stopped.stderr
+        wait_for(lambda name=name: not processes_of(name), 20)
+        assert log.stat().st_size > 4_000 and all("pid " in path.read_text() for path in run_dir.glob("logs/[SW]?.log"))
+    told = json.loads((launcher.cwd / "runs" / "saved" / "result.json").read_text())["stopped"]
+    assert (told["signal"], told["state"]) == ("SIGINT", "saved")
+    assert f"go on with 'gbactl train resume={launcher.cwd}/runs/saved'" in ray.job("logs", "saved").stdout
 
 
 # -- batch jobs -------------------------------------------------------------------------------------

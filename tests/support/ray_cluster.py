@@ -87,15 +87,15 @@ def autoscaler(path: Path) -> dict[str, Any]:
     return {"gcs_server_port": port, "autoscaling_config": str(path), "env_vars": HEAD_ID}
 
 
-def serve(lines: Iterable[str], answer: Callable[[str], None], head: dict[str, Any]) -> None:
-    """Keep a cluster until there are no more commands."""
+def serve(lines: Iterable[str], answer: Callable[[str], None], head: dict[str, Any], folder: Path) -> None:
+    """Keep a cluster until there are no more commands. In one folder, nodes would replace each other's files."""
     cluster_utils = importlib.import_module("ray.cluster_utils")
     cluster, nodes, address = cluster_utils.Cluster(), {}, "none"
     try:
         for line in lines:
             command, name = line.split()
             if command == "add":
-                options = {"include_dashboard": False} if nodes else head
+                options = {"include_dashboard": False, "temp_dir": str(folder / name)} if nodes else head
                 nodes[name] = cluster.add_node(node_name=name, num_cpus=1, object_store_memory=OBJECTS, **options)
                 address = cluster.address
             else:
@@ -116,7 +116,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if AUTOSCALER in sys.argv:
             head |= autoscaler(Path(folder) / "autoscaler.yaml")
-        serve(sys.stdin, lambda text: print(text, file=out, flush=True), head)
+        serve(sys.stdin, lambda text: print(text, file=out, flush=True), head, Path(folder))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ correction over all compared lines. A line that passes both differs by less than
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gbactl.report.columns import Column
@@ -29,7 +29,8 @@ class Verdict:
 
     `kind`: SAME (by the TOST), BETTER or WORSE (by the corrected t test; HIGHER or LOWER where neither is better), or
     UNDECIDED. `p`: paired t test; `p_holm`: the same with Holm's correction; `p_same`: TOST; None where not computed.
-    `seeds`: about how many seeds would decide, where the line is undecided and these are at most MOST_SEEDS.
+    `seeds`: about how many seeds would decide, where the line is undecided and these are at most MOST_SEEDS: by the
+    t test where the observed difference is above the margin, else by the TOST.
     """
 
     kind: str
@@ -118,12 +119,30 @@ def seeds_needed(sd: float, margin: float) -> int | None:
     """Compute the smallest number of seeds for which the TOST has POWER; None above MOST_SEEDS.
 
     With as many, a paired t test detects a difference of one margin with about the same power."""
+    return _fewest(lambda seeds: power_of(seeds, sd, margin))
+
+
+def seeds_to_differ(mean: float, sd: float, lines: int) -> int | None:
+    """Compute the smallest number of seeds for which a paired t test has POWER; None above MOST_SEEDS.
+
+    `mean`, `sd`: true difference and its deviation; `lines`: compared lines, of which this one may have the smallest
+    p value (Holm)."""
+    from scipy.stats import nct, t
+
+    def power(seeds: int) -> float:
+        away, freedom = abs(mean) * math.sqrt(seeds) / sd, seeds - 1
+        return float(nct.sf(t.isf(LEVEL / lines / 2, freedom), freedom, away))
+
+    return _fewest(power)
+
+
+def _fewest(power: Callable[[int], float]) -> int | None:
     low, high = 1, MOST_SEEDS  # too few; enough
-    if power_of(high, sd, margin) < POWER:
+    if not power(high) >= POWER:
         return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if power_of(middle, sd, margin) >= POWER else (middle, high)
+        low, high = (low, middle) if power(middle) >= POWER else (middle, high)
     return high
 
 
@@ -132,7 +151,8 @@ def verdicts(differences: Sequence[Difference | None], scale: Scale, baseline: s
 
     None for a line without a difference."""
     p_values = [None if each is None or each.n == 1 else p_of(each) for each in differences]
-    adjusted = iter(holm([p for p in p_values if p is not None]))
+    known = [p for p in p_values if p is not None]
+    adjusted = iter(holm(known))
     made: list[Verdict | None] = []
     for each, p in zip(differences, p_values, strict=True):
         if each is None:
@@ -140,11 +160,11 @@ def verdicts(differences: Sequence[Difference | None], scale: Scale, baseline: s
         elif p is None:
             made.append(Verdict(UNDECIDED, "cannot tell, one seed"))
         else:
-            made.append(_verdict(each, scale, baseline, p, next(adjusted)))
+            made.append(_verdict(each, scale, baseline, p, next(adjusted), len(known)))
     return made
 
 
-def _verdict(difference: Difference, scale: Scale, baseline: str, p: float, p_holm: float) -> Verdict:
+def _verdict(difference: Difference, scale: Scale, baseline: str, p: float, p_holm: float, lines: int) -> Verdict:
     half, title = f"+-{scale.write(difference.half or 0.0)}", scale.column.title
     found = f"{title} {scale.write(difference.mean, '+')} {half}"
     p_same = None if scale.margin is None else p_same_of(difference, scale.margin)
@@ -156,7 +176,9 @@ def _verdict(difference: Difference, scale: Scale, baseline: str, p: float, p_ho
         return Verdict(way, f"{words} ({title}, p {_short(p_holm)})", p, p_holm, p_same)
     if scale.margin is None:
         return Verdict(UNDECIDED, f"cannot tell without --margin ({found})", p, p_holm)
-    seeds = seeds_needed(difference.sd or 0.0, scale.margin)
+    sd = difference.sd or 0.0
+    apart = abs(difference.mean) > scale.margin  # more seeds will rather show a difference than sameness
+    seeds = seeds_to_differ(difference.mean, sd, lines) if apart else seeds_needed(sd, scale.margin)
     known = seeds if seeds is not None and seeds > difference.n else None  # a number that could not decide is no answer
     most = MOST_SEEDS if seeds is None else difference.n
     needed = f"more than {most:,}" if known is None else f"about {known}"

@@ -29,6 +29,7 @@ from gbactl.report.equivalence_tests import (
     power_of,
     scale_of,
     seeds_needed,
+    seeds_to_differ,
     verdicts,
 )  # fmt: skip
 from gbactl.report.paired_statistics import Difference, paired
@@ -88,9 +89,25 @@ def test_undecided_with_as_many_seeds_as_were_planned() -> None:
 
 
 def test_undecided_beyond_any_number_of_seeds() -> None:
-    found = judged(runs(gba=(0.1, -0.1, 0.05, -0.1)), "gba")
+    found = judged(runs(gba=(0.1, -0.1, 0.05, -0.0502)), "gba")
     assert found is not None and found.seeds is None
     assert found.words.startswith("cannot tell, more than 1,000 seeds needed (AUC ")
+
+
+def test_undecided_above_the_margin_names_the_seeds_that_would_show_the_difference() -> None:
+    """A table of two lines, three seeds: not significant with Holm's correction, for which one seed more would do."""
+    found = judged(runs(gba=(0.0, 1e-5, -1e-5), async_=(-0.0178, -0.0312, -0.0321)), "async_")
+    assert found is not None and found.kind == UNDECIDED and found.p is not None and found.p < LEVEL
+    assert found.words == "cannot tell, about 4 seeds needed (AUC -0.02703 +-0.01990, margin 0.0005)"
+
+
+@pytest.mark.parametrize(("mean", "lines"), [(0.0005, 1), (0.001, 2), (0.004, 3)])
+def test_seeds_to_differ_by_simulation(mean: float, lines: int) -> None:
+    seeds = seeds_to_differ(mean, 0.001, lines)
+    assert seeds is not None
+    drawn = np.random.default_rng(0).normal(mean, 0.001, (20_000, seeds))
+    shown = np.mean(ttest_1samp(drawn, 0.0, axis=1).pvalue < LEVEL / lines)
+    assert POWER - 0.01 <= shown < (1.0 if seeds < 6 else POWER + 0.05)
 
 
 def test_one_seed_decides_nothing() -> None:

@@ -161,9 +161,8 @@ def _keys(group: str, option: str | None) -> list[str]:
 def _key(key: str, found: dict[str, Entry]) -> str:
     """Explain one key: meaning, type and bounds, defaults by option, and when it has an effect."""
     group, dot, rest = key.partition(".")
-    named = conf_catalogue.entries_of(f"{group}.name").get(
-        next(iter(found))
-    )  # data=frappe, for one, has the name libfm
+    option = next(iter(found))  # its name can be another: data=frappe has the name libfm
+    named = conf_catalogue.entries_of(f"{group}.name").get(option)
     name = named.value if named and dot else ""
     hints = hints_of(group, name) if dot else single_hints()
     hint = hint_of(hints, group, name, rest or key)

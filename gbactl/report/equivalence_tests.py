@@ -151,8 +151,8 @@ def verdicts(differences: Sequence[Difference | None], scale: Scale, baseline: s
 
     None for a line without a difference."""
     p_values = [None if each is None or each.n == 1 else p_of(each) for each in differences]
-    known = [p for p in p_values if p is not None]
-    adjusted = iter(holm(known))
+    tested = [p for p in p_values if p is not None]
+    adjusted = iter(holm(tested))
     made: list[Verdict | None] = []
     for each, p in zip(differences, p_values, strict=True):
         if each is None:
@@ -160,7 +160,7 @@ def verdicts(differences: Sequence[Difference | None], scale: Scale, baseline: s
         elif p is None:
             made.append(Verdict(UNDECIDED, "cannot tell, one seed"))
         else:
-            made.append(_verdict(each, scale, baseline, p, next(adjusted), len(known)))
+            made.append(_verdict(each, scale, baseline, p, next(adjusted), len(tested)))
     return made
 
 

@@ -13,7 +13,7 @@ from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointChain, CheckpointFol
 from gbactl.checkpoint.restore import dense_state
 from gbactl.config import from_dict
 from gbactl.errors import GbactlError
-from gbactl.hashing import MODULUS, row_sum
+from gbactl.hashes_and_random_numbers import MODULUS, row_sum
 from gbactl.launch.checkpoint_command import whole_rows
 from gbactl.store.optimizers import MOMENTS, OptimizerSpec
 

@@ -28,7 +28,8 @@ from gbactl.coordinator.state import DensePlacementState
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.policies import Policy
 from gbactl.switching.auto_controller import AutoSwitch
-from gbactl.switching.switch_schedule import RunProgress, switched
+from gbactl.switching.switch_descriptions import switched
+from gbactl.switching.switch_schedule import RunProgress
 from gbactl.wire.messages import Abandon, DenseMoved, Inspected, MoveDense, ResetOptimizer, Staged
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.state import EarlyStopping, FailureRecord, FailureRecords, JobPosition
 from gbactl.coordinator.statistics import Statistics, counted, quantiles
 from gbactl.errors import ClusterError
-from gbactl.hashing import MODULUS
+from gbactl.hashes_and_random_numbers import MODULUS
 from gbactl.policies import Ledger
 from gbactl.wire.messages import Inspected
 

@@ -30,7 +30,7 @@ from gbactl.disk_files import replacing
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.policies import Ledger
 from gbactl.policies.policy import policy_class
-from gbactl.switching.switch_schedule import switched
+from gbactl.switching.switch_descriptions import switched
 from gbactl.wire.messages import Granted
 
 T = TypeVar("T")

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from gbactl.data.remote_files import RemoteFile, SourceFile
 from gbactl.errors import DataError
-from gbactl.hashing import MASK64, mix, mix_int
+from gbactl.hashes_and_random_numbers import MASK64, mix, mix_int
 
 Progress = Callable[[str, float], None]  # stage in words, and its fraction done
 META = "meta.json"

@@ -26,7 +26,7 @@ from gbactl.checked_dataclasses import Bounds, Days, Seed
 from gbactl.data.dataset import Batch, Jagged, ListField, Progress, Schema
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.writer import WrittenArrays, allocate
-from gbactl.hashing import GOLDEN, mix, mix_int
+from gbactl.hashes_and_random_numbers import GOLDEN, mix, mix_int
 
 CHUNK = 1 << 16
 BINS = 1 << 14

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from gbactl.data.dataset import Progress
 from gbactl.data.remote_files import SourceFile, find_remote, is_remote, size_of
 from gbactl.errors import ConfigError, DataError
-from gbactl.hashing import bucket, text_value
+from gbactl.hashes_and_random_numbers import bucket, text_value
 
 BLOCK = 16 << 20
 PIECE = 1 << 18

@@ -25,7 +25,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 from gbactl.checked_dataclasses import Bounds, Count, Interval, Natural, Processes, Seconds, SomeShare, expect, matches
 from gbactl.errors import ConfigError
-from gbactl.hashing import DISTRIBUTIONS, INTERVALS, uniform
+from gbactl.hashes_and_random_numbers import DISTRIBUTIONS, INTERVALS, uniform
 
 Workers = list[int] | int | float | str
 Slower = Annotated[float, Bounds(at_least=1, at_most=1e6)]  # 4: four times slower

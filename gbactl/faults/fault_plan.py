@@ -24,7 +24,7 @@ from gbactl.faults.fault_kinds import (
     parse,
 )
 from gbactl.faults.message_faults import ActivePeriods, AllActivePeriods, MessageFaults
-from gbactl.hashing import key_of, uniform
+from gbactl.hashes_and_random_numbers import key_of, uniform
 
 _SERVERS, _STORMS = 2, 5  # separate the random numbers of servers, and of active periods, from the workers'
 _CHOICE = 1  # separates the random numbers of the choice from those of batches

@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, NamedTuple
 from gbactl.checked_dataclasses import Bounds, Interval
 from gbactl.errors import ConfigError
 from gbactl.faults.fault_kinds import NextOccurrence, TimedFault, kind, require
-from gbactl.hashing import exponential, key_of, uniform
+from gbactl.hashes_and_random_numbers import exponential, key_of, uniform
 
 _DIRECTIONS = 4  # separates these random numbers from the plan's others
 _OVERTAKEN = 0.002  # seconds by which a reordered message is delayed

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gbactl.hashing import GOLDEN, mix, mix_int
+from gbactl.hashes_and_random_numbers import GOLDEN, mix, mix_int
 from gbactl.kernels.base import (
     FLOAT,
     INT,

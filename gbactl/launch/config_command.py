@@ -25,7 +25,7 @@ WIDTH = 80
 
 def single_hints() -> dict[str, Any]:
     """Return the type annotations of the top-level keys of a run and of a sweep, which belong to no group."""
-    from gbactl.launch.sweep import SweepOptions
+    from gbactl.launch.sweep_parent_run import SweepOptions
 
     return get_type_hints(RunConfig, include_extras=True) | get_type_hints(SweepOptions, include_extras=True)
 

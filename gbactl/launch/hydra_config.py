@@ -49,7 +49,14 @@ from gbactl.faults.fault_kinds import with_traces
 from gbactl.launch import finished_runs
 from gbactl.launch.progress import shown_path
 from gbactl.launch.resume import group_choices, resumed
-from gbactl.launch.sweep import SweepCallback, SweepOptions, adopt, before_overrides, close_sweeps, with_tuning
+from gbactl.launch.sweep_parent_run import (
+    SweepCallback,
+    SweepOptions,
+    adopt,
+    before_overrides,
+    close_sweeps,
+    with_tuning,
+)
 from gbactl.models import ModelConfig
 from gbactl.switching.auto_controller import GBA, SYNC
 from gbactl.tracking.run_description import CommandLine, SweepPlace

@@ -44,10 +44,11 @@ from gbactl.launch.supervision import (
     loss_known,
     switch_known,
 )
-from gbactl.launch.sweep import parent_tags
+from gbactl.launch.sweep_parent_run import parent_tags
 from gbactl.models import dimension_mask
 from gbactl.switching.auto_controller import AUTO_FILE
-from gbactl.switching.switch_schedule import answer, legend, listed, located, mode_id
+from gbactl.switching.switch_descriptions import answer, legend, listed, mode_id
+from gbactl.switching.switch_schedule import located
 from gbactl.tracking.final_metrics import (
     DAYS_TAG,
     ORIGIN,

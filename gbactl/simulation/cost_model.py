@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 
 from gbactl.config.groups import CostConfig
-from gbactl.hashing import exponential, key_of, lognormal, uniform
+from gbactl.hashes_and_random_numbers import exponential, key_of, lognormal, uniform
 
 MESSAGE_BYTES = 120  # a frame's header, MAC and descriptor
 BACKWARD_SHARE = 2 / 3  # share of a batch's time in which an all-reduce can be hidden

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.hashing import digest
+from gbactl.hashes_and_random_numbers import digest
 from gbactl.kernels.base import Floats
 from gbactl.kernels.half_precision import Codec, round_here
 from gbactl.simulation.gradient_compute import SharedCompute

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.hashing import MODULUS, row_sum
+from gbactl.hashes_and_random_numbers import MODULUS, row_sum
 from gbactl.kernels import load
 from gbactl.kernels.base import FLOAT, DensePart, Floats, Kernels, require
 from gbactl.store.optimizers import DenseOptimizer, OptimizerSpec

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.errors import ConfigError
-from gbactl.hashing import MODULUS, MOST_BYTES, digest, row_sum
+from gbactl.hashes_and_random_numbers import MODULUS, MOST_BYTES, digest, row_sum
 from gbactl.kernels import Kernels, load
 from gbactl.kernels.base import FLOAT, INT, Floats, Ints, RowPart, aligned_zeros, require
 from gbactl.store.dense import DenseBlock, DenseSpec, dense_range, dense_square

@@ -1,27 +1,19 @@
-"""Mode switches of a run: its schedule, the plan of what is due, and descriptions of switches for users. Pure.
+"""Schedule of a run's mode switches, and the plan that says when one is due. Pure.
 
 An entry of the schedule is {at: {UNIT: X}, to: MODE, set: {KEY: VALUE}}; `set` changes keys of conf/mode/MODE.yaml.
 Units: day (or epoch), counted from 0; samples handed out, global step, seconds of training, fraction of all samples.
 Hand-out goes on from such a point to the next whole global batch, so that no step is left partial. With
 fresh_optimizer: true the optimizer's state is reset there, as after a restart that kept the parameters alone.
-
-MLflow shows the modes of a run as a curve of numbers, as the run's name, and as a sentence that lists the phases. A
-switched run is named by its modes: sync>gba@day2, where @ gives the point of the switch. `gbactl switch` prints
-sentences and a short table.
 """
 
 from __future__ import annotations
 
-import re
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from gbactl.errors import ConfigError, GbactlError
+from gbactl.errors import ConfigError
 from gbactl.policies import Policy
-from gbactl.policies.policy import names, policy_class
 
 T = TypeVar("T")
 
@@ -196,107 +188,3 @@ class SwitchPlan(Generic[T]):
         """Global step at which the schedule's next entry is due; None if the entry is not given in steps."""
         entry = self.next
         return int(entry.value) if entry is not None and entry.unit == "step" else None
-
-
-def mode_id(mode: str) -> float | None:
-    """Return the number that stands for a mode in the metric `mode_id`; None for a mode without one."""
-    number = vars(policy_class(mode)).get("number") if mode in names() else None
-    return None if number is None else float(number)
-
-
-def legend() -> str:
-    """Describe which number stands for which mode in the metric `mode_id`."""
-    numbered = sorted(
-        (number, mode) for mode in names() if (number := vars(policy_class(mode)).get("number")) is not None
-    )
-    return ", ".join(f"{number} {mode}" for number, mode in numbered)
-
-
-def switched(modes: str, to: str, point: str, fresh: bool = False) -> str:
-    """Extend the list of modes in a run's name by a switch to `to`.
-
-    `fresh`: with the optimizer's state reset."""
-    return f"{modes}>{to}@{point}{'+fresh' if fresh else ''}"
-
-
-def each_mode(name: str) -> list[str]:
-    """Return the modes in a run's name, in order."""
-    return [part.partition("@")[0] for part in name.split(">")]
-
-
-def listed(first: str, switches: Iterable[Mapping[str, Any]]) -> str:
-    """Describe a run's modes in a sentence: the first one, and where each later one starts."""
-    told = [
-        f"{each['to']} from {each['day']}, sample {each['first_sample']}"
-        f"{', optimizer anew' if each.get('fresh_optimizer') else ''}"
-        for each in switches
-    ]
-    return "; ".join([first, *told])
-
-
-def from_listed(text: str) -> str:
-    """Build the list of modes in a run's name from the sentence of `listed`."""
-    name, *rest = text.split("; ")
-    for each in rest:
-        found = re.fullmatch(r"(\S+) from (\S+) (\d+), sample (\d+)(, optimizer anew)?", each)
-        if found is None:
-            return text
-        to, unit, number, sample, fresh = found.groups()
-        point = f"{unit}{number}" if sample == "0" else f"{unit}{number}:{sample}"
-        name = switched(name, to, point, fresh is not None)
-    return name
-
-
-WIDTH = 80
-
-
-def answer(found: dict[str, Any]) -> str:
-    """Describe the outcome of a requested switch in a sentence. Raises GbactlError where it was refused or undone."""
-    to, state = found.get("to", "that mode"), found["state"]
-    if state == "refused":
-        raise GbactlError(f"No switch: {found['why'].rstrip('.')}.")
-    if state == "stayed":
-        raise GbactlError(f"The run stays in {found.get('from', 'its mode')}: {found['why'].rstrip('.')}.")
-    if state == "same":
-        return f"The run is in {to} already, with these options; nothing was done."
-    if state == "accepted":
-        return f"The run goes on in {to} as soon as what is in flight has arrived."
-    fresh = ", its optimizer's state begun anew" if found.get("fresh_optimizer") else ""
-    dense = f", with the {found['dense']}" if found.get("dense") else ""
-    return f"The run goes on in {to} from step {found['step']} on{_pause(found.get('pause_ms'))}{fresh}{dense}."
-
-
-def _pause(milliseconds: float | None) -> str:
-    return "" if milliseconds is None else f", after a pause of {milliseconds:.0f} ms"
-
-
-def status(run_dir: Path, found: dict[str, Any]) -> str:
-    """Format the status of a run, in lines of at most 80 columns."""
-    name = textwrap.shorten(run_dir.name, WIDTH - 10, placeholder="...")
-    if "mode" not in found:
-        return f"{name}: starting"
-    lines = [name, *(f"  {what:<11}{value}" for what, value in _values(found))]
-    return "\n".join(line for each in lines for line in textwrap.wrap(each, WIDTH, subsequent_indent=" " * 13))
-
-
-def _values(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    share = 100.0 * found["round_finished"] / max(1, found["round_samples"])
-    stale = found["staleness"]
-    yield "mode", f"{found['mode']} ({found['label']} of {found['rounds']}, {share:.0f} % of it)"
-    yield "step", f"{found['step']:,}"
-    yield "samples", f"{found['samples']:,}"
-    yield "samples/s", f"{found['round_eps']:,.0f}"
-    yield "staleness", f"mean {stale['mean']:.2f}, p50 {stale['p50']:.0f}, p99 {stale['p99']:.0f} steps"
-    lost = "".join(f", W{worker} is lost" for worker in found["lost"])
-    yield "workers", f"{found['live']}{lost}"
-    yield "each", " ".join(f"{name}:{rate:,.0f}" for name, rate in found["workers"].items()) or "-"
-    if look := found.get("auto"):
-        yield "auto", f"sync {look['sync']:,.0f}, gba {look['gba']:,.0f} samples/s: {look['reason']}"
-    for each in found["switches"]:
-        yield "switch", switch_sentence(each)
-
-
-def switch_sentence(each: dict[str, Any]) -> str:
-    """Describe a switch that was done, or why the mode stayed."""
-    told = f"step {each['step']}: {each['from']} to {each['to']}"
-    return f"{told}, not done: {each['why']}" if each["state"] == "stayed" else told + _pause(each.get("pause_ms"))

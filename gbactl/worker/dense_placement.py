@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gbactl.collective.base import Collective, FaultTolerantCollective, InterruptedSum, Vector
 from gbactl.collective.buckets import Buckets, OverlappedGradient
-from gbactl.hashing import digest
+from gbactl.hashes_and_random_numbers import digest
 from gbactl.kernels.half_precision import Codec
 from gbactl.models.flat_parameters import FlatModel
 from gbactl.store.dense import Cut, DenseBlock, dense_square, held

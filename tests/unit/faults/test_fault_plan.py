@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gbactl.config import from_dict
 from gbactl.errors import ConfigError
 from gbactl.faults.fault_plan import FaultInjector, Injection, choose
-from gbactl.hashing import gamma, uniform, weibull
+from gbactl.hashes_and_random_numbers import gamma, uniform, weibull
 from tests.support.fault_plans import EVERY_KIND, plan
 
 PLANS = st.lists(st.sampled_from(EVERY_KIND), max_size=4)

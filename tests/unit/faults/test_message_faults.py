@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.faults.message_faults import AllActivePeriods, MessageFaultStream, TransmissionOutcome
-from gbactl.hashing import INTERVALS, uniform
+from gbactl.hashes_and_random_numbers import INTERVALS, uniform
 from tests.support.fault_plans import plan
 
 STORM = {"kind": "messages", "drop": 0.2, "duplicate": 0.2, "reorder": 0.2, "delay": 0.2}

@@ -14,7 +14,7 @@ from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.launch import finished_runs
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.hydra_config import compose, run_hydra
-from gbactl.launch.sweep import best_trials, with_tuning
+from gbactl.launch.sweep_parent_run import best_trials, with_tuning
 from gbactl.tracking.run_description import CommandLine
 
 DATA = "d" * 32

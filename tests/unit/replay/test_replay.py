@@ -16,7 +16,7 @@ from gbactl.coordinator.event_log import AnnounceRecord, ForgoRecord, GrantRecor
 from gbactl.data.dataset import open_dataset
 from gbactl.data.source_cache import prepare
 from gbactl.errors import EventLogError, UsageError
-from gbactl.hashing import digest
+from gbactl.hashes_and_random_numbers import digest
 from gbactl.kernels.native import flushes
 from gbactl.replay import replay_run
 from gbactl.replay.replay_run import failed, replay, sentence

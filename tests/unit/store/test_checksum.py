@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.hashing import MODULUS
+from gbactl.hashes_and_random_numbers import MODULUS
 from gbactl.kernels.base import Kernels
 from gbactl.store.dense import DenseSpec
 from gbactl.store.optimizers import OptimizerSpec

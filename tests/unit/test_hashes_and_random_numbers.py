@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.hashing import DISTRIBUTIONS, digest, exponential, key_of, lognormal, pareto, uniform
+from gbactl.hashes_and_random_numbers import DISTRIBUTIONS, digest, exponential, key_of, lognormal, pareto, uniform
 
 WORDS = st.integers(0, 2**64 - 1)
 

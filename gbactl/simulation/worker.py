@@ -300,6 +300,8 @@ class VirtualWorker:
         source = self.shared.source
         if isinstance(message, BeginPhase):
             source.begin(message)
+            if self.core.begins_training(message):
+                self._idle = deque([self.shared.events.now] * len(self._idle))
         self._carry_out(self.core.handle(message))
         early = self.core.to_prepare
         if early is not None:  # preparing takes no virtual time

@@ -82,6 +82,7 @@ class WorkerClient:
         self.hub, self.coordinator, self.servers, self.index = hub, coordinator, servers, index
         self.source = source
         self.waits = NodeTimes()
+        self._training_since = 0.0
         self.error: BaseException | None = None
         self.routes = Routes(servers)
         #: connects to a server's successor; None where the run ends with a failed server
@@ -131,7 +132,7 @@ class WorkerClient:
                 return None
             self._busy.add(thread)
             item = self.core.begin()
-            self.waits.next_batch(began, item.first_at)
+            self.waits.next_batch(max(began, self._training_since), item.first_at)
             return item
 
     def _done(self, thread: int) -> None:
@@ -306,6 +307,8 @@ class WorkerClient:
             if isinstance(message, BeginPhase):
                 self.hub.traffic.training = message.training
                 self.source.begin(message)
+                if self.core.begins_training(message):
+                    self._training_since = time.perf_counter()
             self._carry_out(self.core.handle(message))
         elif type(message) in self.notices:
             self.notices[type(message)](message)

@@ -189,6 +189,10 @@ class WorkerCore:
             return [CheckForWork()]
         return []
 
+    def begins_training(self, phase: BeginPhase) -> bool:
+        """Whether a new phase trains, and no training phase was before it: the wait until then is none of training."""
+        return phase.training and (self.phase is None or not self.phase.training)
+
     def _begin(self, phase: BeginPhase) -> None:
         if self.phase is not None and phase.served_dense != self.phase.served_dense:
             self._forget_all_dense()

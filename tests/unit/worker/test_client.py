@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,9 +11,12 @@ import pytest
 from gbactl.errors import PeerGoneError
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import Abandon, BeginPhase, Granted, Inspect, Inspected, PrefetchHint, Stop, TakeBatch, decode
+from gbactl.wire.times_and_traffic import BATCH
+from gbactl.worker import client
 from gbactl.worker.client import BatchSource, WorkerClient
 from gbactl.worker.worker_core import BatchInProgress
 from tests.support.in_memory import MemoryChannel, MemoryHub
+from tests.support.processes import wait_for
 
 
 class Nothing:
@@ -110,6 +114,28 @@ def test_what_nobody_waits_for_any_more_is_forgotten_and_asked_for_anew(of: int)
     assert at.takes() == 1 + (2 if of == 1 else 0)
     assert [item.grant.batch for item in at.exchange.core.queue] == ([] if of == 1 else [0, 1])
     assert at.exchange.core.asked() == (of == 1)
+
+
+def test_a_wait_counts_from_the_begin_of_training_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the one for the other processes to start, nor for an evaluation's end; but that between two phases."""
+    now = [0.0]
+    monkeypatch.setattr(client, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    at = Setting(phase(2)._replace(training=False))
+    at.exchange.waits.clock = lambda: now[0]
+    coordinator = next(iter(at.coordinator.poll(1)))[0]
+
+    def go_on(number: int) -> None:
+        wait_for(lambda: at.exchange._cv._waiters)  # type: ignore[attr-defined]
+        now[0] += 5.0
+        coordinator.send(phase(number))
+        coordinator.send(grant(0, number))
+        wait_for(lambda: at.exchange.core.queue)
+        at.exchange.wake()  # a batch without servers is complete without a message
+
+    for number, waited in ((3, 0.0), (4, 5.0)):
+        threading.Thread(target=go_on, args=[number]).start()
+        assert at.exchange.next(at._answer) is not None
+        assert at.exchange.waits.take()[BATCH] == waited
 
 
 def test_a_pause_ends_with_the_run_or_its_connection() -> None:

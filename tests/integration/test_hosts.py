@@ -211,7 +211,6 @@ def test_hosts_that_do_not_reach_each_other_are_named(site_of: Callable[..., Sit
     assert "does not reach a " not in done.err and "Host a does not" not in done.err
 
 
-@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [("mode=gba",), ("mode=sync",), ("mode=gba", "cluster.lost_worker=end")])
 def test_hosts_that_lose_each_other_are_named_too(site_of: Callable[..., Site], how: tuple[str, ...]) -> None:

@@ -44,6 +44,7 @@ class Job:
     a_host: int = 8
     gigabytes: float = 1.25  # GB/s of a server's interface, each way
     orders: float = 1.0  # steps for each gradient: 1 in async, 1 / workers in gba and sync
+    latency: float = 50e-6  # seconds of a message between hosts
 
     @property
     def gradients(self) -> float:
@@ -77,12 +78,18 @@ def loads(job: Job, costs: Costs) -> list[Load]:
         Load("coordinator, messages", n * messages, messages / (US * (costs.coordinator_us + shards)), "1/s"),
         Load("a server's process", n * (costs.server_us + values) * US, 1.0, "cores"),
         Load("a server's network interface, inward", inward / 1e9, job.gigabytes, "GB/s"),
+        Load("all-reduce of `sync`, latency of its ring", 2 * (job.workers - 1) * job.latency, job.batch_seconds, "s"),
         Load("launcher, agents' pulses", 4 * hosts * costs.pulse_us * US, 1.0, "cores"),
         Load("launcher, start of all processes", job.workers * costs.start_seconds, 60.0, "s"),
         Load("coordinator, descriptors", job.workers + job.servers + 10, 1024, ""),
         Load("coordinator, memory of connections", (job.workers + job.servers) * costs.node_kb * KB / 1e9, 16.0, "GB"),
         Load("event log", n * costs.log_bytes * DAY / 1e9, 1000.0, "GB a day"),
     ]  # fmt: skip
+
+
+def carried(job: Job, costs: Costs) -> dict[str, float]:
+    """Gradients a second that the coordinator, a server's process and its interface can carry, however many workers."""
+    return {load.resource: job.gradients / load.factor for load in loads(job, costs)[:3]}
 
 
 def first(found: list[Load]) -> Load:

@@ -16,6 +16,8 @@ from typing import Any
 import timing_only  # a script of the folder above
 import virtual_run
 
+from gbactl.cpu import settle_garbage
+from gbactl.policies import Policy
 from gbactl.simulation.cluster import ZeroComputeCluster
 from gbactl.wire.messages import WAITS, Event
 
@@ -23,7 +25,14 @@ SCALED = ("row_pull_ns", "row_apply_ns", "dense_pull_ns", "dense_apply_ns", "den
 
 
 class BusyWatch(timing_only.Watch):
-    """Sampler that also tells the busy seconds of the coordinator, and of each server's process and interface."""
+    """Sampler that also tells the busy seconds of the coordinator, and of each server's process and interface.
+
+    It counts announced gradients: with few batches for each of many workers, `gba` has too few steps to tell a rate."""
+
+    every = 0.01  # the busy seconds of an interface cost a look at every message on its way
+
+    def _done(self, policy: Policy) -> int:
+        return (policy.next_batch - len(policy.leases) - len(policy.reissue)) * policy.phase.local_batch
 
     def _busy(self, host: Any) -> Any:
         found = next(server for server in self.cluster.servers if server.host is host)
@@ -65,6 +74,7 @@ def run(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
     events: list[Event] = []
     before, began = resident(), time.process_time()
     cluster = ZeroComputeCluster(cfg, dataset, folder, events.append)
+    settle_garbage()
     built, made = resident(), time.process_time()
     watch = BusyWatch(cluster)
     cluster.run()

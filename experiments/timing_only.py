@@ -17,7 +17,6 @@ import virtual_run  # a script in the same folder, not a package
 
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Batch, Dataset, Split
-from gbactl.policies import Policy
 from gbactl.simulation.cluster import ZeroComputeCluster
 from gbactl.wire.messages import Event
 
@@ -54,13 +53,11 @@ def repeated(dataset: Dataset, samples: int) -> Dataset:
 class Watch:
     """Sampler of a cluster during its first phase: samples done, and busy time of each server's interface."""
 
-    every = EVERY
-
     def __init__(self, cluster: ZeroComputeCluster) -> None:
         self.cluster = cluster
         self.looks: list[tuple[float, int, list[float]]] = []
         self._training: Any = None
-        cluster.events.after(self.every, self._look)
+        cluster.events.after(EVERY, self._look)
 
     def _look(self) -> None:
         now, training = self.cluster.events.now, self.cluster.coordinator.context.training
@@ -68,12 +65,8 @@ class Watch:
             return
         if training is not None:
             self._training = training
-            self.looks.append((now, self._done(training.policy), [self._busy(server) for server in self._hosts]))
-        self.cluster.events.after(self.every, self._look)
-
-    def _done(self, policy: Policy) -> int:
-        """Samples of the phase so far: trained, decayed or lost."""
-        return policy.ledger.finished
+            self.looks.append((now, training.policy.ledger.finished, [self._busy(server) for server in self._hosts]))
+        self.cluster.events.after(EVERY, self._look)
 
     @property
     def _hosts(self) -> list[Any]:

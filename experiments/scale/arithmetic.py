@@ -6,7 +6,7 @@ one push of it, and tells the coordinator, which orders steps on every server.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 DAY = 86_400.0
@@ -90,6 +90,15 @@ def loads(job: Job, costs: Costs) -> list[Load]:
 def carried(job: Job, costs: Costs) -> dict[str, float]:
     """Gradients a second that the coordinator, a server's process and its interface can carry, however many workers."""
     return {load.resource: job.gradients / load.factor for load in loads(job, costs)[:3]}
+
+
+def coordinators(job: Job, costs: Costs, frames_us: float) -> tuple[float, float, float]:
+    """Factors of the coordinator: as it is, with packed messages, and with one announcement for all servers.
+
+    `frames_us`: microseconds of an announcement's and an order's frame, which packing would save at best."""
+    packed = replace(costs, shard_us=costs.shard_us - frames_us)
+    orders = costs.coordinator_us + costs.shard_us / 2 * job.servers * job.orders
+    return loads(job, costs)[0].factor, loads(job, packed)[0].factor, job.gradients * US * orders
 
 
 def first(found: list[Load]) -> Load:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 
-from arithmetic import Costs, Job, carried, first, loads
+from arithmetic import Costs, Job, carried, coordinators, first, loads
 from study_results import Done, Results
 
 from gbactl.cpu import available_cores
@@ -152,9 +152,21 @@ def rates(given: Costs) -> str:
     return table(f"{heads} | `gba`, `sync`", rows)
 
 
+def fewer(given: Costs, cost: dict[str, float]) -> str:
+    """Table of the coordinator's load as it is, with packed messages, and with one announcement a gradient."""
+    frames = cost["announcement_among_others_us"] + cost["order_sent_us"]
+    rows: list[list[object]] = []
+    for name, share in (("async", 1.0), ("gba, sync", None)):
+        for n, servers in SIZES:
+            factors = coordinators(Job(n, servers, orders=share or 1 / n), given, frames)
+            rows.append([f"`{name}`", n, servers, *(f"{number(each)}x" for each in factors)])
+    return table("mode | workers | servers | as it is | packed | one announcement a gradient", rows)
+
+
 def main() -> None:
     """Write results.md."""
     given, before = costs(), STUDY.done("before")
+    [frame] = (each.result for each in STUDY.done("frames"))
     shown = {
         "The coordinator without sockets": core([*STUDY.done("core"), *STUDY.done("shards")]),
         "Before and after, without sockets": table(
@@ -163,9 +175,11 @@ def main() -> None:
         "Processes of this machine, tiny batches": processes(STUDY.done("processes")),
         "A launcher's pipe to an agent": table(
             "what | value", (each for each in STUDY.done("pipe")[0].result.items() if each[0] != "phases")),
+        "A frame": table("what | us", (each for each in frame.items() if each[0] != "phases")),
         "Virtual cluster": virtual(STUDY.found("virtual")),
         "Arithmetic": f"Costs: `{given}`.\n\n{arithmetic(given)}",
         "Gradients a second that each can carry": rates(given),
+        "The coordinator's load with fewer messages": fewer(given, frame),
     }  # fmt: skip
     codes = sorted({c.code for part in ("core", "sockets", "processes", "virtual") for c in STUDY.found(part)})
     machine = f"Machine: {len(available_cores())} shared cores, {platform.machine()}."

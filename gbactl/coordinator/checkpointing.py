@@ -140,6 +140,7 @@ class Checkpointing:
         same_run = path.resolve().parent == self.folder.path.resolve()
         run.record.inherited = position.inherited if same_run else len(position.phases)
         run.record.continue_clock(position.seconds)
+        run.restore_times(replaced=True)
         run.record.modes = position.modes_with(run.cfg.mode.name)
         run.step = position.step
 
@@ -385,6 +386,7 @@ class Checkpointing:
         self.state.seconds += seconds
         self._count_saved(cut)
         self.run.log_note()
+        self.run.save_times()
         told = {"number": manifest.number, "step": manifest.step, "kind": manifest.kind, "bytes": manifest.bytes}
         self.run.tell("checkpoint", {"state": "saved", **told, "seconds": seconds, "samples": cut.samples})
         if cut.stops:

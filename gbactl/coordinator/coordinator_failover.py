@@ -147,6 +147,7 @@ class Failover:
         run.record.restore(position)
         run.record.inherited = position.inherited
         run.record.continue_clock(run.hub.now() - stood.began)
+        run.restore_times(replaced=False)
         run.step, run.phase_number, run.started = position.step, self.number, True
         if position.mode != mode_values(run.current):
             run.current = run.cfg.in_mode(position.mode)

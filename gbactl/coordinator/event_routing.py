@@ -166,6 +166,8 @@ class CoordinatorCore:
         if not self.servers.replaces:
             return False
         self.servers.lost(shard)
+        run.record.statistics.times.replaced([f"S{shard}"])
+        run.save_times()
         if run.training is not None:
             run.training.server_gone(shard)
         self.checkpoints.server_gone(shard)

@@ -12,6 +12,7 @@ what its predecessor has not answered. A request costs a message to and from eac
 from __future__ import annotations
 
 import functools
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -29,6 +30,7 @@ from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.membership import Fencing, Membership
 from gbactl.coordinator.run_record import RecoveryTimes, RunSummary
 from gbactl.coordinator.state import FailureRecord, JobPosition, Journal, JournalState, RunState
+from gbactl.coordinator.statistics import ActivityTimes
 from gbactl.data.dataset import Dataset
 from gbactl.errors import DivergedError, WireError
 from gbactl.faults.measured_effects import ObservedBatches
@@ -38,6 +40,7 @@ from gbactl.switching.switch_schedule import SwitchPlan
 from gbactl.wire.channel_interface import Channel, Hub
 from gbactl.wire.messages import Barrier, Event, Granted, Inspect, Inspected, Predictions, Reached, ReloadCheckpoint
 
+TIMES_SECONDS = 1.0  # time between two saves of the processes' times: what a coordinator's failure loses of them
 SUM_DIGITS = 24  # maximum of digits of a node's share of a model's checksum, which is below 2^64
 
 
@@ -138,6 +141,7 @@ class RunContext:
         self.servers_gone: dict[int, float] = {}  # shard -> time at which its failure was detected
         self.rollback_pending = False  # every node must go back to the last checkpoint, as soon as nothing is in flight
         self.fresh_at: int | None = None  # the step at which the optimizer's state was reset
+        self._times_due = 0.0
         self.rounds = rounds(dataset, cfg.train)
         rows = [dataset.splits[each.split].rows for each in self.rounds]
         self.switch_plan = SwitchPlan(cfg.entries, cfg.phases, rows)
@@ -214,12 +218,29 @@ class RunContext:
         if self.auto is not None:
             told["auto"] = self.auto.last
         self.tell("progress", {**self.record.progress(self.training, self.step), **told})
+        if self.journal.on and time.monotonic() >= self._times_due:
+            self.save_times()
 
     def log_note(self) -> None:
         """Log the state that changed within a phase, for a coordinator failover."""
         if self.journal.on and self.started:
             self._update()
             self.journal.note(self.log)
+
+    def save_times(self) -> None:
+        """Save the processes' times by activity: once a second, at a standstill, with a checkpoint, after a failure."""
+        self._times_due = time.monotonic() + TIMES_SECONDS
+        self.journal.write_times(self.record.statistics.times.shifted(-self.record.began))
+
+    def restore_times(self, replaced: bool) -> None:
+        """Continue from the saved times by activity; if there are none, times are known from now on.
+
+        `replaced`: the servers are other processes than those of which times were saved."""
+        found = self.journal.read_times()
+        times = ActivityTimes(since=self.record.seconds) if found is None else found.shifted(self.record.began)
+        self.record.statistics.times = times
+        if replaced:
+            times.replaced(list(times.beats))
 
     def save_standstill(self, stage: str, number: int, rest: Any = (), inside: bool = False) -> None:
         """Save the run's state while no batch is in flight; `rest`: untrained sample ranges of round `number`."""
@@ -231,6 +252,7 @@ class RunContext:
         stood.stage, stood.round, stood.rest, stood.inside = stage, number, list(rest), inside
         stood.offset, stood.phase, stood.at, stood.began = self.log.bytes, self.phase_number, now, self.record.began
         stood.position = self.position(self.step)
+        self.save_times()
         self.journal.write()
 
     def _update(self) -> None:

@@ -38,7 +38,6 @@ class RunFlow:
         self.core, self.run, self.failover = core, core.run, failover
         self.began: float | None = None
         self.amend: Callable[[dict[str, Any]], None] = lambda result: None
-        self._first_step: int | None = None
 
     # -- the whole run ------------------------------------------------------------------------------
 
@@ -85,6 +84,7 @@ class RunFlow:
         run.record.start()
         if self.began is not None:
             run.record.continue_clock(run.hub.now() - self.began)
+            run.restore_times(replaced=True)
 
     def _work(self, over: bool) -> Flow[bool]:
         """Run the remaining rounds, then save the final checkpoint. Returns False if all nodes must roll back first."""
@@ -224,7 +224,6 @@ class RunFlow:
         run.phase_number += 1
         run.started = True
         run.hub.traffic.training = training
-        self._first_step = run.step if self._first_step is None else self._first_step
         mode, home = run.current.mode.policy, run.home
         message = BeginPhase(
             run.phase_number,
@@ -374,7 +373,8 @@ class RunFlow:
 
     def _wire(self, inspected: dict[str, Inspected]) -> dict[str, Any]:
         nodes = [self.run.hub.traffic.counters(), *(node.counters for node in inspected.values())]
-        return traffic_summary(nodes, self.run.step - (self._first_step or 0))
+        resumed = self.core.checkpoints.resumed
+        return traffic_summary(nodes, self.run.step - (0 if resumed is None else resumed.step))
 
     def _dismiss(self, reason: str) -> Flow[None]:
         """Stop the workers, and once they are gone the servers."""

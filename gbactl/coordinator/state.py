@@ -3,8 +3,9 @@
 coordinator.json in the run directory has the whole RunState as of the last moment when nothing was in flight; it is
 written atomically between two phases. A note in the event log has its `ongoing` branch, which changes within a phase
 and is no step of it; a checkpoint's manifest has a JobPosition. Each part of the coordinator works on its own branch in
-place, so nothing is copied into it or out of it. Costs a small file per phase and a write for each record of the log
-that another node acts upon (2 us).
+place, so nothing is copied into it or out of it. times.json has the processes' times by activity, for a failover and
+for a resumed run: they change with every gradient, and none decides anything. Costs a small file per phase, another one
+per second, and a write for each record of the log that another node acts upon (2 us).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +27,7 @@ from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog, InfoRecord, Record
-from gbactl.coordinator.statistics import SavedStatistics
+from gbactl.coordinator.statistics import ACTIVITIES, ActivityTimes, SavedStatistics
 from gbactl.disk_files import replacing
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.policies import Ledger
@@ -314,7 +316,7 @@ def decoded(values: Mapping[str, Any], kind: type[T]) -> T:
     return msgspec.convert(values, kind, str_keys=True)
 
 
-JOURNAL_FILE = "coordinator.json"
+JOURNAL_FILE, TIMES_FILE = "coordinator.json", "times.json"
 
 
 def kept(cfg: RunConfig) -> bool:
@@ -359,6 +361,7 @@ class Journal:
     def __init__(self, cfg: RunConfig, run_dir: Path, state: RunState, first: bool) -> None:
         """Open the journal of a run. `first`: this is the run's first coordinator."""
         self.on, self.state, self._path = kept(cfg), state, run_dir / JOURNAL_FILE
+        self._times_path = run_dir / TIMES_FILE
         if first:
             self._path.unlink(missing_ok=True)  # left by an earlier part of a resumed run
 
@@ -370,3 +373,16 @@ class Journal:
     def note(self, log: EventLog) -> None:
         """Append the state that has changed within a phase to the event log."""
         log.info(event_log.NOTE, encoded(self.state.ongoing))
+
+    def write_times(self, times: ActivityTimes) -> None:
+        """Replace the file of the processes' times; ignore an OSError."""
+        with suppress(OSError), replacing(self._times_path) as partial:
+            partial.write_bytes(msgspec.json.encode(times))
+
+    def read_times(self) -> ActivityTimes | None:
+        """Read the file of the processes' times; None where it is missing or of other activities."""
+        try:
+            found = msgspec.json.decode(self._times_path.read_bytes(), type=ActivityTimes)
+        except (OSError, msgspec.DecodeError):
+            return None
+        return found if len(found.told) == len(ACTIVITIES) else None

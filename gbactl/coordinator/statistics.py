@@ -10,8 +10,8 @@ import copy
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,10 @@ def _rounded(told: Mapping[str, float]) -> dict[str, float]:
     return {name: round(seconds, 4) for name, seconds in told.items()}
 
 
+def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
+
+
 def _named(rows: dict[int, Row]) -> dict[str, dict[str, float]]:
     return {
         f"W{worker}": {"batches": int(row[0])} | _rounded(dict(zip(ACTIVITIES, row[1:], strict=True)))
@@ -53,16 +57,19 @@ def _named(rows: dict[int, Row]) -> dict[str, dict[str, float]]:
 class ActivityTimes:
     """Seconds of every worker by activity: totals, and bins of the run's time, merged in pairs if there are too many.
 
-    A gradient's times count where it was announced. Memory is bounded for any length of the run."""
+    A gradient's times count where it was announced. Memory is bounded for any length of the run. A coordinator's
+    successor and a resumed run continue from what was saved (see state.py)."""
 
+    since: float = 0.0  # second of the run from which on times are known
     width: float = 1.0
-    began: float | None = None
+    began: float | None = None  # beginning of the first bin
     bins: list[dict[int, Row]] = field(default_factory=list)
     modes: list[str] = field(default_factory=list)  # of each bin, the mode of its last gradient
     totals: dict[int, Row] = field(default_factory=dict)
     recent: dict[int, Row] = field(default_factory=dict)
     servers: dict[str, dict[str, float]] = field(default_factory=dict)  # seconds between the last two heartbeats
     beats: dict[str, dict[str, float]] = field(default_factory=dict)  # seconds at the last heartbeat
+    ended: dict[str, dict[str, float]] = field(default_factory=dict)  # seconds of servers' processes that are gone
     told: list[float] = field(default_factory=lambda: [0.0] * len(ACTIVITIES))  # sums at the last call of `take_shares`
 
     def add(self, now: float, worker: int, compute: float, waits: Sequence[float], mode: str) -> None:
@@ -103,6 +110,15 @@ class ActivityTimes:
         before, self.beats[server] = self.beats.get(server, {}), told
         self.servers[server] = {name: max(0.0, each - before.get(name, 0.0)) for name, each in told.items()}
 
+    def replaced(self, servers: Iterable[str]) -> None:
+        """Keep the seconds at the last heartbeat of servers whose processes are gone; their successors begin with 0."""
+        for server in servers:
+            self.ended[server] = _sum(self.ended.get(server, {}), self.beats.pop(server, {}))
+
+    def shifted(self, seconds: float) -> ActivityTimes:
+        """Return these times on a clock that is ahead by some seconds."""
+        return replace(self, began=None if self.began is None else self.began + seconds)
+
     def take_shares(self) -> dict[str, float]:
         """Share of each activity in all workers' time since the last call; empty if no time has passed."""
         before, self.told = (
@@ -116,10 +132,12 @@ class ActivityTimes:
     def summary(self, began: float, servers: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Field `time` of result.json; `began`: when the run began, on the clock of `add`.
 
-        `servers`: seconds of each server by activity."""
+        `servers`: seconds of each server's present process by activity."""
         bins = self.bins if len(self.totals) <= MOST_WORKERS else []
+        served = {name: _sum(self.ended.get(name, {}), servers.get(name, {})) for name in {**self.ended, **servers}}
         return {
-            "processes": _named(self.totals) | {name: _rounded(told) for name, told in sorted(servers.items())},
+            "processes": _named(self.totals) | {name: _rounded(told) for name, told in sorted(served.items()) if told},
+            "since_second": self.since,
             "bin_seconds": self.width,
             "first_second": 0.0 if self.began is None else self.began - began,
             "bins": [_named(each) for each in bins],

@@ -69,7 +69,8 @@ def run_coordinator(boot: Bootstrap) -> None:
     def with_clock_time(result: dict[str, Any]) -> None:
         result["time"]["began_at"] = time.time() - coordinator.context.record.seconds
 
-    coordinator.flow.amend = with_clock_time
+    if boot.cfg.resume is None:  # the clock of a resumed run leaves out the time between its parts
+        coordinator.flow.amend = with_clock_time
     if coordinator.context.journal.on:
         beat(lambda: coordinator.context.tell("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4))
     coordinator.run()

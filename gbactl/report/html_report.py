@@ -299,7 +299,9 @@ def _phases(drawn: Mapping[str, Sequence[Curves]]) -> list[Spec]:
     made = []
     for name, runs in drawn.items():
         if runs and (shares := phase_shares(runs[0].time)):
-            said = filter(None, (f"{name}, seed {runs[0].seed}", slow_sentence(runs[0].time)))
+            since = runs[0].time.get("since_second")
+            part = f"times since second {since:.0f} of the run" if since else ""
+            said = filter(None, (f"{name}, seed {runs[0].seed}", part, slow_sentence(runs[0].time)))
             made.append(charts.heat_map(": ".join(said), shares))
     return made
 

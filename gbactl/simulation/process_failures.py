@@ -239,9 +239,18 @@ class ServerFailures:
         """Add a checkpoint's time to the clock, once for all servers; `part`: fraction of its rows that a server saves.
 
         Not after the end of training."""
-        if save.number != self._paid and self.cluster.coordinator.context.training is not None:
-            self._paid = save.number
+        if save.number == self._paid:
+            return
+        self._paid = save.number
+        self._note_times()
+        if self.cluster.coordinator.context.training is not None:
             self.cluster.events.stall(self.spent.save(self.costs, part))
+
+    def _note_times(self) -> None:
+        """Report the servers' times by activity, which no heartbeat does in virtual time."""
+        for server in self.cluster.servers:
+            told = server.times.total(server.hub.traffic.training)
+            self.cluster.coordinator.context.record.statistics.times.beat(str(server.peer), told)
 
     def heard(self, event: Event) -> None:
         """Record the newest checkpoint's time, the overhead so far, and the number of samples finished by then."""
@@ -327,6 +336,8 @@ class ServerFailures:
         c.context.failures.loaded(c.context.failures.all[-1].process)
         c.context.failures.all[-1].samples_rolled_back = self._again
         c.core.checkpoints.unsaved.updates.again()
+        self._note_times()
+        c.context.save_times()
         c.context.log.close(step=c.context.step_now)
         rename_event_log(cluster.run_dir)
         record, counted = c.context.record, {name: getattr(c.core.checkpoints.state, name) for name in COUNTED}

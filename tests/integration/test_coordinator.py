@@ -71,6 +71,9 @@ def test_it_is_killed_while_it_evaluates(launcher: Launcher) -> None:
     os.kill(launched.node("C"), signal.SIGKILL)
     done = check(launched, 6_000)
     assert done.result["auc"] > 0.4
+    times, computed = done.result["time"], done.result["per_worker"]
+    assert {w: times["processes"][w]["batches"] for w in computed} == {w: computed[w]["batches"] for w in computed}
+    assert times["since_second"] == 0.0 <= times["first_second"] < done.result["recovery"][0]["at_s"]
 
 
 @pytest.mark.slow

@@ -52,7 +52,8 @@ class Cluster:
         self.events: list[dict[str, Any]] = []
         self.evaluation, self.training, self.taking_over = None, None, False
         self.failures = SimpleNamespace(cost=lambda process, loss: None)
-        self.log, self.log_note, self.tell_progress = SimpleNamespace(flush=lambda: None), lambda: None, lambda: None
+        self.log = SimpleNamespace(flush=lambda: None)
+        self.log_note = self.save_times = self.tell_progress = lambda: None
         self.trainers, self.centred = list[int](), False
         self.cuts = Checkpointing(self, self._gathering)  # type: ignore[arg-type]
         self.cuts.begin(1000)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gbactl.config import ClusterConfig, FaultsConfig, ModeConfig, RunConfig, SwitchConfig
-from gbactl.coordinator import event_log
+from gbactl.coordinator import event_log, run_context
 from gbactl.coordinator.event_log import InfoRecord
 from gbactl.coordinator.failure_recovery import FATES
 from gbactl.coordinator.run_context import RunContext
@@ -43,6 +43,7 @@ def went_well(result: dict[str, Any], folder: Path, deaths: int = 1) -> None:
     assert sum(gradients.values()) == 2 * BATCHES
     assert sum(result["staleness_histogram"].values()) == gradients["applied"] + gradients["decayed"]
     assert len(result["phases"]) >= 2 and all("auc" in phase for phase in result["phases"][-1:])
+    assert result["time"]["since_second"] == 0.0
     assert all(phase["seconds"] > 0 for phase in result["phases"] if phase["samples"]), "the clock outlives it"
     mine = [failed for failed in result["recovery"] if failed["process"] == "C"]
     assert len(mine) == deaths
@@ -65,10 +66,14 @@ def go(cfg: RunConfig, folder: Path, **more: Any) -> dict[str, Any]:
 def test_it_dies_at_any_message(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, turn: int
 ) -> None:
+    monkeypatch.setattr(run_context, "TIMES_SECONDS", 0.0)  # saved with each report of progress
     death = Death(monkeypatch, tmp_path, turn + SERVED.index(mode))
     result = go(config(mode, data), tmp_path)
     assert death.deaths == 1
     went_well(result, tmp_path)
+    times = result["time"]["processes"]
+    known = sum(told["batches"] for name, told in times.items() if name[0] == "W")
+    assert 2 * BATCHES - 20 < known <= 2 * BATCHES, "those announced since the last save are not known"
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gbactl.checkpoint.failure_cost_counters import UnsavedWork
+from gbactl.config import RunConfig
 from gbactl.coordinator.run_record import RunSummary
 from gbactl.coordinator.state import (
+    TIMES_FILE,
     CheckpointState,
     DensePlacementState,
     EarlyStopping,
@@ -18,6 +22,7 @@ from gbactl.coordinator.state import (
     FailureRecords,
     Incarnations,
     JobPosition,
+    Journal,
     LostGradientState,
     PhaseState,
     RunState,
@@ -25,9 +30,10 @@ from gbactl.coordinator.state import (
     decoded,
     encoded,
 )
-from gbactl.coordinator.statistics import SavedStatistics, WorkerRate
+from gbactl.coordinator.statistics import ActivityTimes, SavedStatistics, WorkerRate
 from gbactl.errors import CheckpointError
 from gbactl.policies import Ledger
+from gbactl.wire.messages import WAITS
 
 
 def position(**changes: Any) -> JobPosition:
@@ -56,6 +62,28 @@ def test_the_whole_tree_is_the_same_after_json() -> None:
         ),
     )
     assert decoded(json.loads(json.dumps(encoded(state))), RunState) == state
+
+
+def test_times_continue_from_their_file_on_another_clock(tmp_path: Path) -> None:
+    def add(times: ActivityTimes, seconds: Iterable[int], began: float) -> None:
+        for second in seconds:
+            times.add(began + second, second % 3, 0.25, [0.5] * len(WAITS), "gba")
+            times.beat("S0", {"idle": float(second)})
+
+    journal = Journal(RunConfig(), tmp_path, RunState(), first=True)
+    assert journal.read_times() is None
+    plain, first = ActivityTimes(), ActivityTimes()
+    add(plain, range(200), 0.0)
+    add(first, range(90), 1000.0)
+    journal.write_times(first.shifted(-1000.0))
+    found = journal.read_times()
+    assert found is not None
+    second = found.shifted(5.0)
+    add(second, range(90, 200), 5.0)
+    assert second.shifted(-5.0) == plain and second.summary(5.0, {}) == plain.summary(0.0, {})
+    for unusable in ('{"width": "long"}', '{"told": [1.0]}', "{"):
+        (tmp_path / TIMES_FILE).write_text(unusable)
+        assert journal.read_times() is None
 
 
 def test_numbers_of_numpy_and_losses_that_are_none_are_kept() -> None:

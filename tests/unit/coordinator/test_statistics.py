@@ -189,6 +189,18 @@ def test_totals_by_phase_and_what_is_recent_is_taken_once() -> None:
     assert times.take_recent() == times.take_recent() == {"S1": {"idle": 0.5, "kernels": 1.0}}
 
 
+def test_servers_that_are_replaced_keep_their_seconds() -> None:
+    times = ActivityTimes()
+    times.beat("S1", {"idle": 1.0, "kernels": 3.0})
+    times.replaced(["S1", "S0"])  # S0 has sent no heartbeat
+    times.beat("S1", {"idle": 0.25, "kernels": 0.5})
+    assert times.take_recent()["S1"] == {"idle": 0.25, "kernels": 0.5}
+    times.replaced(["S1"])
+    found = times.summary(0.0, {"S0": {"idle": 2.0}, "S1": {"idle": 0.0, "kernels": 4.0}})["processes"]
+    assert found == {"S0": {"idle": 2.0}, "S1": {"idle": 1.25, "kernels": 7.5}}
+    assert times.summary(0.0, {})["processes"] == {"S1": {"idle": 1.25, "kernels": 3.5}}  # resumed with fewer servers
+
+
 def test_bins_merge_and_lose_nothing() -> None:
     times = ActivityTimes()
     for second in range(1000):

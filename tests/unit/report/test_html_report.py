@@ -38,7 +38,7 @@ def result(mode: str, auc: float) -> dict[str, Any]:
     wire = {"bytes": {"dense": 2e6, "rows": 1e6}, "shared_memory": 0}
     return {
         "eps": 100.0, "phases": phases, "curve": curve, "staleness_histogram": {"0": 5, "2": 3}, "wire": wire,
-        "samples": {"trained": 1000},
+        "samples": {"trained": 1000}, "time": {"since_second": 7.0, "processes": {"W0": {"compute": 1.0}}},
         "faults": {"plans": [{"kind": "constant"}], "acted": acted}, "recovery": recovery,
     }  # fmt: skip
 
@@ -104,6 +104,7 @@ def test_it_has_the_answer_the_verdicts_and_every_chart() -> None:
         "AUC over samples", "AUC over seconds", "Training loss over samples", "Samples per second (EPS)",
         "Seconds of training to sync's last AUC", "Staleness of the gradients", "Bytes sent per sample",
         "sync, seed 1", "gba, seed 1",
+        *(f"{mode}, seed 1: times since second 7 of the run" for mode in ("sync", "gba")),
     ]  # fmt: skip
     assert re.findall("<figcaption>(.*)</figcaption>", text) == [title.replace("'", "&#39;") for title in specs]
     marks = rows_of(specs["AUC over seconds"], "failure") + rows_of(specs["AUC over seconds"], "slow")

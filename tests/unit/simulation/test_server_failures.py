@@ -194,6 +194,11 @@ def test_full_recovery_by_time_again_and_again(data: Path, tmp_path: Path) -> No
     useful = [failed["useful_s"] for failed in result["recovery"]]
     assert all(seconds is None or seconds > 11.0 for seconds in useful), "None: it failed again at once"
     assert useful[-1] is not None
+    times, once = result["time"]["processes"], plain["time"]["processes"]
+    batches = [sum(told.get("batches", 0) for told in each.values()) for each in (times, once)]
+    assert batches[0] == batches[1] + went["samples_rolled_back"] / 32, "also those that were undone"
+    assert all(times[name]["kernels"] > once[name]["kernels"] for name in ("S0", "S1"))
+    assert result["time"]["since_second"] == 0.0
 
 
 @pytest.mark.parametrize("mode", ["gba", "async", "hop_bw"])

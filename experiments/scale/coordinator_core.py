@@ -25,7 +25,7 @@ from timing_only import repeated
 
 from gbactl.coordinator.message_loop import Coordinator
 from gbactl.data.dataset import open_dataset
-from gbactl.data.source_cache import prepare
+from gbactl.data.prepared_data import prepare
 from gbactl.errors import ClusterError
 from gbactl.launch.hydra_config import compose
 from gbactl.nodes.role_setup import header

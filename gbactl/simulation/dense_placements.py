@@ -19,7 +19,7 @@ from gbactl.kernels.base import Floats
 from gbactl.kernels.half_precision import Codec, round_here
 from gbactl.simulation.gradient_compute import SharedCompute
 from gbactl.simulation.network import RingRounds, SimulatedRing
-from gbactl.simulation.trainer import VirtualTrainer
+from gbactl.simulation.replica_trainer import VirtualTrainer
 from gbactl.simulation.worker import DensePlacement, VirtualWorker
 from gbactl.store.dense import DenseBlock, dense_square
 from gbactl.store.optimizers import due

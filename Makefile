@@ -36,7 +36,7 @@ test: install ## every test that is not marked slow
 	$(BIN)/python -m pytest -m "not beside and not slow" tests/integration
 
 test-slow: install ## the tests marked slow: quality gates, wheel, long runs
-	$(BIN)/python -m pytest -m "beside and slow" -n 3 --dist worksteal tests
+	$(BIN)/python -m pytest -m "beside and slow" -n 4 --dist worksteal tests
 	$(BIN)/python -m pytest -m "not beside and slow" tests/integration
 
 check: install docs ## ruff, mypy --strict, import-linter (which package may import which), and the documentation site

@@ -8,7 +8,7 @@ from typing import Any
 
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.data.source_cache import prepare
+from gbactl.data.prepared_data import prepare
 from gbactl.launch.hydra_config import compose
 from gbactl.simulation.cluster import VirtualCluster
 from gbactl.wire.messages import Event

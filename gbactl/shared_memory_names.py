@@ -30,7 +30,7 @@ def new() -> str:
 
 
 def held(path: Path, flags: int = 0) -> int:
-    """Open a segment or folder with `flags` and lock it, so that no sweep removes it while it is open.
+    """Open a segment or folder with `flags` and lock it, so that no cleanup of leftovers removes it while it is open.
 
     With O_CREAT it is created again where a sweep was faster than the lock. Raises FileNotFoundError where it does not
     exist.

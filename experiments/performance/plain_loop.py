@@ -26,7 +26,7 @@ WARM_UP = 10
 
 def prepared(overrides: list[str]) -> str:
     """Path of the prepared data named by the overrides, built if it does not exist."""
-    from gbactl.data.source_cache import prepare
+    from gbactl.data.prepared_data import prepare
 
     return str(prepare(compose(overrides).data, None))
 

@@ -20,7 +20,7 @@ from coordinator_core import AT, TINY, earlier, predicted, reply, staged
 
 from gbactl.calibration.measured_runs import process_cpu
 from gbactl.config import to_dict
-from gbactl.data.source_cache import prepare
+from gbactl.data.prepared_data import prepare
 from gbactl.launch.hydra_config import compose
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer, new_key

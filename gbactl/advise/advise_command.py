@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gbactl.advise.advice import SLOW_DOWNS, WORTHWHILE, Advice, advice_of, modes_needing_seeds, plain, sentence
-from gbactl.advise.sample import BASE, Sample, sample_of
+from gbactl.advise.data_sample import BASE, Sample, sample_of
 from gbactl.advise.simulation_jobs import (
     FEWEST_SEEDS,
     Budget,
@@ -34,7 +34,7 @@ from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.config.run_config import acting
 from gbactl.cpu import available_cores
 from gbactl.data.dataset import open_dataset
-from gbactl.data.source_cache import prepare
+from gbactl.data.prepared_data import prepare
 from gbactl.engine.preflight import check_memory
 from gbactl.engine.signals import stoppable
 from gbactl.errors import Stopped, UsageError

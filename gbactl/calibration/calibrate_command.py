@@ -25,7 +25,7 @@ from gbactl.config import RunConfig
 from gbactl.config.groups import CostConfig
 from gbactl.cpu import available_cores
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.data.source_cache import prepare
+from gbactl.data.prepared_data import prepare
 from gbactl.engine.host_agents import read
 from gbactl.engine.signals import stoppable
 from gbactl.errors import ClusterError, UsageError

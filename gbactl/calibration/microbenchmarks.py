@@ -128,7 +128,7 @@ class SingleShard:
         self._number = 0
 
     def index(self) -> Ints:
-        """Return the shard's local rows int32[n] in the next batch."""
+        """Prepare the next batch and return the indexes of its rows in the shard's table, int32[n]."""
         self._number += 1
         item = self.alone.item(self._number, min(self.batch, self.alone.dataset.splits[0].rows))
         _, low, high = next(item.unique.shares())

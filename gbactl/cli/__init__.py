@@ -24,7 +24,7 @@ VERBS = {
     "checkpoint": ("results", "list, check and export what a run has saved"),
     "calibrate": ("preparation", "measure this machine for the virtual cluster"),
     "data": ("preparation", "prepare and describe data sets"),
-    "config": ("configuration", "explain a group or a key of the configuration"),
+    "config": ("config_and_completion", "explain a group or a key of the configuration"),
     "doctor": ("preparation", "check this machine: what is there, what to do"),
     "ui": ("results", "open the MLflow UI on the right store"),
 }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gbactl.cli.configuration import complete_overrides
+from gbactl.cli.config_and_completion import complete_overrides
 from gbactl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _schema_place(file: SourceFile, out: str | None) -> Path:
 def _prepared(overrides: tuple[str, ...]) -> Dataset:
     """Build or reuse the cache of the data that the overrides select; shows its progress on standard error."""
     from gbactl.data.dataset import open_dataset
-    from gbactl.data.source_cache import prepare
+    from gbactl.data.prepared_data import prepare
     from gbactl.launch.hydra_config import compose
     from gbactl.launch.progress import ProgressDisplay
 

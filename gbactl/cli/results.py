@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gbactl.cli.configuration import uri_option
+from gbactl.cli.config_and_completion import uri_option
 
 
 def _split(values: tuple[str, ...]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from gbactl.cli.configuration import OverridesCommand, complete_overrides, uri_option
+from gbactl.cli.config_and_completion import OverridesCommand, complete_overrides, uri_option
 from gbactl.errors import UsageError
 
 NO_NODES = ("--cfg", "--info", "-i")  # options with which no process is started

@@ -95,7 +95,7 @@ class CollectiveWithFallback(FaultTolerantCollective):
         return _Handle(ring, of_ring, in_fallback)
 
     def _give(self, name: str, buffer: Any) -> Any:
-        """Record this rank's summand in the fallback; None if the fallback is out of memory.
+        """Hand this rank's buffer to the fallback, in case the ring breaks. Returns its handle; None if out of memory.
 
         A failed rank then ends the run."""
         if not self._room:

@@ -198,6 +198,12 @@ class Checkpointing:
         if cut is not None and cut.closing is None and not cut.manifest.position["ended"]:
             self._forget()  # this checkpoint is written at a limited rate
 
+    def end_stop(self) -> Flow[None]:
+        """Wait, after the last evaluation, for the checkpoint of a stop request; drop a request that is too late."""
+        if self._stop is not None and self._open is not None:
+            yield from self._wait()
+        self._stop = None
+
     def _look_at_stop(self, until: float, seconds: float) -> None:
         """Save at once if an evaluation is under way; after the deadline of the stop request, give up saving."""
         if time.monotonic() >= until:

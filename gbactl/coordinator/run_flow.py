@@ -52,6 +52,7 @@ class RunFlow:
         while not (yield from self._work(over)):
             yield from self._rewind()
             over = False
+        yield from core.checkpoints.end_stop()
         core.switch.ended()
         record = run.record
         best = record.results[record.stopping.best_round if run.dataset.kind == "splits" else -1]

@@ -29,7 +29,7 @@ from filelock import FileLock
 from gbactl import shared_memory_names
 from gbactl.cpu import available_cores, open_board, places
 from gbactl.data.dataset import EVERY_ARRAY, META, open_dataset
-from gbactl.data.source_cache import cache_root
+from gbactl.data.prepared_data import cache_root
 from gbactl.engine.agent_connection import MAGIC, PIECE, MessageDecoder, field, pack, write_all
 from gbactl.engine.fork_server import Started, start_node, tell
 from gbactl.engine.host_info import ReachabilityProbe, dial, facts, import_error, interface_to

@@ -16,7 +16,7 @@ from gbactl.conf_catalogue import GROUPS, Entry
 from gbactl.config import RunConfig, from_dict, to_dict
 from gbactl.config.engine_interface import engine_named
 from gbactl.config.run_config import acting, when
-from gbactl.data.source_cache import options_class
+from gbactl.data.prepared_data import options_class
 from gbactl.errors import ConfigError, UsageError
 from gbactl.policies.policy import names, policy_class
 

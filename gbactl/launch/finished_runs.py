@@ -18,7 +18,7 @@ import yaml
 
 from gbactl.checkpoint.folder import MANIFEST
 from gbactl.config import RunConfig, TrackingConfig, to_dict
-from gbactl.data.source_cache import data_fingerprint
+from gbactl.data.prepared_data import data_fingerprint
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import shown_path
 from gbactl.targets import top_package

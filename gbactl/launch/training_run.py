@@ -21,7 +21,7 @@ from gbactl.config.run_config import acting
 from gbactl.coordinator.run_record import METRICS, by_round
 from gbactl.cpu import SLOW_BF16, lacks_bf16
 from gbactl.data.dataset import DAYS_BY_ROWS, Dataset, open_dataset
-from gbactl.data.source_cache import prepare
+from gbactl.data.prepared_data import prepare
 from gbactl.disk_files import room_needed
 from gbactl.engine.base import RunProcesses
 from gbactl.engine.fork_server import close_fork_server, open_fork_server

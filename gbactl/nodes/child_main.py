@@ -50,7 +50,7 @@ def die_with_parent(parent: int) -> None:
 
 @contextlib.contextmanager
 def node_log(run_dir: Path, node: str) -> Iterator[None]:
-    """Context in which gbactl's loggers write to one file of a run, which is made with its first line."""
+    """Context in which gbactl's loggers write to logs/<node>.log of a run, created when the first line is logged."""
     handler = logging.FileHandler(run_dir / "logs" / f"{node}.log", delay=True)
     handler.setFormatter(logging.Formatter(f"%(asctime)s.%(msecs)03d {node} %(levelname)s %(message)s", "%H:%M:%S"))
     logger = logging.getLogger("gbactl")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from gbactl.config import RunConfig, to_dict
 from gbactl.coordinator.training_phase import Divergence, DivergenceError
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.data.source_cache import prepare
+from gbactl.data.prepared_data import prepare
 from gbactl.disk_files import replacing
 from gbactl.errors import DataError, EventLogError, UsageError
 from gbactl.kernels.native import flushed

@@ -104,7 +104,7 @@ def _collects(mode: str) -> bool:
 
 
 def configuration(run: Run, free: Iterable[str] = ()) -> Configuration:
-    """Return the parameters that can change a run's result as a set, without `free` keys and prefixes."""
+    """Return the parameters that can change a run's result; keys or prefixes in `free` may differ and are left out."""
     return frozenset(without(settings(run), free).items())
 
 

@@ -19,7 +19,7 @@ from gbactl.kernels.base import Floats
 from gbactl.kernels.half_precision import Codec, round_here
 from gbactl.simulation.gradient_compute import SharedCompute
 from gbactl.simulation.network import RingRounds, SimulatedRing
-from gbactl.simulation.trainer import VirtualTrainer
+from gbactl.simulation.replica_trainer import VirtualTrainer
 from gbactl.simulation.worker import DensePlacement, VirtualWorker
 from gbactl.store.dense import DenseBlock, dense_square
 from gbactl.store.optimizers import due
@@ -192,7 +192,7 @@ class ReplicatedDense(DensePlacement):
 
     def _look(self) -> None:
         """Begin the all-reduce if all live workers have finished their batches and all gradients have arrived."""
-        if self._stepping or not self._there or not self.members <= set(self._there):
+        if self._stepping or not self._there or not self.members <= self._there.keys():
             return
         if self._sum.complete(self._parts):
             _, item = next(reversed(self._there.values()))

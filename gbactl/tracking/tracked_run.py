@@ -136,7 +136,7 @@ class TrackedRun:
     def model(
         self, name: str, params: Mapping[str, Any], tags: Mapping[str, str], metrics: Mapping[str, float], step: int
     ) -> None:
-        """Queue an entry for the run's model, with its metrics on the data set that was evaluated last at `step`."""
+        """Queue an MLflow model entry for the run, with its metrics at `step` on the evaluation data set."""
         judged = [each for each in self._datasets if each["context"] == "eval"]
         self._queue.put({
             "kind": "model", "name": name, "params": {key: str(value) for key, value in params.items()},

@@ -89,7 +89,7 @@ def start(each: ComputeThread, work: Callable[[], None], exchange: WorkerClient)
 
 
 class TrainerDense(ComputeThread):
-    """Dense placement with one replica per trainer.
+    """Dense parameters of a replica mode: each trainer has its own replica, which its Hogwild threads train.
 
     `make_block` builds the replica at its first use, equal on all trainers; `collective` is None without all-reduce.
     `codec`: values are sent in two bytes, and take `ring_item` bytes in a ring. This object is the first compute

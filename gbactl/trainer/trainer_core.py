@@ -1,7 +1,7 @@
 """Core of a trainer without clock or connections: its dense replica, statistics, and pace of exchanges.
 
 A shell carries it out: threads and connections in a real worker (hogwild_training.py, replica_exchange.py), events
-on a virtual clock in a simulated one (simulation/trainer.py). The shell decides when exchanges happen;
+on a virtual clock in a simulated one (simulation/replica_trainer.py). The shell decides when exchanges happen;
 replica_exchange.py says what happens in one.
 
 Compute threads step the replica concurrently, and exchanges add differences to it. A thread holds only its own lock

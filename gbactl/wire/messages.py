@@ -176,7 +176,7 @@ class Summand(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """Sum of a round of a broken all-reduce, payload float32[length]; sent by the server or a worker that has it.
+    """Result of one fallback all-reduce, float32[length], from the first server or from a worker that has it.
 
     A worker sends a result that its ring still computed."""
 

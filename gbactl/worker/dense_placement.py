@@ -213,7 +213,7 @@ class ReplicatedDense(DensePlacement):
         self.flat.load(self.block.value.copy())
 
     def _summed(self) -> bool:
-        """Wait for a step's gradient sum; False if another batch of the step comes first, or if the run is over."""
+        """Wait for a step's gradient sum; False if another batch of the step must come first, or the run is over."""
         try:
             if self.recovery is not None and self.recovery.more():
                 self._filling.begin()

@@ -19,7 +19,7 @@ import torch
 
 from gbactl.config import CheckpointConfig, RunConfig, SwitchConfig, check
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.data.source_cache import prepare
+from gbactl.data.prepared_data import prepare
 from gbactl.errors import GbactlError
 from gbactl.simulation.cluster import VirtualCluster
 from gbactl.wire.channel_interface import Channel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.pages import commands
 from tests.support.processes import children_of, collective, environment, wait_for
 from tests.support.typed import Typist
 
@@ -39,7 +41,8 @@ def finish(process: subprocess.Popen[str], seconds: float) -> tuple[int, str, st
 
 @pytest.mark.slow
 def test_a_machine_is_measured_and_its_model_used(tmp_path: Path) -> None:
-    calibrate = ("calibrate", "--out", "mine.yaml", "--workers", "2,4", "--seconds", "2", *SMALL, "--json")
+    [typed] = commands("docs/how-to/size-a-cluster.md", "calibration")
+    calibrate = (*shlex.split(typed)[1:], "--seconds", "2", *SMALL, "--json")
     process = start(tmp_path, tmp_path / "cache", *calibrate)
     code, out, err = finish(process, 280)
     if code == 1:  # a busy machine may defeat it, and then it says so

@@ -179,6 +179,7 @@ def test_checkpoints_need_a_run_directory_that_the_hosts_share(launcher: Launche
     assert done.code == 1 and not (done.run_dir / "events.log").exists()
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_container_that_comes_back_gets_its_worker_back(launcher: Launcher, containers: Containers) -> None:
     """As when a StatefulSet makes another pod of the name of a lost one."""
@@ -194,6 +195,7 @@ def test_a_container_that_comes_back_gets_its_worker_back(launcher: Launcher, co
     assert "Host b is gone: " in told and "Host b is there again; it gets W1." in told
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.parametrize("containers", ["shared"], indirect=True)
 def test_a_launcher_that_gets_sigterm_saves_and_the_next_one_goes_on(
@@ -222,6 +224,7 @@ def test_slurm_places_the_processes(allocated: Launcher, slurm: SlurmCluster) ->
     wait_for(lambda: slurm.ask("squeue", "-h") == "", 20)
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_slurm_s_lost_node_comes_back_and_changes_nothing(slurm: SlurmCluster, allocated: Launcher) -> None:
     launched = allocated.start("mode=gba", *ENGINES["slurm"], *LONG, *PACKED)
@@ -233,6 +236,7 @@ def test_slurm_s_lost_node_comes_back_and_changes_nothing(slurm: SlurmCluster, a
     slurm.idle()
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_slurm_loses_a_node_before_the_agents_start(slurm: SlurmCluster, allocated: Launcher, tmp_path: Path) -> None:
     here, go = tmp_path / "here", tmp_path / "go"
@@ -251,6 +255,7 @@ def test_slurm_loses_a_node_before_the_agents_start(slurm: SlurmCluster, allocat
     slurm.idle()
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_run_goes_on_while_slurm_s_controller_is_dead(slurm: SlurmCluster, allocated: Launcher) -> None:
     launched = allocated.start("mode=gba", *ENGINES["slurm"], *LONG)
@@ -262,6 +267,7 @@ def test_a_run_goes_on_while_slurm_s_controller_is_dead(slurm: SlurmCluster, all
     slurm.idle()
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_two_jobs_share_the_nodes(slurm: SlurmCluster, allocated: Launcher) -> None:
     jobs = [allocated.start("mode=sync", *ENGINES["slurm"], "cluster.pin=off", "data.days=3") for _ in range(2)]
@@ -272,6 +278,7 @@ def test_two_jobs_share_the_nodes(slurm: SlurmCluster, allocated: Launcher) -> N
     assert first == second
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_an_allocation_without_no_kill_is_warned_of(allocated: Launcher) -> None:
     allocated.before = ("salloc", "-Q", "-N2", "-n2")
@@ -392,6 +399,7 @@ def submitter(allocated: Launcher) -> Launcher:
 JOB = ("mode=gba", "cluster=slurm", "cluster.stop_seconds=10", "cluster.slurm.grace=20", "--submit")
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_preempted_job_goes_on_by_itself(slurm: SlurmCluster, submitter: Launcher) -> None:
     launched = submitter.start(*JOB, *LONG)
@@ -406,6 +414,7 @@ def test_a_preempted_job_goes_on_by_itself(slurm: SlurmCluster, submitter: Launc
     assert (stopped["signal"], stopped["state"]) == ("SIGUSR1", "saved")
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_job_longer_than_its_time_goes_on_by_itself(submitter: Launcher) -> None:
@@ -416,6 +425,7 @@ def test_a_job_longer_than_its_time_goes_on_by_itself(submitter: Launcher) -> No
     assert done.out.count("is queued again") >= 1 and "DUE TO TIME LIMIT" not in done.out
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_refused_job_and_a_cancelled_one(slurm: SlurmCluster, submitter: Launcher) -> None:
     refused = submitter.start(*JOB, "cluster.slurm.sbatch=[partition:no]").finish()
@@ -434,6 +444,7 @@ def test_a_refused_job_and_a_cancelled_one(slurm: SlurmCluster, submitter: Launc
     )
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_job_whose_first_node_is_lost_goes_on_from_a_checkpoint(slurm: SlurmCluster, submitter: Launcher) -> None:
     """The launcher and the coordinator ran there."""
@@ -447,6 +458,7 @@ def test_a_job_whose_first_node_is_lost_goes_on_from_a_checkpoint(slurm: SlurmCl
     assert (launched.run_dir / "logs.1").is_dir() and "has lost the node of its launcher; job" in done.err
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_sweep_is_an_array_of_jobs(slurm: SlurmCluster, submitter: Launcher) -> None:
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra gbactl[submitit] is not installed")

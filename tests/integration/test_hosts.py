@@ -109,6 +109,7 @@ def _announced(launched: Launched, worker: int) -> int:
     return sum(isinstance(record, event_log.AnnounceRecord) and record.worker == worker for record in records)
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["gba", "sync", "shadow_ma", "shadow_easgd", "fr_bmuf"])
 def test_a_host_disappears_and_its_workers_are_replaced_elsewhere(site_of: Callable[..., Site], mode: str) -> None:
@@ -126,6 +127,7 @@ def test_a_host_disappears_and_its_workers_are_replaced_elsewhere(site_of: Calla
     assert (done.run_dir / "logs" / "W3-1.log").exists()
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_host_that_is_cut_off_ends_by_itself(site_of: Callable[..., Site]) -> None:
     site = site_of()
@@ -140,6 +142,7 @@ def test_a_host_that_is_cut_off_ends_by_itself(site_of: Callable[..., Site]) -> 
     assert [lost["process"] for lost in done.result["lost_workers"]] == ["W3"]
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_lost_host_s_server_comes_back_elsewhere(site_of: Callable[..., Site]) -> None:
     site = site_of(shared=True)
@@ -166,6 +169,7 @@ def test_the_launcher_s_end_is_everybody_s(site_of: Callable[..., Site], number:
     wait_for(lambda: not site.ours(), 10)
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_ctrl_c_waits_for_no_host_that_is_cut_off(site_of: Callable[..., Site]) -> None:
     site = site_of()
@@ -243,6 +247,7 @@ def test_a_host_whose_own_name_points_to_itself_alone_is_told(site_of: Callable[
     assert re.search(r"Host c takes its own name \S+ for \S+, where Horovod's ring would listen", done.err)
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 def test_a_lost_worker_ends_the_run_with_its_host_s_name_where_that_is_wanted(site_of: Callable[..., Site]) -> None:
     site = site_of()

@@ -81,6 +81,7 @@ def test_a_running_job_is_switched_encrypted_and_reported(site_of: Callable[...,
     assert re.fullmatch(r"gba>async@step\d+", key) and told["n"] == 1
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["gba", "sync"])
 def test_a_worker_that_hangs_on_another_host_is_replaced(site_of: Callable[..., Site], mode: str) -> None:
@@ -92,6 +93,7 @@ def test_a_worker_that_hangs_on_another_host_is_replaced(site_of: Callable[..., 
     assert [(each["process"], each["failure"]) for each in done.result["recovery"]] == [("W3", "hang")]
 
 
+@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "shadow_ma"])
 def test_a_ring_that_breaks_while_everybody_lives_loses_nobody(site_of: Callable[..., Site], mode: str) -> None:

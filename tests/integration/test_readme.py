@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -58,13 +59,9 @@ def run(script: str, folder: Path, workplace: Path, seconds: float = SECONDS) ->
 
 
 def sequences(mark: str) -> list[object]:
-    """Sequences of pages with a block of that mark. Where this machine is measured, nothing else is to run beside."""
-    found = {pages: "".join(text for page in pages for text in scripts(page, mark)) for pages in SEQUENCES}
-    return [
-        pytest.param(pages, id=str(pages[0]), marks=() if "gbactl calibrate" in text else pytest.mark.beside)
-        for pages, text in found.items()
-        if text
-    ]
+    """Sequences of pages with a block of that mark."""
+    found = [pages for pages in SEQUENCES if any(scripts(page, mark) for page in pages)]
+    return [pytest.param(pages, id=str(pages[0])) for pages in found]
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +70,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("pages")
 
 
+@pytest.mark.beside
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("sequence", sequences(""))
 def test_commands(sequence: Sequence[Path], workplace: Path, tmp_path: Path) -> None:
@@ -88,6 +86,7 @@ def test_commands(sequence: Sequence[Path], workplace: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("sequence", sequences("slow"))
 def test_long_commands(sequence: Sequence[Path], workplace: Path, tmp_path: Path) -> None:
     """After those that write a file or a schema here."""
+    shutil.copy(ROOT / "conf" / "cost" / "busy.yaml", tmp_path / "mine.yaml")  # what a calibration writes
     for page in sequence:
         for script in scripts(page, "", "slow"):
             if "<<" in script or "infer-schema" in script or script in scripts(page, "slow"):

@@ -68,7 +68,7 @@ def test_a_running_job_goes_on_in_another_mode_and_back(launcher: Launcher) -> N
     shown = launcher.gbactl("switch", *run, "--status").stdout.splitlines()
     assert any("mode" in line and "sync" in line for line in shown) and max(map(len, shown)) <= 80
     assert sum("sync to gba" in line or "gba to sync" in line for line in shown) == 2
-    result = launched.finish().result
+    result = launched.finish(240).result
     assert [p["mode"] for p in result["phases"]] == ["sync", "gba", "sync"]
     assert result["mode"] == "sync>gba@step{}>sync@step{}".format(*(p["first_step"] for p in result["phases"][1:]))
     samples = result["samples"]

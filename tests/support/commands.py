@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from multiprocessing import connection
 from pathlib import Path
@@ -83,7 +84,8 @@ def _run(
         body()
     finally:
         sys.stdout.flush()
-        atexit._run_exitfuncs()  # multiprocessing ends a process without them
+        threading._shutdown()  # type: ignore[attr-defined]  # as at an interpreter's end, or joblib's idle workers are
+        atexit._run_exitfuncs()  # waited for, 5 minutes; multiprocessing ends a process without either
 
 
 class Command:

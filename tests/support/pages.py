@@ -4,6 +4,7 @@ A fenced block of language `sh` holds commands. A comment `<!-- test: MARK -->` 
 
 - no mark: in every test run, as they stand (tests/integration/test_readme.py)
 - `slow`: the same, by `make test-slow`
+- `calibration`: with a small model, while nothing else runs (tests/integration/test_calibrate.py)
 - `own data`: on small files of the formats that they name
 - `hosts`: on several network namespaces (tests/integration/test_hosts.py)
 - `additions`: with the templates as an installed package (tests/integration/test_additions.py)
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MARKS = ("", "slow", "own data", "hosts", "additions", "make", "synopsis")
+MARKS = ("", "slow", "calibration", "own data", "hosts", "additions", "make", "synopsis")
 _MARK = r"(?:<!-- test: ([a-z ]+) -->\n+)?"
 _BLOCK = re.compile(rf'^{_MARK}```(\w*)(?: title="([^"\n]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 

@@ -60,7 +60,7 @@ def test_the_model_predicts_as_the_evaluation_did(runs: list[gbactl.Run]) -> Non
 
 
 def _data(run: gbactl.Run) -> Path:
-    from gbactl.data.source_cache import prepare
+    from gbactl.data.prepared_data import prepare
 
     return prepare(compose([*SMALL, f"data.cache={run.config['data']['cache']}"]).data)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.data.source_cache import prepare
+from gbactl.data.prepared_data import prepare
 from tests.support.calibration_runs import DATA
 
 

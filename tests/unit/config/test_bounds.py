@@ -14,7 +14,7 @@ from gbactl.checkpoint.planning import VARIANTS
 from gbactl.conf_catalogue import option_files
 from gbactl.config import RunConfig, from_dict
 from gbactl.data.dataset import open_dataset
-from gbactl.data.source_cache import make_source, options_class, prepare
+from gbactl.data.prepared_data import make_source, options_class, prepare
 from gbactl.errors import ConfigError, DivergedError
 from gbactl.faults.fault_kinds import KINDS, typed
 from gbactl.policies.policy import names, policy_class

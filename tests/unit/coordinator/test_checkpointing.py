@@ -353,6 +353,26 @@ def test_a_run_that_is_stopped_is_saved_at_its_next_step_at_full_pace(tmp_path: 
     assert len(cluster.saves()) == len(slow) + 1 + (name == "full"), "that was the end of it"
 
 
+def test_a_run_that_ends_waits_for_the_checkpoint_of_a_stop_and_begins_no_other(tmp_path: Path) -> None:
+    """It would be written to a log that is closed."""
+    cluster = Cluster(tmp_path, "gba", name="none")
+    cluster.cuts.stop(30.0)
+    cluster.evaluation, cluster.untrained = object(), ()
+    cluster.cuts.look()
+    cluster.evaluation = None
+    end = cluster.cuts.end_stop()
+    wait = next(end)
+    assert not wait.condition()
+    cluster.answer(1, 0, 1)
+    assert wait.condition() and cluster.events[-1]["state"] == "saved"
+    with pytest.raises(StopIteration):
+        end.send(True)
+    cluster.cuts.stop(30.0)
+    assert list(cluster.cuts.end_stop()) == []
+    cluster.phase.ordered(7)
+    assert len(cluster.saves()) == 1
+
+
 def test_a_stop_is_answered_in_any_case(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "gba", name="none")
     cluster.members.settled = False

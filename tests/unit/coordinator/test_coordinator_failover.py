@@ -55,7 +55,7 @@ def went_well(result: dict[str, Any], folder: Path, deaths: int = 1) -> None:
 
 
 def go(cfg: RunConfig, folder: Path, **more: Any) -> dict[str, Any]:
-    from gbactl.data.source_cache import prepare
+    from gbactl.data.prepared_data import prepare
 
     return run(cfg, prepare(cfg.data), folder, **more)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.data.source_cache import prepare
+from gbactl.data.prepared_data import prepare
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gbactl.data.dataset import META, Batch, Dataset, Jagged, ListField, Schema, Split, map_arrays, open_dataset
-from gbactl.data.source_cache import data_fingerprint, prepare
+from gbactl.data.prepared_data import data_fingerprint, prepare
 from gbactl.data.synthetic import Synthetic
 from gbactl.data.writer import WrittenArrays, equal_days, reorder, write_all
 from gbactl.errors import DataError

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from gbactl.config import from_dict
 from gbactl.data import table_files
 from gbactl.data.dataset import Batch, Dataset, Split, map_arrays, open_dataset
+from gbactl.data.prepared_data import prepare
 from gbactl.data.readers import taobao
 from gbactl.data.readers.taobao import FIELDS, KINDS, PLACES, Taobao
-from gbactl.data.source_cache import prepare
 from gbactl.data.table_columns import ids_of
 from gbactl.errors import DataError
 from gbactl.simulation.cluster import run_virtual

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gbactl.config import ModelConfig
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.data.source_cache import prepare
+from gbactl.data.prepared_data import prepare
 from gbactl.errors import ConfigError
 from gbactl.models import build, dense_size, row_width
 from gbactl.models.dry_run import dry_run

@@ -14,7 +14,7 @@ from gbactl.config import FaultsConfig, RunConfig, SwitchConfig
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import AnnounceRecord, ForgoRecord, GrantRecord, OrderRecord, StopRecord
 from gbactl.data.dataset import open_dataset
-from gbactl.data.source_cache import prepare
+from gbactl.data.prepared_data import prepare
 from gbactl.errors import EventLogError, UsageError
 from gbactl.hashes_and_random_numbers import digest
 from gbactl.kernels.native import flushes

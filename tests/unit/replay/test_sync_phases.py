@@ -12,7 +12,7 @@ import pytest
 from gbactl.config import CollectiveConfig, RunConfig, SwitchConfig, check
 from gbactl.coordinator import event_log
 from gbactl.data.dataset import open_dataset
-from gbactl.data.source_cache import prepare
+from gbactl.data.prepared_data import prepare
 from gbactl.replay.gradient_recomputation import ReplayedReplica
 from gbactl.replay.replay_run import replay, sentence
 from gbactl.simulation.cluster import run_virtual

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.data.source_cache import prepare
+from gbactl.data.prepared_data import prepare
 from tests.support.simulated_runs import DATA
 
 

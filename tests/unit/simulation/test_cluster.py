@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gbactl.data.dataset import open_dataset
-from gbactl.data.source_cache import prepare
+from gbactl.data.prepared_data import prepare
 from gbactl.simulation.cluster import VirtualCluster, place, run_virtual
 from gbactl.simulation.worker import VirtualWorker
 from gbactl.wire.messages import Granted

@@ -11,7 +11,7 @@ import pytest
 
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Batch, Dataset, Jagged, ListField, Schema, Split, open_dataset
-from gbactl.data.source_cache import prepare
+from gbactl.data.prepared_data import prepare
 from gbactl.replay.replay_run import replay, sentence
 from gbactl.simulation.cluster import run_virtual
 from tests.support import small_data

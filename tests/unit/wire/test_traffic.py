@@ -11,7 +11,7 @@ import pytest
 
 from gbactl.config import RunConfig, TransportConfig, check
 from gbactl.data.dataset import open_dataset
-from gbactl.data.source_cache import prepare
+from gbactl.data.prepared_data import prepare
 from gbactl.models import build
 from gbactl.models.flat_parameters import FlatModel
 from gbactl.simulation.cluster import run_virtual

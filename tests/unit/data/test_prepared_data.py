@@ -13,8 +13,8 @@ import pytest
 
 from gbactl.data import dataset
 from gbactl.data.dataset import META, Batch, Schema, Split, fingerprint, open_dataset
+from gbactl.data.prepared_data import cache_root, prepare
 from gbactl.data.readers.criteo import Criteo
-from gbactl.data.source_cache import cache_root, prepare
 from gbactl.data.synthetic import Generator, Synthetic
 from gbactl.errors import ConfigError, DataError
 

@@ -6,7 +6,7 @@ one push of it, and tells the coordinator, which orders steps on every server.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 DAY = 86_400.0
@@ -44,6 +44,7 @@ class Job:
     a_host: int = 8
     gigabytes: float = 1.25  # GB/s of a server's interface, each way
     orders: float = 1.0  # steps for each gradient: 1 in async, 1 / workers in gba and sync
+    latency: float = 50e-6  # seconds of a message between hosts
 
     @property
     def gradients(self) -> float:
@@ -77,12 +78,27 @@ def loads(job: Job, costs: Costs) -> list[Load]:
         Load("coordinator, messages", n * messages, messages / (US * (costs.coordinator_us + shards)), "1/s"),
         Load("a server's process", n * (costs.server_us + values) * US, 1.0, "cores"),
         Load("a server's network interface, inward", inward / 1e9, job.gigabytes, "GB/s"),
+        Load("all-reduce of `sync`, latency of its ring", 2 * (job.workers - 1) * job.latency, job.batch_seconds, "s"),
         Load("launcher, agents' pulses", 4 * hosts * costs.pulse_us * US, 1.0, "cores"),
         Load("launcher, start of all processes", job.workers * costs.start_seconds, 60.0, "s"),
         Load("coordinator, descriptors", job.workers + job.servers + 10, 1024, ""),
         Load("coordinator, memory of connections", (job.workers + job.servers) * costs.node_kb * KB / 1e9, 16.0, "GB"),
         Load("event log", n * costs.log_bytes * DAY / 1e9, 1000.0, "GB a day"),
     ]  # fmt: skip
+
+
+def carried(job: Job, costs: Costs) -> dict[str, float]:
+    """Gradients a second that the coordinator, a server's process and its interface can carry, however many workers."""
+    return {load.resource: job.gradients / load.factor for load in loads(job, costs)[:3]}
+
+
+def coordinators(job: Job, costs: Costs, frames_us: float) -> tuple[float, float, float]:
+    """Factors of the coordinator: as it is, with packed messages, and with one announcement for all servers.
+
+    `frames_us`: microseconds of an announcement's and an order's frame, which packing would save at best."""
+    packed = replace(costs, shard_us=costs.shard_us - frames_us)
+    orders = costs.coordinator_us + costs.shard_us / 2 * job.servers * job.orders
+    return loads(job, costs)[0].factor, loads(job, packed)[0].factor, job.gradients * US * orders
 
 
 def first(found: list[Load]) -> Load:

@@ -13,37 +13,57 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import timing_only  # a script of the folder above
-import virtual_run
+import numpy as np
+import virtual_run  # a script of the folder above
+from numpy.typing import NDArray
+from timing_only import STEADY, repeated
 
+from gbactl.coordinator.live_phase import LivePhase
+from gbactl.cpu import settle_garbage
 from gbactl.simulation.cluster import ZeroComputeCluster
 from gbactl.wire.messages import WAITS, Event
 
 SCALED = ("row_pull_ns", "row_apply_ns", "dense_pull_ns", "dense_apply_ns", "dense_step_ns")
 
 
-class BusyWatch(timing_only.Watch):
-    """Sampler that also tells the busy seconds of the coordinator, and of each server's process and interface."""
+class SteadyPart:
+    """Steady part of a cluster's first phase: its rate, and busy shares of the coordinator and the servers.
 
-    def _busy(self, host: Any) -> Any:
-        found = next(server for server in self.cluster.servers if server.host is host)
-        process, hub = found.process.busy_seconds, self.cluster.hub.process.busy_seconds
-        return (hub, process, float(host.inward.busy_seconds), float(host.outward.busy_seconds))
+    It lasts from the announcement of a quarter of the gradients to the last hand-out. Gradients are counted as they are
+    announced: where each of many workers has few batches, `gba` has too few steps to tell a rate."""
+
+    def __init__(self, cluster: ZeroComputeCluster) -> None:
+        self.cluster = cluster
+        self._looks: list[tuple[float, float, int, NDArray[np.float64]]] = []
+        self._training: LivePhase | None = None
+        cluster.coordinator.look = lambda tell: self._look()
+
+    def _look(self) -> None:
+        """Note where the steady part begins and ends, between two messages."""
+        training = self.cluster.coordinator.context.training
+        self._training = self._training or training
+        if training is None or training is not self._training or len(self._looks) > 1:
+            return
+        policy, announced = training.policy, training.clock.gradients
+        done = policy.next_batch - len(policy.leases) - len(policy.reissue)
+        if announced is not None and (policy.exhausted if self._looks else done >= STEADY * policy.phase.batches):
+            self._looks.append((announced[1], self.cluster.events.now, done, self._busy()))
+
+    def _busy(self) -> NDArray[np.float64]:
+        """Seconds so far of the coordinator, and of all servers' processes and interfaces (in, out) on average."""
+        servers = self.cluster.servers
+        each = [(s.process.busy_seconds, s.host.inward.busy_seconds, s.host.outward.busy_seconds) for s in servers]
+        return np.array([self.cluster.hub.process.busy_seconds, *np.mean(each, axis=0)])
 
     def told(self) -> dict[str, Any]:
-        """Samples a second, and busy shares of the coordinator, the servers' processes and their interfaces."""
-        training, until = self._training, self._training.clock.last
-        steady = [look for look in self.looks if look[1] >= timing_only.STEADY * training.policy.phase.samples]
-        steady = [look for look in steady if look[0] <= until]
-        if len(steady) < 2:
+        """Gradients a second, and busy shares. Raises ValueError for a run that is too short."""
+        if len(self._looks) < 2 or self._looks[1][0] <= self._looks[0][0]:
             raise ValueError("This run is too short to tell its rate; give it more batches.")
-        first, last = steady[0], steady[-1]
-        seconds, servers = last[0] - first[0], len(last[2])
-        sums: list[float] = [0.0] * 4
-        for before, after in zip(first[2], last[2], strict=True):
-            sums = [s + (b - a) / seconds / servers for s, a, b in zip(sums, before, after, strict=True)]  # type: ignore[arg-type, misc]
+        (began, first, before, idle), (ended, last, after, busy) = self._looks
         names = ("coordinator", "servers", "servers_in", "servers_out")
-        return {"eps": (last[1] - first[1]) / seconds, "steady": seconds, "busy": dict(zip(names, sums, strict=True))}
+        shares = ((busy - idle) / (last - first)).tolist()
+        rate = (after - before) / (ended - began)
+        return {"gradients_a_second": rate, "steady": ended - began, "busy": dict(zip(names, shares, strict=True))}
 
 
 def scaled(overrides: Sequence[str], folder: Path) -> list[str]:
@@ -61,12 +81,13 @@ def run(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
     cfg, dataset = virtual_run.begun(scaled(overrides, folder), folder)
     batches = int(cfg.tracking.tags["batches"]) * cfg.cluster.workers
-    dataset = timing_only.repeated(dataset, batches * cfg.local_batch)
+    dataset = repeated(dataset, batches * cfg.local_batch)
     events: list[Event] = []
     before, began = resident(), time.process_time()
     cluster = ZeroComputeCluster(cfg, dataset, folder, events.append)
+    settle_garbage()
     built, made = resident(), time.process_time()
-    watch = BusyWatch(cluster)
+    steady = SteadyPart(cluster)
     cluster.run()
     ended = time.process_time()
     [result] = [event.fields for event in events if event.name == "result"]
@@ -74,9 +95,8 @@ def run(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
     workers = [row for name, row in rows.items() if name[0] == "W"]
     sums = {name: sum(row[name] for row in workers) for name in ("compute", *WAITS)}
     whole = sum(sums.values())
-    told = watch.told()
     return {
-        **told, "gradients_a_second": told["eps"] / cfg.local_batch, "staleness": result["staleness"],
+        **steady.told(), "staleness": result["staleness"],
         "shares": {name: seconds / whole for name, seconds in sums.items()},
         "simulation": {
             "build_seconds": made - began, "build_mb": (built - before) / 1e6, "seconds": ended - made,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 
-from arithmetic import Costs, Job, first, loads
+from arithmetic import Costs, Job, carried, coordinators, first, loads
 from study_results import Done, Results
 
 from gbactl.cpu import available_cores
@@ -15,6 +15,7 @@ from gbactl.cpu import available_cores
 STUDY = Results(Path(__file__).resolve().with_name("sweep.yaml"))
 VALUE_NS = 0.6  # of a server for a float that it copies or applies: cost.dense_pull_ns + dense_apply_ns of conf/cost
 SIZES = ((100, 10), (1000, 100), (10000, 1000))
+SERVERS = (1, 4, 10, 20, 50, 100)
 TEXT = """# What limits a run at 100, 1,000 and 10,000 workers
 
 Written by `make scale` (`experiments/scale/write_scale.py`) from cells.jsonl; code {code}.
@@ -139,9 +140,33 @@ def arithmetic(given: Costs) -> str:
     return "\n\n".join(parts)
 
 
+def rates(given: Costs) -> str:
+    """Table of the gradients a second that each resource can carry, by the number of servers."""
+    rows: list[list[object]] = []
+    for servers in SERVERS:
+        one, many = (carried(Job(1000, servers, orders=share), given) for share in (1.0, 0.001))
+        coordinator, process, interface = one
+        each = [one[coordinator], many[coordinator], one[process], one[interface]]
+        rows.append([str(servers), *each, min(each[0], *each[2:]), min(each[1:])])
+    heads = "servers | coordinator, `async` | `gba`, `sync` | a server's process | its interface | least, `async`"
+    return table(f"{heads} | `gba`, `sync`", rows)
+
+
+def fewer(given: Costs, cost: dict[str, float]) -> str:
+    """Table of the coordinator's load as it is, with packed messages, and with one announcement a gradient."""
+    frames = cost["announcement_among_others_us"] + cost["order_sent_us"]
+    rows: list[list[object]] = []
+    for name, share in (("async", 1.0), ("gba, sync", None)):
+        for n, servers in SIZES:
+            factors = coordinators(Job(n, servers, orders=share or 1 / n), given, frames)
+            rows.append([f"`{name}`", n, servers, *(f"{number(each)}x" for each in factors)])
+    return table("mode | workers | servers | as it is | packed | one announcement a gradient", rows)
+
+
 def main() -> None:
     """Write results.md."""
     given, before = costs(), STUDY.done("before")
+    [frame] = (each.result for each in STUDY.done("frames"))
     shown = {
         "The coordinator without sockets": core([*STUDY.done("core"), *STUDY.done("shards")]),
         "Before and after, without sockets": table(
@@ -150,8 +175,11 @@ def main() -> None:
         "Processes of this machine, tiny batches": processes(STUDY.done("processes")),
         "A launcher's pipe to an agent": table(
             "what | value", (each for each in STUDY.done("pipe")[0].result.items() if each[0] != "phases")),
+        "A frame": table("what | us", (each for each in frame.items() if each[0] != "phases")),
         "Virtual cluster": virtual(STUDY.found("virtual")),
         "Arithmetic": f"Costs: `{given}`.\n\n{arithmetic(given)}",
+        "Gradients a second that each can carry": rates(given),
+        "The coordinator's load with fewer messages": fewer(given, frame),
     }  # fmt: skip
     codes = sorted({c.code for part in ("core", "sockets", "processes", "virtual") for c in STUDY.found(part)})
     machine = f"Machine: {len(available_cores())} shared cores, {platform.machine()}."

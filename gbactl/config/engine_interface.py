@@ -82,6 +82,10 @@ class EngineInterface:
         """Return the OpenMP threads of one worker if `computing` threads compute at the same time."""
         return cluster.threads or max(1, (os.cpu_count() or 1) // computing)
 
+    def train(self, launch: Any) -> None:
+        """Run the training to its end; `launch`: the LaunchContext of the run (engine/base.py). Raises GbactlError."""
+        raise NotImplementedError
+
 
 @functools.cache
 def engine_named(name: str) -> EngineInterface:

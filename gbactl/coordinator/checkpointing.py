@@ -80,7 +80,7 @@ class Checkpointing:
     `gathering` begins to collect the replicas for a checkpoint; it returns None where no replicas hold the dense
     parameters."""
 
-    def __init__(self, run: RunContext, gathering: Callable[[], ReplicaMean | None] = lambda: None) -> None:
+    def __init__(self, run: RunContext, gathering: Callable[[], ReplicaMean | None]) -> None:
         self.run, self.gathering = run, gathering
         cfg, self.state = run.cfg, run.state.ongoing.checkpoints
         self.on = cfg.checkpoint.name != "none"
@@ -152,16 +152,14 @@ class Checkpointing:
     @property
     def trained(self) -> bool:
         """Whether the job resumed from the final checkpoint of a training that early stopping had ended."""
-        return self.at is not None and self.at.ended and self.at.stopped_early
+        return self.at is not None and self.at.stopped_early
 
     def save_last(self) -> Flow[None]:
         """Save the final model after training; give up a checkpoint in progress unless its files are all written."""
         if self._open is not None and self._open.closing is not None:
             yield from self._wait()
         self._forget()
-        self._begin(self.run.step, self._plan(), "whole", None, ended=True)
-        if self.run.home == "workers":
-            self._ask_dense(min(self.run.members.of("worker")), 0)
+        self._begin_between_steps(ended=True)
         yield from self._wait()
 
     def _wait(self) -> Flow[None]:
@@ -213,9 +211,7 @@ class Checkpointing:
             self._stopped({"state": "failed", "why": f"it took longer than cluster.stop_seconds={seconds:g}"})
         elif self.run.evaluation is not None and self._open is None and self.run.savable:
             self._planned = None
-            self._begin(self.run.step, self._plan(), "whole", None)
-            if self.run.home == "workers":
-                self._ask_dense(min(self.run.members.of("worker")), 0)
+            self._begin_between_steps()
 
     def _stopped(self, told: dict[str, Any]) -> None:
         self._stop = None
@@ -275,6 +271,12 @@ class Checkpointing:
         self._begin(step, number, kind, self.run.training)
 
     # -- saving ------------------------------------------------------------------------------------
+
+    def _begin_between_steps(self, ended: bool = False) -> None:
+        """Begin to save the whole state while no batch is in flight."""
+        self._begin(self.run.step, self._plan(), "whole", None, ended)
+        if self.run.home == "workers":
+            self._ask_dense(min(self.run.members.of("worker")), 0)
 
     def _begin(self, step: int, number: int, kind: str, training: LivePhase | None, ended: bool = False) -> None:
         run = self.run
@@ -447,20 +449,15 @@ class Checkpointing:
 
     def worker_lost(self, worker: int) -> None:
         """Handle a worker failure: give up a checkpoint that needs its dense parameters, or leave out its replica."""
-        if self._open is not None and self._open.replicas is not None:
-            self._open.replicas.forget(worker)
+        cut = self._open
+        if cut is not None and cut.replicas is not None:
+            cut.replicas.forget(worker)
             self._complete()
             return
-        waited_for = self._planned if self._planned is not None else self._number_open
-        if worker == self._giver and waited_for is not None and self._number - 1 not in self._dense:
+        asked = self._planned is not None or (cut is not None and cut.with_dense and cut.closing is None)
+        if worker == self._giver and asked and self._number - 1 not in self._dense:
             self.abandon(f"W{worker} is gone")
             self._planned = None
-
-    @property
-    def _number_open(self) -> int | None:
-        """Number of the checkpoint that waits for a worker's dense parameters; None if no checkpoint does."""
-        cut = self._open
-        return cut.manifest.number if cut is not None and cut.with_dense and cut.closing is None else None
 
     def _failed(self, cut: OpenCheckpoint, why: str) -> None:
         """Give up a checkpoint that was not completed. Raises DivergedError if a diverged model is to end the run."""

@@ -123,11 +123,6 @@ class Failover:
             return True
         return isinstance(message, TakeBatch) and message.worker not in self._holding
 
-    @property
-    def phase_began(self) -> float:
-        """Start of the current phase, in seconds since the start of the run."""
-        return self.state.stood.at - self.state.stood.began
-
     def server_state(self, message: ServerState) -> None:
         """Record a server's answer to Revive; ignore one for an earlier coordinator."""
         if message.term == self.found.term:
@@ -157,7 +152,7 @@ class Failover:
         run.record.statistics.restore_acted(self.state.ongoing.acted)
         run.failures.heard(self.failures)
         inside = stood.inside or self.stage == EVALUATE
-        self._stood = (stood.round, (stood.ranges, inside, self.stage == TRAIN))
+        self._stood = (stood.round, (tuple(stood.rest), inside, self.stage == TRAIN))
         if self.begun is None:
             yield from self._go_on(None, {})
         return self.stage == OVER

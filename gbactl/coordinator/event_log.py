@@ -18,6 +18,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -237,21 +238,15 @@ def read(path: Path, formats: Sequence[int] = READ) -> Iterator[Record]:
     """Read the records of an event log.
 
     Raises EventLogError with the offset where it is damaged, TornLogError where it ends within a record."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise EventLogError(f"{path} cannot be read ({error.strerror}).") from error
+    data = _bytes(path, 0)
     if len(data) < _START.size or data[:8] != MAGIC:
         raise EventLogError(f"{path} is not an event log.")
     version = _START.unpack_from(data)[1]
     if version not in formats:
         known = ", ".join(map(str, formats))
         raise EventLogError(f"{path} has format {version}, this gbactl reads {known} here; use the one that wrote it.")
-    offset = _START.size
-    while offset < len(data):
-        kind, body, after = _record(path, data, offset)
-        yield _decode(path, kind, body, offset)
-        offset = after
+    for record, _ in _records(path, data, _START.size):
+        yield record
 
 
 def tail(path: Path, offset: int) -> tuple[list[Record], int]:
@@ -259,19 +254,29 @@ def tail(path: Path, offset: int) -> tuple[list[Record], int]:
 
     A record must begin at the offset. A killed writer may have left an incomplete record at the end. Raises
     EventLogError where the log is damaged."""
+    found, at = list[Record](), 0
+    with suppress(TornLogError):
+        for record, after in _records(path, _bytes(path, offset), 0):
+            found.append(record)
+            at = after
+    return found, offset + at
+
+
+def _bytes(path: Path, offset: int) -> bytes:
     try:
         with path.open("rb") as file:
             file.seek(offset)
-            data = file.read()
+            return file.read()
     except OSError as error:
         raise EventLogError(f"{path} cannot be read ({error.strerror}).") from error
-    found: list[Record] = []
-    at = 0
-    while len(data) - at >= _RECORD.size and len(data) - at - _RECORD.size >= _RECORD.unpack_from(data, at)[1]:
-        kind, body, after = _record(path, data, at)
-        found.append(_decode(path, kind, body, at))
-        at = after
-    return found, offset + at
+
+
+def _records(path: Path, data: bytes, offset: int) -> Iterator[tuple[Record, int]]:
+    """Decode the records from an offset on, each with the offset at which it ends."""
+    while offset < len(data):
+        kind, body, after = _record(path, data, offset)
+        yield _decode(path, kind, body, offset), after
+        offset = after
 
 
 def _record(path: Path, data: bytes, offset: int) -> tuple[int, bytes, int]:

@@ -41,15 +41,10 @@ class CoordinatorCore:
         self.workers = WorkerRecovery(run)
         self.servers = ServerRecovery(run, full=self.checkpoints.estimate.recovery == "full")
         self.requests = NodeRequests(run, self.servers.asking)
-        placement = run.state.ongoing.placement
-        placement.home = placement.home or run.cfg.home
-        self.migration = DenseMigration(run.members, run.fencing, placement, self._patience, run.log_note)
+        self.migration = DenseMigration(run)
         self.switch = ModeSwitch(run, self.requests, self.migration)
         self.replicas = ReplicaPhases(run, term)
         self.sums = LostDenseGradients(run)
-
-    def _patience(self) -> float:
-        return self.run.hub.now() + self.run.cfg.cluster.start_timeout
 
     def _gathering(self) -> ReplicaMean | None:
         return ReplicaMean(self.replicas.saved, self.replicas.centred) if self.replicas.saved else None

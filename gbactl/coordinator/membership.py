@@ -160,13 +160,12 @@ class Membership:
 class Fencing:
     """Fencing of failed workers: all servers refuse a failed worker's messages before its successor joins."""
 
-    def __init__(self, members: Membership, gone: list[int] | None = None) -> None:
-        self.members = members
-        self.gone: list[int] = [] if gone is None else gone
+    def __init__(self, members: Membership, gone: list[int]) -> None:
+        self.members, self.gone = members, gone
         self._closed: dict[int, set[int]] = {}
         self._incarnations: dict[int, int] = {}  # worker -> its last incarnation that has ended
 
-    def fence(self, worker: int, phase: int, batches: list[int], incarnation: int = 0) -> None:
+    def fence(self, worker: int, phase: int, batches: list[int], incarnation: int) -> None:
         """Order every server to refuse a failed worker's messages and discard the slices of its unannounced batches."""
         self.gone.append(worker)
         self._closed[worker] = set()

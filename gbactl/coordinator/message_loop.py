@@ -76,8 +76,8 @@ class Coordinator:
         self._handlers: dict[type[Any], Callable[[Channel, Any, Frame], None]] = {
             Hello: self._on_hello, Ready: self._on_ready, TakeBatch: self._on_take, Predictions: self._on_predictions,
             GradientNorms: self._on_norms, Inspected: self._on_inspected, Event: self._on_event, Pong: self._on_pong,
-            DenseSaved: self._on_dense_saved, CheckpointLoaded: self._on_loaded,
-            SummandsLost: self._on_sums, RingBroken: self._on_sums,
+            DenseSaved: self._on_dense_saved, SummandsLost: self._on_sums, RingBroken: self._on_sums,
+            CheckpointLoaded: lambda channel, message, _: core.server_loaded(channel, message),
             Staged: self._from("server", core.staged), Fenced: self._from("server", core.fenced),
             Reached: self._from("server", core.requests.reached), Saved: self._from("server", core.checkpoints.saved),
             StepChecksum: self._from("server", lambda message: self.context.log.info(CHECKSUM, message._asdict())),
@@ -208,9 +208,6 @@ class Coordinator:
         (self.core.servers if role == "server" else self.core.workers).heartbeat.answered(pong)
         if role == "server":
             self.context.record.statistics.times.beat(f"S{pong.worker}", pong.times)
-
-    def _on_loaded(self, channel: Channel, message: CheckpointLoaded, _: Frame) -> None:
-        self.core.server_loaded(channel, message)
 
     def _on_ready(self, channel: Channel, ready: Ready, _: Frame) -> None:
         if ready.role == "worker" and self.core.workers.ready(channel, ready.number):

@@ -21,10 +21,8 @@ from gbactl.config.rounds_and_shards import row_bytes
 from gbactl.config.validation import obstacle, wished
 from gbactl.coordinator import event_log
 from gbactl.coordinator.live_phase import LivePhase
-from gbactl.coordinator.membership import Fencing, Membership
 from gbactl.coordinator.run_context import Flow, NodeRequests, RunContext, WaitCondition
 from gbactl.coordinator.run_record import checksums
-from gbactl.coordinator.state import DensePlacementState
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.policies import Policy
 from gbactl.switching.auto_controller import AutoSwitch
@@ -72,15 +70,12 @@ class AbandonedGradients:
 
 
 class DenseMigration:
-    """Migration of the dense parameters between servers, workers and trainers.
+    """Migration of the dense parameters between servers, workers and trainers."""
 
-    `deadline` returns the time until which nodes may answer; `note` is called when a migration begins and ends."""
-
-    def __init__(
-        self, members: Membership, fencing: Fencing, state: DensePlacementState, deadline: Callable[[], float],
-        note: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
-        self.members, self.fencing, self.state, self.deadline, self.note = members, fencing, state, deadline, note
+    def __init__(self, run: RunContext) -> None:
+        self.run, self.state = run, run.state.ongoing.placement
+        self.members, self.fencing = run.members, run.fencing
+        self.state.home = self.state.home or run.cfg.home
         self.moving = False
         self._moved: set[int] = set()
 
@@ -98,14 +93,14 @@ class DenseMigration:
         source = source or ("workers" if to == "servers" else "servers")
         state, self.moving = self.state, True
         state.to, state.source = to, source
-        self.note()
+        self.run.log_note()
         try:
             moved = yield from self._move(to, source)
         finally:
             self.moving = False
         state.to = state.source = ""
         state.home = to if moved else source
-        self.note()
+        self.run.log_note()
         return moved
 
     def settle(self, home: str) -> Flow[None]:
@@ -163,7 +158,8 @@ class DenseMigration:
         def answered() -> bool:
             return set(self.members.of("worker")) <= self._moved or enough()
 
-        if not (yield WaitCondition(answered, self.deadline())):
+        deadline = self.run.hub.now() + self.run.cfg.cluster.start_timeout
+        if not (yield WaitCondition(answered, deadline)):
             silent = ", ".join(f"W{worker}" for worker in sorted(set(self.members.of("worker")) - self._moved))
             raise ClusterError(f"{silent} did not answer when the dense parameters were moved to the {home}.")
 
@@ -338,17 +334,12 @@ class ModeSwitch:
             return
         to = self.run.cfg.candidates[look.wanted]
         obstacle = self._hindrance(to) if look.wanted != look.mode else ""
-        position = {"day": self.run.record.label, "step": training.policy.step, "samples": self._handed_out}
+        record, policy = self.run.record, training.policy
+        position = {"day": record.label, "step": policy.step, "samples": record.ledger.read + policy.ledger.read}
         auto.note(look, position, obstacle)
         if look.wanted != look.mode and not obstacle:
             log.info("auto: %s", look.reason)
             self.ask({"mode": mode_values(to)})
-
-    @property
-    def _handed_out(self) -> int:
-        """Samples handed out so far, including the current phase."""
-        training = self.run.training
-        return self.run.record.ledger.read + (0 if training is None else training.policy.ledger.read)
 
     def _tell(self, first: float | None) -> None:
         """Report the last switch, once; `first`: arrival time of the first gradient after it, None if there is none."""

@@ -14,8 +14,9 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
+import msgspec
 import numpy as np
 
 from gbactl.coordinator.run_context import Flow, RunContext, WaitCondition
@@ -26,7 +27,7 @@ from gbactl.policies.replica_modes import ReplicaOptions, ReplicaPolicy
 from gbactl.wire.messages import AverageReplicas, ClosedReplicas, CloseReplicas, OpenReplicas
 
 POINTS = 20
-MOST_DIGITS = 20
+Count = Annotated[int, msgspec.Meta(ge=0)]
 _COUNTS, _TIMES = ("iterations", "exchanges"), ("seconds", "foreground", "sent")  # fields of a trainer's statistics
 
 
@@ -166,34 +167,27 @@ class ReplicaPhases:
         return {"replicas": {**self.state.settings, **notes_summary(total_notes(self.state.phases))}}
 
 
+class _Notes(TypedDict):
+    """Form of a trainer's statistics."""
+
+    iterations: Count
+    exchanges: Count
+    seconds: float
+    foreground: float
+    sent: float
+    gaps: dict[Annotated[str, msgspec.Meta(pattern=r"^\d{1,19}$")], Count]
+    distances: list[tuple[float, float]]
+
+
 def check_notes(told: Mapping[str, Any]) -> None:
     """Check the form of a trainer's statistics. Raises WireError."""
-    counts = [told.get(key) for key in _COUNTS]
-    times = [told.get(key) for key in _TIMES]
-    gaps, distances = told.get("gaps"), told.get("distances")
-    right = (
-        all(_count(value) for value in counts) and all(_number(value) for value in times)
-        and isinstance(gaps, dict) and all(_gap(gap) and _count(count) for gap, count in gaps.items())
-        and isinstance(distances, list) and all(_point(point) for point in distances)
-    )  # fmt: skip
+    try:
+        msgspec.convert(told, _Notes)
+        right = all(math.isfinite(told[key]) for key in _TIMES)
+    except msgspec.ValidationError:
+        right = False
     if not right:
         raise WireError("A trainer's notes are not what notes are.")
-
-
-def _count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _gap(value: Any) -> bool:
-    return type(value) is str and value.isdecimal() and len(value) < MOST_DIGITS
-
-
-def _point(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(isinstance(part, int | float) for part in value)
 
 
 def total_notes(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -271,7 +271,7 @@ class NodeRequests:
 
     `asking` is called when servers are asked, with whether they read all their data, and when all have answered."""
 
-    def __init__(self, run: RunContext, asking: Callable[[bool], None] = lambda reading: None) -> None:
+    def __init__(self, run: RunContext, asking: Callable[[bool], None]) -> None:
         self.run, self.asking = run, asking
         self.inspected: dict[str, Inspected] = {}
         self._reached: set[int] = set()

@@ -34,7 +34,7 @@ class RunFlow:
     `failover` brings the run to where a failed coordinator left it; `began`: when it did, if that was in another
     cluster; `amend` adds to the result."""
 
-    def __init__(self, core: CoordinatorCore, failover: Failover | None = None) -> None:
+    def __init__(self, core: CoordinatorCore, failover: Failover | None) -> None:
         self.core, self.run, self.failover = core, core.run, failover
         self.began: float | None = None
         self.amend: Callable[[dict[str, Any]], None] = lambda result: None
@@ -199,7 +199,7 @@ class RunFlow:
         failover = self.failover if run.taking_over else None
         if failover is None:
             yield from self._begin(True, part.split, part.epoch, policy.phase.samples, cfg.local_batch, rest)
-        core.replicas.open(None if failover is None else failover.phase_began)
+        core.replicas.open(None if failover is None else run.state.stood.at - run.state.stood.began)
         run.record.statistics.pulled.clear()
         done = run.record.ledger.finished
         fold = TrainingPhase(policy, lambda finished: self._lr_scale(done + finished), run.record.statistics)

@@ -98,21 +98,16 @@ class RunSummary:
 
     def start(self) -> None:
         """Start the run's clock, when every node is ready."""
-        self._began = self.now()
+        self.began = self.now()
 
     def continue_clock(self, seconds: float) -> None:
         """Count the `seconds` that a continued run had already taken as part of this run's time."""
-        self._began = min(self._began, self.now() - seconds)
-
-    @property
-    def began(self) -> float:
-        """Time by the clock `now` when every node was ready."""
-        return self._began
+        self.began = min(self.began, self.now() - seconds)
 
     @property
     def seconds(self) -> float:
         """Seconds since every node was ready."""
-        return self.now() - self._began
+        return self.now() - self.began
 
     @property
     def label(self) -> str:
@@ -148,12 +143,8 @@ class RunSummary:
             "day": self.label, "mode": mode, "first_sample": training.ranges[0][0], "first_step": first_step,
             "pause_ms": None, "steps": step - first_step, "samples": done.trained, "decayed": done.decayed,
             "lost": done.lost, "seconds": seconds, "eps": eps(done.trained, seconds), "closing_seconds": 0.0,
-            "staleness_histogram": self._new_staleness(),
+            "staleness_histogram": counted(self.statistics.staleness - _staleness(self.phases)),
         }  # fmt: skip
-
-    def _new_staleness(self) -> dict[str, int]:
-        """Histogram of the staleness of gradients applied since the last finished phase."""
-        return counted(self.statistics.staleness - _staleness(self.phases))
 
     def evaluated(self, scores: dict[str, dict[str, float]], judged_on: str) -> dict[str, Any]:
         """Add an evaluation's scores, by split, to the last phase. Returns the summary of its round so far.
@@ -171,10 +162,10 @@ class RunSummary:
         finished = self.ledger.finished + ledger.finished
         last = self.curve[-1] if self.curve else {"samples": 0, "seconds": 0.0}
         first = training.clock.first if training else None  # time between two phases is not training
-        since = last["seconds"] if first is None else max(last["seconds"], first - self._began)
+        since = last["seconds"] if first is None else max(last["seconds"], first - self.began)
         rate = (finished - last["samples"]) / max(1e-9, now - since)
         trained = sum(phase["seconds"] + phase["closing_seconds"] for phase in self.phases)
-        trained += 0.0 if first is None else now + self._began - first
+        trained += 0.0 if first is None else now + self.began - first
         point = {"samples": finished, "seconds": now, "training_seconds": trained, "eps": rate, **recent.point()}
         if recent.samples:
             self.curve.append(point)
@@ -248,7 +239,7 @@ class RunSummary:
             "rounds": by_round(self.phases),
             "curve": _thinned(self.curve),
             **self.statistics.summary({name: v.counters for name, v in inspected.items()}),
-            "time": self.statistics.times.summary(self._began, {n: v.times for n, v in inspected.items() if v.times}),
+            "time": self.statistics.times.summary(self.began, {n: v.times for n, v in inspected.items() if v.times}),
             "checksums": checksums(inspected),
             "memory": {name: v.bytes for name, v in sorted(inspected.items()) if v.bytes},
         }

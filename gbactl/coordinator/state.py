@@ -23,7 +23,6 @@ import numpy as np
 
 from gbactl.checkpoint.failure_cost_counters import PlsCounter, ServerFailureLoss, UnsavedWork, UpdateCounter
 from gbactl.checkpoint.folder import CheckpointChain
-from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog, InfoRecord, Record
@@ -113,7 +112,12 @@ class EarlyStopping:
         if score > self.best:
             self.best, self.best_round = score, self.seen
         self.seen += 1
-        return self.patience > 0 and self.seen - 1 - self.best_round >= self.patience
+        return self.over
+
+    @property
+    def over(self) -> bool:
+        """Whether training stops."""
+        return 0 < self.patience <= self.seen - 1 - self.best_round
 
 
 @dataclass
@@ -159,9 +163,8 @@ class JobPosition:
 
     @property
     def stopped_early(self) -> bool:
-        """Whether early stopping ended the training."""
-        stopping = self.stopping
-        return stopping is not None and 0 < stopping.patience <= stopping.seen - 1 - stopping.best_round
+        """Whether it is the end of a training that early stopping ended."""
+        return self.ended and self.stopping is not None and self.stopping.over
 
     def modes_with(self, mode: str) -> str:
         """Mode name of a run that continues from this position in `mode`."""
@@ -281,11 +284,6 @@ class Standstill:
     began: float = 0.0
     position: JobPosition | None = None
     joins: list[tuple[int, Granted]] = field(default_factory=list)
-
-    @property
-    def ranges(self) -> Ranges:
-        """Sample ranges still to be trained, as a tuple."""
-        return tuple(self.rest)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from gbactl.checkpoint.remaining_samples import FinishedBatches
@@ -242,10 +242,6 @@ class Divergence:
     shard: int = -1
     workers: tuple[int, ...] = ()
     batches: tuple[int, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to plain containers for JSON."""
-        return {**asdict(self), "workers": list(self.workers), "batches": list(self.batches)}
 
 
 class DivergenceError(GbactlError):

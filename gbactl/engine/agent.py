@@ -237,7 +237,7 @@ class HostAgent:
 
     It reads and starts processes in the main thread: they end with the thread that started them."""
 
-    def __init__(self, read_fd: int, write_fd: int, launcher: str = "") -> None:
+    def __init__(self, read_fd: int, write_fd: int, launcher: str) -> None:
         """Set up an agent; `launcher`: address at which this host sees the launcher; "": from ssh, or unknown."""
         self._read, self._write = read_fd, write_fd
         self._lock = threading.Lock()

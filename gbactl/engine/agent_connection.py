@@ -28,7 +28,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -121,14 +120,6 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-@dataclass(frozen=True)
-class HostAccess:
-    """Access to hosts: the `ssh` command with its options, and the `python` there (None: the same path as here)."""
-
-    ssh: str = SSH
-    python: str | None = None
-
-
 def horovod_launcher() -> tuple[Any, Any, Any]:
     """Import three modules of Horovod's launcher: (network, remote, hosts). Raises MissingDependencyError."""
     try:
@@ -153,21 +144,23 @@ def is_here(host: str) -> bool:
 
 
 def agent_command(python: str | None) -> str:
-    """Return the shell-quoted command that starts an agent on the machine that runs it; `python`: see HostAccess."""
+    """Return the shell-quoted command that starts an agent on the machine that runs it.
+
+    `python`: None is the same path as here."""
     return f"{quote(python or sys.executable)} -m {AGENT}"
 
 
-def command(host: str, reach: HostAccess) -> str:
+def command(host: str, ssh: str = SSH, python: str | None = None) -> str:
     """Build the local command that starts an agent on a host, quoted as for a shell, without secrets and environment.
 
-    Raises MissingDependencyError."""
-    start = agent_command(reach.python)
+    `ssh`: the command that reaches the host, with its options. Raises MissingDependencyError."""
+    start = agent_command(python)
     if is_here(host):
         return start
     remote = horovod_launcher()[1]
     there = quote(f"cd {quote(os.getcwd())} > /dev/null 2>&1 ; exec {start}")
     made: str = remote.get_remote_command(there, host=host)
-    return made.replace(remote.SSH_COMMAND_PREFIX, reach.ssh, 1)
+    return made.replace(remote.SSH_COMMAND_PREFIX, ssh, 1)
 
 
 class AgentConnection:

@@ -1,7 +1,7 @@
-"""Base of the engines: interfaces of an engine and a process, and the child processes of a local run.
+"""Base of the engines: interface of the launcher to them, and the child processes of a local run.
 
-To add an engine: engine/NAME.py with its ENGINE (config/engine_interface.py), which has a method `train`,
-conf/cluster/NAME.yaml, one test. tests/integration/test_additions.py does it.
+To add an engine: engine/NAME.py with its ENGINE (config/engine_interface.py), conf/cluster/NAME.yaml, one test.
+tests/integration/test_additions.py does it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Protocol
 
 from gbactl.collective.base import RankSlot
 from gbactl.config import RunConfig
@@ -51,18 +51,6 @@ class LaunchContext(Protocol):
 
     def look_at_signals(self, tell: Callable[[Event], None]) -> None:
         """Pass on a received stop signal to a coordinator in the launcher's process; engines call it repeatedly."""
-
-
-class Engine(Protocol):
-    """Engine of a run: places and runs its processes."""
-
-    def train(self, launch: LaunchContext) -> None:
-        """Run the training to its end. Raises GbactlError."""
-
-
-def engine_of(cfg: RunConfig) -> Engine:
-    """Return the engine that a configuration selects."""
-    return cast(Engine, cfg.engine)
 
 
 @dataclass
@@ -109,8 +97,9 @@ def _signal(number: int) -> str:
 class RunProcesses:
     """Processes of one run on this host: start, watch, replace and stop them."""
 
-    def __init__(self, cfg: RunConfig, run_dir: Path, key: bytes, dataset: Path, config: Mapping[str, object]) -> None:
-        self.cfg, self.run_dir, self.key, self.dataset, self.config = cfg, run_dir, key, dataset, config
+    def __init__(self, launch: LaunchContext) -> None:
+        self.cfg, self.config, self.dataset = launch.cfg, launch.config, launch.dataset
+        self.run_dir, self.key = launch.run_dir, launch.key
         self.running: list[ChildProcess] = []
         self.abandoned: list[ChildProcess] = []  # processes that failed or are taken as failed; no longer waited for
         # every process is ready; from then on the coordinator decides which failures the run survives
@@ -215,8 +204,8 @@ class RunProcesses:
     ) -> None:  # fmt: skip
         fd = -1 if listener is None else listener.fileno()
         boot = Bootstrap(
-            role, index, self.key.hex(), self.coordinator, str(self.run_dir), str(self.dataset),
-            dict(self.config), fd, place, incarnation, missed=missed,
+            role, index, self.key.hex(), self.coordinator, str(self.run_dir),
+            str(self.dataset.path), self.config, fd, place, incarnation, missed=missed,
         )  # fmt: skip
         log = self.run_dir / "logs" / f"{boot.log_name}.log"
         self._begin(boot, {**thread_environment(threads), **environment}, log)

@@ -73,27 +73,25 @@ class HostAgents:
         found.faults += preflight.versions(link.host, found.facts, facts())
 
     def settle(self, bind: str, hang_seconds: float, run_dir: Path | None = None, paths: Sequence[str] = (),
-               environment: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:  # fmt: skip
-        """Send every agent the launcher's address, run directory and token; returns the agents' answers by host.
+               environment: Mapping[str, str] | None = None) -> None:  # fmt: skip
+        """Send every agent the launcher's address, run directory and token, and the `paths` that it looks for.
 
         `bind`: the launcher's address, or "auto". Raises ClusterError where hosts see the launcher at addresses that
         are not one of its own."""
         self.bind = self._own_address() if bind == "auto" else bind
-        answers: dict[str, dict[str, Any]] = {}
 
         def ask(link: AgentConnection) -> None:
-            answers[link.host] = answer = link.ask(
+            answer = link.ask(
                 "settle", ANSWER_SECONDS, hang_seconds=float(hang_seconds), token=self.token.hex(), launcher=self.bind,
                 run_dir=None if run_dir is None else str(run_dir), paths=list(paths),
                 environment=dict(environment or {}),
             )  # fmt: skip
             found = self.found[link.host]
             found.address, found.interface = str(answer["address"]), str(answer["interface"])
-            found.shared = run_dir is None or answer["shared"]
+            found.shared, found.sees = run_dir is None or answer["shared"], answer["sees"]
             link.patience = hang_seconds
 
         self.each(ask)
-        return answers
 
     def check_imports(self, targets: Mapping[str, str]) -> None:
         """Have every host import the classes that a configuration names by key; record a fault for those it cannot."""
@@ -216,7 +214,7 @@ class HostAgents:
     @property
     def faults(self) -> list[str]:
         """Faults of all hosts, in the hosts' order."""
-        return preflight.faults_of(self.found)
+        return [sentence for each in self.found.values() for sentence in each.faults]
 
     def close(self) -> None:
         """End all agents and the processes that they have started, in parallel."""

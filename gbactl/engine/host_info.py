@@ -244,12 +244,12 @@ def _answer(sock: socket.socket) -> None:
     sock.sendall(b"+")
 
 
-def dial(address: str, token: bytes, measure: bool, seconds: float = SECONDS) -> LinkMeasurement:
+def dial(address: str, token: bytes, measure: bool) -> LinkMeasurement:
     """Test the connection to another host's probe and, if `measure`, its latency and bandwidth."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), timeout=seconds) as sock:
-            sock.settimeout(seconds)
+        with socket.create_connection((host, int(port)), timeout=SECONDS) as sock:
+            sock.settimeout(SECONDS)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.sendall(token)
             receive_exactly(sock, 1)

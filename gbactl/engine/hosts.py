@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,9 +27,9 @@ class HostsEngine(EngineInterface):
 
     def agent(self, cluster: ClusterConfig, host: str) -> str:
         """Return the command that starts the agent on a host, quoted as for a shell."""
-        from gbactl.engine.agent_connection import HostAccess, command
+        from gbactl.engine.agent_connection import command
 
-        return command(host, HostAccess(cluster.ssh, cluster.python))
+        return command(host, cluster.ssh, cluster.python)
 
     def hosts(self) -> list[str]:
         """Return the hosts that the engine itself finds, as NAME:SLOTS; [] if none. Raises GbactlError."""
@@ -58,11 +59,8 @@ class HostsEngine(EngineInterface):
 
         if told := self.warning(launch.cfg.cluster):
             launch.show.say(told)
-        children = RemoteRunProcesses(
-            launch.cfg, launch.run_dir, launch.key, launch.dataset, launch.config, launch.show,
-            lambda host: self.agent(launch.cfg.cluster, host), self.replaces_hosts,
-        )  # fmt: skip
-        launch.follow(children)
+        start = functools.partial(self.agent, launch.cfg.cluster)
+        launch.follow(RemoteRunProcesses(launch, start, self.replaces_hosts))
 
 
 ENGINE = HostsEngine()

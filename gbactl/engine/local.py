@@ -16,7 +16,7 @@ class LocalEngine(EngineInterface):
     def train(self, launch: LaunchContext) -> None:
         from gbactl.engine.base import RunProcesses
 
-        launch.follow(RunProcesses(launch.cfg, launch.run_dir, launch.key, launch.dataset.path, launch.config))
+        launch.follow(RunProcesses(launch))
 
 
 ENGINE = LocalEngine()

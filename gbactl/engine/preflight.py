@@ -39,7 +39,9 @@ GET = {
 
 @dataclass
 class HostReport:
-    """Facts about a host, and the faults for which a run cannot use it; `shared`: it sees the run directory."""
+    """Facts about a host, and the faults for which a run cannot use it.
+
+    `shared`: it sees the run directory; `sees`: whether it sees other paths."""
 
     host: str
     facts: dict[str, Any] = field(default_factory=dict)
@@ -50,6 +52,7 @@ class HostReport:
     lines: dict[str, LinkMeasurement] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     shared: bool = True
+    sees: dict[str, bool] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -66,11 +69,6 @@ class HostReport:
         needs = f" of {self.needs // MEBI:,} needed" if self.needs >= MEBI else ""
         state, cores = "ok" if self.ok else "see below", str(facts.get("cores", "-"))
         return [self.host, self.address or "-", cores, versions, memory + needs, self.data, state]
-
-
-def faults_of(found: Mapping[str, HostReport]) -> list[str]:
-    """Collect the faults of all hosts, in the hosts' order."""
-    return [sentence for each in found.values() for sentence in each.faults]
 
 
 HEADINGS = ("host", "address", "cores", "gbactl Python torch Horovod", "MiB free", "data", "state")

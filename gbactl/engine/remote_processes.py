@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.collective.base import RankSlot
-from gbactl.config import RunConfig, to_dict
-from gbactl.data.dataset import Dataset
+from gbactl.config import to_dict
 from gbactl.engine import preflight
 from gbactl.engine.agent import NODE, mark
 from gbactl.engine.agent_connection import AgentConnection, horovod_launcher
-from gbactl.engine.base import ChildProcess, RunProcesses
+from gbactl.engine.base import ChildProcess, LaunchContext, RunProcesses
 from gbactl.engine.fork_server import ProcessHandle
 from gbactl.engine.host_agents import HostAgents
 from gbactl.engine.host_placement import Host, hosts_of, place, successor
@@ -98,27 +97,16 @@ CHECKPOINTS = "checkpoint=none"
 class RemoteRunProcesses(RunProcesses):
     """Processes of one run on several hosts, started by agents.
 
-    `show`: the display (launch/progress.py) of the hosts' preparation. `start` gives the command that starts a host's
-    agent; `replaces`: when it is started again for a lost host, it finds another machine in its place."""
+    `start` gives the command that starts a host's agent; `replaces`: when it is started again for a lost host, it finds
+    another machine in its place."""
 
-    def __init__(
-        self,
-        cfg: RunConfig,
-        run_dir: Path,
-        key: bytes,
-        dataset: Dataset,
-        config: Mapping[str, object],
-        show: Any,
-        start: Callable[[str], str],
-        replaces: bool = False,
-    ) -> None:
-        super().__init__(cfg, run_dir, key, dataset.path, config)
-        cluster = cfg.cluster
-        self.data, self.show = dataset, show
+    def __init__(self, launch: LaunchContext, start: Callable[[str], str], replaces: bool) -> None:
+        super().__init__(launch)
+        cluster, self.show = self.cfg.cluster, launch.show
         self.hosts = hosts_of(cluster.hosts)
-        self.placed = place(self.hosts, cfg.processes, cluster.servers, cluster.placement)
+        self.placed = place(self.hosts, self.cfg.processes, cluster.servers, cluster.placement)
         self._home = dict(self.placed)
-        names, logs = [host.name for host in self.hosts], run_dir / "logs"
+        names, logs = [host.name for host in self.hosts], self.run_dir / "logs"
         self.agents = HostAgents(names, start, logs, cluster.start_timeout)
         self._restores = replaces and cluster.lost_worker == "replace"
         self._restoring: list[HostAgents] = []
@@ -170,23 +158,22 @@ class RemoteRunProcesses(RunProcesses):
         if self.cfg.collects and len(self.hosts) > 1:
             for host, found in agents.found.items():
                 found.faults += preflight.ring(host, found.facts, found.address)
-        agents.give_data(self.data.path, self.data.fingerprint, self.cfg.data.get("cache"), self.show.step)
+        agents.give_data(self.dataset.path, self.dataset.fingerprint, self.cfg.data.get("cache"), self.show.step)
 
     def _settle(self, agents: HostAgents) -> None:
         cfg = self.cfg
         environment = preflight.forwarded(cfg)
         paths = [] if cfg.resume is None else [cfg.resume]
-        answers = agents.settle(cfg.cluster.bind, cfg.cluster.hang_seconds, self.run_dir, paths, environment)
-        for host, answer in answers.items():
-            faults = agents.found[host].faults
-            if cfg.checkpoint.name != "none" and not answer["shared"]:
-                faults.append(preflight.unseen(host, "the run directory", str(self.run_dir), CHECKPOINTS))
-            missing = [path for path, there in answer["sees"].items() if not there]
-            faults += [preflight.unseen(host, "the checkpoint", path, "another resume=") for path in missing]
+        agents.settle(cfg.cluster.bind, cfg.cluster.hang_seconds, self.run_dir, paths, environment)
+        for host, found in agents.found.items():
+            if cfg.checkpoint.name != "none" and not found.shared:
+                found.faults.append(preflight.unseen(host, "the run directory", str(self.run_dir), CHECKPOINTS))
+            missing = [path for path, there in found.sees.items() if not there]
+            found.faults += [preflight.unseen(host, "the checkpoint", path, "another resume=") for path in missing]
         agents.check_imports(preflight.named_classes(cfg))
 
     def _check_memory(self) -> None:
-        for host, count in preflight.bytes_on(self.cfg, self.data, self.placed).items():
+        for host, count in preflight.bytes_on(self.cfg, self.dataset, self.placed).items():
             found = self.agents.found[host]
             found.needs = count
             if found.facts:

@@ -32,9 +32,13 @@ from yaml import YAMLError
 from gbactl import targets
 from gbactl.checked_dataclasses import build
 from gbactl.conf_catalogue import (
+    GROUPS,
+    ROOT,
     bases,
     conf_dir,
+    default_option,
     did_you_mean,
+    entries,
     entries_of,
     option_files,
     options,
@@ -61,8 +65,8 @@ from gbactl.models import ModelConfig
 from gbactl.switching.auto_controller import GBA, SYNC
 from gbactl.tracking.run_description import CommandLine, SweepPlace
 
-ROOT_CONFIG = "train"
 ESCAPED = re.compile(r"\$\\\{([\w.]+)\\\}")  # ${KEY} in an override, as Hydra's sweeper writes it
+ROOT_CONFIG = ROOT.removesuffix(".yaml")
 OF_A_SWEEP = tuple(field.name for field in dataclasses.fields(SweepOptions))
 NOT_OF_A_RUN = ("hydra", *OF_A_SWEEP)
 COMMON = {"mode": ModeConfig, "model": ModelConfig}  # classes of the keys that all targets of a group have
@@ -151,12 +155,8 @@ def defaults_of(config: Mapping[str, Any]) -> dict[str, Any]:
     for group, option in files.items():
         own = flatten(_option_file(group, str(option)), f"{group}.")
         found |= {key: value for key, value in own.items() if key != f"{group}.name"}
-    main = OmegaConf.to_container(OmegaConf.load(conf_dir() / f"{ROOT_CONFIG}.yaml"), resolve=False)
-    assert isinstance(main, dict)
-    entries = [entry for entry in main["defaults"] if isinstance(entry, dict)]
-    chosen = {str(group): name for entry in entries for group, name in entry.items()}
-    own = {str(key): value for key, value in main.items() if key not in ("defaults", "hydra")}
-    return {**found, **flatten(own), **{f"{group}.name": name for group, name in chosen.items() if name}}
+    main = {key: entry.value for key, entry in entries(conf_dir() / ROOT).items()}
+    return {**found, **main, **{f"{group}.name": name for group in GROUPS if (name := default_option(group))}}
 
 
 def compose(overrides: list[str]) -> RunConfig:

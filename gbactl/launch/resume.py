@@ -191,7 +191,7 @@ def check(chain: CheckpointChain, config: Mapping[str, Any], data: str, rounds: 
         what = " and ".join(changed or ["set of data"])
         raise CheckpointError(f"{name} is that of another {what}; leave it as it was.")
     position = JobPosition.read(last.position)
-    if position.round >= rounds or (position.ended and position.stopped_early):
+    if position.round >= rounds or position.stopped_early:
         raise CheckpointError(f"{name} is the end of a finished run: nothing is left to train.")
 
 

@@ -71,14 +71,13 @@ def is_of(path: Path, cfg: RunConfig) -> bool:
     return False
 
 
-def reopen(path: Path, cfg: RunConfig) -> Path:
+def reopen(path: Path, cfg: RunConfig) -> None:
     """Reopen a run's directory to resume it; earlier files are kept under numbered names."""
     set_aside(path)
     with room_needed(path):
         (path / "logs").mkdir()
         keep_room(path)
         write_config(path, cfg)
-    return path.resolve()
 
 
 def set_aside(path: Path) -> None:
@@ -145,13 +144,12 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_result(path: Path, result: dict[str, Any]) -> Path:
+def write_result(path: Path, result: dict[str, Any]) -> None:
     """Write result.json atomically into the reserved disk space. Raises NoRoomError."""
     target = path / RESULT
     (path / ROOM).unlink(missing_ok=True)
     with room_needed(target), replacing(target) as partial:
         partial.write_text(json.dumps(result, indent=2) + "\n")
-    return target
 
 
 _MOST = 5

@@ -169,11 +169,8 @@ def event_sentence(event: Event) -> str:
         more = ", and another one takes its place" if fields["replaced"] else ""
         return f"{name} is gone; the others go on, its batches are handed out again{more}."
     has = fields.get("loaded")
-    return f"step {fields['step']}: {name} is back{'' if has is None else _having(has)}."
-
-
-def _having(step: int) -> str:
-    return " as it was at the beginning" if step < 0 else f" as it was at step {step}"
+    state = "" if has is None else f" as it was at {'the beginning' if has < 0 else f'step {has}'}"
+    return f"step {fields['step']}: {name} is back{state}."
 
 
 class FaultInjection:
@@ -204,9 +201,7 @@ class FaultInjection:
 
 
 def loss_known(event: Event, losses: Sequence[dict[str, Any]]) -> bool:
-    """Return whether an event repeats the loss of a process (same incarnation) that is already in `losses`.
-
-    It then names the same process and incarnation."""
+    """Return whether an event repeats the loss of a process (same incarnation) that is already in `losses`."""
     return event.name == "lost" and _among(event.fields, losses, "process", "epoch")
 
 

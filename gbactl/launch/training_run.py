@@ -23,7 +23,7 @@ from gbactl.cpu import SLOW_BF16, lacks_bf16
 from gbactl.data.dataset import DAYS_BY_ROWS, Dataset, open_dataset
 from gbactl.data.prepared_data import prepare
 from gbactl.disk_files import room_needed
-from gbactl.engine.base import RunProcesses, engine_of
+from gbactl.engine.base import RunProcesses
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
 from gbactl.engine.preflight import check_collective, check_memory, too_few
 from gbactl.engine.signals import NOTHING, StopRequest, asked, deferred, look, patient, stoppable
@@ -101,7 +101,7 @@ def train(
         raise
 
 
-def train_switching(overrides: list[str], as_json: bool = False) -> None:
+def train_switching(overrides: list[str], as_json: bool) -> None:
     """Run one training like `train`, but require a switch schedule. Raises UsageError without one."""
     from gbactl.launch.hydra_config import run_hydra
 
@@ -135,7 +135,11 @@ def _train(
     show.job = JobProgress(sum(dataset.splits[part.split].rows for part in plan))
     located(cfg.entries, [dataset.splits[part.split].rows for part in plan])  # raises for an unreachable switch
     dimension_mask(cfg.model, dataset.schema, dataset.meta["field_names"])  # raises for a field that the data lack
-    obstacle = "" if cfg.model.target is None else _dry_run(cfg, dataset)
+    obstacle = ""
+    if cfg.model.target is not None:
+        from gbactl.models.dry_run import dry_run  # it imports torch, which takes a second
+
+        obstacle = dry_run(cfg.model, dataset, cfg.seed, cfg.precision)
     check_memory(cfg, dataset)
     job = StartingPoint.of(cfg, dataset, len(plan))
     run_dir = job.run_dir(cfg)
@@ -166,12 +170,6 @@ def _train(
     if asked():
         raise Stopped(asked(), OVER)
     return result
-
-
-def _dry_run(cfg: RunConfig, dataset: Dataset) -> str:
-    from gbactl.models.dry_run import dry_run  # it imports torch, which takes a second
-
-    return dry_run(cfg.model, dataset, cfg.seed, cfg.precision)
 
 
 @contextlib.contextmanager
@@ -272,7 +270,7 @@ class LaunchedRun:
 
     def _train(self) -> None:
         try:
-            engine_of(self.cfg).train(self)
+            self.cfg.engine.train(self)
         finally:
             self.show.clear()
             CheckpointFolder(self.run_dir / CHECKPOINTS).sweep()
@@ -538,7 +536,8 @@ class LaunchedRun:
         result = {
             "mode": self.modes, "collective": self._all_reduce(), "seed": self.cfg.seed, "status": status,
             "command": self.command.text, "days_by_rows": self.dataset.days_by_rows,
-            "cell": None if self.control is not None and self.control.requests else self.cell, **self._clock(), **found,
+            "cell": None if self.control is not None and self.control.requests else self.cell,
+            "clock": self.cfg.engine.clock, "virtual_seconds": None, **found,
             "wall_seconds": time.monotonic() - self.began, "run_dir": str(self.run_dir),
             "run_id": self.tracked.run_id if self.tracked else None, "gbactl": __version__,
         }  # fmt: skip
@@ -602,10 +601,6 @@ class LaunchedRun:
             return None
         return self.cfg.collective.name if self.cfg.engine.real else "modelled"
 
-    def _clock(self) -> dict[str, Any]:
-        """Return the result's fields `clock` (wall or virtual) and `virtual_seconds` (None in real time)."""
-        return {"clock": self.cfg.engine.clock, "virtual_seconds": None}
-
     def _report(self) -> list[Path]:
         """Write the run's report page into its directory, for the tracking store."""
         from gbactl.report.command import run_page
@@ -630,9 +625,8 @@ class LaunchedRun:
                 self.tracked.tag(gbactl_warnings=" ".join(result["warnings"]))
         self.tracked.tag(**{NOTE.replace(".", "_", 1): self._note(result)})
         page = self._report() if status == "FINISHED" else []
-        more = [path for name in (run_dirs.FAULTS, AUTO_FILE) for path in self.run_dir.glob(name)]
-        own = [path for name in (run_dirs.RESULT,) if (path := self.run_dir / name).exists()]
-        for artifact in (*own, *page, *more):
+        paths = (self.run_dir / run_dirs.RESULT, *page, self.run_dir / run_dirs.FAULTS, self.run_dir / AUTO_FILE)
+        for artifact in (path for path in paths if path.exists()):
             self.tracked.artifact(artifact)
         unsent = self.tracked.finish(status, FINISH_SECONDS if status == "FINISHED" else STOP_SECONDS)
         if unsent:

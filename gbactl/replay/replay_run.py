@@ -12,6 +12,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def replay(
         "dropped": replayer.dropped, "shards": recording.shards,
         "cut_at": None if recording.ended or until is not None else recording.path.stat().st_size,
         "checksums": replayer.checks.compared,
-        "divergence": None if found is None else found.to_json(), "machine_differs": differences,
+        "divergence": None if found is None else asdict(found), "machine_differs": differences,
         "model": None if kept is None else str(kept), "seconds": time.monotonic() - began,
     }  # fmt: skip
 

@@ -192,7 +192,7 @@ class ReplicatedDense(DensePlacement):
 
     def _look(self) -> None:
         """Begin the all-reduce if all live workers have finished their batches and all gradients have arrived."""
-        if self._stepping or not self._there or not self.members <= set(self._there):
+        if self._stepping or not self._there or not self.members <= self._there.keys():
             return
         if self._sum.complete(self._parts):
             _, item = next(reversed(self._there.values()))

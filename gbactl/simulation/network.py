@@ -370,7 +370,7 @@ class RingRounds:
         self._living.add(rank)
 
     def _look(self) -> None:
-        if self._summing or not self._there or not self._living <= set(self._there):
+        if self._summing or not self._there or not self._living <= self._there.keys():
             return
         self._summing = True
         self.ring.sum(next(iter(self._there.values()))[0].size, sorted(self._there), 0.0, self._sum)

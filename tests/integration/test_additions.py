@@ -55,7 +55,7 @@ class Noted(EngineInterface):
                     print(boot.peer, file=file)
                 super()._begin(boot, environment, log)
 
-        launch.follow(NotedProcesses(launch.cfg, launch.run_dir, launch.key, launch.dataset.path, launch.config))
+        launch.follow(NotedProcesses(launch))
 
 
 ENGINE = Noted()

@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from gbactl.config import RunConfig
 from tests.support import commands
 from tests.support.commands import ROOT
 
@@ -27,6 +29,11 @@ SMALL = (
     "model.hidden=[32]", "train.global_batch=256", "train.eval_batch=1024", "cluster.workers=2",
     "cluster.threads=1",
 )  # fmt: skip
+
+
+def launch_of(cfg: RunConfig, run_dir: Path) -> Any:
+    """A launcher, as an engine sees it, of a run without data."""
+    return SimpleNamespace(cfg=cfg, config={}, dataset=SimpleNamespace(path=run_dir), run_dir=run_dir, key=b"")
 
 
 def alive(pid: int) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from gbactl.coordinator.membership import Fencing, Membership
+from gbactl.config import RunConfig
 from gbactl.coordinator.mode_switch import DenseMigration
-from gbactl.coordinator.state import DensePlacementState
+from gbactl.coordinator.run_context import RunContext
+from gbactl.coordinator.state import RunState
 from gbactl.errors import ClusterError
 from gbactl.wire.messages import DenseMoved, MoveDense
 
@@ -22,7 +24,11 @@ class Workers:
         self.live = {0, 1, 2}
         self.gone: list[int] = []
         self.asked: list[MoveDense] = []
-        self.migration = DenseMigration(cast(Membership, self), cast(Fencing, self), DensePlacementState(), lambda: 0.0)
+        run = SimpleNamespace(
+            cfg=RunConfig(), state=RunState(), members=self, fencing=self, hub=SimpleNamespace(now=lambda: 0.0),
+            log_note=lambda: None,
+        )  # fmt: skip
+        self.migration = DenseMigration(cast(RunContext, run))
 
     def of(self, role: str) -> dict[int, None]:
         assert role == "worker"

@@ -16,7 +16,7 @@ import pytest
 
 from gbactl.data.prepared_data import prepare
 from gbactl.engine.agent import FILES
-from gbactl.engine.agent_connection import AGENT, AgentConnection, HostAccess, MessageDecoder, command, pack
+from gbactl.engine.agent_connection import AGENT, AgentConnection, MessageDecoder, command, pack
 from gbactl.engine.host_agents import HostAgents
 from gbactl.engine.host_info import ReachabilityProbe, dial, free_memory, usable_cores
 from gbactl.errors import ClusterError
@@ -199,7 +199,7 @@ def test_nonsense_ends_the_agent(link: AgentConnection, name: str) -> None:
 
 
 def test_a_host_that_ssh_cannot_reach(tmp_path: Path) -> None:
-    dead = HostAccess("sh -c 'echo the line is dead >&2; exit 255'")
+    dead = "sh -c 'echo the line is dead >&2; exit 255'"
     agents = HostAgents(["there-is-no-such-host.invalid"], lambda host: command(host, dead), tmp_path, 20.0)
     try:
         agents.connect()
@@ -217,7 +217,7 @@ def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
     table = {"name": "table", "path": str(tmp_path / "t.csv"), "schema": str(tmp_path / "s.yaml")}
     path = prepare({**table, "cache": str(tmp_path / "own")})
     assert {each.name for each in path.iterdir()} == set(FILES)
-    agents = HostAgents(["localhost"], lambda host: command(host, HostAccess()), tmp_path, 30.0)
+    agents = HostAgents(["localhost"], lambda host: command(host), tmp_path, 30.0)
     try:
         agents.connect()
         agents.settle("127.0.0.1", 30.0)
@@ -244,7 +244,7 @@ def test_a_class_that_a_host_cannot_import_is_found_before_anything_starts(tmp_p
         "data.target": "no_such_package.Reader",
     }  # fmt: skip
     for environment, missing in (({}, ["model", "data"]), ({"PYTHONPATH": str(folder)}, ["data"])):
-        agents = HostAgents(["localhost"], lambda host: command(host, HostAccess()), tmp_path, 30.0)
+        agents = HostAgents(["localhost"], lambda host: command(host), tmp_path, 30.0)
         try:
             agents.connect()
             agents.settle("127.0.0.1", 30.0, environment=environment)
@@ -257,7 +257,7 @@ def test_a_class_that_a_host_cannot_import_is_found_before_anything_starts(tmp_p
 
 
 def test_no_host_listens_for_others_after_the_check(tmp_path: Path) -> None:
-    agents = HostAgents(["localhost"], lambda host: command(host, HostAccess()), tmp_path, 30.0)
+    agents = HostAgents(["localhost"], lambda host: command(host), tmp_path, 30.0)
     try:
         agents.connect()
         agents.settle("127.0.0.1", 30.0)

@@ -15,11 +15,12 @@ import pytest
 from gbactl.config import ModeConfig, RunConfig
 from gbactl.engine.base import MOST_COORDINATOR_TRIES, ChildProcess, RunProcesses
 from gbactl.engine.fork_server import thread_environment
+from tests.support.processes import launch_of
 
 
 @pytest.fixture
 def family(tmp_path: Path) -> Iterator[RunProcesses]:
-    children = RunProcesses(RunConfig(), tmp_path, b"", tmp_path, {})
+    children = RunProcesses(launch_of(RunConfig(), tmp_path))
     yield children
     children.stop()
 
@@ -110,7 +111,7 @@ class Spawning(RunProcesses):
 
 @pytest.fixture
 def reviving(tmp_path: Path) -> Iterator[Spawning]:
-    children = Spawning(RunConfig(mode=ModeConfig("gba")), tmp_path, b"", tmp_path, {})
+    children = Spawning(launch_of(RunConfig(mode=ModeConfig("gba")), tmp_path))
     child(children, "C", "import time; time.sleep(60)")
     child(children, "W0", "import time; time.sleep(60)")
     children.all_ready = True

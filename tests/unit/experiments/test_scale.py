@@ -16,7 +16,7 @@ VIRTUAL = (
     "cluster=virtual", "cost=cluster_10gbe", "data=synthetic", "data.days=2", "data.rows_per_day=512", "data.fields=2",
     "data.max_cardinality=50", "model.dim=2", "model.hidden=[2]", "mode.local_batch=2", "mode=gba", "cluster.workers=8",
     "cluster.servers=2", "train.global_batch=16", "cost.batch_us=50000", "+tracking.tags.stands_for='9'",
-    "+tracking.tags.batches='8'",
+    "+tracking.tags.batches='4'",
 )  # fmt: skip
 
 
@@ -44,6 +44,12 @@ def test_what_breaks_first() -> None:
     assert scale.first(list(ten.values())) is ten["coordinator, messages"]
     fewer = scale.loads(replace(job, orders=0.01), costs)[0]
     assert fewer.factor < messages.factor
+    can = scale.carried(job, costs)
+    assert can["coordinator, messages"] == pytest.approx(1 / 230e-6)
+    assert can == pytest.approx(scale.carried(replace(job, workers=7), costs)), "however many workers"
+    now, packed, once = scale.coordinators(job, costs, 15.0)
+    assert (now, packed) == (pytest.approx(messages.factor), pytest.approx(2000 * 80e-6)), "5 us a server are left"
+    assert once == pytest.approx(2000 * 130e-6), "orders cost half of what a server costs"
 
 
 @pytest.mark.parametrize(("mode", "messages"), [("async", 5.0), ("sync", 3.5)])
@@ -57,7 +63,7 @@ def test_an_emulated_coordinator(mode: str, messages: float, tmp_path: Path) -> 
 
 
 def test_a_virtual_cluster(tmp_path: Path) -> None:
-    found = module("virtual_scale").run(VIRTUAL, tmp_path)
+    found = module("virtual_scale").run(VIRTUAL, tmp_path)  # of four steps, one is the steady part
     assert 100 < found["gradients_a_second"] < 8 / 0.05
     assert sum(found["shares"].values()) == pytest.approx(1.0)
     assert all(0 <= share <= 1 for share in found["busy"].values()) and found["busy"]["coordinator"] > 0

@@ -17,6 +17,7 @@ from gbactl.engine.base import ChildProcess, RunProcesses
 from gbactl.errors import ClusterError
 from gbactl.launch.supervision import MOST_TRIES, FaultInjection, Replacements, event_sentence, loss_known, switch_known
 from gbactl.wire.messages import Event
+from tests.support.processes import launch_of
 
 SLEEPER = "import time; time.sleep(60)"
 LOST = {"process": "W1", "epoch": 0, "step": 7}
@@ -49,7 +50,7 @@ class Family(RunProcesses):
 
 @pytest.fixture
 def family(tmp_path: Path) -> Iterator[Family]:
-    made = Family(RunConfig(), tmp_path, b"", tmp_path, {})
+    made = Family(launch_of(RunConfig(), tmp_path))
     made.start_one("C")
     made.start_one("W0")
     yield made

@@ -9,11 +9,7 @@ those of a run; the tag `batches` is the number of batches of each worker.
 from __future__ import annotations
 
 import heapq
-import json
-import os
 import random
-import subprocess
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -26,7 +22,6 @@ from timing_only import repeated
 from gbactl.coordinator.message_loop import Coordinator
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepared_data import prepare
-from gbactl.errors import ClusterError
 from gbactl.launch.hydra_config import compose
 from gbactl.nodes.role_setup import header
 from gbactl.wire.auth import Peer
@@ -52,7 +47,6 @@ from gbactl.wire.messages import (
 )
 from gbactl.wire.times_and_traffic import TrafficCounter
 
-AT = "tracking.tags.at="
 WAITS = [0.001, 0.002, 0.0, 0.0, 0.0]
 SLOW, FACTOR = 8, 4.0  # one worker in SLOW is FACTOR times slower
 TINY = (
@@ -202,33 +196,8 @@ def alone(workers: int, servers: int, gradients: int, orders: int) -> float:
     return time.process_time() - began
 
 
-def earlier(runner: str, overrides: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Run a cell with the code of the commit that its tag `at` names, in a process of its own."""
-    at = next(text for text in overrides if AT in text)
-    tree, commit = folder.resolve() / "tree", at.partition("=")[2].strip("'")
-    rest, here = [text for text in overrides if text != at], Path(__file__).resolve().parent
-    git = ["git", "-C", str(here), "worktree"]
-    subprocess.run([*git, "add", "--detach", str(tree), commit], check=True, capture_output=True)
-    try:
-        paths = [str(here), str(here.parent)]
-        code = f"import sys; sys.path[:0] = {paths}; import json, pathlib, {runner} as cell; "
-        code += f"print(json.dumps(cell.run({rest}, pathlib.Path({str(folder.resolve())!r}))))"
-        environment = {**os.environ, "PYTHONPATH": str(tree)}
-        done = subprocess.run(  # in the folder of its code, which Python prefers to PYTHONPATH
-            [sys.executable, "-c", code], cwd=tree, env=environment, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise ClusterError(f"The code of {commit} failed: {done.stderr[-500:]}")
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return found
-    finally:
-        subprocess.run([*git, "remove", "--force", str(tree)], check=True, capture_output=True)
-
-
 def run(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
     """Run a cell; return CPU, messages and log bytes of a gradient, and the CPU of start and end."""
-    if any(AT in text for text in overrides):
-        return earlier("coordinator_core", overrides, folder)
     cfg = compose([*TINY, *overrides, f"run_dir={folder}"])
     workers, servers = cfg.cluster.workers, cfg.cluster.servers
     dataset = repeated(open_dataset(prepare(cfg.data)), int(cfg.tracking.tags["batches"]) * workers)

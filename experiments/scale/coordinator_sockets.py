@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator_core import AT, TINY, earlier, predicted, reply, staged
+from coordinator_core import TINY, predicted, reply, staged
 
 from gbactl.calibration.measured_runs import process_cpu
 from gbactl.config import to_dict
@@ -99,8 +99,6 @@ class EmulatedNodes:
 
 def run(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
     """Run a cell; return gradients a second, and the coordinator's CPU, memory and file descriptors."""
-    if any(AT in text for text in overrides):
-        return earlier("coordinator_sockets", overrides, folder)
     cfg = compose([*TINY, *overrides, f"run_dir={folder}"])
     batches = int(cfg.tracking.tags["batches"])
     cfg = compose([*TINY, *overrides, f"run_dir={folder}", f"data.rows_per_day={batches}"])

@@ -49,17 +49,6 @@ def core(cells: Sequence[Done]) -> str:
         int(c.options["cluster.servers"]), *(c.result[key] for key in keys)] for c in cells))  # fmt: skip
 
 
-def beside(before: Sequence[Done], after: Sequence[Done], keys: Sequence[str]) -> list[list[object]]:
-    """Rows of two codes, of the same mode and workers."""
-    rows: list[list[object]] = []
-    for old in before:
-        same = ("mode", "cluster.workers", "cluster.servers")
-        new = next(each for each in after if all(each.options[key] == old.options[key] for key in same))
-        what = [f"`{old.options['mode']}`", int(old.options["cluster.workers"])]
-        rows.append([*what, *(value for key in keys for value in (old.result[key], new.result[key]))])
-    return rows
-
-
 def sockets(cells: Sequence[Done]) -> str:
     """Table of the coordinator's process with its connections."""
     heads = "mode | workers | servers | gradients a second | us a gradient | messages a gradient | KB a connection"
@@ -165,12 +154,10 @@ def fewer(given: Costs, cost: dict[str, float]) -> str:
 
 def main() -> None:
     """Write results.md."""
-    given, before = costs(), STUDY.done("before")
+    given = costs()
     [frame] = (each.result for each in STUDY.done("frames"))
     shown = {
         "The coordinator without sockets": core([*STUDY.done("core"), *STUDY.done("shards")]),
-        "Before and after, without sockets": table(
-            "mode | workers | us before | after", beside(before, STUDY.done("core"), ("us",))),
         "The coordinator's process with its connections": sockets(STUDY.done("sockets")),
         "Processes of this machine, tiny batches": processes(STUDY.done("processes")),
         "A launcher's pipe to an agent": table(

@@ -414,7 +414,6 @@ def test_a_preempted_job_goes_on_by_itself(slurm: SlurmCluster, submitter: Launc
     assert (stopped["signal"], stopped["state"]) == ("SIGUSR1", "saved")
 
 
-@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_job_longer_than_its_time_goes_on_by_itself(submitter: Launcher) -> None:

@@ -27,7 +27,7 @@ from gbactl.policies.replica_modes import ReplicaOptions, ReplicaPolicy
 from gbactl.wire.messages import AverageReplicas, ClosedReplicas, CloseReplicas, OpenReplicas
 
 POINTS = 20
-Count = Annotated[int, msgspec.Meta(ge=0)]
+_Natural = Annotated[int, msgspec.Meta(ge=0)]
 _COUNTS, _TIMES = ("iterations", "exchanges"), ("seconds", "foreground", "sent")  # fields of a trainer's statistics
 
 
@@ -170,12 +170,12 @@ class ReplicaPhases:
 class _Notes(TypedDict):
     """Form of a trainer's statistics."""
 
-    iterations: Count
-    exchanges: Count
+    iterations: _Natural
+    exchanges: _Natural
     seconds: float
     foreground: float
     sent: float
-    gaps: dict[Annotated[str, msgspec.Meta(pattern=r"^\d{1,19}$")], Count]
+    gaps: dict[Annotated[str, msgspec.Meta(pattern=r"^\d{1,19}\Z")], _Natural]  # \Z: $ lets a newline follow
     distances: list[tuple[float, float]]
 
 

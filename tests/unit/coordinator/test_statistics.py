@@ -131,8 +131,8 @@ def test_what_a_trainer_tells_may_be_told() -> None:
     [
         ("iterations", -1), ("iterations", 1.0), ("exchanges", True), ("exchanges", None), ("seconds", "1"),
         ("seconds", float("nan")), ("foreground", float("inf")), ("sent", [1]), ("gaps", []), ("gaps", {"x": 1}),
-        ("gaps", {"-1": 1}), ("gaps", {"1" * 5000: 1}), ("gaps", {"3": -1}), ("gaps", {"3": "1"}), ("distances", {}),
-        ("distances", [[1.0]]), ("distances", [1.0]), ("distances", [["a", "b"]]),
+        ("gaps", {"-1": 1}), ("gaps", {"1" * 5000: 1}), ("gaps", {"3": -1}), ("gaps", {"3": "1"}), ("gaps", {"3\n": 1}),
+        ("distances", {}), ("distances", [[1.0]]), ("distances", [1.0]), ("distances", [["a", "b"]]),
     ],
 )  # fmt: skip
 def test_what_are_no_notes(key: str, value: Any) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 from gbactl.errors import GbactlError
 from gbactl.policies.policy import names, policy_class
 
+WIDTH = 80  # columns of a terminal
+
 
 def mode_id(mode: str) -> float | None:
     """Return the number that stands for a mode in the metric `mode_id`; None for a mode without one."""
@@ -63,9 +65,6 @@ def from_listed(text: str) -> str:
         point = f"{unit}{number}" if sample == "0" else f"{unit}{number}:{sample}"
         name = switched(name, to, point, fresh is not None)
     return name
-
-
-WIDTH = 80
 
 
 def answer(found: dict[str, Any]) -> str:

@@ -84,8 +84,9 @@ def _run(
         body()
     finally:
         sys.stdout.flush()
-        threading._shutdown()  # type: ignore[attr-defined]  # as at an interpreter's end, or joblib's idle workers are
-        atexit._run_exitfuncs()  # waited for, 5 minutes; multiprocessing ends a process without either
+        # as at an interpreter's end, which multiprocessing leaves out; joblib's idle workers live on for 5 minutes else
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
 
 
 class Command:

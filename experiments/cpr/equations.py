@@ -12,7 +12,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gbactl.checkpoint.failure_cost_counters import EmulationResult, emulate
+from emulation import EmulationResult, emulate  # a script of this folder, not a package
+
 from gbactl.checkpoint.planning import JobCosts, SaveSchedule, costs_of, estimate
 from gbactl.config import CheckpointConfig
 

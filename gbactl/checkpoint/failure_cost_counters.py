@@ -1,12 +1,9 @@
-"""Costs of server failures and of saves: counters for a running job, and an emulated job. Pure.
+"""Counters of what server failures and saves cost a job. Pure.
 
 Following the idea of CPR. Samples: the portion of lost samples (PLS), exactly, per shard. Updates: one is one row of
 one applied gradient of weight above 0. Where rows are saved at different times, each row goes back to its own last
 save; a counter a row (4 bytes) holds the updates that this undoes. Seconds: by kind of cost, as in the equations. All
 costs count as blocking training.
-
-An emulated job saves and fails without training, seeded; it counts what the equations only expect, by the rules of
-cluster=virtual and with failures from the same fault plans. It costs a few microseconds a save or failure.
 """
 
 from __future__ import annotations
@@ -18,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.checkpoint.planning import JobCosts, SaveSchedule
-from gbactl.faults.fault_plan import FaultInjector, FaultPlan, FaultsConfig
+from gbactl.checkpoint.planning import JobCosts
 
 MOST_SAVES = 256  # newest checkpoints that UnsavedWork remembers: more than are kept on disk
 PARTS = ("saving", "loading", "rescheduling", "again")
@@ -86,11 +82,6 @@ class UpdateCounter:
         """Count row updates that a shard has applied and not saved yet."""
         self.applied_on[shard] += updates
         self.pending[shard] += updates
-
-    @property
-    def unsaved(self) -> list[int]:
-        """Number of row updates by shard that would be lost if the shard failed now."""
-        return list(self.pending)
 
     def saved(self, shard: int, updates: int) -> None:
         """Count `updates` unsaved row updates of a shard as saved."""
@@ -257,93 +248,3 @@ class CostSeconds:
             **shares, "total": sum(shares.values()),
             "samples_rolled_back": self.samples, "went_back_alone": self.alone, "everybody_went_back": self.everybody,
         }  # fmt: skip
-
-
-SAMPLES = 10**12  # samples of an emulated job: enough to resolve the share of lost ones
-
-
-@dataclass(frozen=True)
-class EmulationResult:
-    """Result of one emulated job; `overhead` is relative to the job's length without saves and failures."""
-
-    overhead: float
-    pls: float
-    failures: int
-    saves: int
-    spent: CostSeconds
-
-
-def by_distribution(
-    costs: JobCosts, seed: int, distribution: str = "exponential", shape: float | None = None
-) -> FaultInjector:
-    """Build an injector of single server failures with the mean time between failures of `costs`."""
-    plan = {
-        "kind": "kill", "servers": "all", "mtbf": costs.between_failures, "distribution": distribution, "shape": shape,
-    }  # fmt: skip
-    return FaultInjector(FaultPlan(FaultsConfig(plans=[plan]), seed, 1, costs.servers))
-
-
-class Emulation:
-    """Emulated job with saves and server failures; its times are in the unit of the costs."""
-
-    def __init__(self, costs: JobCosts, rhythm: SaveSchedule, recovery: str, injector: FaultInjector) -> None:
-        """Set up a job with full or partial `recovery`.
-
-        Partial: a lost server alone goes back to its checkpoint; full: every server does."""
-        self.costs, self.rhythm, self.partial, self.injector = costs, rhythm, recovery == "partial", injector
-        self.spent, self.pls = CostSeconds(), PlsCounter(SAMPLES, costs.servers)
-        self.clock = self.trained = self.saved_at = 0.0
-        self.saves = 0
-        self._due = rhythm.gap
-
-    def run(self) -> EmulationResult:
-        """Run the job to the end of its training."""
-        while True:
-            event = min(self._due, self.injector.next_seconds)
-            left = self.costs.job - self.trained
-            if event >= self.clock + left:
-                break
-            self._train(max(0.0, event - self.clock))
-            if self.injector.next_seconds <= self.clock:
-                self._fail()
-            else:
-                self._save()
-        self._train(self.costs.job - self.trained)
-        failures = self.spent.alone + self.spent.everybody
-        return EmulationResult(self.spent.total / self.costs.job, self.pls.total, failures, self.saves, self.spent)
-
-    def _train(self, seconds: float) -> None:
-        self.clock += seconds
-        self.trained += seconds
-
-    def _save(self) -> None:
-        self.saves += 1
-        kind = self.rhythm.kind(self.saves)
-        self._due = self.clock + self.rhythm.gap
-        self.clock += self.spent.save(self.costs, 1.0 if kind == "whole" else 1.0 / self.rhythm.parts)
-        self.saved_at = self.trained
-        if kind != "chosen":
-            self.pls.saved(self._samples)
-
-    @property
-    def _samples(self) -> int:
-        return round(SAMPLES * self.trained / self.costs.job)
-
-    def _fail(self) -> None:
-        for injection in self.injector.due(0, self.clock):
-            if self.partial:
-                self.pls.lost(int(injection.process[1:]), self._samples)
-                self.clock += self.spent.add_partial_recovery(self.costs)
-            else:
-                again = self.trained - self.saved_at
-                self.trained = self.saved_at
-                self.clock += self.spent.add_full_recovery(self.costs, again, round(SAMPLES * again / self.costs.job))
-                self._due = self.clock + self.rhythm.gap
-
-
-def emulate(
-    costs: JobCosts, rhythm: SaveSchedule, recovery: str, seed: int,
-    distribution: str = "exponential", shape: float | None = None,
-) -> EmulationResult:  # fmt: skip
-    """Emulate one job whose failures follow a distribution. Raises ConfigError for an unknown distribution."""
-    return Emulation(costs, rhythm, recovery, by_distribution(costs, seed, distribution, shape)).run()

@@ -62,11 +62,6 @@ class CostEstimate:
         """Encode the cost estimate as a dictionary for result.json."""
         return asdict(self)
 
-    @property
-    def overhead(self) -> float:
-        """Expected overhead of the chosen recovery, as a share of the job's length."""
-        return self.partial_overhead if self.recovery == "partial" else self.full_overhead
-
     def sentence(self, steps: int | None = None, expected: bool = True) -> str:
         """Describe the chosen recovery and save interval and, if `expected`, the expected overheads.
 

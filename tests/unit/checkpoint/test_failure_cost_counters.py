@@ -1,31 +1,23 @@
-"""Lost work and time: counted by what was saved or could be loaded, and emulated jobs against the equations."""
+"""Lost work and time, counted by what was saved or could be loaded."""
 
 from __future__ import annotations
-
-import math
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.checkpoint.failure_cost_counters import (
     PARTS,
     CostSeconds,
-    Emulation,
     PlsCounter,
     RowUpdates,
     ServerFailureLoss,
     UnsavedWork,
     UpdateCounter,
-    by_distribution,
-    emulate,
 )
-from gbactl.checkpoint.planning import JobCosts, SaveSchedule, bases, expected_pls, full, partial
-from gbactl.config import FaultsConfig
-from gbactl.errors import ConfigError
-from gbactl.faults.fault_plan import FaultInjector, FaultPlan
+from gbactl.checkpoint.planning import JobCosts
 
 COSTS = JobCosts(1000.0, 100.0, 4, 8.0, 4.0, 2.0)
 seconds = st.floats(0.0, 1e6)
@@ -35,7 +27,7 @@ def test_it_counts_from_the_last_save() -> None:
     stakes = UnsavedWork.begin(1000, 2)
     stakes.updates.applied(0, 50)
     stakes.updates.applied(1, 60)
-    stakes.saved(4, 100, dict(enumerate(stakes.updates.unsaved)))
+    stakes.saved(4, 100, dict(enumerate(stakes.updates.pending)))
     stakes.updates.applied(0, 7)
     assert stakes.lost(0, 140) == ServerFailureLoss(40, 40 / 2000, 7)
     assert stakes.lost(0, 140) == ServerFailureLoss(0, 0.0, 0), "what is lost is lost once"
@@ -79,14 +71,14 @@ def test_what_is_saved_is_not_undone_and_what_is_lost_is_lost_once() -> None:
     counter = UpdateCounter(2)
     counter.applied(0, 10)
     counter.applied(1, 7)
-    at = counter.unsaved
+    at = list(counter.pending)
     counter.applied(0, 5)
     for shard, updates in enumerate(at):
         counter.saved(shard, updates)
     assert counter.lost(0) == 5 and counter.lost(0) == 0
     counter.missed(0, 3)
     assert (counter.total, counter.total_lost) == (25, 8)
-    assert counter.share == 8 / 25 and counter.unsaved == [0, 0]
+    assert counter.share == 8 / 25 and counter.pending == [0, 0]
 
 
 def test_without_updates_nothing_is_lost() -> None:
@@ -156,81 +148,3 @@ def test_the_parts_are_the_whole(events: list[tuple[str, float]], job: float) ->
 
 def test_a_job_of_no_time_has_no_shares() -> None:
     assert CostSeconds().told(0.0)["total"] == 0.0
-
-
-EMULATED = JobCosts(job=100.0, between_failures=50.0, servers=4, save=2.0, load=4.0, reschedule=1.0)
-
-
-def kills(*times: float, server: int = 1) -> FaultInjector:
-    plans = [{"kind": "kill", "servers": [server], "time": time} for time in times]
-    return FaultInjector(FaultPlan(FaultsConfig(plans=plans), 0, 1, 4))
-
-
-def whole(interval: float) -> SaveSchedule:
-    return SaveSchedule(1, interval, None, 0)
-
-
-def test_without_failures_saves_alone_cost() -> None:
-    """At 20, 40, ... by the clock, of which each takes 2: 5 of them until 100 are trained."""
-    found = Emulation(EMULATED, whole(20.0), "full", kills()).run()
-    assert (found.saves, found.failures, found.pls) == (5, 0, 0.0)
-    assert found.overhead == pytest.approx(0.1)
-
-
-def test_everybody_goes_back_by_hand() -> None:
-    """Saved at 20, when 20 were trained; at 30, 28 were; 8 are trained again, after 5."""
-    found = Emulation(EMULATED, whole(20.0), "full", kills(30.0)).run()
-    assert found.spent.again == pytest.approx(8.0) and found.pls == 0.0
-    assert (found.spent.loading, found.spent.rescheduling) == (4.0, 1.0)
-    assert found.overhead == pytest.approx((8 + 5 + 2 * found.saves) / 100)
-
-
-def test_one_server_goes_back_by_hand() -> None:
-    """28 trained, of which 20 are saved; later, right behind a save, nothing is lost."""
-    found = Emulation(EMULATED, whole(20.0), "partial", kills(30.0, 41.0)).run()
-    assert found.pls == pytest.approx(8 / (100 * 4)) and found.failures == 2
-    assert found.spent.again == 0.0
-    assert found.overhead == pytest.approx((2 * (1.0 + 1.0) + 2 * found.saves) / 100)
-
-
-def test_what_was_lost_is_lost_once_and_chosen_saves_save_no_samples() -> None:
-    twice = Emulation(EMULATED, whole(1000.0), "partial", kills(10.0, 30.0)).run()
-    assert twice.pls == pytest.approx((10 + 18) / 400), "2 seconds of the 20 between them went by in recovery"
-    chosen = Emulation(EMULATED, SaveSchedule(4, 80.0, None, 0), "partial", kills(30.0)).run()
-    assert chosen.pls == pytest.approx((30 - 0.5) / 400)
-    assert chosen.spent.saving == pytest.approx(0.5 * chosen.saves)
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    st.floats(0.2, 5.0), st.floats(1.0, 20.0), st.sampled_from(["partial", "full"]), st.integers(0, 1000),
-    st.sampled_from(["exponential", "weibull", "gamma"]),
-)  # fmt: skip
-def test_the_accounting_adds_up(save: float, interval: float, recovery: str, seed: int, distribution: str) -> None:
-    costs = JobCosts(300.0, 50.0, 4, save, 4.0, 1.0)
-    job = Emulation(costs, whole(interval + save), recovery, by_distribution(costs, seed, distribution))
-    found = job.run()
-    assert job.trained == pytest.approx(300.0)
-    assert job.clock == pytest.approx(300.0 * (1 + found.overhead))
-    assert found.spent.saving == pytest.approx(save * found.saves)
-    assert 0 <= found.pls <= found.failures / 4
-    assert found == emulate(costs, whole(interval + save), recovery, seed, distribution)
-
-
-@pytest.mark.parametrize("distribution", ["exponential", "weibull", "gamma"])
-def test_the_equations_hold_over_many_failures(distribution: str) -> None:
-    """Small costs: the equations are of the first order."""
-    costs = JobCosts(3000 * 1000.0, 1000.0, 8, 0.5, 3.0, 1.0)
-    part = emulate(costs, whole(200.0), "partial", 1, distribution)
-    assert part.pls == pytest.approx(expected_pls(costs, 200.0), rel=0.05)
-    assert part.overhead == pytest.approx(partial(costs, 200.0) / costs.job, rel=0.05)
-    chosen = emulate(costs, SaveSchedule(4, 200.0, None, 2), "partial", 1, distribution)
-    assert chosen.overhead == pytest.approx((partial(costs, 200.0) + bases(costs, 200.0, 4, 2)) / costs.job, rel=0.05)
-    everybody = emulate(costs, whole(50.0), "full", 1, distribution)
-    assert everybody.overhead == pytest.approx(full(costs, 50.0) / costs.job, rel=0.05)
-
-
-def test_a_distribution_that_is_not_known() -> None:
-    with pytest.raises(ConfigError, match="normal"):
-        by_distribution(EMULATED, 0, "normal")
-    assert math.isfinite(by_distribution(EMULATED, 0, "weibull", 0.7).next_seconds)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 from gbactl.checked_dataclasses import Bounds, Count, Interval, Natural, Processes, Seconds, SomeShare, expect, matches
-from gbactl.errors import ConfigError
+from gbactl.errors import ConfigError, require
 from gbactl.hashes_and_random_numbers import DISTRIBUTIONS, INTERVALS, uniform
 
 Workers = list[int] | int | float | str
@@ -80,11 +80,6 @@ def kind(name: str) -> Callable[[F], F]:
     return register
 
 
-def require(ok: bool, message: str) -> None:
-    if not ok:
-        raise ConfigError(message)
-
-
 def window(where: str, begin: float, end: float | None) -> None:
     require(end is None or end > begin, f"{where}.until={end} must be later than from={begin}, or null: to the end.")
 
@@ -94,11 +89,11 @@ def typed(field: str) -> str:
     return field.rstrip("_")
 
 
-def drawn(where: str, distribution: str, sigma: float | None, shape: float | None) -> None:
-    """Check a random fault's distribution. Raises ConfigError if unknown or given another one's parameter."""
+def drawn(where: str, distribution: str | None, sigma: float | None, shape: float | None) -> None:
+    """Check a random fault's distribution, if any. Raises ConfigError if unknown or given another one's parameter."""
     names = tuple(DISTRIBUTIONS)
     require(
-        distribution in names,
+        distribution is None or distribution in names,
         f"{where}.distribution={distribution} is not known; type one of: {', '.join(names)}.",
     )
     for name, value, owner in (("sigma", sigma, "lognormal"), ("shape", shape, "pareto")):
@@ -361,8 +356,7 @@ class LoadTrace(Fault):
         for number, (*worker, seconds) in enumerate(times):
             require(seconds > last.get(tuple(worker), -1.0), f"{where}.points[{number}] is not after the one before.")
             last[tuple(worker)] = seconds
-        if self.distribution is not None:
-            drawn(where, self.distribution, self.sigma, self.shape)
+        drawn(where, self.distribution, self.sigma, self.shape)
 
     def of(self, worker: int) -> Fault:
         return dataclasses.replace(self, points=[p for p in self.points or () if len(p) == 2 or p[2] == worker])

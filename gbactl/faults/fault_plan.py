@@ -67,16 +67,12 @@ class FaultPlan:
         """Return the slow-down factor, at least 1, of a worker's batch number `turn`, begun `seconds` into training.
 
         `turn` counts the worker's own batches with samples from 0 through the whole run; evaluation is not slowed."""
-        return self.factor_of(f"W{worker}", turn, seconds) if self._of else 1.0
-
-    def factor_of(self, process: str, turn: int, seconds: float) -> float:
-        """Return the slow-down factor of a process (W1 or S0).
-
-        A server's `turn` counts the pulls, pushes and orders that it handles."""
-        return math.prod((factor for _, factor in self.acting(process, turn, seconds)), start=1.0)
+        return math.prod((each for _, each in self.acting(f"W{worker}", turn, seconds)), start=1.0) if self._of else 1.0
 
     def acting(self, process: str, turn: int, seconds: float) -> list[tuple[int, float]]:
-        """Return (index, factor) of the faults that slow a process at this time."""
+        """Return (index, factor) of the faults that slow a process (W1 or S0) at this time.
+
+        A server's `turn` counts the pulls, pushes and orders that it handles."""
         found = [(place, fault.at(key, turn, seconds)) for place, fault, key in self._of.get(process, ())]
         return [(place, factor) for place, factor in found if factor > 1.0]
 

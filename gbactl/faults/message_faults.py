@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
 from gbactl.checked_dataclasses import Bounds, Interval
-from gbactl.errors import ConfigError
-from gbactl.faults.fault_kinds import NextOccurrence, TimedFault, kind, require
+from gbactl.errors import require
+from gbactl.faults.fault_kinds import NextOccurrence, TimedFault, kind
 from gbactl.hashes_and_random_numbers import exponential, key_of, uniform
 
 _DIRECTIONS = 4  # separates these random numbers from the plan's others
@@ -40,10 +40,10 @@ class MessageFaults(TimedFault):
     seconds: Interval | None = None
 
     def check(self, where: str) -> None:
-        if not any((self.drop, self.duplicate, self.reorder, self.delay)):
-            raise ConfigError(f"{where} (kind messages) needs one of drop, duplicate, reorder and delay above 0.")
-        if self.servers is not None or self.workers is None:
-            raise ConfigError(f"{where}: messages are a worker's; name workers, and leave servers out.")
+        some = any((self.drop, self.duplicate, self.reorder, self.delay))
+        require(some, f"{where} (kind messages) needs one of drop, duplicate, reorder and delay above 0.")
+        theirs = self.workers is not None and self.servers is None
+        require(theirs, f"{where}: messages are a worker's; name workers, and leave servers out.")
         super().check(where)
         require(self.seconds is None or bool(self.given), f"{where}.seconds belongs to step, time or mtbf.")
         require(self.seconds is not None or self.mtbf is None, f"{where}.mtbf needs seconds: how long a storm lasts.")

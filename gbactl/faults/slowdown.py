@@ -57,6 +57,14 @@ class TimedComputation(Protocol):
     slowdown: float
 
 
+def wait(seconds: float, clock: Callable[[], float], sleep: Callable[[float], bool | None]) -> float:
+    """Sleep for `seconds`, or until `sleep` returns true; return the seconds that have passed."""
+    begin = clock()
+    while (left := begin + seconds - clock()) > 0.0 and not sleep(left):
+        pass
+    return clock() - begin
+
+
 class WorkerSlowdown:
     """Slow-down of one worker according to the fault plan. `clock` and `sleep` are in seconds.
 
@@ -78,21 +86,16 @@ class WorkerSlowdown:
         factor. `usual`: seconds that undisturbed workers take; 0 where unknown, then the worker's own time is used."""
         if not self.plan.slows(self.worker):
             return
-        computed, begin = item.seconds, self.clock()
-        started = begin - computed
+        computed = item.seconds
+        started = self.clock() - computed
         self._began = started if self._began is None else self._began
         item.slowdown = self.plan.factor(self.worker, self._turn, started - self._began)
         self._turn += 1
         wanted = item.slowdown * (usual or computed) - computed if item.slowdown > 1.0 else 0.0
         if wanted > 0.0:
-            self._wait_until(begin + wanted - self._late)
-            waited = self.clock() - begin
+            waited = wait(wanted - self._late, self.clock, self.sleep)
             self._late = min(MOST_LATE, max(0.0, self._late + waited - wanted))
             item.seconds += waited
-
-    def _wait_until(self, deadline: float) -> None:
-        while (left := deadline - self.clock()) > 0.0 and not self.sleep(left):
-            pass
 
 
 class ServerSlowdown:
@@ -121,7 +124,8 @@ class ServerSlowdown:
         """Handle a message by `call`, and wait as long as the fault plan says."""
         begin = self.clock()
         factor = self.factor(begin)
-        slept = self._wait(self._owed + (factor - 1.0) * self._usual.get(kind, 0.0))
+        wanted = self._owed + (factor - 1.0) * self._usual.get(kind, 0.0)
+        slept = wait(wanted, self.clock, self.sleep) if wanted >= SHORTEST else 0.0
         worked = self.clock()
         call(*args)
         busy = self.clock() - worked
@@ -145,14 +149,6 @@ class ServerSlowdown:
         self.busy += busy
         self.asked += factor * busy
         self.spent += busy + waited
-
-    def _wait(self, seconds: float) -> float:
-        if seconds < SHORTEST:
-            return 0.0
-        begin = self.clock()
-        while (left := begin + seconds - self.clock()) > 0.0:
-            self.sleep(left)
-        return self.clock() - begin
 
     @property
     def counters(self) -> dict[str, int]:

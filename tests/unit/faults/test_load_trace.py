@@ -105,6 +105,8 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ({"points": DAY, "scale": 0.0}, r"scale=0\.0 is not a number from 1e-06 to"),
         ({"points": DAY, "period": 0.0}, r"period=0\.0 is not a number from 0\.001 to"),
         ({"points": DAY, "distribution": "weibull"}, "type one of: exponential, lognormal, pareto"),
+        ({"points": DAY, "sigma": 0.5}, "sigma belongs to distribution: lognormal"),
+        ({"points": DAY, "shape": 2.5}, "shape belongs to distribution: pareto"),
         ({"points": [1.0]}, r"points=\[1\.0\] is not a list"),
     ],
 )

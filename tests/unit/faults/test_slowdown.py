@@ -125,7 +125,7 @@ class ServerWorld:
 def test_a_plan_for_servers_leaves_the_workers_alone() -> None:
     made = plan(THREE, servers=2)
     assert made.slowed == frozenset() and made.slowed_servers == {0}
-    assert made.factor(0, 0, 0.0) == 1.0 and made.factor_of("S0", 0, 0.0) == 3.0 and made.factor_of("S1", 0, 0.0) == 1.0
+    assert made.factor(0, 0, 0.0) == 1.0 and made.acting("S0", 0, 0.0) == [(0, 3.0)] and not made.acting("S1", 0, 0.0)
     assert made.told() == [{"kind": "constant", "factor": 3, "servers": [0]}]
     both = plan({**THREE, "workers": [1]}, servers=2)
     assert (both.slowed, both.slowed_servers) == ({1}, {0})
@@ -134,7 +134,8 @@ def test_a_plan_for_servers_leaves_the_workers_alone() -> None:
 def test_workers_and_servers_draw_apart() -> None:
     random = {"kind": "random", "distribution": "exponential", "mean": 2}
     made = plan({**random, "workers": "all", "servers": "all"}, servers=4)
-    assert len({made.factor_of(f"{letter}{index}", 0, 0.0) for letter in "WS" for index in range(4)}) == 8
+    factors = [factor for each in "WS" for index in range(4) for _, factor in made.acting(f"{each}{index}", 0, 0.0)]
+    assert len(set(factors)) == 8
 
 
 def test_an_answer_takes_the_factor_times_as_long_once_the_usual_time_is_known() -> None:

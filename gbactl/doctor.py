@@ -153,9 +153,9 @@ def check_compiler() -> Check:
     """Check for a C++ compiler, which is needed only at installation."""
     from gbactl.install.horovod import find_compiler
 
-    path = find_compiler()
+    compiler = find_compiler()
     advice = "install g++, which builds Horovod and the row kernels"
-    return Check("C++ compiler", path or "none", path is not None, False, advice)
+    return Check("C++ compiler", " ".join(compiler) or "none", bool(compiler), False, advice)
 
 
 def check_cmake() -> Check:

@@ -14,11 +14,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
-import fcntl
 import logging
 import secrets
 import socket
-import struct
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,7 +30,6 @@ PATIENCE = datetime.timedelta(seconds=1)  # interval at which a wait checks whet
 STEP_TIMEOUT = datetime.timedelta(hours=1)  # a straggler is no failure; a failed peer is noticed at once
 _HANDLER = ctypes.CFUNCTYPE(None)
 _kept: list[Any] = []  # keeps alive what C++ points to
-SIOCGIFADDR = 0x8915
 log = logging.getLogger(__name__)
 
 
@@ -163,16 +160,6 @@ def _ended(current: Callable[[], Any], usual: Callable[[], None]) -> None:
     usual()
 
 
-def _address(name: str) -> str:
-    """Return the IPv4 address of an interface, or "" when it has none (Linux)."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-        except OSError:
-            return ""
-    return socket.inet_ntoa(answer[20:24])
-
-
 def address_of_own_name() -> str:
     """Return the address of this machine's own name that Gloo would use: the first that can be bound, or ""."""
     with contextlib.suppress(OSError):
@@ -185,7 +172,9 @@ def address_of_own_name() -> str:
 
 def interface_of(address: str) -> str:
     """Return the network interface that has the IPv4 `address`. Raises ClusterError."""
-    for _, name in socket.if_nameindex():
-        if _address(name) == address:
-            return name
+    import psutil
+
+    for name, found in psutil.net_if_addrs().items():
+        if address in (each.address for each in found if each.family == socket.AF_INET):
+            return str(name)
     raise ClusterError(f"cluster.bind={address} is no address of this machine; type cluster.bind=127.0.0.1.")

@@ -12,12 +12,13 @@ import fcntl
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,10 +29,12 @@ OLDEST_CMAKE = (3, 13)
 WITHOUT = "or go without Horovod: type `make install HOROVOD=no` and use collective=gloo"
 
 
-def find_compiler() -> str | None:
-    """Return the path of the C++ compiler that $CXX names, or of g++ or c++."""
-    named = os.environ.get("CXX")
-    return shutil.which(named) if named else shutil.which("g++") or shutil.which("c++")
+def find_compiler() -> list[str]:
+    """Return the command of the C++ compiler: $CXX, which may have arguments, else g++ or c++; [] if there is none."""
+    if named := shlex.split(os.environ.get("CXX", "")):
+        return named if shutil.which(named[0]) else []
+    path = shutil.which("g++") or shutil.which("c++")
+    return [path] if path else []
 
 
 def cmake_version(program: str) -> tuple[int, ...]:
@@ -44,18 +47,18 @@ def cmake_version(program: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match[1].split(".")) if match else ()
 
 
-def require_compiler() -> str:
-    """Return the C++ compiler's path. Raises MissingDependencyError that says what to install."""
+def require_compiler() -> list[str]:
+    """Return the C++ compiler's command. Raises MissingDependencyError that says what to install."""
     compiler = find_compiler()
-    if compiler is None:
+    if not compiler:
         raise MissingDependencyError(
             f"Horovod is built from source and no C++ compiler was found; install g++ (for instance "
             f"`apt-get install g++`), {WITHOUT}."
         )
-    probe = [compiler, "-std=gnu++20", "-x", "c++", "-fsyntax-only", os.devnull]
+    probe = [*compiler, "-std=gnu++20", "-x", "c++", "-fsyntax-only", os.devnull]
     if subprocess.run(probe, capture_output=True, check=False).returncode:
         raise MissingDependencyError(
-            f"{compiler} does not know C++20, which torch's headers need; install g++ 10 or later, {WITHOUT}."
+            f"{compiler[0]} does not know C++20, which torch's headers need; install g++ 10 or later, {WITHOUT}."
         )
     return compiler
 
@@ -71,10 +74,10 @@ def require_cmake() -> str:
     return program
 
 
-def cxx20_wrapper(folder: Path, compiler: str) -> Path:
+def cxx20_wrapper(folder: Path, compiler: Sequence[str]) -> Path:
     """Write a compiler wrapper that appends the C++20 flag, as Horovod sets C++14, which torch 2.13 rejects."""
     wrapper = folder / "cxx20"
-    wrapper.write_text(f'#!/bin/sh\nexec "{compiler}" "$@" -std=gnu++20\n')
+    wrapper.write_text(f'#!/bin/sh\nexec {shlex.join(compiler)} "$@" -std=gnu++20\n')
     wrapper.chmod(0o755)
     return wrapper
 

@@ -1,4 +1,4 @@
-"""Real processes with real threads of C++ that let an exception out."""
+"""Real processes with real threads of C++ that let an exception out; the interface of an address."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from socket import AF_INET, AF_INET6
+from typing import NamedTuple
 
+import psutil
 import pytest
+
+from gbactl.collective.gloo import interface_of
+from gbactl.errors import ClusterError
 
 SOURCE = """
 #include <stdexcept>
@@ -60,3 +66,15 @@ def test_whatever_else_is_let_out_ends_the_process_as_ever(library: Path, call: 
     done = ran(library, call)
     assert (done.returncode, done.stdout) == (-signal.SIGABRT, "")
     assert "terminate called after throwing an instance of" in done.stderr
+
+
+def test_an_interface_is_found_by_any_of_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Address(NamedTuple):
+        family: int
+        address: str
+
+    first, second, other = Address(AF_INET, "10.0.0.1"), Address(AF_INET, "10.0.0.2"), Address(AF_INET6, "::1")
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"down": [], "lo": [other], "eth0": [other, first, second]})
+    assert [interface_of(address) for address in ("10.0.0.1", "10.0.0.2")] == ["eth0", "eth0"]
+    with pytest.raises(ClusterError, match=r"cluster\.bind=::1 is no address of this machine"):
+        interface_of("::1")

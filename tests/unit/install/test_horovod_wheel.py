@@ -21,7 +21,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[s
     """Fakes of pip and of the import: `calls` says what was run, `answers` what the imports say."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(horovod, "version", lambda name: "2.13.0+cpu")
-    monkeypatch.setattr(horovod, "require_compiler", lambda: "/usr/bin/g++")
+    monkeypatch.setattr(horovod, "require_compiler", lambda: ["/usr/bin/g++"])
     monkeypatch.setattr(horovod, "require_cmake", lambda: "/usr/bin/cmake")
     state: dict[str, list[str]] = {"calls": [], "answers": [], "library": ["horovod/torch/mpi_lib_v2.so"]}
 
@@ -148,6 +148,15 @@ def test_a_compiler_without_cxx20_is_refused(bare: Path) -> None:
         require_compiler()
 
 
+def test_the_compiler_may_be_named_with_arguments(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(bare, "ccache", "exit 0")
+    monkeypatch.setenv("CXX", "ccache g++ -pipe")
+    assert require_compiler() == ["ccache", "g++", "-pipe"]
+    monkeypatch.setenv("CXX", "nowhere g++")
+    with pytest.raises(MissingDependencyError, match=r"install g\+\+"):
+        require_compiler()
+
+
 @pytest.mark.parametrize("version", [None, "cmake version 3.9.1", "nonsense"])
 def test_without_a_usable_cmake_the_sentence_says_what_to_install(bare: Path, version: str | None) -> None:
     if version:
@@ -164,6 +173,6 @@ def test_cmake_4_is_taken(bare: Path) -> None:
 
 def test_the_wrapper_says_cxx20_last(tmp_path: Path) -> None:
     real = program(tmp_path, "real compiler", 'for a in "$@"; do echo "$a"; done')
-    wrapper = cxx20_wrapper(tmp_path, str(real))
+    wrapper = cxx20_wrapper(tmp_path, [str(real), "-pipe"])
     out = subprocess.run([wrapper, "-std=c++14", "a b.cc"], capture_output=True, text=True, check=True).stdout
-    assert out.splitlines() == ["-std=c++14", "a b.cc", "-std=gnu++20"]
+    assert out.splitlines() == ["-pipe", "-std=c++14", "a b.cc", "-std=gnu++20"]

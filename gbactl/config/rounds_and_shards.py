@@ -11,8 +11,9 @@ from typing import Protocol
 from gbactl.config import RunConfig, TrainConfig
 from gbactl.data.dataset import Dataset
 from gbactl.errors import ConfigError
+from gbactl.kernels.base import Floats
 from gbactl.models import row_width
-from gbactl.store.dense import Cut, dense_range
+from gbactl.store.dense import Cut, DenseBlock, DenseSpec, dense_range
 from gbactl.store.optimizers import MOMENTS, OptimizerSpec
 from gbactl.store.shard import ShardSpec
 
@@ -66,6 +67,11 @@ def optimizer(cfg: RunConfig, lr: float, weight_decay: float) -> OptimizerSpec:
     """Return the specification of the configured optimizer with this learning rate and weight decay."""
     o = cfg.optim
     return OptimizerSpec(o.name, lr, (o.beta1, o.beta2), o.eps, weight_decay, o.initial_accumulator)
+
+
+def dense_block(cfg: RunConfig, value: Floats, spec: DenseSpec) -> DenseBlock:
+    """Make the whole dense vector `value` float32[n], which is held, with the configured optimizer."""
+    return DenseBlock(value, spec, optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay))
 
 
 def shard_spec(cfg: RunConfig, rows: int, shard: int) -> ShardSpec:

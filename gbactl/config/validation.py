@@ -14,6 +14,7 @@ from gbactl.config.groups import WITH_OPTIONS, ClusterConfig, own_keys
 from gbactl.config.run_config import RunConfig, naming
 from gbactl.errors import ConfigError, require
 from gbactl.models import ModelConfig
+from gbactl.store.optimizers import MOMENTS
 from gbactl.store.shard import ROW_L2_SCOPES
 from gbactl.switching.auto_controller import MODES
 from gbactl.switching.switch_schedule import name
@@ -181,7 +182,7 @@ def check(cfg: RunConfig) -> RunConfig:
     choice("collective", cfg.collective.name, ("horovod", "gloo", "shm"))
     choice("train.on_divergence", cfg.train.on_divergence, ("stop", "continue"))
     choice("precision", cfg.precision, ("fp32", "bf16"))
-    choice("optim.name", cfg.optim.name, ("sgd", "adagrad", "rowwise_adagrad", "adam"))
+    choice("optim.name", cfg.optim.name, tuple(MOMENTS))
     choice("optim.row_l2", cfg.optim.row_l2, ROW_L2_SCOPES)
     choice("optim.schedule.name", cfg.optim.schedule.name, ("constant", "linear", "inverse_sqrt", "cosine"))
     _check_model(cfg.model)

@@ -105,6 +105,11 @@ class Checkpointing:
         """Work that the shards would lose if they failed now."""
         return self.state.unsaved
 
+    @property
+    def in_progress(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._open is not None
+
     # -- the run ------------------------------------------------------------------------------------
 
     def begin(self, samples: int) -> None:
@@ -140,7 +145,6 @@ class Checkpointing:
         same_run = path.resolve().parent == self.folder.path.resolve()
         run.record.inherited = position.inherited if same_run else len(position.phases)
         run.record.continue_clock(position.seconds)
-        run.restore_times(replaced=True)
         run.record.modes = position.modes_with(run.cfg.mode.name)
         run.step = position.step
 
@@ -292,10 +296,9 @@ class Checkpointing:
             number, step, kind, run.cfg.cluster.servers, run.dataset.schema.rows, row_width(run.cfg.model), home, [],
             encoded(position), to_dict(run.cfg), self._schema(), self.folder.identity, base, __version__,
         )  # fmt: skip
-        unsaved = self.unsaved.updates.unsaved
-        with_dense, stops = run.home == "workers", self._stop is not None
+        unsaved, stops = list(self.unsaved.updates.pending), self._stop is not None
         self._open = OpenCheckpoint(
-            manifest, position.ledger.read, run.hub.now(), with_dense, gathering, stops, unsaved
+            manifest, position.ledger.read, run.hub.now(), run.home == "workers", gathering, stops, unsaved
         )
         self._mixed, self._due = False, run.hub.now() + self.rhythm.gap
         try:

@@ -49,6 +49,8 @@ class RunFlow:
         over = False
         if self.failover is not None:
             over = yield from self.failover.restore()
+        elif self.began is not None or core.checkpoints.resumed is not None:
+            run.restore_times(replaced=True)
         while not (yield from self._work(over)):
             yield from self._rewind()
             over = False
@@ -60,7 +62,7 @@ class RunFlow:
         run.failures.end()
         run.tell("result", result)
         run.log.close(step=run.step)
-        yield from self._dismiss("done")
+        yield from self._dismiss()
 
     def _gather(self) -> Flow[None]:
         """Wait until all nodes are ready and the launcher is connected, which must not miss the result of a short run.
@@ -85,7 +87,6 @@ class RunFlow:
         run.record.start()
         if self.began is not None:
             run.record.continue_clock(run.hub.now() - self.began)
-            run.restore_times(replaced=True)
 
     def _work(self, over: bool) -> Flow[bool]:
         """Run the remaining rounds, then save the final checkpoint. Returns False if all nodes must roll back first."""
@@ -377,12 +378,12 @@ class RunFlow:
         resumed = self.core.checkpoints.resumed
         return traffic_summary(nodes, self.run.step - (0 if resumed is None else resumed.step))
 
-    def _dismiss(self, reason: str) -> Flow[None]:
+    def _dismiss(self) -> Flow[None]:
         """Stop the workers, and once they are gone the servers."""
         run = self.run
         run.stopped = True
-        run.members.tell("worker", Stop(reason))
+        run.members.tell("worker", Stop())
         self.core.workers.dismiss()
         channels, limit = run.members.channels, run.hub.now() + GOODBYE_SECONDS
         yield WaitCondition(lambda: all(role != "worker" for role, _ in channels), limit)
-        run.members.tell("server", Stop(reason))
+        run.members.tell("server", Stop())

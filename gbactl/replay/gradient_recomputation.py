@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.config import RunConfig
-from gbactl.config.rounds_and_shards import optimizer, shard_spec
+from gbactl.config.rounds_and_shards import dense_block, shard_spec
 from gbactl.coordinator.event_log import AnnounceRecord
 from gbactl.data.dataset import Dataset
 from gbactl.kernels import codec_of
@@ -26,7 +26,6 @@ from gbactl.kernels.base import Floats, Ints
 from gbactl.kernels.half_precision import round_here, rounded
 from gbactl.policies import Step
 from gbactl.simulation.gradient_compute import SharedCompute, answer_of, set_answer
-from gbactl.store.dense import DenseBlock
 from gbactl.store.gradient_slice import GradientSlice
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import BeginPhase, Granted
@@ -100,8 +99,7 @@ class ReplayedReplica:
 
     def __init__(self, gradients: GradientRecomputer, shards: list[Shard]) -> None:
         cfg, flat = gradients.cfg, gradients.flat
-        spec = optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay)
-        self.block = DenseBlock(flat.initial(), flat.dense_spec, spec)
+        self.block = dense_block(cfg, flat.initial(), flat.dense_spec)
         self.shards, self.cuts, self.home = shards, gradients.held, cfg.home
         self.codec = gradients.codec
         self._gradients: dict[int, Floats] = {}

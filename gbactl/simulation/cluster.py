@@ -20,7 +20,7 @@ import numpy as np
 from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_shard
 from gbactl.collective.base import ring_item
 from gbactl.config import RunConfig
-from gbactl.config.rounds_and_shards import optimizer, samples_of, shard_spec
+from gbactl.config.rounds_and_shards import dense_block, samples_of, shard_spec
 from gbactl.coordinator.checkpointing import spare_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import ServerSlowdown
@@ -34,7 +34,7 @@ from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.dense_placements import Placements, ReplicatedDense, ServedDense, TrainerDense
 from gbactl.simulation.discrete_events import EventQueue
 from gbactl.simulation.gradient_compute import SharedCompute
-from gbactl.simulation.network import TICK, Host, LossyNetwork, Network, RingRounds, SimulatedRing
+from gbactl.simulation.network import TICK, Host, Network, RingRounds, SimulatedRing
 from gbactl.simulation.process_failures import ClusterHandover, FailureInjection, RollbackAll
 from gbactl.simulation.server import VirtualServer
 from gbactl.simulation.worker import ClusterShared, VirtualWorker
@@ -105,15 +105,13 @@ class VirtualCluster:
         self.hosts = place(cfg, self.events)
         self.compute = self._compute()
         self.hub = VirtualHub(self.events, self.hosts.coordinator, self.cost.coordinator_message)
-        plan = cfg.fault_plan()
+        self.plan = plan = cfg.fault_plan()
         self.hub.waits = 2 * cfg.cluster.hang_seconds if plan.fails else 0.0
         self.codec = codec_of(cfg.transport.wire_dtype)
-        wire: dict[str, Any] = {"codec": self.codec, "traffic": self.hub.traffic}
         self.storms = plan.active_periods() if before is None else before.storms
-        if plan.has_message_faults:
-            self.network: Network = LossyNetwork(self.events, self.cost, plan, self._storms_on, self.hub.counts, **wire)
-        else:
-            self.network = Network(self.events, self.cost, **wire)
+        self.network = Network(
+            self.events, self.cost, self.codec, self.hub.traffic, plan, self._storms_on, self.hub.counts
+        )
         self.coordinator = VirtualCoordinator(self.hub, cfg, dataset, run_dir, header(cfg, dataset))
         self.failures = FailureInjection(self, before)
         self.coordinator.spent(self.failures.servers.told)
@@ -125,14 +123,14 @@ class VirtualCluster:
     def run(self) -> None:
         """Run the training to its end. Raises GbactlError."""
         for server in self.servers:
-            server.coordinator.send(Hello("server", server.index, str(server.peer), 0))
+            server.coordinator.send(Hello("server", server.index, str(server.peer)))
             server.coordinator.send(Ready("server", server.index))
         for worker in self.workers:
             self._start(worker)
         self.coordinator.run()
 
     def _start(self, worker: VirtualWorker) -> None:
-        worker.coordinator.send(Hello("worker", worker.index, "", 0))
+        worker.coordinator.send(Hello("worker", worker.index, ""))
         worker.coordinator.send(Ready("worker", worker.index))
         worker.start(max(phase.mode.ahead for phase in self.cfg.possible))
 
@@ -140,9 +138,10 @@ class VirtualCluster:
         """Exclude a failed worker from dense steps and means (FailingCluster.lose_worker)."""
         self.sides.left(index)
 
-    def replace_worker(self, index: int, epoch: int) -> None:
+    def replace_worker(self, index: int) -> None:
         """Start a failed worker's successor (FailingCluster.replace_worker)."""
-        worker = VirtualWorker(index, self.hosts.workers[index], self.workers[index].shared, epoch)
+        failed = self.workers[index]
+        worker = VirtualWorker(index, failed.host, failed.shared, failed.peer.incarnation + 1)
         self._connect(worker)
         self.workers[index] = worker
         self._start(worker)
@@ -173,11 +172,9 @@ class VirtualCluster:
             spare = spare_bytes(self.cfg, samples_of(self.dataset, self.cfg.train))
             return saver_of(self.cfg, self.dataset.schema, self.run_dir, made, tell, spare, inline=True)
 
-        server = VirtualServer(
-            self.hub, made, host, self.network, norms, saver, self.failures.servers.saves
-        )  # fmt: skip
+        server = VirtualServer(self.hub, made, host, self.network, norms, saver, self.failures.servers.saves)
         server.served_dense = self.cfg.home != "workers"
-        server.slow(ServerSlowdown.of(self.cfg.fault_plan(), shard))
+        server.slow(ServerSlowdown.of(self.plan, shard))
         return server
 
     def new_shard(self, shard: int) -> Shard:
@@ -195,7 +192,7 @@ class VirtualCluster:
         cfg = self.cfg
         source = MappedBatchSource(self.dataset, self.compute.kernels, cfg.cluster.servers, cfg.seed, cfg.train.shuffle)
         self.sides = self._sides()
-        shared = ClusterShared(self.events, self.cost, cfg.fault_plan(), self.compute, source, self.sides, self.codec)
+        shared = ClusterShared(self.events, self.cost, self.plan, self.compute, source, self.sides, self.codec)
         workers = [VirtualWorker(index, host, shared) for index, host in enumerate(self.hosts.workers)]
         for worker in workers:
             self._connect(worker)
@@ -204,7 +201,7 @@ class VirtualCluster:
     def _sides(self) -> Placements:
         cfg, flat, replicated = self.cfg, self.compute.flat, None
         if "workers" in cfg.homes:
-            block = self._block(flat.initial() if flat.buffers else flat.vector)
+            block = dense_block(cfg, flat.initial() if flat.buffers else flat.vector, flat.dense_spec)
             if cfg.resume is not None:
                 load_dense(block, dense_state(chain_at(Path(cfg.resume))))
                 flat.load(block.value.copy())
@@ -224,20 +221,16 @@ class VirtualCluster:
     def _replicas(self) -> Callable[[], DenseBlock]:
         """Return a function that makes a trainer's replica, like WorkerProcess._replica (nodes/worker_process.py)."""
         cfg, flat = self.cfg, self.compute.flat
-        begins = cfg.resume is not None and cfg.home == "replicas"
-        state = dense_state(chain_at(Path(cfg.resume))) if begins and cfg.resume is not None else None
+        resume = cfg.resume if cfg.home == "replicas" else None
+        state = None if resume is None else dense_state(chain_at(Path(resume)))
 
         def make() -> DenseBlock:
-            block = self._block(aligned_copy(flat.initial()))
+            block = dense_block(cfg, aligned_copy(flat.initial()), flat.dense_spec)
             if state is not None:
                 load_dense(block, state)
             return block
 
         return make
-
-    def _block(self, value: Any) -> DenseBlock:
-        cfg = self.cfg
-        return DenseBlock(value, self.compute.flat.dense_spec, optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay))
 
 
 def run_virtual(

@@ -139,8 +139,8 @@ class ReplicatedDense(DensePlacement):
     `members`: workers that take part."""
 
     def __init__(
-        self, compute: SharedCompute, block: DenseBlock, ring: SimulatedRing, global_batch: int, norms_every: int = 0,
-        codec: Codec | None = None,
+        self, compute: SharedCompute, block: DenseBlock, ring: SimulatedRing, global_batch: int, norms_every: int,
+        codec: Codec | None,
     ) -> None:  # fmt: skip
         super().__init__(compute)
         self.block = block

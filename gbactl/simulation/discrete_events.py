@@ -88,13 +88,11 @@ class Fifo:
     def __init__(self, events: EventQueue) -> None:
         self.events = events
         self.free = 0.0
-        self.busy_seconds = 0.0
 
     def reserve(self, seconds: float) -> float:
         """Queue a job of `seconds`, and return the time at which it will begin."""
         begins = max(self.events.now, self.free)
         self.free = begins + seconds
-        self.busy_seconds += seconds
         return begins
 
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gbactl.collective.base import ring_bytes
+from gbactl.collective.base import ring_bytes, sum_in_rank_order
 from gbactl.cpu import shared_equally
 from gbactl.faults.fault_plan import FaultPlan
 from gbactl.faults.message_faults import MessageFaultStream
@@ -56,13 +56,6 @@ class Endpoint(Protocol):
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
         """Handle a frame that has arrived."""
-
-
-class LinkDirection(Protocol):
-    """One direction of a connection between two nodes."""
-
-    def carry(self, nbytes: int, arrive: Callable[..., None], *args: Any) -> None:
-        """Send `nbytes` after the bytes already under way, then call `arrive(*args)`."""
 
 
 class HostLocalLink:
@@ -151,12 +144,18 @@ class _Passing:
 
 @dataclass(frozen=True)
 class Network:
-    """Network of a virtual cluster: cost model, compression and traffic counters that all its channels share."""
+    """Network of a virtual cluster: cost model, compression, traffic counters and message faults of all its channels.
+
+    `plan`: a fault plan, whose message faults its channels have; `on`: the message faults that are active; `counts`:
+    what happened to transmissions."""
 
     events: EventQueue
     cost: CostModel
-    codec: Codec | None = field(default=None, kw_only=True)  # see wire/half_precision_transport.py
-    traffic: TrafficCounter = field(default_factory=TrafficCounter, kw_only=True)
+    codec: Codec | None = None  # see wire/half_precision_transport.py
+    traffic: TrafficCounter = field(default_factory=TrafficCounter)
+    plan: FaultPlan | None = None
+    on: Callable[[], frozenset[int]] = frozenset
+    counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.traffic.item = 4 if self.codec is None else 2
@@ -178,23 +177,22 @@ class Network:
         return here
 
     def end(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
-        """Make one end of a channel."""
-        return VirtualChannel(self, near, far)
+        """Make one end of a channel, lossy where the plan says so."""
+        weather = None if self.plan is None else message_faults_of(self.plan, near.peer, far.peer)
+        return VirtualChannel(self, near, far) if weather is None else LossyChannel(self, near, far, weather)
 
-    def wire(self, source: Host, target: Host) -> LinkDirection:
+    def wire(self, source: Host, target: Host) -> HostLocalLink | HostToHostLink:
         """Make one direction of a new connection, which keeps the order of messages."""
-        return (
-            HostLocalLink(self.events, self.cost)
-            if source is target
-            else HostToHostLink(self.events, self.cost, source, target)
-        )
+        if source is target:
+            return HostLocalLink(self.events, self.cost)
+        return HostToHostLink(self.events, self.cost, source, target)
 
 
 class VirtualChannel:
     """One end of a channel between two virtual nodes."""
 
     def __init__(self, network: Network, near: Endpoint, far: Endpoint) -> None:
-        self.network, self.near, self.far = network, near, far
+        self.network, self.far = network, far
         self.peer = far.peer
         self.other: VirtualChannel | None = None
         self.wire, self._within = network.wire(near.host, far.host), near.host is far.host
@@ -229,15 +227,11 @@ class VirtualChannel:
 
 
 class LossyChannel(VirtualChannel):
-    """End of a lossy channel. `weather` decides the faults of its messages; `on`: the active message faults."""
+    """End of a lossy channel. `weather` decides the faults of its messages."""
 
-    def __init__(
-        self, network: Network, near: Endpoint, far: Endpoint, weather: MessageFaultStream,
-        on: Callable[[], frozenset[int]],
-        counts: Counter[str],
-    ) -> None:  # fmt: skip
+    def __init__(self, network: Network, near: Endpoint, far: Endpoint, weather: MessageFaultStream) -> None:
         super().__init__(network, near, far)
-        self.weather, self.on, self.counts = weather, on, counts
+        self.weather = weather
         self._next = self._expected = 0
         self._early: dict[int, Frame] = {}
 
@@ -252,12 +246,12 @@ class LossyChannel(VirtualChannel):
     def _transmit(self, number: int, frame: Frame, nbytes: int) -> None:
         if self.other is None:
             return
-        fate = self.weather.draw(self.on())
-        self.counts.update(fate.names)
+        fate = self.weather.draw(self.network.on())
+        self.network.counts.update(fate.names)
         for delay in fate.delays:
             self.network.events.after(delay, self._send_copy, number, frame, nbytes)
         if not fate.delays:
-            self.counts["retried"] += 1
+            self.network.counts["retried"] += 1
             self.network.events.after(RETRY_SECONDS, self._transmit, number, frame, nbytes)
 
     def _send_copy(self, number: int, frame: Frame, nbytes: int) -> None:
@@ -271,24 +265,6 @@ class LossyChannel(VirtualChannel):
         while self._expected in self._early:
             self._arrive(self._early.pop(self._expected))
             self._expected += 1
-
-
-@dataclass(frozen=True)
-class LossyNetwork(Network):
-    """Network whose channels have a fault plan's message faults.
-
-    `on`: the message faults that are active; `counts`: what happened to transmissions."""
-
-    plan: FaultPlan
-    on: Callable[[], frozenset[int]]
-    counts: Counter[str]
-
-    def end(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
-        """Make one end of a channel, lossy where the plan says so."""
-        weather = message_faults_of(self.plan, near.peer, far.peer)
-        if weather is None:
-            return VirtualChannel(self, near, far)
-        return LossyChannel(self, near, far, weather, self.on, self.counts)
 
 
 class SimulatedRing:
@@ -378,9 +354,7 @@ class RingRounds:
     def _sum(self) -> None:
         self._summing = False
         there, self._there = [self._there[rank] for rank in sorted(self._there)], {}
-        total = there[0][0].copy()
-        for vector, _ in there[1:]:
-            np.add(total, vector, out=total)
+        total = sum_in_rank_order([vector for vector, _ in there])
         for vector, _ in there:
             np.copyto(vector, total)
         for _, done in there:

@@ -16,22 +16,20 @@ messages by which nodes report their state, and that an evaluation begins anew.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from gbactl.checkpoint.failure_cost_counters import CostSeconds, ServerFailureLoss
-from gbactl.checkpoint.folder import CheckpointChain
 from gbactl.checkpoint.planning import costs_of
-from gbactl.checkpoint.restore import chain_at, load_shard
 from gbactl.config import RunConfig, from_dict
 from gbactl.coordinator import event_log
 from gbactl.coordinator.state import FailureRecord, config_at
 from gbactl.errors import CheckpointError, ClusterError
 from gbactl.faults.fault_plan import FaultInjector
 from gbactl.faults.message_faults import AllActivePeriods
+from gbactl.server.shard_server import load_last
 from gbactl.simulation.coordinator import VirtualCoordinator, VirtualHub
 from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.discrete_events import EventQueue
@@ -60,8 +58,8 @@ class FailingCluster(Protocol):
     def lose_worker(self, index: int) -> None:
         """Exclude a failed worker from dense steps and means."""
 
-    def replace_worker(self, index: int, epoch: int) -> None:
-        """Start a failed worker's successor, with incarnation `epoch`."""
+    def replace_worker(self, index: int) -> None:
+        """Start a failed worker's successor."""
 
 
 class FailureInjection:
@@ -71,7 +69,6 @@ class FailureInjection:
         """Attach to a cluster. `before`: state of the cluster that this one replaces after a rollback."""
         self.cluster = cluster
         self.servers, self.coordinator = ServerFailures(cluster, before), CoordinatorFailures(cluster)
-        self._epochs: Counter[int] = Counter()
         self._over = False
 
     def heard(self, event: Event) -> None:
@@ -92,11 +89,9 @@ class FailureInjection:
             self.cluster.events.after(self.cluster.cost.restart, self._replace, index)
 
     def _replace(self, index: int) -> None:
-        """Start a failed worker's successor."""
-        if self._over:
-            return
-        self._epochs[index] += 1
-        self.cluster.replace_worker(index, self._epochs[index])
+        """Start a failed worker's successor, unless the run is over."""
+        if not self._over:
+            self.cluster.replace_worker(index)
 
     def _inject(self, fields: dict[str, Any]) -> None:
         process, kind, seconds = fields["process"], fields["kind"], fields["seconds"]
@@ -118,18 +113,17 @@ class FailureInjection:
     def _at_server(self, shard: int, kind: str, seconds: float | None) -> None:
         """Kill or hang a server; a hang that exceeds the heartbeat's limit counts as its failure."""
         cluster, patience = self.cluster, self.cluster.cfg.cluster.hang_seconds
+        if kind == "hang" and seconds is not None and seconds <= patience:
+            cluster.events.stall(seconds)
+            return
         if not cluster.coordinator.core.checkpoints.on:
             why = f"The fault plan hit S{shard} ({kind})"
             raise ClusterError(f"{why}: the run cannot go on without it; type checkpoint=cpr or full.")
         if kind == "kill":
             self.coordinator.server_lost = (shard, cluster.events.now)
-            self.servers.lost(shard)
-            return
-        if seconds is not None and seconds <= patience:
-            cluster.events.stall(seconds)
-            return
-        cluster.events.stall(patience)
-        self.servers.spent.rescheduling += patience
+        else:
+            cluster.events.stall(patience)
+            self.servers.spent.rescheduling += patience
         self.servers.lost(shard)
 
 
@@ -289,28 +283,15 @@ class ServerFailures:
 
         Unless a checkpoint was in progress, the next one can build on the newest, since all shards have its state."""
         cuts = self.cluster.coordinator.core.checkpoints
-        idle, base = cuts._open is None, cuts._base
-        cuts.server_gone(shard)
-        if idle:
-            cuts._base, cuts._mixed = base, False
+        if cuts.in_progress:
+            cuts.server_gone(shard)
         return cuts.unsaved.lost(shard, self.cluster.coordinator.context.finished)
 
     def _state(self, shard: int) -> Shard:
         """Make the shard that a failed server's successor would load."""
-        state = self.cluster.new_shard(shard)
-        chain, resumed = self._newest(), self.cluster.cfg.resume
-        if chain is None and resumed is not None:
-            chain = chain_at(Path(resumed))
-        if chain is not None:
-            load_shard(state, chain, self.cluster.coordinator.context.current.home != "workers")
+        state, resumed = self.cluster.new_shard(shard), self.cluster.cfg.resume
+        load_last(state, self.cluster.coordinator.core.checkpoints.folder, None if resumed is None else Path(resumed))
         return state
-
-    def _newest(self) -> CheckpointChain | None:
-        """Newest good checkpoint of this run; None if there is none."""
-        try:
-            return self.cluster.coordinator.core.checkpoints.folder.newest()
-        except CheckpointError:
-            return None
 
     def _everybody(self, shard: int) -> None:
         c = self.cluster.coordinator
@@ -329,9 +310,12 @@ class ServerFailures:
 
     def leave(self) -> ClusterHandover:
         """Make the state to hand to the cluster that replaces this one; rename this one's event log."""
-        cluster, c, chain = self.cluster, self.cluster.coordinator, self._newest()
-        cfg = cluster.cfg
-        if chain is not None:
+        cluster, c, cfg = self.cluster, self.cluster.coordinator, self.cluster.cfg
+        try:
+            chain = c.core.checkpoints.folder.newest()
+        except CheckpointError:
+            pass  # the run begins again where it began
+        else:
             cfg = from_dict({**config_at(chain), "resume": str((chain.folder / chain.last.name).resolve())})
         c.context.failures.loaded(c.context.failures.all[-1].process)
         c.context.failures.all[-1].samples_rolled_back = self._again

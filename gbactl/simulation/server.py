@@ -15,7 +15,8 @@ import numpy as np
 
 from gbactl.checkpoint.restore import take_over
 from gbactl.faults.slowdown import ServerSlowdown
-from gbactl.kernels.base import Floats, address
+from gbactl.kernels.base import Floats, aligned_copy
+from gbactl.kernels.half_precision import round_here
 from gbactl.server.checkpoint_writer import ShardSaver
 from gbactl.server.shard_server import SLOWED, Server
 from gbactl.simulation.coordinator import VirtualHub
@@ -43,8 +44,6 @@ from gbactl.wire.messages import (
 )
 from gbactl.wire.times_and_traffic import BUSY, KERNELS, ServerTimes
 
-ALIGNMENT = 64
-
 
 @dataclass(slots=True)
 class PullAnswer(Frame):
@@ -56,20 +55,12 @@ class PullAnswer(Frame):
     dense: Floats | None = None
 
 
-def aligned(floats: int) -> Floats:
-    """Allocate uninitialised float32[floats], aligned so that a model can compute with it in place."""
-    raw = np.empty(4 * floats + ALIGNMENT, np.uint8)
-    skip = -address(raw) % ALIGNMENT
-    return raw[skip : skip + 4 * floats].view(np.float32)
-
-
 class VirtualServer(Server):
     """Virtual server of one shard, and an Endpoint of the network."""
 
     def __init__(
         self, hub: VirtualHub, shard: Shard, host: Host, network: Network, norms_every: int,
-        saver_of: Callable[[Callable[[Any], None]], ShardSaver | None] = lambda tell: None,
-        saves: Callable[[Save, float], None] = lambda save, part: None,
+        saver_of: Callable[[Callable[[Any], None]], ShardSaver], saves: Callable[[Save, float], None],
     ) -> None:  # fmt: skip
         """Make a server. `saves` is called at each checkpoint with the fraction of all rows that it saves."""
         self._saves = saves
@@ -151,8 +142,7 @@ class VirtualServer(Server):
         return {}
 
     def _save(self, channel: Any, save: Save, frame: Frame) -> None:
-        if self.saver is not None:
-            self._saves(save, self.saver.chooser.part(save.kind))
+        self._saves(save, self.saver.chooser.part(save.kind))
         super()._save(channel, save, frame)
 
     def go_back(self, state: Shard, with_dense: bool, useful: Callable[[], None]) -> None:
@@ -189,10 +179,6 @@ class VirtualServer(Server):
         seconds = self.cost.pull(pull.rows, self._dense_floats(pull))
         return self._spent(seconds, seconds)
 
-    def _dense_floats(self, pull: Pull) -> int:
-        """Number of floats of the dense slice in the answer to a pull."""
-        return self.dense_size if pull.dense and pull.have_dense != self.shard.version else 0
-
     def _answer(self, channel: VirtualChannel, pull: Pull, frame: Frame) -> None:
         dense = self._dense_floats(pull)
         index = frame.payload.view(np.int32)
@@ -207,9 +193,7 @@ class VirtualServer(Server):
     def _snapshot(self) -> Floats:
         """Copy of the dense slice as it is now, made once per version."""
         if self._dense is None or self._dense[0] != self.shard.version:
-            values = aligned(self.dense_size)
-            self.shard.pull_dense(values)
-            if self.network.codec is not None:
-                np.copyto(values, self.network.arrived(values))
+            values = aligned_copy(self.shard.dense_block().value)
+            round_here(self.network.codec, values)
             self._dense = (self.shard.version, values)
         return self._dense[1]

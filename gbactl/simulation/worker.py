@@ -208,12 +208,8 @@ class VirtualWorker:
 
     def __init__(self, index: int, host: Host, shared: ClusterShared, epoch: int = 0) -> None:
         self.index, self.peer, self.host, self.shared = index, Peer("worker", index, epoch), host, shared
-        self.core = WorkerCore(index, 0)
         self.slot = host.slots[index % len(host.slots)] if host.slots else None
         self.coordinator: VirtualChannel
-        self.servers: list[VirtualChannel] = []
-        self.moves = DenseTransfers({})
-        self._shard: dict[int, int] = {}
         self._batches = 0  # number of computed batches
         self._first: float | None = None
         self._waits = [0.0] * len(WAITS)
@@ -465,7 +461,7 @@ class VirtualWorker:
         self._waits = [0.0] * len(WAITS)  # only the waits of training count
         grant, compute = item.grant, self.shared.compute
         compute.load(item)
-        message = Predictions(grant.phase, self.index, grant.batch, grant.start, grant.samples)
+        message = Predictions(grant.phase, self.index, grant.batch, grant.samples)
         predictions = np.ascontiguousarray(compute.predict(item), np.float32)
         self.coordinator.send(message, predictions.view(np.uint8))
         self.take(item)

@@ -62,15 +62,9 @@ class ShardSpec:
         return self.shards if self.dense_shards is None else self.dense_shards
 
     def check(self) -> None:
-        """Raise ConfigError for values out of range."""
+        """Raise ConfigError for a shard that cannot be; a configuration's values are checked where it is read."""
         if not (0 <= self.shard < self.shards and self.rows >= 0 and self.width > 0):
             raise ConfigError(f"Shard {self.shard} of {self.shards} with {self.rows} x {self.width} rows cannot be.")
-        if not 1 <= self.dense_holders <= self.shards:
-            raise ConfigError(f"{self.dense_holders} of {self.shards} shards cannot hold the dense vector.")
-        if self.row_l2 not in ROW_L2_SCOPES or self.sparse_divisor not in ("global", "contributors"):
-            raise ConfigError("optim.row_l2 is touched or all; mode.sparse_divisor is global or contributors.")
-        if self.row_staleness not in ("token", "row"):
-            raise ConfigError("mode.row_staleness is token or row.")
         if self.row_l2 == "all" and self.local_rows > MOST_ROWS_FOR_ALL:
             raise ConfigError(
                 f"optim.row_l2=all steps every row every time and a server would hold {self.local_rows:,}; "
@@ -155,13 +149,6 @@ class Shard:
         if self._notes is not None:
             self._notes.attach(batch, part)
         self._staged[batch] = part
-        return True
-
-    def detach(self, batch: int) -> bool:
-        """Copy a batch's staged slice out of shared memory; False if none is staged."""
-        if batch not in self._staged:
-            return False
-        self._staged[batch].detach()
         return True
 
     def drop(self, batch: int) -> bool:

@@ -265,6 +265,15 @@ def test_where_no_other_coordinator_is_wanted(data: Path, tmp_path: Path, fault:
         run(check(cfg), data, tmp_path / "run")
 
 
+def test_a_server_that_stands_still_for_a_while_needs_no_checkpoint(data: Path, tmp_path: Path) -> None:
+    """As with real processes: it is silent for less than `hang_seconds`."""
+    plain = run(failing("gba"), data, tmp_path / "plain")
+    stop = {"kind": "hang", "step": 2, "servers": [0], "seconds": 2.0}
+    result = run(failing("gba", stop, hang=10.0), data, tmp_path / "run")
+    assert result["virtual_seconds"] == pytest.approx(plain["virtual_seconds"] + 2.0, abs=0.001)
+    assert result["checksums"] == plain["checksums"]
+
+
 def test_nobody_takes_the_place_of_a_server_of_which_nothing_is_saved(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"The fault plan hit S0 \(kill\): the run cannot go on"):
         run(failing("gba", {"kind": "kill", "step": 2, "servers": [0]}), data, tmp_path / "run")

@@ -205,12 +205,13 @@ def test_a_bad_part_is_refused_and_stays_the_callers(kernels: Kernels, bad: Grad
 def test_a_part_is_released_once_when_it_is_done_with(kernels: Kernels) -> None:
     released: list[str] = []
     shard = make(kernels)
-    for batch, name in enumerate(["applied", "weightless", "dropped", "detached"]):
-        shard.stage(batch, part(1, release=lambda name=name: released.append(name)))
+    names = ("applied", "weightless", "dropped", "detached")
+    parts = [part(1, release=lambda name=name: released.append(name)) for name in names]
+    for batch, each in enumerate(parts):
+        shard.stage(batch, each)
     shard.stage(0, part(1, release=lambda: released.append("repeated")))
     assert released == ["repeated"]
-    assert shard.detach(3)
-    assert not shard.detach(17)
+    parts[3].detach()
     shard.apply(StepOrder(0, ((0, 1.0), (1, 0.0), (3, 1.0)), 1.0, 1.0))
     shard.drop(2)
     assert released == ["repeated", "detached", "applied", "weightless", "dropped"]
@@ -222,7 +223,7 @@ def test_shared_memory_may_change_after_detach_but_not_the_index(kernels: Kernel
     index, grad, late = shared.index, shared.grad, held.index
     shard.stage(0, shared)
     shard.stage(1, held)
-    shard.detach(0)
+    shared.detach()
     index[:], grad[:], late[:] = 9, 100.0, 1_000_000
     shard.apply(StepOrder(0, ((0, 1.0),), 1.0, 1.0))
     shard.apply(StepOrder(1, ((1, 1.0),), 1.0, 1.0))

@@ -68,7 +68,7 @@ class Players:
         hub = SocketHub(key, Peer(role, index))
         channel: Any = hub.connect(address)
         channel.index = index
-        channel.send(Hello(role, index, f"{role}{index}", os.getpid()))
+        channel.send(Hello(role, index, f"{role}{index}"))
         channel.send(Ready(role, index))
         self.hubs.append(hub)
         return channel
@@ -97,7 +97,7 @@ class Players:
     def _granted(self, worker: Any, grant: Granted) -> None:
         if not self.training:
             scores = np.linspace(0.1, 0.9, grant.samples, dtype=np.float32)
-            message = Predictions(grant.phase, worker.index, grant.batch, grant.start, grant.samples)
+            message = Predictions(grant.phase, worker.index, grant.batch, grant.samples)
             worker.send(message, scores.view(np.uint8))
             worker.send(TakeBatch(worker.index))
             return

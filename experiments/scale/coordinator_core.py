@@ -71,7 +71,7 @@ def reply(message: Any, node: Peer) -> Any:
 def predicted(grant: Granted, worker: int) -> tuple[Predictions, Bytes]:
     """Return a worker's answer to a batch of an evaluation, with its payload."""
     payload = np.full(grant.samples, 0.5, np.float32).view(np.uint8)
-    return Predictions(grant.phase, worker, grant.batch, grant.start, grant.samples), payload
+    return Predictions(grant.phase, worker, grant.batch, grant.samples), payload
 
 
 def staged(grant: Granted, shard: int, worker: int, version: int = 0) -> Staged:
@@ -120,10 +120,10 @@ class EmulatedHub:
         }  # fmt: skip
         self.servers = [Node(self, "server", index) for index in range(servers)]
         self.workers = [Node(self, "worker", index) for index in range(workers)]
-        self._put(Node(self, "launcher", 0), Hello("launcher", 0, "", 0))
+        self._put(Node(self, "launcher", 0), Hello("launcher", 0, ""))
         for node in (*self.servers, *self.workers):
             address = str(node.peer) if node.peer.role == "server" else ""
-            self._put(node, Hello(node.peer.role, node.peer.index, address, 0))
+            self._put(node, Hello(node.peer.role, node.peer.index, address))
             self._put(node, Ready(node.peer.role, node.peer.index))
         for _ in range(1 + ahead):
             for node in self.workers:

@@ -52,7 +52,7 @@ class EmulatedNodes:
         self.hub.me = Peer(role, index)
         channel: Any = self.hub.connect(address)
         channel.emulated, channel.training = self.hub.me, False
-        channel.send(Hello(role, index, f"{role}{index}" if role == "server" else "", os.getpid()))
+        channel.send(Hello(role, index, f"{role}{index}" if role == "server" else ""))
         channel.send(Ready(role, index))
         return channel
 
@@ -118,7 +118,7 @@ def run(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
                 pipe.write(boot.dumps())
             launcher = SocketHub(key, Peer("launcher", 0))
             launcher.patience = 120.0
-            launcher.connect(address_of(listener)).send(Hello("launcher", 0, "", 0))
+            launcher.connect(address_of(listener)).send(Hello("launcher", 0, ""))
             nodes = EmulatedNodes(key, address_of(listener), cfg.cluster.workers, cfg.cluster.servers, process.pid)
             nodes.play()
         finally:

@@ -24,7 +24,6 @@ from gbactl.errors import CheckpointError
 from gbactl.store.dense import DenseBlock, DenseSpec
 from gbactl.store.shard import Shard, ShardSpec
 
-State = dict[str, NDArray[Any]]
 Arrays = dict[str, NDArray[Any]]
 BEGINNING = -1  # step of the initial state, which has no checkpoint
 INITIAL_FOLDER = "beginning"
@@ -103,7 +102,7 @@ def _open(path: Path) -> Any:
         raise CheckpointError(f"{path} cannot be read ({error}).") from error
 
 
-def dense_state(chain: CheckpointChain) -> State:
+def dense_state(chain: CheckpointChain) -> Arrays:
     """Read the whole dense vector with its optimizer state from a checkpoint.
 
     value f32[P + Q], moment.* f32[P], step int64[1]. With an EASGD centre the servers' files have the values, and the
@@ -119,7 +118,7 @@ def dense_state(chain: CheckpointChain) -> State:
     return whole
 
 
-def _dense_of(path: Path, needed: tuple[str, ...] = ("value", "step")) -> State:
+def _dense_of(path: Path, needed: tuple[str, ...] = ("value", "step")) -> Arrays:
     with _open(path) as file:
         found = {name[6:]: file.get_tensor(name) for name in file.keys() if name.startswith("dense.")}  # noqa: SIM118
     if not set(needed) <= set(found):
@@ -127,7 +126,7 @@ def _dense_of(path: Path, needed: tuple[str, ...] = ("value", "step")) -> State:
     return found
 
 
-def load_dense(block: DenseBlock, whole: State) -> None:
+def load_dense(block: DenseBlock, whole: Arrays) -> None:
     """Load a dense block's slice from the whole dense vector. Raises CheckpointError if it does not fit."""
     low, params = block.lo, block.params
     state = {"value": whole["value"][low : low + len(block.value)], "step": whole["step"]}
@@ -135,7 +134,7 @@ def load_dense(block: DenseBlock, whole: State) -> None:
     _fit(block, state)
 
 
-def _fit(block: DenseBlock, state: State) -> None:
+def _fit(block: DenseBlock, state: Arrays) -> None:
     try:
         block.load_state({name: np.ascontiguousarray(values) for name, values in state.items()})
     except ValueError as error:

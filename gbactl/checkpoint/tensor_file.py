@@ -227,7 +227,6 @@ class FileWriter:
         self.written: WrittenFile | None = None
         self.error = ""
         self.finite = True
-        self.seconds = 0.0
         self._began = time.monotonic()
         self._given_up = self._ended = False
         self._pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
@@ -319,10 +318,8 @@ class FileWriter:
                 self._rest(file.bytes)
             if self._given_up:
                 raise OSError("it was given up")
-            written = file.finish()
+            self.written = file.finish()
         except BaseException:
             if file is not None:
                 file.discard()
             raise
-        self.seconds = time.monotonic() - self._began
-        self.written = written

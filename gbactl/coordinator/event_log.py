@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgpack
+import msgspec
 
 from gbactl.errors import EventLogError, TornLogError
+from gbactl.wire.messages import pack
 
 MAGIC = b"gbaclog\0"
 FORMAT = 16
@@ -150,7 +151,7 @@ class EventLog:
             self.info(HEADER, header)
 
     def _add(self, kind: int, fields: Any) -> None:
-        body: bytes = msgpack.packb(fields)
+        body = pack(fields)
         record = _RECORD.pack(kind, len(body), zlib.crc32(body, kind)) + body
         self._buffer += record
         self.bytes += len(record)
@@ -296,11 +297,11 @@ def _decode(path: Path, kind: int, body: bytes, offset: int) -> Record:
     if kind not in range(HEADER, FINISH + 1):
         raise EventLogError(f"{path} has a record of unknown kind {kind} at byte {offset}.")
     try:
-        values = msgpack.unpackb(body)
+        values = msgspec.msgpack.decode(body)
         if kind in INFOS:
             return InfoRecord(kind, {str(key): value for key, value in values.items()})
         return _DECODERS[kind](values)
-    except Exception as error:  # msgpack raises several unrelated types on malformed input
+    except Exception as error:  # malformed input leads to several unrelated types
         raise EventLogError(f"{path} is damaged at byte {offset} ({error}).") from error
 
 

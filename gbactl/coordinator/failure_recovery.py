@@ -218,7 +218,7 @@ class WorkerRecovery:
     def dismiss(self) -> None:
         """Stop the successors not admitted yet, at the end of the run."""
         for channel in self.run.members.joining.values():
-            channel.send(Stop("done"))
+            channel.send(Stop())
 
 
 class ServerRecovery:

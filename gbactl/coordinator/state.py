@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 
 from gbactl.checkpoint.failure_cost_counters import PlsCounter, ServerFailureLoss, UnsavedWork, UpdateCounter
 from gbactl.checkpoint.folder import CheckpointChain
@@ -32,7 +31,7 @@ from gbactl.errors import CheckpointError, EventLogError
 from gbactl.policies import Ledger
 from gbactl.policies.policy import policy_class
 from gbactl.switching.switch_descriptions import switched
-from gbactl.wire.messages import Granted
+from gbactl.wire.messages import Granted, plain_number
 
 T = TypeVar("T")
 TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
@@ -298,15 +297,8 @@ class RunState:
 
 def encoded(branch: Any) -> dict[str, Any]:
     """Encode a branch of the state as plain containers with string keys."""
-    found: dict[str, Any] = msgspec.to_builtins(branch, str_keys=True, enc_hook=_number)
+    found: dict[str, Any] = msgspec.to_builtins(branch, str_keys=True, enc_hook=plain_number)
     return found
-
-
-def _number(value: Any) -> Any:
-    """Convert a numpy scalar, which metrics contain, to a Python number."""
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"{type(value).__name__} is no part of the state")
 
 
 def decoded(values: Mapping[str, Any], kind: type[T]) -> T:

@@ -32,7 +32,6 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-import msgpack
 import msgspec
 
 from gbactl.collective.horovod import missing
@@ -56,7 +55,7 @@ Told = Callable[[str, dict[str, Any]], None]
 
 def pack(name: str, fields: dict[str, Any]) -> bytes:
     """Encode one message to or from an agent. Raises WireError if it is too long."""
-    body: bytes = msgpack.packb((name, fields))
+    body = msgspec.msgpack.encode((name, fields))
     if len(body) > LONGEST:
         raise WireError(f"A message {name} of {len(body)} bytes is too long for a host's pipe.")
     return _LENGTH.pack(len(body)) + body

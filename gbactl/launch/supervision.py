@@ -59,7 +59,7 @@ class CoordinatorConnection:
     def _dial(self) -> None:
         try:
             self._channel = self.hub.connect(self.children.coordinator)
-            self._channel.send(Hello("launcher", 0, "", 0))
+            self._channel.send(Hello("launcher", 0, ""))
         except WireError as error:
             self._error = error
 

@@ -64,9 +64,6 @@ class Bootstrap:
         return from_dict(self.config)
 
 
-INSTALLED = Ack(0, 0)
-
-
 def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, momentum: float) -> ShardSpec | None:
     """Wait for the initial dense values, which a worker sends; None if the run ends before.
 
@@ -81,7 +78,7 @@ def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, momentum: float
             if isinstance(message, InstallDense):
                 values = frame.payload.view(np.float32).copy()
                 frame.release()
-                channel.send(INSTALLED)
+                channel.send(Ack())
                 dense = DenseSpec(message.params, message.buffers, momentum)
                 return replace(spec, dense=dense, dense_init=values)
 

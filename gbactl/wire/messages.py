@@ -8,8 +8,8 @@ from __future__ import annotations
 import typing
 from typing import Annotated, Any, NamedTuple
 
-import msgpack
 import msgspec
+import numpy as np
 
 from gbactl.errors import WireError
 from gbactl.wire.frames import Frame
@@ -25,7 +25,6 @@ class Hello(NamedTuple):
     role: str
     number: Integer
     address: str
-    pid: Integer
 
 
 class ShardAddresses(NamedTuple):
@@ -278,7 +277,6 @@ class Predictions(NamedTuple):
     phase: Integer
     worker: Integer
     batch: Integer
-    start: Integer
     samples: Integer
 
 
@@ -426,9 +424,6 @@ class Push(NamedTuple):
 class Ack(NamedTuple):
     """Acknowledgement of one message, such as PutDense or AddReplica."""
 
-    phase: Integer
-    batch: Integer
-
 
 class Save(NamedTuple):
     """To a server: write the shard as of step `step` into the checkpoint folder `name`.
@@ -451,7 +446,6 @@ class Saved(NamedTuple):
     bytes: Integer
     rows: Integer
     sums: dict[str, str]
-    seconds: float
     error: str
     updates: Integer = 0  # row updates that this save has made safe, where it saves chosen rows
     finite: bool = True  # False: `error` is that there are infinities or NaN
@@ -592,8 +586,6 @@ class Event(NamedTuple):
 class Stop(NamedTuple):
     """To a node: shut down in an orderly way."""
 
-    reason: str
-
 
 Message = (
     Hello | ShardAddresses | InstallDense | Ready | BeginPhase | TakeBatch | Granted | Staged
@@ -623,8 +615,14 @@ def kind_of(message: Any) -> int:
 
 def pack(message: Any) -> bytes:
     """Encode a message as a frame's descriptor."""
-    data: bytes = msgpack.packb(tuple(message), use_bin_type=True)
-    return data
+    return msgspec.msgpack.encode(message, enc_hook=plain_number)
+
+
+def plain_number(value: Any) -> Any:
+    """Convert a numpy scalar, which metrics contain, to a Python number: the hook of encoders. Raises TypeError."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no part of a message")
 
 
 def unpack(kind: int, descriptor: bytes) -> Any:

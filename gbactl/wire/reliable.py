@@ -23,7 +23,7 @@ from gbactl.faults.fault_plan import FaultPlan
 from gbactl.faults.message_faults import MessageFaultStream
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel_interface import Channel, ChannelWrapper, Hub, HubWrapper
+from gbactl.wire.channel_interface import NO_BYTES, Channel, ChannelWrapper, Hub, HubWrapper
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import KIND, Acknowledged, Granted, NumberedMessage, Rows, Staged, decode, kind_of, pack
 
@@ -192,17 +192,15 @@ class ReliableHub(HubWrapper[ReliableChannel]):
         channel = self.wrapper_of(inner)
         if channel is None:
             return [(inner, self.progress.heard(frame))]
-        if frame.kind == frames.CLOSED:
-            channel.close()
-            self.forget(inner)
-            return [(channel, frame)]
-        try:
-            return [(channel, self.progress.heard(ready)) for ready in channel.received(frame)]
-        except WireError as error:
-            self.refused[type(error).__name__] += 1
-            frame.release()
-            inner.close()
-            return []
+        if frame.kind != frames.CLOSED:
+            try:
+                return [(channel, self.progress.heard(ready)) for ready in channel.received(frame)]
+            except WireError as error:
+                self.refused[type(error).__name__] += 1
+                frame.release()
+        channel.close()
+        self.forget(inner)
+        return [(channel, Frame(frames.CLOSED, b"", NO_BYTES))]
 
 
 def message_faults_of(plan: FaultPlan, me: Peer, peer: Peer) -> MessageFaultStream | None:

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import msgpack
 import msgspec
 
 from gbactl.errors import WireError
@@ -326,7 +325,7 @@ class SocketChannel:
     def offer(self, outgoing: int, incoming: int) -> None:
         """Create a shared-memory segment and offer it to the listener (connector only)."""
         self._layout, self._memory = shared_memory.create(outgoing, incoming)
-        self._send_raw(ATTACH, msgpack.packb(self._layout), None)
+        self._send_raw(ATTACH, pack(self._layout), None)
 
     def _answer_attach(self, descriptor: bytes) -> None:
         layout = _layout(descriptor)
@@ -335,13 +334,13 @@ class SocketChannel:
             self._theirs, self._mine = layout.slots(self._memory)
             self._free = list(range(len(self._mine)))
         self.attached = self._memory is not None
-        self._send_raw(ATTACHED, msgpack.packb(self.attached), None)
+        self._send_raw(ATTACHED, pack(self.attached), None)
 
     def _finish_attach(self, descriptor: bytes) -> None:
         if self._layout is None or self._memory is None:
             raise WireError("A peer answers an offer that was not made.")
         shared_memory.unlink(self._layout)
-        if descriptor == msgpack.packb(True):
+        if descriptor == pack(True):
             self._mine, self._theirs = self._layout.slots(self._memory)
             self._free = list(range(len(self._mine)))
             self.attached = True

@@ -189,20 +189,17 @@ class WorkerClient:
         width = row_gradient.shape[1]
         item.waits = self.waits.take()
         with self.waits.of(PUSH):
-            self._push(item, row_gradient, dense, width)
-
-    def _push(self, item: BatchInProgress, row_gradient: Floats, dense: DenseGradientSlices | None, width: int) -> None:
-        self.core.pushed(item)
-        for s, low, high in item.unique.shares():
-            count, size = high - low, dense.size(s) if dense is not None else 0
-            told = item.push(s, count, size)
-            channel = self.routes.pushing(s, told)
-            out = channel.reserve(4 * (count * (1 + width) + size))
-            rows, rest = push_views(out, item.unique.index[low:high], width)
-            rows[:] = row_gradient[low:high]
-            if dense is not None:
-                dense.write(s, rest)
-            channel.send(told, out)
+            self.core.pushed(item)
+            for s, low, high in item.unique.shares():
+                count, size = high - low, dense.size(s) if dense is not None else 0
+                told = item.push(s, count, size)
+                channel = self.routes.pushing(s, told)
+                out = channel.reserve(4 * (count * (1 + width) + size))
+                rows, rest = push_views(out, item.unique.index[low:high], width)
+                rows[:] = row_gradient[low:high]
+                if dense is not None:
+                    dense.write(s, rest)
+                channel.send(told, out)
 
     def get_dense(self, shards: Collection[int]) -> dict[int, tuple[DenseState, Floats]]:
         """Fetch the slices of the dense vector with optimizer state from some shards, as copies.
@@ -258,7 +255,7 @@ class WorkerClient:
     def predictions(self, item: BatchInProgress, probabilities: Any) -> None:
         """Send an evaluation batch's predictions to the coordinator."""
         grant = item.grant
-        message = Predictions(grant.phase, self.index, grant.batch, grant.start, grant.samples)
+        message = Predictions(grant.phase, self.index, grant.batch, grant.samples)
         self.coordinator.send(message, np.ascontiguousarray(probabilities, np.float32).view(np.uint8))
 
     def fail(self, error: BaseException) -> None:

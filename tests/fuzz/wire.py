@@ -35,6 +35,7 @@ from gbactl.wire.socket_channel import QueuedBytes, SocketChannel
 from gbactl.wire.times_and_traffic import TrafficCounter
 from tests.fuzz.coordinator import Spoken
 from tests.fuzz.mutations import mangled, message, odd_frame
+from tests.support.checkpoint_files import unused_saver
 
 KEY = bytes(range(32))
 WORKER = Peer("worker", 1)
@@ -190,7 +191,8 @@ class Served:
             ShardSpec(0, 1, ROWS, WIDTH, row_optimizer=plain, dense=DenseSpec(DENSE, 0), dense_optimizer=plain)
         )  # fmt: skip
         coordinator = Line(Peer("coordinator", 0))
-        self._server = Server(_NoHub(), coordinator, self._shard)  # type: ignore[arg-type]
+        saver = unused_saver(self._shard)
+        self._server = Server(_NoHub(), coordinator, self._shard, 0, saver)  # type: ignore[arg-type]
         begin = BeginPhase(1, True, "gba", 0, 0, 100, 10, 0, True, True)
         self._server.handle(coordinator, Frame(kind_of(begin), pack(begin), np.empty(0, np.uint8)))
 

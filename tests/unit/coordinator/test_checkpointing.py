@@ -78,7 +78,7 @@ class Cluster:
 
     def answer(self, number: int, *shards: int, error: str = "", finite: bool = True) -> None:
         for shard in shards:
-            self.cuts.saved(Saved(shard, number, 10, 3, {}, 0.1, error, finite=finite))
+            self.cuts.saved(Saved(shard, number, 10, 3, {}, error, finite=finite))
 
 
 def names(run_dir: Path) -> list[str]:

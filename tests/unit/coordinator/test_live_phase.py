@@ -52,7 +52,7 @@ class Setting:
             for index in range(2):
                 channel = Recorder(role, index, lambda: list(read(self.path)))
                 self.channels[str(channel.peer)] = channel
-                self.members.hello(channel, Hello(role, index, "", 1))
+                self.members.hello(channel, Hello(role, index, ""))
         self.statistics = Statistics()
         policy = make(mode, Phase(samples, 4, 8, 0, (0, 1), prefetch="data" if ahead else "none"))
         self.waiting: deque[int] = deque()

@@ -69,7 +69,7 @@ class Run:
         members = Membership(WORKERS, SERVERS)
         for role, count in (("server", SERVERS), ("worker", WORKERS)):
             for index in range(count):
-                members.hello(Ear(role, index), Hello(role, index, "", 1))
+                members.hello(Ear(role, index), Hello(role, index, ""))
         self.statistics = Statistics()
         self.statistics.samples_at = [0] * 6
         self.applied, self.missed = Counter[int](), list[tuple[int, int, int]]()

@@ -32,7 +32,7 @@ class Recorder:
 
 def come(members: Membership, role: str, index: int, epoch: int = 0) -> Recorder:
     channel = Recorder(role, index, epoch)
-    members.hello(channel, Hello(role, index, f"127.0.0.1:{7000 + index}", 1))
+    members.hello(channel, Hello(role, index, f"127.0.0.1:{7000 + index}"))
     return channel
 
 
@@ -59,8 +59,8 @@ def test_it_is_complete_when_everybody_is_ready_and_names_who_is_not() -> None:
 def test_telling_a_role() -> None:
     members = Membership(workers=2, servers=1)
     server, second, first = (come(members, *who) for who in [("server", 0), ("worker", 1), ("worker", 0)])
-    members.tell("worker", Stop("done"))
-    assert [channel.sent[-1:] for channel in (first, second)] == [[Stop("done")]] * 2
+    members.tell("worker", Stop())
+    assert [channel.sent[-1:] for channel in (first, second)] == [[Stop()]] * 2
     assert server.sent == []
     assert list(members.of("server")) == [0]
 
@@ -71,7 +71,7 @@ def test_telling_a_role() -> None:
 def test_a_node_that_does_not_belong_to_the_run_is_refused(role: str, index: int) -> None:
     members = Membership(workers=2, servers=1)
     with pytest.raises(WireError, match="does not belong to this run"):
-        members.hello(Recorder("worker", 0), Hello(role, index, "", 1))
+        members.hello(Recorder("worker", 0), Hello(role, index, ""))
     assert not members.channels and not members.addresses
 
 
@@ -81,7 +81,7 @@ def test_a_node_comes_once_under_its_own_name() -> None:
     with pytest.raises(WireError):
         come(members, "worker", 0)
     with pytest.raises(WireError):
-        members.hello(Recorder("worker", 1), Hello("server", 0, "", 1))
+        members.hello(Recorder("worker", 1), Hello("server", 0, ""))
 
 
 def test_a_lost_node_is_forgotten_and_a_stranger_is_not_missed() -> None:
@@ -125,14 +125,14 @@ def test_a_server_in_the_place_of_one_that_is_gone() -> None:
     joining = come(members, "worker", 1, epoch=1)
     assert joining.sent == [], "not before all servers are there"
     second = Recorder("server", 0, 1)
-    members.hello(second, Hello("server", 0, "127.0.0.1:8000", 1))
+    members.hello(second, Hello("server", 0, "127.0.0.1:8000"))
     assert members.comes(second, 0) and not members.comes(other, 1)
     assert members.of("server") == {1: other}
     members.admit_server(0)
     members.authentic(second, "server", 0)
     assert joining.sent == [ShardAddresses(["127.0.0.1:8000", "127.0.0.1:7001"])] and len(worker.sent) == 1
-    members.tell_joining(Stop("x"))
-    assert joining.sent[-1] == Stop("x")
+    members.tell_joining(Stop())
+    assert joining.sent[-1] == Stop()
 
 
 def test_a_server_that_is_gone_before_it_has_come() -> None:

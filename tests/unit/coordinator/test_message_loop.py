@@ -42,7 +42,7 @@ def worker(network: dict[str, MemoryHub], number: int) -> MemoryChannel:
 def test_a_node_that_speaks_for_another_ends_the_run(network: dict[str, MemoryHub], coordinator: Coordinator) -> None:
     """It would keep its batch for ever otherwise."""
     channel = worker(network, 1)
-    channel.send(Hello("worker", 1, "", 7))
+    channel.send(Hello("worker", 1, ""))
     said(coordinator)
     channel.send(TakeBatch(2))
     with pytest.raises(ClusterError, match="W1 was turned away"):
@@ -55,7 +55,7 @@ def test_a_stranger_to_the_run_is_refused_and_the_run_goes_on(
 ) -> None:
     """Worker 9 of 4 is nobody; what it says is counted."""
     channel = worker(network, 9)
-    channel.send(Hello("worker", 9, "", 7))
+    channel.send(Hello("worker", 9, ""))
     channel.send(Reached(0, 1))
     said(coordinator)
     assert coordinator.hub.refused["WireError"] == 2
@@ -79,7 +79,7 @@ def test_what_a_node_may_not_say_of_itself(
     network: dict[str, MemoryHub], coordinator: Coordinator, message: Any, payload: int
 ) -> None:
     channel = worker(network, 1)
-    channel.send(Hello("worker", 1, "", 7))
+    channel.send(Hello("worker", 1, ""))
     said(coordinator)
     channel.send(message, np.zeros(payload, np.uint8))
     with pytest.raises(ClusterError, match="W1 was turned away"):
@@ -97,7 +97,7 @@ def test_who_is_no_member_tells_nothing(network: dict[str, MemoryHub], coordinat
 
 def test_what_a_node_tells_of_itself(network: dict[str, MemoryHub], coordinator: Coordinator, tmp_path: Path) -> None:
     channel = worker(network, 1)
-    for message in (Hello("worker", 1, "", 7), Inspected("W1", "ab", "17", {}, {}, {}), GradientNorms(0, 4.0, [1.0])):
+    for message in (Hello("worker", 1, ""), Inspected("W1", "ab", "17", {}, {}, {}), GradientNorms(0, 4.0, [1.0])):
         channel.send(message)
     said(coordinator)
     assert coordinator.core.requests.inspected["W1"].model_sum == "17" and not coordinator.hub.refused
@@ -109,6 +109,6 @@ def test_training_begins_when_the_launcher_listens_too(network: dict[str, Memory
     members.ready.update((role, n) for role, count in members.expected.items() for n in range(count))
     waits_for, _ = next(coordinator.flow._gather())
     assert not waits_for()
-    MemoryHub(network, Peer("launcher", 0)).connect("C").send(Hello("launcher", 0, "", 0))
+    MemoryHub(network, Peer("launcher", 0)).connect("C").send(Hello("launcher", 0, ""))
     said(coordinator)
     assert waits_for()

@@ -32,7 +32,7 @@ from gbactl.launch.checkpoint_command import export
 from gbactl.server.replica_averages import EasgdHandlers
 from gbactl.server.shard_server import Server
 from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense
-from gbactl.trainer.replica_exchange import EasgdExchange
+from gbactl.trainer.replica_exchange import CentreSlices, EasgdExchange
 from gbactl.wire.messages import (
     AddReplica,
     AdoptVersion,
@@ -323,7 +323,7 @@ def test_an_exchange_does_not_wait_for_a_server_that_is_away(
 ) -> None:
     """Nobody takes its place before the trainers have exchanged with the other server again."""
     met, away = threading.Event(), threading.Event()
-    plain, lost, again = EasgdExchange.__call__, EasgdExchange._lost, Server.run
+    plain, lost, again = EasgdExchange.__call__, CentreSlices.lost, Server.run
 
     def exchange(this: Any, replica: Any, alpha: float) -> Any:
         gone = away.is_set()
@@ -342,7 +342,7 @@ def test_an_exchange_does_not_wait_for_a_server_that_is_away(
         again(this)
 
     monkeypatch.setattr(EasgdExchange, "__call__", exchange)
-    monkeypatch.setattr(EasgdExchange, "_lost", loses)
+    monkeypatch.setattr(CentreSlices, "lost", loses)
     monkeypatch.setattr(Server, "run", run)
     Victim(monkeypatch, Push, 20)
     adds_up(run_in_memory(config("shadow_easgd"), data, tmp_path))

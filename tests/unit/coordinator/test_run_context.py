@@ -15,7 +15,7 @@ from gbactl.wire.messages import Predictions
 
 def put(evaluation: Evaluation, batch: int, values: np.ndarray, samples: int | None = None) -> None:
     count = len(values) if samples is None else samples
-    message = Predictions(1, 0, batch, batch * evaluation.batch, count)
+    message = Predictions(1, 0, batch, count)
     evaluation.put(message, values.astype(np.float32).view(np.uint8))
 
 

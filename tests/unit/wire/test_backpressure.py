@@ -8,7 +8,7 @@ import pytest
 
 from gbactl.wire import frames, socket_channel
 from gbactl.wire.auth import Peer
-from gbactl.wire.messages import Ack, TakeBatch, unpack
+from gbactl.wire.messages import DropSlice, TakeBatch, unpack
 from gbactl.wire.socket_hub import SocketHub
 from tests.support.hubs import KEY, SECONDS, SERVER, Pair, noise, while_polling
 
@@ -27,7 +27,7 @@ def fill(pair: Pair, messages: int = 400) -> int:
     """Send without anybody reading until that is over; returns how much waited at most."""
     most = 0
     for number in range(messages):
-        pair.far.send(Ack(number, 0), noise(300 * KILO))
+        pair.far.send(DropSlice(number, 0), noise(300 * KILO))
         most = max(most, pair.far_hub.queued.bytes)
         if pair.far.given_up:
             return most
@@ -66,29 +66,29 @@ def test_others_do_not_notice(pair: Pair) -> None:
 
 def test_who_reads_late_is_no_such_peer(pair: Pair) -> None:
     for number in range(20):
-        pair.far.send(Ack(number, 0), noise(300 * KILO))
+        pair.far.send(DropSlice(number, 0), noise(300 * KILO))
     assert pair.far_hub.queued.bytes > 0
-    assert [message for message, _ in pair.receive(pair.near_hub, 20)] == [Ack(number, 0) for number in range(20)]
+    assert [message for message, _ in pair.receive(pair.near_hub, 20)] == [DropSlice(number, 0) for number in range(20)]
     assert pair.far_hub.queued.bytes == 0
 
 
 def test_a_message_may_be_larger_than_what_may_wait(pair: Pair) -> None:
     pair.far_hub.queued.most = MEGA
-    pair.far.send(Ack(0, 0), noise(20 * MEGA))
-    assert pair.receive(pair.near_hub) == [(Ack(0, 0), noise(20 * MEGA).tobytes())]
+    pair.far.send(DropSlice(0, 0), noise(20 * MEGA))
+    assert pair.receive(pair.near_hub) == [(DropSlice(0, 0), noise(20 * MEGA).tobytes())]
 
 
 def test_who_never_stops_writing_leaves_others_their_turn(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket_channel, "AT_ONCE", MEGA)
     for number in range(60):
-        pair.near.send(Ack(number, 0), noise(200 * KILO))
+        pair.near.send(DropSlice(number, 0), noise(200 * KILO))
     found: list[frames.Frame] = []
     while len(found) < 60:
         now = [frame for _, frame in pair.far_hub.poll(0.01)]
         assert sum(frame.payload.size for frame in now) <= MEGA + socket_channel.RECEIVE_BYTES + 200 * KILO
         found += now
         assert pair.near_hub.poll(0) == []
-    assert [unpack(frame.kind, frame.descriptor) for frame in found] == [Ack(number, 0) for number in range(60)]
+    assert [unpack(frame.kind, frame.descriptor) for frame in found] == [DropSlice(number, 0) for number in range(60)]
 
 
 def test_buffers_that_are_kept_are_bounded() -> None:

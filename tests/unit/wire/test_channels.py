@@ -9,7 +9,7 @@ import pytest
 
 from gbactl.errors import WireError
 from gbactl.wire import frames
-from gbactl.wire.messages import Ack, Push, TakeBatch, unpack
+from gbactl.wire.messages import DropSlice, Push, TakeBatch, unpack
 from tests.support.hubs import SLOT, Pair, noise
 
 
@@ -35,8 +35,8 @@ def test_payloads_of_every_size_arrive_whole(pair: Pair, nbytes: int) -> None:
 
 @pytest.mark.parametrize("nbytes", [10, 200_000, 3_000_001])
 def test_a_payload_that_was_not_reserved_arrives_too(pair: Pair, nbytes: int) -> None:
-    pair.far.send(Ack(1, 2), noise(nbytes))
-    assert pair.receive(pair.near_hub) == [(Ack(1, 2), noise(nbytes).tobytes())]
+    pair.far.send(DropSlice(1, 2), noise(nbytes))
+    assert pair.receive(pair.near_hub) == [(DropSlice(1, 2), noise(nbytes).tobytes())]
 
 
 def test_messages_arrive_in_order_with_or_without_payload(pair: Pair) -> None:
@@ -44,8 +44,8 @@ def test_messages_arrive_in_order_with_or_without_payload(pair: Pair) -> None:
     for number in range(60):
         nbytes = (0, 5, 100_000, 300_000)[number % 4]
         payload = noise(nbytes, number) if nbytes else None
-        pair.near.send(Ack(number, 0), payload)
-        sent.append((Ack(number, 0), b"" if payload is None else payload.tobytes()))
+        pair.near.send(DropSlice(number, 0), payload)
+        sent.append((DropSlice(number, 0), b"" if payload is None else payload.tobytes()))
     assert pair.receive(pair.far_hub, 60) == sent
 
 
@@ -64,20 +64,20 @@ def test_memory_is_used_again_after_release(pair: Pair) -> None:
     for number in range(40):
         out = pair.near.reserve(SLOT)
         out[:] = number
-        pair.near.send(Ack(0, number), out)
+        pair.near.send(DropSlice(0, number), out)
         [(_, frame)] = pair.arrivals(pair.far_hub, 1)
         assert frame.payload.tobytes() == bytes([number]) * SLOT
         frame.release()
         frame.release()
-        pair.far.send(Ack(1, number))
-        assert pair.receive(pair.near_hub) == [(Ack(1, number), b"")]
+        pair.far.send(DropSlice(1, number))
+        assert pair.receive(pair.near_hub) == [(DropSlice(1, number), b"")]
 
 
 def test_both_directions_at_once(pair: Pair) -> None:
     """Neither side reads until both have written more than a socket holds: nobody blocks."""
     for number in range(20):
-        pair.near.send(Ack(number, 1), noise(1_000_000))
-        pair.far.send(Ack(number, 2), noise(1_000_000))
+        pair.near.send(DropSlice(number, 1), noise(1_000_000))
+        pair.far.send(DropSlice(number, 2), noise(1_000_000))
     here, there = [], []
     while len(here) < 20 or len(there) < 20:
         here += [_sequence(frame) for _, frame in pair.near_hub.poll(0.01)]

@@ -37,7 +37,7 @@ def test_a_mac_that_is_not_looked_at_would_be_found(monkeypatch: pytest.MonkeyPa
 
 def test_an_exception_of_another_kind_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(kind: int, descriptor: bytes) -> Any:
-        return messages.MESSAGES[kind - 1](*messages.msgpack.unpackb(descriptor))
+        return messages.MESSAGES[kind - 1](*messages.msgspec.msgpack.decode(descriptor))
 
     monkeypatch.setattr(messages, "unpack", careless)
     with pytest.raises(wire.Finding, match="with the key"):

@@ -92,9 +92,7 @@ def test_rows_and_dense_values(name: str, message: Any) -> None:
     assert np.array_equal(wire.arrives(message, joined(FLOATS), wire.far), joined(rounded(CODECS[name], FLOATS)))
 
 
-@pytest.mark.parametrize(
-    "message", [Pull(1, 2, 24, True, 0, -1), DenseState(3), PutDense(3), Predictions(1, 0, 0, 0, 24)]
-)
+@pytest.mark.parametrize("message", [Pull(1, 2, 24, True, 0, -1), DenseState(3), PutDense(3), Predictions(1, 0, 0, 24)])
 def test_what_must_not_be_rounded(message: Any) -> None:
     wire = Narrow("bf16")
     assert np.array_equal(wire.arrives(message, joined(FLOATS), wire.raw), joined(FLOATS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,7 +38,16 @@ anything = st.recursive(
 
 @given(messages)
 def test_a_message_survives_the_wire(message: Any) -> None:
-    assert unpack(kind_of(message), pack(message)) == message
+    packed = pack(message)
+    assert unpack(kind_of(message), packed) == message
+    assert packed == msgpack.packb(message), "as another library has it"
+
+
+def test_a_score_may_be_of_numpy() -> None:
+    told = Event("round", {"auc": np.float64(0.5), "steps": np.int64(3)})
+    assert unpack(kind_of(told), pack(told)) == Event("round", {"auc": 0.5, "steps": 3})
+    with pytest.raises(TypeError, match="object"):
+        pack(Event("round", {"auc": object()}))
 
 
 def test_the_numbers_of_the_messages_are_theirs() -> None:
@@ -81,25 +91,26 @@ def test_a_field_too_many_or_too_few(message: Any, data: st.DataObject) -> None:
         (TakeBatch, [None]),
         (TakeBatch, [1 << 62]),
         (TakeBatch, [-(1 << 62)]),
-        (Hello, ["worker", 0, b"bytes", 1]),
+        (Hello, ["worker", 0, b"bytes"]),
         (Pull, [1, 0, 2, 1, 0, 0]),
         (OrderStep, [1, 2, [1, "2"], [1.0], 1.0, 1.0, 1.0, [], [], False, False, []]),
         (OrderStep, [1, 2, [True], [1.0], 1.0, 1.0, 1.0, [], [], False, False, []]),
         (OrderStep, [1, 2, {"0": 1}, [1.0], 1.0, 1.0, 1.0, [], [], False, False, []]),
         (OrderStep, [1, 2, [1], [1.0], 1.0, 1.0, 1.0, [], [], False, False, ["1"]]),
-        (Staged, [0, 1, 0, 0, "0.5", 0.0, 1.0, 0, 0]),
-        (Staged, [0, 1, 0, 0, 0.5, 0.0, 1.0, 1 << 62, 0]),
+        (Staged, [0, 1, 0, 0, "0.5", 0.0, 1.0, 0, 0, 0, 0.0, 0, []]),
+        (Staged, [0, 1, 0, 0, 0.5, 0.0, 1.0, 1 << 62, 0, 0, 0.0, 0, []]),
         (Event, ["progress", [1]]),
         (Event, [1, {}]),
         (Event, ["progress", {b"step": 1}]),
-        (Inspected, ["S0", "", "", {"peak_rss": "much"}, {}, {}]),
-        (Inspected, ["S0", "", "", {}, {"fenced": 1.5}, {}]),
-        (Inspected, ["S0", "", "", {}, {}, {"WireError": 1 << 62}]),
-        (Inspected, ["S0", "", "", {}, {}, {"WireError": [1]}]),
-        (Saved, [0, 1, 10, 1, {"rows": 7}, 0.5, "", 0]),
+        (Inspected, ["S0", "", "", {"peak_rss": "much"}, {}, {}, {}]),
+        (Inspected, ["S0", "", "", {}, {"fenced": 1.5}, {}, {}]),
+        (Inspected, ["S0", "", "", {}, {}, {"WireError": 1 << 62}, {}]),
+        (Inspected, ["S0", "", "", {}, {}, {"WireError": [1]}, {}]),
+        (Saved, [0, 1, 10, 1, {"rows": 7}, "", 0, True]),
     ],
 )
 def test_a_field_of_a_wrong_type_or_size(cls: type[Any], fields: list[Any]) -> None:
+    assert len(fields) == len(cls._fields), "their number alone would be refused"
     with pytest.raises(WireError, match=cls.__name__):
         unpack(KIND[cls], msgpack.packb(fields))
 

@@ -27,7 +27,7 @@ from gbactl.wire.messages import (
 from gbactl.wire.reconnecting import GrantedBatches, ReconnectingHub, StagedGradients
 from tests.support.in_memory import MemoryHub
 
-HELLO = Hello("worker", 1, "", 7)
+HELLO = Hello("worker", 1, "")
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ def test_it_says_hello_again_and_goes_on_over_the_same_channel() -> None:
     assert line.heard() == [Ready("worker", 1)]
 
 
-@pytest.mark.parametrize("before", [(), (ShardAddresses(["S0"]),), (Barrier(0), Stop("done"))])
+@pytest.mark.parametrize("before", [(), (ShardAddresses(["S0"]),), (Barrier(0), Stop())])
 def test_a_node_without_a_place_in_the_run_is_told_of_the_loss(before: tuple[object, ...]) -> None:
     line = Line()
     if before:

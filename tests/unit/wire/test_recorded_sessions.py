@@ -11,7 +11,7 @@ import pytest
 
 from gbactl.errors import WireError
 from gbactl.wire import auth, frames
-from gbactl.wire.messages import Ack, TakeBatch
+from gbactl.wire.messages import DropSlice, TakeBatch
 from gbactl.wire.socket_hub import SocketHub
 from tests.support.hubs import KEY, SECONDS, SERVER, WORKER, Pair, noise, while_polling
 from tests.support.relays import Relay
@@ -33,7 +33,7 @@ def recorded(hub: SocketHub) -> Relay:
     """A session of a worker with this server, both ways: a message and its payload, and an answer."""
     with closing(SocketHub(KEY, WORKER)) as near_hub, closing(Relay(hub.address)) as relay:
         near, _ = while_polling(hub, lambda: near_hub.connect(relay.address, peer=SERVER))
-        near.send(Ack(1, 2), noise(1000))
+        near.send(DropSlice(1, 2), noise(1000))
         found: list[object] = []
         while not found:
             found = list(hub.poll(SECONDS))

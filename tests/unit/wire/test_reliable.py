@@ -56,9 +56,9 @@ def test_everything_arrives_once_and_in_order(seed: int, other: Peer) -> None:
         payload = np.full(number % 7, number, np.uint8)
         out = pair.out.reserve(len(payload))
         out[:] = payload
-        pair.out.send(Predictions(1, 0, number, 0, 0), out)
+        pair.out.send(Predictions(1, 0, number, 0), out)
         out[:] = 255  # what was handed over is not looked at again
-        sent.append((Predictions(1, 0, number, 0, 0), payload.tobytes()))
+        sent.append((Predictions(1, 0, number, 0), payload.tobytes()))
         if number % 10 == 0:
             pair.turn()
     for _ in range(400):
@@ -139,11 +139,14 @@ def test_a_lost_connection_is_told() -> None:
     assert len(closed) == 1
 
 
-def test_what_is_not_numbered_is_refused() -> None:
+def test_what_is_not_numbered_is_refused_and_its_connection_told_as_lost() -> None:
+    """As by a socket's hub: otherwise only the silence of that node would tell."""
     pair = Pair(storm(STORM))
     assert isinstance(pair.out, ReliableChannel)
     pair.out.inner.send(TakeBatch(0))
-    assert pair.far.poll(0.01) == [] and pair.far.refused["WireError"] == 1
+    assert [frame.kind for _, frame in pair.far.poll(0.01)] == [CLOSED] and pair.far.refused["WireError"] == 1
+    pair.out.inner.send(TakeBatch(0))
+    assert pair.far.poll(0.01) == []
 
 
 def test_others_connections_are_left_alone() -> None:

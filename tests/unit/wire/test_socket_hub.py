@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gbactl.errors import WireError
 from gbactl.wire import auth, frames, shared_memory
-from gbactl.wire.messages import Ack, TakeBatch, kind_of, pack, unpack
+from gbactl.wire.messages import DropSlice, TakeBatch, kind_of, pack, unpack
 from gbactl.wire.socket_channel import ATTACH, ATTACHED
 from gbactl.wire.socket_hub import SocketHub
 from tests.support.hubs import KEY, SECONDS, SERVER, SLOT, WORKER, Pair, noise, while_polling
@@ -223,7 +223,8 @@ def test_frames_cut_anywhere_by_the_network_arrive_whole(pair: Pair) -> None:
     keys = stranger.authenticate(pair.far_hub)
     payload = noise(300).tobytes()
     data = b"".join(
-        frames.encode(keys.from_connector, kind_of(Ack(0, n)), pack(Ack(0, n)), len(payload), sequence=n) + payload
+        frames.encode(keys.from_connector, kind_of(DropSlice(0, n)), pack(DropSlice(0, n)), len(payload), sequence=n)
+        + payload
         for n in range(3)
     )
     found: list[tuple[Any, frames.Frame]] = []
@@ -232,7 +233,7 @@ def test_frames_cut_anywhere_by_the_network_arrive_whole(pair: Pair) -> None:
         found += pair.far_hub.poll(0.001)
     while len(found) < 3:
         found += pair.far_hub.poll(SECONDS)
-    assert [unpack(f.kind, f.descriptor) for _, f in found] == [Ack(0, n) for n in range(3)]
+    assert [unpack(f.kind, f.descriptor) for _, f in found] == [DropSlice(0, n) for n in range(3)]
     assert all(f.payload.tobytes() == payload for _, f in found)
 
 
@@ -257,7 +258,7 @@ def test_a_payload_that_trickles_in_wakes_nobody_for_every_piece(pair: Pair, mon
     monkeypatch.setattr(pair.far_hub._selector, "select", select)
     for n in range(2):
         head = frames.encode(
-            keys.from_connector, kind_of(Ack(0, n)), pack(Ack(0, n)), len(payload), sequence=2 * n
+            keys.from_connector, kind_of(DropSlice(0, n)), pack(DropSlice(0, n)), len(payload), sequence=2 * n
         )  # fmt: skip
         found = trickle(pair, stranger, head + payload) or pair.far_hub.poll(SECONDS)
         assert [frame.payload.tobytes() for _, frame in found] == [payload]
@@ -271,7 +272,7 @@ def test_a_payload_that_trickles_in_wakes_nobody_for_every_piece(pair: Pair, mon
 def test_who_goes_in_the_middle_of_a_payload_is_missed_at_once(pair: Pair) -> None:
     stranger = Stranger(pair.far_hub)
     keys = stranger.authenticate(pair.far_hub)
-    head = frames.encode(keys.from_connector, kind_of(Ack(0, 0)), pack(Ack(0, 0)), 700_000)
+    head = frames.encode(keys.from_connector, kind_of(DropSlice(0, 0)), pack(DropSlice(0, 0)), 700_000)
     assert trickle(pair, stranger, head + bytes(100_000)) == []
     stranger.sock.close()
     began = time.monotonic()
@@ -294,8 +295,8 @@ def test_a_channel_that_its_own_node_closes_leaves_the_hub_in_order(pair: Pair) 
 def test_large_payloads_lie_in_shared_memory_and_small_ones_do_not(shared: Pair) -> None:
     assert shared.near.attached and shared.far.attached
     big, small = shared.near.reserve(SLOT), shared.near.reserve(100)
-    shared.near.send(Ack(0, 0), big)
-    shared.near.send(Ack(0, 1), small)
+    shared.near.send(DropSlice(0, 0), big)
+    shared.near.send(DropSlice(0, 1), small)
     [(_, first), (_, second)] = shared.arrivals(shared.far_hub, 2)
     big[:] = 77
     small[:] = 77
@@ -310,7 +311,7 @@ def test_when_the_slots_run_out_payloads_take_the_wire_and_slots_come_back(share
     assert len(addresses) == slots + 2
     for number, view in enumerate(views):
         view[:] = number
-        shared.near.send(Ack(0, number), view)
+        shared.near.send(DropSlice(0, number), view)
     held = [frame for _, frame in shared.arrivals(shared.far_hub, slots + 2)]
     for number, frame in enumerate(held):
         assert frame.payload.tobytes() == bytes([number]) * SLOT
@@ -327,8 +328,8 @@ def test_a_peer_on_another_host_gets_everything_by_wire(monkeypatch: pytest.Monk
     assert not pair.near.attached and not pair.far.attached
     out = pair.near.reserve(SLOT)
     out[:] = 5
-    pair.near.send(Ack(0, 0), out)
-    assert pair.receive(pair.far_hub) == [(Ack(0, 0), bytes([5]) * SLOT)]
+    pair.near.send(DropSlice(0, 0), out)
+    assert pair.receive(pair.far_hub) == [(DropSlice(0, 0), bytes([5]) * SLOT)]
     pair.close()
 
 

@@ -19,7 +19,7 @@ from gbactl.errors import WireError
 from gbactl.wire import auth, frames
 from gbactl.wire.auth import CHANGED, STRANGE, TlsContexts
 from gbactl.wire.listener import UNIX
-from gbactl.wire.messages import Ack, Event, TakeBatch, unpack
+from gbactl.wire.messages import DropSlice, Event, TakeBatch, unpack
 from gbactl.wire.socket_hub import SocketHub
 from tests.support.hubs import KEY, SECONDS, SERVER, WORKER, Pair, noise, while_polling
 from tests.support.relays import Relay
@@ -197,8 +197,8 @@ def test_large_payloads_both_ways_at_once() -> None:
     """More than any buffer holds: both ends write before either has read all."""
     pair = Pair("tls")
     for number in range(8):
-        pair.near.send(Ack(number, 0), noise(3_000_000, number))
-        pair.far.send(Ack(number, 0), noise(3_000_000, number))
+        pair.near.send(DropSlice(number, 0), noise(3_000_000, number))
+        pair.far.send(DropSlice(number, 0), noise(3_000_000, number))
     got: dict[str, list[bytes]] = {"near": [], "far": []}
     while len(got["near"]) < 8 or len(got["far"]) < 8:
         for name, hub in (("near", pair.near_hub), ("far", pair.far_hub)):

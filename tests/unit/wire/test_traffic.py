@@ -36,7 +36,7 @@ def test_each_message_by_what_is_in_it() -> None:
     traffic.sent(Push(1, 2, 5, 7, *TOLD), 60, 20 + 5 * 3 * 4 + 7 * 4)
     traffic.sent(Rows(1, 2, 5, 7), 60, 5 * 3 * 4 + 7 * 4)
     traffic.sent(EasgdUpdate(1, 0.5), 60, 28)
-    traffic.sent(Predictions(1, 0, 0, 0, 4), 60, 16)
+    traffic.sent(Predictions(1, 0, 0, 4), 60, 16)
     assert counted(traffic) == {"control": 300, "ids": 40, "rows": 120, "dense": 84, "other": 16}
     traffic.training = False
     traffic.sent(EasgdUpdate(1, 0.5), 60, 28)

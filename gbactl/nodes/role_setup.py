@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import socket
 import time
@@ -22,7 +21,7 @@ from gbactl.faults.slowdown import ServerSlowdown
 from gbactl.install import version
 from gbactl.kernels.native import flush
 from gbactl.server.checkpoint_writer import saver_of
-from gbactl.server.shard_server import load_last
+from gbactl.server.shard_server import Server, load_last
 from gbactl.store.shard import Shard
 from gbactl.wire.auth import Peer
 from gbactl.wire.bootstrap import Bootstrap, await_dense
@@ -82,19 +81,14 @@ def of_hub(cfg: RunConfig) -> dict[str, Any]:
     return {"encrypt": cfg.transport.encrypt, "silence": cfg.cluster.hang_seconds}
 
 
-def reconnecting(hub: Hub, cfg: RunConfig, epoch: int = 0) -> Hub:
-    """Wrap a node's hub so that it reconnects after a coordinator failover, if the run survives one."""
-    return ReconnectingHub(hub, first=epoch == 0) if kept(cfg) else hub
-
-
 def wrapped_hub(hub: Hub, cfg: RunConfig, me: Peer) -> Hub:
     """Wrap a server's or worker's hub with message faults, compression and reconnection, as configured."""
-    return reconnecting(narrowed(exposed(hub, me, cfg.fault_plan()), cfg.transport.wire_dtype), cfg, me.incarnation)
+    hub = narrowed(exposed(hub, me, cfg.fault_plan()), cfg.transport.wire_dtype)
+    return ReconnectingHub(hub, first=me.incarnation == 0) if kept(cfg) else hub
 
 
 def run_server(boot: Bootstrap) -> None:
     """Run a server on sockets: connect, build or load the shard, serve until stopped."""
-    from gbactl.server.shard_server import Server
     from gbactl.wire.socket_hub import SocketHub
 
     cfg = boot.cfg
@@ -103,15 +97,15 @@ def run_server(boot: Bootstrap) -> None:
     hub.patience = cfg.cluster.start_timeout
     open_hub = wrapped_hub(hub, cfg, boot.peer)
     coordinator = open_hub.connect(boot.coordinator)
-    serve(open_hub, coordinator, boot, open_dataset(Path(boot.dataset)), Server)
+    serve(open_hub, coordinator, boot, open_dataset(Path(boot.dataset)))
     hub.close()
 
 
-def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, server_class: Any) -> None:
+def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset) -> None:
     """Run a server on any kind of hub."""
     cfg = boot.cfg
     flush()
-    coordinator.send(Hello("server", boot.index, hub.address, os.getpid()))
+    coordinator.send(Hello("server", boot.index, hub.address))
     found = _first_shard(hub, coordinator, boot, dataset) if boot.incarnation == 0 else _shard_again(boot, dataset)
     if found is None:
         return
@@ -119,7 +113,7 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
     spare = spare_bytes(cfg, samples_of(dataset, cfg.train))
     saver = saver_of(cfg, dataset.schema, Path(boot.run_dir), shard, coordinator.send, spare)
     coordinator.send(ready)
-    server = server_class(hub, coordinator, shard, cfg.train.norms_every, saver)
+    server = Server(hub, coordinator, shard, cfg.train.norms_every, saver)
     server.served_dense = cfg.home != "workers"  # a resumed run may switch before its first phase
     server.slowness = ServerSlowdown.of(cfg.fault_plan(), boot.index)
     server.run()

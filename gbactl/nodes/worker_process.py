@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from gbactl.collective import connect
 from gbactl.collective.base import FaultTolerantCollective, ring_item
 from gbactl.collective.ring_with_fallback import CollectiveWithFallback
 from gbactl.config import RunConfig
-from gbactl.config.rounds_and_shards import dense_cuts, optimizer, segment_bytes
+from gbactl.config.rounds_and_shards import dense_block, dense_cuts, segment_bytes
 from gbactl.cpu import CoreAssignment
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import WorkerSlowdown
@@ -54,17 +53,16 @@ def work(
 ) -> None:
     """Run a worker from its Hello message to its end. `collective` replaces the one that the environment names."""
     _settle(cfg)
-    coordinator.send(Hello("worker", boot.index, "", os.getpid()))
+    coordinator.send(Hello("worker", boot.index, ""))
     life = WorkerProcess(hub, coordinator, boot, cfg, dataset)
     if cfg.collects:
         sums = functools.partial(ServerSums, life.exchange)
         collective = collective or connect(boot.incarnation > 0, sums, life.ring_item)
-    placements, trainer = life.placements(collective)
+    placements = life.placements(collective)
     if boot.incarnation > 0:
         warm_up(life.computer, dataset, cfg)
     coordinator.send(Ready("worker", boot.index))
     life.share_core()
-    trainer.more_threads = lambda thread: life.compute_thread(thread, trainer)
     worker = life.worker(life.computer, Placements(placements, cfg.home))
     try:
         worker.run(max(phase.mode.ahead for phase in cfg.possible))
@@ -122,12 +120,8 @@ class WorkerProcess:
         """Dense parameters of the model as one flat vector."""
         return self.computer.flat
 
-    def _block(self, value: Any) -> DenseBlock:
-        cfg = self.cfg
-        return DenseBlock(value, self.flat.dense_spec, optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay))
-
-    def placements(self, collective: Any) -> tuple[dict[str, DensePlacement], TrainerDense]:
-        """Make the dense placements of all modes of this run, by holder of the dense parameters, and the trainer's."""
+    def placements(self, collective: Any) -> dict[str, DensePlacement]:
+        """Make the dense placements of all modes of this run, by holder of the dense parameters."""
         flat = self.flat
         if collective is not None:
             collective.moved = self.exchange.hub.traffic.count_all_reduce
@@ -137,17 +131,18 @@ class WorkerProcess:
             self.exchange.notices[RingBroken] = lambda _: collective.fall_back()
         served = ServedDense(flat, self.slices)
         trainer = TrainerDense(
-            flat, self.slices, served, self._replica, collective, codec=self.codec, ring_item=self.ring_item
-        )
+            flat, self.slices, served, self._replica, collective, lambda thread: self.compute_thread(thread, trainer),
+            self.codec, self.ring_item,
+        )  # fmt: skip
         placements: dict[str, DensePlacement] = {"servers": served, "replicas": trainer}
         if "workers" in self.cfg.homes:
             assert collective is not None
             placements["workers"] = self._replicated(collective)
-        return placements, trainer
+        return placements
 
     def _replica(self) -> DenseBlock:
         """Make a trainer's replica: initial values, or those of the checkpoint that a run of trainers resumes from."""
-        cfg, block = self.cfg, self._block(aligned_copy(self.flat.initial()))
+        cfg, block = self.cfg, dense_block(self.cfg, aligned_copy(self.flat.initial()), self.flat.dense_spec)
         if cfg.resume is not None and cfg.home == "replicas" and self.boot.incarnation == 0:
             load_dense(block, dense_state(chain_at(Path(cfg.resume))))
         return block
@@ -155,7 +150,7 @@ class WorkerProcess:
     def _replicated(self, collective: Any) -> ReplicatedDense:
         """Make the replicated placement, with the parameters of the checkpoint that the run resumes from."""
         cfg, flat, exchange = self.cfg, self.flat, self.exchange
-        block = self._block(flat.initial() if flat.buffers else flat.vector)
+        block = dense_block(cfg, flat.initial() if flat.buffers else flat.vector, flat.dense_spec)
         survives = cfg.cluster.lost_worker != "end" and isinstance(collective, FaultTolerantCollective)
         steps, norms_every = ReplicatedSteps(cfg.train.global_batch), cfg.train.norms_every
         recovery = SyncRecovery(collective, exchange, flat, block.value, steps) if survives else None

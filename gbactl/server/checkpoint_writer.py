@@ -26,7 +26,7 @@ from gbactl.checkpoint.tensor_file import FileWriter, Layout, halved, layout_of
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Schema
 from gbactl.errors import WireError
-from gbactl.kernels.base import RowPart
+from gbactl.kernels.base import Ints, RowPart
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import Save, Saved
 
@@ -55,11 +55,11 @@ class RowChooser:
             self.order.touched(index)
             self.updates.touched(index)
 
-    def saving(self, index: NDArray[np.int32] | None) -> int:
+    def saving(self, index: Ints | None) -> int:
         """Mark rows as saved (None: all rows). Returns the number of their unsaved updates; 0 if not counted."""
         return 0 if self.updates is None else self.updates.saved(index)
 
-    def rows(self, kind: str) -> NDArray[np.int32] | None:
+    def rows(self, kind: str) -> Ints | None:
         """Choose the rows that a checkpoint of this kind saves: int32[n] ascending; None: all rows."""
         if self.order is None:
             return None
@@ -77,7 +77,7 @@ class RowChooser:
         small = 0 if kind == "chosen" else len(self.table) - large
         return (round(self.share * large) + small) / len(self.table)
 
-    def _small(self) -> NDArray[np.int32]:
+    def _small(self) -> Ints:
         small = np.ones(len(self.table), bool)
         for low, high in self.spans:
             small[low:high] = False
@@ -123,7 +123,7 @@ class ShardSaver:
         pace = self._writing.pace
         return LEAST_WAIT if pace <= 0 else min(MOST_WAIT, max(LEAST_WAIT, PIECES_AHEAD * COPY / pace / 2))
 
-    def begin(self, save: Save, with_dense: bool) -> None:
+    def begin(self, save: Save) -> None:
         """Begin to save the shard's present state. Raises WireError for an invalid order."""
         right = save.kind in KINDS and CUT.fullmatch(save.name) and save.step == self.shard.version
         if not right:
@@ -134,7 +134,9 @@ class ShardSaver:
         arrays = arrays_of(self.shard)
         self._save, self._snapshot = save, Snapshot(arrays, index)
         self._rows = self._snapshot.rows
-        whole = self._whole_arrays(index, with_dense)
+        whole: dict[str, NDArray[Any]] = {} if index is None else {"index": index}
+        if save.dense:
+            whole |= {f"dense.{name}": array for name, array in self.shard.dense_state().items()}
         layout: Layout = {name: (a.dtype, (self._rows, *a.shape[1:])) for name, a in arrays.items()}
         layout = {**(halved(layout, arrays) if self.dtype == "bf16" else layout), **layout_of(whole)}
         path = self.folder / save.name / f"S{self.shard.spec.shard}.safetensors"
@@ -144,12 +146,6 @@ class ShardSaver:
         if self.inline:
             self._copy_all()
             self.advance()
-
-    def _whole_arrays(self, index: NDArray[np.int32] | None, with_dense: bool) -> dict[str, NDArray[Any]]:
-        found: dict[str, NDArray[Any]] = {} if index is None else {"index": index}
-        if with_dense:
-            found |= {f"dense.{name}": array for name, array in self.shard.dense_state().items()}
-        return found
 
     def _told(self, save: Save) -> dict[str, str]:
         spec = self.shard.spec
@@ -204,7 +200,7 @@ class ShardSaver:
         assert save is not None
         found = writing.written
         size, sums = (0, {}) if found is None else (found.bytes, found.sums)
-        told = size, self._rows, sums, writing.seconds, writing.error, self._safe, writing.finite
+        told = size, self._rows, sums, writing.error, self._safe, writing.finite
         self.tell(Saved(self.shard.spec.shard, save.number, *told))
 
     def give_up(self) -> None:
@@ -234,7 +230,6 @@ def saver_of(
 
 
 Arrays = Mapping[str, NDArray[Any]]
-Ints = NDArray[np.int32]
 WANTED, DONE = -1, -2
 FIRST_ROOM = 4096
 

@@ -54,7 +54,7 @@ class EasgdHandlers:
         if message.turn == self._turn:  # otherwise all trainers were asked again since
             self._add(frame.payload.view(np.float32), message.step)
         frame.release()
-        channel.send(Ack(0, 0))
+        channel.send(Ack())
 
     def _add(self, values: Floats, step: int) -> None:
         self._sum = values.astype(np.float64) if self._sum is None else self._sum + values

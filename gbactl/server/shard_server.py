@@ -75,9 +75,7 @@ log = logging.getLogger(__name__)
 class Server:
     """Server of one shard, until the coordinator stops it or is gone."""
 
-    def __init__(
-        self, hub: Hub, coordinator: Channel, shard: Shard, norms_every: int = 0, saver: ShardSaver | None = None
-    ) -> None:
+    def __init__(self, hub: Hub, coordinator: Channel, shard: Shard, norms_every: int, saver: ShardSaver) -> None:
         self.norms_every, self.saver = norms_every, saver
         self.hub, self.coordinator, self.shard = hub, coordinator, shard
         self.index = shard.spec.shard
@@ -109,17 +107,13 @@ class Server:
         """Handle messages until the coordinator stops this server."""
         settle_garbage()
         while not self.stopped:
-            for channel, frame in self.hub.poll(None if self.saver is None else self.saver.patience):
+            for channel, frame in self.hub.poll(self.saver.patience):
                 with self.times.of(BUSY):
                     if self.slowness is not None and frame.kind in SLOWED:
                         self.slowness.handle(frame.kind, self.handle, channel, frame)
                     else:
                         self.handle(channel, frame)
-                    self._save_on()
-            self._save_on()
-
-    def _save_on(self) -> None:
-        if self.saver is not None:
+                    self.saver.advance()
             self.saver.advance()
 
     def handle(self, channel: Channel, frame: Frame) -> None:
@@ -160,8 +154,7 @@ class Server:
             self._serve(channel, pull, frame)
 
     def _serve(self, channel: Channel, pull: Pull, frame: Frame) -> None:
-        shard, width = self.shard, self.shard.spec.width
-        dense = self.dense_size if pull.dense and pull.have_dense != shard.version else 0
+        shard, width, dense = self.shard, self.shard.spec.width, self._dense_floats(pull)
         out = channel.reserve(4 * (pull.rows * width + dense))
         values = out.view(np.float32)
         index = frame.payload.view(np.int32)
@@ -172,6 +165,10 @@ class Server:
                 shard.pull_dense(values[:dense])
         frame.release()
         channel.send(Rows(pull.ticket, shard.version, pull.rows, dense), out)
+
+    def _dense_floats(self, pull: Pull) -> int:
+        """Number of floats of the dense slice in the answer to a pull."""
+        return self.dense_size if pull.dense and pull.have_dense != self.shard.version else 0
 
     def _push(self, channel: Channel, push: Push, frame: Frame) -> None:
         width, n = self.shard.spec.width, max(0, push.rows)
@@ -241,7 +238,7 @@ class Server:
     def _put_dense(self, channel: Channel, put: PutDense, frame: Frame) -> None:
         self.shard.dense_block().unpack(*self.shard.dense_range, frame.payload.view(np.float32), put.step)
         frame.release()
-        channel.send(Ack(0, 0))
+        channel.send(Ack())
 
     def _afresh(self, _: Channel, __: ResetOptimizer, frame: Frame) -> None:
         self.shard.reset_optimizer()
@@ -302,9 +299,7 @@ class Server:
         return self.hub.traffic.counters()
 
     def _save(self, _: Channel, save: Save, frame: Frame) -> None:
-        if self.saver is None:
-            raise WireError("a checkpoint in a run that has none")
-        self.saver.begin(save, save.dense)
+        self.saver.begin(save)
 
     def _adopt(self, _: Channel, message: AdoptVersion, frame: Frame) -> None:
         """Continue a failed server's shard at the step that the other shards have reached."""
@@ -316,8 +311,7 @@ class Server:
     def _reload(self, channel: Channel, message: ReloadCheckpoint, frame: Frame) -> None:
         """Load a checkpoint, in a rollback of all nodes."""
         shard = self.shard
-        if self.saver is not None:
-            self.saver.give_up()
+        self.saver.give_up()
         shard.restart()
         if message.path:
             load_shard(shard, chain_at(Path(message.path)), shard.dense is not None)
@@ -348,13 +342,8 @@ def _row_weights(message: OrderStep) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(itertools.islice(weights, count)) for count in counts)
 
 
-log = logging.getLogger(__name__)
-
-
 def load_last(shard: Shard, folder: CheckpointFolder, resumed: Path | None) -> int:
-    """Load a shard's newest checkpoint, else that from which its run `resumed`; return its step, or BEGINNING for none.
-
-    Returns the step loaded, or BEGINNING."""
+    """Load a shard's newest checkpoint, else that from which its run `resumed`; return its step, or BEGINNING."""
     found = load_newest(shard, folder, lambda why: log.warning("%s", why))
     if found is not None:
         return found.step

@@ -97,8 +97,8 @@ class TrainerDense(ComputeThread):
 
     def __init__(
         self, flat: FlatModel, slices: ShardSlices, served: ServedDense, make_block: Callable[[], DenseBlock],
-        collective: Collective | None, more_threads: Callable[[int], ComputeThread] | None = None,
-        codec: Codec | None = None, ring_item: int = 4,
+        collective: Collective | None, more_threads: Callable[[int], ComputeThread],
+        codec: Codec | None, ring_item: int,
     ) -> None:  # fmt: skip
         super().__init__(flat, 0, self)
         self.slices, self.exchange = slices, slices.exchange
@@ -143,8 +143,6 @@ class TrainerDense(ComputeThread):
     def _use_threads(self, count: int) -> None:
         self.replica.grow(count)
         while len(self._threads) < count:
-            if self.more_threads is None:
-                raise ClusterError("This worker cannot start more compute threads; please report this.")
             self._threads.append(self.more_threads(len(self._threads)))
         self.exchange.core.threads = count
 

@@ -209,10 +209,9 @@ class EasgdExchange:
     successor. `cuts`: range of each server's slice."""
 
     def __init__(self, exchange: WorkerClient, cuts: Mapping[int, Cut], size: int) -> None:
-        self.exchange, self.cuts = exchange, cuts
-        self._slices = CentreSlices(self.cuts, size)
+        self.exchange, self._slices = exchange, CentreSlices(cuts, size)
         self.exchange.handlers[EasgdCentre] = self._arrived
-        self.exchange.on_server_lost = self._lost
+        self.exchange.on_server_lost = self._slices.lost
 
     def __call__(self, replica: Floats, alpha: float) -> Floats | None:
         """Exchange a replica with the servers; return the centre before it moved by `alpha` towards the replica.
@@ -233,15 +232,11 @@ class EasgdExchange:
 
     def _anybody(self) -> bool:
         with self.exchange.connected() as there:
-            return not self.cuts.keys().isdisjoint(there)
+            return not self._slices.cuts.keys().isdisjoint(there)
 
     def _arrived(self, shard: int, message: EasgdCentre, frame: Frame) -> None:
         self._slices.arrived(shard, message, frame.payload)
         frame.release()
-
-    def _lost(self, shard: int) -> None:
-        """Stop waiting for a failed server's slice of the centre."""
-        self._slices.lost(shard)
 
 
 IDLE_SECONDS = 0.001  # between two exchanges of a trainer without data

@@ -153,7 +153,7 @@ class ServerSums(RingFallback):
         """Send the server this rank's sums and summands of the last two rounds, in case the server lacks them."""
         for name, each in [*self._before.items(), *self._now.items()]:
             if each.total is not None:
-                self._bring(name, each)
+                self._send(Sum(self._generation, name, each.number), each.total)
             elif each is self._now.get(name):
                 for part in each.parts:
                     self._put(name, each, part, more=True)
@@ -166,9 +166,6 @@ class ServerSums(RingFallback):
     def _put(self, name: str, each: _Round, part: int, more: bool = False) -> None:
         told = (part, each.dealt, self.size, sorted(self._absent), 0 if more else each.after)
         self._send(Summand(self._generation, name, each.number, each.length, *told), each.parts.get(part))
-
-    def _bring(self, name: str, each: _Round) -> None:
-        self._send(Sum(self._generation, name, each.number), each.total)
 
     def _send(self, message: Summand | Sum, values: Vector | None) -> None:
         channel = self.exchange.servers[SERVER]

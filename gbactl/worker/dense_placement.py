@@ -147,7 +147,7 @@ class ReplicatedDense(DensePlacement):
 
     def __init__(
         self, flat: FlatModel, slices: ShardSlices, collective: Collective, block: DenseBlock, buckets: int,
-        steps: ReplicatedSteps, norms_every: int = 0, recovery: SyncRecovery | None = None, codec: Codec | None = None,
+        steps: ReplicatedSteps, norms_every: int, recovery: SyncRecovery | None, codec: Codec | None,
     ) -> None:  # fmt: skip
         self.steps = steps
         self.recovery, self.slices, self.exchange = recovery, slices, slices.exchange

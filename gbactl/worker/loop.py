@@ -173,9 +173,9 @@ class WorkerLoop:
 
     def __init__(
         self, exchange: WorkerClient, compute: BatchComputer, placements: Placements,
-        core_slots: CoreSlots | UnsharedCore | None = None, delay: WorkerSlowdown | None = None,
+        core_slots: CoreSlots | UnsharedCore, delay: WorkerSlowdown | None,
     ) -> None:  # fmt: skip
-        self.core_slots, self.delay = core_slots or UnsharedCore(), delay
+        self.core_slots, self.delay = core_slots, delay
         self.exchange, self.compute, self.placements = exchange, compute, placements
         self._sums = np.empty((0, compute.width), np.float32)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from gbactl.checkpoint.folder import CheckpointFolder, FileEntry, Manifest, write_manifest
 from gbactl.checkpoint.tensor_file import write_tensors
+from gbactl.server.checkpoint_writer import RowChooser, ShardSaver
 from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.shard import DenseSpec, Shard, ShardSpec
 
@@ -29,6 +30,11 @@ def spec(shard: int, shards: int, rows: int = 11, optimizer: str = "adam", **mor
     chosen = OptimizerSpec(optimizer, 0.1)
     given = {"row_optimizer": chosen, "dense_optimizer": chosen, "dense": DenseSpec(7, 2)}
     return ShardSpec(shard, shards, rows, 3, seed=5, **{**given, **more})
+
+
+def unused_saver(shard: Shard) -> ShardSaver:
+    """Saver of a server that is told to save nothing."""
+    return ShardSaver(shard, Path("nowhere"), RowChooser(shard, None, (), 1.0), 0, lambda saved: None)
 
 
 def fill(shard: Shard, seed: int = 0) -> None:

@@ -18,7 +18,6 @@ from gbactl.data.dataset import open_dataset
 from gbactl.errors import PeerGoneError, WireError
 from gbactl.nodes.role_setup import header, serve, wrapped_hub
 from gbactl.nodes.worker_process import work
-from gbactl.server.shard_server import Server
 from gbactl.wire.auth import Peer
 from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.channel_interface import Hub
@@ -80,7 +79,7 @@ def run_in_memory(
     hub = open_hub(Peer("coordinator", 0))
     launcher = MemoryHub(network, Peer("launcher", 0))
     to_coordinator = launcher.connect("C")
-    for message in (Hello("launcher", 0, "", 0), *wishes):
+    for message in (Hello("launcher", 0, ""), *wishes):
         to_coordinator.send(message)
     errors: list[BaseException] = []
     events: list[Event] = []
@@ -93,7 +92,7 @@ def run_in_memory(
     def server(index: int, epoch: int = 0) -> None:
         mine = joined(Peer("server", index, epoch))
         try:
-            serve(mine, mine.connect("C"), replace(boot("server", index), incarnation=epoch), dataset, Server)
+            serve(mine, mine.connect("C"), replace(boot("server", index), incarnation=epoch), dataset)
         except Killed:
             pass
         except (PeerGoneError, WireError):
@@ -116,7 +115,7 @@ def run_in_memory(
     def meet_again() -> None:
         while not over.is_set():
             try:
-                launcher.connect("C").send(Hello("launcher", 0, "", 0))
+                launcher.connect("C").send(Hello("launcher", 0, ""))
                 return
             except WireError:
                 time.sleep(0.01)

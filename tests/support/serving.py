@@ -14,6 +14,7 @@ from gbactl.wire.auth import Peer
 from gbactl.wire.messages import ShardRelocated, Stop
 from gbactl.worker.allreduce_fallback import ServerSums
 from gbactl.worker.client import BatchSource, WorkerClient
+from tests.support.checkpoint_files import unused_saver
 from tests.support.in_memory import MemoryHub
 
 SGD = OptimizerSpec("sgd", 1.0)
@@ -34,7 +35,8 @@ class Serving:
     def _serve(self) -> None:
         self.hub = MemoryHub(self.network, Peer("server", 0, self.epoch))
         own = self.hub.connect("C")
-        self.server = Server(self.hub, own, Shard(SPEC))
+        shard = Shard(SPEC)
+        self.server = Server(self.hub, own, shard, 0, unused_saver(shard))
         self._stop = own.other
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()
@@ -66,14 +68,14 @@ class Serving:
 
     def _end_server(self) -> None:
         assert self._stop is not None
-        self._stop.send(Stop("done"))
+        self._stop.send(Stop())
         self._thread.join(10)
         assert not self._thread.is_alive()
 
     def close(self) -> None:
         """End all threads."""
         for channel in self.told:
-            channel.send(Stop("done"))
+            channel.send(Stop())
         for exchange in self.exchanges:
             exchange._thread.join(10)
         self._end_server()

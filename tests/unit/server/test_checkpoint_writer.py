@@ -55,7 +55,7 @@ def test_what_is_saved_is_the_moment_of_the_order(
     step(shard, np.arange(50))
     before = {name: array.copy() for name, array in {**shard.rows.moments, "rows": shard.table}.items()}
     dense = shard.dense_state()
-    saver.begin(Save(1, 1, "cut-000001", "whole", True, 0.0), True)
+    saver.begin(Save(1, 1, "cut-000001", "whole", True, 0.0))
     for number in range(40):
         step(shard, np.arange(number * 60, number * 60 + 100))
         if number % 3 == 0:
@@ -80,7 +80,7 @@ def test_rows_and_moments_take_half_the_bytes(tmp_path: Path) -> None:
     for number, dtype in enumerate(("fp32", "bf16")):
         saver = ShardSaver(shard, tmp_path, RowChooser(shard, None, (), 1.0), 1 << 30, told.append, dtype=dtype)
         (tmp_path / f"cut-00000{number}").mkdir()
-        saver.begin(Save(number, 0, f"cut-00000{number}", "whole", True, 0.0), True)
+        saver.begin(Save(number, 0, f"cut-00000{number}", "whole", True, 0.0))
         ended(saver, told)
         chain.append(told.pop())
     plain, small = (load_file(tmp_path / f"cut-00000{number}" / "S0.safetensors") for number in (0, 1))
@@ -105,7 +105,7 @@ def test_it_copies_ahead_of_the_disk_as_much_as_it_may_hold(
     monkeypatch.setattr("gbactl.server.checkpoint_writer.COPY", 4000)
     shard, saver, told = saver_of(tmp_path, 4000 * pieces)
     (tmp_path / "cut-000001").mkdir()
-    saver.begin(Save(1, 0, "cut-000001", "whole", True, SLOW), True)
+    saver.begin(Save(1, 0, "cut-000001", "whole", True, SLOW))
     waiting = 0
     while saver.room:
         assert saver.patience == 0.0
@@ -127,7 +127,7 @@ def test_before_it_holds_too_much_it_writes_as_fast_as_it_can(tmp_path: Path, mo
     row = 4 * (3 * 3 + 1)
     shard, saver, told = saver_of(tmp_path, 200 * row)
     (tmp_path / "cut-000001").mkdir()
-    saver.begin(Save(1, 0, "cut-000001", "whole", True, SLOW), True)
+    saver.begin(Save(1, 0, "cut-000001", "whole", True, SLOW))
     writing = saver._writing
     assert writing is not None
     step(shard, np.arange(ROWS - 100, ROWS))
@@ -141,13 +141,13 @@ def test_before_it_holds_too_much_it_writes_as_fast_as_it_can(tmp_path: Path, mo
 
 def test_a_folder_that_is_not_there_is_told_and_training_goes_on(tmp_path: Path) -> None:
     shard, saver, told = saver_of(tmp_path)
-    saver.begin(Save(1, 0, "cut-000001", "whole", True, 0.0), True)
+    saver.begin(Save(1, 0, "cut-000001", "whole", True, 0.0))
     step(shard, np.arange(10))
     assert "No such file" in ended(saver, told).error
     step(shard, np.arange(10))
     (tmp_path / "cut-000002").mkdir()
     told.clear()
-    saver.begin(Save(2, 2, "cut-000002", "whole", True, 0.0), True)
+    saver.begin(Save(2, 2, "cut-000002", "whole", True, 0.0))
     assert ended(saver, told).error == ""
 
 
@@ -156,7 +156,7 @@ def test_rows_that_are_not_finite_leave_no_file(tmp_path: Path, inline: bool) ->
     shard, saver, told = saver_of(tmp_path, inline=inline)
     shard.rows.moments["first"][ROWS - 1, 0] = np.nan
     (tmp_path / "cut-000001").mkdir()
-    saver.begin(Save(1, 0, "cut-000001", "whole", True, 0.0), True)
+    saver.begin(Save(1, 0, "cut-000001", "whole", True, 0.0))
     found = ended(saver, told)
     assert not found.finite and "S0.safetensors is not finite: row_moment.first holds" in found.error
     assert not list((tmp_path / "cut-000001").iterdir())
@@ -166,7 +166,7 @@ def test_an_order_that_comes_too_early_gives_up_the_one_before(tmp_path: Path) -
     _, saver, told = saver_of(tmp_path)
     for number in (1, 2):
         (tmp_path / f"cut-00000{number}").mkdir()
-        saver.begin(Save(number, 0, f"cut-00000{number}", "whole", True, 0.0), True)
+        saver.begin(Save(number, 0, f"cut-00000{number}", "whole", True, 0.0))
     assert ended(saver, told).number == 2
     assert not list((tmp_path / "cut-000001").iterdir())
 
@@ -174,7 +174,7 @@ def test_an_order_that_comes_too_early_gives_up_the_one_before(tmp_path: Path) -
 def test_in_line_it_is_done_at_once(tmp_path: Path) -> None:
     _, saver, told = saver_of(tmp_path, inline=True)
     (tmp_path / "cut-000001").mkdir()
-    saver.begin(Save(1, 0, "cut-000001", "whole", True, 0.0), True)
+    saver.begin(Save(1, 0, "cut-000001", "whole", True, 0.0))
     assert told[0].error == ""
 
 
@@ -184,7 +184,7 @@ CASES = [(5, "cut-000001", "whole"), (0, "../x", "whole"), (0, "cut-000001", "x"
 @pytest.mark.parametrize(("step", "name", "kind"), CASES)
 def test_orders_that_cannot_be(tmp_path: Path, step: int, name: str, kind: str) -> None:
     with pytest.raises(WireError, match="at version 0"):
-        saver_of(tmp_path)[1].begin(Save(1, step, name, kind, True, 0.0), True)
+        saver_of(tmp_path)[1].begin(Save(1, step, name, kind, True, 0.0))
 
 
 @pytest.mark.parametrize(("pace", "seconds"), [(0.0, 0.005), (20e6, 0.03), (4e8, 0.00524288), (1e9, 0.005)])
@@ -193,7 +193,7 @@ def test_a_server_looks_as_often_as_the_pace_asks_for(
 ) -> None:
     (tmp_path / "cut-000001").mkdir()
     _, saver, told = saver_of(tmp_path)
-    saver.begin(Save(1, 0, "cut-000001", "whole", True, pace), True)
+    saver.begin(Save(1, 0, "cut-000001", "whole", True, pace))
     assert saver.patience == 0.0, "there is room for a piece"
     with monkeypatch.context() as full:
         full.setattr("gbactl.server.checkpoint_writer.ShardSaver.room", False)

@@ -16,6 +16,7 @@ from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel_interface import Channel
 from gbactl.wire.messages import Ack, AddReplica, AverageReplicas, EasgdCentre, EasgdUpdate, decode
+from tests.support.checkpoint_files import unused_saver
 from tests.support.in_memory import MemoryHub
 
 SIZE = 4
@@ -38,7 +39,7 @@ class Setting:
         self.shard = Shard(spec)
         self.block = self.shard.dense_block()
         self.block.value[:] = 8.0
-        self.server = Server(self.hub, coordinator, self.shard)
+        self.server = Server(self.hub, coordinator, self.shard, 0, unused_saver(self.shard))
 
     def served(self) -> None:
         for channel, frame in self.hub.poll(0):
@@ -103,7 +104,7 @@ def test_what_all_gave_is_averaged_but_for_a_centre(value: bool, expected: float
     at = Setting()
     at.send(AddReplica(5, 1), packed(2.0, 0.5, 4.0))
     at.send(AddReplica(9, 1), packed(4.0, 1.5, 8.0), trainer=1)
-    assert at.heard(0)[0][0] == at.heard(1)[0][0] == Ack(0, 0)
+    assert at.heard(0)[0][0] == at.heard(1)[0][0] == Ack()
     assert at.block.value.tolist() == [8.0] * SIZE, "not before it is settled"
     at.coordinator.send(AverageReplicas(value))
     at.served()
@@ -119,7 +120,7 @@ def test_where_all_are_asked_again_what_was_given_before_counts_no_more() -> Non
     at.send(AddReplica(5, 1), packed(100.0, 0.5, 4.0))
     at.send(AddReplica(6, 2), packed(2.0, 0.5, 4.0))
     at.send(AddReplica(9, 1), packed(100.0, 1.5, 8.0), trainer=1)
-    assert at.heard(0)[0][0] == at.heard(1)[0][0] == Ack(0, 0), "who comes too late is answered all the same"
+    assert at.heard(0)[0][0] == at.heard(1)[0][0] == Ack(), "who comes too late is answered all the same"
     at.send(AddReplica(7, 2), packed(4.0, 0.5, 4.0), trainer=1)
     at.coordinator.send(AverageReplicas(True))
     at.served()

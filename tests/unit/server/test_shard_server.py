@@ -38,6 +38,7 @@ from gbactl.wire.messages import (
     TakeBatch,
     unpack,
 )
+from tests.support.checkpoint_files import unused_saver
 from tests.support.in_memory import MemoryChannel, MemoryHub
 
 ROWS, WIDTH, DENSE = 10, 3, 5
@@ -60,7 +61,7 @@ class Setting:
         self.coordinator: Channel = coordinator.other
         self.workers = [hub.connect("S0") for hub in self.w_hubs]
         self.shard = Shard(SPEC)
-        self.server = Server(self.hub, coordinator, self.shard)
+        self.server = Server(self.hub, coordinator, self.shard, 0, unused_saver(self.shard))
         self.coordinator.send(phase(1))
 
     def served(self) -> None:
@@ -241,7 +242,7 @@ def test_inspection_tells_checksum_memory_and_refusals(at: Setting) -> None:
 
 
 def test_it_stops_when_told_and_when_the_coordinator_is_gone(at: Setting) -> None:
-    at.coordinator.send(Stop("done"))
+    at.coordinator.send(Stop())
     at.served()
     assert at.server.stopped
     other = Setting()
@@ -293,7 +294,7 @@ REFUSED = {
     ),
     "an order from a worker": (OrderStep(1, 0, [], [], 1.0, 1.0, 1.0, [], [], False), floats(0)),
     "a barrier from a worker": (Barrier(0), floats(0)),
-    "a stop from a worker": (Stop("now"), floats(0)),
+    "a stop from a worker": (Stop(), floats(0)),
     "a phase from a worker": (phase(9), floats(0)),
     "a message that is not for servers": (TakeBatch(0), floats(0)),
 }

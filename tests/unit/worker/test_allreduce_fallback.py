@@ -140,6 +140,6 @@ def test_a_wait_ends_with_the_run(serving: Serving) -> None:
     rank.sum_live_ranks()
     rank.fall_back()
     handle = by_ring(rank, 1.0, None)
-    serving.told[0].send(Stop("done"))
+    serving.told[0].send(Stop())
     with pytest.raises(PeerGoneError):
         rank.wait(handle)

@@ -84,21 +84,21 @@ def test_a_question_waits_for_the_batches_granted_before_it() -> None:
 
 def test_a_batch_to_come_is_prepared_once_and_is_not_pulled_nor_computed_before_it_is_granted() -> None:
     early, other = PrefetchHint(1, 4, 0, 10), PrefetchHint(1, 9, 0, 10)
-    at = Setting(early, Stop("done"))
+    at = Setting(early, Stop())
     read_all(at)
     assert at.source.prepared == [early] and not at.exchange.core.queue and not at.exchange.core.pulls
-    at = Setting(early, grant(4), grant(5), Stop("done"))
+    at = Setting(early, grant(4), grant(5), Stop())
     read_all(at)
     assert at.source.prepared == [early, grant(5)]
     assert [item.grant for item in at.exchange.core.queue] == [grant(4), grant(5)]
-    at = Setting(early, other, grant(4), grant(9, number=2), Stop("done"))
+    at = Setting(early, other, grant(4), grant(9, number=2), Stop())
     read_all(at)
     assert at.source.prepared == [early, other, grant(4), grant(9, number=2)], "the last one told of, of that phase"
 
 
 def test_a_batch_to_come_is_prepared_when_the_rows_of_the_one_at_hand_are_there() -> None:
     early = PrefetchHint(1, 4, 0, 10)
-    at = Setting(grant(0), early, Stop("done"))
+    at = Setting(grant(0), early, Stop())
     read_all(at)
     assert at.source.prepared == [grant(0)]
     at.exchange.core.pulls.clear()
@@ -109,7 +109,7 @@ def test_a_batch_to_come_is_prepared_when_the_rows_of_the_one_at_hand_are_there(
 @pytest.mark.parametrize("of", [1, 2])
 def test_what_nobody_waits_for_any_more_is_forgotten_and_asked_for_anew(of: int) -> None:
     """The batches of the phase that was given up, of no other."""
-    at = Setting(grant(0), grant(1), Abandon(of), Inspect("dense"), Stop("done"))
+    at = Setting(grant(0), grant(1), Abandon(of), Inspect("dense"), Stop())
     read_all(at)
     assert at.takes() == 1 + (2 if of == 1 else 0)
     assert [item.grant.batch for item in at.exchange.core.queue] == ([] if of == 1 else [0, 1])
@@ -142,7 +142,7 @@ def test_a_pause_ends_with_the_run_or_its_connection() -> None:
     """However long it is: a stopped worker is slowed by a multiple of the time for which it stood still."""
     at = Setting()
     assert not at.exchange.pause(0.01)
-    next(iter(at.coordinator.poll(1)))[0].send(Stop("done"))
+    next(iter(at.coordinator.poll(1)))[0].send(Stop())
     assert at.exchange.pause(60)
     lost = Setting()
     next(iter(lost.coordinator.poll(1)))[0].close()

@@ -381,7 +381,7 @@ def test_small_talk() -> None:
     at = setting()
     assert at.core.handle(Ping(9)) == [TellCoordinator(Pong(5, 9))]
     assert not at.core.stopped
-    assert at.core.handle(Stop("done")) == [CheckForWork()] and at.core.stopped
+    assert at.core.handle(Stop()) == [CheckForWork()] and at.core.stopped
 
 
 def test_data_that_is_ready_early_is_used_once_and_for_its_batch_alone() -> None:

@@ -48,7 +48,7 @@ class Emulation:
         self.spent, self.pls = CostSeconds(), PlsCounter(SAMPLES, costs.servers)
         self.clock = self.trained = self.saved_at = 0.0
         self.saves = 0
-        self._due = rhythm.gap
+        self._due = rhythm.seconds_between
 
     def run(self) -> EmulationResult:
         """Run the job to the end of its training."""
@@ -73,11 +73,11 @@ class Emulation:
     def _save(self) -> None:
         self.saves += 1
         kind = self.rhythm.kind(self.saves)
-        self._due = self.clock + self.rhythm.gap
+        self._due = self.clock + self.rhythm.seconds_between
         self.clock += self.spent.save(self.costs, 1.0 if kind == "whole" else 1.0 / self.rhythm.parts)
         self.saved_at = self.trained
         if kind != "chosen":
-            self.pls.saved(self._samples)
+            self.pls.record_save(self._samples)
 
     @property
     def _samples(self) -> int:
@@ -86,13 +86,13 @@ class Emulation:
     def _fail(self) -> None:
         for injection in self.injector.due(0, self.clock):
             if self.partial:
-                self.pls.lost(int(injection.process[1:]), self._samples)
+                self.pls.count_lost(int(injection.process[1:]), self._samples)
                 self.clock += self.spent.add_partial_recovery(self.costs)
             else:
                 again = self.trained - self.saved_at
                 self.trained = self.saved_at
                 self.clock += self.spent.add_full_recovery(self.costs, again, round(SAMPLES * again / self.costs.job))
-                self._due = self.clock + self.rhythm.gap
+                self._due = self.clock + self.rhythm.seconds_between
 
 
 def emulate(

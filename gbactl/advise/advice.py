@@ -57,7 +57,7 @@ class Advice:
     beside: str
     rates: Mapping[float, float] = field(default_factory=dict)
 
-    def of(self, mode: str) -> ModeComparison:
+    def for_mode(self, mode: str) -> ModeComparison:
         """Return the standing of a mode."""
         return next(each for each in self.standings if each.mode == mode)
 
@@ -76,7 +76,7 @@ def advice_of(outcomes: Sequence[Outcome], margin: float | None, notes: Sequence
         made, columns=COLUMNS, groups=tuple(each.group for each in standings),
         notes=(*made.notes, *notes, *_ranges(kept, standings), *said),
     )  # fmt: skip
-    return Advice(_with_times(made, kept), tuple(standings), chosen.mode, _beside(standings, chosen))
+    return Advice(_with_times(made, kept), tuple(standings), chosen.mode, _mode_at_slow_downs(standings, chosen))
 
 
 def modes_needing_seeds(outcomes: Sequence[Outcome], margin: float | None) -> list[str]:
@@ -133,17 +133,17 @@ def _chosen(standings: Sequence[ModeComparison]) -> ModeComparison:
     fastest = max(each.rate for each in able)
     near = [each for each in able if each.rate * (1 + WORTHWHILE) >= fastest]
     sync = [each for each in near if each.mode == SYNC]
-    return min(sync or near, key=_doubt)
+    return min(sync or near, key=_auc_sort_key)
 
 
-def _doubt(found: ModeComparison) -> float:
+def _auc_sort_key(found: ModeComparison) -> float:
     """Return a sort key for modes: 0 for a better AUC than sync's, else the p-value (TOST) for the same AUC."""
     verdict = found.group.verdict
     p_same = 1.0 if verdict is None or verdict.p_same is None else verdict.p_same
     return 0.0 if found.auc == BETTER else p_same
 
 
-def _beside(standings: Sequence[ModeComparison], chosen: ModeComparison) -> str:
+def _mode_at_slow_downs(standings: Sequence[ModeComparison], chosen: ModeComparison) -> str:
     """Choose the mode to compare with sync at slow-downs: the advised or, if that is sync, the next one ("": none)."""
     others = [each.mode for each in standings if each.counts and each.mode != SYNC]
     return chosen.mode if chosen.mode != SYNC else next(iter(others), "")
@@ -177,7 +177,7 @@ def sentence(advice: Advice, workers: int, minutes: float, base: int, steps: int
     """Describe the advice in a sentence: the mode, what to expect of it, and at which slow-downs sync is as good.
 
     `minutes`: how long this advice took; `base`, `steps`: global batches that were trained before, and in each mode."""
-    found = advice.of(advice.mode)
+    found = advice.for_mode(advice.mode)
     with_workers = f"with {workers} workers" if workers > 1 else "with 1 worker"
     if advice.mode == SYNC:
         said = f"Stay with {SYNC} {with_workers}: {_why_sync(advice, minutes)}"
@@ -204,7 +204,7 @@ def _difference(found: ModeComparison) -> str:
 
 def _quality(advice: Advice) -> str:
     """Describe the AUC to expect in the advised mode, compared with sync's."""
-    found = advice.of(advice.mode)
+    found = advice.for_mode(advice.mode)
     if found.auc == SAME:
         return f"the same AUC (margin {advice.report.margin or AUC_MARGIN:g})"
     return f"a better AUC ({_difference(found)})"

@@ -96,11 +96,11 @@ class StagedSlices:
         self.hit, self.missed = hit, missed
         self._rows: dict[int, list[int]] = {}
 
-    def announced(self, batch: int, rows: Sequence[int]) -> None:
+    def add(self, batch: int, rows: Sequence[int]) -> None:
         """Record the number of rows in each shard's slice of an announced gradient; ~rows if the server had failed."""
         self._rows[batch] = list(rows)
 
-    def applied(self, batch: int, samples: int, weight: float) -> None:
+    def report_step(self, batch: int, samples: int, weight: float) -> None:
         """Report an ordered step's gradient slices by calling `hit`, or `missed` for those on failed shards."""
         rows = self._rows.pop(batch, ())
         for shard, count in enumerate(rows if weight > 0 else ()):
@@ -109,17 +109,17 @@ class StagedSlices:
             else:
                 self.missed(shard, samples, ~count)
 
-    def dropped(self, batch: int) -> None:
+    def discard(self, batch: int) -> None:
         """Forget the slices of a discarded gradient."""
         self._rows.pop(batch, None)
 
-    def gone(self, shard: int) -> None:
+    def on_server_failure(self, shard: int) -> None:
         """Mark the staged, not yet applied slices of a failed shard as lost."""
         for rows in self._rows.values():
             rows[shard] = min(rows[shard], ~rows[shard])
 
     @contextmanager
-    def held(self) -> Iterator[list[tuple[Callable[..., None], tuple[int, ...]]]]:
+    def delayed_calls(self) -> Iterator[list[tuple[Callable[..., None], tuple[int, ...]]]]:
         """Delay calls of `hit` and `missed` within this context; at its end make those still in the yielded list."""
         kept: list[tuple[Callable[..., None], tuple[int, ...]]] = []
         hit, missed = self.hit, self.missed
@@ -130,7 +130,7 @@ class StagedSlices:
             hear(*told)
 
     @property
-    def waiting(self) -> list[int]:
+    def unapplied(self) -> list[int]:
         """Announced batches whose gradients are not applied yet."""
         return list(self._rows)
 
@@ -173,26 +173,26 @@ class TrainingPhase:
             policy.joined_worker(event.worker)
         return self._decided(policy.poll(), before, -1)
 
-    def settle(self, command: Command) -> None:
+    def account(self, command: Command) -> None:
         """Apply a command's effect on the accounts: sample counts, staleness, and staged slices no longer waiting."""
         if isinstance(command, ApplyStep):
-            self.finished.settle(command.step)
-            self.statistics.applied(command.step)
+            self.finished.add_step(command.step)
+            self.statistics.count_step(command.step)
             if self.slices is not None:
                 for member in command.step.members:
-                    self.slices.applied(member.batch, member.samples, member.weight)
+                    self.slices.report_step(member.batch, member.samples, member.weight)
         elif isinstance(command, DiscardGradient):
             self.finished.drop(command.drop)
-            self.statistics.dropped(command.drop.batch)
+            self.statistics.count_discarded(command.drop.batch)
             if self.slices is not None:
-                self.slices.dropped(command.drop.batch)
+                self.slices.discard(command.drop.batch)
         elif isinstance(command, GiveUpBatch):
-            self.finished.forgo([command.batch], self.policy.phase.size(command.batch))
+            self.finished.add_abandoned([command.batch], self.policy.phase.size(command.batch))
 
-    def server_lost(self, shard: int) -> None:
+    def on_server_failure(self, shard: int) -> None:
         """Mark the gradient slices that a failed shard had not applied as lost."""
         if self.slices is not None:
-            self.slices.gone(shard)
+            self.slices.on_server_failure(shard)
 
     def lr_scale_of(self, grant: Grant) -> float:
         """Learning-rate factor of a step that workers apply to the dense parameters themselves; else 0."""
@@ -206,9 +206,9 @@ class TrainingPhase:
 
     def _count(self, record: AnnounceRecord) -> None:
         pulled = min(version for version in (*record.row_versions, *record.dense_versions) if version >= 0)
-        self.statistics.announced(record.worker, record.batch, self.policy.phase.size(record.batch), pulled)
+        self.statistics.count_gradient(record.worker, record.batch, self.policy.phase.size(record.batch), pulled)
         if self.slices is not None and record.part_rows:
-            self.slices.announced(record.batch, record.part_rows)
+            self.slices.add(record.batch, record.part_rows)
 
     def _forgo(self) -> list[Command]:
         owners = {batch: owner for batch, (owner, _) in self.policy.leases.items()}
@@ -263,17 +263,17 @@ class LoggedPhase:
         """Apply the log's next record. Returns the policy's commands that it confirms, with their effects applied."""
         if isinstance(record, InfoRecord):
             if record.kind == event_log.SERVER and record.fields["state"] == "lost":
-                self.phase.server_lost(record.fields["shard"])
+                self.phase.on_server_failure(record.fields["shard"])
             return []
         if isinstance(record, OrderRecord):
             confirmed: list[Command] = [self._order(record)]
         elif isinstance(record, DropRecord):
             confirmed = [self._drop(record)]
         else:
-            self._undisturbed()
+            self._check_no_command_due()
             confirmed = self._happened(record)
         for command in confirmed:
-            self.phase.settle(command)
+            self.phase.account(command)
         return confirmed
 
     def discards(self, batch: int) -> bool:
@@ -282,10 +282,10 @@ class LoggedPhase:
 
     def close(self) -> None:
         """Check that the replayed phase is over and that its samples add up."""
-        self._undisturbed("The phase ends in the log")
-        self._idle("The phase ends in the log")
+        self._check_no_command_due("The phase ends in the log")
+        self._check_idle("The phase ends in the log")
         if not self.phase.closed:
-            self._part("The phase ends in the log before what was left over was applied", [])
+            self._diverge("The phase ends in the log before what was left over was applied", [])
         try:
             self.phase.policy.ledger.check()
         except AccountingError as error:
@@ -299,7 +299,7 @@ class LoggedPhase:
         if isinstance(record, AnnounceRecord):
             self._leased(record)
         if isinstance(record, FinishRecord):
-            self._idle("The log finishes the phase")
+            self._check_idle("The log finishes the phase")
         self.due.extend(self.phase.apply(record))
         return []
 
@@ -308,7 +308,7 @@ class LoggedPhase:
         own = [(each.grant.batch, each.grant.token) for each in commands if isinstance(each, HandOut)]
         if own != [(record.batch, record.token)]:
             now = " ".join(f"batch {batch} with token {token}" for batch, token in own) or "nothing"
-            self._part(
+            self._diverge(
                 f"The log hands W{record.worker} batch {record.batch} with token {record.token}, the policy {now}",
                 [(record.worker, record.batch)],
             )
@@ -317,47 +317,47 @@ class LoggedPhase:
     def _forgo(self, record: ForgoRecord) -> list[Command]:
         commands = self.phase.apply(Forgo())
         if len(commands) != record.batches:
-            self._part(f"The log gives {record.batches} batches up, the policy {len(commands)}", [])
+            self._diverge(f"The log gives {record.batches} batches up, the policy {len(commands)}", [])
         return commands
 
     def _leased(self, record: AnnounceRecord) -> None:
         owner, _ = self.phase.policy.leases.get(record.batch, (None, None))
         if owner != record.worker:
             gradient = (record.worker, record.batch)
-            self._part(f"The log announces {named([gradient])}, which was not handed to it", [gradient])
+            self._diverge(f"The log announces {named([gradient])}, which was not handed to it", [gradient])
 
     def _order(self, record: OrderRecord) -> Command:
         due = self.due.popleft() if self.due else None
         if not isinstance(due, ApplyStep):
             batches = [batch for batch, _ in record.members]
-            self._part(f"The log orders step {record.step} of batches {batches}, the policy {_shown(due)}", [])
+            self._diverge(f"The log orders step {record.step} of batches {batches}, the policy {_shown(due)}", [])
         assert isinstance(due, ApplyStep)
         own = order_record(due)
         if own != record:
             members = [(member.worker, member.batch) for member in due.step.members]
-            self._part(f"Step {record.step}: {_difference(record, own)} ({named(members)})", members)
+            self._diverge(f"Step {record.step}: {_difference(record, own)} ({named(members)})", members)
         return due
 
     def _drop(self, record: DropRecord) -> Command:
         due = self.due.popleft() if self.due else None
         gradient = (record.worker, record.batch)
         if not isinstance(due, DiscardGradient) or (due.worker, due.drop.batch) != gradient:
-            self._part(f"The log discards {named([gradient])}, the policy {_shown(due)}", [gradient])
+            self._diverge(f"The log discards {named([gradient])}, the policy {_shown(due)}", [gradient])
         assert due is not None
         return due
 
-    def _undisturbed(self, text: str = "The log goes on") -> None:
+    def _check_no_command_due(self, text: str = "The log goes on") -> None:
         """Check that the log has a record of every command that the policy decided."""
         if self.due:
-            self._part(f"{text}, but the policy {_shown(self.due[0])}", [])
+            self._diverge(f"{text}, but the policy {_shown(self.due[0])}", [])
 
-    def _idle(self, text: str) -> None:
+    def _check_idle(self, text: str) -> None:
         """Check that no batch is in flight at this record."""
         if not self.phase.policy.idle:
             leases = [(worker, batch) for batch, (worker, _) in sorted(self.phase.policy.leases.items())]
-            self._part(f"{text} while something is in flight ({named(leases)})", leases)
+            self._diverge(f"{text} while something is in flight ({named(leases)})", leases)
 
-    def _part(self, text: str, gradients: list[tuple[int, int]]) -> None:
+    def _diverge(self, text: str, gradients: list[tuple[int, int]]) -> None:
         workers, batches = tuple(w for w, _ in gradients), tuple(b for _, b in gradients)
         first = self.due[0] if self.due else None
         step = first.step.step if isinstance(first, ApplyStep) else self.phase.policy.step

@@ -232,7 +232,7 @@ def start_node(environment: Mapping[str, str], log: Path, fds: Sequence[int]) ->
         )  # fmt: skip
 
 
-def tell(process: Started, boot: bytes) -> None:
+def send_bootstrap(process: Started, boot: bytes) -> None:
     """Write the bootstrap document to a new process.
 
     A process that ended at once is ignored here: its exit code tells why."""

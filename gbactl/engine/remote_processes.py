@@ -39,7 +39,7 @@ class RemoteProcess(ProcessHandle):
         self._code: int | None = None
         self._over = threading.Event()
         try:
-            self.pid = int(link.ask("start", START_SECONDS, name=name, **asked)["pid"])
+            self.pid = int(link.request("start", START_SECONDS, name=name, **asked)["pid"])
         except ClusterError as error:
             self.why = str(error)
             self.ended(FAILED)
@@ -58,7 +58,7 @@ class RemoteProcess(ProcessHandle):
 
     def send_signal(self, sig: int, /) -> None:
         if self.poll() is None:
-            self.link.tell("signal", name=self.name, number=int(sig))
+            self.link.send("signal", name=self.name, number=int(sig))
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait until the process has ended, and return its exit code.
@@ -67,7 +67,7 @@ class RemoteProcess(ProcessHandle):
         if self.poll() is None and not self._over.wait(WAIT_SECONDS if timeout is None else timeout):
             if timeout is not None:
                 raise subprocess.TimeoutExpired(self.name, timeout)
-            self.link.lose("it does not say that its processes have ended")
+            self.link.mark_lost("it does not say that its processes have ended")
         code = self.poll()
         assert code is not None
         return code
@@ -132,9 +132,9 @@ class RemoteRunProcesses(RunProcesses):
         self._connect(agents)
         agents.lines()
         self._check_memory()
-        self._equip(agents)
+        self._send_data(agents)
         self.show.clear()
-        self.show.hosts(preflight.HEADINGS, [found.cells() for found in agents.found.values()])
+        self.show.show_hosts(preflight.HEADINGS, [found.cells() for found in agents.found.values()])
         if agents.faults:
             raise ClusterError(" ".join(agents.faults))
         for link in agents.links.values():
@@ -153,23 +153,27 @@ class RemoteRunProcesses(RunProcesses):
         finally:
             seen.unlink()
 
-    def _equip(self, agents: HostAgents) -> None:
+    def _send_data(self, agents: HostAgents) -> None:
         """Check that hosts can take part in an all-reduce, where there is one, and send them the data."""
         if self.cfg.collects and len(self.hosts) > 1:
             for host, found in agents.found.items():
                 found.faults += preflight.ring(host, found.facts, found.address)
-        agents.give_data(self.dataset.path, self.dataset.fingerprint, self.cfg.data.get("cache"), self.show.step)
+        agents.give_data(self.dataset.path, self.dataset.fingerprint, self.cfg.data.get("cache"), self.show.show_step)
 
     def _settle(self, agents: HostAgents) -> None:
         cfg = self.cfg
-        environment = preflight.forwarded(cfg)
+        environment = preflight.forwarded_environment(cfg)
         paths = [] if cfg.resume is None else [cfg.resume]
-        agents.settle(cfg.cluster.bind, cfg.cluster.hang_seconds, self.run_dir, paths, environment)
+        agents.send_setup(cfg.cluster.bind, cfg.cluster.hang_seconds, self.run_dir, paths, environment)
         for host, found in agents.found.items():
             if cfg.checkpoint.name != "none" and not found.shared:
-                found.faults.append(preflight.unseen(host, "the run directory", str(self.run_dir), CHECKPOINTS))
+                found.faults.append(
+                    preflight.path_not_visible(host, "the run directory", str(self.run_dir), CHECKPOINTS)
+                )
             missing = [path for path, there in found.sees.items() if not there]
-            found.faults += [preflight.unseen(host, "the checkpoint", path, "another resume=") for path in missing]
+            found.faults += [
+                preflight.path_not_visible(host, "the checkpoint", path, "another resume=") for path in missing
+            ]
         agents.check_imports(preflight.named_classes(cfg))
 
     def _check_memory(self) -> None:
@@ -183,7 +187,7 @@ class RemoteRunProcesses(RunProcesses):
         """Return the number of threads per worker, determined by the host with the fewest cores per worker."""
         workers = [host for process, host in self.placed.items() if process[0] == "W"]
         cores = {host: int(found.facts["cores"]) for host, found in self.agents.found.items()}
-        return max(1, min(cores[host] // (workers.count(host) * self.cfg.lanes) for host in set(workers)))
+        return max(1, min(cores[host] // (workers.count(host) * self.cfg.compute_threads) for host in set(workers)))
 
     def _decide(self, threads: int) -> None:
         """Write the values that depend on the hosts (threads, bind address) into the run's configuration."""
@@ -194,11 +198,11 @@ class RemoteRunProcesses(RunProcesses):
     # -- hosts that are lost ------------------------------------------------------------------------
 
     def _watch(self, link: AgentConnection) -> None:
-        link.told = self._told
+        link.told = self._on_report
         link.on_lost = lambda why: self._lost(link.host, why)
 
     def _lost(self, host: str, why: str) -> None:
-        self.show.say(f"  Host {host} is gone: {why}.")
+        self.show.print_line(f"  Host {host} is gone: {why}.")
         if self._restores:
             threading.Thread(target=self._restore, args=(host,), daemon=True).start()
 
@@ -210,7 +214,7 @@ class RemoteRunProcesses(RunProcesses):
             agents = HostAgents([host], self.agents.start, self.agents.folder, self.agents.patience)
             self._restoring.append(agents)
             self._connect(agents)
-            self._equip(agents)
+            self._send_data(agents)
             if not agents.faults and not self._over.is_set():
                 break
             self._restoring.remove(agents)
@@ -222,7 +226,7 @@ class RemoteRunProcesses(RunProcesses):
         lost.close()
         self.agents.found[host] = agents.found[host]
         moved = [child for child in list(self.running) if self._home.get(child.name) == host and child.name[0] == "W"]
-        self.show.say(
+        self.show.print_line(
             f"  Host {host} is there again; it gets {', '.join(child.name for child in moved) or 'no worker'}."
         )
         for child in moved:
@@ -248,8 +252,12 @@ class RemoteRunProcesses(RunProcesses):
             raise ClusterError("Every host is gone.")
         if again:
             before = next(child for child in reversed(self.abandoned) if child.name == name)
-            told = (before.exit_sentence(), self._cut(before), f"{name} is started again on host {where}.")
-            self.show.say(f"  {' '.join(filter(None, told))}")
+            told = (
+                before.exit_sentence(),
+                self._broken_connection(before),
+                f"{name} is started again on host {where}.",
+            )
+            self.show.print_line(f"  {' '.join(filter(None, told))}")
         self.placed[name] = where
         super().replace(name)
 
@@ -260,16 +268,18 @@ class RemoteRunProcesses(RunProcesses):
             return found
         badly = {child.name for child in self.running if child.process.poll() not in (None, 0)}
         for child in self.running:
-            cut = self._cut(child, badly)
+            cut = self._broken_connection(child, badly)
             if cut:
                 return f"{child.exit_sentence()} {cut}", False
         return found
 
-    def _cut(self, child: ChildProcess, ended: Collection[str] = ()) -> str:
+    def _broken_connection(self, child: ChildProcess, ended: Collection[str] = ()) -> str:
         """Describe the failed connection between hosts that ended a process; "" where its message names none."""
         addresses = {found.address: host for host, found in self.agents.found.items()}
         places = {name: host for name, host in self.placed.items() if name not in ended}
-        return preflight.cut(self.placed.get(child.name, ""), child.exit_sentence() or "", {**addresses, **places})
+        return preflight.broken_connection(
+            self.placed.get(child.name, ""), child.exit_sentence() or "", {**addresses, **places}
+        )
 
     def _begin(self, boot: Bootstrap, environment: dict[str, str], log: Path) -> None:
         if boot.role == "coordinator":
@@ -279,7 +289,7 @@ class RemoteRunProcesses(RunProcesses):
         log.touch()
         process = RemoteProcess(
             self.agents.links[self.placed[name]], boot.log_name, boot=dataclasses.asdict(boot), environment=environment,
-            seat=self._seat(name),
+            seat=self._place_among_workers(name),
         )  # fmt: skip
         with self._logs:
             self._remote[boot.log_name] = process
@@ -288,14 +298,14 @@ class RemoteRunProcesses(RunProcesses):
             process.ended(early)
         self.running.append(StartedRemoteProcess(name, process, log))
 
-    def _seat(self, name: str) -> list[int] | None:
+    def _place_among_workers(self, name: str) -> list[int] | None:
         """Return [index of the worker on its host, number of workers there]; None if workers are not pinned."""
         if name[0] != "W" or self.cfg.cluster.pin != "auto":
             return None
         there = sorted(int(p[1:]) for p, host in self.placed.items() if p[0] == "W" and host == self.placed[name])
         return [there.index(int(name[1:])), len(there)]
 
-    def _told(self, kind: str, fields: dict[str, object]) -> None:
+    def _on_report(self, kind: str, fields: dict[str, object]) -> None:
         """Handle an agent's report: append log output or record an exit code.
 
         Runs in the thread of the agent's connection."""

@@ -56,7 +56,7 @@ class ControlSocket:
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
         self._thread.start()
 
-    def heard(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Handle a coordinator's event: record progress, or send a switch's outcome to the client that requested it."""
         if event.name == "progress":
             self.progress = event.fields

@@ -13,8 +13,8 @@ from gbactl.checkpoint.restore import chain_at, keep_initial, load_initial, load
 from gbactl.config import RunConfig, to_dict
 from gbactl.config.rounds_and_shards import samples_of, shard_spec
 from gbactl.coordinator.checkpointing import spare_bytes
-from gbactl.coordinator.membership import BEAT_SECONDS, beat
-from gbactl.coordinator.state import JournalState, kept
+from gbactl.coordinator.membership import BEAT_SECONDS, start_heartbeat
+from gbactl.coordinator.state import JournalState, writes_journal
 from gbactl.cpu import vectors
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.faults.slowdown import ServerSlowdown
@@ -26,11 +26,11 @@ from gbactl.store.shard import Shard
 from gbactl.wire.auth import Peer
 from gbactl.wire.bootstrap import Bootstrap, await_dense
 from gbactl.wire.channel_interface import Channel, Hub
-from gbactl.wire.half_precision_transport import narrowed
+from gbactl.wire.half_precision_transport import with_half_precision
 from gbactl.wire.listener import local
 from gbactl.wire.messages import CheckpointLoaded, Hello, Ready
 from gbactl.wire.reconnecting import ReconnectingHub
-from gbactl.wire.reliable import exposed
+from gbactl.wire.reliable import with_message_faults
 
 
 def header(cfg: RunConfig, dataset: Dataset) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def run_coordinator(boot: Bootstrap) -> None:
 
     listener = socket.socket(fileno=boot.listener)
     hub: Hub = SocketHub(bytes.fromhex(boot.key), boot.peer, listener=listener, **of_hub(boot.cfg))
-    hub = exposed(hub, boot.peer, boot.cfg.fault_plan())
+    hub = with_message_faults(hub, boot.peer, boot.cfg.fault_plan())
     dataset = open_dataset(Path(boot.dataset))
     import sklearn.metrics  # noqa: F401  (takes a second: now, while the workers import torch)
 
@@ -71,7 +71,9 @@ def run_coordinator(boot: Bootstrap) -> None:
     if boot.cfg.resume is None:  # the clock of a resumed run leaves out the time between its parts
         coordinator.flow.amend = with_clock_time
     if coordinator.context.journal.on:
-        beat(lambda: coordinator.context.tell("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4))
+        start_heartbeat(
+            lambda: coordinator.context.send_event("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4)
+        )
     coordinator.run()
     hub.close()
 
@@ -83,8 +85,8 @@ def of_hub(cfg: RunConfig) -> dict[str, Any]:
 
 def wrapped_hub(hub: Hub, cfg: RunConfig, me: Peer) -> Hub:
     """Wrap a server's or worker's hub with message faults, compression and reconnection, as configured."""
-    hub = narrowed(exposed(hub, me, cfg.fault_plan()), cfg.transport.wire_dtype)
-    return ReconnectingHub(hub, first=me.incarnation == 0) if kept(cfg) else hub
+    hub = with_half_precision(with_message_faults(hub, me, cfg.fault_plan()), cfg.transport.wire_dtype)
+    return ReconnectingHub(hub, first=me.incarnation == 0) if writes_journal(cfg) else hub
 
 
 def run_server(boot: Bootstrap) -> None:

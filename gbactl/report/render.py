@@ -239,10 +239,10 @@ def left_out(report: Report) -> list[str]:
     for each in report.left_out:
         reason = "repeated by a newer run" if each.reason.startswith("repeated by") else each.reason
         reasons[reason].append(each.run)
-    return [f"Left out, {reason}: {_some(runs)}." for reason, runs in sorted(reasons.items())]
+    return [f"Left out, {reason}: {_first_names(runs)}." for reason, runs in sorted(reasons.items())]
 
 
-def _some(runs: list[str]) -> str:
+def _first_names(runs: list[str]) -> str:
     rest = f" and {len(runs) - MOST_NAMED} more" if len(runs) > MOST_NAMED else ""
     return ", ".join(runs[:MOST_NAMED]) + rest
 
@@ -273,7 +273,7 @@ def render(report: Report, form: str, width: int = 80, colour: bool = False) -> 
     return renderers[form](report)
 
 
-def beside(report: Report, form: str) -> list[str]:
+def stderr_sentences(report: Report, form: str) -> list[str]:
     """Return the report's sentences that a format cannot include, to be printed on stderr."""
     return sentences(report) if form == "csv" else []
 

@@ -44,7 +44,7 @@ def each_mode(name: str) -> list[str]:
     return [part.partition("@")[0] for part in name.split(">")]
 
 
-def listed(first: str, switches: Iterable[Mapping[str, Any]]) -> str:
+def modes_sentence(first: str, switches: Iterable[Mapping[str, Any]]) -> str:
     """Describe a run's modes in a sentence: the first one, and where each later one starts."""
     told = [
         f"{each['to']} from {each['day']}, sample {each['first_sample']}"

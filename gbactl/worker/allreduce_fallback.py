@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.collective.base import InterruptedSum, Moved, RingFallback, Vector, as_array, uncounted
+from gbactl.collective.base import InterruptedSum, Moved, RingFallback, Vector, as_array, ignore_bytes
 from gbactl.errors import PeerGoneError, WireError
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import Sum, Summand
@@ -52,7 +52,7 @@ class ServerSums(RingFallback):
     def __init__(self, exchange: WorkerClient, rank: int, size: int) -> None:
         self.exchange, self.rank, self.size = exchange, rank, size
         self.wanted: Callable[[], bool] = lambda: False
-        self.moved: Moved = uncounted  # messages, which are counted where they are sent
+        self.moved: Moved = ignore_bytes  # messages, which are counted where they are sent
         self._lock = threading.Lock()  # may be taken while the exchange's lock is held, never the other way round
         self._generation, self._fallen = 0, False
         self._dealt: tuple[int, int | None, int, int] | None = None
@@ -61,14 +61,14 @@ class ServerSums(RingFallback):
         self._before: dict[str, _Round] = {}
         self._free: list[Vector] = []
         exchange.handlers[Sum] = self._arrived
-        exchange.on_server_back = self._again
+        exchange.on_server_back = self._send_recent_to
 
     # -- methods of RingFallback --------------------------------------------------------------------
 
     def sum_live_ranks(self) -> None:
         self._dealt = None
 
-    def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
+    def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
         self._dealt = (number, part, parts, after)
 
     def leave_out(self, rank: int) -> None:
@@ -92,7 +92,7 @@ class ServerSums(RingFallback):
         with self._lock:
             if not self._fallen:
                 self._fallen = True
-                self._tell()
+                self._send_recent()
 
     # -- sums ---------------------------------------------------------------------------------------
 
@@ -106,20 +106,20 @@ class ServerSums(RingFallback):
             if part is not None and part not in now.parts:
                 now.parts[part] = self._copied(array)
             if self._fallen:
-                self._put(name, now, -1 if part is None else part)
+                self._send_part(name, now, -1 if part is None else part)
         return _Handle(name, now, array)
 
     def wait(self, handle: _Handle) -> None:
         self.fall_back()
         each = handle.round
-        self.exchange.until(lambda: each.total is not None or (self._dealt is not None and self.wanted()))
+        self.exchange.wait_until(lambda: each.total is not None or (self._dealt is not None and self.wanted()))
         if each.total is None:
             if self._dealt is not None:
                 raise InterruptedSum
             raise PeerGoneError("The run was over before a sum was.")
         np.copyto(handle.buffer, each.total)
 
-    def passed(self, handle: _Handle) -> bool:
+    def confirm_sum(self, handle: _Handle) -> bool:
         """Record the ring's sum of a round; return False where the server's sum replaces the ring's."""
         with self._lock:
             if not self._fallen and handle.round.total is None:
@@ -149,21 +149,21 @@ class ServerSums(RingFallback):
 
     # -- messages to the server; the lock is held ---------------------------------------------------------------
 
-    def _tell(self) -> None:
+    def _send_recent(self) -> None:
         """Send the server this rank's sums and summands of the last two rounds, in case the server lacks them."""
         for name, each in [*self._before.items(), *self._now.items()]:
             if each.total is not None:
                 self._send(Sum(self._generation, name, each.number), each.total)
             elif each is self._now.get(name):
                 for part in each.parts:
-                    self._put(name, each, part, more=True)
+                    self._send_part(name, each, part, more=True)
                 self._ask(name, each)
 
     def _ask(self, name: str, each: _Round) -> None:
         if each.total is None:
-            self._put(name, each, -1)
+            self._send_part(name, each, -1)
 
-    def _put(self, name: str, each: _Round, part: int, more: bool = False) -> None:
+    def _send_part(self, name: str, each: _Round, part: int, more: bool = False) -> None:
         told = (part, each.dealt, self.size, sorted(self._absent), 0 if more else each.after)
         self._send(Summand(self._generation, name, each.number, each.length, *told), each.parts.get(part))
 
@@ -176,11 +176,11 @@ class ServerSums(RingFallback):
         out.view(np.float32)[:] = values
         channel.send(message, out)
 
-    def _again(self, shard: int) -> None:
+    def _send_recent_to(self, shard: int) -> None:
         """Send a replacement server this rank's sums and summands of the last two rounds."""
         with self._lock:
             if shard == SERVER and self._fallen:
-                self._tell()
+                self._send_recent()
 
     def _arrived(self, shard: int, message: Sum, frame: Frame) -> None:
         """Store a sum that the server sent; a repetition is ignored."""

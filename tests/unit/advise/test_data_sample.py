@@ -42,9 +42,9 @@ def test_rows_of_days_are_consecutive_up_to_the_switch_and_after_it(cache: Path)
 
 def test_two_days_are_divided_and_days_can_be_left_out(cache: Path) -> None:
     path = small_data.prepared(cache, 1000, 5)
-    two = SampleSplits.of(open_dataset(path), 1)
+    two = SampleSplits.divide(open_dataset(path), 1)
     assert [split.rows for split in (*two.before, two.after, two.judge)] == [888, 112, 1000]
-    assert len(SampleSplits.of(open_dataset(path), 2).before) == 1
+    assert len(SampleSplits.divide(open_dataset(path), 2).before) == 1
     assert sample_of(path, replace(TRAIN, days=1), 10_000, 10_000).trained == 64
 
 

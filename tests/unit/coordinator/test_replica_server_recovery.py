@@ -323,7 +323,7 @@ def test_an_exchange_does_not_wait_for_a_server_that_is_away(
 ) -> None:
     """Nobody takes its place before the trainers have exchanged with the other server again."""
     met, away = threading.Event(), threading.Event()
-    plain, lost, again = EasgdExchange.__call__, CentreSlices.lost, Server.run
+    plain, lost, again = EasgdExchange.__call__, CentreSlices.on_server_lost, Server.run
 
     def exchange(this: Any, replica: Any, alpha: float) -> Any:
         gone = away.is_set()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gbactl.checkpoint.planning import JobCosts, SaveSchedule, bases, expected_pls, full, partial
+from gbactl.checkpoint.planning import JobCosts, SaveSchedule, bases, expected_pls, full_overhead, partial_overhead
 from gbactl.config import FaultsConfig
 from gbactl.errors import ConfigError
 from gbactl.faults.fault_plan import FaultInjector, FaultPlan
@@ -86,11 +86,13 @@ def test_the_equations_hold_over_many_failures(distribution: str) -> None:
     costs = JobCosts(3000 * 1000.0, 1000.0, 8, 0.5, 3.0, 1.0)
     part = emulation.emulate(costs, whole(200.0), "partial", 1, distribution)
     assert part.pls == pytest.approx(expected_pls(costs, 200.0), rel=0.05)
-    assert part.overhead == pytest.approx(partial(costs, 200.0) / costs.job, rel=0.05)
+    assert part.overhead == pytest.approx(partial_overhead(costs, 200.0) / costs.job, rel=0.05)
     chosen = emulation.emulate(costs, SaveSchedule(4, 200.0, None, 2), "partial", 1, distribution)
-    assert chosen.overhead == pytest.approx((partial(costs, 200.0) + bases(costs, 200.0, 4, 2)) / costs.job, rel=0.05)
+    assert chosen.overhead == pytest.approx(
+        (partial_overhead(costs, 200.0) + bases(costs, 200.0, 4, 2)) / costs.job, rel=0.05
+    )
     everybody = emulation.emulate(costs, whole(50.0), "full", 1, distribution)
-    assert everybody.overhead == pytest.approx(full(costs, 50.0) / costs.job, rel=0.05)
+    assert everybody.overhead == pytest.approx(full_overhead(costs, 50.0) / costs.job, rel=0.05)
 
 
 def test_a_distribution_that_is_not_known() -> None:

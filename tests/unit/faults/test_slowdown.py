@@ -40,7 +40,7 @@ class World:
         """A batch is computed and stretched."""
         self.now += seconds
         made = Batch(seconds)
-        self.delay.stretch(made, usual)
+        self.delay.slow_down(made, usual)
         return made
 
 
@@ -125,8 +125,12 @@ class ServerWorld:
 def test_a_plan_for_servers_leaves_the_workers_alone() -> None:
     made = plan(THREE, servers=2)
     assert made.slowed == frozenset() and made.slowed_servers == {0}
-    assert made.factor(0, 0, 0.0) == 1.0 and made.acting("S0", 0, 0.0) == [(0, 3.0)] and not made.acting("S1", 0, 0.0)
-    assert made.told() == [{"kind": "constant", "factor": 3, "servers": [0]}]
+    assert (
+        made.factor(0, 0, 0.0) == 1.0
+        and made.acting_faults("S0", 0, 0.0) == [(0, 3.0)]
+        and not made.acting_faults("S1", 0, 0.0)
+    )
+    assert made.to_list() == [{"kind": "constant", "factor": 3, "servers": [0]}]
     both = plan({**THREE, "workers": [1]}, servers=2)
     assert (both.slowed, both.slowed_servers) == ({1}, {0})
 
@@ -134,7 +138,9 @@ def test_a_plan_for_servers_leaves_the_workers_alone() -> None:
 def test_workers_and_servers_draw_apart() -> None:
     random = {"kind": "random", "distribution": "exponential", "mean": 2}
     made = plan({**random, "workers": "all", "servers": "all"}, servers=4)
-    factors = [factor for each in "WS" for index in range(4) for _, factor in made.acting(f"{each}{index}", 0, 0.0)]
+    factors = [
+        factor for each in "WS" for index in range(4) for _, factor in made.acting_faults(f"{each}{index}", 0, 0.0)
+    ]
     assert len(set(factors)) == 8
 
 

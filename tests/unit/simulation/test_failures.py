@@ -115,7 +115,7 @@ def storming(
 
     It has one thread; what other tests have left in theirs may still transmit."""
     told, seen, own = list[tuple[int, float]](), list[tuple[int, float, bool]](), threading.get_ident()
-    on, draw = AllActivePeriods.on, MessageFaultStream.draw
+    on, draw = AllActivePeriods.active_indexes, MessageFaultStream.draw
 
     def asks(this: Any, step: int, seconds: float) -> Any:
         if threading.get_ident() == own:

@@ -135,7 +135,7 @@ def test_the_lost_shard_alone_goes_back(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, dense: int | None
 ) -> None:
     seen: list[dict[str, Any]] = []
-    real = ServerFailures._alone
+    real = ServerFailures._recover_one
 
     def watched(self: ServerFailures, shard: int) -> None:
         servers = self.cluster.servers

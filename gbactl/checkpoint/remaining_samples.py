@@ -53,7 +53,7 @@ def after(ranges: Ranges, samples: int) -> Ranges:
 
 
 def flat(ranges: Ranges) -> list[int]:
-    """Encode ranges for a message as [low, high, low, high, ...]; [] for a single range."""
+    """Encode ranges as [low, high, low, high, ...]; [] for a single one, which other fields of a message give."""
     return [] if len(ranges) < 2 else [number for pair in ranges for number in pair]
 
 

@@ -120,7 +120,7 @@ class LivePhase:
         self.phase.server_lost(shard)
 
     def server_back(self) -> list[int]:
-        """Add a failed server's successor. Returns the announced, not yet applied batches, whose slices it lacks."""
+        """Connect a failed server's successor. Returns the announced, unapplied batches: it lacks their slices."""
         self._reach_servers()
         return [] if self.phase.slices is None else self.phase.slices.waiting
 

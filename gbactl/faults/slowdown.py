@@ -156,7 +156,7 @@ class ServerSlowdown:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters of handled messages and slow-downs for messages.Inspected: integers, times in microseconds."""
+        """Counters for a server's `Inspected` message: messages handled and slow-downs; times in microseconds."""
         seconds = (round(1e6 * value) for value in (self.busy, self.asked, self.spent))
         acted = {f"acted_{each['plan']}_{name}": round(1e6 * each[name]) for each in self.acted.told() for name in SPAN}
         return {**dict(zip(COUNTERS, (self.served, *seconds), strict=True)), **acted}

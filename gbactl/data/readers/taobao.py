@@ -148,7 +148,7 @@ class Behaviour:
 
 
 def sort_behaviour(file: SourceFile, folder: Path, largest: Integers, bad: BadLines, progress: Progress) -> Behaviour:
-    """Sort the log of behaviour into files in a folder; update `largest`, the largest ids of the shared fields."""
+    """Sort the log of behaviour by user and time into mapped files; update `largest`, the largest id by field."""
     with ExitStack() as stack:
         parts = [stack.enter_context((folder / f"part{part}").open("wb")) for part in range(PARTS)]
         for chunk in _records(file, bad, progress):

@@ -273,7 +273,7 @@ def render(report: Report, form: str, width: int = 80, colour: bool = False) -> 
     return renderers[form](report)
 
 
-def beside(report: Report, form: str) -> list[str]:
+def stderr_sentences(report: Report, form: str) -> list[str]:
     """Return the report's sentences that a format cannot include, to be printed on stderr."""
     return sentences(report) if form == "csv" else []
 

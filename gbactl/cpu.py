@@ -153,7 +153,7 @@ class CoreAssignment:
 
 
 class CoreSlots:
-    """Time slots of a worker on a shared core: `with core_slots.mine(): compute`."""
+    """Time slots of a worker on a shared core: `with core_slots.time_slot(): compute`."""
 
     def __init__(self, place: CoreAssignment, library: Any) -> None:
         self.place, self._library = place, library

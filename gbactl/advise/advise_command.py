@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gbactl.advise.advice import SLOW_DOWNS, WORTHWHILE, Advice, advice_of, modes_needing_seeds, plain, sentence
-from gbactl.advise.data_sample import BASE, Sample, sample_of
+from gbactl.advise.sample_splits import BASE, Sample, sample_of
 from gbactl.advise.simulation_jobs import (
     FEWEST_SEEDS,
     Budget,

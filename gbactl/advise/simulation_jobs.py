@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from gbactl import __version__
-from gbactl.advise.data_sample import Sample
+from gbactl.advise.sample_splits import Sample
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.checkpoint.planning import CheckpointConfig
 from gbactl.config import RunConfig, check

@@ -192,7 +192,9 @@ class JobCosts:
 
 
 def full_overhead(costs: JobCosts, interval: float) -> float:
-    """Compute the overhead of full recovery (all servers reload): O_s T/T_s + (O_l + O_r + T_s/2) T/T_f."""
+    """Compute the overhead of full recovery (all servers reload): O_s T/T_s + (O_l + O_r + T_s/2) T/T_f.
+
+    T_s is the interval; JobCosts has the other symbols."""
     return _saves(costs, interval) + (costs.load + costs.reschedule + interval / 2) * costs.failures
 
 

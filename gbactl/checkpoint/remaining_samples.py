@@ -53,12 +53,12 @@ def without_first(ranges: Ranges, samples: int) -> Ranges:
 
 
 def encode_ranges(ranges: Ranges) -> list[int]:
-    """Encode ranges for a message as [low, high, low, high, ...]; [] for a single range."""
+    """Encode ranges as [low, high, low, high, ...]; [] for a single one, which other fields of a message give."""
     return [] if len(ranges) < 2 else [number for pair in ranges for number in pair]
 
 
 def decode_ranges(first: int, samples: int, numbers: Sequence[int]) -> Ranges:
-    """Decode a message's ranges from `numbers` (see `flat`); [] means one range that begins at sample `first`."""
+    """Decode ranges from `numbers` (see `encode_ranges`); [] means one range that begins at sample `first`."""
     if not numbers:
         return ((first, first + samples),)
     return tuple(zip(numbers[::2], numbers[1::2], strict=True))

@@ -172,7 +172,7 @@ class FaultTolerantCollective(ABC):
 
     @abstractmethod
     def sum_live_ranks(self) -> None:
-        """Sum one summand of every live rank in each round, until the next call of `deal` or `renew`.
+        """Sum one summand of every live rank in each round, until the next call of `assign_summand` or `renew`.
 
         A sum is over the live ranks. The summand of a rank that fails counts for all ranks or for none: whether it had
         been given."""

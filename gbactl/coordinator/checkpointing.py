@@ -180,9 +180,9 @@ class Checkpointing:
             return {}
         state, unsaved = self.state, self.unsaved
         told = {
-            "name": self.run.cfg.checkpoint.name, **self.estimate.to_result(), "saved": state.done, "failed": state.failed,
-            "bytes": state.bytes, "seconds": state.seconds, "pls": unsaved.pls.total,
-            "row_updates": unsaved.updates.total, "lost_updates": unsaved.updates.share,
+            "name": self.run.cfg.checkpoint.name, **self.estimate.to_result(),
+            "saved": state.done, "failed": state.failed, "bytes": state.bytes, "seconds": state.seconds,
+            "pls": unsaved.pls.total, "row_updates": unsaved.updates.total, "lost_updates": unsaved.updates.share,
             "resumed_at": None if self.resumed is None else self.resumed.step,
         }  # fmt: skip
         return {"checkpoint": told}

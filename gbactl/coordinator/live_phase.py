@@ -120,7 +120,7 @@ class LivePhase:
         self.phase.on_server_failure(shard)
 
     def on_server_replaced(self) -> list[int]:
-        """Add a failed server's successor. Returns the announced, not yet applied batches, whose slices it lacks."""
+        """Connect a failed server's successor. Returns the announced, unapplied batches: it lacks their slices."""
         self._reach_servers()
         return [] if self.phase.slices is None else self.phase.slices.unapplied
 
@@ -178,7 +178,7 @@ class LivePhase:
     def resume_after_failover(self, due: Iterable[Command], untold: set[int]) -> None:
         """Continue a phase after a coordinator failover, once the log's records are applied to it.
 
-        `due`: commands still to be carried out; `untold`: workers that get no message before `tell` is called."""
+        `due`: commands still to be carried out; `untold`: workers that get no message before `resume_hand_out`."""
         self._untold = untold
         self._flying.update(owner for owner, _ in self.policy.leases.values())
         if self.phase.stopped:

@@ -78,9 +78,13 @@ class Coordinator:
             GradientNorms: self._on_norms, Inspected: self._on_inspected, Event: self._on_event, Pong: self._on_pong,
             DenseSaved: self._on_dense_saved, SummandsLost: self._on_sums, RingBroken: self._on_sums,
             CheckpointLoaded: lambda channel, message, _: core.on_server_loaded(channel, message),
-            Staged: self._checked_sender("server", core.on_staged), Fenced: self._checked_sender("server", core.on_fenced),
-            Reached: self._checked_sender("server", core.requests.on_reached), Saved: self._checked_sender("server", core.checkpoints.on_saved),
-            StepChecksum: self._checked_sender("server", lambda message: self.context.log.info(CHECKSUM, message._asdict())),
+            Staged: self._checked_sender("server", core.on_staged),
+            Fenced: self._checked_sender("server", core.on_fenced),
+            Reached: self._checked_sender("server", core.requests.on_reached),
+            Saved: self._checked_sender("server", core.checkpoints.on_saved),
+            StepChecksum: self._checked_sender(
+                "server", lambda message: self.context.log.info(CHECKSUM, message._asdict())
+            ),
             DenseMoved: self._checked_sender("worker", core.migration.on_moved),
             ClosedReplicas: self._checked_sender("worker", core.replicas.on_closed),
         }  # fmt: skip

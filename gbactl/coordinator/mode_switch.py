@@ -22,7 +22,7 @@ from gbactl.config.validation import switch_obstacle, switched_config
 from gbactl.coordinator import event_log
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.run_context import Flow, NodeRequests, RunContext, WaitCondition
-from gbactl.coordinator.run_record import checksums
+from gbactl.coordinator.run_summary import checksums
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.policies import Policy
 from gbactl.switching.auto_controller import AutoSwitch
@@ -298,9 +298,9 @@ class ModeSwitch:
     # -- within a phase -----------------------------------------------------------------------------
 
     def begin(self, policy: Policy) -> int | None:
-        """Set the batch before which a new phase ends, if the schedule has a switch within the phase's day.
+        """Limit a new phase: it ends before the batch at which the schedule's next switch of that day is due.
 
-        Returns the global step that ends it if the batch is not known in advance."""
+        Returns the global step that ends the phase if that batch is not known in advance."""
         self._rest = policy.phase.samples
         if self.auto is not None:
             self.auto.begin(self.run.current.mode.name, policy)

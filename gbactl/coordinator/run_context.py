@@ -28,7 +28,7 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.membership import Fencing, Membership
-from gbactl.coordinator.run_record import RecoveryTimes, RunSummary
+from gbactl.coordinator.run_summary import RecoveryTimes, RunSummary
 from gbactl.coordinator.state import FailureRecord, JobPosition, Journal, JournalState, RunState
 from gbactl.coordinator.statistics import ActivityTimes
 from gbactl.data.dataset import Dataset

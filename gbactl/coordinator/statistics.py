@@ -278,7 +278,7 @@ class Statistics(SavedStatistics):
         self.samples_at = [finished] * (step + 1)
 
     def count_gradient(self, worker: int, batch: int, samples: int, pulled: int) -> None:
-        """Count a gradient of `samples`, computed from step `pulled`; its seconds are added by `timed`."""
+        """Count a gradient of `samples`, computed from step `pulled`; its seconds are added by `add_timing`."""
         rate = self.workers.setdefault(worker, WorkerRate())
         rate.batches += 1
         rate.samples += samples

@@ -151,7 +151,7 @@ class TrainingPhase:
         self.closed = False  # whether the gradients left in the buffer are applied
 
     def apply(self, event: Event) -> list[Command]:
-        """Apply an event. Returns the policy's decisions as commands, each of which takes effect by `settle`."""
+        """Apply an event. Returns the policy's decisions as commands, each of which takes effect by `account`."""
         policy, before = self.policy, self.policy.ledger.finished
         if isinstance(event, Take):
             return self._take(event.worker)

@@ -18,8 +18,8 @@ import polars as pl
 import yaml
 
 from gbactl.conf_catalogue import did_you_mean
+from gbactl.data.column_conversion import DAY, lists_of, numbers, texts, timestamps
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.table_columns import DAY, lists_of, numbers, texts, timestamps
 from gbactl.data.table_files import TextForm, columns_of, read_table, separator_of
 from gbactl.data.text_files import BadLines
 from gbactl.data.writer import DEFAULT_DAYS

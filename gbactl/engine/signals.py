@@ -38,7 +38,7 @@ _patient: list[None] = []
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Let Ctrl-C, SIGTERM and SIGHUP raise Stopped inside this context, at once or at the next `look`.
+    """Let Ctrl-C, SIGTERM and SIGHUP raise Stopped inside this context, at once or at the next `raise_if_stopped`.
 
     Elsewhere than in the main thread it does nothing. Where Ctrl-C or SIGHUP is ignored or has a handler already, it
     stays as it is. SIGUSR1 counts too where its handler is `stop_at_once`."""
@@ -65,7 +65,7 @@ def stoppable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def first_signal_recorded() -> Iterator[None]:
-    """Context in which the first stop signal is only recorded (see `asked`); the second one raises Stopped."""
+    """Context in which the first stop signal is only recorded (see `stop_signal`); the second one raises Stopped."""
     _patient.append(None)
     try:
         yield
@@ -137,7 +137,7 @@ class StopRequest:
             self.found = event.fields
 
     def tell_again(self) -> None:
-        """Let the next call of `look` repeat the stop request, to the coordinator's replacement."""
+        """Let the next call of `poll` repeat the stop request, to the coordinator's replacement."""
         self._told = False
 
     def stopped_by(self, error: BaseException) -> Stopped | None:

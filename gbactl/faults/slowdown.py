@@ -45,7 +45,7 @@ class FaultRecord:
         ]
 
     def restore(self, told: Iterable[Mapping[str, Any]]) -> None:
-        """Add the record of an earlier process, as encoded by `told`, to this one."""
+        """Add the record of an earlier process, as encoded by `to_list`, to this one."""
         for each in told:
             self.add(each["plan"], each["process"], each["from_s"], each["until_s"], each["factor"])
 
@@ -152,7 +152,7 @@ class ServerSlowdown:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters of handled messages and slow-downs for messages.Inspected: integers, times in microseconds."""
+        """Counters for a server's `Inspected` message: messages handled and slow-downs; times in microseconds."""
         seconds = (round(1e6 * value) for value in (self.busy, self.asked, self.spent))
         acted = {
             f"acted_{each['plan']}_{name}": round(1e6 * each[name]) for each in self.acted.to_list() for name in SPAN

@@ -18,7 +18,7 @@ from gbactl.collective.base import Rendezvous
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.config.rounds_and_shards import rounds
 from gbactl.config.run_config import effective_keys
-from gbactl.coordinator.run_record import METRICS, by_round
+from gbactl.coordinator.run_summary import METRICS, by_round
 from gbactl.cpu import SLOW_BF16, lacks_bf16
 from gbactl.data.dataset import DAYS_BY_ROWS, Dataset, open_dataset
 from gbactl.data.prepared_data import prepare

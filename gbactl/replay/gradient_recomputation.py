@@ -149,7 +149,7 @@ class ReplayedReplica:
 
 
 class PulledVersions:
-    """Shard versions from which a phase's gradients were computed: recorded by `add`, iterated over by `leaving`."""
+    """Shard versions from which a phase's gradients were computed: recorded by `add`, iterated over by `pulls_at`."""
 
     def __init__(self, shards: int) -> None:
         self.shards = shards

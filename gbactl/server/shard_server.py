@@ -97,9 +97,9 @@ class Server:
         self._handlers: dict[type[Any], Any] = {
             **centre.handlers, **self._sums.from_workers,
             Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
-            DropSlice: self._drop, GetDense: self._get_dense, PutDense: self._put_dense, ResetOptimizer: self._reset_optimizer,
-            BeginPhase: self._begin_phase, Inspect: self._inspect, Stop: self._stop, Fence: self._fence,
-            Save: self._save, Takeover: self._revive, AdoptVersion: self._adopt,
+            DropSlice: self._drop, GetDense: self._get_dense, PutDense: self._put_dense,
+            ResetOptimizer: self._reset_optimizer, BeginPhase: self._begin_phase, Inspect: self._inspect,
+            Stop: self._stop, Fence: self._fence, Save: self._save, Takeover: self._revive, AdoptVersion: self._adopt,
             ReloadCheckpoint: self._reload, Ping: self._ping,
         }  # fmt: skip
 

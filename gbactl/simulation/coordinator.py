@@ -86,7 +86,7 @@ class VirtualHub:
         self.process.hold()
 
     def come_back(self) -> None:
-        """Resume the coordinator after `leave`, with the messages that waited."""
+        """Resume the coordinator after `go_down`, with the messages that waited."""
         assert self._left is not None
         self.away, self._left = self.away + self.now() - self._left, None
         self.process.release()

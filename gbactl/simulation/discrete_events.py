@@ -130,7 +130,7 @@ class SharedCores:
         self.events.schedule_after(seconds, self._end, self._generation)
 
     def _advance(self) -> None:
-        """Update the core time that every job has received; it restarts from 0 whenever the cores are idle."""
+        """Bring `_attained` up to now: the core time that each job has received since the cores were last idle."""
         now = self.events.now
         self._attained = self._attained + (now - self._since) * self.rate if self._jobs else 0.0
         self._since = now

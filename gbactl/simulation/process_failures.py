@@ -329,7 +329,8 @@ class ServerFailures:
         record, counted = c.context.record, {name: getattr(c.core.checkpoints.state, name) for name in COUNTED}
         return ClusterHandover(
             cfg, record.began, cluster.events.now, cluster.events.stalled, c.core.workers.injector, cluster.storms,
-            c.context.failures.failures, self.spent, counted, self._row_updates, self._resumed_at, record.statistics.observed_faults,
+            c.context.failures.failures, self.spent, counted, self._row_updates, self._resumed_at,
+            record.statistics.observed_faults,
         )  # fmt: skip
 
     @property

@@ -149,7 +149,7 @@ class DensePlacement:
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """Dense parameters and optimizer state after step `after`; NOT_HERE where workers hold none."""
+        """Dense parameters and optimizer state after step `after`; here NOT_HERE, as no worker holds any."""
         return NOT_HERE
 
     def leave(self) -> None:

@@ -55,7 +55,7 @@ def modes_sentence(first: str, switches: Iterable[Mapping[str, Any]]) -> str:
 
 
 def from_listed(text: str) -> str:
-    """Build the list of modes in a run's name from the sentence of `listed`."""
+    """Build the list of modes in a run's name from the sentence of `modes_sentence`."""
     name, *rest = text.split("; ")
     for each in rest:
         found = re.fullmatch(r"(\S+) from (\S+) (\d+), sample (\d+)(, optimizer anew)?", each)

@@ -265,10 +265,10 @@ class ForegroundDriver:
         self._lock = threading.Lock()  # threads that arrive during an exchange wait here
         self._answers: ShadowDriver | None = None
 
-    def stepped(self, iterations: int) -> None:
+    def on_step(self, iterations: int) -> None:
         with self._lock:
             if self._answers is not None:
-                self._answers.stepped(iterations)
+                self._answers.on_step(iterations)
             if self._answers is not None or iterations < self._next:
                 return
             self._next += self.k
@@ -311,7 +311,7 @@ class ShadowDriver:
         except BaseException as error:  # raised in the compute thread
             self._error = error
 
-    def stepped(self, iterations: int) -> None:
+    def on_step(self, iterations: int) -> None:
         if self._error is not None:
             raise self._error
 
@@ -321,7 +321,7 @@ class ShadowDriver:
     def close(self) -> None:
         self._leaving.set()
         self._thread.join()
-        self.stepped(0)
+        self.on_step(0)
 
 
 def start_exchanges(pace: ExchangePace, exchange: ExchangeKind, stopped: Stopped = nullcontext) -> ExchangeDriver:

@@ -66,7 +66,7 @@ class Trace:
         return cls(folder / f"{name}.json", name, pid) if folder.is_dir() else None
 
     def add_interval(self, activity: str, began: float, ended: float) -> None:
-        """Add a slice of the calling thread, in seconds of the system's monotonic clock."""
+        """Record that the calling thread was busy with `activity` between two times (monotonic clock, seconds)."""
         if self._on and ended > began:
             # Perfetto rounds to nanoseconds, and drops a slice that then begins before the one before it has ended
             self._event("X", activity, began, dur=max(0.0, (ended - began) * 1e6 - 0.002))

@@ -335,7 +335,7 @@ class WorkerCore:
         return bool(self.questions) and self.questions[0][1] <= self._begun
 
     def question(self) -> Question:
-        """Return the question that is due; no batch can be started until `answered` is called."""
+        """Return the question that is due; no batch can be started until `on_question_answered` is called."""
         self.answering, self.computing = self.questions.popleft()[0], self.computing + 1
         return self.answering
 

@@ -152,7 +152,7 @@ class MemoryCollective(FaultTolerantCollective):
         self._dealt, self._spares = None, True
 
     def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """See FaultTolerantCollective.deal."""
+        """See FaultTolerantCollective.assign_summand."""
         self._dealt = (number, part, parts)
 
     def leave_out(self, rank: int) -> None:

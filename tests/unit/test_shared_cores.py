@@ -69,7 +69,7 @@ HOLD = """
 import sys, time
 from gbactl.cpu import CoreAssignment
 from gbactl.kernels.native import core_slots
-with core_slots(CoreAssignment(int(sys.argv[1]), 0, 0)).mine():
+with core_slots(CoreAssignment(int(sys.argv[1]), 0, 0)).time_slot():
     print(1, flush=True)
     time.sleep(600)
 """

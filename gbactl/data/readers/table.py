@@ -21,10 +21,20 @@ from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Days, Natural, TableRows
 from gbactl.conf_catalogue import did_you_mean
+from gbactl.data.column_conversion import (
+    day_name,
+    days,
+    ids_of,
+    lists_of,
+    numbers,
+    texts,
+    time_ids,
+    timestamps,
+    weights_of,
+)
 from gbactl.data.dataset import USER, Batch, Jagged, ListField, Progress, Schema, Split
 from gbactl.data.readers.criteo import signed_log
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.table_columns import day_name, days, ids_of, lists_of, numbers, texts, time_ids, timestamps, weights_of
 from gbactl.data.table_files import Rows, TextForm, columns_of, read_table
 from gbactl.data.table_schema import (
     TIME_FIELDS,

@@ -24,11 +24,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Bounds, Natural
+from gbactl.data.column_conversion import ids_of, numbers
 from gbactl.data.dataset import USER, Batch, Jagged, ListField, Progress, Schema, Split, positions
 from gbactl.data.readers.criteo import signed_log
 from gbactl.data.readers.table import Clock, Faults
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.table_columns import ids_of, numbers
 from gbactl.data.table_files import Rows, TextForm, columns_of, read_table
 from gbactl.data.text_files import BadLines, find
 from gbactl.data.writer import WrittenArrays, reorder, write_all
@@ -148,7 +148,7 @@ class Behaviour:
 
 
 def sort_behaviour(file: SourceFile, folder: Path, largest: Integers, bad: BadLines, progress: Progress) -> Behaviour:
-    """Sort the log of behaviour into files in a folder; update `largest`, the largest ids of the shared fields."""
+    """Sort the log of behaviour by user and time into mapped files; update `largest`, the largest id by field."""
     with ExitStack() as stack:
         parts = [stack.enter_context((folder / f"part{part}").open("wb")) for part in range(PARTS)]
         for chunk in _records(file, bad, progress):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.advise.data_sample import Sample, sample_of
+from gbactl.advise.sample_splits import Sample, sample_of
 from gbactl.advise.simulation_jobs import (
     FEWEST_SEEDS,
     MOST_SEEDS,

@@ -16,7 +16,7 @@ from gbactl.checkpoint.publishing import ReplicaMean
 from gbactl.checkpoint.restore import dense_state
 from gbactl.config import CheckpointConfig, RunConfig, mode_values
 from gbactl.coordinator.checkpointing import Checkpointing
-from gbactl.coordinator.run_record import RunSummary
+from gbactl.coordinator.run_summary import RunSummary
 from gbactl.coordinator.state import JobPosition, RunState
 from gbactl.data.dataset import Schema
 from gbactl.errors import CheckpointError, DivergedError
@@ -42,18 +42,18 @@ class Cluster:
         self.cfg.mode.name = mode
         self.cfg.cluster.name = "virtual"  # the manifest is written within the call
         self.run_dir, self.current, self.time, self.step = run_dir, self.cfg, 0.0, 0
-        self.home, self.savable, self.server_losses = self.cfg.home, True, 0
+        self.home, self.can_save, self.server_losses = self.cfg.home, True, 0
         self.hub = SimpleNamespace(now=lambda: self.time)
         schema = Schema(0, (11,))
         self.dataset = SimpleNamespace(schema=schema, meta={}, fingerprint="data")
         self.record, self.state = RunSummary(self.hub.now), RunState()
         self.nodes = {role: {0: Channel(), 1: Channel()} for role in ("server", "worker")}
-        self.members = SimpleNamespace(of=lambda role: self.nodes[role], tell=self._tell, settled=True)
+        self.members = SimpleNamespace(channels_of=lambda role: self.nodes[role], send_to_all=self._tell, settled=True)
         self.events: list[dict[str, Any]] = []
         self.evaluation, self.training, self.taking_over = None, None, False
         self.failures = SimpleNamespace(cost=lambda process, loss: None)
         self.log = SimpleNamespace(flush=lambda: None)
-        self.log_note = self.save_times = self.tell_progress = lambda: None
+        self.log_note = self.save_times = self.send_progress = lambda: None
         self.trainers, self.centred = list[int](), False
         self.cuts = Checkpointing(self, self._gathering)  # type: ignore[arg-type]
         self.cuts.begin(1000)
@@ -70,7 +70,7 @@ class Cluster:
         for channel in self.nodes[role].values():
             channel.send(message)
 
-    def tell(self, name: str, fields: dict[str, Any]) -> None:
+    def send_event(self, name: str, fields: dict[str, Any]) -> None:
         self.events.append(fields)
 
     def saves(self) -> list[Save]:
@@ -102,11 +102,11 @@ def test_a_checkpoint_exists_when_every_server_has_told(tmp_path: Path) -> None:
 def test_nothing_is_saved_between_a_loss_and_everybodys_going_back(tmp_path: Path) -> None:
     """A server that has come back is older than the others until then."""
     cluster = Cluster(tmp_path, "gba")
-    cluster.savable = False
+    cluster.can_save = False
     for step in (1, 2, 3, 4):
         cluster.phase.ordered(step)
     assert cluster.saves() == []
-    cluster.savable = True
+    cluster.can_save = True
     cluster.phase.ordered(6)
     assert [save.step for save in cluster.saves()] == [6]
 

@@ -261,7 +261,7 @@ def test_what_one_has_logged_of_failures_another_does_not_log_again(
             raise Killed
         plain(this, name, fields)
 
-    monkeypatch.setattr(RunContext, "tell", event)
+    monkeypatch.setattr(RunContext, "send_event", event)
     cfg = config("gba", data)
     cfg.cluster.lost_worker = "continue"
     result = go(cfg, tmp_path)
@@ -305,7 +305,7 @@ def test_what_a_plan_did_is_not_done_again(
         if name == "inject":
             raise Killed
 
-    monkeypatch.setattr(RunContext, "tell", event)
+    monkeypatch.setattr(RunContext, "send_event", event)
     result = go(cfg, tmp_path, told=told)
     assert [event.fields["process"] for event in told if event.name == "inject"] == ["C"]
     [failed] = result["recovery"]

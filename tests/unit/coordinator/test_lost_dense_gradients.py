@@ -32,7 +32,7 @@ class Told:
         ongoing = SimpleNamespace(sums=state or LostGradientState())
         run = SimpleNamespace(
             log=SimpleNamespace(info=lambda kind, fields: self.logged.append((kind, fields))),
-            failures=SimpleNamespace(dense_lost=self._count), log_note=lambda: None,
+            failures=SimpleNamespace(add_lost_dense=self._count), log_note=lambda: None,
             state=SimpleNamespace(ongoing=ongoing),
         )  # fmt: skip
         return LostDenseGradients(cast(Any, run))

@@ -30,11 +30,11 @@ class Workers:
         )  # fmt: skip
         self.migration = DenseMigration(cast(RunContext, run))
 
-    def of(self, role: str) -> dict[int, None]:
+    def channels_of(self, role: str) -> dict[int, None]:
         assert role == "worker"
         return dict.fromkeys(sorted(self.live))
 
-    def tell(self, role: str, message: Any) -> None:
+    def send_to_all(self, role: str, message: Any) -> None:
         assert self.migration.moving, "losses are borne meanwhile"
         self.asked.append(message)
 

@@ -12,7 +12,7 @@ import pytest
 
 from gbactl.checkpoint.failure_cost_counters import UnsavedWork
 from gbactl.config import RunConfig
-from gbactl.coordinator.run_record import RunSummary
+from gbactl.coordinator.run_summary import RunSummary
 from gbactl.coordinator.state import (
     TIMES_FILE,
     CheckpointState,

@@ -196,7 +196,7 @@ def test_a_server_looks_as_often_as_the_pace_asks_for(
     saver.begin(Save(1, 0, "cut-000001", "whole", True, pace))
     assert saver.patience == 0.0, "there is room for a piece"
     with monkeypatch.context() as full:
-        full.setattr("gbactl.server.checkpoint_writer.ShardSaver.room", False)
+        full.setattr("gbactl.server.checkpoint_writer.ShardSaver.has_room", False)
         assert saver.patience == pytest.approx(seconds)
     ended(saver, told)
 

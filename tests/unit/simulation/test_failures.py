@@ -135,7 +135,7 @@ def storming(
 
     plain = trained()
     with monkeypatch.context() as patched:
-        patched.setattr(AllActivePeriods, "on", asks)
+        patched.setattr(AllActivePeriods, "active_indexes", asks)
         patched.setattr(MessageFaultStream, "draw", draws)
         result = trained({**STORM, **when})
     adds_up(result, 1500)

@@ -258,10 +258,10 @@ def test_nobody_stays_shorter_than_the_minimum(changes: list[tuple[float, float]
 @given(
     st.lists(
         st.one_of(
-            st.tuples(st.just("seen"), st.integers(0, 2), st.floats(1e-3, 1e3), st.integers(0, 20)),
-            st.tuples(st.just("stepped"), st.integers(0, 1000)),
+            st.tuples(st.just("add_measurement"), st.integers(0, 2), st.floats(1e-3, 1e3), st.integers(0, 20)),
+            st.tuples(st.just("on_step"), st.integers(0, 1000)),
             st.tuples(st.just("begin"), st.sampled_from([SYNC, GBA, "bsp"])),
-            st.tuples(st.just("look")),
+            st.tuples(st.just("decide")),
         ),
         max_size=200,
     ),

@@ -192,7 +192,7 @@ def test_one_that_is_out_of_data_answers_and_may_still_be_given_a_batch() -> Non
         loop = drive(0)
         for count in range(6):
             replicas[0].step(ones(0.0), 1.0, 1.0)
-            loop.stepped(count + 1)
+            loop.on_step(count + 1)
         assert given.wait(LIMIT)
         loop.idle()
         loop.close()
@@ -202,7 +202,7 @@ def test_one_that_is_out_of_data_answers_and_may_still_be_given_a_batch() -> Non
         loop.idle()
         for count in range(2):
             replicas[1].step(ones(0.0), 1.0, 1.0)
-            loop.stepped(count + 1)
+            loop.on_step(count + 1)
         given.set()
         loop.close()
 
@@ -265,7 +265,7 @@ def test_compute_goes_on_while_a_shadow_exchange_takes_its_time() -> None:
     assert asked.wait(LIMIT)
     for count in range(1000):
         mine.step(ones(-1.0), 1.0, 1.0)
-        loop.stepped(count + 1)
+        loop.on_step(count + 1)
     assert (mine.iterations, mine.value[0]) == (1000, 1000.0) and notes.exchanges == 0
     answer.set()
     loop.close()
@@ -283,7 +283,7 @@ def test_a_shadow_that_failed_is_told_of_in_the_compute_loop() -> None:
     assert failed.wait(LIMIT)
     loop._thread.join(LIMIT)
     with pytest.raises(ClusterError, match="another rank is gone"):
-        loop.stepped(1)
+        loop.on_step(1)
     with pytest.raises(ClusterError, match="another rank is gone"):
         loop.close()
 
@@ -300,7 +300,7 @@ def test_the_foreground_exchanges_every_k_iterations() -> None:
     loop = ForegroundDriver(CentreExchange(mine, make("easgd", SIZE, {"alpha": 0.5}), notes, ask), 3)
     for count in range(10):
         mine.step(ones(1.0), 1.0, 1.0)
-        loop.stepped(count + 1)
+        loop.on_step(count + 1)
     loop.close()
     assert asked == [3, 6, 9] and notes.gaps == {3: 3} and notes.foreground > 0.0
 
@@ -312,7 +312,7 @@ def test_with_an_infinite_interval_nothing_is_exchanged() -> None:
     loop = ShadowDriver(
         CentreExchange(replica(), make("easgd", SIZE, {"alpha": 0.5}), ExchangeStatistics(), ask), float("inf")
     )
-    loop.stepped(1)
+    loop.on_step(1)
     loop.close()
 
 

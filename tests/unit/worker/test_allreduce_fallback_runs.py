@@ -305,7 +305,7 @@ def test_another_coordinator_counts_what_is_gone_once(
             deaths[0] += 1
             raise Killed
 
-    monkeypatch.setattr(LostDenseGradients, "lost", heard)
+    monkeypatch.setattr(LostDenseGradients, "add", heard)
     result = run_in_memory(config("sync", "continue"), data, tmp_path)
     adds_up(result)
     assert (result["global_step"], result["samples"]["trained"]) == (16, SAMPLES)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.coordinator.run_record import RecoveryTimes
+from gbactl.coordinator.run_summary import RecoveryTimes
 from gbactl.report.compare import compare
 from gbactl.report.render import FORMATS, render
 from gbactl.tracking.final_metrics import failed_in_short, failure_metrics

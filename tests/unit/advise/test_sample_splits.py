@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gbactl.advise import data_sample as sampling
-from gbactl.advise.data_sample import BASE, PARTS, Sample, SampleSplits, sample_of
+from gbactl.advise import sample_splits as sampling
+from gbactl.advise.sample_splits import BASE, PARTS, Sample, SampleSplits, sample_of
 from gbactl.config import TrainConfig
 from gbactl.data.dataset import Batch, Dataset, open_dataset
 from gbactl.errors import UsageError

@@ -45,7 +45,7 @@ class SampleSplits:
 
     @property
     def base_rows(self) -> int:
-        """Number of samples before the switch."""
+        """Number of training rows of the base: those before the simulated switch from sync."""
         return sum(split.rows for split in self.before)
 
 

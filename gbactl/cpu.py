@@ -43,7 +43,7 @@ _ATTRIBUTES = struct.Struct("<IIQiIQQQII")
 
 
 @functools.cache
-def _told(path: Path) -> dict[str, str]:
+def _cpuinfo(path: Path) -> dict[str, str]:
     """Read the fields of the first core from the file `path` (/proc/cpuinfo); {} if the file does not exist."""
     try:
         lines = path.read_text().splitlines()
@@ -55,12 +55,12 @@ def _told(path: Path) -> dict[str, str]:
 
 def model(path: Path = TOLD) -> str:
     """Return the model name of the processor; "" where unknown."""
-    return _told(path).get("model name", "")
+    return _cpuinfo(path).get("model name", "")
 
 
 def features(path: Path = TOLD) -> tuple[str, ...]:
     """Return the processor's features by Linux's names ("avx2"), in Linux's order; empty where unknown."""
-    told = _told(path)
+    told = _cpuinfo(path)
     return tuple((told.get("flags") or told.get("Features", "")).split())  # x86, ARM
 
 

@@ -76,7 +76,7 @@ def advice_of(outcomes: Sequence[Outcome], margin: float | None, notes: Sequence
         made, columns=COLUMNS, groups=tuple(each.group for each in standings),
         notes=(*made.notes, *notes, *_ranges(kept, standings), *said),
     )  # fmt: skip
-    return Advice(_with_times(made, kept), tuple(standings), chosen.mode, _beside(standings, chosen))
+    return Advice(_with_times(made, kept), tuple(standings), chosen.mode, _mode_at_slow_downs(standings, chosen))
 
 
 def modes_needing_seeds(outcomes: Sequence[Outcome], margin: float | None) -> list[str]:
@@ -133,17 +133,17 @@ def _chosen(standings: Sequence[ModeComparison]) -> ModeComparison:
     fastest = max(each.rate for each in able)
     near = [each for each in able if each.rate * (1 + WORTHWHILE) >= fastest]
     sync = [each for each in near if each.mode == SYNC]
-    return min(sync or near, key=_doubt)
+    return min(sync or near, key=_auc_sort_key)
 
 
-def _doubt(found: ModeComparison) -> float:
+def _auc_sort_key(found: ModeComparison) -> float:
     """Return a sort key for modes: 0 for a better AUC than sync's, else the p-value (TOST) for the same AUC."""
     verdict = found.group.verdict
     p_same = 1.0 if verdict is None or verdict.p_same is None else verdict.p_same
     return 0.0 if found.auc == BETTER else p_same
 
 
-def _beside(standings: Sequence[ModeComparison], chosen: ModeComparison) -> str:
+def _mode_at_slow_downs(standings: Sequence[ModeComparison], chosen: ModeComparison) -> str:
     """Choose the mode to compare with sync at slow-downs: the advised or, if that is sync, the next one ("": none)."""
     others = [each.mode for each in standings if each.counts and each.mode != SYNC]
     return chosen.mode if chosen.mode != SYNC else next(iter(others), "")

@@ -104,7 +104,7 @@ class CalibrationPlan:
         given = [
             f"mode={mode}", f"cluster.workers={workers}", f"train.global_batch={self.local_batch * workers}",
             "cluster.threads=1", "tracking.enabled=false", "train.max_eval_samples=4096", "train.epochs=1",
-            *self.rows, *_but(self.overrides, OWN),
+            *self.rows, *_without_keys(self.overrides, OWN),
         ]  # fmt: skip
         return compose(given)
 
@@ -118,7 +118,7 @@ class CalibrationPlan:
     _batch: int = 0
 
 
-def _but(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
+def _without_keys(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
     """Filter out the overrides that set one of `keys`."""
     return [each for each in overrides if each.split("=")[0].lstrip("+") not in keys]
 
@@ -134,7 +134,7 @@ class Calibration:
         dataset = self._dataset()
         start = self._prices(dataset)
         with tempfile.TemporaryDirectory(prefix="gbactl-calibrate-") as folder:
-            observed = self._observe(self._sized(dataset, start), Path(folder))
+            observed = self._observe(self._enough_data(dataset, start), Path(folder))
             self.say("fitting")
             found = self._fit(start, observed, Path(folder))
         _check(found)
@@ -152,7 +152,7 @@ class Calibration:
         prices |= measure_server(cfg, dataset, self.plan.seconds / 2)
         return replace(START, cores=len(available_cores()), **prices)  # type: ignore[arg-type]
 
-    def _sized(self, dataset: Dataset, start: CostConfig) -> Dataset:
+    def _enough_data(self, dataset: Dataset, start: CostConfig) -> Dataset:
         """Generate enough data for a timed run with all cores."""
         cfg = self.plan.config("async", self.plan.workers[0])
         if cfg.data["name"] != "synthetic":
@@ -161,7 +161,7 @@ class Calibration:
         rows = int((self.plan.seconds + 2 * WARM_UP) * min(start.cores, max(self.plan.workers)) / sample)
         least = FEWEST_STEPS * max(self.plan.workers) * cfg.local_batch
         self.plan.rows = ["data.days=2", f"data.rows_per_day={max(rows, least)}"]
-        self.plan.overrides = _but(self.plan.overrides, ("data.days", "data.rows_per_day"))
+        self.plan.overrides = _without_keys(self.plan.overrides, ("data.days", "data.rows_per_day"))
         return self._dataset()
 
     def _observe(self, dataset: Dataset, folder: Path) -> list[Observation]:

@@ -119,11 +119,13 @@ class Residuals:
         for seen, told in zip(self.observed, self.predicted(factors), strict=True):
             found.append(math.log(told.eps / seen.eps))
             known = [role for role in told.cpu if seen.cpu.get(role, 0.0) > 0 and told.cpu[role] > 0]
-            found += [CPU_WEIGHT * _share(seen, role) * math.log(told.cpu[role] / seen.cpu[role]) for role in known]
+            found += [
+                CPU_WEIGHT * _weight_of_role(seen, role) * math.log(told.cpu[role] / seen.cpu[role]) for role in known
+            ]
         return np.array([*found, *(PRIOR[group] * f for group, f in zip(GROUPS, factors, strict=True))])
 
 
-def _share(seen: Observation, role: str) -> float:
+def _weight_of_role(seen: Observation, role: str) -> float:
     """Compute the weight of a role's CPU seconds in the fit; small values are measured less exactly and count less."""
     return math.sqrt(seen.cpu[role] / sum(seen.cpu.values()))
 

@@ -152,7 +152,9 @@ class ObservedRun(LaunchedRun):
         super().on_event(event)
         if event.name == "progress" and self.notes.add(event.fields):
             used = cpu_by_role(self.run_dir)
-            self._marks.append(Measurement(float(event.fields["samples"]), used, time.monotonic(), _strangers(used)))
+            self._marks.append(
+                Measurement(float(event.fields["samples"]), used, time.monotonic(), _seconds_of_other_processes(used))
+            )
             if self.seconds is not None and self._marks[-1].time - self._marks[0].time >= self.seconds:
                 raise LongEnough
 
@@ -179,7 +181,7 @@ class Measurement(NamedTuple):
     strangers: float
 
 
-def _strangers(used: dict[str, float]) -> float:
+def _seconds_of_other_processes(used: dict[str, float]) -> float:
     """Compute the CPU seconds of all processes but the run's nodes and this one; 0 where unknown."""
     whole = machine_cpu()
     return 0.0 if whole is None else whole - sum(used.values()) - time.process_time()

@@ -282,13 +282,13 @@ class FileWriter:
         try:
             self._write()
         except Exception as error:  # reported to the coordinator; training continues
-            for _ in self._handed():  # a caller that waits in `wait` must not wait for ever
+            for _ in self._queued_pieces():  # a caller that waits in `wait` must not wait for ever
                 pass
             self.finite = not isinstance(error, NotFiniteError)
             why = f"{self.path} could not be written ({getattr(error, 'strerror', None) or error})"
             self.error = why if self.finite else str(error)
 
-    def _handed(self) -> Iterator[Piece]:
+    def _queued_pieces(self) -> Iterator[Piece]:
         while not self._ended:
             piece = self._pieces.get()
             with self._changed:
@@ -298,7 +298,7 @@ class FileWriter:
             else:
                 yield piece
 
-    def _rest(self, written: int) -> None:
+    def _throttle(self, written: int) -> None:
         """Sleep as long as needed to keep the writing rate below the configured bytes per second."""
         with self._changed:
             if self.pace > 0:
@@ -309,14 +309,14 @@ class FileWriter:
         file: TensorFile | None = None
         try:
             file = TensorFile(self.path, self._layout, self._told, self._spare)
-            for piece in self._handed():
+            for piece in self._queued_pieces():
                 if self._given_up:
                     break
                 for name, values in piece.items():
                     file.add(name, values)
                 if file.not_finite:
                     raise not_finite(self.path, file.not_finite)
-                self._rest(file.bytes)
+                self._throttle(file.bytes)
             if self._given_up:
                 raise OSError("it was given up")
             written = file.finish()

@@ -204,13 +204,13 @@ class SharedMemoryCollective(RingFallback):
                 if self.wanted():
                     raise InterruptedSum
                 continue
-            if self._gone(part, line, bool(slept)) and line.round < handle.round:
+            if self._cannot_write(part, line, bool(slept)) and line.round < handle.round:
                 if self._spares:
                     return False
                 raise ClusterError(f"all-reduce {handle.name} failed on rank {self.rank}: rank {part} is gone.")
         return True
 
-    def _gone(self, rank: int, line: Any, slept: bool) -> bool:
+    def _cannot_write(self, rank: int, line: Any, slept: bool) -> bool:
         """Whether a rank can no longer write: its process has ended, or it was excluded before its first write."""
         if not line.pid:
             return self._spares and rank in self._absent

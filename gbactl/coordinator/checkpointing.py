@@ -191,7 +191,7 @@ class Checkpointing:
         The event `stop` reports the outcome. While the final checkpoint is written, no other is begun: the run ends
         with it."""
         if not self.run.members.settled and not self.run.taking_over:
-            self._stopped({"state": "nothing"})
+            self._answer_stop({"state": "nothing"})
             return
         self._stop = time.monotonic() + seconds, seconds
         cut = self._open
@@ -208,12 +208,12 @@ class Checkpointing:
         """Save at once if an evaluation is under way; after the deadline of the stop request, give up saving."""
         if time.monotonic() >= until:
             self._forget()
-            self._stopped({"state": "failed", "why": f"it took longer than cluster.stop_seconds={seconds:g}"})
+            self._answer_stop({"state": "failed", "why": f"it took longer than cluster.stop_seconds={seconds:g}"})
         elif self.run.evaluation is not None and self._open is None and self.run.can_save:
             self._planned = None
             self._begin_between_steps()
 
-    def _stopped(self, told: dict[str, Any]) -> None:
+    def _answer_stop(self, told: dict[str, Any]) -> None:
         self._stop = None
         self.run.send_event("stop", told)
 
@@ -222,11 +222,11 @@ class Checkpointing:
     def watch(self, training: LivePhase) -> None:
         """Connect checkpointing to a phase that begins, so that its steps trigger checkpoints."""
         self._planned = None
-        training.granted, training.ordered = self._granted, self._ordered
+        training.granted, training.ordered = self._on_grant, self._on_order
         if self.on:
-            training.phase.slices = StagedSlices(self.unsaved.updates.count_applied, self._missed)
+            training.phase.slices = StagedSlices(self.unsaved.updates.count_applied, self._count_missed)
 
-    def _missed(self, shard: int, samples: int, rows: int) -> None:
+    def _count_missed(self, shard: int, samples: int, rows: int) -> None:
         """Count a gradient slice that is not applied because it was in flight when its server failed."""
         if self.estimate.recovery != "full":
             self.run.failures.cost(f"S{shard}", self.unsaved.count_missed(shard, samples, rows))
@@ -241,7 +241,7 @@ class Checkpointing:
         gap = self.rhythm.steps_between
         return self.run.hub.now() >= self._due if gap is None else step % gap == 0
 
-    def _granted(self, worker: int, token: int) -> None:
+    def _on_grant(self, worker: int, token: int) -> None:
         """Ask a worker for the dense parameters to save, when it receives its batch of step `token` and a save is due.
 
         Only where the workers hold the dense parameters."""
@@ -259,7 +259,7 @@ class Checkpointing:
         number, self._number = self._number, self._number + 1
         return number
 
-    def _ordered(self, step: int) -> None:
+    def _on_order(self, step: int) -> None:
         """Begin a checkpoint, if one is due, when all steps below `step` are ordered."""
         if self._planned is not None and self._planned[0] == step and self.run.can_save:
             number, self._planned = self._planned[1], None
@@ -301,7 +301,7 @@ class Checkpointing:
         try:
             self.folder.begin(number)
         except OSError as error:
-            self._failed(self._open, f"{self.folder.path} could not be made ({error.strerror})")
+            self._give_up(self._open, f"{self.folder.path} could not be made ({error.strerror})")
             return
         pace = 0.0 if ended or stops else 1e6 * run.cfg.checkpoint.mb_per_second
         run.members.send_to_all("server", Save(number, step, manifest.name, kind, home == "servers", pace))
@@ -345,9 +345,9 @@ class Checkpointing:
         if cut is None or cut.closing is not None or len(cut.parts) < cut.manifest.shards:
             return
         if cut.error:
-            self._failed(cut, cut.error)
+            self._give_up(cut, cut.error)
             return
-        if self._waits(cut):
+        if self._waits_for_dense(cut):
             return
         dense = self._told_dense(cut)
         if cut.replicas is not None and dense is None:
@@ -360,7 +360,7 @@ class Checkpointing:
         cut.closing = Publication(self.folder, cut.manifest, dense, cfg.checkpoint.keep, inline, self._spare)
         self.poll()
 
-    def _waits(self, cut: OpenCheckpoint) -> bool:
+    def _waits_for_dense(self, cut: OpenCheckpoint) -> bool:
         """Whether a checkpoint still waits for a worker to send dense parameters."""
         if cut.replicas is not None:
             return bool(cut.replicas.due)
@@ -382,7 +382,7 @@ class Checkpointing:
         if cut is None or cut.closing is None or not cut.closing.ended:
             return
         if cut.closing.error:
-            self._failed(cut, cut.closing.error)
+            self._give_up(cut, cut.closing.error)
             return
         self._open = None
         self.state.tick += 1
@@ -400,7 +400,7 @@ class Checkpointing:
         if cut.stops:
             self.run.send_progress()
             self.run.log.flush()
-            self._stopped({"state": "saved", "name": manifest.name, "step": manifest.step, "bytes": manifest.bytes})
+            self._answer_stop({"state": "saved", "name": manifest.name, "step": manifest.step, "bytes": manifest.bytes})
 
     def _count_saved(self, cut: OpenCheckpoint) -> None:
         """Record the work in a complete checkpoint as saved: a server failure no longer undoes it."""
@@ -459,11 +459,11 @@ class Checkpointing:
             self.abandon(f"W{worker} is gone")
             self._planned = None
 
-    def _failed(self, cut: OpenCheckpoint, why: str) -> None:
+    def _give_up(self, cut: OpenCheckpoint, why: str) -> None:
         """Give up a checkpoint that was not completed. Raises DivergedError if a diverged model is to end the run."""
         if self._stop is not None:
             self._forget()
-            self._stopped({"state": "failed", "why": why.rstrip(".")})
+            self._answer_stop({"state": "failed", "why": why.rstrip(".")})
             return
         self.abandon(why)
         if not cut.finite and self.run.cfg.train.on_divergence == "stop":

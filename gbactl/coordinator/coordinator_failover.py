@@ -175,7 +175,7 @@ class Failover:
         if (policy.phase.samples, policy.step, training.number) != (begun.samples, begun.first_step, begun.number):
             raise ClusterError(f"The event log has a phase {begun.number} that this run cannot have had.")
         logged = LoggedPhase(training.phase)
-        commands = self._fed(logged)
+        commands = self._replay_records(logged)
         clock = training.clock
         if any(isinstance(command, HandOut) for command in commands):
             clock.first, clock.last = self.state.stood.at, self.run.hub.now()
@@ -185,10 +185,10 @@ class Failover:
             self._tell_server(training, self.run.members.channels_of("server")[shard], standing, commands)
         training.resume_after_failover(logged.due, set(self._holding))
         joins = [each for each in commands if isinstance(each, HandOut) and not each.grant.samples]
-        missing = {worker: self._missing(training, each, joins) for worker, each in self._holding.items()}
+        missing = {worker: self._unreceived_grants(training, each, joins) for worker, each in self._holding.items()}
         yield from self._go_on(training, missing)
 
-    def _fed(self, logged: LoggedPhase) -> list[Command]:
+    def _replay_records(self, logged: LoggedPhase) -> list[Command]:
         """Replay the log's records on a phase. Returns the policy's commands that are in the log."""
         commands: list[Command] = []
         slices = logged.phase.slices
@@ -216,21 +216,21 @@ class Failover:
         assert self.begun is not None
         return self.begun._replace(served_dense=self.run.home != "workers")
 
-    def _missing(self, training: LivePhase, holding: WorkerState, joins: Sequence[HandOut]) -> list[Grant]:
+    def _unreceived_grants(self, training: LivePhase, holding: WorkerState, joins: Sequence[HandOut]) -> list[Grant]:
         """Grants that a worker never received: of its leased batches, and of the last few empty grants."""
         heard = set(_groups(holding.granted, 2))
         leases = [grant for owner, grant in training.policy.leases.values() if owner == holding.worker]
         joined = [each.grant for each in joins if each.worker == holding.worker][-MOST_JOINS:]
         return [grant for grant in (*leases, *joined) if (self.number, grant.batch) not in heard]
 
-    def _unheard(self, holding: WorkerState) -> list[Granted]:
+    def _unreceived_empty_grants(self, holding: WorkerState) -> list[Granted]:
         """Empty grants of the phase before the last standstill that a worker never received.
 
         A worker that knows a later phase has received them, since messages keep their order."""
-        heard, joins = set(_groups(holding.granted, 2)), self._joins(holding.worker)
+        heard, joins = set(_groups(holding.granted, 2)), self._empty_grants(holding.worker)
         return [grant for batch, grant in joins.items() if grant.phase == holding.phase and batch not in heard]
 
-    def _joins(self, worker: int) -> dict[tuple[int, int], Granted]:
+    def _empty_grants(self, worker: int) -> dict[tuple[int, int], Granted]:
         """Empty grants that a worker was sent in the phase before the last standstill, by phase and batch."""
         return {(grant.phase, grant.batch): grant for owner, grant in self.state.stood.joins if owner == worker}
 
@@ -238,13 +238,13 @@ class Failover:
 
     def _go_on(self, training: LivePhase | None, missing: dict[int, list[Grant]]) -> Flow[None]:
         run, core = self.run, self.core
-        unheard = {worker: self._unheard(each) for worker, each in self._holding.items()}
+        unheard = {worker: self._unreceived_empty_grants(each) for worker, each in self._holding.items()}
         waits = {
-            worker: self._waits(training, each, missing.get(worker, []), len(unheard[worker]))
+            worker: self._batches_awaited(training, each, missing.get(worker, []), len(unheard[worker]))
             for worker, each in self._holding.items()
         }
         run.taking_over = False
-        self._lose(training)
+        self._handle_lost_workers(training)
         if training is not None:
             core.workers.begun, core.servers.begun = self.begun, self._begun_for_servers
             for channel, staged in self._staged:
@@ -279,13 +279,15 @@ class Failover:
         for grant in missing:
             training.send_grant(holding.worker, grant, training.phase.lr_scale_of(grant))
 
-    def _waits(self, training: LivePhase | None, holding: WorkerState, missing: list[Grant], unheard: int) -> int:
+    def _batches_awaited(
+        self, training: LivePhase | None, holding: WorkerState, missing: list[Grant], unheard: int
+    ) -> int:
         """Number of batches that a worker still waits for: the number it may hold, less the number it holds.
 
         It is about to hold the empty grants among `missing`, and `unheard` more of the phase before."""
         policy, worker = None if training is None else training.policy, holding.worker
         mine = set() if policy is None else {batch for batch, (owner, _) in policy.leases.items() if owner == worker}
-        has, joined = len(mine) + sum(grant.samples == 0 for grant in missing) + unheard, self._joins(worker)
+        has, joined = len(mine) + sum(grant.samples == 0 for grant in missing) + unheard, self._empty_grants(worker)
         for phase, batch, trains in _groups(holding.held, 3):
             if phase == self.number and batch in mine:
                 continue
@@ -300,7 +302,7 @@ class Failover:
             self.run.surplus[worker] = has - may_have
         return max(0, may_have - has)
 
-    def _lose(self, training: LivePhase | None) -> None:
+    def _handle_lost_workers(self, training: LivePhase | None) -> None:
         """Handle as failed the workers that had failed before the failover, and those that have not reconnected."""
         run, core = self.run, self.core
         run.fencing.gone.clear()

@@ -173,7 +173,7 @@ class EventLog:
             self.info(record.kind, record.fields)
         else:
             kind, allowed = _INTEGERS[type(record)]
-            self._add(kind, tuple(map(_in, record, allowed)))
+            self._add(kind, tuple(map(_one_of, record, allowed)))
             if self.ahead:
                 self.flush()
 
@@ -186,18 +186,18 @@ class EventLog:
         if len(rows) != len(dense) or not rows or len(part_rows) not in (0, len(rows)):
             raise ValueError(f"versions of {len(rows)} and {len(dense)} shards, rows of {len(part_rows)}")
         for number in (*rows, *dense, *part_rows):
-            _in(number, _VERSIONS)
+            _one_of(number, _VERSIONS)
         versions = rows if dense == rows else (*rows, *dense)
         first = versions[0]
         rest = [version - first for version in versions[1:]]
         counted = [list(part_rows)] if part_rows else []
-        self._add(ANNOUNCE, (_in(worker, _WORKERS), _in(batch, _NUMBERS), len(rows), first, *rest, *counted))
+        self._add(ANNOUNCE, (_one_of(worker, _WORKERS), _one_of(batch, _NUMBERS), len(rows), first, *rest, *counted))
 
     def order(self, record: OrderRecord) -> None:
         """Write an ordered step to the journal; it is in the file when this returns."""
         factors = map(_short, (record.divisor, record.weight_sum, record.lr_scale))
-        members = [part for b, w in record.members for part in (_in(b, _NUMBERS), _short(w))]
-        self._add(ORDER, (_in(record.step, _NUMBERS), *factors, *members))
+        members = [part for b, w in record.members for part in (_one_of(b, _NUMBERS), _short(w))]
+        self._add(ORDER, (_one_of(record.step, _NUMBERS), *factors, *members))
         self.flush()
 
     def flush(self) -> None:
@@ -223,7 +223,7 @@ _INTEGERS: dict[type[Record], tuple[int, tuple[range, ...]]] = {
 }  # fmt: skip
 
 
-def _in(number: int, allowed: range) -> int:
+def _one_of(number: int, allowed: range) -> int:
     if number not in allowed:
         raise ValueError(f"{number} does not fit into an event log")
     return number
@@ -309,7 +309,7 @@ def _integers(values: Sequence[Any]) -> None:
         raise ValueError("a number of a wrong type")
 
 
-def _plain(cls: Callable[..., Record]) -> Callable[[Any], Record]:
+def _decoder_of(cls: Callable[..., Record]) -> Callable[[Any], Record]:
     def decode(values: Any) -> Record:
         _integers(values)
         return cls(*values)
@@ -337,7 +337,7 @@ def _decode_order(values: Any) -> OrderRecord:
 
 
 _DECODERS: dict[int, Callable[[Any], Record]] = {
-    **{kind: _plain(record) for record, (kind, _) in _INTEGERS.items()},
+    **{kind: _decoder_of(record) for record, (kind, _) in _INTEGERS.items()},
     ANNOUNCE: _decode_announce,
     ORDER: _decode_order,
 }

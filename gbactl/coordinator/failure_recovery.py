@@ -101,7 +101,7 @@ class WorkerRecovery:
 
     def _inject(self, injection: Injection, at: tuple[int, float]) -> None:
         run = self.run
-        if self._lives(injection.process):
+        if self._is_member(injection.process):
             run.failures.record_injection(injection.process, injection.kind)
         run.state.ongoing.failures.struck = at
         run.log_note()
@@ -119,7 +119,7 @@ class WorkerRecovery:
         elif (self._ready or unequal) and run.training is not None and run.training.stopped is None:
             run.training.stop()  # a successor gets the dense parameters between two steps: a new phase begins with it
 
-    def _lives(self, process: str) -> bool:
+    def _is_member(self, process: str) -> bool:
         if process == "C":
             return True
         role = {"W": "worker", "S": "server"}.get(process[0])
@@ -333,11 +333,11 @@ class LostDenseGradients:
     def on_phase_begin(self, phase: Phase) -> None:
         """Record the start of a phase; called a second time if a failover or rollback repeats it."""
         before = [each for each in self.state.phases if each[3] < phase.first_step]
-        self.state.phases[:] = [*before[-1:], _outline(phase)]
+        self.state.phases[:] = [*before[-1:], _shape_of(phase)]
 
     def on_phase_end(self, phase: Phase) -> None:
         """Record a phase's final number of samples at its end: a switch may have shortened the phase."""
-        self.state.phases[-1] = _outline(phase)
+        self.state.phases[-1] = _shape_of(phase)
 
     def add(self, message: SummandsLost) -> None:
         """Record the dense gradients that a server's all-reduce sum lacks. Raises WireError for an unknown phase."""
@@ -359,7 +359,7 @@ class LostDenseGradients:
         raise WireError(f"a part of step {step}, which is of no phase that is known")
 
 
-def _outline(phase: Phase) -> tuple[int, int, int, int]:
+def _shape_of(phase: Phase) -> tuple[int, int, int, int]:
     return (phase.samples, phase.local_batch, phase.global_batch, phase.first_step)
 
 

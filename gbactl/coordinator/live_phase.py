@@ -225,7 +225,7 @@ class LivePhase:
         if worker not in self.policy.live:
             return
         self._leaving.add(worker)
-        self._do(LeftRecord(worker))
+        self._log_and_decide(LeftRecord(worker))
         self.serve()
         self._hand_out_unasked()
 
@@ -248,7 +248,7 @@ class LivePhase:
         self.workers[worker] = self.members.channels_of("worker")[worker]
         if worker not in (*self.policy.phase.workers, *self.policy.phase.joiners):
             return
-        self._do(JoinedRecord(worker))
+        self._log_and_decide(JoinedRecord(worker))
         self.serve()
 
     def _announce(self, slices: list[Staged], samples: int) -> None:
@@ -278,7 +278,7 @@ class LivePhase:
 
     def stop(self, batch: int = 0) -> None:
         """End the phase early (for a switch, successor or rollback): before `batch` or, if 0, as soon as possible."""
-        self._do(StopRecord(batch))
+        self._log_and_decide(StopRecord(batch))
         self.stop_at, self.stopped = None, self.clock.now()
         self.serve()
 
@@ -297,10 +297,10 @@ class LivePhase:
     def finish(self) -> None:
         """Apply the gradients left in the buffer once no batch is in flight, and check the sample counts."""
         if not self.phase.closed:
-            self._do(FinishRecord())
+            self._log_and_decide(FinishRecord())
         self.policy.ledger.check()
 
-    def _do(self, event: LeftRecord | JoinedRecord | StopRecord | FinishRecord) -> None:
+    def _log_and_decide(self, event: LeftRecord | JoinedRecord | StopRecord | FinishRecord) -> None:
         """Log an event, pass it to the policy, and carry out the policy's decisions."""
         self.log.write(event)
         for command in self.phase.apply(event):

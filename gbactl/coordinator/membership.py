@@ -34,10 +34,10 @@ class Membership:
         """Register a node by its Hello; workers get the servers' addresses once all are known. Raises WireError."""
         node = (hello.role, hello.number)
         if self.settled and hello.role == "worker":
-            self._joins(channel, hello.number)
+            self._register_worker(channel, hello.number)
             return
         if self.settled and hello.role == "server":
-            self._returns(channel, hello)
+            self._register_server(channel, hello)
             return
         expected = 0 <= hello.number < self.expected.get(hello.role, 0)
         if not expected or node in self.channels or node != (channel.peer.role, channel.peer.index):
@@ -52,7 +52,7 @@ class Membership:
         """Record the workers that already know the servers' addresses."""
         self._told.update(workers)
 
-    def _joins(self, channel: Channel, number: int) -> None:
+    def _register_worker(self, channel: Channel, number: int) -> None:
         """Register a worker's successor, which becomes a member when it is admitted."""
         vacant = 0 <= number < self.expected["worker"] and ("worker", number) not in self.channels
         before = self.joining.get(number)
@@ -63,7 +63,7 @@ class Membership:
         self._told.discard(number)
         self._tell_joining()
 
-    def _returns(self, channel: Channel, hello: Hello) -> None:
+    def _register_server(self, channel: Channel, hello: Hello) -> None:
         """Register a server's successor, which becomes a member when it has loaded a checkpoint."""
         number, peer = hello.number, channel.peer
         vacant = 0 <= number < self.expected["server"] and ("server", number) not in self.channels

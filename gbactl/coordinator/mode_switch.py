@@ -204,7 +204,7 @@ class ModeSwitch:
         servers = yield from self.requests.inspect("server", what=self.checksum_scope)
         if inside:
             self.log_checksums(servers)
-        why_not = self._reason(cfg) or (yield from self._begun(cfg, servers, inside))
+        why_not = self._reason(cfg) or (yield from self._migrate_and_check(cfg, servers, inside))
         dense = {"dense": kept} if run.home == "replicas" else {}
         report = {**wish, "from": run.current.mode.name, "to": cfg.mode.name, "step": run.step, **dense}
         if why_not:
@@ -218,17 +218,17 @@ class ModeSwitch:
         run.current = cfg
         run.log.info(event_log.SWITCH, {"mode": mode_values(cfg), "step": run.step, **dense})
 
-    def _begun(self, cfg: RunConfig, servers: dict[str, Inspected], inside: bool) -> Flow[str]:
+    def _migrate_and_check(self, cfg: RunConfig, servers: dict[str, Inspected], inside: bool) -> Flow[str]:
         """Compute checksums and migrate the dense parameters for a switch. Returns an error sentence, empty if none."""
         workers: dict[str, Inspected] = {}
         if "workers" in (cfg.home, self.run.home):
-            workers = yield from self.requests.inspect("worker", what=self.checksum_scope, seconds=self._patience)
+            workers = yield from self.requests.inspect("worker", what=self.checksum_scope, seconds=self._drain_seconds)
             if not workers:
                 return "a worker did not answer"
         if reason := self._reason(cfg):
             return reason
         self.state.gradient = self.run.record.last_gradient if inside else None
-        self._drained = self._sum("drained", {**servers, **workers})
+        self._drained = self._combine_checksums("drained", {**servers, **workers})
         home = (yield from self._reset_optimizer(cfg)) if self.plan.fresh else self.run.home
         if cfg.home != home and not (yield from self.migration.migrate(cfg.home, home)):
             note = "; the optimizer's state begins anew all the same" if self._fresh else ""
@@ -260,7 +260,7 @@ class ModeSwitch:
         return f"{gone} died, and {cfg.mode.name} needs every worker" if gone and cfg.home != "replicas" else ""
 
     @property
-    def _patience(self) -> float:
+    def _drain_seconds(self) -> float:
         return max(1.0, self.run.cfg.switch.drain_seconds)
 
     @property
@@ -269,7 +269,7 @@ class ModeSwitch:
         cfg, size = self.run.cfg, self.run.dataset.schema.rows * row_bytes(self.run.cfg)
         return "checksum" if cfg.switch.checksum == "all" or size <= SMALL_TABLES else "dense"
 
-    def _sum(self, when: str, found: dict[str, Inspected]) -> str:
+    def _combine_checksums(self, when: str, found: dict[str, Inspected]) -> str:
         """Combine the checksums of all inspected nodes into the model's checksum, and log it."""
         total = checksums(found)["model"] or ""
         self.run.log.info(
@@ -291,7 +291,7 @@ class ModeSwitch:
             return
         drained, self._drained = self._drained, None
         roles = ["server", *(["worker"] if self.run.home == "workers" else [])]
-        now = self._sum("resumed", (yield from self.requests.inspect(*roles, what=self.checksum_scope)))
+        now = self._combine_checksums("resumed", (yield from self.requests.inspect(*roles, what=self.checksum_scope)))
         if now != drained and self._losses == self.run.server_losses:
             raise ClusterError(f"The switch to {self.run.current.mode.name} changed the model; please report this.")
 
@@ -320,14 +320,14 @@ class ModeSwitch:
         if training.clock.gradients is not None:
             self._report(training.clock.gradients[0])
         if self.auto is not None:
-            self._consult(self.auto, training)
+            self._ask_controller(self.auto, training)
         if not self._stopping and self.plan.called(self.run.record.seconds):
             self._stopping = True
             to = self._wish["to"] if self._wish else "" if self.plan.next is None else self.plan.next.to
             log.info("a switch to %s is due: at step %d hand-out ends", to, training.policy.step)
             training.stop()
 
-    def _consult(self, auto: AutoSwitch, training: LivePhase) -> None:
+    def _ask_controller(self, auto: AutoSwitch, training: LivePhase) -> None:
         """Ask switch=auto for a decision, and request the switch that it recommends."""
         look = None if self._busy else auto.poll(training.policy)
         if look is None:

@@ -317,9 +317,9 @@ class RecoveryTimes:
 
     def _of_use(self, failed: FailureRecord) -> None:
         failed.useful = self.now()
-        self._tell(failed)
+        self._log_recovery(failed)
 
-    def _tell(self, failed: FailureRecord) -> None:
+    def _log_recovery(self, failed: FailureRecord) -> None:
         number = next(number for number, each in enumerate(self.failures) if each is failed)
         if number not in self._logged:
             self._logged.add(number)
@@ -329,7 +329,7 @@ class RecoveryTimes:
         """Log at the end of the run the failures from which processes have not recovered."""
         for failed in self.failures:
             if failed.useful is None:
-                self._tell(failed)
+                self._log_recovery(failed)
 
     def restore_from_log(self, logged: Iterable[Mapping[str, Any]]) -> None:
         """Restore recovery times from a failed coordinator's log, which may be newer than its saved state."""

@@ -270,7 +270,7 @@ class LoggedPhase:
         elif isinstance(record, DropRecord):
             confirmed = [self._drop(record)]
         else:
-            self._undisturbed()
+            self._check_no_command_due()
             confirmed = self._happened(record)
         for command in confirmed:
             self.phase.account(command)
@@ -282,10 +282,10 @@ class LoggedPhase:
 
     def close(self) -> None:
         """Check that the replayed phase is over and that its samples add up."""
-        self._undisturbed("The phase ends in the log")
-        self._idle("The phase ends in the log")
+        self._check_no_command_due("The phase ends in the log")
+        self._check_idle("The phase ends in the log")
         if not self.phase.closed:
-            self._part("The phase ends in the log before what was left over was applied", [])
+            self._diverge("The phase ends in the log before what was left over was applied", [])
         try:
             self.phase.policy.ledger.check()
         except AccountingError as error:
@@ -299,7 +299,7 @@ class LoggedPhase:
         if isinstance(record, AnnounceRecord):
             self._leased(record)
         if isinstance(record, FinishRecord):
-            self._idle("The log finishes the phase")
+            self._check_idle("The log finishes the phase")
         self.due.extend(self.phase.apply(record))
         return []
 
@@ -308,7 +308,7 @@ class LoggedPhase:
         own = [(each.grant.batch, each.grant.token) for each in commands if isinstance(each, HandOut)]
         if own != [(record.batch, record.token)]:
             now = " ".join(f"batch {batch} with token {token}" for batch, token in own) or "nothing"
-            self._part(
+            self._diverge(
                 f"The log hands W{record.worker} batch {record.batch} with token {record.token}, the policy {now}",
                 [(record.worker, record.batch)],
             )
@@ -317,47 +317,47 @@ class LoggedPhase:
     def _forgo(self, record: ForgoRecord) -> list[Command]:
         commands = self.phase.apply(Forgo())
         if len(commands) != record.batches:
-            self._part(f"The log gives {record.batches} batches up, the policy {len(commands)}", [])
+            self._diverge(f"The log gives {record.batches} batches up, the policy {len(commands)}", [])
         return commands
 
     def _leased(self, record: AnnounceRecord) -> None:
         owner, _ = self.phase.policy.leases.get(record.batch, (None, None))
         if owner != record.worker:
             gradient = (record.worker, record.batch)
-            self._part(f"The log announces {named([gradient])}, which was not handed to it", [gradient])
+            self._diverge(f"The log announces {named([gradient])}, which was not handed to it", [gradient])
 
     def _order(self, record: OrderRecord) -> Command:
         due = self.due.popleft() if self.due else None
         if not isinstance(due, ApplyStep):
             batches = [batch for batch, _ in record.members]
-            self._part(f"The log orders step {record.step} of batches {batches}, the policy {_shown(due)}", [])
+            self._diverge(f"The log orders step {record.step} of batches {batches}, the policy {_shown(due)}", [])
         assert isinstance(due, ApplyStep)
         own = order_record(due)
         if own != record:
             members = [(member.worker, member.batch) for member in due.step.members]
-            self._part(f"Step {record.step}: {_difference(record, own)} ({named(members)})", members)
+            self._diverge(f"Step {record.step}: {_difference(record, own)} ({named(members)})", members)
         return due
 
     def _drop(self, record: DropRecord) -> Command:
         due = self.due.popleft() if self.due else None
         gradient = (record.worker, record.batch)
         if not isinstance(due, DiscardGradient) or (due.worker, due.drop.batch) != gradient:
-            self._part(f"The log discards {named([gradient])}, the policy {_shown(due)}", [gradient])
+            self._diverge(f"The log discards {named([gradient])}, the policy {_shown(due)}", [gradient])
         assert due is not None
         return due
 
-    def _undisturbed(self, text: str = "The log goes on") -> None:
+    def _check_no_command_due(self, text: str = "The log goes on") -> None:
         """Check that the log has a record of every command that the policy decided."""
         if self.due:
-            self._part(f"{text}, but the policy {_shown(self.due[0])}", [])
+            self._diverge(f"{text}, but the policy {_shown(self.due[0])}", [])
 
-    def _idle(self, text: str) -> None:
+    def _check_idle(self, text: str) -> None:
         """Check that no batch is in flight at this record."""
         if not self.phase.policy.idle:
             leases = [(worker, batch) for batch, (worker, _) in sorted(self.phase.policy.leases.items())]
-            self._part(f"{text} while something is in flight ({named(leases)})", leases)
+            self._diverge(f"{text} while something is in flight ({named(leases)})", leases)
 
-    def _part(self, text: str, gradients: list[tuple[int, int]]) -> None:
+    def _diverge(self, text: str, gradients: list[tuple[int, int]]) -> None:
         workers, batches = tuple(w for w, _ in gradients), tuple(b for _, b in gradients)
         first = self.due[0] if self.due else None
         step = first.step.step if isinstance(first, ApplyStep) else self.phase.policy.step

@@ -44,19 +44,19 @@ class RemoteFile:
     def open(self, mode: str = "rb") -> BinaryIO:
         """Open the file, which is then fetched in blocks as it is read. Raises DataError."""
         filesystem, path = _filesystem(self.url)
-        opened: BinaryIO = _asked(self.url, lambda: filesystem.open(path, mode))
+        opened: BinaryIO = _call(self.url, lambda: filesystem.open(path, mode))
         return opened
 
     @property
     def size(self) -> int:
         """Size in bytes. Raises DataError."""
         filesystem, path = _filesystem(self.url)
-        return int(_asked(self.url, lambda: filesystem.size(path)) or 0)
+        return int(_call(self.url, lambda: filesystem.size(path)) or 0)
 
     def fingerprint(self) -> str:
         """Hash the properties that the storage reports: size, time, checksum. Raises DataError."""
         filesystem, path = _filesystem(self.url)
-        return str(_asked(self.url, lambda: filesystem.ukey(path)))
+        return str(_call(self.url, lambda: filesystem.ukey(path)))
 
 
 SourceFile = Path | RemoteFile
@@ -84,7 +84,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
         raise _unreachable(url, error) from None
 
 
-def _asked(url: str, ask: Callable[[], T]) -> T:
+def _call(url: str, ask: Callable[[], T]) -> T:
     try:
         return ask()
     except FileNotFoundError:
@@ -111,7 +111,7 @@ def find_remote(url: str, patterns: list[str]) -> list[RemoteFile]:
         inside = [each for each in filesystem.ls(path, detail=False) if filesystem.isfile(each)]
         return [each for each in inside if any(fnmatch.fnmatch(each.rpartition("/")[2], p) for p in patterns)]
 
-    files = _asked(url, found)
+    files = _call(url, found)
     if not files:
         raise DataError(f"{url} has no file that matches; type the URL of a file.")
     return [RemoteFile(filesystem.unstrip_protocol(each)) for each in files]

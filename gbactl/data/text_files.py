@@ -126,7 +126,7 @@ def _pieces(raw: BinaryIO) -> Iterator[bytes]:
             yield piece
 
 
-def _cut(path: SourceFile, raw: BinaryIO) -> Iterator[LineBlock]:
+def _line_blocks(path: SourceFile, raw: BinaryIO) -> Iterator[LineBlock]:
     line, parts, size = 1, list[bytes](), 0
     try:
         for piece in _pieces(raw):
@@ -163,7 +163,7 @@ def read_blocks(path: SourceFile) -> Iterator[tuple[int, LineBlock]]:
     """Iterate over a file as (bytes of the file read so far, block of whole lines). Raises DataError."""
     try:
         with path.open("rb") as raw:
-            for block in _cut(path, raw):
+            for block in _line_blocks(path, raw):
                 yield raw.tell(), block
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}).") from None

@@ -59,9 +59,9 @@ class HostAgents:
                 self.found[host].faults.append(preflight.not_installed(program, host))
             else:
                 self.links[host] = AgentConnection(host, command, log, self.patience)
-        self.each(self._hear)
+        self.each(self._read_facts)
 
-    def _hear(self, link: AgentConnection) -> None:
+    def _read_facts(self, link: AgentConnection) -> None:
         found = self.found[link.host]
         try:
             found.facts = link.request("facts", self.patience)

@@ -123,15 +123,15 @@ def memory(host: str, free: int, needs: int) -> list[str]:
 
 def lines(host: str, targets: Mapping[str, str], found: Mapping[str, LinkMeasurement]) -> list[str]:
     """Describe the failed connections from one host to others; `targets`: address and port by name."""
-    return [_cut(f"Host {host}", name, targets[name], line.error) for name, line in found.items() if line.error]
+    return [_unreachable(f"Host {host}", name, targets[name], line.error) for name, line in found.items() if line.error]
 
 
 def unreachable_from_launcher(host: str, target: str, line: LinkMeasurement) -> list[str]:
     """Describe the failed connection from the launcher to a host."""
-    return [_cut("This machine", f"host {host}", target, line.error)] if line.error else []
+    return [_unreachable("This machine", f"host {host}", target, line.error)] if line.error else []
 
 
-def _cut(who: str, whom: str, target: str, why: str) -> str:
+def _unreachable(who: str, whom: str, target: str, why: str) -> str:
     other = f", or {BIND}" if whom == LAUNCHER else ""
     return (
         f"{who} does not reach {whom} at {target} ({why}); let TCP through between them, on the ports that the system "

@@ -132,7 +132,7 @@ class RemoteRunProcesses(RunProcesses):
         self._connect(agents)
         agents.lines()
         self._check_memory()
-        self._equip(agents)
+        self._send_data(agents)
         self.show.clear()
         self.show.show_hosts(preflight.HEADINGS, [found.cells() for found in agents.found.values()])
         if agents.faults:
@@ -153,7 +153,7 @@ class RemoteRunProcesses(RunProcesses):
         finally:
             seen.unlink()
 
-    def _equip(self, agents: HostAgents) -> None:
+    def _send_data(self, agents: HostAgents) -> None:
         """Check that hosts can take part in an all-reduce, where there is one, and send them the data."""
         if self.cfg.collects and len(self.hosts) > 1:
             for host, found in agents.found.items():
@@ -198,7 +198,7 @@ class RemoteRunProcesses(RunProcesses):
     # -- hosts that are lost ------------------------------------------------------------------------
 
     def _watch(self, link: AgentConnection) -> None:
-        link.told = self._told
+        link.told = self._on_report
         link.on_lost = lambda why: self._lost(link.host, why)
 
     def _lost(self, host: str, why: str) -> None:
@@ -214,7 +214,7 @@ class RemoteRunProcesses(RunProcesses):
             agents = HostAgents([host], self.agents.start, self.agents.folder, self.agents.patience)
             self._restoring.append(agents)
             self._connect(agents)
-            self._equip(agents)
+            self._send_data(agents)
             if not agents.faults and not self._over.is_set():
                 break
             self._restoring.remove(agents)
@@ -252,7 +252,11 @@ class RemoteRunProcesses(RunProcesses):
             raise ClusterError("Every host is gone.")
         if again:
             before = next(child for child in reversed(self.abandoned) if child.name == name)
-            told = (before.exit_sentence(), self._cut(before), f"{name} is started again on host {where}.")
+            told = (
+                before.exit_sentence(),
+                self._broken_connection(before),
+                f"{name} is started again on host {where}.",
+            )
             self.show.print_line(f"  {' '.join(filter(None, told))}")
         self.placed[name] = where
         super().replace(name)
@@ -264,12 +268,12 @@ class RemoteRunProcesses(RunProcesses):
             return found
         badly = {child.name for child in self.running if child.process.poll() not in (None, 0)}
         for child in self.running:
-            cut = self._cut(child, badly)
+            cut = self._broken_connection(child, badly)
             if cut:
                 return f"{child.exit_sentence()} {cut}", False
         return found
 
-    def _cut(self, child: ChildProcess, ended: Collection[str] = ()) -> str:
+    def _broken_connection(self, child: ChildProcess, ended: Collection[str] = ()) -> str:
         """Describe the failed connection between hosts that ended a process; "" where its message names none."""
         addresses = {found.address: host for host, found in self.agents.found.items()}
         places = {name: host for name, host in self.placed.items() if name not in ended}
@@ -285,7 +289,7 @@ class RemoteRunProcesses(RunProcesses):
         log.touch()
         process = RemoteProcess(
             self.agents.links[self.placed[name]], boot.log_name, boot=dataclasses.asdict(boot), environment=environment,
-            seat=self._seat(name),
+            seat=self._place_among_workers(name),
         )  # fmt: skip
         with self._logs:
             self._remote[boot.log_name] = process
@@ -294,14 +298,14 @@ class RemoteRunProcesses(RunProcesses):
             process.ended(early)
         self.running.append(StartedRemoteProcess(name, process, log))
 
-    def _seat(self, name: str) -> list[int] | None:
+    def _place_among_workers(self, name: str) -> list[int] | None:
         """Return [index of the worker on its host, number of workers there]; None if workers are not pinned."""
         if name[0] != "W" or self.cfg.cluster.pin != "auto":
             return None
         there = sorted(int(p[1:]) for p, host in self.placed.items() if p[0] == "W" and host == self.placed[name])
         return [there.index(int(name[1:])), len(there)]
 
-    def _told(self, kind: str, fields: dict[str, object]) -> None:
+    def _on_report(self, kind: str, fields: dict[str, object]) -> None:
         """Handle an agent's report: append log output or record an exit code.
 
         Runs in the thread of the agent's connection."""

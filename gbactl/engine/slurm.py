@@ -87,10 +87,10 @@ def outlives_nodes(environment: Mapping[str, str]) -> bool:
         done = run_slurm("scontrol", "write", "batch_script", environment.get("SLURM_JOB_ID", ""), "-")
         lines = done.stdout.splitlines()
     asked = [line.removeprefix("#SBATCH") for line in lines if line.startswith("#SBATCH")]
-    return any(NO_KILL.search(text) for text in [*asked, *(" ".join(each) for each in _above("salloc"))])
+    return any(NO_KILL.search(text) for text in [*asked, *(" ".join(each) for each in _ancestor_commands("salloc"))])
 
 
-def _above(program: str) -> Iterator[list[str]]:
+def _ancestor_commands(program: str) -> Iterator[list[str]]:
     """Yield the command line of every ancestor of this process that runs `program`."""
     pid = os.getppid()
     while pid > 1:

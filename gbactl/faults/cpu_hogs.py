@@ -38,7 +38,7 @@ def place(plan: FaultPlan, pinned: bool) -> list[HogPlacement]:
     Raises ConfigError for a core that does not exist, or workers that are not pinned."""
     placed = []
     for hog, workers in plan.hogs:
-        cores = _cores_of(worker_cores(plan, pinned), workers) if hog.cores is None else _there(hog.cores)
+        cores = _cores_of(worker_cores(plan, pinned), workers) if hog.cores is None else _existing_cores(hog.cores)
         placed += [HogPlacement(core, hog.from_, hog.until) for core in cores for _ in range(hog.processes)]
     return placed
 
@@ -53,7 +53,7 @@ def _cores_of(cores: list[int], workers: tuple[int, ...]) -> list[int]:
     return sorted({cores[worker] for worker in workers})
 
 
-def _there(cores: list[int]) -> list[int]:
+def _existing_cores(cores: list[int]) -> list[int]:
     there = available_cores()
     strange = [core for core in cores if core not in there]
     if strange:

@@ -95,10 +95,10 @@ class ObservedBatches:
         if slowdown <= 1.0:
             return
         process = f"W{worker}"
-        for place, factor in self._acting(process, turn, end - seconds - began, slowdown):
+        for place, factor in self._acting_faults(process, turn, end - seconds - began, slowdown):
             self.acted.add(place, process, max(0.0, end - seconds), end, factor)
 
-    def _acting(self, process: str, turn: int, seconds: float, slowdown: float) -> list[tuple[int, float]]:
+    def _acting_faults(self, process: str, turn: int, seconds: float, slowdown: float) -> list[tuple[int, float]]:
         """Return (index, factor) of the faults that slowed a batch.
 
         Where a process has several plans, these are the ones whose product is the factor at about the batch's start."""
@@ -120,9 +120,9 @@ class ObservedBatches:
 
     def reference(self, worker: int) -> float | None:
         """Return the seconds per sample that a worker would need without faults; None where unknown."""
-        return self._undisturbed(worker, {w: sums.unslowed / sums.samples for w, sums in self._calm.items()})
+        return self._unslowed_rate(worker, {w: sums.unslowed / sums.samples for w, sums in self._calm.items()})
 
-    def _undisturbed(self, worker: int, rates: Mapping[int, float]) -> float | None:
+    def _unslowed_rate(self, worker: int, rates: Mapping[int, float]) -> float | None:
         calm = {w: rate for w, rate in rates.items() if self._calm[w].batches >= CALM_BATCHES}
         beside = {w: value for w, value in calm.items() if self.cores and self.cores[w] == self.cores[worker]}
         for found in (beside, calm):
@@ -137,7 +137,7 @@ class ObservedBatches:
         Not those of the whole run: where the machine gets slower or faster, a slowed worker follows."""
         if worker not in self.plan.slowed or not any(w not in self.faulty for w in self._calm):
             return 0.0
-        return self._undisturbed(worker, {w: sums.recent for w, sums in self._calm.items()}) or 0.0
+        return self._unslowed_rate(worker, {w: sums.recent for w, sums in self._calm.items()}) or 0.0
 
     def summary(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
         """Build `faults` of result.json: the plan, and injected and observed slow-downs of every affected process.
@@ -199,7 +199,10 @@ def fault_lines(result: Mapping[str, Any]) -> list[str]:
     counts = result.get("messages") or {}
     found = [line for place, plan in enumerate(faults["plans"]) for line in _of_plan(place, plan, faults, counts)]
     never = [_named(place, faults["plans"][place]) for place in faults["never"]]
-    return [*_cut(found, MOST_LINES, "and {} more (result.json)"), *([f"never acted: {_and(never)}"] if never else [])]
+    return [
+        *_shortened(found, MOST_LINES, "and {} more (result.json)"),
+        *([f"never acted: {_list_of_names(never)}"] if never else []),
+    ]
 
 
 def _of_plan(place: int, plan: Mapping[str, Any], faults: Mapping[str, Any], counts: Mapping[str, int]) -> list[str]:
@@ -208,8 +211,11 @@ def _of_plan(place: int, plan: Mapping[str, Any], faults: Mapping[str, Any], cou
     if not own:
         return []
     if kind in FAILED:
-        return [f"{each['process']} {FAILED[kind]} at {_seconds(each['at_s'])} s{_for(kind, each)}" for each in own]
-    who, last = _and([each["process"] for each in own]), max(each["until_s"] for each in own)
+        return [
+            f"{each['process']} {FAILED[kind]} at {_seconds(each['at_s'])} s{_duration_in_words(kind, each)}"
+            for each in own
+        ]
+    who, last = _list_of_names([each["process"] for each in own]), max(each["until_s"] for each in own)
     when = f"{_seconds(min(each['from_s'] for each in own), last)}-{_seconds(last)} s"
     if kind == "messages":
         alone = sum(each["kind"] == kind for each in faults["plans"]) == 1
@@ -221,7 +227,7 @@ def _of_plan(place: int, plan: Mapping[str, Any], faults: Mapping[str, Any], cou
     return [f"{who} {'up to ' if plan.get('factor') != max(factors) else ''}{max(factors):.3g}x slower {when}"]
 
 
-def _for(kind: str, each: Mapping[str, Any]) -> str:
+def _duration_in_words(kind: str, each: Mapping[str, Any]) -> str:
     if kind != "hang":
         return ""
     return " for good" if each["seconds"] is None else f" for {each['seconds']:g} s"
@@ -237,9 +243,9 @@ def _seconds(value: float, largest: float | None = None) -> str:
     return f"{value:.{1 if (value if largest is None else largest) >= 0.1 else 4}f}"
 
 
-def _and(names: Sequence[str]) -> str:
-    return ", ".join(_cut(names, MOST_NAMES, "and {} more"))
+def _list_of_names(names: Sequence[str]) -> str:
+    return ", ".join(_shortened(names, MOST_NAMES, "and {} more"))
 
 
-def _cut(texts: Sequence[str], most: int, rest: str) -> list[str]:
+def _shortened(texts: Sequence[str], most: int, rest: str) -> list[str]:
     return [*texts] if len(texts) <= most else [*texts[:most], rest.format(len(texts) - most)]

@@ -30,7 +30,7 @@ def _native() -> Kernels:
 
 
 @functools.cache
-def _twin() -> Kernels:
+def _torch() -> Kernels:
     from gbactl.kernels.torch_kernels import TorchKernels
 
     return TorchKernels()
@@ -45,13 +45,13 @@ def load(which: str | None = None) -> Kernels:
     if which not in ("auto", "native", "twin"):
         raise ConfigError(f"{ENVIRONMENT}={which} is not known; set it to native or twin, or leave it out.")
     if which == "twin":
-        return _twin()
+        return _torch()
     try:
         return _native()
     except MissingDependencyError:
         if which == "native":
             raise
-        return _twin()
+        return _torch()
 
 
 def codec_of(name: str) -> Codec | None:

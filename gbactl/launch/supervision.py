@@ -204,7 +204,7 @@ class FaultInjection:
 
 def repeats_known_failure(event: Event, losses: Sequence[dict[str, Any]]) -> bool:
     """Return whether an event repeats the loss of a process (same incarnation) that is already in `losses`."""
-    return event.name == "lost" and _among(event.fields, losses, "process", "epoch")
+    return event.name == "lost" and _matches_one_of(event.fields, losses, "process", "epoch")
 
 
 def repeats_known_switch(event: Event, switches: Sequence[dict[str, Any]]) -> bool:
@@ -212,8 +212,8 @@ def repeats_known_switch(event: Event, switches: Sequence[dict[str, Any]]) -> bo
 
     Its pause is ignored, as only the first of the two events may have it."""
     done = event.name == "switch" and event.fields["state"] == "done"
-    return done and _among(event.fields, switches, "step", "from", "to")
+    return done and _matches_one_of(event.fields, switches, "step", "from", "to")
 
 
-def _among(fields: dict[str, Any], told: Sequence[dict[str, Any]], *keys: str) -> bool:
+def _matches_one_of(fields: dict[str, Any], told: Sequence[dict[str, Any]], *keys: str) -> bool:
     return any(all(fields.get(key) == old.get(key) for key in keys) for old in told)

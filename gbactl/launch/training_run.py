@@ -334,14 +334,14 @@ class LaunchedRun:
             self.look_at_signals(coordinator.send)
             # checked before polling, so that the last messages of a child that ended are read before its failure counts
             failure, over = children.failure(), children.ended()
-            self._hear(hub, LOOK_SECONDS if self.result is None else ENDED_SECONDS)
+            self._receive(hub, LOOK_SECONDS if self.result is None else ENDED_SECONDS)
             self._check(children, failure, over)
-            self._look()
+            self._poll()
             if coordinator.has_failed():
-                self._hear(hub, 0.0)  # the last messages of a failed coordinator
+                self._receive(hub, 0.0)  # the last messages of a failed coordinator
                 self._replace(coordinator)
 
-    def _hear(self, hub: SocketHub, seconds: float) -> None:
+    def _receive(self, hub: SocketHub, seconds: float) -> None:
         for _, frame in hub.poll(seconds):
             if frame.kind != 0:
                 self.on_event(unpack(frame.kind, frame.descriptor))
@@ -354,7 +354,7 @@ class LaunchedRun:
             if self.control is not None:
                 self.control.interrupted()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for each in (self.injection, self.replacements):
             if each is not None:
                 each.poll()
@@ -393,7 +393,7 @@ class LaunchedRun:
         elif event.name == "phase":
             self.phases = event.fields["phases"]
         elif event.name == "round":
-            self._judged(event.fields)
+            self._on_evaluation(event.fields)
         elif event.name in ("lost", "joined", "rewound") and not repeats_known_failure(event, self.lost):
             if event.name == "lost" and event.fields["process"][0] == "W":
                 self.lost.append(event.fields)
@@ -402,20 +402,20 @@ class LaunchedRun:
             if self.control is not None:
                 self.control.failures.append(said)
         elif event.name == "inject":
-            self._injected(event.fields)
+            self._on_injection(event.fields)
         elif event.name == "switch":
-            self._switched(event.fields)
+            self._on_switch(event.fields)
         elif event.name == "auto":
-            self._looked(event.fields)
+            self._on_auto_comparison(event.fields)
         elif event.name == "checkpoint":
-            self._saved(event.fields)
+            self._on_checkpoint(event.fields)
         elif event.name == "result":
             self._result_at = time.monotonic()
             self.result = event.fields
-            self._named(event.fields["mode"])
+            self._update_name(event.fields["mode"])
             self.show.show_best(event.fields)
 
-    def _judged(self, fields: dict[str, Any]) -> None:
+    def _on_evaluation(self, fields: dict[str, Any]) -> None:
         """Show and log the evaluation after a day or epoch."""
         self.phases = fields["phases"]
         self.show.show_round(fields)
@@ -425,7 +425,7 @@ class LaunchedRun:
         metrics |= {f"system/time/{name}": share for name, share in fields["time_shares"].items()}
         self._log({**metrics, **replica_metrics(fields)}, fields["samples_finished"])
 
-    def _saved(self, fields: dict[str, Any]) -> None:
+    def _on_checkpoint(self, fields: dict[str, Any]) -> None:
         """Show and log an event on checkpoints: saved, failed, or planned with the estimated costs."""
         if fields["state"] == "saved":
             metrics = {"checkpoint_seconds": fields["seconds"], "checkpoint_mb": fields["bytes"] / 1e6}
@@ -435,26 +435,26 @@ class LaunchedRun:
             self._log({f"checkpoint_{name}": float(fields[name]) for name in EXPECTED}, 0)
         self.show.print_line(f"  {checkpoint_sentence(fields)}")
 
-    def _injected(self, fields: dict[str, Any]) -> None:
+    def _on_injection(self, fields: dict[str, Any]) -> None:
         """Inject a fault into its process at the coordinator's request, and record it in faults.json at once."""
         pid = None if self.injection is None else self.injection.inject(fields)
         done = self.injection is None or pid is not None
         self.injected.append({**fields, "pid": pid, "done": done})
         run_dirs.write_faults(self.run_dir, self.cfg, self.injected)
 
-    def _switched(self, fields: dict[str, Any]) -> None:
+    def _on_switch(self, fields: dict[str, Any]) -> None:
         """Show and log a mode switch that was completed or has failed."""
         if fields["state"] == "stayed":
             self.show.print_line(f"  No switch to {fields['to']}: {fields['why']}; the run stays in {fields['from']}.")
         elif fields["state"] == "done":
             self.switches.append(fields)
             self._log({"mode_id": mode_id(fields["to"]), "pause_ms": fields["pause_ms"]}, fields["samples"])
-            self._named(fields["modes"])
+            self._update_name(fields["modes"])
             if self.tracked is not None:
                 self.tracked.tag(gbactl_phases=modes_sentence(self.cfg.mode.name, self.switches))
             self.show.print_line(f"  {answer(fields)}")
 
-    def _looked(self, fields: dict[str, Any]) -> None:
+    def _on_auto_comparison(self, fields: dict[str, Any]) -> None:
         """Log the throughputs of the modes that switch=auto compared, and show its reason for a switch."""
         self._log({"auto_sync_eps": fields["sync"], "auto_gba_eps": fields["gba"]}, fields["samples"])
         if fields["wanted"] != fields["mode"] and "obstacle" not in fields:
@@ -481,7 +481,7 @@ class LaunchedRun:
         tags |= {"gbactl.run_dir": str(self.run_dir), CONFIG_TAG: config_tag(config), NOTE: self._note()}
         tags |= {COMMAND: self.command.text, "gbactl.cell": self.cell}
         tags |= {DAYS_TAG: "rows"} if self.dataset.days_by_rows else {}
-        tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend(), **self._naming()}
+        tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend(), **self._name_tags()}
         parts = rounds(self.dataset, self.cfg.train)
         datasets = dataset_inputs(
             self.dataset, config["data"], {part.split for part in parts}, {n for part in parts for n in part.evaluate}
@@ -499,7 +499,7 @@ class LaunchedRun:
         )  # fmt: skip
         self.tracked.artifact(self.run_dir / run_dirs.CONFIG)
 
-    def _naming(self) -> dict[str, str]:
+    def _name_tags(self) -> dict[str, str]:
         """Return the MLflow tags that name the run by its modes (mlflow.runName is the displayed name)."""
         name = self.cfg.tracking.run_name
         if name is None:
@@ -527,12 +527,12 @@ class LaunchedRun:
         happened = [switched, failed, *fault_lines(result), *result.get("warnings", ())]
         return run_note(headline, self.command, result, [each for each in happened if each])
 
-    def _named(self, modes: str) -> None:
+    def _update_name(self, modes: str) -> None:
         """Update the run's name in MLflow after a change of its modes."""
         if modes != self.modes:
             self.modes = modes
             if self.tracked is not None:
-                self.tracked.tag(**{name.replace(".", "_"): value for name, value in self._naming().items()})
+                self.tracked.tag(**{name.replace(".", "_"): value for name, value in self._name_tags().items()})
 
     def _log(self, metrics: dict[str, float | None], step: int) -> None:
         if self.tracked is not None:

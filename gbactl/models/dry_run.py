@@ -79,7 +79,7 @@ def _check_parameters(cfg: ModelConfig, model: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def _told(cfg: ModelConfig, numeric: Floats, rows: Floats, raw: Sequence[RawField]) -> Iterator[None]:
+def _errors_of_model(cfg: ModelConfig, numeric: Floats, rows: Floats, raw: Sequence[RawField]) -> Iterator[None]:
     """Context that re-raises an exception of the user's model as one sentence, with the shapes of its inputs."""
     try:
         yield
@@ -104,7 +104,7 @@ def _check_batch(
     fields = torch.from_numpy(rows).requires_grad_()
     lists = raw_tensors(raw)
     of_raw = {f"raw field {n}": each.requires_grad_() for n, (each, _) in zip(computer.raw_fields, lists, strict=True)}
-    with _told(cfg, numeric, rows, raw):
+    with _errors_of_model(cfg, numeric, rows, raw):
         logits = computer.logits(torch.tensor(numeric), fields, lists)
         shape = f"{what} returns logits of shape {list(logits.shape)} for a batch of {count}, not [{count}]"
         hint = "; end forward with .squeeze(1)" if logits.dim() == 2 else "; squeeze(1) keeps the batch, squeeze() not"

@@ -88,7 +88,7 @@ def serve_forks(launcher: int) -> None:
         pid = _fork_orphan(launcher)
         if pid == 0:
             line.detach()
-            _become(launcher, asked, fds)
+            _set_up_fork(launcher, asked, fds)
             return
         line.send(str(pid).encode())
         for fd in fds:
@@ -126,7 +126,7 @@ def _fork_orphan(launcher: int) -> int:
     return 0
 
 
-def _become(launcher: int, asked: dict[str, Any], fds: list[int]) -> None:
+def _set_up_fork(launcher: int, asked: dict[str, Any], fds: list[int]) -> None:
     """Set up a forked process (folder, environment, file descriptors) as if it had been started for the request."""
     os.setsid()
     os.chdir(asked["folder"])

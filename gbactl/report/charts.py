@@ -68,7 +68,7 @@ def curves(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str)
     low, high = min(row["low"] for row in settled), max(row["high"] for row in settled)
     pad = 0.06 * (high - low) or 0.01 * (abs(high) or 1.0)
     x = {"scale": {"domain": [0, 1.01 * end], "nice": False}, "title": x_title, "axis": {**SHORT, "grid": False}}
-    mean = {**_amount("mean"), "title": None, "scale": {"domain": [low - pad, high + pad], "nice": False}}
+    mean = {**_quantitative("mean"), "title": None, "scale": {"domain": [low - pad, high + pad], "nice": False}}
     told = {"tooltip": [
         {"field": "group", "title": "line"}, {"field": "x", "title": x_title, "format": ",.4~r"},
         *({"field": each, "format": ".5~f"} for each in ("mean", "low", "high")),
@@ -96,8 +96,8 @@ def curves(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str)
             {"x2": {"field": "end"}, "y": {"value": {"expr": "height - 3 - 5 * datum.number"}}, **text},
         ),
     ]  # fmt: skip
-    return {**_hiding(title, rows), "height": HIGH, "layer": layers,
-            "encoding": {"x": {**_amount("x"), **x}, "color": _colour(groups)}}  # fmt: skip
+    return {**_hideable_chart(title, rows), "height": HIGH, "layer": layers,
+            "encoding": {"x": {**_quantitative("x"), **x}, "color": _colour(groups)}}  # fmt: skip
 
 
 def bars(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str) -> Spec | None:
@@ -109,7 +109,7 @@ def bars(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str) -
     if not rows:
         return None
     y = {"field": "group", "type": "nominal", "sort": groups, "title": None, "axis": {**NAME, "labelBaseline": MIDDLE}}
-    x = {**_amount("begin"), "title": x_title, "axis": {**SHORT, "tickCount": 5}, "scale": {"nice": False}}
+    x = {**_quantitative("begin"), "title": x_title, "axis": {**SHORT, "tickCount": 5}, "scale": {"nice": False}}
     opacity = {"field": "opacity", "type": "quantitative", "scale": None}
     layers = [
         {"mark": {"type": "bar", "height": {"band": 0.6}},
@@ -117,12 +117,12 @@ def bars(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str) -
                       "color": {**_colour(groups), "legend": None}}},
         {"transform": [{"filter": "isValid(datum.low)"}],
          "mark": {"type": "errorbar", "ticks": {"size": 10}, "color": "var(--text)"},
-         "encoding": {"x": {**_amount("low"), "title": x_title}, "x2": {"field": "high"}}},
+         "encoding": {"x": {**_quantitative("low"), "title": x_title}, "x2": {"field": "high"}}},
         {"transform": [{"filter": "isValid(datum.label)"}], "mark": {"type": "text", "align": "left", "dx": 7},
-         "encoding": {"x": _amount("far"), "text": {"field": "label"}}},
+         "encoding": {"x": _quantitative("far"), "text": {"field": "label"}}},
     ]  # fmt: skip
     room = {"padding": {"left": 5, "top": 5, "bottom": 5, "right": 120}}  # for the labels
-    return {**_hiding(title, rows), **room, "height": {"step": 30}, "encoding": {"y": y}, "layer": layers}
+    return {**_hideable_chart(title, rows), **room, "height": {"step": 30}, "encoding": {"y": y}, "layer": layers}
 
 
 def histograms(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str) -> Spec | None:
@@ -134,13 +134,13 @@ def histograms(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: 
     x = {"field": "step", "type": "ordinal", "scale": {"domain": steps}, "title": x_title}
     told = [{"field": "group", "title": "line"}, {"field": "step"}, {"field": "percent", "format": ".2~r"}]
     encoding = {
-        "x": {**x, "axis": {"labelAngle": 0, "labelOverlap": True}}, "y": {**_amount("percent"), "axis": None},
+        "x": {**x, "axis": {"labelAngle": 0, "labelOverlap": True}}, "y": {**_quantitative("percent"), "axis": None},
         "color": {**_colour(groups), "legend": None}, "tooltip": told,
     }  # fmt: skip
     head = {**NAME, "labelAngle": 0, "labelAlign": "left", "labelOrient": "left"}
     letters = max(len(part) for row in rows for part in row["group"].split(", "))
     return {
-        **_hiding(title, rows), "autosize": "pad", "resolve": {"scale": {"y": "independent"}}, "spacing": 6,
+        **_hideable_chart(title, rows), "autosize": "pad", "resolve": {"scale": {"y": "independent"}}, "spacing": 6,
         "facet": {"row": {"field": "group", "sort": groups, "header": head}},
         "spec": {"width": WIDE - 30 - min(160, 6 * letters), "height": 36, "mark": "bar", "encoding": encoding},
     }  # fmt: skip
@@ -150,8 +150,8 @@ def strips(title: str, processes: Sequence[str], rows: Iterable[Row], end: float
     """Specify a strip over time for each process, the redder the slower.
 
     Rows have process and begin; those of cells until and speed, a share of the usual speed; those of failures text."""
-    x = {**_amount("begin"), "title": x_title, "scale": {"domain": [0, end], "nice": False}}
-    opacity = {**_amount("speed"), "scale": {"domain": [0.13, 1], "range": [1, 0], "clamp": True}, "legend": None}
+    x = {**_quantitative("begin"), "title": x_title, "scale": {"domain": [0, end], "nice": False}}
+    opacity = {**_quantitative("speed"), "scale": {"domain": [0.13, 1], "range": [1, 0], "clamp": True}, "legend": None}
     told = [
         {"field": "process"}, {"field": "begin", "title": "from second", "format": ".3~r"},
         {"field": "until", "format": ".3~r"}, {"field": "speed", "title": "share of the usual speed", "format": ".0%"},
@@ -175,7 +175,7 @@ def heat_map(title: str, shares: Mapping[str, Mapping[str, float]]) -> Spec:
     ]
     told = [{"field": "process"}, {"field": "phase"}, {"field": "share", "format": ".0%", "title": "share of its time"}]
     axis = {"orient": "top", "labelAngle": 0}
-    opacity = {**_amount("share"), "scale": {"domain": [0, 1], "range": [0, 1]}, "legend": None}
+    opacity = {**_quantitative("share"), "scale": {"domain": [0, 1], "range": [0, 1]}, "legend": None}
     encoding = {
         "x": {"field": "phase", "type": "nominal", "sort": None, "title": None, "axis": axis},
         "y": _processes(list(shares)), "opacity": opacity, "tooltip": told,
@@ -188,7 +188,7 @@ def _chart(title: str, rows: Iterable[Row]) -> Spec:
     return {"description": title, "width": WIDE, "autosize": fit, "data": {"values": _plotted(rows)}}
 
 
-def _hiding(title: str, rows: Sequence[Row]) -> Spec:
+def _hideable_chart(title: str, rows: Sequence[Row]) -> Spec:
     hidden = {"params": [{"name": "off", "value": []}], "transform": [{"filter": "indexof(off, datum.group) < 0"}]}
     return {**_chart(title, rows), **hidden}
 
@@ -203,7 +203,7 @@ def _layer(kind: str, mark: Row, encoding: Row) -> Spec:
     return {"transform": [{"filter": f"datum.kind == '{kind}'"}], "mark": mark, "encoding": encoding}
 
 
-def _amount(field: str) -> Spec:
+def _quantitative(field: str) -> Spec:
     return {"field": field, "type": "quantitative"}
 
 

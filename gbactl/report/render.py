@@ -239,10 +239,10 @@ def left_out(report: Report) -> list[str]:
     for each in report.left_out:
         reason = "repeated by a newer run" if each.reason.startswith("repeated by") else each.reason
         reasons[reason].append(each.run)
-    return [f"Left out, {reason}: {_some(runs)}." for reason, runs in sorted(reasons.items())]
+    return [f"Left out, {reason}: {_first_names(runs)}." for reason, runs in sorted(reasons.items())]
 
 
-def _some(runs: list[str]) -> str:
+def _first_names(runs: list[str]) -> str:
     rest = f" and {len(runs) - MOST_NAMED} more" if len(runs) > MOST_NAMED else ""
     return ", ".join(runs[:MOST_NAMED]) + rest
 

@@ -179,7 +179,7 @@ class SumHandlers:
         self._told: dict[int, int] = {}  # step -> number of its lost parts that the coordinator knows
         self._broken = False  # whether a ring is broken, which was reported
         #: message -> its handler, called by the server
-        self.from_workers: dict[type[Any], Any] = {Summand: self._part, Sum: self._brought}
+        self.from_workers: dict[type[Any], Any] = {Summand: self._part, Sum: self._on_ring_sum}
 
     def _part(self, channel: Channel, message: Summand, frame: Frame) -> None:
         self._heard_of(channel)
@@ -188,12 +188,12 @@ class SumHandlers:
             raise WireError(f"a part of {message.length} values with {frame.payload.size} bytes")
         values = frame.payload.view(np.float32).copy() if message.part >= 0 else None
         self.sums.version = self.shard.version
-        self._tell(self.sums.add_part(channel.peer.index, message, values))
+        self._send_answers(self.sums.add_part(channel.peer.index, message, values))
         frame.release()
 
-    def _brought(self, channel: Channel, message: Sum, frame: Frame) -> None:
+    def _on_ring_sum(self, channel: Channel, message: Sum, frame: Frame) -> None:
         self._heard_of(channel)
-        self._tell(self.sums.add_ring_sum(channel.peer.index, message, frame.floats()))
+        self._send_answers(self.sums.add_ring_sum(channel.peer.index, message, frame.floats()))
         frame.release()
 
     def _heard_of(self, worker: Channel) -> None:
@@ -205,7 +205,7 @@ class SumHandlers:
 
     def on_step(self) -> None:
         """After a step was applied, send the sums held back until the shard's rows had reached it."""
-        self._tell(self.sums.on_version(self.shard.version))
+        self._send_answers(self.sums.on_version(self.shard.version))
 
     def revive(self) -> None:
         """Report missing gradients and a broken ring to a new coordinator, which may not know of them."""
@@ -221,7 +221,7 @@ class SumHandlers:
                 log.warning("parts %s of the dense gradient of step %d are gone with a worker", sorted(parts), step)
                 self.coordinator.send(SummandsLost(step, sorted(parts)))
 
-    def _tell(self, answers: Iterator[SumAnswer]) -> None:
+    def _send_answers(self, answers: Iterator[SumAnswer]) -> None:
         for rank, message, total in answers:
             channel = self._channels[rank]
             out = channel.reserve(total.nbytes)

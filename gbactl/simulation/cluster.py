@@ -194,14 +194,14 @@ class VirtualCluster:
     def _workers(self) -> list[VirtualWorker]:
         cfg = self.cfg
         source = MappedBatchSource(self.dataset, self.compute.kernels, cfg.cluster.servers, cfg.seed, cfg.train.shuffle)
-        self.sides = self._sides()
+        self.sides = self._placements()
         shared = ClusterShared(self.events, self.cost, cfg.fault_plan(), self.compute, source, self.sides, self.codec)
         workers = [VirtualWorker(index, host, shared) for index, host in enumerate(self.hosts.workers)]
         for worker in workers:
             self._connect(worker)
         return workers
 
-    def _sides(self) -> Placements:
+    def _placements(self) -> Placements:
         cfg, flat, replicated = self.cfg, self.compute.flat, None
         if "workers" in cfg.homes:
             block = self._block(flat.initial() if flat.buffers else flat.vector)

@@ -262,9 +262,9 @@ class LossyChannel(VirtualChannel):
 
     def _send_copy(self, number: int, frame: Frame, nbytes: int) -> None:
         nbytes = self.network.wire_bytes(frame, nbytes, self._within)
-        self.wire.carry(nbytes, self._come, number, frame)
+        self.wire.carry(nbytes, self._receive_in_order, number, frame)
 
-    def _come(self, number: int, frame: Frame) -> None:
+    def _receive_in_order(self, number: int, frame: Frame) -> None:
         if number < self._expected or number in self._early:
             return
         self._early[number] = frame

@@ -157,7 +157,9 @@ class CoordinatorFailures:
             raise ClusterError(f"C {fate}; type cluster.lost_coordinator=replace and another one goes on.")
         self._check_servers()
         cluster.hub.go_down()
-        cluster.events.schedule_after(cluster.cost.local_latency if kind == "kill" else cfg.hang_seconds, self._missed)
+        cluster.events.schedule_after(
+            cluster.cost.local_latency if kind == "kill" else cfg.hang_seconds, self._begin_failover
+        )
 
     def _check_servers(self) -> None:
         """Check that no server failed at the same time: a failover needs all servers (see Failover.gather)."""
@@ -165,14 +167,14 @@ class CoordinatorFailures:
         if when == self.cluster.events.now:
             raise ClusterError(f"S{shard} did not come back when another coordinator took over.")
 
-    def _missed(self) -> None:
+    def _begin_failover(self) -> None:
         """Start the failover, which waits for silent workers for `hang_seconds`."""
         cluster, seconds = self.cluster, self.cluster.cost.restart
         if any(cluster.workers[index].dead for index in cluster.coordinator.context.members.channels_of("worker")):
             seconds += cluster.cfg.cluster.hang_seconds
-        cluster.events.schedule_after(seconds, self._back, cluster.events.clock)
+        cluster.events.schedule_after(seconds, self._complete_failover, cluster.events.clock)
 
-    def _back(self, missed: float) -> None:
+    def _complete_failover(self, missed: float) -> None:
         """Complete the failover: the coordinator handles messages again."""
         c = self.cluster.coordinator
         c.core.checkpoints.on_failover()
@@ -266,11 +268,11 @@ class ServerFailures:
         c = self.cluster.coordinator
         c.context.failures.record_detection(f"S{shard}", "death")
         if c.core.checkpoints.estimate.recovery == "partial":
-            self._alone(shard)
+            self._recover_one(shard)
         else:
-            self._everybody(shard)
+            self._roll_back_all(shard)
 
-    def _alone(self, shard: int) -> None:
+    def _recover_one(self, shard: int) -> None:
         c, times, process = self.cluster.coordinator, self.cluster.coordinator.context.failures, f"S{shard}"
         loss = self._count_lost(shard)
         times.failures[-1].add(loss)
@@ -312,7 +314,7 @@ class ServerFailures:
         except CheckpointError:
             return None
 
-    def _everybody(self, shard: int) -> None:
+    def _roll_back_all(self, shard: int) -> None:
         c = self.cluster.coordinator
         seconds, spent, samples = self._safe
         again = c.context.record.seconds - seconds - (self.spent.total - spent)

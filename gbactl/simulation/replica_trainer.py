@@ -118,11 +118,11 @@ class VirtualTrainer:
 
     def _closing(self, last: bool) -> None:
         if last:
-            self._parted()
+            self._send_replica()
         else:
             self._exchange(self._closing)
 
-    def _parted(self) -> None:
+    def _send_replica(self) -> None:
         """Send the servers this trainer's replica, at the end of a phase."""
         block = self.replica.block
         states = [(block.step, block.packed(*cut)) for cut in self.cuts.values()] if self.core.trains else []
@@ -184,7 +184,7 @@ class VirtualTrainer:
 
     def _shadowed(self, last: bool) -> None:
         if last:
-            self._parted()
+            self._send_replica()
         else:
             self._pause()
 

@@ -219,7 +219,7 @@ class EasgdExchange:
 
         The result is valid until the next call. It has the replica's own values where a server does not answer, and is
         None where none does. Raises GbactlError when the run is over, or a server is gone for good."""
-        self.exchange.wait_until(self._anybody, AWAY_SECONDS)
+        self.exchange.wait_until(self._any_connected, AWAY_SECONDS)
         with self.exchange.connected() as served:
             asked = [(served[shard], told, part) for shard, told, part in self._slices.ask(replica, alpha, served)]
         for channel, told, part in asked:
@@ -231,7 +231,7 @@ class EasgdExchange:
             raise PeerGoneError("The run was over before a replica's exchange was.")
         return self._slices.centre if asked else None
 
-    def _anybody(self) -> bool:
+    def _any_connected(self) -> bool:
         with self.exchange.connected() as there:
             return not self.cuts.keys().isdisjoint(there)
 

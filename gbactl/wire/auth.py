@@ -145,14 +145,14 @@ class TlsConnection(ssl.SSLSocket):
         try:
             return super().recv(buflen, flags)
         except ssl.SSLError as error:
-            raise _meant(error) from error
+            raise _as_socket_error(error) from error
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
         """Receive into a buffer, at most 16 KiB (one TLS record) per call."""
         try:
             return super().recv_into(buffer, nbytes, flags)
         except ssl.SSLError as error:
-            raise _meant(error) from error
+            raise _as_socket_error(error) from error
 
     def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:  # type: ignore[override]
         """Send buffers; returns the bytes sent.
@@ -173,7 +173,7 @@ class TlsConnection(ssl.SSLSocket):
         return written
 
 
-def _meant(error: ssl.SSLError) -> Exception:
+def _as_socket_error(error: ssl.SSLError) -> Exception:
     """Translate an ssl error to the exception that a plain socket would raise, or to WireError."""
     if isinstance(error, (ssl.SSLWantReadError, ssl.SSLWantWriteError)):
         return BlockingIOError()

@@ -89,9 +89,9 @@ class ReconnectingHub(HubWrapper[ReconnectingChannel]):
             if coordinator is None or channel is not coordinator.inner:
                 found.append((channel, frame))
             elif frame.kind != frames.CLOSED and self._valid(frame):
-                self._heard(frame.kind)
+                self._on_kind(frame.kind)
                 found.append((coordinator, frame))
-            elif not self._again(coordinator):
+            elif not self._reconnect(coordinator):
                 found.append((coordinator, frame))
         return found
 
@@ -105,12 +105,12 @@ class ReconnectingHub(HubWrapper[ReconnectingChannel]):
         self._term = term
         return True
 
-    def _heard(self, kind: int) -> None:
+    def _on_kind(self, kind: int) -> None:
         self._tries = 0
         self._given_work |= kind != KIND[ShardAddresses]
         self._stopped |= kind == KIND[Stop]
 
-    def _again(self, coordinator: ReconnectingChannel) -> bool:
+    def _reconnect(self, coordinator: ReconnectingChannel) -> bool:
         """Reconnect to the coordinator's address; returns whether a coordinator answered."""
         coordinator.close()
         belongs = (self._given_work or (self._first and coordinator.ready)) and not self._stopped

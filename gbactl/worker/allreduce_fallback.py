@@ -61,7 +61,7 @@ class ServerSums(RingFallback):
         self._before: dict[str, _Round] = {}
         self._free: list[Vector] = []
         exchange.handlers[Sum] = self._arrived
-        exchange.on_server_back = self._again
+        exchange.on_server_back = self._send_recent_to
 
     # -- methods of RingFallback --------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class ServerSums(RingFallback):
         with self._lock:
             if not self._fallen:
                 self._fallen = True
-                self._tell()
+                self._send_recent()
 
     # -- sums ---------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class ServerSums(RingFallback):
             if part is not None and part not in now.parts:
                 now.parts[part] = self._copied(array)
             if self._fallen:
-                self._put(name, now, -1 if part is None else part)
+                self._send_part(name, now, -1 if part is None else part)
         return _Handle(name, now, array)
 
     def wait(self, handle: _Handle) -> None:
@@ -149,25 +149,25 @@ class ServerSums(RingFallback):
 
     # -- messages to the server; the lock is held ---------------------------------------------------------------
 
-    def _tell(self) -> None:
+    def _send_recent(self) -> None:
         """Send the server this rank's sums and summands of the last two rounds, in case the server lacks them."""
         for name, each in [*self._before.items(), *self._now.items()]:
             if each.total is not None:
-                self._bring(name, each)
+                self._send_total(name, each)
             elif each is self._now.get(name):
                 for part in each.parts:
-                    self._put(name, each, part, more=True)
+                    self._send_part(name, each, part, more=True)
                 self._ask(name, each)
 
     def _ask(self, name: str, each: _Round) -> None:
         if each.total is None:
-            self._put(name, each, -1)
+            self._send_part(name, each, -1)
 
-    def _put(self, name: str, each: _Round, part: int, more: bool = False) -> None:
+    def _send_part(self, name: str, each: _Round, part: int, more: bool = False) -> None:
         told = (part, each.dealt, self.size, sorted(self._absent), 0 if more else each.after)
         self._send(Summand(self._generation, name, each.number, each.length, *told), each.parts.get(part))
 
-    def _bring(self, name: str, each: _Round) -> None:
+    def _send_total(self, name: str, each: _Round) -> None:
         self._send(Sum(self._generation, name, each.number), each.total)
 
     def _send(self, message: Summand | Sum, values: Vector | None) -> None:
@@ -179,11 +179,11 @@ class ServerSums(RingFallback):
         out.view(np.float32)[:] = values
         channel.send(message, out)
 
-    def _again(self, shard: int) -> None:
+    def _send_recent_to(self, shard: int) -> None:
         """Send a replacement server this rank's sums and summands of the last two rounds."""
         with self._lock:
             if shard == SERVER and self._fallen:
-                self._tell()
+                self._send_recent()
 
     def _arrived(self, shard: int, message: Sum, frame: Frame) -> None:
         """Store a sum that the server sent; a repetition is ignored."""

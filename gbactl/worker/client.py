@@ -299,7 +299,7 @@ class WorkerClient:
             return
         message = decode(frame)
         if isinstance(message, Rows):
-            self._carry_out(self.core.rows(self._of(shard), message, frame))
+            self._carry_out(self.core.rows(self._shard_of(shard), message, frame))
         elif isinstance(message, Granted):
             data = self.core.data_of(message) or self.source.prepare(message)
             self._carry_out(self.core.granted(message, *data))
@@ -313,18 +313,18 @@ class WorkerClient:
         elif type(message) in self.notices:
             self.notices[type(message)](message)
         elif isinstance(message, DenseState):
-            self._dense.on_answer(self._of(shard), (message, frame))
+            self._dense.on_answer(self._shard_of(shard), (message, frame))
             self._cv.notify_all()
         elif isinstance(message, Ack):
-            self._dense.on_answer(self._of(shard))
+            self._dense.on_answer(self._shard_of(shard))
             self._cv.notify_all()
         elif isinstance(message, ShardRelocated):
             self._relocated(message)
         elif type(message) in self.handlers:
-            self.handlers[type(message)](self._of(shard), message, frame)
+            self.handlers[type(message)](self._shard_of(shard), message, frame)
             self._cv.notify_all()
 
-    def _of(self, shard: int | None) -> int:
+    def _shard_of(self, shard: int | None) -> int:
         """Return the shard whose server sent an answer. Raises WireError if the coordinator sent it."""
         if shard is None:
             raise WireError("The coordinator answers for a server.")
@@ -337,12 +337,12 @@ class WorkerClient:
         if shard is None or self.dial is None:
             raise error
         self.routes.park(shard)
-        self._forsaken(shard)
+        self._on_server_gone(shard)
         self._overdue[shard] = timer = threading.Timer(self.patience, self.fail, (error,))
         timer.daemon = True
         timer.start()
 
-    def _forsaken(self, shard: int) -> None:
+    def _on_server_gone(self, shard: int) -> None:
         self.on_server_lost(shard)
         self._cv.notify_all()
 
@@ -355,7 +355,7 @@ class WorkerClient:
         if self.routes.leads_to(shard, message.incarnation):  # repeated by a new coordinator
             return
         self.core.forget_dense(shard)
-        self._forsaken(shard)  # also where the old server hangs and is still connected
+        self._on_server_gone(shard)  # also where the old server hangs and is still connected
         if shard in self._overdue:
             self._overdue.pop(shard).cancel()
         if self.dial is None or self.routes.renew(message, self.dial) is None:

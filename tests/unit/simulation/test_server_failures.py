@@ -135,7 +135,7 @@ def test_the_lost_shard_alone_goes_back(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, dense: int | None
 ) -> None:
     seen: list[dict[str, Any]] = []
-    real = ServerFailures._alone
+    real = ServerFailures._recover_one
 
     def watched(self: ServerFailures, shard: int) -> None:
         servers = self.cluster.servers
@@ -148,7 +148,7 @@ def test_the_lost_shard_alone_goes_back(
         seen.append({"before": before, "after": [contents(server.shard) for server in servers], "saved": fresh})
         assert servers[shard].shard.version == version
 
-    monkeypatch.setattr(ServerFailures, "_alone", watched)
+    monkeypatch.setattr(ServerFailures, "_recover_one", watched)
     run(saving("cpr", mode, KILL, dense=dense), data, tmp_path / "run")
     [one] = seen
     assert same(one["before"][0], one["after"][0]) and not same(one["before"][1], one["after"][1])

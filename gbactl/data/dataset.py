@@ -42,7 +42,8 @@ ARRAYS = ("labels", "numeric", "ids")
 JAGGED = ("offsets", "values")  # further arrays of data with multi-valued fields
 WEIGHTS = "weights"  # further array of data whose values have weights
 EVERY_ARRAY = (*ARRAYS, *JAGGED, WEIGHTS)
-POOLINGS = ("sum", "mean", "max")
+Pooling = Literal["sum", "mean", "max"]
+POOLINGS = get_args(Pooling)
 KEYS = {
     "name", "fingerprint", "kind", "numeric", "cardinalities", "splits", "numeric_names", "field_names", "bad_lines",
     "best_auc", "files",

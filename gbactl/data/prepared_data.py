@@ -21,7 +21,6 @@ from typing import Any, Protocol
 from filelock import FileLock, Timeout
 
 from gbactl.checked_dataclasses import build
-from gbactl.conf_catalogue import did_you_mean
 from gbactl.data.dataset import (
     FORMAT,
     META,
@@ -69,12 +68,7 @@ def make_source(cfg_data: Mapping[str, Any]) -> Source:
     """Build the data source that the configuration group `data` selects. Raises ConfigError for an unknown one."""
     name = str(cfg_data.get("name"))
     own = {key: value for key, value in cfg_data.items() if key not in COMMON}
-
-    def unknown(strange: list[str], known: list[str]) -> str:
-        meant = did_you_mean(strange[0], known)
-        return f"data={name} has no option data.{strange[0]}; it has: {', '.join(known)}.{meant and f' {meant}'}"
-
-    source: Source = build(options_class(name, cfg_data.get("target")), own, "data.", unknown)
+    source: Source = build(options_class(name, cfg_data.get("target")), own, "data.", f"data={name}")
     return source
 
 

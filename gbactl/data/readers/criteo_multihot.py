@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Days, TableRows
-from gbactl.data.dataset import Batch, Jagged, ListField, Progress, Schema
+from gbactl.data.dataset import Batch, Jagged, ListField, Pooling, Progress, Schema
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.text_files import find
 from gbactl.data.writer import WrittenArrays, days_between, equal_days, write_all
@@ -113,7 +113,7 @@ class CriteoMultihot:
     path: str | list[str] | None = None
     days: Days | None = None
     buckets: TableRows = 131072
-    pooling: Literal["sum", "mean", "max"] = "sum"
+    pooling: Pooling = "sum"
 
     def sources(self) -> list[SourceFile]:
         """Find the files, in order of time."""

@@ -347,9 +347,9 @@ def test_options_are_the_keys_of_the_file(name: str) -> None:
     [
         ("dcnv2", {"layers": 0}, r"^model\.layers=0 is not a whole number from 1 to \d+; type for instance .*=3\.$"),
         ("dcnv2", {"rank": "full"}, r"model\.rank='full' is not a whole number from 1 to \d+ or null"),
-        ("dcnv2", {"structure": "serial"}, r"model\.structure='serial' is not stacked or parallel; type .*=stacked\."),
+        ("dcnv2", {"structure": "serial"}, r"model\.structure=serial is not known; .* one of: stacked, parallel\."),
         ("dcnv2", {"layer": 2}, r"model=dcnv2 has no option layer\. Did you mean layers\?"),
-        ("dlrm", {"interaction": "sum"}, r"model\.interaction='sum' is not dot or cat;"),
+        ("dlrm", {"interaction": "sum"}, r"model\.interaction=sum is not known; type .* one of: dot, cat\."),
         ("xdeepfm", {"maps": []}, r"model\.maps=\[\] has no layer"),
         (
             "autoint",

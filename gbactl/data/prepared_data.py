@@ -33,7 +33,8 @@ from gbactl.data.dataset import (
     read_meta,
 )  # fmt: skip
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.writer import WrittenArrays, sync_folder
+from gbactl.data.writer import WrittenArrays
+from gbactl.disk_files import sync_to_disk
 from gbactl.errors import DataError
 from gbactl.targets import found_class
 
@@ -122,7 +123,7 @@ def _meta(name: str, key: str, built: WrittenArrays, folder: Path) -> dict[str, 
 
 def _check_lists(folder: Path, schema: Schema) -> None:
     """Raise DataError where a reader has written lists that its schema does not allow."""
-    jagged = map_arrays(folder, len(schema.lists), schema.weighted).jagged
+    jagged = map_arrays(folder, schema).jagged
     rows = 0 if jagged is None else len(jagged.offsets) // jagged.lists
     for low in range(0, rows, CHECKED_ROWS):
         assert jagged is not None
@@ -140,7 +141,8 @@ def _build(name: str, key: str, source: Source, place: Path, progress: Progress)
             _check_lists(folder, built.schema)
         progress("checksums", 1.0)
         (folder / META).write_text(json.dumps(_meta(name, key, built, folder), indent=1), "utf-8")
-        sync_folder(folder)
+        for path in (*folder.iterdir(), folder):
+            sync_to_disk(path)
         folder.rename(place)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -289,7 +289,7 @@ def run_parts(parts: Iterable[Part], record: Record, again: bool = False) -> Non
             else:
                 took.append(seconds / part.jobs)
                 place = SweepPlace(len(took), of, tuple(took))
-                told = f"{place}: {part.name}: {told}, {duration(place.left(0.0, 0.0) or 0.0)} left"
+                told = f"{place}: {part.name}: {told}, {duration(place.seconds_left(0.0, 0.0) or 0.0)} left"
             print(told, file=sys.stderr, flush=True)
         if failed:
             raise SystemExit("\n".join(failed))

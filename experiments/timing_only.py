@@ -57,7 +57,7 @@ class Watch:
         self.cluster = cluster
         self.looks: list[tuple[float, int, list[float]]] = []
         self._training: Any = None
-        cluster.events.after(EVERY, self._look)
+        cluster.events.schedule_after(EVERY, self._look)
 
     def _look(self) -> None:
         now, training = self.cluster.events.now, self.cluster.coordinator.context.training
@@ -66,7 +66,7 @@ class Watch:
         if training is not None:
             self._training = training
             self.looks.append((now, training.policy.ledger.finished, [self._busy(server) for server in self._hosts]))
-        self.cluster.events.after(EVERY, self._look)
+        self.cluster.events.schedule_after(EVERY, self._look)
 
     @property
     def _hosts(self) -> list[Any]:

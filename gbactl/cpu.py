@@ -153,19 +153,19 @@ class CoreAssignment:
 
 
 class CoreSlots:
-    """Time slots of a worker on a shared core: `with core_slots.mine(): compute`."""
+    """Time slots of a worker on a shared core: `with core_slots.time_slot(): compute`."""
 
     def __init__(self, place: CoreAssignment, library: Any) -> None:
         self.place, self._library = place, library
         self._memory = mmap.mmap(place.fd, 0)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) + LINE * place.line
 
-    def settle(self) -> None:
+    def pin_thread(self) -> None:
         """Pin the calling thread to the worker's core."""
         os.sched_setaffinity(0, {self.place.core})
 
     @contextmanager
-    def mine(self) -> Iterator[None]:
+    def time_slot(self) -> Iterator[None]:
         """Context of one time slot on the core; waits at most PATIENCE_MS for each hanging worker that precedes."""
         ticket = self._library.gb_turn_take(self._address, PATIENCE_MS)
         try:
@@ -177,9 +177,9 @@ class CoreSlots:
 class UnsharedCore:
     """Stand-in for CoreSlots where a worker has its core to itself."""
 
-    def settle(self) -> None:
+    def pin_thread(self) -> None:
         """Do nothing, as the worker shares no core."""
 
-    def mine(self) -> Any:
+    def time_slot(self) -> Any:
         """Return an empty context, without waiting."""
         return nullcontext()

@@ -185,13 +185,19 @@ def examine_hosts(cfg: RunConfig, engine: HostsEngine, measure: bool) -> tuple[l
     Raises GbactlError where nothing can be checked."""
     from gbactl.engine.host_agents import examine
     from gbactl.engine.host_placement import hosts_of, slots
-    from gbactl.engine.preflight import forwarded, named_classes
+    from gbactl.engine.preflight import forwarded_environment, named_classes
 
     cluster, hosts = cfg.cluster, hosts_of(cfg.cluster.hosts)
     runs = _existing(Path(cfg.run_dir or "runs/new").parent)
     names = [host.name for host in hosts]
     found = examine(
-        names, lambda host: engine.agent(cluster, host), cluster.bind, runs, measure, forwarded(cfg), named_classes(cfg)
+        names,
+        lambda host: engine.agent(cluster, host),
+        cluster.bind,
+        runs,
+        measure,
+        forwarded_environment(cfg),
+        named_classes(cfg),
     )
     checks = [Check("slots", f"{slots(hosts)} for {cluster.workers} workers: {', '.join(cluster.hosts)}")]
     for host in hosts:

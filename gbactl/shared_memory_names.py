@@ -29,7 +29,7 @@ def new() -> str:
     return f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
 
 
-def held(path: Path, flags: int = 0) -> int:
+def open_locked(path: Path, flags: int = 0) -> int:
     """Open a segment or folder with `flags` and lock it, so that no cleanup of leftovers removes it while it is open.
 
     With O_CREAT it is created again where a sweep was faster than the lock. Raises FileNotFoundError where it does not

@@ -23,7 +23,7 @@ from gbactl.cli import cli
 from gbactl.conf_catalogue import GROUPS, Entry, conf_dir, group_files, headline, options, single_keys
 from gbactl.coordinator import event_log
 from gbactl.faults import fault_plan
-from gbactl.faults.fault_kinds import KINDS, Workers, typed
+from gbactl.faults.fault_kinds import KINDS, Workers, typed_name
 from gbactl.launch.config_command import hint_of, hints_of, single_hints
 
 MERMAID = "javascripts/mermaid.tiny.js"  # of @mermaid-js/tiny 11.17.2 on npm, MIT licence
@@ -149,7 +149,7 @@ def fault_kinds() -> str:
         hints = get_type_hints(kind, include_extras=True)
         rows = []
         for each in dataclasses.fields(kind):
-            key, needed = typed(each.name), default_of(each) is dataclasses.MISSING
+            key, needed = typed_name(each.name), default_of(each) is dataclasses.MISSING
             default = "needed" if needed else code(default_of(each))
             known = (told.get((name, key)), *(told.get((other, key)) for other in ("kill", *sorted(KINDS))))
             meaning = next((text for text in known if text), "")

@@ -52,7 +52,7 @@ def best(found: Advice) -> tuple[str, float]:
 
 def judged(advice: Mapping[str, Any], found: Advice) -> tuple[str, bool]:
     """Say whether the named mode is the best in truth, or how close it is."""
-    named, (top, rate) = found.of(advice["mode"]), best(found)
+    named, (top, rate) = found.for_mode(advice["mode"]), best(found)
     share = named.rate / rate
     right = may_count(named) and share >= NEAR
     if not may_count(named):
@@ -73,7 +73,7 @@ def line(mode: str, told: Mapping[str, Any], runs: Mapping[str, Sequence[Mapping
     cells = [
         mode, f"{told['eps']:,.0f}", f"{fmean(eps):,.0f}", f"{told['eps_ratio']:.2f}",
         "-" if mode == SYNC else written(rate, 2), predicted, "-" if mode == SYNC else written(difference, 5, "+"),
-        told["verdict"] or "-", found.of(mode).auc or "-", f"{fmean(run['others'] for run in ours):.2f}",
+        told["verdict"] or "-", found.for_mode(mode).auc or "-", f"{fmean(run['others'] for run in ours):.2f}",
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 

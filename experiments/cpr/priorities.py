@@ -59,7 +59,7 @@ class Bench:
 
     def step(self, name: str, parts: Sequence[GradientSlice]) -> float:
         """Measure the mean seconds of a step while a priority watches the shard."""
-        self.shard.watcher = None if name == "none" else self.choosers[name].touched
+        self.shard.watcher = None if name == "none" else self.choosers[name].count_updates
         first = self.turn
         for place, part in enumerate(parts):
             self.shard.stage(first + place, part)

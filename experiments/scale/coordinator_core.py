@@ -201,7 +201,7 @@ def run(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
     cfg = compose([*TINY, *overrides, f"run_dir={folder}"])
     workers, servers = cfg.cluster.workers, cfg.cluster.servers
     dataset = repeated(open_dataset(prepare(cfg.data)), int(cfg.tracking.tags["batches"]) * workers)
-    hub: Any = EmulatedHub(workers, servers, cfg.mode.ahead)
+    hub: Any = EmulatedHub(workers, servers, cfg.mode.prefetched_batches)
     coordinator = Coordinator(hub, cfg, dataset, folder, header(cfg, dataset))
     log, began = coordinator.context.log.bytes, time.process_time()
     coordinator.run()

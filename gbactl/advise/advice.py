@@ -57,7 +57,7 @@ class Advice:
     beside: str
     rates: Mapping[float, float] = field(default_factory=dict)
 
-    def of(self, mode: str) -> ModeComparison:
+    def for_mode(self, mode: str) -> ModeComparison:
         """Return the standing of a mode."""
         return next(each for each in self.standings if each.mode == mode)
 
@@ -177,7 +177,7 @@ def sentence(advice: Advice, workers: int, minutes: float, base: int, steps: int
     """Describe the advice in a sentence: the mode, what to expect of it, and at which slow-downs sync is as good.
 
     `minutes`: how long this advice took; `base`, `steps`: global batches that were trained before, and in each mode."""
-    found = advice.of(advice.mode)
+    found = advice.for_mode(advice.mode)
     with_workers = f"with {workers} workers" if workers > 1 else "with 1 worker"
     if advice.mode == SYNC:
         said = f"Stay with {SYNC} {with_workers}: {_why_sync(advice, minutes)}"
@@ -204,7 +204,7 @@ def _difference(found: ModeComparison) -> str:
 
 def _quality(advice: Advice) -> str:
     """Describe the AUC to expect in the advised mode, compared with sync's."""
-    found = advice.of(advice.mode)
+    found = advice.for_mode(advice.mode)
     if found.auc == SAME:
         return f"the same AUC (margin {advice.report.margin or AUC_MARGIN:g})"
     return f"a better AUC ({_difference(found)})"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gbactl.advise.advice import SLOW_DOWNS, WORTHWHILE, Advice, advice_of, modes_needing_seeds, plain, sentence
-from gbactl.advise.data_sample import BASE, Sample, sample_of
+from gbactl.advise.sample_splits import BASE, Sample, sample_of
 from gbactl.advise.simulation_jobs import (
     FEWEST_SEEDS,
     Outcome,
@@ -29,7 +29,7 @@ from gbactl.advise.simulation_jobs import (
 )
 from gbactl.checkpoint.folder import CHECKPOINTS
 from gbactl.config import RunConfig, flatten, to_dict
-from gbactl.config.run_config import acting
+from gbactl.config.run_config import effective_keys
 from gbactl.cpu import available_cores
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepared_data import prepare
@@ -78,7 +78,7 @@ def advise(overrides: Sequence[str], options: AdviseOptions, out: Callable[[str]
     """Simulate the modes, rank them and print the advice. Raises GbactlError, and Stopped after a signal."""
     try:
         with stoppable():
-            Advising(overrides, options, out).go()
+            Advising(overrides, options, out).run()
     except Stopped as stopped:
         stopped.told = stopped.told or "there is no advice yet"
         raise
@@ -105,9 +105,9 @@ class Advising:
             raise UsageError(f"--modes {strange[0]} is not known; type some of: {', '.join(names())}.")
         return list(dict.fromkeys([SYNC, *typed]))
 
-    def go(self) -> None:
+    def run(self) -> None:
         """Run all simulations, then print and log the advice. Raises GbactlError."""
-        path = prepare(self.cfg.data, self.show.step)
+        path = prepare(self.cfg.data, self.show.show_step)
         self.show.clear()
         self.dataset = open_dataset(path)
         check_memory(self.cfg, self.dataset)
@@ -142,13 +142,13 @@ class Advising:
             sample = self._sample(path, took, pool.jobs)
             self.sample = sample
             schedule = self._schedule(pool, sample, folder, took, tracked)
-            self.show.say(f"  {self._headline(sample)}")
+            self.show.print_line(f"  {self._headline(sample)}")
             found = advice_of(schedule.run(), options.margin, self._notes(sample))
             return self._with_slow_downs(found, pool, sample, folder)
 
     def _probe(self, pool: SimulationPool, path: Path, folder: Path) -> dict[str, SimulationSeconds]:
         """Simulate each mode on a few global batches; return the CPU seconds of each simulation, by mode."""
-        self.show.say(f"  probing {', '.join(self.modes)}")
+        self.show.print_line(f"  probing {', '.join(self.modes)}")
         small = sample_of(path, self.cfg.train, PROBE_STEPS * self.cfg.train.global_batch, self._timed)
         small = replace(small, base=0)
         self.probed = small.trained
@@ -203,7 +203,7 @@ class Advising:
 
         def told(outcome: Outcome) -> None:
             spent = 1 - self._left / (60 * self.options.minutes)
-            self.show.step(f"simulated: {outcome.mode}, seed {outcome.seed}", min(0.99, spent))
+            self.show.show_step(f"simulated: {outcome.mode}, seed {outcome.seed}", min(0.99, spent))
             self._log_simulation(outcome, folder, tracked)
 
         def narrow(outcomes: Sequence[Outcome]) -> list[str]:
@@ -217,7 +217,7 @@ class Advising:
         if not found.beside:
             return found
         self.show.clear()
-        self.show.say(f"  simulating {found.beside} and {SYNC} with one slower worker")
+        self.show.print_line(f"  simulating {found.beside} and {SYNC} with one slower worker")
         calls = {
             (mode, factor): (predicted_eps, self._slowed(mode, factor), sample, folder / "slower" / f"{mode}-{factor}")
             for factor in SLOW_DOWNS for mode in (SYNC, found.beside)
@@ -287,8 +287,8 @@ class Advising:
         config, t = to_dict(cfg), self.cfg.tracking
         every = {**tags_of(config, self.dataset.fingerprint, source="gbactl advise"), **tags}
         every |= {"gbactl.run_dir": str(folder), CONFIG_TAG: config_tag(config)}
-        params = parameters(flatten(acting(config)), self.command, defaults_of(config))
-        return TrackedRun(tracking_uri(t.uri), t.experiment, name, params, every, folder, warn=self.show.say)
+        params = parameters(flatten(effective_keys(config)), self.command, defaults_of(config))
+        return TrackedRun(tracking_uri(t.uri), t.experiment, name, params, every, folder, warn=self.show.print_line)
 
     def _log_simulation(self, outcome: Outcome, folder: Path, parent: TrackedRun | None) -> None:
         """Log a finished simulation as a child run."""
@@ -307,4 +307,4 @@ class Advising:
 
     def _finish(self, tracked: TrackedRun | None, status: str) -> None:
         if tracked is not None and (unsent := tracked.finish(status)):
-            self.show.say(unsent)
+            self.show.print_line(unsent)

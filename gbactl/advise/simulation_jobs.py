@@ -23,18 +23,18 @@ from types import TracebackType
 from typing import Any
 
 from gbactl import __version__
-from gbactl.advise.data_sample import Sample
+from gbactl.advise.sample_splits import Sample
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.checkpoint.planning import CheckpointConfig
 from gbactl.config import RunConfig, check
 from gbactl.data.dataset import Dataset
-from gbactl.engine.signals import deferred, look
+from gbactl.engine.signals import deferred, raise_if_stopped
 from gbactl.errors import ClusterError, DivergedError
 from gbactl.faults.fault_plan import FaultsConfig
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.hydra_config import mode_file
 from gbactl.nodes.child_main import die_with_parent
-from gbactl.simulation.cluster import run_virtual, timed
+from gbactl.simulation.cluster import run_virtual, simulate_timing
 from gbactl.wire.messages import Event
 
 
@@ -62,10 +62,10 @@ def base_config(cfg: RunConfig, folder: Path, parts: int) -> RunConfig:
 def mode_config(cfg: RunConfig, folder: Path, base: Path | None) -> RunConfig:
     """Return the configuration of a simulation that resumes from the base in folder `base` (None: new training)."""
     train = replace(cfg.train, epochs=1, patience=0, days=None, max_eval_samples=None)
-    return replace(cfg, run_dir=str(folder), train=train, resume=None if base is None else str(newest(base)))
+    return replace(cfg, run_dir=str(folder), train=train, resume=None if base is None else str(base_checkpoint(base)))
 
 
-def newest(base: Path) -> Path:
+def base_checkpoint(base: Path) -> Path:
     """Return the checkpoint at the end of a base."""
     folder = CheckpointFolder(base / CHECKPOINTS)
     return folder.path / folder.names()[-1]
@@ -135,7 +135,7 @@ def predicted_eps(cfg: RunConfig, sample: Sample, folder: Path) -> float:
     scratch.mkdir(parents=True, exist_ok=True)
     train = replace(cfg.train, epochs=1, patience=0, days=None, checksum_every=0)
     try:
-        return float(timed(replace(cfg, train=train), sample.timed_dataset(), scratch)["eps"])
+        return float(simulate_timing(replace(cfg, train=train), sample.timed_dataset(), scratch)["eps"])
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -199,7 +199,7 @@ class SimulationPool:
         """Wait until some of the calls are done. Raises Stopped after a signal."""
         waiting = list(futures)
         while not (done := wait(waiting, LOOK_SECONDS, FIRST_COMPLETED).done):
-            look()
+            raise_if_stopped()
         return done
 
     def all_of(self, calls: Mapping[Any, tuple[Any, ...]]) -> dict[Any, Any]:

@@ -124,7 +124,7 @@ class ProgressLog:
 class NoDisplay(ProgressDisplay):
     """Progress display that shows nothing."""
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Show nothing."""
 
     def _update(self, text: str, fraction: float, details: list[str]) -> None:
@@ -185,7 +185,7 @@ def observe(cfg: RunConfig, dataset: Dataset, scratch: Path, seconds: float | No
     cfg = replace(cfg, run_dir=str(scratch / name))
     run, eps = ObservedRun(cfg, dataset, run_dirs.create(cfg), seconds), 0.0
     with contextlib.suppress(LongEnough):
-        eps = float(run.go()["eps"])
+        eps = float(run.run()["eps"])
     return Observation(cfg.mode.name, cfg.cluster.workers, run.notes.rate, run.cpu, run.others, eps)
 
 

@@ -42,11 +42,11 @@ class PlsCounter:
         self.saved_at = self.saved_at or [0] * self.shards
         self.of = self.of or [0.0] * self.shards
 
-    def saved(self, at: int) -> None:
+    def record_save(self, at: int) -> None:
         """Record a complete checkpoint of all shards, taken when the job had finished `at` samples."""
         self.saved_at = [max(at, before) for before in self.saved_at]
 
-    def lost(self, shard: int, at: int) -> float:
+    def count_lost(self, shard: int, at: int) -> float:
         """Count a shard's return to its checkpoint after `at` finished samples; return the increase of the PLS.
 
         That is (samples since) / (samples N). The shard counts from `at` from then on, so that a sample is lost only
@@ -56,7 +56,7 @@ class PlsCounter:
         self.saved_at[shard] = max(at, self.saved_at[shard])
         return grown
 
-    def missed(self, shard: int, samples: int) -> float:
+    def count_missed(self, shard: int, samples: int) -> float:
         """Count `samples` samples whose gradient slices a failed shard never applied; return the PLS's increase."""
         grown = samples / (self.samples * self.shards)
         self.of[shard] += grown
@@ -82,7 +82,7 @@ class UpdateCounter:
         self.lost_on = self.lost_on or [0] * self.shards
         self.pending = self.pending or [0] * self.shards
 
-    def applied(self, shard: int, updates: int) -> None:
+    def count_applied(self, shard: int, updates: int) -> None:
         """Count row updates that a shard has applied and not saved yet."""
         self.applied_on[shard] += updates
         self.pending[shard] += updates
@@ -92,23 +92,23 @@ class UpdateCounter:
         """Number of row updates by shard that would be lost if the shard failed now."""
         return list(self.pending)
 
-    def saved(self, shard: int, updates: int) -> None:
+    def count_saved(self, shard: int, updates: int) -> None:
         """Count `updates` unsaved row updates of a shard as saved."""
         self.pending[shard] = max(0, self.pending[shard] - updates)
 
-    def lost(self, shard: int) -> int:
+    def count_lost(self, shard: int) -> int:
         """Count a shard's unsaved row updates as lost when it reloads its checkpoint; return their number."""
         undone, self.pending[shard] = self.pending[shard], 0
         self.lost_on[shard] += undone
         return undone
 
-    def again(self) -> None:
+    def drop_repeated(self) -> None:
         """Remove unsaved and lost row updates from the counts; after a full recovery training repeats them."""
         for shard, undone in enumerate(self.pending):
             self.applied_on[shard] -= undone + self.lost_on[shard]
             self.pending[shard] = self.lost_on[shard] = 0
 
-    def missed(self, shard: int, updates: int) -> None:
+    def count_missed(self, shard: int, updates: int) -> None:
         """Count as lost the row updates that a failed shard never applied."""
         self.applied_on[shard] += updates
         self.lost_on[shard] += updates
@@ -135,11 +135,11 @@ class RowUpdates:
     def __init__(self, rows: int) -> None:
         self.counts: NDArray[Any] = np.zeros(rows, np.uint32)
 
-    def touched(self, index: NDArray[np.int32]) -> None:
+    def count(self, index: NDArray[np.int32]) -> None:
         """Count one update of each row in `index` (int32[n], distinct)."""
         self.counts[index] += np.uint32(1)
 
-    def saved(self, index: NDArray[np.int32] | Sequence[int] | None = None) -> int:
+    def reset(self, index: NDArray[np.int32] | Sequence[int] | None = None) -> int:
         """Reset the update counters of saved rows (None: all rows); return the sum of the counters before."""
         which: Any = slice(None) if index is None else index
         safe = int(self.counts[which].sum(dtype=np.uint64))
@@ -169,37 +169,37 @@ class UnsavedWork:
 
         `step`: of its checkpoint (below 0: none). `finished`: samples finished then."""
         pls = PlsCounter(samples, shards)
-        pls.saved(finished)
+        pls.record_save(finished)
         return cls(pls, UpdateCounter(shards), [(step, finished)])
 
-    def saved(self, step: int, samples: int | None, updates: Mapping[int, int]) -> None:
+    def record_save(self, step: int, samples: int | None, updates: Mapping[int, int]) -> None:
         """Record a complete checkpoint of step `step`; `updates`: row updates that it saved, by shard.
 
         `samples` were finished then; None for a checkpoint of chosen rows alone, which PLS does not count."""
         if samples is not None:
-            self.pls.saved(samples)
+            self.pls.record_save(samples)
         self.saves.append((step, self.saves[-1][1] if samples is None else samples))
         del self.saves[:-MOST_SAVES]
         for shard, count in updates.items():
-            self.updates.saved(shard, count)
+            self.updates.count_saved(shard, count)
 
-    def lost(self, shard: int, finished: int) -> ServerFailureLoss:
+    def count_lost(self, shard: int, finished: int) -> ServerFailureLoss:
         """Count the loss when one shard alone returns to its checkpoint after `finished` finished samples."""
         samples = max(0, finished - self.pls.saved_at[shard])
-        return ServerFailureLoss(samples, self.pls.lost(shard, finished), self.updates.lost(shard))
+        return ServerFailureLoss(samples, self.pls.count_lost(shard, finished), self.updates.count_lost(shard))
 
-    def older(self, shard: int, step: int) -> ServerFailureLoss:
+    def count_older(self, shard: int, step: int) -> ServerFailureLoss:
         """Count the additional loss of a shard whose newest valid checkpoint is an older one, that of step `step`.
 
         Its row updates are not known."""
         found = [samples for at, samples in self.saves if at == step]
         more = max(0, self.saves[-1][1] - found[-1]) if found else 0
-        return ServerFailureLoss(more, self.pls.missed(shard, more), 0)
+        return ServerFailureLoss(more, self.pls.count_missed(shard, more), 0)
 
-    def missed(self, shard: int, samples: int, updates: int) -> ServerFailureLoss:
+    def count_missed(self, shard: int, samples: int, updates: int) -> ServerFailureLoss:
         """Count the loss of a gradient slice of `updates` rows that a failed shard never received."""
-        self.updates.missed(shard, updates)
-        return ServerFailureLoss(samples, self.pls.missed(shard, samples), updates)
+        self.updates.count_missed(shard, updates)
+        return ServerFailureLoss(samples, self.pls.count_missed(shard, samples), updates)
 
 
 @dataclass
@@ -246,7 +246,7 @@ class CostSeconds:
         self.rescheduling += reschedule
         return load + reschedule
 
-    def told(self, seconds: float) -> dict[str, Any]:
+    def to_result(self, seconds: float) -> dict[str, Any]:
         """Encode the costs of saves and recoveries for result.json; `seconds`: duration of the whole job.
 
         Shares are of the job without all these costs, T in the equations."""
@@ -294,7 +294,7 @@ class Emulation:
         self.spent, self.pls = CostSeconds(), PlsCounter(SAMPLES, costs.servers)
         self.clock = self.trained = self.saved_at = 0.0
         self.saves = 0
-        self._due = rhythm.gap
+        self._due = rhythm.seconds_between
 
     def run(self) -> EmulationResult:
         """Run the job to the end of its training."""
@@ -319,11 +319,11 @@ class Emulation:
     def _save(self) -> None:
         self.saves += 1
         kind = self.rhythm.kind(self.saves)
-        self._due = self.clock + self.rhythm.gap
+        self._due = self.clock + self.rhythm.seconds_between
         self.clock += self.spent.save(self.costs, 1.0 if kind == "whole" else 1.0 / self.rhythm.parts)
         self.saved_at = self.trained
         if kind != "chosen":
-            self.pls.saved(self._samples)
+            self.pls.record_save(self._samples)
 
     @property
     def _samples(self) -> int:
@@ -332,13 +332,13 @@ class Emulation:
     def _fail(self) -> None:
         for injection in self.injector.due(0, self.clock):
             if self.partial:
-                self.pls.lost(int(injection.process[1:]), self._samples)
+                self.pls.count_lost(int(injection.process[1:]), self._samples)
                 self.clock += self.spent.add_partial_recovery(self.costs)
             else:
                 again = self.trained - self.saved_at
                 self.trained = self.saved_at
                 self.clock += self.spent.add_full_recovery(self.costs, again, round(SAMPLES * again / self.costs.job))
-                self._due = self.clock + self.rhythm.gap
+                self._due = self.clock + self.rhythm.seconds_between
 
 
 def emulate(

@@ -56,7 +56,7 @@ class CostEstimate:
     partial_overhead: float
     expected_pls: float
 
-    def told(self) -> dict[str, Any]:
+    def to_result(self) -> dict[str, Any]:
         """Encode the cost estimate as a dictionary for result.json."""
         return asdict(self)
 
@@ -91,8 +91,8 @@ def estimate(
     the cost of its whole saves is added to the equations' and changes no interval."""
     whole = interval or best_full_interval(costs)
     part = interval or interval_for(costs, target_pls)
-    saved = partial(costs, part) + bases(costs, part, parts, base_every)
-    overheads = full(costs, whole) / costs.job, saved / costs.job
+    saved = partial_overhead(costs, part) + bases(costs, part, parts, base_every)
+    overheads = full_overhead(costs, whole) / costs.job, saved / costs.job
     pays = variant in PARTIAL and overheads[1] < overheads[0]
     chosen = part if pays else whole
     return CostEstimate(
@@ -122,12 +122,12 @@ class SaveSchedule:
         return "rest" if number % self.parts == 0 else "chosen"
 
     @property
-    def step_gap(self) -> int | None:
+    def steps_between(self) -> int | None:
         """Steps between two saves; None where the interval is configured in seconds."""
         return None if self.every_steps is None else max(1, self.every_steps // self.parts)
 
     @property
-    def gap(self) -> float:
+    def seconds_between(self) -> float:
         """Seconds between two saves."""
         return self.seconds / self.parts
 
@@ -194,12 +194,14 @@ class JobCosts:
         return self.job / self.between_failures
 
 
-def full(costs: JobCosts, interval: float) -> float:
-    """Compute the overhead of full recovery (all servers reload): O_s T/T_s + (O_l + O_r + T_s/2) T/T_f."""
+def full_overhead(costs: JobCosts, interval: float) -> float:
+    """Compute the overhead of full recovery (all servers reload): O_s T/T_s + (O_l + O_r + T_s/2) T/T_f.
+
+    T_s is the interval; JobCosts has the other symbols."""
     return _saves(costs, interval) + (costs.load + costs.reschedule + interval / 2) * costs.failures
 
 
-def partial(costs: JobCosts, interval: float) -> float:
+def partial_overhead(costs: JobCosts, interval: float) -> float:
     """Compute the overhead of partial recovery (one server reloads): O_s T/T_s + (O_l/N + O_r) T/T_f.
 
     Nothing is computed again."""

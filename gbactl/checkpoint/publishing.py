@@ -48,7 +48,7 @@ class Publication:
             self._thread.start()
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         """Whether the publication has ended; afterwards `error` is the reason of its failure, or ""."""
         return self._thread is None or not self._thread.is_alive()
 

@@ -13,7 +13,7 @@ Range = tuple[int, int]
 Ranges = tuple[Range, ...]
 
 
-def merged(found: Iterable[Range]) -> Ranges:
+def merge_ranges(found: Iterable[Range]) -> Ranges:
     """Join adjacent ranges of samples and drop empty ones; `found` must be ascending."""
     out: list[Range] = []
     for low, high in found:
@@ -26,12 +26,12 @@ def merged(found: Iterable[Range]) -> Ranges:
     return tuple(out)
 
 
-def total(ranges: Iterable[Range]) -> int:
+def total_samples(ranges: Iterable[Range]) -> int:
     """Return the number of samples in all ranges together."""
     return sum(high - low for low, high in ranges)
 
 
-def pieces(ranges: Iterable[Range], start: int, samples: int) -> list[Range]:
+def ranges_within(ranges: Iterable[Range], start: int, samples: int) -> list[Range]:
     """Return the ranges that contain samples [start, start + samples) of the concatenated `ranges`.
 
     They are fewer where the ranges end before."""
@@ -47,18 +47,18 @@ def pieces(ranges: Iterable[Range], start: int, samples: int) -> list[Range]:
     return found
 
 
-def after(ranges: Ranges, samples: int) -> Ranges:
+def without_first(ranges: Ranges, samples: int) -> Ranges:
     """Return the ranges without their first `samples` samples."""
-    return merged(pieces(ranges, samples, total(ranges)))
+    return merge_ranges(ranges_within(ranges, samples, total_samples(ranges)))
 
 
-def flat(ranges: Ranges) -> list[int]:
-    """Encode ranges for a message as [low, high, low, high, ...]; [] for a single range."""
+def encode_ranges(ranges: Ranges) -> list[int]:
+    """Encode ranges as [low, high, low, high, ...]; [] for a single one, which other fields of a message give."""
     return [] if len(ranges) < 2 else [number for pair in ranges for number in pair]
 
 
 def decode_ranges(first: int, samples: int, numbers: Sequence[int]) -> Ranges:
-    """Decode a message's ranges from `numbers` (see `flat`); [] means one range that begins at sample `first`."""
+    """Decode ranges from `numbers` (see `encode_ranges`); [] means one range that begins at sample `first`."""
     if not numbers:
         return ((first, first + samples),)
     return tuple(zip(numbers[::2], numbers[1::2], strict=True))
@@ -74,9 +74,9 @@ class FinishedBatches:
         self._below = 0
         self._beyond: set[int] = set()
 
-    def settle(self, step: Step) -> None:
+    def add_step(self, step: Step) -> None:
         """Record the batches of an ordered step as finished."""
-        self.ledger.settle(step)
+        self.ledger.count_step(step)
         for member in step.members:
             self._add(member.batch)
 
@@ -85,7 +85,7 @@ class FinishedBatches:
         self.ledger.lost += drop.samples
         self._add(drop.batch)
 
-    def forgo(self, batches: Iterable[int], samples: int) -> None:
+    def add_abandoned(self, batches: Iterable[int], samples: int) -> None:
         """Record abandoned batches in flight as finished, and their `samples` samples as decayed."""
         self.ledger.decayed += samples
         for batch in batches:
@@ -97,12 +97,12 @@ class FinishedBatches:
             self._beyond.remove(self._below)
             self._below += 1
 
-    def unread(self, ranges: Ranges, local_batch: int) -> Ranges:
+    def remaining(self, ranges: Ranges, local_batch: int) -> Ranges:
         """Return the ranges of a phase's samples that are not finished, for a resumed job to train on."""
         edges = [self._below, *(batch + 1 for batch in sorted(self._beyond))]
-        ends = [*sorted(self._beyond), -(-total(ranges) // local_batch)]
+        ends = [*sorted(self._beyond), -(-total_samples(ranges) // local_batch)]
         found: list[Range] = []
         for low, high in zip(edges, ends, strict=True):
             if low < high:
-                found += pieces(ranges, low * local_batch, (high - low) * local_batch)
-        return merged(found)
+                found += ranges_within(ranges, low * local_batch, (high - low) * local_batch)
+        return merge_ranges(found)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gbactl.checkpoint.folder import CheckpointChain, CheckpointFolder, FileEntry, Manifest
 from gbactl.checkpoint.publishing import DENSE
-from gbactl.checkpoint.tensor_file import HALVED, PIECE, widened, write_tensors
+from gbactl.checkpoint.tensor_file import HALVED, PIECE, from_bf16, write_tensors
 from gbactl.errors import CheckpointError
 from gbactl.store.dense import DenseBlock, DenseSpec
 from gbactl.store.shard import Shard, ShardSpec
@@ -79,7 +79,7 @@ def _copy(file: Any, path: Path, into: Arrays, piece: tuple[int, int], mine: Any
     for name, array in into.items():
         values = file.get_slice(name)[piece[0] : piece[1]]
         if values.dtype == HALVED and array.dtype == np.float32:
-            values = widened(values)
+            values = from_bf16(values)
         if values.dtype != array.dtype or values.shape[1:] != array.shape[1:] or int(target.max()) >= len(array):
             raise CheckpointError(f"{path}: {name} is of another table or optimizer.")
         array[target] = values[mine]

@@ -24,7 +24,7 @@ CHUNK = 1 << 14
 class RowPriority(Protocol):
     """Priority by which a save chooses rows among the ranges `spans` of a shard's local rows."""
 
-    def touched(self, index: Ints) -> None:
+    def count_updates(self, index: Ints) -> None:
         """Record that a gradient was applied to the rows `index` (int32[n], distinct)."""
 
     def choose(self, count: int, table: Floats) -> Ints:
@@ -32,7 +32,7 @@ class RowPriority(Protocol):
 
         `table` f32[rows, W] has the values with which they are saved."""
 
-    def saved(self, table: Floats) -> None:
+    def record_save(self, table: Floats) -> None:
         """Record that all rows were saved with their values in `table`."""
 
     @property
@@ -84,7 +84,7 @@ class Scar(RowPriority):
         self._spans = spans
         self._saved = [table[low:high].copy() for low, high in spans]
 
-    def touched(self, index: Ints) -> None:
+    def count_updates(self, index: Ints) -> None:
         pass  # nothing to record, as the values are compared
 
     def choose(self, count: int, table: Floats) -> Ints:
@@ -99,7 +99,7 @@ class Scar(RowPriority):
             rows.append(mine + low)
         return np.concatenate(rows).astype(np.int32)
 
-    def saved(self, table: Floats) -> None:
+    def record_save(self, table: Floats) -> None:
         for (low, high), saved in zip(self._spans, self._saved, strict=True):
             np.copyto(saved, table[low:high])
 
@@ -124,7 +124,7 @@ class Mfu(RowPriority):
         self._spans = spans
         self.counts = np.zeros(rows, np.uint32)
 
-    def touched(self, index: Ints) -> None:
+    def count_updates(self, index: Ints) -> None:
         self.counts[index] += np.uint32(1)
 
     def choose(self, count: int, table: Floats) -> Ints:
@@ -137,7 +137,7 @@ class Mfu(RowPriority):
         self.counts[chosen] = 0
         return chosen
 
-    def saved(self, table: Floats) -> None:
+    def record_save(self, table: Floats) -> None:
         self.counts[:] = 0
 
     @property
@@ -161,7 +161,7 @@ class Ssu(RowPriority):
     def __len__(self) -> int:
         return self._count
 
-    def touched(self, index: Ints) -> None:
+    def count_updates(self, index: Ints) -> None:
         second = index[self._skip :: 2]
         self._skip = (self._skip + len(index)) % 2
         new = second[self._within[second] == 1]
@@ -186,7 +186,7 @@ class Ssu(RowPriority):
         self._clear()
         return np.sort(kept).astype(np.int32)
 
-    def saved(self, table: Floats) -> None:
+    def record_save(self, table: Floats) -> None:
         self._clear()
 
     def _clear(self) -> None:

@@ -51,20 +51,20 @@ def layout_of(tensors: Mapping[str, NDArray[Any]]) -> dict[str, tuple[np.dtype[A
     return {name: (array.dtype, array.shape) for name, array in tensors.items()}
 
 
-def halved(layout: Layout, names: Iterable[str]) -> Layout:
+def with_bf16(layout: Layout, names: Iterable[str]) -> Layout:
     """Return a copy of the layout in which the float32 tensors among `names` are bf16."""
     small = {name for name in names if layout[name][0] == np.float32}
     return {name: (HALVED if name in small else kind, shape) for name, (kind, shape) in layout.items()}
 
 
-def narrowed(values: NDArray[Any]) -> NDArray[np.uint16]:
+def to_bf16(values: NDArray[Any]) -> NDArray[np.uint16]:
     """Round float32 values to bf16; return the bits as uint16."""
     out = np.empty(values.shape, np.uint16)
     CODECS["bf16"].narrow(values, out)
     return out
 
 
-def widened(values: NDArray[Any]) -> NDArray[np.float32]:
+def from_bf16(values: NDArray[Any]) -> NDArray[np.float32]:
     """Convert bf16 bits to float32, exactly."""
     out = np.empty(values.shape, np.float32)
     CODECS["bf16"].widen(values, out)
@@ -120,7 +120,7 @@ class TensorFile:
     def add(self, name: str, values: NDArray[Any]) -> None:
         """Write the next piece of a tensor; float32 values are rounded if the file stores bf16."""
         if name in self._halved and values.dtype == np.float32:
-            values = narrowed(values)
+            values = to_bf16(values)
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         for low in range(0, len(data), PIECE):
             values = data[low : low + PIECE]
@@ -243,7 +243,7 @@ class FileWriter:
             with self._changed:
                 self._changed.wait_for(lambda: self.waiting <= most)
 
-    def hurry(self) -> None:
+    def lift_rate_limit(self) -> None:
         """Write without the limit on bytes per second from now on."""
         with self._changed:
             self.pace = 0.0
@@ -256,7 +256,7 @@ class FileWriter:
             self._run()
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         """Whether the thread has ended, by completing the file or by an error."""
         return self.written is not None or bool(self.error)
 

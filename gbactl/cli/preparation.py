@@ -88,7 +88,7 @@ def _prepared(overrides: tuple[str, ...]) -> Dataset:
 
     display = ProgressDisplay()
     try:
-        return open_dataset(prepare(compose(list(overrides)).data, display.step))
+        return open_dataset(prepare(compose(list(overrides)).data, display.show_step))
     finally:
         display.clear()
 

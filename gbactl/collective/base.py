@@ -25,7 +25,7 @@ Vector = NDArray[np.float32]
 Moved = Callable[[int, bool], None]
 
 
-def uncounted(nbytes: int, shared: bool) -> None:
+def ignore_bytes(nbytes: int, shared: bool) -> None:
     """Ignore the number of bytes that a collective sends: the default callback Collective.moved."""
 
 
@@ -123,7 +123,7 @@ def sum_in_rank_order(parts: list[Vector]) -> Vector:
     return total
 
 
-def rank_gone(name: str, rank: int) -> ClusterError:
+def rank_failed_error(name: str, rank: int) -> ClusterError:
     """Build the error for an all-reduce that failed because another rank has failed."""
     return ClusterError(f"all-reduce {name} failed on rank {rank}: another rank is gone.")
 
@@ -135,7 +135,7 @@ class SingleRankCollective:
     size = 1
 
     def __init__(self) -> None:
-        self.moved: Moved = uncounted
+        self.moved: Moved = ignore_bytes
 
     def start(self, name: str, buffer: Any) -> Any:
         """Return at once after checking the buffer, which already is the sum."""
@@ -163,7 +163,7 @@ class FaultTolerantCollective(ABC):
     moved: Moved  # see Collective
 
     @abstractmethod
-    def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
+    def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
         """Assign this rank summand `part` of `parts` in round `number` for the next `start` calls; None: no summand.
 
         The round belongs to the step that rows contain from version `after` on. Rounds of a generation are numbered
@@ -172,7 +172,7 @@ class FaultTolerantCollective(ABC):
 
     @abstractmethod
     def sum_live_ranks(self) -> None:
-        """Sum one summand of every live rank in each round, until the next call of `deal` or `renew`.
+        """Sum one summand of every live rank in each round, until the next call of `assign_summand` or `renew`.
 
         A sum is over the live ranks. The summand of a rank that fails counts for all ranks or for none: whether it had
         been given."""
@@ -209,7 +209,7 @@ class RingFallback(FaultTolerantCollective):
         """Block until the buffer holds the fallback's sum, once the ring is broken."""
 
     @abstractmethod
-    def passed(self, handle: Any) -> bool:
+    def confirm_sum(self, handle: Any) -> bool:
         """Record that the ring has completed this sum; return False if the fallback's sum must replace it.
 
         That is so if other ranks were informed before that this rank lacks the ring's sum: all then use another one."""
@@ -241,7 +241,7 @@ class Rendezvous:
 
     refused = 0
 
-    def turned_away(self) -> int:
+    def rejected_requests(self) -> int:
         """Return the number of requests that the rendezvous has rejected so far."""
         return self.refused
 

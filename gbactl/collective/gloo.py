@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gbactl.collective.base import Moved, Rendezvous, WireTensors, rank_gone, ring_share, uncounted
+from gbactl.collective.base import Moved, Rendezvous, WireTensors, ignore_bytes, rank_failed_error, ring_share
 from gbactl.errors import ClusterError
 
 PATIENCE = datetime.timedelta(seconds=1)  # interval at which a wait checks whether it was given up
@@ -84,9 +84,9 @@ class GlooCollective:
         self._dist = dist
         self.rank = int(environment["GBACTL_RANK"])
         self.size = int(environment["GBACTL_SIZE"])
-        self.moved: Moved = uncounted
+        self.moved: Moved = ignore_bytes
         self._handed = WireTensors(item)
-        outlive()
+        survive_thread_errors()
         store = FileStore(environment["GBACTL_GLOO_STORE"], self.size)
         store.set_timeout(datetime.timedelta(seconds=float(environment["GBACTL_COLLECTIVE_TIMEOUT"])))
         try:
@@ -110,7 +110,7 @@ class GlooCollective:
         try:
             work = self._dist.all_reduce(tensor, async_op=True)
         except Exception as error:
-            raise rank_gone(name, self.rank) from error
+            raise rank_failed_error(name, self.rank) from error
         return _Handle(name, work, tensor, buffer)
 
     def wait(self, handle: _Handle) -> None:
@@ -120,7 +120,7 @@ class GlooCollective:
                 break
             except Exception as error:
                 if self._abandoned or handle.work.is_completed():
-                    raise rank_gone(handle.name, self.rank) from error
+                    raise rank_failed_error(handle.name, self.rank) from error
         self._handed.from_ring(handle.tensor, handle.buffer)
         self.moved(ring_share(handle.tensor.numel(), self.size, self.rank, self._handed.item), False)
 
@@ -137,7 +137,7 @@ class _TypeInfo(ctypes.Structure):
     _fields_ = (("methods", ctypes.c_void_p), ("name", ctypes.c_char_p))
 
 
-def outlive() -> None:
+def survive_thread_errors() -> None:
     """Install a handler that keeps this process alive when a Gloo thread throws; no effect without libstdc++."""
     if _kept:
         return

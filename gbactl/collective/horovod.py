@@ -35,11 +35,11 @@ from gbactl.collective.base import (
     RankSlot,
     Rendezvous,
     WireTensors,
-    rank_gone,
+    ignore_bytes,
+    rank_failed_error,
     ring_share,
-    uncounted,
 )
-from gbactl.collective.gloo import address_of_own_name, interface_of, outlive
+from gbactl.collective.gloo import address_of_own_name, interface_of, survive_thread_errors
 from gbactl.errors import ClusterError, ConfigError, MissingDependencyError
 
 POLL_SECONDS = 1e-4
@@ -52,7 +52,7 @@ HOW_TO_GET_IT = (
 )
 
 
-def missing(reason: BaseException | str) -> MissingDependencyError:
+def missing_horovod_error(reason: BaseException | str) -> MissingDependencyError:
     """Build the error for a machine without Horovod."""
     first = (str(reason).splitlines() or [type(reason).__name__])[0]
     return MissingDependencyError(HOW_TO_GET_IT.format(reason=first.rstrip(".")))
@@ -63,9 +63,9 @@ def import_horovod() -> Any:
     try:
         import horovod.torch as hvd
     except Exception as error:  # a wheel built for another torch raises many types of errors
-        raise missing(error) from error
+        raise missing_horovod_error(error) from error
     if not hasattr(hvd, "init"):  # horovod ignores a missing library and continues without it
-        raise missing("its compiled part is missing")
+        raise missing_horovod_error("its compiled part is missing")
     return hvd
 
 
@@ -82,14 +82,14 @@ class HorovodCollective:
 
     def __init__(self, item: int = 4) -> None:
         self._handed, self._hvd = WireTensors(item), import_horovod()
-        outlive()
+        survive_thread_errors()
         try:
             self._hvd.init()
         except Exception as error:
             raise ClusterError("Horovod could not form its ring; see the worker's log.") from error
         self.rank: int = self._hvd.rank()
         self.size: int = self._hvd.size()
-        self.moved: Moved = uncounted
+        self.moved: Moved = ignore_bytes
         self._open = True
         self._abandoned: float | None = None
         self._usual: dict[str, float] = {}
@@ -102,7 +102,7 @@ class HorovodCollective:
         try:
             number = self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Sum)
         except Exception as error:
-            raise rank_gone(name, self.rank) from error
+            raise rank_failed_error(name, self.rank) from error
         return _Handle(name, number, tensor, buffer)
 
     def wait(self, handle: _Handle) -> None:
@@ -120,7 +120,7 @@ class HorovodCollective:
                     raise TimeoutError
             self._hvd.synchronize(handle.number)
         except Exception as error:
-            raise rank_gone(handle.name, self.rank) from error
+            raise rank_failed_error(handle.name, self.rank) from error
         self._note(handle.name, time.perf_counter() - began)
         self._handed.from_ring(handle.tensor, handle.buffer)
         self.moved(ring_share(handle.tensor.numel(), self.size, self.rank, self._handed.item), False)
@@ -153,7 +153,7 @@ def require_own_name() -> None:
         )
 
 
-def here(size: int, interface: str) -> list[RankSlot]:
+def slots_on_this_host(size: int, interface: str) -> list[RankSlot]:
     """Return the RankSlot of every rank of a group with all ranks on this host."""
     return [RankSlot("localhost", rank, size, 0, 1, size, interface) for rank in range(size)]
 
@@ -237,9 +237,9 @@ class HorovodRendezvous(Rendezvous):
         try:
             from horovod.runner.http.http_server import RendezvousServer
         except ImportError as error:
-            raise missing(error) from error
+            raise missing_horovod_error(error) from error
         self.size, self.bind, self.cycle_time_ms, self.timeout = size, bind, cycle_time_ms, timeout
-        self.rank_slots = list(rank_slots or here(size, interface_of(bind)))
+        self.rank_slots = list(rank_slots or slots_on_this_host(size, interface_of(bind)))
         self.secret = secrets.token_hex(16)
         self._lock = threading.Lock()
         self._server: Any = RendezvousServer()

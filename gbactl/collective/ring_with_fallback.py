@@ -64,8 +64,8 @@ class CollectiveWithFallback(FaultTolerantCollective):
         if self.ring is not None:
             self.ring.moved = moved
 
-    def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        self.fallback.deal(number, part, parts, after)
+    def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
+        self.fallback.assign_summand(number, part, parts, after)
 
     def sum_live_ranks(self) -> None:
         self.fallback.sum_live_ranks()
@@ -114,7 +114,7 @@ class CollectiveWithFallback(FaultTolerantCollective):
         if handle.ring is not None:
             try:
                 handle.ring.wait(handle.of_ring)
-                if handle.in_fallback is None or self.fallback.passed(handle.in_fallback):
+                if handle.in_fallback is None or self.fallback.confirm_sum(handle.in_fallback):
                     return
             except ClusterError as error:
                 if handle.in_fallback is None:
@@ -144,8 +144,8 @@ class RendezvousWithFallback(Rendezvous):
     def __init__(self, ring: Rendezvous, fallback: Rendezvous) -> None:
         self.ring, self.fallback = ring, fallback
 
-    def turned_away(self) -> int:
-        return self.ring.turned_away()
+    def rejected_requests(self) -> int:
+        return self.ring.rejected_requests()
 
     def environment(self, rank: int) -> dict[str, str]:
         return {**self.fallback.environment(rank), **self.ring.environment(rank)}

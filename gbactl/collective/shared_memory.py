@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from gbactl import shared_memory_names
-from gbactl.collective.base import InterruptedSum, Moved, Rendezvous, RingFallback, Vector, as_array, uncounted
+from gbactl.collective.base import InterruptedSum, Moved, Rendezvous, RingFallback, Vector, as_array, ignore_bytes
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.shared_memory_names import DIRECTORY as SHARED_MEMORY
 
@@ -92,7 +92,7 @@ def _unusable(why: str) -> ConfigError:
     return ConfigError(f"collective=shm needs shared memory in {SHARED_MEMORY} ({why}); type collective=gloo.")
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Return whether process `pid` is alive; a zombie is not."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
@@ -112,7 +112,7 @@ class SharedMemoryCollective(RingFallback):
     def __init__(self, folder: Path, rank: int, size: int) -> None:
         self.folder, self.rank, self.size = folder, rank, size
         self.wanted: Callable[[], bool] = lambda: False
-        self.moved: Moved = uncounted
+        self.moved: Moved = ignore_bytes
         self._root = folder
         self._buckets: dict[str, _Bucket] = {}
         self._dealt: tuple[int, int | None, int] | None = None
@@ -123,7 +123,7 @@ class SharedMemoryCollective(RingFallback):
     def sum_live_ranks(self) -> None:
         self._dealt, self._spares = None, True
 
-    def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
+    def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
         self._dealt = (number, part, parts)
 
     def leave_out(self, rank: int) -> None:
@@ -161,7 +161,7 @@ class SharedMemoryCollective(RingFallback):
     def _make_room(self, bucket: _Bucket, number: int) -> None:
         """Wait until every live rank has read the summand of two rounds ago, which is about to be overwritten."""
         for rank, line in enumerate(bucket.lines):
-            while line.done + 2 < number and rank not in self._absent and (not line.pid or alive(line.pid)):
+            while line.done + 2 < number and rank not in self._absent and (not line.pid or is_alive(line.pid)):
                 time.sleep(_ROOM_SECONDS)
 
     def wait(self, handle: _Handle) -> None:
@@ -174,12 +174,12 @@ class SharedMemoryCollective(RingFallback):
             np.add(first, second, out=handle.buffer)
         for part in parts:
             np.add(handle.buffer, part, out=handle.buffer)
-        self.passed(handle)
+        self.confirm_sum(handle)
 
     def fall_back(self) -> None:
         """Do nothing, as every rank already reads the summands in shared memory."""
 
-    def passed(self, handle: _Handle) -> bool:
+    def confirm_sum(self, handle: _Handle) -> bool:
         """Record that this rank has a round's sum, so that the round's summands may be overwritten."""
         handle.bucket.lines[self.rank].done = handle.round
         if handle.bucket.named:
@@ -214,7 +214,7 @@ class SharedMemoryCollective(RingFallback):
         """Whether a rank can no longer write: its process has ended, or it was excluded before its first write."""
         if not line.pid:
             return self._spares and rank in self._absent
-        return slept and not alive(line.pid)
+        return slept and not is_alive(line.pid)
 
     def _open(self, name: str, length: int) -> _Bucket:
         """Map the shared-memory file of a bucket, and create it if this rank is the first to need it.
@@ -255,7 +255,7 @@ class SharedMemoryCollective(RingFallback):
 
     def _hold(self) -> None:
         """Lock the group's folder against clean-ups. Raises FileNotFoundError if a clean-up has removed it."""
-        held, self._held = self._held, shared_memory_names.held(self._root)
+        held, self._held = self._held, shared_memory_names.open_locked(self._root)
         if held is not None:
             os.close(held)
 
@@ -276,7 +276,7 @@ class SharedMemoryRendezvous(Rendezvous):
         self.folder = SHARED_MEMORY / shared_memory_names.new()
         try:
             self.folder.mkdir(mode=0o700)
-            self._held: int | None = shared_memory_names.held(self.folder)
+            self._held: int | None = shared_memory_names.open_locked(self.folder)
         except OSError as error:
             raise _unusable(error.strerror or "") from error
 

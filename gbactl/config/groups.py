@@ -38,7 +38,7 @@ class ModeConfig:
         return policy_class(self.name, self.target)
 
     @property
-    def ahead(self) -> int:
+    def prefetched_batches(self) -> int:
         """Number of batches that a worker requests while it computes another one."""
         return int(self.prefetch != "none")
 

@@ -40,7 +40,7 @@ REMOTE_KEYS = ("hosts", "placement", "ssh", "python", "forward")
 
 
 @contextlib.contextmanager
-def naming(where: str) -> Iterator[None]:
+def error_prefix(where: str) -> Iterator[None]:
     """Prefix configuration errors raised inside this context with `where`, such as "switch.schedule entry 2"."""
     try:
         yield
@@ -107,7 +107,7 @@ class RunConfig:
         return [self, *(self._named(number, values) for number, values in enumerate(given))]
 
     def _named(self, number: int, values: dict[str, Any]) -> RunConfig:
-        with naming(name(number)):
+        with error_prefix(name(number)):
             return self.in_mode(values)
 
     @functools.cached_property
@@ -119,7 +119,7 @@ class RunConfig:
         other = GBA if own == SYNC else SYNC
         file = self.switch.modes[0] if self.switch.modes else {}
         changes = {"sparse_divisor": self.mode.sparse_divisor, **(self.switch.changes or {})}
-        with naming("switch=auto"):
+        with error_prefix("switch=auto"):
             return {own: self, other: self.in_mode({**file, "name": other, **changes})}
 
     @property
@@ -196,10 +196,10 @@ class RunConfig:
     @property
     def threads(self) -> int:
         """OpenMP threads of one worker."""
-        return self.engine.threads(self.cluster, self.processes * self.lanes)
+        return self.engine.threads(self.cluster, self.processes * self.compute_threads)
 
     @property
-    def lanes(self) -> int:
+    def compute_threads(self) -> int:
         """Number of compute threads (Hogwild) of a worker, the largest of any phase."""
         return max(1, *(int(phase.mode.options.get("hogwild_threads", 1)) for phase in self.possible))
 
@@ -236,14 +236,14 @@ CONDITIONS = (
 )
 
 
-def when(key: str) -> str:
+def when_effective(key: str) -> str:
     """Describe when a dotted key has an effect; "in every run" where no condition is known."""
     group, _, rest = key.partition(".")
     found = [each.when for each in CONDITIONS if each.group == group and (rest in each.keys or not each.keys)]
     return found[0] if found and rest != "name" else "in every run"
 
 
-def acting(config: Mapping[str, Any]) -> dict[str, Any]:
+def effective_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a nested configuration without the keys that have no effect, which are neither printed nor logged.
 
     The name of a group's option is kept."""

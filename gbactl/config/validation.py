@@ -10,7 +10,7 @@ from gbactl.checked_dataclasses import build
 from gbactl.conf_catalogue import entries, option_files
 from gbactl.config.engine_interface import engine_named
 from gbactl.config.groups import WITH_OPTIONS, ClusterConfig, own_keys
-from gbactl.config.run_config import RunConfig, naming
+from gbactl.config.run_config import RunConfig, error_prefix
 from gbactl.errors import ConfigError, require
 from gbactl.models import ModelConfig
 from gbactl.switching.auto_controller import MODES
@@ -59,7 +59,7 @@ def check_switch(cfg: RunConfig, to: RunConfig) -> None:
     )
 
 
-def wished(cfg: RunConfig, now: RunConfig, mode: Any) -> RunConfig:
+def switched_config(cfg: RunConfig, now: RunConfig, mode: Any) -> RunConfig:
     """Build the configuration that a run has after a requested switch. Raises ConfigError if it is invalid.
 
     `cfg`: the run's configuration; `now`: its current one; `mode`: the keys of the requested mode."""
@@ -70,7 +70,7 @@ def wished(cfg: RunConfig, now: RunConfig, mode: Any) -> RunConfig:
     return to
 
 
-def obstacle(cfg: RunConfig, to: RunConfig) -> str:
+def switch_obstacle(cfg: RunConfig, to: RunConfig) -> str:
     """Describe why a run that was started with `cfg` cannot switch to `to`; "" if it can."""
     if (to.home == "workers" and to.home not in cfg.homes) or (to.collective_now and not cfg.collects):
         return (
@@ -87,7 +87,7 @@ def obstacle(cfg: RunConfig, to: RunConfig) -> str:
 def _check_switches(cfg: RunConfig) -> None:
     switch = cfg.switch
     for number, phase in enumerate(cfg.phases[1:]):
-        with naming(name(number)):
+        with error_prefix(name(number)):
             check_switch(cfg, phase)
     if switch.name == "auto":
         _check_auto(cfg)
@@ -102,7 +102,7 @@ def _check_auto(cfg: RunConfig) -> None:
     require(not switch.schedule, "switch=auto follows no schedule; leave switch.schedule out, or type switch=none.")
     require("workers" not in (switch.changes or {}), "switch=auto keeps the workers; no workers in switch.changes.")
     candidates = cfg.candidates.values()
-    with naming("switch=auto"):
+    with error_prefix("switch=auto"):
         for candidate in candidates:
             check_switch(cfg, candidate)
 

@@ -126,12 +126,12 @@ class Checkpointing:
             self.state.unsaved = UnsavedWork.begin(samples, run.cfg.cluster.servers, step, finished)
         self._number, self._spare = self.folder.next_number(), spare_bytes(run.cfg, samples)
         if self.on:
-            self._due = run.hub.now() + self.rhythm.gap
+            self._due = run.hub.now() + self.rhythm.seconds_between
             sentence = self.estimate.sentence(self.rhythm.every_steps, job_named(run.cfg.checkpoint))
-            run.tell("checkpoint", {"state": "planned", **self.estimate.told(), "sentence": sentence})
+            run.send_event("checkpoint", {"state": "planned", **self.estimate.to_result(), "sentence": sentence})
         if self.resumed is not None and run.home == "replicas" and not run.taking_over:
             sentence = f"Every replica begins with {self.resumed.dense} of step {self.resumed.step}."
-            run.tell("checkpoint", {"state": "resumed", "sentence": sentence})
+            run.send_event("checkpoint", {"state": "resumed", "sentence": sentence})
 
     def _resume(self, path: Path) -> None:
         run, position = self.run, JobPosition.read(read_manifest(path).position)
@@ -144,7 +144,7 @@ class Checkpointing:
         run.record.modes = position.modes_with(run.cfg.mode.name)
         run.step = position.step
 
-    def unread(self, number: int, samples: int) -> Ranges:
+    def remaining_ranges(self, number: int, samples: int) -> Ranges:
         """Untrained sample ranges of round `number` (`samples` samples), according to the checkpoint resumed from."""
         left = self.at.unread if self.at is not None and self.at.round == number else None
         return ((0, samples),) if left is None else tuple(left)
@@ -167,7 +167,7 @@ class Checkpointing:
             self.abandon("it took too long")
 
     def _closed(self) -> bool:
-        self.look()
+        self.poll()
         return self._open is None
 
     def summary(self) -> dict[str, Any]:
@@ -176,9 +176,9 @@ class Checkpointing:
             return {}
         state, unsaved = self.state, self.unsaved
         told = {
-            "name": self.run.cfg.checkpoint.name, **self.estimate.told(), "saved": state.done, "failed": state.failed,
-            "bytes": state.bytes, "seconds": state.seconds, "pls": unsaved.pls.total,
-            "row_updates": unsaved.updates.total, "lost_updates": unsaved.updates.share,
+            "name": self.run.cfg.checkpoint.name, **self.estimate.to_result(),
+            "saved": state.done, "failed": state.failed, "bytes": state.bytes, "seconds": state.seconds,
+            "pls": unsaved.pls.total, "row_updates": unsaved.updates.total, "lost_updates": unsaved.updates.share,
             "resumed_at": None if self.resumed is None else self.resumed.step,
         }  # fmt: skip
         return {"checkpoint": told}
@@ -204,18 +204,18 @@ class Checkpointing:
             yield from self._wait()
         self._stop = None
 
-    def _look_at_stop(self, until: float, seconds: float) -> None:
+    def _check_stop(self, until: float, seconds: float) -> None:
         """Save at once if an evaluation is under way; after the deadline of the stop request, give up saving."""
         if time.monotonic() >= until:
             self._forget()
             self._stopped({"state": "failed", "why": f"it took longer than cluster.stop_seconds={seconds:g}"})
-        elif self.run.evaluation is not None and self._open is None and self.run.savable:
+        elif self.run.evaluation is not None and self._open is None and self.run.can_save:
             self._planned = None
             self._begin_between_steps()
 
     def _stopped(self, told: dict[str, Any]) -> None:
         self._stop = None
-        self.run.tell("stop", told)
+        self.run.send_event("stop", told)
 
     # -- when to save -------------------------------------------------------------------------------
 
@@ -224,21 +224,21 @@ class Checkpointing:
         self._planned = None
         training.granted, training.ordered = self._granted, self._ordered
         if self.on:
-            training.phase.slices = StagedSlices(self.unsaved.updates.applied, self._missed)
+            training.phase.slices = StagedSlices(self.unsaved.updates.count_applied, self._missed)
 
     def _missed(self, shard: int, samples: int, rows: int) -> None:
         """Count a gradient slice that is not applied because it was in flight when its server failed."""
         if self.estimate.recovery != "full":
-            self.run.failures.cost(f"S{shard}", self.unsaved.missed(shard, samples, rows))
+            self.run.failures.cost(f"S{shard}", self.unsaved.count_missed(shard, samples, rows))
 
     def _is_due(self, step: int) -> bool:
         if self._stop is None and not self.on:
             return False
-        if self._open is not None or self._planned is not None or not self.run.savable:
+        if self._open is not None or self._planned is not None or not self.run.can_save:
             return False
         if self._stop is not None:
             return True
-        gap = self.rhythm.step_gap
+        gap = self.rhythm.steps_between
         return self.run.hub.now() >= self._due if gap is None else step % gap == 0
 
     def _granted(self, worker: int, token: int) -> None:
@@ -247,13 +247,13 @@ class Checkpointing:
         Only where the workers hold the dense parameters."""
         if not self._is_due(token + 1) or self.run.home != "workers":
             return
-        if worker == min(self.run.members.of("worker")):
+        if worker == min(self.run.members.channels_of("worker")):
             self._planned = (token + 1, self._plan())
             self._ask_dense(worker, token + 1)
 
     def _ask_dense(self, worker: int, step: int) -> None:
         self._giver = worker
-        self.run.members.of("worker")[worker].send(SaveDense(self._number - 1, step))
+        self.run.members.channels_of("worker")[worker].send(SaveDense(self._number - 1, step))
 
     def _plan(self) -> int:
         number, self._number = self._number, self._number + 1
@@ -261,7 +261,7 @@ class Checkpointing:
 
     def _ordered(self, step: int) -> None:
         """Begin a checkpoint, if one is due, when all steps below `step` are ordered."""
-        if self._planned is not None and self._planned[0] == step and self.run.savable:
+        if self._planned is not None and self._planned[0] == step and self.run.can_save:
             number, self._planned = self._planned[1], None
         elif self._is_due(step) and self.run.home != "workers":
             number = self._plan()
@@ -276,7 +276,7 @@ class Checkpointing:
         """Begin to save the whole state while no batch is in flight."""
         self._begin(self.run.step, self._plan(), "whole", None, ended)
         if self.run.home == "workers":
-            self._ask_dense(min(self.run.members.of("worker")), 0)
+            self._ask_dense(min(self.run.members.channels_of("worker")), 0)
 
     def _begin(self, step: int, number: int, kind: str, training: LivePhase | None, ended: bool = False) -> None:
         run = self.run
@@ -297,29 +297,29 @@ class Checkpointing:
         self._open = OpenCheckpoint(
             manifest, position.ledger.read, run.hub.now(), with_dense, gathering, stops, unsaved
         )
-        self._mixed, self._due = False, run.hub.now() + self.rhythm.gap
+        self._mixed, self._due = False, run.hub.now() + self.rhythm.seconds_between
         try:
             self.folder.begin(number)
         except OSError as error:
             self._failed(self._open, f"{self.folder.path} could not be made ({error.strerror})")
             return
         pace = 0.0 if ended or stops else 1e6 * run.cfg.checkpoint.mb_per_second
-        run.members.tell("server", Save(number, step, manifest.name, kind, home == "servers", pace))
+        run.members.send_to_all("server", Save(number, step, manifest.name, kind, home == "servers", pace))
         for worker in sorted(() if gathering is None else gathering.due):
-            run.members.of("worker")[worker].send(SaveReplica(number))
+            run.members.channels_of("worker")[worker].send(SaveReplica(number))
 
     def _schema(self) -> dict[str, Any]:
         dataset = self.run.dataset
         return {**dataset.schema.stored_values(), "fields": dataset.meta.get("field_names", [])}
 
-    def saved(self, message: Saved) -> None:
+    def on_saved(self, message: Saved) -> None:
         """Record that a server has written its file of the checkpoint, or has failed to write it."""
         cut = self._open
         if cut is not None and message.number == cut.manifest.number:
             cut.parts[message.shard] = message
             self._complete()
 
-    def dense(self, message: DenseSaved, values: Floats, worker: int = -1) -> None:
+    def on_dense(self, message: DenseSaved, values: Floats, worker: int = -1) -> None:
         """Store the dense parameters and optimizer state that a worker sends for saving, or its reply that it has none.
 
         Raises WireError where their sizes do not match."""
@@ -358,7 +358,7 @@ class Checkpointing:
         cfg = self.run.cfg
         inline = not cfg.engine.real or cut.manifest.position["ended"]
         cut.closing = Publication(self.folder, cut.manifest, dense, cfg.checkpoint.keep, inline, self._spare)
-        self.look()
+        self.poll()
 
     def _waits(self, cut: OpenCheckpoint) -> bool:
         """Whether a checkpoint still waits for a worker to send dense parameters."""
@@ -374,12 +374,12 @@ class Checkpointing:
         told = self._dense.pop(cut.manifest.number, None)
         return None if told is None else unpacked(*told, optimizer)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Finish the checkpoint in progress if its manifest was written. Called between two messages."""
         if self._stop is not None:
-            self._look_at_stop(*self._stop)
+            self._check_stop(*self._stop)
         cut = self._open
-        if cut is None or cut.closing is None or not cut.closing.over:
+        if cut is None or cut.closing is None or not cut.closing.ended:
             return
         if cut.closing.error:
             self._failed(cut, cut.closing.error)
@@ -396,9 +396,9 @@ class Checkpointing:
         self.run.log_note()
         self.run.save_times()
         told = {"number": manifest.number, "step": manifest.step, "kind": manifest.kind, "bytes": manifest.bytes}
-        self.run.tell("checkpoint", {"state": "saved", **told, "seconds": seconds, "samples": cut.samples})
+        self.run.send_event("checkpoint", {"state": "saved", **told, "seconds": seconds, "samples": cut.samples})
         if cut.stops:
-            self.run.tell_progress()
+            self.run.send_progress()
             self.run.log.flush()
             self._stopped({"state": "saved", "name": manifest.name, "step": manifest.step, "bytes": manifest.bytes})
 
@@ -406,19 +406,19 @@ class Checkpointing:
         """Record the work in a complete checkpoint as saved: a server failure no longer undoes it."""
         kind, step = cut.manifest.kind, cut.manifest.step
         safe = {s: cut.updates[s] if kind == "whole" else part.updates for s, part in cut.parts.items()}
-        self.unsaved.saved(step, None if kind == "chosen" else cut.samples, safe)
+        self.unsaved.record_save(step, None if kind == "chosen" else cut.samples, safe)
 
-    def settle(self, why: str) -> None:
+    def finish_or_abandon(self, why: str) -> None:
         """End the checkpoint in progress: wait for it if all its files are written, else give it up."""
         if self._open is not None and self._open.closing is not None:
             self._open.closing.wait(CLOSING_SECONDS)
-            self.look()
+            self.poll()
         if self._open is not None:
             self.abandon(why)
 
-    def server_gone(self, shard: int) -> None:
+    def on_server_failure(self, shard: int) -> None:
         """Handle a server failure: give up the checkpoint in progress; the next one saves all rows of every shard."""
-        self.settle(f"S{shard} is gone")
+        self.finish_or_abandon(f"S{shard} is gone")
         self._base, self._mixed = None, True
 
     def newest(self) -> tuple[str, JobPosition]:
@@ -439,15 +439,15 @@ class Checkpointing:
         self.run.record.restore(position)
         self.run.record.modes = position.modes_with(self.run.current.mode.name)
         self.at, self.run.step, self._base = position, position.step, None
-        self.unsaved.updates.again()
+        self.unsaved.updates.drop_repeated()
 
-    def taken_over(self) -> None:
+    def on_failover(self) -> None:
         """Give up the checkpoint in progress after a coordinator failover, unless it is the final one."""
         if self._open is None or not self._open.manifest.position["ended"]:
             self._forget()
             self._base = None
 
-    def worker_lost(self, worker: int) -> None:
+    def on_worker_failure(self, worker: int) -> None:
         """Handle a worker failure: give up a checkpoint that needs its dense parameters, or leave out its replica."""
         cut = self._open
         if cut is not None and cut.replicas is not None:
@@ -497,7 +497,7 @@ class Checkpointing:
         self.state.failed += 1
         self.run.log_note()
         log.warning("checkpoint %s: %s", cut.manifest.name, why)
-        self.run.tell("checkpoint", {"state": "failed", "step": cut.manifest.step, "why": why})
+        self.run.send_event("checkpoint", {"state": "failed", "step": cut.manifest.step, "why": why})
 
     def _forget(self) -> OpenCheckpoint | None:
         """Discard and return the checkpoint in progress; the next one saves all rows."""

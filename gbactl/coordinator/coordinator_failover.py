@@ -78,7 +78,7 @@ class Failover:
         run, cluster = self.run, self.run.cfg.cluster
         servers = set(range(cluster.servers))
         self.core.servers.restore(self.server_records)
-        run.members.knows(self.known)
+        run.members.set_informed(self.known)
 
         def there() -> bool:
             return servers <= set(self._standing) and run.launcher is not None
@@ -100,7 +100,7 @@ class Failover:
         self.run.members.ready.add((hello.role, hello.number))
         channel.send(Takeover(self.found.term))
 
-    def lost(self, channel: Channel) -> bool:
+    def on_lost(self, channel: Channel) -> bool:
         """Forget a node whose connection is lost. Returns whether the failover goes on, as the node may reconnect."""
         if self.run.members.settled:
             return False
@@ -109,7 +109,7 @@ class Failover:
             answers.pop(channel.peer.index, None)
         return True
 
-    def keeps(self, channel: Channel, message: Any) -> bool:
+    def holds_back(self, channel: Channel, message: Any) -> bool:
         """Hold back or discard a message that must not be handled yet. Returns False if it can be handled now.
 
         Raises WireError where its sender may not send it."""
@@ -149,15 +149,15 @@ class Failover:
         self.core.switch.restore(stood.round, position.switches)
         if self.announced:  # a switch before this phase is reported without its pause, whose start is unknown
             self.state.switch.gradient = None
-        run.record.statistics.restore_acted(self.state.ongoing.acted)
-        run.failures.heard(self.failures)
+        run.record.statistics.restore_observed_faults(self.state.ongoing.acted)
+        run.failures.restore_from_log(self.failures)
         inside = stood.inside or self.stage == EVALUATE
         self._stood = (stood.round, (tuple(stood.rest), inside, self.stage == TRAIN))
         if self.begun is None:
             yield from self._go_on(None, {})
         return self.stage == OVER
 
-    def stood(self, number: int) -> tuple[Ranges, bool, bool] | None:
+    def resumed_round(self, number: int) -> tuple[Ranges, bool, bool] | None:
         """Return the state of round `number` if the failed coordinator had begun it, at the first call; else None."""
         if self._stood is None or self._stood[0] != number:
             return None
@@ -182,8 +182,8 @@ class Failover:
         if self.announced:  # the latest time possible: the log has no times
             clock.gradients = (self.found.missed, self.found.missed)
         for shard, standing in sorted(self._standing.items()):
-            self._tell_server(training, self.run.members.of("server")[shard], standing, commands)
-        training.take_up(logged.due, set(self._holding))
+            self._tell_server(training, self.run.members.channels_of("server")[shard], standing, commands)
+        training.resume_after_failover(logged.due, set(self._holding))
         joins = [each for each in commands if isinstance(each, HandOut) and not each.grant.samples]
         missing = {worker: self._missing(training, each, joins) for worker, each in self._holding.items()}
         yield from self._go_on(training, missing)
@@ -192,7 +192,7 @@ class Failover:
         """Replay the log's records on a phase. Returns the policy's commands that are in the log."""
         commands: list[Command] = []
         slices = logged.phase.slices
-        with nullcontext(list[Any]()) if slices is None else slices.held() as counted:
+        with nullcontext(list[Any]()) if slices is None else slices.delayed_calls() as counted:
             for record in self.found.records:
                 if isinstance(record, InfoRecord) and record.kind == event_log.NOTE:
                     counted.clear()  # a note contains all row updates before it
@@ -249,33 +249,33 @@ class Failover:
             core.workers.begun, core.servers.begun = self.begun, self._begun_for_servers
             for channel, staged in self._staged:
                 if run.members.channels.get(("server", staged.shard)) is channel:
-                    core.staged(staged)
+                    core.on_staged(staged)
             yield from core.requests.barrier(training.policy.step)
-        for channel in run.members.of("server").values():
+        for channel in run.members.channels_of("server").values():
             if channel.peer.incarnation:
                 core.tell_workers_of(channel)
         for worker, holding in sorted(self._holding.items()):
-            if worker in run.members.of("worker"):
+            if worker in run.members.channels_of("worker"):
                 for grant in unheard[worker]:
-                    run.members.of("worker")[worker].send(grant)
+                    run.members.channels_of("worker")[worker].send(grant)
                 if training is not None:
                     self._tell_worker(training, holding, missing[worker])
                 for _ in range(waits[worker]):
-                    run.take(worker)
+                    run.hand_out(worker)
         if training is not None:
-            training.tell()
-        yield from core.migration.settle(run.home)
+            training.resume_hand_out()
+        yield from core.migration.complete_migration(run.home)
         run.fencing.tell_workers()
         for told in self._sums:
-            core.summed(told)
-        self._back()
+            core.on_summed(told)
+        self._report_takeover()
 
     def _tell_worker(self, training: LivePhase, holding: WorkerState, missing: list[Grant]) -> None:
         """Send a worker the dense placement, the phase and the batches that it has not received."""
         if self.run.home == "servers" and self.incarnations.get(holding.worker):
-            self.run.members.of("worker")[holding.worker].send(MoveDense("servers", -1, UNANSWERED))
+            self.run.members.channels_of("worker")[holding.worker].send(MoveDense("servers", -1, UNANSWERED))
         if holding.phase != training.number:
-            self.run.members.of("worker")[holding.worker].send(self.begun)
+            self.run.members.channels_of("worker")[holding.worker].send(self.begun)
         for grant in missing:
             training.send_grant(holding.worker, grant, training.phase.lr_scale_of(grant))
 
@@ -293,9 +293,9 @@ class Failover:
             joins = phase == self.number and policy is not None and batch >= policy.phase.batches
             if trains and not joins and (phase, batch) not in joined:  # this batch was given up at a switch
                 self.core.switch.abandoned.add(phase, [(worker, batch, set())])
-                self.run.members.of("worker")[worker].send(Abandon(phase))
-        may_have = 1 + max(each.mode.ahead for each in self.run.cfg.possible)
-        may_have += self.core.replicas.more(worker)
+                self.run.members.channels_of("worker")[worker].send(Abandon(phase))
+        may_have = 1 + max(each.mode.prefetched_batches for each in self.run.cfg.possible)
+        may_have += self.core.replicas.extra_requests(worker)
         if has > may_have:
             self.run.surplus[worker] = has - may_have
         return max(0, may_have - has)
@@ -305,34 +305,34 @@ class Failover:
         run, core = self.run, self.core
         run.fencing.gone.clear()
         for worker in self.gone:
-            batches = [] if training is None else training.leaving(worker)
+            batches = [] if training is None else training.ignore_worker(worker)
             if batches:
                 run.fencing.fence(worker, self.number, batches, self.incarnations.get(worker, 0))
             else:
                 run.fencing.gone.append(worker)
-            run.members.tell("worker", WorkerFailed(worker))
-            core.tell_lost(Peer("worker", worker, self.incarnations.get(worker, 0)), len(batches))
+            run.members.send_to_all("worker", WorkerFailed(worker))
+            core.report_lost(Peer("worker", worker, self.incarnations.get(worker, 0)), len(batches))
         for worker in sorted(self.known - set(self._holding)):
             peer = Peer("worker", worker, self.incarnations.get(worker, 0))
-            silent = run.members.of("worker").get(worker)
+            silent = run.members.channels_of("worker").get(worker)
             if silent is not None:
                 run.members.forget(silent)
-            if not core.worker_lost(peer):
+            if not core.on_worker_lost(peer):
                 raise PeerGoneError(f"{peer} is gone.")
         if training is not None:
             self._let_in(training)
 
     def _let_in(self, training: LivePhase) -> None:
         """Add reconnected workers to the phase if the log does not record that they had joined it."""
-        policy, members = training.policy, self.run.members.of("worker")
+        policy, members = training.policy, self.run.members.channels_of("worker")
         for worker in sorted(set(self._holding) & set(members) & set(policy.phase.workers) - policy.live):
-            training.joined(worker)
+            training.on_worker_joined(worker)
 
-    def _back(self) -> None:
+    def _report_takeover(self) -> None:
         """Report in log, result and launcher that the new coordinator has taken over."""
         found = self.found
         log.info("coordinator %d goes on at step %d", found.term, self.run.step_now)
-        self.core.took_over(found.failure, found.missed, found.sign)
+        self.core.on_took_over(found.failure, found.missed, found.sign)
 
 
 def _groups(numbers: list[int], size: int) -> list[tuple[int, ...]]:

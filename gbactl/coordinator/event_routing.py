@@ -40,68 +40,72 @@ class CoordinatorCore:
         self.checkpoints = Checkpointing(run, self._gathering)
         self.workers = WorkerRecovery(run)
         self.servers = ServerRecovery(run, full=self.checkpoints.estimate.recovery == "full")
-        self.requests = NodeRequests(run, self.servers.asking)
+        self.requests = NodeRequests(run, self.servers.restart_deadlines)
         self.migration = DenseMigration(run)
         self.switch = ModeSwitch(run, self.requests, self.migration)
         self.replicas = ReplicaPhases(run, term)
         self.sums = LostDenseGradients(run)
 
     def _gathering(self) -> ReplicaMean | None:
-        return ReplicaMean(self.replicas.saved, self.replicas.centred) if self.replicas.saved else None
+        return (
+            ReplicaMean(self.replicas.workers_to_save, self.replicas.has_centre)
+            if self.replicas.workers_to_save
+            else None
+        )
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Do periodic work between two messages: checkpoints, heartbeats, successors, mode switches, replica phases."""
         run = self.run
-        self.checkpoints.look()
-        for worker in self.workers.look():
+        self.checkpoints.poll()
+        for worker in self.workers.poll():
             self._silent("worker", worker)
         self.workers.look_for_successors()
-        for shard in self.servers.look():
+        for shard in self.servers.poll():
             self._silent("server", shard)
         if run.training is not None:
-            self.switch.look()
-            self.replicas.look(run.training.policy)
+            self.switch.poll()
+            self.replicas.poll(run.training.policy)
 
-    def asked(self, event: Event) -> None:
+    def on_launcher_request(self, event: Event) -> None:
         """Handle a request of the launcher: switch the mode, or save a checkpoint and stop."""
         if event.name == "stop":
             self.checkpoints.stop(float(event.fields["seconds"]))
         else:
             self.switch.ask(event.fields)
 
-    def staged(self, message: Staged) -> None:
+    def on_staged(self, message: Staged) -> None:
         """Record a shard's staged gradient slice; once all shards have theirs, hand the worker its next batch."""
         training = self.run.training
-        self.servers.staged(message)
+        self.servers.on_staged(message)
         wants_next = False
-        if training is not None and training.staged(message):
-            self.run.failures.useful(f"W{message.worker}")
-            wants_next = training.asked(message.batch)
+        if training is not None and training.on_staged(message):
+            self.run.failures.record_useful_work(f"W{message.worker}")
+            wants_next = training.requested(message.batch)
         if wants_next or (self.switch.abandoned.staged(message) and message.worker not in self.run.fencing.gone):
-            self.run.take(message.worker)
+            self.run.hand_out(message.worker)
 
     # -- failures -----------------------------------------------------------------------------------
 
-    def node_lost(self, peer: Peer, failure: str = "death") -> bool:
+    def on_node_lost(self, peer: Peer, failure: str = "death") -> bool:
         """Handle the failure of a server or worker that is already removed. Returns whether the run goes on."""
-        return self.server_lost(peer.index, failure) if peer.role == "server" else self.worker_lost(peer, failure)
+        return self.on_server_lost(peer.index, failure) if peer.role == "server" else self.on_worker_lost(peer, failure)
 
     def _silent(self, role: str, index: int) -> None:
         """Treat a node that does not answer as failed; its later messages are refused."""
-        channel = self.run.members.of(role)[index]
+        channel = self.run.members.channels_of(role)[index]
         log.warning("%s has not answered for %.1f s", channel.peer, self.run.cfg.cluster.hang_seconds)
         self.run.members.forget(channel)
         if role == "server":
             channel.close()
-        if not self.node_lost(channel.peer, "hang"):
+        if not self.on_node_lost(channel.peer, "hang"):
             raise hang_error(channel.peer, self.run.cfg.cluster.hang_seconds)
 
     # -- workers ------------------------------------------------------------------------------------
 
-    def worker_lost(self, peer: Peer, failure: str = "death") -> bool:
+    def on_worker_lost(self, peer: Peer, failure: str = "death") -> bool:
         """Handle the failure of a worker that is already removed. Returns whether the run goes on without it."""
-        self.run.failures.detected(str(peer), failure)
-        self.workers.lost()
+        self.run.failures.record_detection(str(peer), failure)
+        self.workers.on_worker_failure()
         if not self._can_do_without(peer):
             return False
         self.give_up(peer)
@@ -112,7 +116,7 @@ class CoordinatorCore:
         run = self.run
         allowed = run.cfg.cluster.lost_worker != "end" and peer.role == "worker"
         settled = run.members.settled and (self.workers.survivable or self.migration.moving)
-        others = bool(run.members.of("worker"))
+        others = bool(run.members.channels_of("worker"))
         return allowed and settled and (others or (self.workers.replaces and run.home == "servers"))
 
     def give_up(self, peer: Peer) -> None:
@@ -120,89 +124,91 @@ class CoordinatorCore:
         run, worker = self.run, peer.index
         while worker in run.waiting:  # once per batch that it asked for
             run.waiting.remove(worker)
-        self.replicas.left(worker)
-        batches = [] if run.training is None else run.training.leaving(worker)
+        self.replicas.drop_requests(worker)
+        batches = [] if run.training is None else run.training.ignore_worker(worker)
         if self.switch.auto is not None:
-            self.switch.auto.controller.gone(worker)
+            self.switch.auto.controller.remove_worker(worker)
         run.fencing.fence(worker, run.phase_number, batches, peer.incarnation)
         run.state.ongoing.lives.workers[worker] = peer.incarnation
         run.log_note()
-        run.members.tell("worker", WorkerFailed(worker))
-        self.checkpoints.worker_lost(worker)
+        run.members.send_to_all("worker", WorkerFailed(worker))
+        self.checkpoints.on_worker_failure(worker)
         if run.evaluation is not None:
-            run.evaluation.left(worker)
+            run.evaluation.requeue(worker)
             run.serve_evaluation()
-        self.tell_lost(peer, len(batches))
+        self.report_lost(peer, len(batches))
 
-    def tell_lost(self, peer: Peer, batches: int) -> None:
+    def report_lost(self, peer: Peer, batches: int) -> None:
         """Report a worker failure to the launcher, with the number of batches that were leased to the worker."""
         run = self.run
         told = {"step": run.step_now, "batches": batches, "shared": run.current.collective_now}
-        run.tell("lost", {"process": str(peer), "replaced": self.workers.replaces, **told, "epoch": peer.incarnation})
+        run.send_event(
+            "lost", {"process": str(peer), "replaced": self.workers.replaces, **told, "epoch": peer.incarnation}
+        )
 
-    def summed(self, message: SummandsLost | RingBroken) -> None:
+    def on_summed(self, message: SummandsLost | RingBroken) -> None:
         """Handle a report of a server's all-reduce fallback: gradients are missing, or the workers' ring is broken."""
         if isinstance(message, SummandsLost):
-            self.sums.lost(message)
+            self.sums.add(message)
         else:
-            self.run.members.tell("worker", message)
+            self.run.members.send_to_all("worker", message)
 
-    def fenced(self, message: Fenced) -> None:
+    def on_fenced(self, message: Fenced) -> None:
         """Record that a server refuses a failed worker; once all servers do, hand out the worker's batches again."""
-        if self.run.fencing.fenced(message) and self.run.training is not None:
-            self.run.training.left(message.worker)
+        if self.run.fencing.on_fenced(message) and self.run.training is not None:
+            self.run.training.release_batches(message.worker)
 
     # -- servers ------------------------------------------------------------------------------------
 
-    def server_lost(self, shard: int, failure: str = "death") -> bool:
+    def on_server_lost(self, shard: int, failure: str = "death") -> bool:
         """Handle the failure of a server that is already removed. Returns whether a successor replaces it."""
         run = self.run
-        run.failures.detected(f"S{shard}", failure)
+        run.failures.record_detection(f"S{shard}", failure)
         if not self.servers.replaces:
             return False
-        self.servers.lost(shard)
-        run.record.statistics.times.replaced([f"S{shard}"])
+        self.servers.on_failure(shard)
+        run.record.statistics.times.on_servers_replaced([f"S{shard}"])
         run.save_times()
         if run.training is not None:
-            run.training.server_gone(shard)
-        self.checkpoints.server_gone(shard)
+            run.training.on_server_failure(shard)
+        self.checkpoints.on_server_failure(shard)
         if not self.servers.full:
-            run.failures.cost(f"S{shard}", self.checkpoints.unsaved.lost(shard, run.finished))
+            run.failures.cost(f"S{shard}", self.checkpoints.unsaved.count_lost(shard, run.finished))
         if self.migration.moving:
-            self.workers.server_lost()
+            self.workers.on_server_failure()
         run.log.info(event_log.SERVER, {"shard": shard, "state": "lost", "step": run.step_now})
         told = {"step": run.step_now, "batches": 0, "shared": False, "recovery": self.checkpoints.estimate.recovery}
-        run.tell("lost", {"process": f"S{shard}", "replaced": True, **told})
+        run.send_event("lost", {"process": f"S{shard}", "replaced": True, **told})
         return True
 
-    def server_loaded(self, channel: Channel, message: CheckpointLoaded) -> None:
+    def on_server_loaded(self, channel: Channel, message: CheckpointLoaded) -> None:
         """Handle a server that has loaded a checkpoint: a successor, or any server in a rollback of all nodes.
 
         Raises WireError for any other sender."""
         run, shard = self.run, message.shard
-        if not run.members.comes(channel, shard):
+        if not run.members.is_successor(channel, shard):
             run.members.authentic(channel, "server", shard)
-            self.requests.reloaded(shard)
+            self.requests.on_reloaded(shard)
             return
         run.members.admit_server(shard)
         if run.stopped:  # the run is over and its log closed: the server is dismissed with the others
             return
         self._bring_up(channel, message.step)
         if not self.servers.full:
-            run.failures.cost(f"S{shard}", self.checkpoints.unsaved.older(shard, message.step))
-        self.servers.back(shard)
+            run.failures.cost(f"S{shard}", self.checkpoints.unsaved.count_older(shard, message.step))
+        self.servers.on_replaced(shard)
         run.log_note()
         run.log.info(event_log.SERVER, {"shard": shard, "state": "back", "step": run.step_now, "loaded": message.step})
         self.tell_workers_of(channel)
-        run.tell("joined", {"process": f"S{shard}", "step": run.step_now, "loaded": message.step})
+        run.send_event("joined", {"process": f"S{shard}", "step": run.step_now, "loaded": message.step})
 
     def _bring_up(self, channel: Channel, loaded: int) -> None:
         """Send a server's successor the state of the run: phase, failed workers, number of steps, open requests."""
         run = self.run
         if self.servers.begun is not None:
             channel.send(self.servers.begun)
-        run.fencing.tell(channel)
-        waiting = [] if run.training is None else run.training.server_back()
+        run.fencing.tell_successor(channel)
+        waiting = [] if run.training is None else run.training.on_server_replaced()
         fresh = run.fresh_at is not None and loaded <= run.fresh_at
         channel.send(AdoptVersion(run.step_now, waiting, fresh))
         self.requests.repeat(channel)
@@ -213,15 +219,15 @@ class CoordinatorCore:
 
     # -- coordinators -------------------------------------------------------------------------------
 
-    def took_over(self, failure: str, missed: float, sign: float) -> None:
+    def on_took_over(self, failure: str, missed: float, sign: float) -> None:
         """Record a coordinator failover. `failure`: kind of the failure; `missed`: time at which it was detected.
 
         `sign`: the last sign of life."""
         run = self.run
         run.record.statistics.rates(run.record.seconds)  # rates are counted from here
-        run.failures.reborn("C", failure, missed, sign)
+        run.failures.record_takeover("C", failure, missed, sign)
         run.log_note()
-        run.tell("joined", {"process": "C", "step": run.step_now})
+        run.send_event("joined", {"process": "C", "step": run.step_now})
 
     # -- result -------------------------------------------------------------------------------------
 

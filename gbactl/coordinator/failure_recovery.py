@@ -77,36 +77,36 @@ class WorkerRecovery:
 
     # -- while the coordinator waits ----------------------------------------------------------------
 
-    def left(self, seconds: float) -> float:
+    def shorten_wait(self, seconds: float) -> float:
         """Shorten a wait of `seconds` to end when the next fault or heartbeat is due."""
         if not self.run.members.settled or self.run.stopped:
             return seconds
         least = min(seconds, self.heartbeat.beat_seconds) if self._beats else seconds
         return max(0.0, min(least, self.injector.next_seconds - self.run.record.seconds)) if self._fails else least
 
-    def look(self) -> list[int]:
+    def poll(self) -> list[int]:
         """Inject the faults that are due. Returns the workers that have been silent for too long."""
         run = self.run
         if not run.members.settled or run.stopped:
             return []
         if self._storms is not None and run.training is not None:
-            run.record.statistics.note_message_faults(self._storms.on(*self.so_far))
+            run.record.statistics.note_message_faults(self._storms.active_indexes(*self.so_far))
         if self._fails:
             at = self.so_far
             for injection in self.injector.due(*at):
                 self._inject(injection, at)
         if not (self._beats and self.heartbeat.due):
             return []
-        return self.heartbeat.silent(run.members.of("worker"))
+        return self.heartbeat.silent(run.members.channels_of("worker"))
 
     def _inject(self, injection: Injection, at: tuple[int, float]) -> None:
         run = self.run
         if self._lives(injection.process):
-            run.failures.injected(injection.process, injection.kind)
+            run.failures.record_injection(injection.process, injection.kind)
         run.state.ongoing.failures.struck = at
         run.log_note()
         told = {"step": run.step_now, "at": run.record.seconds, "seconds": injection.seconds, "plan": injection.place}
-        run.tell("inject", {"kind": injection.kind, "process": injection.process, **told})
+        run.send_event("inject", {"kind": injection.kind, "process": injection.process, **told})
 
     def look_for_successors(self) -> None:
         """Admit ready successors of failed workers, or end the phase so that they can be admitted."""
@@ -125,33 +125,33 @@ class WorkerRecovery:
         role = {"W": "worker", "S": "server"}.get(process[0])
         return role is not None and (role, int(process[1:])) in self.run.members.channels
 
-    def server_lost(self) -> None:
+    def on_server_failure(self) -> None:
         """Mark the workers' dense parameters as perhaps unequal: a server failure may have cut off a migration."""
         self.run.state.ongoing.unequal |= self.run.cfg.collects
 
     # -- successors ---------------------------------------------------------------------------------
 
-    def lost(self) -> None:
+    def on_worker_failure(self) -> None:
         """Mark the workers' dense parameters as perhaps unequal if a failed worker took part in a ring all-reduce."""
         cfg = self.run.cfg
         ring = cfg.collective.name != SHARED_MEMORY and cfg.engine.real
         self.run.state.ongoing.unequal |= ring and self.run.home == "workers"
 
-    def early(self, channel: Channel, worker: int) -> bool:
+    def queue_early_request(self, channel: Channel, worker: int) -> bool:
         """Queue a batch request of a successor that is not admitted yet. Returns whether the request came from one."""
         if self.run.members.joining.get(worker) is not channel:
             return False
         self._takes[worker] = self._takes.get(worker, 0) + 1
         return True
 
-    def ready(self, channel: Channel, worker: int) -> bool:
+    def on_ready(self, channel: Channel, worker: int) -> bool:
         """Record that a successor is ready. Returns whether the ready worker is a successor."""
         if self.run.members.joining.get(worker) is not channel:
             return False
         self._ready.add(worker)
         return True
 
-    def joiner_lost(self, channel: Channel) -> bool:
+    def on_joiner_lost(self, channel: Channel) -> bool:
         """Forget a successor that failed before it was admitted. Returns whether the lost channel was a successor's."""
         joining = self.run.members.joining
         for worker, known in list(joining.items()):
@@ -166,13 +166,13 @@ class WorkerRecovery:
     def survivable(self) -> bool:
         """Whether the current mode can continue after the worker failures so far."""
         now = self.run.current
-        trainers = [worker for worker in self.run.members.of("worker") if worker < now.cluster.workers]
+        trainers = [worker for worker in self.run.members.channels_of("worker") if worker < now.cluster.workers]
         if now.home == "workers" and now.engine.real:
             return not now.engine.one_host or available()  # else they cannot sum once their ring is broken
         return now.home != "replicas" or bool(trainers)
 
     @property
-    def waiting(self) -> bool:
+    def can_admit(self) -> bool:
         """Whether the successor of a failed worker waits and can be admitted."""
         return any(not self.run.fencing.fencing(worker) for worker in self._ready)
 
@@ -188,19 +188,19 @@ class WorkerRecovery:
     def _admit(self, worker: int, begun: BeginPhase | None, home: str) -> None:
         run = self.run
         channel = run.members.admit(worker)
-        run.fencing.returned(worker)
+        run.fencing.on_replaced(worker)
         run.state.ongoing.lives.workers[worker] = channel.peer.incarnation
         run.log_note()
         channel.send(MoveDense(home, -1, UNANSWERED))
         if begun is not None:
             channel.send(begun)
         if run.training is not None:
-            run.training.joined(worker)
-        run.failures.loaded(f"W{worker}")
+            run.training.on_worker_joined(worker)
+        run.failures.record_ready(f"W{worker}")
         run.log_note()
-        run.tell("joined", {"process": f"W{worker}", "step": run.step_now})
+        run.send_event("joined", {"process": f"W{worker}", "step": run.step_now})
         for _ in range(self._takes.pop(worker, 0)):
-            run.take(worker)
+            run.hand_out(worker)
 
     def summary(self, inspected: Mapping[str, Inspected]) -> dict[str, Any]:
         """Fields of result.json about failures, and about messages where the fault plan disturbed messages."""
@@ -211,7 +211,7 @@ class WorkerRecovery:
         messages = {"messages": fates} if fates else {}
         return {
             "fenced_frames": counts["fenced"],
-            "recovery": self.run.failures.told(self.run.record.began),
+            "recovery": self.run.failures.to_result(self.run.record.began),
             **messages,
         }
 
@@ -234,7 +234,7 @@ class ServerRecovery:
         c = self.run.cfg.cluster
         return Heartbeat(max(c.hang_seconds, c.start_timeout) if reading else c.hang_seconds, self.run.hub.now)
 
-    def asking(self, reading: bool) -> None:
+    def restart_deadlines(self, reading: bool) -> None:
         """Restart the servers' heartbeat deadlines, when a request is sent to them and when all have answered it.
 
         `reading`: the request makes them read all their data, so they may be silent for longer."""
@@ -242,14 +242,14 @@ class ServerRecovery:
 
     # -- failures -----------------------------------------------------------------------------------
 
-    def look(self) -> list[int]:
+    def poll(self) -> list[int]:
         """End the phase if a rollback is pending. Returns the shards whose servers have been silent for too long.
 
         Raises ClusterError where a failed server gets no successor in time."""
         run = self.run
         if not run.members.settled or run.stopped or not run.cfg.engine.real:
             return []
-        silent = self.heartbeat.silent(run.members.of("server")) if self.heartbeat.due else []
+        silent = self.heartbeat.silent(run.members.channels_of("server")) if self.heartbeat.due else []
         self._check_returns()
         if run.rollback_pending and run.training is not None and run.training.stopped is None:
             run.training.stop()
@@ -269,7 +269,7 @@ class ServerRecovery:
         """Whether a server that fails now gets a successor."""
         return self.run.cfg.server_returns and self.run.members.settled
 
-    def lost(self, shard: int) -> None:
+    def on_failure(self, shard: int) -> None:
         """Record a server failure whose successor is expected."""
         self.run.server_losses += 1
         self.run.servers_gone[shard] = self.run.hub.now()
@@ -289,17 +289,17 @@ class ServerRecovery:
 
     # -- successors ---------------------------------------------------------------------------------
 
-    def back(self, shard: int) -> None:
+    def on_replaced(self, shard: int) -> None:
         """Record that a failed server's successor has loaded a checkpoint and replaces it."""
         del self.run.servers_gone[shard]
         if self.full:
             self.run.rollback_pending = True
         else:
-            self.loaded(shard)
+            self.on_loaded(shard)
 
-    def loaded(self, shard: int) -> None:
+    def on_loaded(self, shard: int) -> None:
         """Record that a server has loaded its state; its first staged slice will complete the recovery."""
-        self.run.failures.loaded(f"S{shard}")
+        self.run.failures.record_ready(f"S{shard}")
         self._unproven.add(shard)
 
     def tell_workers(self, server: Channel, abandoned: Mapping[int, Sequence[tuple[int, int]]]) -> None:
@@ -308,18 +308,18 @@ class ServerRecovery:
         These are the batches that they have leased, and (phase, batch) of those that they have `abandoned`."""
         run, shard = self.run, server.peer.index
         address, incarnation = run.members.addresses[shard], server.peer.incarnation
-        for worker, channel in run.members.of("worker").items():
+        for worker, channel in run.members.channels_of("worker").items():
             pairs = list(abandoned.get(worker, ()))
             if run.training is not None:
-                pairs += [(run.training.number, batch) for batch in run.training.owed(worker)]
+                pairs += [(run.training.number, batch) for batch in run.training.unannounced(worker)]
             channel.send(ShardRelocated(shard, address, incarnation, [number for pair in pairs for number in pair]))
         run.members.tell_joining(ShardRelocated(shard, address, incarnation, []))
 
-    def staged(self, message: Staged) -> None:
+    def on_staged(self, message: Staged) -> None:
         """Record a staged slice: the first one on a successor shows that it has recovered."""
         if message.rows >= 0 and message.shard in self._unproven:
             self._unproven.discard(message.shard)
-            self.run.failures.useful(f"S{message.shard}")
+            self.run.failures.record_useful_work(f"S{message.shard}")
 
 
 class LostDenseGradients:
@@ -330,16 +330,16 @@ class LostDenseGradients:
     def __init__(self, run: RunContext) -> None:
         self.run, self.state = run, run.state.ongoing.sums
 
-    def begins(self, phase: Phase) -> None:
+    def on_phase_begin(self, phase: Phase) -> None:
         """Record the start of a phase; called a second time if a failover or rollback repeats it."""
         before = [each for each in self.state.phases if each[3] < phase.first_step]
         self.state.phases[:] = [*before[-1:], _outline(phase)]
 
-    def ends(self, phase: Phase) -> None:
+    def on_phase_end(self, phase: Phase) -> None:
         """Record a phase's final number of samples at its end: a switch may have shortened the phase."""
         self.state.phases[-1] = _outline(phase)
 
-    def lost(self, message: SummandsLost) -> None:
+    def add(self, message: SummandsLost) -> None:
         """Record the dense gradients that a server's all-reduce sum lacks. Raises WireError for an unknown phase."""
         known = set(self.state.lost.get(message.step, ()))
         new = set(message.parts) - known
@@ -348,7 +348,7 @@ class LostDenseGradients:
             phase = self._phase(message.step)
             batches = sorted(_batch(phase, message.step, part) for part in new)
             self.run.log.info(event_log.DENSE_LOST, {"step": message.step, "batches": batches})
-            self.run.failures.dense_lost(sum(phase.size(batch) for batch in batches))
+            self.run.failures.add_lost_dense(sum(phase.size(batch) for batch in batches))
             self.run.log_note()
 
     def _phase(self, step: int) -> Phase:

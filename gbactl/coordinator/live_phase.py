@@ -94,7 +94,7 @@ class LivePhase:
         self._unasked: set[int] = set()
         self.shards = members.expected["server"]
         self._reach_servers()
-        self.workers = members.of("worker")
+        self.workers = members.channels_of("worker")
 
     @property
     def policy(self) -> Policy:
@@ -110,21 +110,21 @@ class LivePhase:
         """Refresh the list of connected servers.
 
         A missing one's successor does not need the messages sent meanwhile."""
-        self.servers = [channel for _, channel in sorted(self.members.of("server").items())]
+        self.servers = [channel for _, channel in sorted(self.members.channels_of("server").items())]
 
-    def server_gone(self, shard: int) -> None:
+    def on_server_failure(self, shard: int) -> None:
         """Handle a server failure: announce a gradient only after the server's successor has staged its slice."""
         self._reach_servers()
         for told in self._staged.values():
             told.pop(shard, None)
-        self.phase.server_lost(shard)
+        self.phase.on_server_failure(shard)
 
-    def server_back(self) -> list[int]:
-        """Add a failed server's successor. Returns the announced, not yet applied batches, whose slices it lacks."""
+    def on_server_replaced(self) -> list[int]:
+        """Connect a failed server's successor. Returns the announced, unapplied batches: it lacks their slices."""
         self._reach_servers()
-        return [] if self.phase.slices is None else self.phase.slices.waiting
+        return [] if self.phase.slices is None else self.phase.slices.unapplied
 
-    def owed(self, worker: int) -> list[int]:
+    def unannounced(self, worker: int) -> list[int]:
         """Batches that a worker holds and has not announced."""
         return [batch for batch, (owner, _) in self.policy.leases.items() if owner == worker]
 
@@ -169,16 +169,16 @@ class LivePhase:
             grant.after,
             grant.divisor,
             lr_scale,
-            self.phase.statistics.usual(worker, grant.samples),
+            self.phase.statistics.unslowed_seconds(worker, grant.samples),
         )
         self.workers[worker].send(message)
         if not grant.samples:
             self.joins.setdefault(worker, deque(maxlen=MOST_JOINS)).append(message)
 
-    def take_up(self, due: Iterable[Command], untold: set[int]) -> None:
+    def resume_after_failover(self, due: Iterable[Command], untold: set[int]) -> None:
         """Continue a phase after a coordinator failover, once the log's records are applied to it.
 
-        `due`: commands still to be carried out; `untold`: workers that get no message before `tell` is called."""
+        `due`: commands still to be carried out; `untold`: workers that get no message before `resume_hand_out`."""
         self._untold = untold
         self._flying.update(owner for owner, _ in self.policy.leases.values())
         if self.phase.stopped:
@@ -186,18 +186,18 @@ class LivePhase:
         for command in due:
             self._carry_out(command)
 
-    def tell(self) -> None:
+    def resume_hand_out(self) -> None:
         """Resume the hand-out after a failover, once all workers know the phase."""
         self._untold, self._openings = set(), -1
         self.serve()
         self._hand_out_unasked()
 
     @property
-    def unread(self) -> Ranges:
+    def remaining_ranges(self) -> Ranges:
         """Sample ranges of the phase that are not yet trained, decayed or lost."""
-        return self.finished.unread(self.ranges, self.policy.phase.local_batch)
+        return self.finished.remaining(self.ranges, self.policy.phase.local_batch)
 
-    def staged(self, message: Staged) -> bool:
+    def on_staged(self, message: Staged) -> bool:
         """Record a shard's staged gradient slice. Returns whether all shards have theirs, so that it is announced."""
         owner, grant = self.policy.leases.get(message.batch, (None, None))
         if grant is None or message.worker in self._leaving or owner != message.worker or message.phase != self.number:
@@ -210,7 +210,7 @@ class LivePhase:
         self._announce([staged[shard] for shard in sorted(staged)], grant.samples)
         return True
 
-    def leaving(self, worker: int) -> list[int]:
+    def ignore_worker(self, worker: int) -> list[int]:
         """Ignore a failed worker's messages from now on. Returns the batches that it holds."""
         self._leaving.add(worker)
         mine = sorted(batch for batch, (owner, _) in self.policy.leases.items() if owner == worker)
@@ -220,7 +220,7 @@ class LivePhase:
         self.joins.pop(worker, None)
         return mine
 
-    def left(self, worker: int) -> None:
+    def release_batches(self, worker: int) -> None:
         """Let a failed worker's batches be handed out again, once every server refuses its messages."""
         if worker not in self.policy.live:
             return
@@ -232,20 +232,20 @@ class LivePhase:
     def _hand_out_unasked(self) -> None:
         """Hand a failed worker's batches of open steps to the workers that take part in those steps, unrequested."""
         for worker in sorted(self.policy.live):
-            while self.policy.owes(worker) and self.take(worker, asked=False):
+            while self.policy.owes_batch(worker) and self.take(worker, asked=False):
                 pass
 
-    def asked(self, batch: int) -> bool:
+    def requested(self, batch: int) -> bool:
         """Whether the worker requested this batch; only then its announced gradient also requests the next one."""
         if batch not in self._unasked:
             return True
         self._unasked.discard(batch)
         return False
 
-    def joined(self, worker: int) -> None:
+    def on_worker_joined(self, worker: int) -> None:
         """Add a failed worker's successor to the phase, if the phase admits this worker."""
         self._leaving.discard(worker)
-        self.workers[worker] = self.members.of("worker")[worker]
+        self.workers[worker] = self.members.channels_of("worker")[worker]
         if worker not in (*self.policy.phase.workers, *self.policy.phase.joiners):
             return
         self._do(JoinedRecord(worker))
@@ -262,7 +262,7 @@ class LivePhase:
         self._flying[one.worker] -= 1
         self.clock.announced()
         commands = self.phase.apply(AnnounceRecord(one.worker, one.batch, rows, dense, counted))
-        self.phase.statistics.timed(one.worker, samples, one.loss, one.seconds, one.slowdown, (one.won, one.pairs))
+        self.phase.statistics.add_timing(one.worker, samples, one.loss, one.seconds, one.slowdown, (one.won, one.pairs))
         times = self.phase.statistics.times
         times.add(self.clock.now(), one.worker, one.seconds, one.waits, self.mode)
         for command in commands:
@@ -320,7 +320,7 @@ class LivePhase:
         self.clock.tick()
         self._flying[worker] += grant.samples > 0
         self.log.write(GrantRecord(worker, grant.batch, grant.token))
-        self.phase.settle(command)
+        self.phase.account(command)
         self.send_grant(worker, grant, command.lr_scale)
         self._tell_ahead()
         self.granted(worker, grant.token)
@@ -329,7 +329,7 @@ class LivePhase:
         batch = command.drop.batch if isinstance(command, DiscardGradient) else command.batch
         if isinstance(command, DiscardGradient):
             self.log.write(DropRecord(command.worker, batch))
-        self.phase.settle(command)
+        self.phase.account(command)
         for channel in self.servers:
             channel.send(DropSlice(self.number, batch))
 
@@ -338,7 +338,7 @@ class LivePhase:
         order = self.order_message(command)
         for channel in self.servers:
             channel.send(order)
-        self.phase.settle(command)
+        self.phase.account(command)
         self.ordered(command.step.step + 1)
 
     def order_message(self, command: ApplyStep) -> OrderStep:

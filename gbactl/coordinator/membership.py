@@ -46,9 +46,9 @@ class Membership:
         if hello.role == "server":
             self.addresses[hello.number] = hello.address
         if len(self.addresses) == self.expected["server"]:
-            self._tell_workers([hello.number] if hello.role == "worker" else list(self.of("worker")))
+            self._tell_workers([hello.number] if hello.role == "worker" else list(self.channels_of("worker")))
 
-    def knows(self, workers: Collection[int]) -> None:
+    def set_informed(self, workers: Collection[int]) -> None:
         """Record the workers that already know the servers' addresses."""
         self._told.update(workers)
 
@@ -71,11 +71,11 @@ class Membership:
             raise WireError(f"{peer} does not belong to this run as server {number}.")
         self._returning[number] = (channel, hello.address)
 
-    def comes(self, channel: Channel, number: int) -> bool:
+    def is_successor(self, channel: Channel, number: int) -> bool:
         """Whether a channel belongs to a successor of server `number` that is not yet a member."""
         return number in self._returning and self._returning[number][0] is channel
 
-    def returner_lost(self, channel: Channel) -> bool:
+    def on_returner_lost(self, channel: Channel) -> bool:
         """Forget a server's pending successor that failed. Returns whether the lost channel was a successor's."""
         found = [number for number, (known, _) in self._returning.items() if known is channel]
         for number in found:
@@ -89,7 +89,7 @@ class Membership:
 
     def _tell_joining(self) -> None:
         """Send the servers' addresses to joining workers, once all servers are members."""
-        if len(self.of("server")) < self.expected["server"]:
+        if len(self.channels_of("server")) < self.expected["server"]:
             return
         for number, channel in self.joining.items():
             if number not in self._told:
@@ -134,7 +134,7 @@ class Membership:
         del self.channels[node]
         return True
 
-    def of(self, role: str) -> dict[int, Channel]:
+    def channels_of(self, role: str) -> dict[int, Channel]:
         """Channels of all nodes of a role ("server", "worker"), by node index."""
         return {index: c for (r, index), c in self.channels.items() if r == role}
 
@@ -151,9 +151,9 @@ class Membership:
             if (role, index) not in self.ready
         ]
 
-    def tell(self, role: str, message: Any) -> None:
+    def send_to_all(self, role: str, message: Any) -> None:
         """Send a message to every node of a role, in order of index."""
-        for _, channel in sorted(self.of(role).items()):
+        for _, channel in sorted(self.channels_of(role).items()):
             channel.send(message)
 
 
@@ -170,14 +170,14 @@ class Fencing:
         self.gone.append(worker)
         self._closed[worker] = set()
         self._incarnations[worker] = incarnation
-        self.members.tell("server", Fence(worker, phase, batches, incarnation))
+        self.members.send_to_all("server", Fence(worker, phase, batches, incarnation))
 
     def tell_workers(self) -> None:
         """Tell the workers, who form a new all-reduce group, which workers have failed before."""
         for worker in self.gone:
-            self.members.tell("worker", WorkerFailed(worker))
+            self.members.send_to_all("worker", WorkerFailed(worker))
 
-    def tell(self, server: Channel) -> None:
+    def tell_successor(self, server: Channel) -> None:
         """Tell a failed server's successor which failed workers to refuse."""
         for worker, incarnation in sorted(self._incarnations.items()):
             server.send(Fence(worker, -1, [], incarnation))
@@ -186,11 +186,11 @@ class Fencing:
         """Whether some server has yet to confirm that it refuses a failed worker."""
         return worker in self._closed
 
-    def returned(self, worker: int) -> None:
+    def on_replaced(self, worker: int) -> None:
         """Record that a failed worker was replaced: its successor was admitted."""
         self.gone.remove(worker)
 
-    def fenced(self, message: Fenced) -> bool:
+    def on_fenced(self, message: Fenced) -> bool:
         """Record that a server refuses a failed worker. Returns whether it was the last server to do so."""
         closed = self._closed.get(message.worker)
         if closed is None:
@@ -205,7 +205,7 @@ class Fencing:
 BEAT_SECONDS = 1.0
 
 
-def beat(tell: Callable[[], None], seconds: float) -> None:
+def start_heartbeat(tell: Callable[[], None], seconds: float) -> None:
     """Start a thread that calls `tell` every `seconds`, to show other processes that this one is alive."""
 
     def run() -> None:
@@ -229,7 +229,7 @@ class Heartbeat:
         self._looked: float | None = None
         self._heard: dict[int, float] = {}
 
-    def answered(self, message: Pong) -> None:
+    def on_answer(self, message: Pong) -> None:
         """Record a worker's answer to a ping."""
         if message.worker in self._heard:
             self._heard[message.worker] = self.now()
@@ -242,7 +242,7 @@ class Heartbeat:
     def silent(self, workers: Mapping[int, Channel]) -> list[int]:
         """Ping the given nodes. Returns those that have been silent for longer than `patience`."""
         now = self.now()
-        self._forgive(now)
+        self._extend_deadlines(now)
         self._heard = {worker: self._heard.get(worker, now) for worker in workers}
         if self._last is None or now >= self._last + self.beat_seconds:
             self._last = now
@@ -254,7 +254,7 @@ class Heartbeat:
             del self._heard[worker]
         return gone
 
-    def _forgive(self, now: float) -> None:
+    def _extend_deadlines(self, now: float) -> None:
         """Extend all nodes' deadlines if this coordinator itself was stopped for two beats: answers may be unread."""
         away = 0.0 if self._looked is None else now - self._looked
         self._looked = now

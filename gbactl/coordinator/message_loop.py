@@ -77,12 +77,13 @@ class Coordinator:
             Hello: self._on_hello, Ready: self._on_ready, TakeBatch: self._on_take, Predictions: self._on_predictions,
             GradientNorms: self._on_norms, Inspected: self._on_inspected, Event: self._on_event, Pong: self._on_pong,
             DenseSaved: self._on_dense_saved, SummandsLost: self._on_sums, RingBroken: self._on_sums,
-            CheckpointLoaded: lambda channel, message, _: core.server_loaded(channel, message),
-            Staged: self._from("server", core.staged), Fenced: self._from("server", core.fenced),
-            Reached: self._from("server", core.requests.reached), Saved: self._from("server", core.checkpoints.saved),
+            CheckpointLoaded: lambda channel, message, _: core.on_server_loaded(channel, message),
+            Staged: self._from("server", core.on_staged), Fenced: self._from("server", core.on_fenced),
+            Reached: self._from("server", core.requests.on_reached),
+            Saved: self._from("server", core.checkpoints.on_saved),
             StepChecksum: self._from("server", lambda message: self.context.log.info(CHECKSUM, message._asdict())),
-            DenseMoved: self._from("worker", core.migration.moved),
-            ClosedReplicas: self._from("worker", core.replicas.closed),
+            DenseMoved: self._from("worker", core.migration.on_moved),
+            ClosedReplicas: self._from("worker", core.replicas.on_closed),
         }  # fmt: skip
         if self.failover is not None:
             self._handlers[ServerState] = self._from("server", self.failover.server_state)
@@ -108,7 +109,7 @@ class Coordinator:
             with room_needed(self.context.run_dir):
                 self._loop()
         except DivergedError as error:
-            self.context.tell_progress()
+            self.context.send_progress()
             self.context.log.flush()
             key = f"optim.lr={self.context.cfg.optim.lr / 10:g}"
             raise DivergedError(f"{error} {checkpoints.resume_hint(key)}".rstrip()) from error
@@ -130,11 +131,11 @@ class Coordinator:
         condition, deadline = until
         while not condition():
             left = PROGRESS_SECONDS if deadline is None else min(PROGRESS_SECONDS, deadline - self.hub.now())
-            for channel, frame in self.hub.poll(self.core.workers.left(max(0.0, left))):
+            for channel, frame in self.hub.poll(self.core.workers.shorten_wait(max(0.0, left))):
                 self._handle(channel, frame)
-            self.core.look()
+            self.core.poll()
             if self.context.training is not None and self._progress_due(self.context.training):
-                self.context.tell_progress()
+                self.context.send_progress()
             if deadline is not None and self.hub.now() >= deadline:
                 return condition()
         return True
@@ -152,13 +153,13 @@ class Coordinator:
         if frame.kind == frames.CLOSED:
             self._lost(channel)
             return
-        self.context.failures.alive(str(channel.peer))
+        self.context.failures.record_sign_of_life(str(channel.peer))
         try:
             message = decode(frame)
             handler = self._handlers.get(type(message))
             if handler is None:
                 raise WireError(f"{channel.peer} may not send {type(message).__name__} to the coordinator.")
-            if (failover := self._failover_under_way) is not None and failover.keeps(channel, message):
+            if (failover := self._failover_under_way) is not None and failover.holds_back(channel, message):
                 return
             handler(channel, message, frame)
         except WireError as error:
@@ -184,12 +185,12 @@ class Coordinator:
         run, core, peer = self.context, self.core, channel.peer
         if channel is run.launcher:
             raise PeerGoneError("The launcher is gone.")
-        if (failover := self._failover_under_way) is not None and failover.lost(channel):
+        if (failover := self._failover_under_way) is not None and failover.on_lost(channel):
             return
-        joined_not = core.workers.joiner_lost(channel) or run.members.returner_lost(channel)
+        joined_not = core.workers.on_joiner_lost(channel) or run.members.on_returner_lost(channel)
         if joined_not or not run.members.forget(channel) or run.stopped:
             return
-        if not core.node_lost(peer):
+        if not core.on_node_lost(peer):
             raise PeerGoneError(f"{peer} is gone.")
 
     # -- messages -----------------------------------------------------------------------------------
@@ -205,40 +206,40 @@ class Coordinator:
     def _on_pong(self, channel: Channel, pong: Pong, _: Frame) -> None:
         role = "server" if channel.peer.role == "server" else "worker"
         self.context.members.authentic(channel, role, pong.worker)
-        (self.core.servers if role == "server" else self.core.workers).heartbeat.answered(pong)
+        (self.core.servers if role == "server" else self.core.workers).heartbeat.on_answer(pong)
         if role == "server":
-            self.context.record.statistics.times.beat(f"S{pong.worker}", pong.times)
+            self.context.record.statistics.times.on_heartbeat(f"S{pong.worker}", pong.times)
 
     def _on_ready(self, channel: Channel, ready: Ready, _: Frame) -> None:
-        if ready.role == "worker" and self.core.workers.ready(channel, ready.number):
+        if ready.role == "worker" and self.core.workers.on_ready(channel, ready.number):
             return
         self.context.members.authentic(channel, ready.role, ready.number)
         self.context.members.ready.add((ready.role, ready.number))
 
     def _on_take(self, channel: Channel, take: TakeBatch, _: Frame) -> None:
-        if self.core.workers.early(channel, take.worker):
+        if self.core.workers.queue_early_request(channel, take.worker):
             return
         self.context.members.authentic(channel, "worker", take.worker)
-        self.context.take(take.worker)
+        self.context.hand_out(take.worker)
 
     def _on_sums(self, channel: Channel, message: SummandsLost | RingBroken, _: Frame) -> None:
         if channel.peer.role != "server":
             raise WireError(f"{channel.peer} sums nothing.")
-        self.core.summed(message)
+        self.core.on_summed(message)
 
     def _on_predictions(self, channel: Channel, message: Predictions, frame: Frame) -> None:
         self.context.members.authentic(channel, "worker", message.worker)
         if self.context.evaluation is not None and message.phase == self.context.phase_number:
-            self.context.evaluation.put(message, frame.payload)
-            self.context.failures.useful(str(channel.peer))
+            self.context.evaluation.store(message, frame.payload)
+            self.context.failures.record_useful_work(str(channel.peer))
 
     def _on_inspected(self, channel: Channel, message: Inspected, _: Frame) -> None:
         self.context.members.member(channel)
-        self.core.requests.answered(channel, message)
+        self.core.requests.on_checksums(channel, message)
 
     def _on_dense_saved(self, channel: Channel, message: DenseSaved, frame: Frame) -> None:
         self.context.members.authentic(channel, "worker", channel.peer.index)
-        self.core.checkpoints.dense(message, frame.floats(), channel.peer.index)
+        self.core.checkpoints.on_dense(message, frame.floats(), channel.peer.index)
 
     def _on_norms(self, channel: Channel, message: GradientNorms, _: Frame) -> None:
         self.context.members.member(channel)
@@ -250,4 +251,4 @@ class Coordinator:
     def _on_event(self, channel: Channel, event: Event, _: Frame) -> None:
         if channel is not self.context.launcher or event.name not in ("switch", "stop"):
             raise WireError(f"{channel.peer} may not send an event {event.name} to the coordinator.")
-        self.core.asked(event)
+        self.core.on_launcher_request(event)

@@ -18,11 +18,11 @@ from typing import Any
 
 from gbactl.config import RunConfig, mode_values
 from gbactl.config.rounds_and_shards import row_bytes
-from gbactl.config.validation import obstacle, wished
+from gbactl.config.validation import switch_obstacle, switched_config
 from gbactl.coordinator import event_log
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.run_context import Flow, NodeRequests, RunContext, WaitCondition
-from gbactl.coordinator.run_record import checksums
+from gbactl.coordinator.run_summary import checksums
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.policies import Policy
 from gbactl.switching.auto_controller import AutoSwitch
@@ -79,12 +79,12 @@ class DenseMigration:
         self.moving = False
         self._moved: set[int] = set()
 
-    def moved(self, message: DenseMoved) -> None:
+    def on_moved(self, message: DenseMoved) -> None:
         """Record that a worker has done its part of the migration."""
         if message.turn == self.state.request:
             self._moved.add(message.worker)
 
-    def move(self, to: str, source: str = "") -> Flow[bool]:
+    def migrate(self, to: str, source: str = "") -> Flow[bool]:
         """Migrate the dense parameters. Returns False if a worker failed, which leaves them where they were.
 
         In that case the servers hold them, which after a phase also hold the mean or centre of the replicas.
@@ -95,7 +95,7 @@ class DenseMigration:
         state.to, state.source = to, source
         self.run.log_note()
         try:
-            moved = yield from self._move(to, source)
+            moved = yield from self._migrate(to, source)
         finally:
             self.moving = False
         state.to = state.source = ""
@@ -103,21 +103,21 @@ class DenseMigration:
         self.run.log_note()
         return moved
 
-    def settle(self, home: str) -> Flow[None]:
+    def complete_migration(self, home: str) -> Flow[None]:
         """Migrate the dense parameters to `home`, whatever state a failed coordinator left a migration in."""
         state = self.state
         way, state.to, state.source = (state.to, state.source), "", ""
         if way == ("", "") and state.home == home:
             return
         if way == ("servers", "workers"):
-            yield from self.move("servers", "workers")
+            yield from self.migrate("servers", "workers")
         else:
             yield from self._ask("servers", -1, lambda: False)  # the servers have kept what they gave
             state.home = "servers"
         if home != "servers":
-            yield from self.move(home, "servers")
+            yield from self.migrate(home, "servers")
 
-    def _move(self, to: str, source: str) -> Flow[bool]:
+    def _migrate(self, to: str, source: str) -> Flow[bool]:
         if source == "workers":
             yield from self._give()
         if to == "servers":
@@ -145,7 +145,7 @@ class DenseMigration:
     def _give(self) -> Flow[None]:
         """Have one worker send the dense parameters to the servers; if it fails meanwhile, have another do so."""
         while True:
-            giver = min(self.members.of("worker"))
+            giver = min(self.members.channels_of("worker"))
             yield from self._ask("servers", giver, lambda giver=giver: giver in self.fencing.gone)  # type: ignore[misc]
             if giver in self._moved:
                 return
@@ -153,14 +153,14 @@ class DenseMigration:
     def _ask(self, home: str, giver: int, enough: Callable[[], bool]) -> Flow[None]:
         self.state.request += 1
         self._moved.clear()
-        self.members.tell("worker", MoveDense(home, giver, self.state.request))
+        self.members.send_to_all("worker", MoveDense(home, giver, self.state.request))
 
         def answered() -> bool:
-            return set(self.members.of("worker")) <= self._moved or enough()
+            return set(self.members.channels_of("worker")) <= self._moved or enough()
 
         deadline = self.run.hub.now() + self.run.cfg.cluster.start_timeout
         if not (yield WaitCondition(answered, deadline)):
-            silent = ", ".join(f"W{worker}" for worker in sorted(set(self.members.of("worker")) - self._moved))
+            silent = ", ".join(f"W{worker}" for worker in sorted(set(self.members.channels_of("worker")) - self._moved))
             raise ClusterError(f"{silent} did not answer when the dense parameters were moved to the {home}.")
 
 
@@ -190,7 +190,7 @@ class ModeSwitch:
 
         `inside`: the day has begun before; `kept`: what the replicas of the previous phase became."""
         self._round = number
-        self._tell(None)
+        self._report(None)
         cfg = self.plan.take(self._position())
         self._fresh = False
         if cfg is not None:
@@ -201,7 +201,7 @@ class ModeSwitch:
     def _switch(self, cfg: RunConfig, first: int, inside: bool, kept: str) -> Flow[None]:
         run, wish, self._wish = self.run, self._wish, {}
         self._losses = run.server_losses
-        servers = yield from self.requests.inspect("server", what=self.what)
+        servers = yield from self.requests.inspect("server", what=self.checksum_scope)
         if inside:
             self.log_checksums(servers)
         why_not = self._reason(cfg) or (yield from self._begun(cfg, servers, inside))
@@ -209,7 +209,7 @@ class ModeSwitch:
         report = {**wish, "from": run.current.mode.name, "to": cfg.mode.name, "step": run.step, **dense}
         if why_not:
             self._drained = None
-            run.tell("switch", {**report, "state": "stayed", "why": why_not})
+            run.send_event("switch", {**report, "state": "stayed", "why": why_not})
             return
         point = self.plan.point or ("auto" if wish.get("id") == BY_AUTO else f"step{run.step}")
         modes = run.record.modes = switched(run.record.modes, cfg.mode.name, point, self._fresh)
@@ -222,33 +222,33 @@ class ModeSwitch:
         """Compute checksums and migrate the dense parameters for a switch. Returns an error sentence, empty if none."""
         workers: dict[str, Inspected] = {}
         if "workers" in (cfg.home, self.run.home):
-            workers = yield from self.requests.inspect("worker", what=self.what, seconds=self._patience)
+            workers = yield from self.requests.inspect("worker", what=self.checksum_scope, seconds=self._patience)
             if not workers:
                 return "a worker did not answer"
         if reason := self._reason(cfg):
             return reason
         self.state.gradient = self.run.record.last_gradient if inside else None
         self._drained = self._sum("drained", {**servers, **workers})
-        home = (yield from self._afresh(cfg)) if self.plan.fresh else self.run.home
-        if cfg.home != home and not (yield from self.migration.move(cfg.home, home)):
+        home = (yield from self._reset_optimizer(cfg)) if self.plan.fresh else self.run.home
+        if cfg.home != home and not (yield from self.migration.migrate(cfg.home, home)):
             note = "; the optimizer's state begins anew all the same" if self._fresh else ""
             return f"a worker died while the dense parameters were moved{note}"
         return ""
 
-    def _afresh(self, cfg: RunConfig) -> Flow[str]:
+    def _reset_optimizer(self, cfg: RunConfig) -> Flow[str]:
         """Reset the optimizer's state on the servers. Returns the holder of the dense parameters afterwards.
 
         Raises ClusterError where a worker that `cfg` needs failed meanwhile: the switch cannot be reverted."""
         run = self.run
         if run.home != "servers":
-            yield from self.migration.move("servers", run.home)
+            yield from self.migration.migrate("servers", run.home)
             if reason := self._reason(cfg):
                 raise ClusterError(f"{reason}.")
         run.fresh_at = run.step
-        run.members.tell("server", ResetOptimizer())
+        run.members.send_to_all("server", ResetOptimizer())
         yield from self.requests.barrier(run.step)
         run.log.info(event_log.SWITCH, {"mode": mode_values(run.current), "step": run.step, "fresh": True})
-        run.record.afresh()
+        run.record.record_optimizer_reset()
         self._fresh, self._drained = True, None  # checksums before and after differ
         return "servers"
 
@@ -264,7 +264,7 @@ class ModeSwitch:
         return max(1.0, self.run.cfg.switch.drain_seconds)
 
     @property
-    def what(self) -> str:
+    def checksum_scope(self) -> str:
         """Scope of the checksums between two phases: "checksum", or "dense" where the tables are too large."""
         cfg, size = self.run.cfg, self.run.dataset.schema.rows * row_bytes(self.run.cfg)
         return "checksum" if cfg.switch.checksum == "all" or size <= SMALL_TABLES else "dense"
@@ -273,7 +273,7 @@ class ModeSwitch:
         """Combine the checksums of all inspected nodes into the model's checksum, and log it."""
         total = checksums(found)["model"] or ""
         self.run.log.info(
-            event_log.CHECKSUM, {"step": self.run.step - 1, "model": total, "when": when, "of": self.what}
+            event_log.CHECKSUM, {"step": self.run.step - 1, "model": total, "when": when, "of": self.checksum_scope}
         )
         return total
 
@@ -291,16 +291,16 @@ class ModeSwitch:
             return
         drained, self._drained = self._drained, None
         roles = ["server", *(["worker"] if self.run.home == "workers" else [])]
-        now = self._sum("resumed", (yield from self.requests.inspect(*roles, what=self.what)))
+        now = self._sum("resumed", (yield from self.requests.inspect(*roles, what=self.checksum_scope)))
         if now != drained and self._losses == self.run.server_losses:
             raise ClusterError(f"The switch to {self.run.current.mode.name} changed the model; please report this.")
 
     # -- within a phase -----------------------------------------------------------------------------
 
     def begin(self, policy: Policy) -> int | None:
-        """Set the batch before which a new phase ends, if the schedule has a switch within the phase's day.
+        """Limit a new phase: it ends before the batch at which the schedule's next switch of that day is due.
 
-        Returns the global step that ends it if the batch is not known in advance."""
+        Returns the global step that ends the phase if that batch is not known in advance."""
         self._rest = policy.phase.samples
         if self.auto is not None:
             self.auto.begin(self.run.current.mode.name, policy)
@@ -310,7 +310,7 @@ class ModeSwitch:
         policy.stop(batch)
         return None
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """End the phase if a switch is due; report the last switch once the first gradient after it has arrived.
 
         Called between messages."""
@@ -318,7 +318,7 @@ class ModeSwitch:
         if training is None:
             return
         if training.clock.gradients is not None:
-            self._tell(training.clock.gradients[0])
+            self._report(training.clock.gradients[0])
         if self.auto is not None:
             self._consult(self.auto, training)
         if not self._stopping and self.plan.called(self.run.record.seconds):
@@ -329,19 +329,19 @@ class ModeSwitch:
 
     def _consult(self, auto: AutoSwitch, training: LivePhase) -> None:
         """Ask switch=auto for a decision, and request the switch that it recommends."""
-        look = None if self._busy else auto.look(training.policy)
+        look = None if self._busy else auto.poll(training.policy)
         if look is None:
             return
         to = self.run.cfg.candidates[look.wanted]
-        obstacle = self._hindrance(to) if look.wanted != look.mode else ""
+        obstacle = self._obstacle(to) if look.wanted != look.mode else ""
         record, policy = self.run.record, training.policy
         position = {"day": record.label, "step": policy.step, "samples": record.ledger.read + policy.ledger.read}
-        auto.note(look, position, obstacle)
+        auto.log_decision(look, position, obstacle)
         if look.wanted != look.mode and not obstacle:
             log.info("auto: %s", look.reason)
             self.ask({"mode": mode_values(to)})
 
-    def _tell(self, first: float | None) -> None:
+    def _report(self, first: float | None) -> None:
         """Report the last switch, once; `first`: arrival time of the first gradient after it, None if there is none."""
         if self.state.report is None:
             return
@@ -349,7 +349,7 @@ class ModeSwitch:
         last, self.state.gradient = self.state.gradient, None
         pause = None if last is None or first is None else 1000.0 * (first - last)
         self.run.record.pause(pause)
-        self.run.tell("switch", {**report, "pause_ms": pause})
+        self.run.send_event("switch", {**report, "pause_ms": pause})
 
     def drain(self, training: LivePhase) -> Flow[None]:
         """Wait until all gradients in flight have arrived; before a switch, at most until the switch's deadline.
@@ -362,8 +362,8 @@ class ModeSwitch:
         deadline = begin + run.cfg.switch.drain_seconds if early else None
         if not (yield WaitCondition(lambda: policy.idle, deadline)):
             self.abandoned.add(training.number, training.forgo())
-            run.members.tell("worker", Abandon(training.number))
-        self.look()
+            run.members.send_to_all("worker", Abandon(training.number))
+        self.poll()
 
     # -- requests of users --------------------------------------------------------------------------
 
@@ -371,40 +371,40 @@ class ModeSwitch:
         """Handle a `gbactl switch` request {id, mode: {...}} that the launcher passes on; it is always answered."""
         wish = {"id": fields.get("id", BY_AUTO)}
         try:
-            cfg = wished(self.run.cfg, self.run.current, fields.get("mode"))
+            cfg = switched_config(self.run.cfg, self.run.current, fields.get("mode"))
         except ConfigError as error:
-            self.run.tell("switch", {**wish, "state": "refused", "why": str(error)})
+            self.run.send_event("switch", {**wish, "state": "refused", "why": str(error)})
             return
         told = {**wish, "from": self.run.current.mode.name, "to": cfg.mode.name}
         if mode_values(cfg) == mode_values(self.run.current) and not self._busy:
-            self.run.tell("switch", {**told, "state": "same"})
+            self.run.send_event("switch", {**told, "state": "same"})
             return
-        why_not = "another switch is under way" if self._busy else self._hindrance(cfg)
+        why_not = "another switch is under way" if self._busy else self._obstacle(cfg)
         if why_not:
-            self.run.tell("switch", {**told, "state": "refused", "why": why_not})
+            self.run.send_event("switch", {**told, "state": "refused", "why": why_not})
             return
         self.plan.asked, self._wish = cfg, {**wish, "to": cfg.mode.name}
-        self.run.tell("switch", {**told, "state": "accepted"})
+        self.run.send_event("switch", {**told, "state": "accepted"})
 
     @property
     def _busy(self) -> bool:
         return self._stopping or self._under_way or bool(self._wish) or self.state.report is not None
 
-    def _hindrance(self, cfg: RunConfig) -> str:
+    def _obstacle(self, cfg: RunConfig) -> str:
         training = self.run.training
         last = self._round == len(self.run.rounds) - 1
         more = training is not None and not training.policy.exhausted
         if last and not more and self.run.started:
             return "the run has handed out its last batch"
-        return self._reason(cfg) or obstacle(self.run.cfg, cfg)
+        return self._reason(cfg) or switch_obstacle(self.run.cfg, cfg)
 
     def ended(self) -> None:
         """Answer a pending `gbactl switch` request at the end of the run."""
-        self._tell(None)
+        self._report(None)
         if self._wish:
             now = {"from": self.run.current.mode.name, "step": self.run.step}
             told = {**self._wish, **now, "state": "stayed", "why": "the run ended before it"}
-            self.run.tell("switch", told)
+            self.run.send_event("switch", told)
 
     def _position(self) -> RunProgress:
         record = self.run.record

@@ -63,12 +63,12 @@ class ReplicaPhases:
         self._ask_anew()
         self._idle = False
         rule, shadow = self._kind.rule, self._kind.shadow
-        self.members.tell("worker", OpenReplicas(self.run.phase_number, rule, shadow, trainers, values))
+        self.members.send_to_all("worker", OpenReplicas(self.run.phase_number, rule, shadow, trainers, values))
         self.run.fencing.tell_workers()
-        self._close(worker for worker in self.members.of("worker") if worker >= trainers)
+        self._close(worker for worker in self.members.channels_of("worker") if worker >= trainers)
         threads = options.hogwild_threads
-        live = [worker for worker in self.members.of("worker") if worker < trainers]
-        self._more = [worker for _ in range((threads - 1) * (1 + cfg.mode.ahead)) for worker in live]
+        live = [worker for worker in self.members.channels_of("worker") if worker < trainers]
+        self._more = [worker for _ in range((threads - 1) * (1 + cfg.mode.prefetched_batches)) for worker in live]
         self.run.waiting.extend(self._more if began is None else ())
         self.state.last = {
             "evaluated": "mean of the replicas" if self._kind.collective else "centre",
@@ -76,15 +76,15 @@ class ReplicaPhases:
         }  # fmt: skip
         self.state.settings = dict(self.state.last)
 
-    def look(self, policy: Policy) -> None:
+    def poll(self, policy: Policy) -> None:
         """Once all batches of the phase are handed out, inform the trainers that average in the foreground.
 
         Called between two messages."""
         if self._kind is None or self._kind.shadow or not self._kind.collective or self._idle or not policy.exhausted:
             return
         self._idle = True
-        for worker in sorted(set(self.members.of("worker")) - self._told):
-            self.members.of("worker")[worker].send(CloseReplicas(self.request, False))
+        for worker in sorted(set(self.members.channels_of("worker")) - self._told):
+            self.members.channels_of("worker")[worker].send(CloseReplicas(self.request, False))
 
     def close(self) -> Flow[None]:
         """Wait until all trainers have sent their replicas to the servers, which then keep the mean or the centre.
@@ -99,7 +99,7 @@ class ReplicaPhases:
             else:
                 self.run.surplus[worker] += 1
         yield from self._give()
-        self.members.tell("server", AverageReplicas(self._kind.collective))
+        self.members.send_to_all("server", AverageReplicas(self._kind.collective))
         notes = total_notes(self._notes.values())
         notes["distances"] = [[self._began + at, distance] for at, distance in notes["distances"]]
         self.state.phases.append(notes)
@@ -110,8 +110,8 @@ class ReplicaPhases:
         """Wait until every server has the replicas of all trainers."""
         while True:
             lost = self.run.server_losses
-            self._close(self.members.of("worker"))
-            yield WaitCondition(lambda: set(self.members.of("worker")) <= set(self._notes))
+            self._close(self.members.channels_of("worker"))
+            yield WaitCondition(lambda: set(self.members.channels_of("worker")) <= set(self._notes))
             if lost == self.run.server_losses:
                 return
             self._ask_anew()
@@ -123,36 +123,36 @@ class ReplicaPhases:
     def _close(self, workers: Any) -> None:
         for worker in sorted(set(workers) - self._told):
             self._told.add(worker)
-            self.members.of("worker")[worker].send(CloseReplicas(self.request))
+            self.members.channels_of("worker")[worker].send(CloseReplicas(self.request))
 
-    def left(self, worker: int) -> None:
+    def drop_requests(self, worker: int) -> None:
         """Drop the batch requests of a failed worker's compute threads: its successor sends its own."""
         self._more = [each for each in self._more if each != worker]
         self.run.surplus.pop(worker, None)
 
-    def more(self, worker: int) -> int:
+    def extra_requests(self, worker: int) -> int:
         """Number of open batch requests of a worker's additional compute threads in this phase."""
         return self._more.count(worker)
 
-    def closed(self, message: ClosedReplicas) -> None:
+    def on_closed(self, message: ClosedReplicas) -> None:
         """Record a trainer's statistics, sent at the end of a phase. Raises WireError where they are malformed."""
         check_notes(message.notes)
         if message.turn == self.request:
             self._notes[message.worker] = message.notes
 
     @property
-    def saved(self) -> list[int]:
+    def workers_to_save(self) -> list[int]:
         """Workers whose replicas a checkpoint needs now: every trainer, within a phase."""
         trainers = self.state.last.get("trainers", 0) if self._kind is not None else 0
-        return [worker for worker in self.members.of("worker") if worker < trainers]
+        return [worker for worker in self.members.channels_of("worker") if worker < trainers]
 
     @property
-    def centred(self) -> bool:
+    def has_centre(self) -> bool:
         """Whether the dense parameters of this phase are an EASGD centre, which the servers hold."""
         return self._kind is not None and not self._kind.collective
 
     @property
-    def kept(self) -> str:
+    def kind_of_dense(self) -> str:
         """Kind of the last phase's dense parameters: "centre", "mean of the replicas", or "" without replicas."""
         return str(self.state.last.get("evaluated", ""))
 

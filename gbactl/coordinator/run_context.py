@@ -28,7 +28,7 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.membership import Fencing, Membership
-from gbactl.coordinator.run_record import RecoveryTimes, RunSummary
+from gbactl.coordinator.run_summary import RecoveryTimes, RunSummary
 from gbactl.coordinator.state import FailureRecord, JobPosition, Journal, JournalState, RunState
 from gbactl.coordinator.statistics import ActivityTimes
 from gbactl.data.dataset import Dataset
@@ -69,7 +69,7 @@ class Evaluation:
         self._again: list[int] = []
         self._next = 0
 
-    def take(self, worker: int) -> tuple[int, int, int] | None:
+    def next_batch(self, worker: int) -> tuple[int, int, int] | None:
         """Next evaluation batch for a worker, as (batch, start, samples); None when all are handed out."""
         number = self._again.pop() if self._again else self._next
         start = number * self.batch
@@ -79,12 +79,12 @@ class Evaluation:
         self._leases[number] = worker
         return number, start, min(self.batch, self.samples - start)
 
-    def left(self, worker: int) -> None:
+    def requeue(self, worker: int) -> None:
         """Hand out a failed worker's evaluation batches again."""
         self._again += [batch for batch, owner in self._leases.items() if owner == worker]
         self._leases = {batch: owner for batch, owner in self._leases.items() if owner != worker}
 
-    def put(self, message: Predictions, payload: Any) -> None:
+    def store(self, message: Predictions, payload: Any) -> None:
         """Store a batch's predictions. Raises WireError when their number does not match the batch."""
         expected = min(self.batch, self.samples - message.batch * self.batch)
         if message.batch < 0 or message.samples != expected or payload.size != 4 * expected:
@@ -149,9 +149,9 @@ class RunContext:
         if cfg.candidates:
             batch = cfg.candidates[SYNC].local_batch
             controller = AutoController(cfg.cluster.workers, cfg.train.global_batch, batch, cfg.switch)
-            told = functools.partial(self.tell, "auto")
+            told = functools.partial(self.send_event, "auto")
             self.auto = AutoSwitch(controller, cfg.switch.every, run_dir, lambda: self.record.seconds, told)
-            self.record.statistics.heard = self.auto.heard
+            self.record.statistics.heard = self.auto.add_gradient
 
     # -- facts --------------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class RunContext:
         return self.record.ledger.finished + (0 if self.training is None else self.training.policy.ledger.finished)
 
     @property
-    def savable(self) -> bool:
+    def can_save(self) -> bool:
         """Whether the servers' state can be saved now: every shard is served, and no rollback is pending."""
         return not (self.servers_gone or self.rollback_pending)
 
@@ -181,7 +181,7 @@ class RunContext:
 
     # -- batches ------------------------------------------------------------------------------------
 
-    def take(self, worker: int) -> None:
+    def hand_out(self, worker: int) -> None:
         """Hand a worker its next batch, or queue its request if no batch is available yet."""
         if self.surplus[worker]:
             self.surplus[worker] -= 1
@@ -197,7 +197,7 @@ class RunContext:
 
     def _take_evaluation(self, worker: int) -> None:
         evaluation = self.evaluation
-        got = None if evaluation is None else evaluation.take(worker)
+        got = None if evaluation is None else evaluation.next_batch(worker)
         if evaluation is None or got is None:
             self.waiting.append(worker)
             return
@@ -207,17 +207,21 @@ class RunContext:
 
     # -- reports ------------------------------------------------------------------------------------
 
-    def tell(self, name: str, fields: dict[str, Any]) -> None:
+    def send_event(self, name: str, fields: dict[str, Any]) -> None:
         """Send the launcher an event."""
         if self.launcher is not None:
             self.launcher.send(Event(name, fields))
 
-    def tell_progress(self) -> None:
+    def send_progress(self) -> None:
         """Report the progress of the run to the launcher."""
-        told = {"mode": self.current.mode.name, "live": len(self.members.of("worker")), "lost": self.fencing.gone}
+        told = {
+            "mode": self.current.mode.name,
+            "live": len(self.members.channels_of("worker")),
+            "lost": self.fencing.gone,
+        }
         if self.auto is not None:
             told["auto"] = self.auto.last
-        self.tell("progress", {**self.record.progress(self.training, self.step), **told})
+        self.send_event("progress", {**self.record.progress(self.training, self.step), **told})
         if self.journal.on and time.monotonic() >= self._times_due:
             self.save_times()
 
@@ -240,7 +244,7 @@ class RunContext:
         times = ActivityTimes(since=self.record.seconds) if found is None else found.shifted(self.record.began)
         self.record.statistics.times = times
         if replaced:
-            times.replaced(list(times.beats))
+            times.on_servers_replaced(list(times.beats))
 
     def save_standstill(self, stage: str, number: int, rest: Any = (), inside: bool = False) -> None:
         """Save the run's state while no batch is in flight; `rest`: untrained sample ranges of round `number`."""
@@ -257,13 +261,13 @@ class RunContext:
 
     def _update(self) -> None:
         """Copy incarnations and active faults, which other objects keep, into the state to be saved."""
-        servers = self.members.of("server").items()
+        servers = self.members.channels_of("server").items()
         self.state.ongoing.lives.servers = {shard: channel.peer.incarnation for shard, channel in servers}
-        self.state.ongoing.acted = self.record.statistics.acted
+        self.state.ongoing.acted = self.record.statistics.observed_faults
 
     def _log_failure(self, number: int, failed: FailureRecord) -> None:
         since = failed.at - self.record.began
-        self.log.info(event_log.FAILURE, {"number": number, "at_s": since, **failed.timed()})
+        self.log.info(event_log.FAILURE, {"number": number, "at_s": since, **failed.to_log()})
 
 
 class NodeRequests:
@@ -297,7 +301,7 @@ class NodeRequests:
         self.inspected.clear()
         deadline = None if seconds is None else self.run.hub.now() + seconds
         if "worker" in roles:
-            self.run.members.tell("worker", Inspect(what))
+            self.run.members.send_to_all("worker", Inspect(what))
         servers = self._open_to_servers(Inspect(what), lambda shard: f"S{shard}" in self.inspected)
         with servers if "server" in roles else nullcontext():
             if not (yield WaitCondition(lambda: self._all_inspected(roles), deadline)):
@@ -320,7 +324,7 @@ class NodeRequests:
         """Ask every server, and within the context also the successors of those that have not answered."""
         self._open = (message, answered)
         self.asking(isinstance(message, Inspect | ReloadCheckpoint))
-        self.run.members.tell("server", message)
+        self.run.members.send_to_all("server", message)
         try:
             yield
         finally:
@@ -337,20 +341,20 @@ class NodeRequests:
 
     def _names(self, roles: Sequence[str]) -> set[str]:
         servers = {f"S{shard}" for shard in range(self.run.cfg.cluster.servers)} if "server" in roles else set()
-        workers = self.run.members.of("worker").values() if "worker" in roles else ()
+        workers = self.run.members.channels_of("worker").values() if "worker" in roles else ()
         return servers | {str(channel.peer) for channel in workers}
 
     # -- answers ------------------------------------------------------------------------------------
 
-    def reached(self, message: Reached) -> None:
+    def on_reached(self, message: Reached) -> None:
         """Record that a shard has applied all steps below the barrier's step."""
         self._reached.add(message.shard)
 
-    def reloaded(self, shard: int) -> None:
+    def on_reloaded(self, shard: int) -> None:
         """Record that a shard has reloaded the requested checkpoint."""
         self._reloaded.add(shard)
 
-    def answered(self, channel: Channel, message: Inspected) -> None:
+    def on_checksums(self, channel: Channel, message: Inspected) -> None:
         """Record a node's checksums. Raises WireError for impossible ones."""
         total = message.model_sum
         if message.node != str(channel.peer) or (total and not (total.isdecimal() and len(total) <= SUM_DIGITS)):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from gbactl.checkpoint.remaining_samples import Ranges, after, flat, total
+from gbactl.checkpoint.remaining_samples import Ranges, encode_ranges, total_samples, without_first
 from gbactl.config.rounds_and_shards import Round, samples_of
 from gbactl.coordinator import event_log
 from gbactl.coordinator.coordinator_failover import Failover
@@ -58,7 +58,7 @@ class RunFlow:
         best = record.results[record.stopping.best_round if run.dataset.kind == "splits" else -1]
         result = yield from self._result(best)
         run.failures.end()
-        run.tell("result", result)
+        run.send_event("result", result)
         run.log.close(step=run.step)
         yield from self._dismiss("done")
 
@@ -130,21 +130,21 @@ class RunFlow:
         run, core = self.run, self.core
         rows = run.dataset.splits[part.split].rows
         run.record.round = (part, number, len(run.rounds), rows)
-        rest, inside, stood = core.checkpoints.unread(number, rows), False, False
+        rest, inside, stood = core.checkpoints.remaining_ranges(number, rows), False, False
         if self.failover is not None:
-            rest, inside, stood = self.failover.stood(number) or (rest, inside, stood)
+            rest, inside, stood = self.failover.resumed_round(number) or (rest, inside, stood)
         while rest:
-            if self._evaluation_due(part, rows - total(rest)):
+            if self._evaluation_due(part, rows - total_samples(rest)):
                 core.switch.log_checksums((yield from core.requests.inspect("server")))
                 scores = yield from self._score(part, number, rest)
                 if self._must_go_back:
                     return False
-                self._tell_scores(part, scores, f"{part.label}, {rows - total(rest):,} of {rows:,} samples")
+                self._tell_scores(part, scores, f"{part.label}, {rows - total_samples(rest):,} of {rows:,} samples")
             if not stood:
-                yield from core.switch.go_on(number, rest[0][0], inside, core.replicas.kept)
+                yield from core.switch.go_on(number, rest[0][0], inside, core.replicas.kind_of_dense)
                 run.save_standstill(TRAIN, number, rest, inside)
             trained = yield from self._phase(part, rest)
-            rest, inside, stood = after(rest, trained), True, False
+            rest, inside, stood = without_first(rest, trained), True, False
             if self._must_go_back:
                 return False
         core.switch.log_checksums((yield from core.requests.inspect("server")))
@@ -171,13 +171,13 @@ class RunFlow:
         training.finish()
         run.state.stood.joins = [(worker, grant) for worker, grants in training.joins.items() for grant in grants]
         run.step = policy.step
-        core.sums.ends(policy.phase)
+        core.sums.on_phase_end(policy.phase)
         yield from core.requests.barrier(run.step)
         run.training = None
         run.record.close_phase(run.current.mode.name, training)
         run.record.phases[-1].update(core.replicas.phase())
-        run.tell("phase", {"phases": list(run.record.phases)})
-        run.tell_progress()
+        run.send_event("phase", {"phases": list(run.record.phases)})
+        run.send_progress()
         if run.home != "replicas":  # the log must not show successors in a phase that a failover may continue
             yield from self._rejoin()
         return policy.phase.samples
@@ -187,14 +187,14 @@ class RunFlow:
         run, core, cfg = self.run, self.core, self.run.current
         workers, joiners = range(cfg.cluster.workers), range(cfg.cluster.workers, run.cfg.processes)
         phase = Phase(
-            total(rest), cfg.local_batch, cfg.train.global_batch, run.step, tuple(workers), tuple(joiners),
+            total_samples(rest), cfg.local_batch, cfg.train.global_batch, run.step, tuple(workers), tuple(joiners),
             prefetch=cfg.mode.prefetch,
         )  # fmt: skip
         policy = cfg.mode.policy(phase, cfg.policy_options())
-        core.sums.begins(phase)
+        core.sums.on_phase_begin(phase)
         stop_at = core.switch.begin(policy)
         if (every := cfg.train.eval_every) is not None:
-            before = run.dataset.splits[part.split].rows - total(rest)
+            before = run.dataset.splits[part.split].rows - total_samples(rest)
             policy.stop(-(-(every - before % every) // cfg.local_batch))
         failover = self.failover if run.taking_over else None
         if failover is None:
@@ -209,12 +209,12 @@ class RunFlow:
         training.stop_at, training.ranges, training.mode, run.training = stop_at, rest, cfg.mode.name, training
         training.told_loss = self._on_loss
         core.checkpoints.watch(training)
-        training.one_each = cfg.home == "servers" and not cfg.mode.ahead
+        training.one_each = cfg.home == "servers" and not cfg.mode.prefetched_batches
         if failover is not None:
             yield from failover.go_on(training)
         for worker in run.fencing.gone:
-            if not training.leaving(worker):
-                training.left(worker)
+            if not training.ignore_worker(worker):
+                training.release_batches(worker)
         return training
 
     def _begin(
@@ -238,17 +238,17 @@ class RunFlow:
             home == "servers" or (home == "replicas" and not training),
             mode.prefetch_rows and run.current.mode.prefetch == "rows",
             rest[0][0],
-            flat(rest),
+            encode_ranges(rest),
         )
         run.log.info(event_log.PHASE, message._asdict())
         core.servers.begun = message._replace(served_dense=home != "workers")
-        run.members.tell("server", core.servers.begun)
+        run.members.send_to_all("server", core.servers.begun)
         yield from core.requests.barrier(run.step)
         if training:
             yield from core.switch.resumed()
         if run.home == "servers":
             core.workers.admit(None)
-        run.members.tell("worker", message)
+        run.members.send_to_all("worker", message)
         core.workers.begun = message
 
     def _lr_scale(self, finished: int) -> float:
@@ -273,16 +273,16 @@ class RunFlow:
         run, core, home = self.run, self.core, self.run.home
         ongoing = run.state.ongoing
         ongoing.unequal &= home != "servers"  # the servers hold the only copy that counts
-        if home == "servers" or not (core.workers.waiting or ongoing.unequal):
+        if home == "servers" or not (core.workers.can_admit or ongoing.unequal):
             return
         ongoing.unequal = False
         if home == "workers":  # for a replay; replica modes have none
             if run.started:
-                core.switch.log_checksums((yield from core.requests.inspect("server", what=core.switch.what)))
+                core.switch.log_checksums((yield from core.requests.inspect("server", what=core.switch.checksum_scope)))
             run.log.info(event_log.MOVED, {"step": run.step})
-        yield from core.migration.move("servers", home)
+        yield from core.migration.migrate("servers", home)
         core.workers.admit(None, "servers")
-        while not (yield from core.migration.move(home, "servers")):  # a worker failed: repeat without it
+        while not (yield from core.migration.migrate(home, "servers")):  # a worker failed: repeat without it
             pass
         run.fencing.tell_workers()
 
@@ -290,23 +290,23 @@ class RunFlow:
         """Roll all nodes and the job's position back to the last complete checkpoint."""
         run, core = self.run, self.core
         yield WaitCondition(lambda: not run.servers_gone)
-        core.checkpoints.settle("everybody goes back")
+        core.checkpoints.finish_or_abandon("everybody goes back")
         path, position = core.checkpoints.newest()
         before, finished = run.step, run.record.ledger.finished
         yield from core.requests.reload(path)
         run.rollback_pending = False
-        run.members.tell("worker", ShardRelocated(-1, "", 0, []))
+        run.members.send_to_all("worker", ShardRelocated(-1, "", 0, []))
         core.checkpoints.go_back(position)
         if run.home != "servers":
             yield from core.migration.fetch_again(run.home)
             run.fencing.tell_workers()
         again = rolled_back = finished - run.record.ledger.finished
-        for failed in run.failures.all:
+        for failed in run.failures.failures:
             if failed.process.startswith("S") and failed.loaded is None:
                 failed.samples_rolled_back, again = again, 0
-                core.servers.loaded(int(failed.process[1:]))
+                core.servers.on_loaded(int(failed.process[1:]))
         run.log.info(event_log.SERVER, {"shard": -1, "state": "rewound", "step": before, "loaded": run.step})
-        run.tell("rewound", {"step": before, "to": run.step, "samples": rolled_back})
+        run.send_event("rewound", {"step": before, "to": run.step, "samples": rolled_back})
 
     # -- evaluation ---------------------------------------------------------------------------------
 
@@ -343,7 +343,7 @@ class RunFlow:
         whole = run.record.evaluated({names[split]: scores[split] for split in names}, names[part.judged_by])
         told = {"phases": list(run.record.phases), "samples_finished": run.record.ledger.finished}
         told["time_shares"] = run.record.statistics.times.take_shares()
-        run.tell("round", {**whole, **told, "day": label})
+        run.send_event("round", {**whole, **told, "day": label})
         return whole
 
     # -- the end ------------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ class RunFlow:
         inspected = yield from core.requests.inspect("server", "worker")
         refused = sum((Counter(node.refused) for node in inspected.values()), Counter(run.hub.refused))
         found = run.record.result(best, inspected)
-        rolled_back = sum(failed.samples_rolled_back for failed in run.failures.all)
+        rolled_back = sum(failed.samples_rolled_back for failed in run.failures.failures)
         result = {
             **found,
             "samples": {**found["samples"], "rolled_back": rolled_back},
@@ -381,8 +381,8 @@ class RunFlow:
         """Stop the workers, and once they are gone the servers."""
         run = self.run
         run.stopped = True
-        run.members.tell("worker", Stop(reason))
+        run.members.send_to_all("worker", Stop(reason))
         self.core.workers.dismiss()
         channels, limit = run.members.channels, run.hub.now() + GOODBYE_SECONDS
         yield WaitCondition(lambda: all(role != "worker" for role, _ in channels), limit)
-        run.members.tell("server", Stop(reason))
+        run.members.send_to_all("server", Stop(reason))

@@ -74,16 +74,16 @@ class FailureRecord:
         self.pls += loss.pls
         self.row_updates_undone += loss.updates
 
-    def timed(self) -> dict[str, Any]:
+    def to_log(self) -> dict[str, Any]:
         """Fields for the event log: seconds since the failure was injected, else since the last sign of life."""
         times = {"detected_s": self.detected, "loaded_s": self.loaded, "useful_s": self.useful}
         since = {name: None if time is None else time - self.at for name, time in times.items()}
         return {"process": self.process, "failure": self.failure, **since}
 
-    def told(self) -> dict[str, Any]:
+    def to_result(self) -> dict[str, Any]:
         """Fields for result.json: times of the recovery, and the work that the failure undid."""
         undone = ("samples_undone", "pls", "row_updates_undone", "samples_rolled_back")
-        return {**self.timed(), **{name: getattr(self, name) for name in undone}}
+        return {**self.to_log(), **{name: getattr(self, name) for name in undone}}
 
 
 @dataclass
@@ -112,10 +112,10 @@ class EarlyStopping:
         if score > self.best:
             self.best, self.best_round = score, self.seen
         self.seen += 1
-        return self.over
+        return self.stops
 
     @property
-    def over(self) -> bool:
+    def stops(self) -> bool:
         """Whether training stops."""
         return 0 < self.patience <= self.seen - 1 - self.best_round
 
@@ -164,7 +164,7 @@ class JobPosition:
     @property
     def stopped_early(self) -> bool:
         """Whether it is the end of a training that early stopping ended."""
-        return self.ended and self.stopping is not None and self.stopping.over
+        return self.ended and self.stopping is not None and self.stopping.stops
 
     def modes_with(self, mode: str) -> str:
         """Mode name of a run that continues from this position in `mode`."""
@@ -317,7 +317,7 @@ def decoded(values: Mapping[str, Any], kind: type[T]) -> T:
 JOURNAL_FILE, TIMES_FILE = "coordinator.json", "times.json"
 
 
-def kept(cfg: RunConfig) -> bool:
+def writes_journal(cfg: RunConfig) -> bool:
     """Whether a run writes a journal and so survives a coordinator failure; in virtual time it needs none."""
     return cfg.engine.real and cfg.cluster.lost_coordinator == "replace"
 
@@ -358,7 +358,7 @@ class Journal:
 
     def __init__(self, cfg: RunConfig, run_dir: Path, state: RunState, first: bool) -> None:
         """Open the journal of a run. `first`: this is the run's first coordinator."""
-        self.on, self.state, self._path = kept(cfg), state, run_dir / JOURNAL_FILE
+        self.on, self.state, self._path = writes_journal(cfg), state, run_dir / JOURNAL_FILE
         self._times_path = run_dir / TIMES_FILE
         if first:
             self._path.unlink(missing_ok=True)  # left by an earlier part of a resumed run

@@ -105,12 +105,12 @@ class ActivityTimes:
         recent, self.recent = self.recent, {}
         return (_named(recent) if len(recent) <= MOST_WORKERS else {}) | self.servers
 
-    def beat(self, server: str, told: dict[str, float]) -> None:
+    def on_heartbeat(self, server: str, told: dict[str, float]) -> None:
         """Record the cumulative seconds by activity that a server's heartbeat reports."""
         before, self.beats[server] = self.beats.get(server, {}), told
         self.servers[server] = {name: max(0.0, each - before.get(name, 0.0)) for name, each in told.items()}
 
-    def replaced(self, servers: Iterable[str]) -> None:
+    def on_servers_replaced(self, servers: Iterable[str]) -> None:
         """Keep the seconds at the last heartbeat of servers whose processes are gone; their successors begin with 0."""
         for server in servers:
             self.ended[server] = _sum(self.ended.get(server, {}), self.beats.pop(server, {}))
@@ -159,7 +159,7 @@ def quantiles(histogram: Counter[int]) -> dict[str, float]:
     }
 
 
-def counted(histogram: Counter[int]) -> dict[str, int]:
+def histogram_to_json(histogram: Counter[int]) -> dict[str, int]:
     """Convert a histogram of integers to a JSON object with sorted keys."""
     return {str(value): count for value, count in sorted(histogram.items())}
 
@@ -277,15 +277,15 @@ class Statistics(SavedStatistics):
         self.gradients = Counter(counts.gradients)
         self.samples_at = [finished] * (step + 1)
 
-    def announced(self, worker: int, batch: int, samples: int, pulled: int) -> None:
-        """Count a gradient of `samples`, computed from step `pulled`; its seconds are added by `timed`."""
+    def count_gradient(self, worker: int, batch: int, samples: int, pulled: int) -> None:
+        """Count a gradient of `samples`, computed from step `pulled`; its seconds are added by `add_timing`."""
         rate = self.workers.setdefault(worker, WorkerRate())
         rate.batches += 1
         rate.samples += samples
         rate.untimed += samples
         self.pulled[batch] = pulled
 
-    def timed(
+    def add_timing(
         self, worker: int, samples: int, loss: float, seconds: float, slowdown: float = 1.0,
         ranked: tuple[float, int] = (0.0, 0),
     ) -> None:  # fmt: skip
@@ -305,25 +305,25 @@ class Statistics(SavedStatistics):
             self.observed.note_message_faults(places)
 
     @property
-    def acted(self) -> list[dict[str, Any]]:
+    def observed_faults(self) -> list[dict[str, Any]]:
         """Faults of the plan that have slowed or disturbed workers so far, saved for a coordinator failover."""
-        return [] if self.observed is None else self.observed.acted.told()
+        return [] if self.observed is None else self.observed.acted.to_list()
 
-    def restore_acted(self, told: list[dict[str, Any]]) -> None:
+    def restore_observed_faults(self, told: list[dict[str, Any]]) -> None:
         """Add the faults that had acted before a coordinator failover."""
         if self.observed is not None:
             self.observed.acted.restore(told)
 
-    def usual(self, worker: int, samples: int) -> float:
+    def unslowed_seconds(self, worker: int, samples: int) -> float:
         """Seconds that workers without faults need for `samples`, where the plan slows this worker; 0 if unknown."""
-        return 0.0 if self.observed is None else samples * self.observed.usual(worker)
+        return 0.0 if self.observed is None else samples * self.observed.unslowed_seconds(worker)
 
-    def dropped(self, batch: int) -> None:
+    def count_discarded(self, batch: int) -> None:
         """Count the discarded gradient of a batch."""
         del self.pulled[batch]
         self.gradients["dropped"] += 1
 
-    def applied(self, step: Step) -> None:
+    def count_step(self, step: Step) -> None:
         """Count the gradients of an ordered step, and their staleness."""
         before = self.samples_at[step.step]
         for member in step.members:
@@ -357,7 +357,7 @@ class Statistics(SavedStatistics):
         return {
             "staleness": {**quantiles(self.staleness), "samples_mean": behind},
             "token_staleness": quantiles(self.token_staleness),
-            "staleness_histogram": counted(self.staleness),
+            "staleness_histogram": histogram_to_json(self.staleness),
             "gradients": {name: self.gradients[name] for name in ("applied", "decayed", "dropped")},
             "per_worker": {
                 f"W{w}": {

@@ -96,11 +96,11 @@ class StagedSlices:
         self.hit, self.missed = hit, missed
         self._rows: dict[int, list[int]] = {}
 
-    def announced(self, batch: int, rows: Sequence[int]) -> None:
+    def add(self, batch: int, rows: Sequence[int]) -> None:
         """Record the number of rows in each shard's slice of an announced gradient; ~rows if the server had failed."""
         self._rows[batch] = list(rows)
 
-    def applied(self, batch: int, samples: int, weight: float) -> None:
+    def report_step(self, batch: int, samples: int, weight: float) -> None:
         """Report an ordered step's gradient slices by calling `hit`, or `missed` for those on failed shards."""
         rows = self._rows.pop(batch, ())
         for shard, count in enumerate(rows if weight > 0 else ()):
@@ -109,17 +109,17 @@ class StagedSlices:
             else:
                 self.missed(shard, samples, ~count)
 
-    def dropped(self, batch: int) -> None:
+    def discard(self, batch: int) -> None:
         """Forget the slices of a discarded gradient."""
         self._rows.pop(batch, None)
 
-    def gone(self, shard: int) -> None:
+    def on_server_failure(self, shard: int) -> None:
         """Mark the staged, not yet applied slices of a failed shard as lost."""
         for rows in self._rows.values():
             rows[shard] = min(rows[shard], ~rows[shard])
 
     @contextmanager
-    def held(self) -> Iterator[list[tuple[Callable[..., None], tuple[int, ...]]]]:
+    def delayed_calls(self) -> Iterator[list[tuple[Callable[..., None], tuple[int, ...]]]]:
         """Delay calls of `hit` and `missed` within this context; at its end make those still in the yielded list."""
         kept: list[tuple[Callable[..., None], tuple[int, ...]]] = []
         hit, missed = self.hit, self.missed
@@ -130,7 +130,7 @@ class StagedSlices:
             hear(*told)
 
     @property
-    def waiting(self) -> list[int]:
+    def unapplied(self) -> list[int]:
         """Announced batches whose gradients are not applied yet."""
         return list(self._rows)
 
@@ -151,7 +151,7 @@ class TrainingPhase:
         self.closed = False  # whether the gradients left in the buffer are applied
 
     def apply(self, event: Event) -> list[Command]:
-        """Apply an event. Returns the policy's decisions as commands, each of which takes effect by `settle`."""
+        """Apply an event. Returns the policy's decisions as commands, each of which takes effect by `account`."""
         policy, before = self.policy, self.policy.ledger.finished
         if isinstance(event, Take):
             return self._take(event.worker)
@@ -173,26 +173,26 @@ class TrainingPhase:
             policy.joined_worker(event.worker)
         return self._decided(policy.poll(), before, -1)
 
-    def settle(self, command: Command) -> None:
+    def account(self, command: Command) -> None:
         """Apply a command's effect on the accounts: sample counts, staleness, and staged slices no longer waiting."""
         if isinstance(command, ApplyStep):
-            self.finished.settle(command.step)
-            self.statistics.applied(command.step)
+            self.finished.add_step(command.step)
+            self.statistics.count_step(command.step)
             if self.slices is not None:
                 for member in command.step.members:
-                    self.slices.applied(member.batch, member.samples, member.weight)
+                    self.slices.report_step(member.batch, member.samples, member.weight)
         elif isinstance(command, DiscardGradient):
             self.finished.drop(command.drop)
-            self.statistics.dropped(command.drop.batch)
+            self.statistics.count_discarded(command.drop.batch)
             if self.slices is not None:
-                self.slices.dropped(command.drop.batch)
+                self.slices.discard(command.drop.batch)
         elif isinstance(command, GiveUpBatch):
-            self.finished.forgo([command.batch], self.policy.phase.size(command.batch))
+            self.finished.add_abandoned([command.batch], self.policy.phase.size(command.batch))
 
-    def server_lost(self, shard: int) -> None:
+    def on_server_failure(self, shard: int) -> None:
         """Mark the gradient slices that a failed shard had not applied as lost."""
         if self.slices is not None:
-            self.slices.gone(shard)
+            self.slices.on_server_failure(shard)
 
     def lr_scale_of(self, grant: Grant) -> float:
         """Learning-rate factor of a step that workers apply to the dense parameters themselves; else 0."""
@@ -206,9 +206,9 @@ class TrainingPhase:
 
     def _count(self, record: AnnounceRecord) -> None:
         pulled = min(version for version in (*record.row_versions, *record.dense_versions) if version >= 0)
-        self.statistics.announced(record.worker, record.batch, self.policy.phase.size(record.batch), pulled)
+        self.statistics.count_gradient(record.worker, record.batch, self.policy.phase.size(record.batch), pulled)
         if self.slices is not None and record.part_rows:
-            self.slices.announced(record.batch, record.part_rows)
+            self.slices.add(record.batch, record.part_rows)
 
     def _forgo(self) -> list[Command]:
         owners = {batch: owner for batch, (owner, _) in self.policy.leases.items()}
@@ -263,7 +263,7 @@ class LoggedPhase:
         """Apply the log's next record. Returns the policy's commands that it confirms, with their effects applied."""
         if isinstance(record, InfoRecord):
             if record.kind == event_log.SERVER and record.fields["state"] == "lost":
-                self.phase.server_lost(record.fields["shard"])
+                self.phase.on_server_failure(record.fields["shard"])
             return []
         if isinstance(record, OrderRecord):
             confirmed: list[Command] = [self._order(record)]
@@ -273,7 +273,7 @@ class LoggedPhase:
             self._undisturbed()
             confirmed = self._happened(record)
         for command in confirmed:
-            self.phase.settle(command)
+            self.phase.account(command)
         return confirmed
 
     def discards(self, batch: int) -> bool:

@@ -83,7 +83,7 @@ class Schema:
     weighted: bool = False
 
     @classmethod
-    def of(cls, stored: Mapping[str, Any]) -> Schema:
+    def from_stored(cls, stored: Mapping[str, Any]) -> Schema:
         """Read a schema from the values that `stored_values` gives, or from those of format 1."""
         sizes = tuple(int(size) for size in stored["cardinalities"])
         tables = stored.get("tables", [0] * len(sizes) if stored.get("shared_ids") else [])
@@ -358,7 +358,7 @@ def open_dataset(path: Path, *, full: bool = False) -> Dataset:
     """
     path = Path(path)
     meta = read_meta(path)
-    schema = Schema.of(meta)
+    schema = Schema.from_stored(meta)
     if set(meta["files"]) != {f"{name}.npy" for name in schema.arrays}:
         raise DataError(f"{path / META} names files that are not those of a data cache; prepare it again.")
     check_files(path, meta["files"], full=full)

@@ -18,8 +18,8 @@ import polars as pl
 import yaml
 
 from gbactl.checked_dataclasses import did_you_mean
+from gbactl.data.column_conversion import DAY, lists_of, numbers, texts, timestamps
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.table_columns import DAY, lists_of, moments, numbers, texts
 from gbactl.data.table_files import TextForm, columns_of, read_table, separator_of
 from gbactl.data.text_files import BadLines
 from gbactl.data.writer import DEFAULT_DAYS
@@ -188,7 +188,7 @@ def _tokens(column: pl.Series) -> set[str]:
     distinct = texts(column).drop_nulls().unique()
     odd = distinct.filter(numbers(distinct).is_null())
     if not len(odd) or len(odd) == len(distinct) or len(odd) > len(TOKENS):
-        odd = distinct.filter(moments(distinct).is_null())
+        odd = distinct.filter(timestamps(distinct).is_null())
     found = set(odd.to_list())
     return found if found <= set(TOKENS) and len(found) < len(distinct) else set()
 
@@ -342,7 +342,7 @@ def _clock(column: pl.Series, guess: Guess, whole: bool) -> Guess | None:
         return None
     if told == "day":
         return replace(guess, options={"kind": "day"}, why=f"{guess.distinct:,} numbers of days, by its name")
-    at = moments(column, form).drop_nulls()
+    at = timestamps(column, form).drop_nulls()
     count = (at // DAY).n_unique()
     clear = (2 if whole else 1) <= count <= MOST_DAYS and len(at) >= (1 if whole else 10) * ROWS_A_DAY * count
     hours, weeks = bool((at % DAY != 0).any()), count >= 14
@@ -364,7 +364,7 @@ def _time_format(column: pl.Series) -> tuple[str | None, str | None]:
     number = numbers(written)
     if not number.null_count():
         return _numeric_time(column.name, written, number)
-    if not moments(written).null_count():
+    if not timestamps(written).null_count():
         return None, "times"
     for form in FORMATS:
         if not _parsed_all(written[:100], form):
@@ -392,6 +392,6 @@ def _numeric_time(name: str, written: pl.Series, number: pl.Series) -> tuple[str
 
 def _parsed_all(written: pl.Series, form: str) -> bool:
     try:
-        return not moments(written, form).null_count()
+        return not timestamps(written, form).null_count()
     except ConfigError:
         return False

@@ -31,7 +31,7 @@ from gbactl.cpu import available_cores, open_board, places
 from gbactl.data.dataset import EVERY_ARRAY, META, open_dataset
 from gbactl.data.prepared_data import cache_root
 from gbactl.engine.agent_connection import MAGIC, PIECE, MessageDecoder, field, pack, write_all
-from gbactl.engine.fork_server import Started, start_node, tell
+from gbactl.engine.fork_server import Started, send_bootstrap, start_node
 from gbactl.engine.host_info import ReachabilityProbe, dial, facts, import_error, interface_to
 from gbactl.errors import DataError, GbactlError, WireError
 from gbactl.wire import listener
@@ -72,7 +72,7 @@ class AgentProcesses:
         self._board: BinaryIO | None = None
         self._looking = threading.Lock()
 
-    def settle(self, run_dir: Path | None, token: str) -> bool:
+    def choose_log_folder(self, run_dir: Path | None, token: str) -> bool:
         """Choose the log folder: the launcher's run directory if it is visible on this host, else a temporary folder.
 
         Returns whether this host sees the launcher's directory."""
@@ -95,7 +95,7 @@ class AgentProcesses:
         line = json.dumps({**boot, "run_dir": str(self._folder), "place": place}).encode() + b"\n"
         process = start_node(environment, log, [] if place is None else place[:1])
         self.all[name] = AgentProcess(name, process, log)
-        tell(process, line)
+        send_bootstrap(process, line)
         return process.pid
 
     def _place(self, seat: list[int] | None) -> tuple[int, int, int] | None:
@@ -116,7 +116,7 @@ class AgentProcesses:
         if node is not None:
             node.process.send_signal(number)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Send new log output to the launcher, and report processes that have ended."""
         with self._looking:
             for node in list(self.all.values()):
@@ -156,7 +156,7 @@ class AgentProcesses:
         self.kill()
         for node in self.all.values():
             node.process.wait()
-        self.look()
+        self.poll()
         self.clear()
 
     def clear(self) -> None:
@@ -242,7 +242,7 @@ class HostAgent:
         self._read, self._write = read_fd, write_fd
         self._lock = threading.Lock()
         self._heard, self._patience = time.monotonic(), FIRST_PATIENCE
-        self.nodes, self.holding = AgentProcesses(self.tell), HostData()
+        self.nodes, self.holding = AgentProcesses(self.send), HostData()
         self.probe: ReachabilityProbe | None = None
         self.token, self.address = b"", ""
         self._forwarded: dict[str, str] = {}
@@ -274,7 +274,7 @@ class HostAgent:
         self.holding.drop()
         self._unlisten({})
 
-    def tell(self, name: str, fields: dict[str, Any]) -> None:
+    def send(self, name: str, fields: dict[str, Any]) -> None:
         """Send a message to the launcher, ignoring errors.
 
         The end of the input shows that the launcher is gone."""
@@ -290,9 +290,9 @@ class HostAgent:
         """Report logs and ended processes to the launcher, and send heartbeats, in a loop."""
         due = 0.0
         while True:
-            self.nodes.look()
+            self.nodes.poll()
             if time.monotonic() >= due:
-                self.tell("pulse", {})
+                self.send("pulse", {})
                 due = time.monotonic() + PULSE_SECONDS
             time.sleep(LOOK_SECONDS)
 
@@ -331,7 +331,7 @@ class HostAgent:
             found = handler(fields)
         except (GbactlError, OSError) as error:
             found = {"error": str(error)}
-        self.tell("answer", {"ask": field(fields, "ask", int), **found})
+        self.send("answer", {"ask": field(fields, "ask", int), **found})
 
     def _settle(self, fields: dict[str, Any]) -> dict[str, Any]:
         self._patience = float(field(fields, "hang_seconds", float))
@@ -340,7 +340,7 @@ class HostAgent:
         os.environ.update(self._forwarded)
         self.address, interface = interface_to(field(fields, "launcher", str))
         run_dir = fields.get("run_dir")
-        shared = self.nodes.settle(None if run_dir is None else Path(run_dir), self.token.hex())
+        shared = self.nodes.choose_log_folder(None if run_dir is None else Path(run_dir), self.token.hex())
         sees = {path: Path(path).exists() for path in field(fields, "paths", list)}
         return {"address": self.address, "interface": interface, "shared": shared, "sees": sees}
 

@@ -35,7 +35,7 @@ from typing import Any
 import msgpack
 import msgspec
 
-from gbactl.collective.horovod import missing
+from gbactl.collective.horovod import missing_horovod_error
 from gbactl.errors import ClusterError, WireError
 
 MAGIC = b"\0gbactl-agent-1\n"
@@ -126,7 +126,7 @@ def horovod_launcher() -> tuple[Any, Any, Any]:
         from horovod.runner.common.util import hosts
         from horovod.runner.util import network, remote
     except ImportError as error:
-        raise missing(error) from error
+        raise missing_horovod_error(error) from error
     return network, remote, hosts
 
 
@@ -191,16 +191,16 @@ class AgentConnection:
 
     # -- to the agent -------------------------------------------------------------------------------
 
-    def tell(self, name: str, /, **fields: Any) -> None:
+    def send(self, name: str, /, **fields: Any) -> None:
         """Send a message to the agent without waiting for an answer; does nothing if the host is lost."""
         data = pack(name, fields)
         try:
             with self._writing:
                 write_all(self._in, data)
         except OSError:
-            self.lose("its agent is gone")
+            self.mark_lost("its agent is gone")
 
-    def ask(self, name: str, seconds: float, /, **fields: Any) -> dict[str, Any]:
+    def request(self, name: str, seconds: float, /, **fields: Any) -> dict[str, Any]:
         """Send a request to the agent and wait for its answer. Raises ClusterError with the host's name."""
         answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         with self._state:
@@ -210,7 +210,7 @@ class AgentConnection:
             if self.gone is not None:
                 answers.put(None)
         try:
-            self.tell(name, ask=number, **fields)
+            self.send(name, ask=number, **fields)
             found = answers.get(timeout=seconds)
         except queue.Empty:
             raise ClusterError(f"Host {self.host} did not answer within {seconds:.0f} s; is it overloaded?") from None
@@ -225,7 +225,7 @@ class AgentConnection:
 
     def _pulse(self) -> None:
         while self.gone is None and not self._ending:
-            self.tell("pulse")
+            self.send("pulse")
             time.sleep(min(1.0, self.patience / 8))
 
     # -- from the agent -----------------------------------------------------------------------------
@@ -237,19 +237,19 @@ class AgentConnection:
             while self.gone is None:
                 if not poll.poll(1000 * LOOK_SECONDS):
                     if time.monotonic() - self._heard > self.patience:
-                        self.lose(f"it has said nothing for {self.patience:g} s")
+                        self.mark_lost(f"it has said nothing for {self.patience:g} s")
                     continue
                 data = os.read(self._out, READ_BYTES)
                 if not data:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         self._process.wait(LAST_WORDS_SECONDS)
-                    self.lose("its agent has ended")
+                    self.mark_lost("its agent has ended")
                     return
                 self._heard = time.monotonic()
                 for name, fields in reader.feed(data):
                     self._take(name, fields)
         except (OSError, WireError) as error:
-            self.lose(str(error).rstrip("."))
+            self.mark_lost(str(error).rstrip("."))
 
     def _take(self, name: str, fields: dict[str, Any]) -> None:
         if name == "answer":
@@ -260,7 +260,7 @@ class AgentConnection:
         elif name != "pulse":
             self.told(name, fields)
 
-    def lose(self, why: str) -> None:
+    def mark_lost(self, why: str) -> None:
         """Mark the host as lost and close the connection, which ends the host's processes.
 
         Only the first call has an effect."""
@@ -277,7 +277,7 @@ class AgentConnection:
 
     # -- the end ------------------------------------------------------------------------------------
 
-    def said(self) -> str:
+    def last_error(self) -> str:
         """Return the last line with an error, else the last line, that ssh or the agent wrote to standard error."""
         try:
             lines = self.errors.read_text(errors="replace").strip().splitlines()
@@ -289,14 +289,14 @@ class AgentConnection:
         """Ask the agent to end with all processes that it has started; `close` waits for the end."""
         self._ending = True
         if self.gone is None:
-            threading.Thread(target=lambda: self.tell("end"), daemon=True).start()  # a full pipe must not block
+            threading.Thread(target=lambda: self.send("end"), daemon=True).start()  # a full pipe must not block
 
     def close(self) -> None:
         """Terminate the agent and wait a few seconds at most for its end."""
         self.end()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_SECONDS)
-        self.lose("the run has ended")
+        self.mark_lost("the run has ended")
         self._kill()
         self._process.wait()
         for thread in self._threads:

@@ -17,10 +17,10 @@ from typing import Any, BinaryIO, Protocol
 
 from gbactl.collective.base import RankSlot
 from gbactl.config import RunConfig
-from gbactl.coordinator.state import JOURNAL_FILE, kept
+from gbactl.coordinator.state import JOURNAL_FILE, writes_journal
 from gbactl.cpu import available_cores, open_board, places
 from gbactl.data.dataset import Dataset
-from gbactl.engine.fork_server import ProcessHandle, await_fork_server, start_node, tell, thread_environment
+from gbactl.engine.fork_server import ProcessHandle, await_fork_server, send_bootstrap, start_node, thread_environment
 from gbactl.engine.signals import deferred
 from gbactl.nodes.child_main import FAILED_LINE, NOTICED_LINE
 from gbactl.wire.bootstrap import Bootstrap
@@ -131,7 +131,7 @@ class RunProcesses:
         listener = self._listener = listen(local(self.bind, self.cfg.cluster.transport))
         self.coordinator = address_of(listener)
         self._spawn("coordinator", 0, 1, {}, listener)
-        if not kept(self.cfg):
+        if not writes_journal(self.cfg):
             listener.close()
         for index in range(self.cfg.cluster.servers):
             self._start_server(index)
@@ -152,7 +152,7 @@ class RunProcesses:
     def _start_server(self, index: int) -> None:
         self._spawn("server", index, 1, {}, incarnation=self._incarnations[f"S{index}"])
 
-    def abandon(self, name: str, kill: bool = False) -> None:
+    def stop_watching(self, name: str, kill: bool = False) -> None:
         """Stop watching a failed process, so that its exit does not count as a failure of the run.
 
         It may still run and hang: `kill` it where it could write into memory that others share."""
@@ -167,7 +167,12 @@ class RunProcesses:
         """Whether the coordinator was killed and can be replaced."""
         code = self.running[0].process.poll() if self.running else None
         killed = code is not None and code < 0 and self.all_ready
-        return killed and self._coordinator_tries > 0 and kept(self.cfg) and (self.run_dir / JOURNAL_FILE).exists()
+        return (
+            killed
+            and self._coordinator_tries > 0
+            and writes_journal(self.cfg)
+            and (self.run_dir / JOURNAL_FILE).exists()
+        )
 
     def replace_coordinator(self, failure: str, sign: float) -> None:
         """Start a replacement coordinator on the same listening socket.
@@ -216,7 +221,7 @@ class RunProcesses:
         with deferred():  # else a signal could leave the started process without an owner
             process = start_node(environment, log, fds)
             self.running.append(ChildProcess(str(boot.peer), process, log))
-        tell(process, boot.dumps())
+        send_bootstrap(process, boot.dumps())
 
     def failure(self) -> tuple[str, bool] | None:
         """Return (sentence, whether it is the root cause) of the failure that ends the run, or None.

@@ -214,7 +214,7 @@ def dense_size(cfg: ModelConfig, numeric: int, fields: int, list_targets: Sequen
 
 
 def start_node(environment: Mapping[str, str], log: Path, fds: Sequence[int]) -> Started:
-    """Start a node's process, which waits for its bootstrap document (see `tell`).
+    """Start a node's process, which waits for its bootstrap document (see `send_bootstrap`).
 
     It inherits `fds`, appends its output to `log`, and, if this process forked it, ends with the thread that started
     it."""
@@ -232,7 +232,7 @@ def start_node(environment: Mapping[str, str], log: Path, fds: Sequence[int]) ->
         )  # fmt: skip
 
 
-def tell(process: Started, boot: bytes) -> None:
+def send_bootstrap(process: Started, boot: bytes) -> None:
     """Write the bootstrap document to a new process.
 
     A process that ended at once is ignored here: its exit code tells why."""

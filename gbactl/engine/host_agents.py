@@ -64,15 +64,15 @@ class HostAgents:
     def _hear(self, link: AgentConnection) -> None:
         found = self.found[link.host]
         try:
-            found.facts = link.ask("facts", self.patience)
+            found.facts = link.request("facts", self.patience)
         except ClusterError as error:
             found.faults.append(
-                preflight.unreachable(link.host, link.said(), link.gone or str(error), self.start(link.host))
+                preflight.unreachable(link.host, link.last_error(), link.gone or str(error), self.start(link.host))
             )
             return
         found.faults += preflight.versions(link.host, found.facts, facts())
 
-    def settle(self, bind: str, hang_seconds: float, run_dir: Path | None = None, paths: Sequence[str] = (),
+    def send_setup(self, bind: str, hang_seconds: float, run_dir: Path | None = None, paths: Sequence[str] = (),
                environment: Mapping[str, str] | None = None) -> None:  # fmt: skip
         """Send every agent the launcher's address, run directory and token, and the `paths` that it looks for.
 
@@ -81,7 +81,7 @@ class HostAgents:
         self.bind = self._own_address() if bind == "auto" else bind
 
         def ask(link: AgentConnection) -> None:
-            answer = link.ask(
+            answer = link.request(
                 "settle", ANSWER_SECONDS, hang_seconds=float(hang_seconds), token=self.token.hex(), launcher=self.bind,
                 run_dir=None if run_dir is None else str(run_dir), paths=list(paths),
                 environment=dict(environment or {}),
@@ -99,9 +99,9 @@ class HostAgents:
             return
 
         def ask(link: AgentConnection) -> None:
-            errors = link.ask("import", IMPORT_SECONDS, targets=sorted(set(targets.values())))["errors"]
+            errors = link.request("import", IMPORT_SECONDS, targets=sorted(set(targets.values())))["errors"]
             found = [(key, target, str(errors[target])) for key, target in targets.items() if errors[target]]
-            self.found[link.host].faults += [preflight.unimportable(link.host, *each) for each in found]
+            self.found[link.host].faults += [preflight.import_failure(link.host, *each) for each in found]
 
         self.each(ask)
 
@@ -129,7 +129,7 @@ class HostAgents:
         `measure`: measure the speed too, one connection after the other. Raises ClusterError where the launcher cannot
         listen."""
         targets: dict[str, str] = {}
-        self.each(lambda link: targets.update({link.host: str(link.ask("listen", ANSWER_SECONDS)["address"])}))
+        self.each(lambda link: targets.update({link.host: str(link.request("listen", ANSWER_SECONDS)["address"])}))
         self._probe = self._listen()
         targets[LAUNCHER] = self._probe.address
         one_by_one = threading.Lock()
@@ -139,9 +139,9 @@ class HostAgents:
             if measure:
                 others.pop(LAUNCHER)
                 with one_by_one:
-                    answer = link.ask("dial", MEASURE_SECONDS * len(others), targets=others, measure=True)
+                    answer = link.request("dial", MEASURE_SECONDS * len(others), targets=others, measure=True)
             else:
-                answer = link.ask("dial", ANSWER_SECONDS * len(others), targets=others, measure=False)
+                answer = link.request("dial", ANSWER_SECONDS * len(others), targets=others, measure=False)
             found = self.found[link.host]
             found.lines = {name: LinkMeasurement(**line) for name, line in answer["lines"].items()}
             found.faults += preflight.lines(link.host, targets, found.lines)
@@ -149,9 +149,11 @@ class HostAgents:
         self.each(ask)
         for host, where in targets.items():
             if host != LAUNCHER:
-                self.found[host].faults += preflight.unreached(host, where, dial(where, self.token, False))
+                self.found[host].faults += preflight.unreachable_from_launcher(
+                    host, where, dial(where, self.token, False)
+                )
         self._probe.close()
-        self.each(lambda link: link.ask("unlisten", ANSWER_SECONDS))
+        self.each(lambda link: link.request("unlisten", ANSWER_SECONDS))
 
     def _listen(self) -> ReachabilityProbe:
         try:
@@ -166,7 +168,7 @@ class HostAgents:
 
         def give(link: AgentConnection) -> None:
             found = self.found[link.host]
-            asked = link.ask("find", ANSWER_SECONDS * 5, path=str(path), fingerprint=fingerprint, cache=cache)
+            asked = link.request("find", ANSWER_SECONDS * 5, path=str(path), fingerprint=fingerprint, cache=cache)
             found.data = "the same"
             if not asked["found"]:
                 self._send(link, path, progress)
@@ -181,12 +183,12 @@ class HostAgents:
             with (path / name).open("rb") as file:
                 first = True
                 while (data := file.read(PIECE)) or first:
-                    link.tell("piece", name=name, data=data, first=first)
+                    link.send("piece", name=name, data=data, first=first)
                     first, done = False, done + len(data)
                     progress(f"data to {link.host}", done / total)
                     if link.gone is not None:
                         raise ClusterError(f"Host {link.host} is gone: {link.gone}.")
-        link.ask("whole", ANSWER_SECONDS + total / 20e6)
+        link.request("whole", ANSWER_SECONDS + total / 20e6)
 
     def each(self, work: Callable[[AgentConnection], object]) -> None:
         """Call `work` for every host without a fault, in parallel; an error becomes that host's fault."""
@@ -208,7 +210,7 @@ class HostAgents:
                         each.result()
                 except BaseException:  # Ctrl-C: else the pool would wait for its threads, and these for their hosts
                     for link in links:
-                        link.lose("the launcher was stopped")
+                        link.mark_lost("the launcher was stopped")
                     raise
 
     @property
@@ -294,7 +296,7 @@ def examine(
         (Path(folder) / mark(agents.token.hex())).touch()
         try:
             agents.connect()
-            agents.settle(bind, SILENT_SECONDS, Path(folder), environment=environment)
+            agents.send_setup(bind, SILENT_SECONDS, Path(folder), environment=environment)
             agents.check_imports(targets)
             agents.lines(measure)
         finally:

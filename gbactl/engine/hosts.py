@@ -58,7 +58,7 @@ class HostsEngine(EngineInterface):
         from gbactl.engine.remote_processes import RemoteRunProcesses
 
         if told := self.warning(launch.cfg.cluster):
-            launch.show.say(told)
+            launch.show.print_line(told)
         start = functools.partial(self.agent, launch.cfg.cluster)
         launch.follow(RemoteRunProcesses(launch, start, self.replaces_hosts))
 

@@ -126,7 +126,7 @@ def lines(host: str, targets: Mapping[str, str], found: Mapping[str, LinkMeasure
     return [_cut(f"Host {host}", name, targets[name], line.error) for name, line in found.items() if line.error]
 
 
-def unreached(host: str, target: str, line: LinkMeasurement) -> list[str]:
+def unreachable_from_launcher(host: str, target: str, line: LinkMeasurement) -> list[str]:
     """Describe the failed connection from the launcher to a host."""
     return [_cut("This machine", f"host {host}", target, line.error)] if line.error else []
 
@@ -139,7 +139,7 @@ def _cut(who: str, whom: str, target: str, why: str) -> str:
     )
 
 
-def cut(host: str, said: str, hosts: Mapping[str, str]) -> str:
+def broken_connection(host: str, said: str, hosts: Mapping[str, str]) -> str:
     """Describe the failed connection between two hosts that the last message of a process indicates; "" if none.
 
     `hosts`: host by server name and by address."""
@@ -150,12 +150,12 @@ def cut(host: str, said: str, hosts: Mapping[str, str]) -> str:
     return f"Host {host} does not reach host {far}, though this machine reaches both; see what is between them."
 
 
-def unseen(host: str, what: str, path: str, instead: str) -> str:
+def path_not_visible(host: str, what: str, path: str, instead: str) -> str:
     """Describe the fault of a host that does not see a shared path."""
     return f"Host {host} does not see {what} {path}; put it on a file system that all hosts share, or type {instead}."
 
 
-def forwarded(cfg: RunConfig) -> dict[str, str]:
+def forwarded_environment(cfg: RunConfig) -> dict[str, str]:
     """Return the environment variables that the hosts' processes get from here."""
     return {name: os.environ[name] for name in cfg.cluster.forward if name in os.environ}
 
@@ -171,7 +171,7 @@ def named_classes(cfg: RunConfig) -> dict[str, str]:
     return {key: str(target) for key, target in keys.items() if target and not target.startswith("gbactl.")}
 
 
-def unimportable(host: str, key: str, target: str, why: str) -> str:
+def import_failure(host: str, key: str, target: str, why: str) -> str:
     """Describe the fault of a host that cannot import a class which the configuration names."""
     return (
         f"Host {host} cannot import {key}={target} ({why.rstrip('.')}); install its package there, for the Python of "

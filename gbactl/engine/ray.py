@@ -118,7 +118,7 @@ def _place(ray: Any, name: str, cpus: int, others: list[str]) -> dict[str, Any]:
     return {"num_cpus": cpus, "label_selector": {"ray.io/node-id": f"!in({','.join(taken)})"} if taken else {}}
 
 
-def drive(name: str, cpus: int, others: list[str], command: list[str], out: int) -> None:
+def run_agent(name: str, cpus: int, others: list[str], command: list[str], out: int) -> None:
     """Start an agent on a node, and relay its input and output until it ends. Raises ClusterError."""
     from gbactl.wire.auth import TlsConnection, TlsContexts, new_key, relay
     from gbactl.wire.listener import address_of, listen
@@ -169,7 +169,7 @@ def main() -> int:
     os.dup2(2, 1)
     try:
         if sys.argv[1:]:
-            drive(sys.argv[1], int(sys.argv[2]), sys.argv[3].split(","), sys.argv[4:], out)
+            run_agent(sys.argv[1], int(sys.argv[2]), sys.argv[3].split(","), sys.argv[4:], out)
         else:
             os.write(
                 out,

@@ -39,7 +39,7 @@ class RemoteProcess(ProcessHandle):
         self._code: int | None = None
         self._over = threading.Event()
         try:
-            self.pid = int(link.ask("start", START_SECONDS, name=name, **asked)["pid"])
+            self.pid = int(link.request("start", START_SECONDS, name=name, **asked)["pid"])
         except ClusterError as error:
             self.why = str(error)
             self.ended(FAILED)
@@ -58,7 +58,7 @@ class RemoteProcess(ProcessHandle):
 
     def send_signal(self, sig: int, /) -> None:
         if self.poll() is None:
-            self.link.tell("signal", name=self.name, number=int(sig))
+            self.link.send("signal", name=self.name, number=int(sig))
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait until the process has ended, and return its exit code.
@@ -67,7 +67,7 @@ class RemoteProcess(ProcessHandle):
         if self.poll() is None and not self._over.wait(WAIT_SECONDS if timeout is None else timeout):
             if timeout is not None:
                 raise subprocess.TimeoutExpired(self.name, timeout)
-            self.link.lose("it does not say that its processes have ended")
+            self.link.mark_lost("it does not say that its processes have ended")
         code = self.poll()
         assert code is not None
         return code
@@ -134,7 +134,7 @@ class RemoteRunProcesses(RunProcesses):
         self._check_memory()
         self._equip(agents)
         self.show.clear()
-        self.show.hosts(preflight.HEADINGS, [found.cells() for found in agents.found.values()])
+        self.show.show_hosts(preflight.HEADINGS, [found.cells() for found in agents.found.values()])
         if agents.faults:
             raise ClusterError(" ".join(agents.faults))
         for link in agents.links.values():
@@ -158,18 +158,22 @@ class RemoteRunProcesses(RunProcesses):
         if self.cfg.collects and len(self.hosts) > 1:
             for host, found in agents.found.items():
                 found.faults += preflight.ring(host, found.facts, found.address)
-        agents.give_data(self.dataset.path, self.dataset.fingerprint, self.cfg.data.get("cache"), self.show.step)
+        agents.give_data(self.dataset.path, self.dataset.fingerprint, self.cfg.data.get("cache"), self.show.show_step)
 
     def _settle(self, agents: HostAgents) -> None:
         cfg = self.cfg
-        environment = preflight.forwarded(cfg)
+        environment = preflight.forwarded_environment(cfg)
         paths = [] if cfg.resume is None else [cfg.resume]
-        agents.settle(cfg.cluster.bind, cfg.cluster.hang_seconds, self.run_dir, paths, environment)
+        agents.send_setup(cfg.cluster.bind, cfg.cluster.hang_seconds, self.run_dir, paths, environment)
         for host, found in agents.found.items():
             if cfg.checkpoint.name != "none" and not found.shared:
-                found.faults.append(preflight.unseen(host, "the run directory", str(self.run_dir), CHECKPOINTS))
+                found.faults.append(
+                    preflight.path_not_visible(host, "the run directory", str(self.run_dir), CHECKPOINTS)
+                )
             missing = [path for path, there in found.sees.items() if not there]
-            found.faults += [preflight.unseen(host, "the checkpoint", path, "another resume=") for path in missing]
+            found.faults += [
+                preflight.path_not_visible(host, "the checkpoint", path, "another resume=") for path in missing
+            ]
         agents.check_imports(preflight.named_classes(cfg))
 
     def _check_memory(self) -> None:
@@ -183,7 +187,7 @@ class RemoteRunProcesses(RunProcesses):
         """Return the number of threads per worker, determined by the host with the fewest cores per worker."""
         workers = [host for process, host in self.placed.items() if process[0] == "W"]
         cores = {host: int(found.facts["cores"]) for host, found in self.agents.found.items()}
-        return max(1, min(cores[host] // (workers.count(host) * self.cfg.lanes) for host in set(workers)))
+        return max(1, min(cores[host] // (workers.count(host) * self.cfg.compute_threads) for host in set(workers)))
 
     def _decide(self, threads: int) -> None:
         """Write the values that depend on the hosts (threads, bind address) into the run's configuration."""
@@ -198,7 +202,7 @@ class RemoteRunProcesses(RunProcesses):
         link.on_lost = lambda why: self._lost(link.host, why)
 
     def _lost(self, host: str, why: str) -> None:
-        self.show.say(f"  Host {host} is gone: {why}.")
+        self.show.print_line(f"  Host {host} is gone: {why}.")
         if self._restores:
             threading.Thread(target=self._restore, args=(host,), daemon=True).start()
 
@@ -222,7 +226,7 @@ class RemoteRunProcesses(RunProcesses):
         lost.close()
         self.agents.found[host] = agents.found[host]
         moved = [child for child in list(self.running) if self._home.get(child.name) == host and child.name[0] == "W"]
-        self.show.say(
+        self.show.print_line(
             f"  Host {host} is there again; it gets {', '.join(child.name for child in moved) or 'no worker'}."
         )
         for child in moved:
@@ -249,7 +253,7 @@ class RemoteRunProcesses(RunProcesses):
         if again:
             before = next(child for child in reversed(self.abandoned) if child.name == name)
             told = (before.exit_sentence(), self._cut(before), f"{name} is started again on host {where}.")
-            self.show.say(f"  {' '.join(filter(None, told))}")
+            self.show.print_line(f"  {' '.join(filter(None, told))}")
         self.placed[name] = where
         super().replace(name)
 
@@ -269,7 +273,9 @@ class RemoteRunProcesses(RunProcesses):
         """Describe the failed connection between hosts that ended a process; "" where its message names none."""
         addresses = {found.address: host for host, found in self.agents.found.items()}
         places = {name: host for name, host in self.placed.items() if name not in ended}
-        return preflight.cut(self.placed.get(child.name, ""), child.exit_sentence() or "", {**addresses, **places})
+        return preflight.broken_connection(
+            self.placed.get(child.name, ""), child.exit_sentence() or "", {**addresses, **places}
+        )
 
     def _begin(self, boot: Bootstrap, environment: dict[str, str], log: Path) -> None:
         if boot.role == "coordinator":

@@ -38,7 +38,7 @@ _patient: list[None] = []
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Let Ctrl-C, SIGTERM and SIGHUP raise Stopped inside this context, at once or at the next `look`.
+    """Let Ctrl-C, SIGTERM and SIGHUP raise Stopped inside this context, at once or at the next `raise_if_stopped`.
 
     Elsewhere than in the main thread it does nothing. Where Ctrl-C or SIGHUP is ignored or has a handler already, it
     stays as it is. SIGUSR1 counts too where its handler is `stop_at_once`."""
@@ -64,8 +64,8 @@ def stoppable() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def patient() -> Iterator[None]:
-    """Context in which the first stop signal is only recorded (see `asked`); the second one raises Stopped."""
+def first_signal_recorded() -> Iterator[None]:
+    """Context in which the first stop signal is only recorded (see `stop_signal`); the second one raises Stopped."""
     _patient.append(None)
     try:
         yield
@@ -82,16 +82,16 @@ def deferred() -> Iterator[None]:
     finally:
         _held.pop()
     if not _held:
-        look()
+        raise_if_stopped()
 
 
-def look() -> None:
+def raise_if_stopped() -> None:
     """Raise Stopped if a stop signal was received, except within `deferred`."""
     if len(_asked) > len(_patient):
         raise Stopped(_asked[0])
 
 
-def asked() -> int:
+def stop_signal() -> int:
     """Return the number of the first stop signal that was received, or 0."""
     return _asked[0] if _asked else 0
 
@@ -115,9 +115,9 @@ class StopRequest:
         self._until = 0.0
         self._told = False
 
-    def look(self, tell: Callable[[Event], None]) -> None:
+    def poll(self, tell: Callable[[Event], None]) -> None:
         """Forward the first stop signal to the coordinator. Raises Stopped at its answer, or at the time-out."""
-        if not asked():
+        if not stop_signal():
             return
         if not self._until:
             self._until = time.monotonic() + self.seconds + ANSWER_SECONDS * (self.seconds > 0)
@@ -125,19 +125,19 @@ class StopRequest:
                 limit = f"up to {self.seconds:g} s; Ctrl-C again ends at once"
                 self.say(f"stopping: saving where the run stands ({limit})")
         if self.found or time.monotonic() >= self._until:
-            raise Stopped(asked())
+            raise Stopped(stop_signal())
         if not self._told:
             self._told = True
             tell(Event("stop", {"seconds": self.seconds}))
 
-    def heard(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Handle an event of the coordinator: record that training has begun, or the answer to the stop request."""
         self.trains |= event.name == "progress"
         if event.name == "stop":
             self.found = event.fields
 
     def tell_again(self) -> None:
-        """Let the next call of `look` repeat the stop request, to the coordinator's replacement."""
+        """Let the next call of `poll` repeat the stop request, to the coordinator's replacement."""
         self._told = False
 
     def stopped_by(self, error: BaseException) -> Stopped | None:
@@ -148,10 +148,10 @@ class StopRequest:
             return error
         if isinstance(error, KeyboardInterrupt):  # raised by a handler that was set before `stoppable`
             return Stopped(signal.SIGINT)
-        if not asked() or not isinstance(error, GbactlError):
+        if not stop_signal() or not isinstance(error, GbactlError):
             return None
         self.found = self.found or {"state": "failed", "why": str(error).rstrip(".")}
-        return Stopped(asked())
+        return Stopped(stop_signal())
 
     def sentence(self, run_dir: Path) -> str:
         """Describe the checkpoint that was saved, and the command that resumes the run."""

@@ -51,7 +51,7 @@ def run_slurm(*command: str) -> subprocess.CompletedProcess[str]:
         ) from error
 
 
-def said(done: subprocess.CompletedProcess[str]) -> str:
+def error_text(done: subprocess.CompletedProcess[str]) -> str:
     """Return the last line of a command's error output, without the command's name and the full stop."""
     lines = done.stderr.strip().splitlines()
     return (lines[-1] if lines else f"exit code {done.returncode}").split("error: ")[-1].rstrip(".")
@@ -64,7 +64,9 @@ def allocation(environment: Mapping[str, str]) -> tuple[Host, ...]:
     if "SLURM_JOB_NODELIST" not in environment:
         raise ConfigError(f"cluster=slurm works in an allocation, and this is none; {HOW}.")
     done = run_slurm("scontrol", "show", "hostnames", environment["SLURM_JOB_NODELIST"])
-    require(not done.returncode, f"cluster=slurm finds no nodes: scontrol failed ({said(done)}); type scontrol ping.")
+    require(
+        not done.returncode, f"cluster=slurm finds no nodes: scontrol failed ({error_text(done)}); type scontrol ping."
+    )
     by_tasks = "SLURM_NTASKS" in environment
     key = "SLURM_TASKS_PER_NODE" if by_tasks else "SLURM_JOB_CPUS_PER_NODE"
     try:

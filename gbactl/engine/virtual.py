@@ -21,11 +21,11 @@ class VirtualEngine(EngineInterface):
         return 1
 
     def train(self, launch: LaunchContext) -> None:
-        from gbactl.engine.signals import patient
+        from gbactl.engine.signals import first_signal_recorded
         from gbactl.nodes.child_main import node_log
         from gbactl.simulation.cluster import run_virtual
 
-        with patient(), node_log(launch.run_dir, "virtual"):
+        with first_signal_recorded(), node_log(launch.run_dir, "virtual"):
             run_virtual(launch.cfg, launch.dataset, launch.run_dir, launch.on_event, launch.look_at_signals)
 
 

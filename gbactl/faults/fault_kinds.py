@@ -1,10 +1,10 @@
 """Kinds of faults in a fault plan's configuration: typed fields, their validation, slow-down factors.
 
-A kind either slows batches by the factor that `at` returns, or slows nothing (`slows` is False): `kill` (SIGKILL) and
-`hang` (SIGSTOP) end or stop a process, which fault_plan.FaultInjector chooses. A fault that is not permanent occurs at
-a global step, at a time, or repeatedly by a distribution with a mean time between failures. Random values depend on a
-key alone. Costs a comparison a query. To add a kind: a dataclass with @kind("name"), here or in a file that
-fault_plan.py imports.
+A kind either slows batches by the factor that `factor_at` returns, or slows nothing (`slows` is False): `kill`
+(SIGKILL) and `hang` (SIGSTOP) end or stop a process, which fault_plan.FaultInjector chooses. A fault that is not
+permanent occurs at a global step, at a time, or repeatedly by a distribution with a mean time between failures. Random
+values depend on a key alone. Costs a comparison a query. To add a kind: a dataclass with @kind("name"), here or in a
+file that fault_plan.py imports.
 
 The kind `trace` has slow-down factors of workers over time, recorded on a cluster or synthetic. Its file is CSV with
 the columns seconds and factor, and worker where workers differ. The launcher reads it when it composes the
@@ -51,7 +51,7 @@ class Fault:
     def check(self, where: str) -> None:
         """Check the configured values. Raises ConfigError; `where` names the entry, for instance faults.plans[0]."""
 
-    def at(self, key: int, turn: int, seconds: float) -> float:
+    def factor_at(self, key: int, turn: int, seconds: float) -> float:
         """Return the slow-down factor, at least 1, of a worker's batch number `turn`, begun `seconds` into training.
 
         `key` is the worker's own in this plan; random values depend on (key, turn) alone."""
@@ -61,9 +61,9 @@ class Fault:
         """Return the fault restricted to one worker; the fault itself if it is the same for all workers."""
         return self
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Encode the fault as in a configuration file, with the defaults filled in."""
-        values = {typed(name): value for name, value in dataclasses.asdict(self).items() if value is not None}
+        values = {typed_name(name): value for name, value in dataclasses.asdict(self).items() if value is not None}
         return {"kind": self.kind, **values}
 
 
@@ -85,7 +85,7 @@ def window(where: str, begin: float, end: float | None) -> None:
     require(end is None or end > begin, f"{where}.until={end} must be later than from={begin}, or null: to the end.")
 
 
-def typed(field: str) -> str:
+def typed_name(field: str) -> str:
     """Return a field's name as users type it: `from` for `from_`."""
     return field.rstrip("_")
 
@@ -145,7 +145,7 @@ class NextOccurrence:
         if fault.mtbf is not None:
             self.seconds = fault.interval(uniform(key, 0))
 
-    def there(self, step: int, seconds: float) -> bool:
+    def is_due(self, step: int, seconds: float) -> bool:
         """Whether the fault is due at the given global step and time since training began."""
         return self._left > 0 and (step >= self.step or seconds >= self.seconds)
 
@@ -166,7 +166,7 @@ class ConstantSlowdown(Fault):
 
     factor: Slower
 
-    def at(self, key: int, turn: int, seconds: float) -> float:
+    def factor_at(self, key: int, turn: int, seconds: float) -> float:
         return self.factor
 
 
@@ -184,7 +184,7 @@ class PeriodicSlowdown(Fault):
         given = [p for p in (self.period_batches, self.period_seconds) if p is not None]
         require(len(given) == 1, f"{where} needs one of period_batches and period_seconds.")
 
-    def at(self, key: int, turn: int, seconds: float) -> float:
+    def factor_at(self, key: int, turn: int, seconds: float) -> float:
         if self.period_batches is not None:
             slow = turn % self.period_batches < self.duty * self.period_batches
         else:
@@ -208,7 +208,7 @@ class RandomSlowdown(Fault):
     def check(self, where: str) -> None:
         drawn(where, self.distribution, self.sigma, self.shape)
 
-    def at(self, key: int, turn: int, seconds: float) -> float:
+    def factor_at(self, key: int, turn: int, seconds: float) -> float:
         return random_factor(self.distribution, self.mean, self.sigma or self.shape, key, turn)
 
 
@@ -224,7 +224,7 @@ class WindowSlowdown(Fault):
     def check(self, where: str) -> None:
         window(where, self.from_, self.until)
 
-    def at(self, key: int, turn: int, seconds: float) -> float:
+    def factor_at(self, key: int, turn: int, seconds: float) -> float:
         return self.factor if self.from_ <= seconds < (math.inf if self.until is None else self.until) else 1.0
 
 
@@ -249,7 +249,7 @@ class CpuHog(Fault):
 
 def _hints(cls: type[Fault]) -> dict[str, Any]:
     hints = get_type_hints(cls, include_extras=True)
-    return {typed(field.name): hints[field.name] for field in dataclasses.fields(cls)}
+    return {typed_name(field.name): hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def parse(plans: Sequence[Mapping[str, Any]]) -> list[Fault]:
@@ -271,9 +271,9 @@ def _one(values: Mapping[str, Any], where: str) -> Fault:
         else:
             expect(f"{where}.{name}", value, hints[name])
     missing = [
-        typed(field.name)
+        typed_name(field.name)
         for field in dataclasses.fields(cls)
-        if field.default is dataclasses.MISSING and typed(field.name) not in given
+        if field.default is dataclasses.MISSING and typed_name(field.name) not in given
     ]
     require(not missing, f"{where} (kind {cls.kind}) needs {', '.join(missing)}.")
     if "servers" in given:
@@ -363,7 +363,7 @@ class LoadTrace(Fault):
         place = bisect.bisect_right(self._times, at) - 1
         return self.points[place][1] if self.points and place >= 0 else 1.0
 
-    def at(self, key: int, turn: int, seconds: float) -> float:
+    def factor_at(self, key: int, turn: int, seconds: float) -> float:
         mean = self.mean(seconds)
         if self.distribution is None or mean == 1.0:
             return mean

@@ -73,11 +73,11 @@ class FaultPlan:
         """Return the slow-down factor of a process (W1 or S0).
 
         A server's `turn` counts the pulls, pushes and orders that it handles."""
-        return math.prod((factor for _, factor in self.acting(process, turn, seconds)), start=1.0)
+        return math.prod((factor for _, factor in self.acting_faults(process, turn, seconds)), start=1.0)
 
-    def acting(self, process: str, turn: int, seconds: float) -> list[tuple[int, float]]:
+    def acting_faults(self, process: str, turn: int, seconds: float) -> list[tuple[int, float]]:
         """Return (index, factor) of the faults that slow a process at this time."""
-        found = [(place, fault.at(key, turn, seconds)) for place, fault, key in self._of.get(process, ())]
+        found = [(place, fault.factor_at(key, turn, seconds)) for place, fault, key in self._of.get(process, ())]
         return [(place, factor) for place, factor in found if factor > 1.0]
 
     def places(self, process: str) -> list[int]:
@@ -132,11 +132,11 @@ class FaultPlan:
         """Whether the plan kills or stops a process."""
         return any(isinstance(fault, ProcessFailure) for fault in self.faults)
 
-    def told(self) -> list[dict[str, Any]]:
+    def to_list(self) -> list[dict[str, Any]]:
         """Encode the plan as plain containers, with its defaults and the chosen workers and servers."""
         return [
             {
-                **fault.told(),
+                **fault.to_dict(),
                 **({} if fault.workers is None else {"workers": list(workers)}),
                 **({} if fault.servers is None else {"servers": list(servers)}),
             }
@@ -206,7 +206,7 @@ class _Strike(NextOccurrence):
 
     def take(self, step: int, seconds: float) -> list[Injection]:
         found: list[Injection] = []
-        while self.there(step, seconds):
+        while self.is_due(step, seconds):
             found += [self._injection(process) for process in self._victims()]
             self.next()
         return found

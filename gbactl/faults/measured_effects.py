@@ -96,7 +96,7 @@ class ObservedBatches:
             return
         process = f"W{worker}"
         for place, factor in self._acting(process, turn, end - seconds - began, slowdown):
-            self.acted.note(place, process, max(0.0, end - seconds), end, factor)
+            self.acted.add(place, process, max(0.0, end - seconds), end, factor)
 
     def _acting(self, process: str, turn: int, seconds: float, slowdown: float) -> list[tuple[int, float]]:
         """Return (index, factor) of the faults that slowed a batch.
@@ -106,7 +106,7 @@ class ObservedBatches:
         if len(places) == 1:
             return [(places[0], slowdown)]
         for late in LATE:
-            found = self.plan.acting(process, turn, max(0.0, seconds + late))
+            found = self.plan.acting_faults(process, turn, max(0.0, seconds + late))
             if math.isclose(math.prod(factor for _, factor in found), slowdown, rel_tol=1e-6):
                 return found
         return []
@@ -116,7 +116,7 @@ class ObservedBatches:
         now = self.clock()
         for place in places:
             for worker in self.plan.chosen[place]:
-                self.acted.note(place, f"W{worker}", now, now)
+                self.acted.add(place, f"W{worker}", now, now)
 
     def reference(self, worker: int) -> float | None:
         """Return the seconds per sample that a worker would need without faults; None where unknown."""
@@ -131,7 +131,7 @@ class ObservedBatches:
                 return statistics.median(sound or found.values())
         return None
 
-    def usual(self, worker: int) -> float:
+    def unslowed_seconds(self, worker: int) -> float:
         """Return the current seconds per sample of workers without faults, the reference for slow-downs; 0 if unknown.
 
         Not those of the whole run: where the machine gets slower or faster, a slowed worker follows."""
@@ -147,8 +147,8 @@ class ObservedBatches:
         servers = server_slowdowns(self.plan, counters or {})
         self._add_hogs()
         add_acted(self.acted, counters or {})
-        acted = {"acted": self.acted.told()}
-        return {"plans": self.plan.told(), "workers": workers, **({"servers": servers} if servers else {}), **acted}
+        acted = {"acted": self.acted.to_list()}
+        return {"plans": self.plan.to_list(), "workers": workers, **({"servers": servers} if servers else {}), **acted}
 
     def _add_hogs(self) -> None:
         """Record competing processes as active in their whole period, whatever their effect on workers."""
@@ -157,7 +157,7 @@ class ObservedBatches:
                 end = self._last if fault.until is None else min(fault.until, self._last)
                 beside = [f"W{worker}" for worker in self.plan.chosen[place]]
                 for name in beside or [f"core {core}" for core in fault.cores or ()]:
-                    self.acted.note(place, name, fault.from_, end)
+                    self.acted.add(place, name, fault.from_, end)
 
     def _worker(self, worker: int) -> dict[str, float | None]:
         sums, reference = self._workers.get(worker), self.reference(worker)

@@ -57,9 +57,9 @@ class ActivePeriods:
         self._until = -math.inf if fault.given else math.inf
         self._now = -math.inf
 
-    def on(self, step: int, seconds: float) -> bool:
+    def is_active(self, step: int, seconds: float) -> bool:
         """Whether the fault is active at a global step and a time since training began (both negative before that)."""
-        while self._due.there(step, seconds):
+        while self._due.is_due(step, seconds):
             self._until = min(seconds, self._due.seconds) + self._lasts  # a period due by step begins at this call
             self._due.next()
         self._now = max(self._now, seconds)
@@ -72,9 +72,9 @@ class AllActivePeriods:
     def __init__(self, storms: Mapping[int, ActivePeriods]) -> None:
         self._storms = storms
 
-    def on(self, step: int, seconds: float) -> frozenset[int]:
+    def active_indexes(self, step: int, seconds: float) -> frozenset[int]:
         """Return the indexes of the message faults that are active at a global step and a time since training began."""
-        return frozenset(place for place, storm in self._storms.items() if storm.on(step, seconds))
+        return frozenset(place for place, storm in self._storms.items() if storm.is_active(step, seconds))
 
 
 class TransmissionOutcome(NamedTuple):

@@ -32,12 +32,12 @@ class FaultRecord:
     def __init__(self) -> None:
         self._found: dict[tuple[int, str], tuple[float, float, float]] = {}
 
-    def note(self, place: int, process: str, begin: float, end: float, factor: float = 1.0) -> None:
+    def add(self, place: int, process: str, begin: float, end: float, factor: float = 1.0) -> None:
         """Record that fault number `place` of the fault plan acted on a process, in seconds since training began."""
         first, last, largest = self._found.get((place, process), (begin, end, factor))
         self._found[place, process] = min(first, begin), max(last, end), max(largest, factor)
 
-    def told(self) -> list[dict[str, Any]]:
+    def to_list(self) -> list[dict[str, Any]]:
         """Encode the record as plain containers."""
         return [
             {"plan": place, "process": process, "from_s": begin, "until_s": end, "factor": factor}
@@ -45,9 +45,9 @@ class FaultRecord:
         ]
 
     def restore(self, told: Iterable[Mapping[str, Any]]) -> None:
-        """Add the record of an earlier process, as encoded by `told`, to this one."""
+        """Add the record of an earlier process, as encoded by `to_list`, to this one."""
         for each in told:
-            self.note(each["plan"], each["process"], each["from_s"], each["until_s"], each["factor"])
+            self.add(each["plan"], each["process"], each["from_s"], each["until_s"], each["factor"])
 
 
 class TimedComputation(Protocol):
@@ -71,7 +71,7 @@ class WorkerSlowdown:
         self._began: float | None = None
         self._late = 0.0
 
-    def stretch(self, item: TimedComputation, usual: float = 0.0) -> None:
+    def slow_down(self, item: TimedComputation, usual: float = 0.0) -> None:
         """Wait after a gradient is computed, so that its time is multiplied by the fault plan's factor.
 
         `item.seconds` is the computing time before the call and the whole time afterwards; `item.slowdown` becomes the
@@ -134,9 +134,9 @@ class ServerSlowdown:
         """Return the slow-down factor of the current message, which begins at `now`."""
         self._began = now if self._began is None else self._began
         since = now - self._began
-        found = self.plan.acting(self.name, self.served, since)
+        found = self.plan.acting_faults(self.name, self.served, since)
         for place, factor in found:
-            self.acted.note(place, self.name, since, since, factor)
+            self.acted.add(place, self.name, since, since, factor)
         return math.prod((factor for _, factor in found), start=1.0)
 
     def count(self, factor: float, busy: float, waited: float) -> None:
@@ -156,9 +156,11 @@ class ServerSlowdown:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters of handled messages and slow-downs for messages.Inspected: integers, times in microseconds."""
+        """Counters for a server's `Inspected` message: messages handled and slow-downs; times in microseconds."""
         seconds = (round(1e6 * value) for value in (self.busy, self.asked, self.spent))
-        acted = {f"acted_{each['plan']}_{name}": round(1e6 * each[name]) for each in self.acted.told() for name in SPAN}
+        acted = {
+            f"acted_{each['plan']}_{name}": round(1e6 * each[name]) for each in self.acted.to_list() for name in SPAN
+        }
         return {**dict(zip(COUNTERS, (self.served, *seconds), strict=True)), **acted}
 
 
@@ -167,7 +169,7 @@ def add_acted(acted: FaultRecord, counters: Mapping[str, Mapping[str, int]]) -> 
     for server, each in counters.items():
         for place in (int(name.split("_")[1]) for name in each if name.startswith("acted_") and name.endswith(SPAN[0])):
             begin, end, factor = (each[f"acted_{place}_{name}"] / 1e6 for name in SPAN)
-            acted.note(place, server, begin, end, factor)
+            acted.add(place, server, begin, end, factor)
 
 
 def server_slowdowns(plan: FaultPlan, counters: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, float | None]]:

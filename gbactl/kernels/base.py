@@ -107,7 +107,7 @@ class Workspace:
 class RowStep(Protocol):
     """Optimizer step on the embedding table to which `Kernels.bind_rows` has bound it."""
 
-    def listed(
+    def step_rows(
         self, index: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
@@ -116,7 +116,7 @@ class RowStep(Protocol):
         With `contributors`, the divisor of row i is contributors[i].
         """
 
-    def every(
+    def step_all(
         self, slot: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip

@@ -252,7 +252,7 @@ class NativeRowStep:
         self._zeros = np.zeros(self._width, FLOAT)
         self._step, self._check = library.gb_step_rows, library.gb_check_range
 
-    def listed(
+    def step_rows(
         self, index: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
@@ -266,7 +266,7 @@ class NativeRowStep:
         checked(self._check(at, n, self._rows))
         self._step(self._address, at, n, address(grad), per_row, None, None, weight, divisor, lr, decay)
 
-    def every(
+    def step_all(
         self, slot: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip

@@ -214,7 +214,7 @@ class TorchRowStep:
         bias = torch.from_numpy(self._rule.bias[at])
         return lr * bias[:, :1], bias[:, 1:]
 
-    def listed(
+    def step_rows(
         self, index: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
@@ -230,7 +230,7 @@ class TorchRowStep:
         for whole, part in zip([self._table, *self._moments], [value, *moments], strict=True):
             whole.index_copy_(0, at, part)
 
-    def every(
+    def step_all(
         self, slot: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip

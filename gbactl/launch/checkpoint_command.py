@@ -65,7 +65,7 @@ def line(told: dict[str, Any]) -> str:
 
 def verify_all(run: str) -> None:
     """Verify every checkpoint of a run and print the results. Raises CheckpointError if any is damaged."""
-    folder = resume.own(run)
+    folder = resume.own_checkpoints(run)
     bad = 0
     for name in folder.names():
         try:
@@ -104,7 +104,7 @@ def export(chain: CheckpointChain, out: Path) -> list[Path]:
     cfg = from_dict(last.config)
     rows, dense = whole_rows(chain, cfg), dense_state(chain)
     tensors = {**rows, **{f"dense.{name}": values for name, values in dense.items()}}
-    state = state_dict(cfg, Schema.of(last.schema), rows["rows"], dense["value"], list(last.schema["fields"]))
+    state = state_dict(cfg, Schema.from_stored(last.schema), rows["rows"], dense["value"], list(last.schema["fields"]))
     paths = [out / name for name in NAMES]
     told = {
         "step": last.step, "identity": last.identity, "position": {**last.position, "curve": []}, "schema": last.schema,
@@ -129,7 +129,7 @@ def trained_model(run: str) -> TrainedModel:
     from gbactl.models.flat_parameters import TrainedModel
 
     chain = resume.find(run)
-    cfg, schema = from_dict(chain.last.config), Schema.of(chain.last.schema)
+    cfg, schema = from_dict(chain.last.config), Schema.from_stored(chain.last.schema)
     rows = torch.from_numpy(whole_rows(chain, cfg)["rows"])
     model = build(cfg.model, schema.numeric, schema.fields, cfg.seed, schema.list_targets)
     return TrainedModel(model, dense_state(chain)["value"], rows, schema)
@@ -143,7 +143,7 @@ def whole_rows(chain: CheckpointChain, cfg: RunConfig) -> dict[str, Any]:
     spec = dataclasses.replace(shard_spec(alone, chain.last.table_rows, 0), row_l2="touched")
     shard = Shard(spec)
     load_shard(shard, chain, with_dense=False)
-    schema = Schema.of(chain.last.schema)
+    schema = Schema.from_stored(chain.last.schema)
     mask = dimension_mask(cfg.model, schema, chain.last.schema["fields"])
     if mask is not None:
         for table, (low, high) in enumerate(schema.spans):

@@ -15,7 +15,7 @@ from gbactl.checked_dataclasses import shown
 from gbactl.conf_catalogue import GROUPS, Entry
 from gbactl.config import RunConfig, to_dict
 from gbactl.config.engine_interface import engine_named
-from gbactl.config.run_config import acting, when
+from gbactl.config.run_config import effective_keys, when_effective
 from gbactl.data.prepared_data import options_class
 from gbactl.errors import UsageError
 from gbactl.policies.policy import names, policy_class
@@ -88,7 +88,7 @@ def filled_in(overrides: list[str]) -> str:
     """Compose a configuration, and write those keys that have an effect as YAML. Raises UsageError, ConfigError."""
     from gbactl.launch.hydra_config import compose
 
-    return yaml.safe_dump(acting(to_dict(compose(overrides))), sort_keys=False)
+    return yaml.safe_dump(effective_keys(to_dict(compose(overrides))), sort_keys=False)
 
 
 def _wrapped(first: str, text: str) -> list[str]:
@@ -159,7 +159,7 @@ def _key(key: str, found: dict[str, Entry]) -> str:
         defaults.setdefault(_typed(entry.value), []).append(option)
         meanings.setdefault(entry.comment, []).append(option)
     everywhere = not dot or len(found) == max(1, len(conf_catalogue.options(group)))
-    acts = when(key) if everywhere else f"with {group}= {' | '.join(found)}"
+    acts = when_effective(key) if everywhere else f"with {group}= {' | '.join(found)}"
     lines = [key]
     for text, having in meanings.items():
         lines += _wrapped("  ", f"{text}{_of(group, having, len(meanings))}")

@@ -40,7 +40,7 @@ MOST_FAILURES = 20
 class ControlSocket:
     """Control socket of a run, which answers requests for a mode switch or for the run's status.
 
-    `forward` sends a request to the coordinator; `heard` must be called with every event of the coordinator."""
+    `forward` sends a request to the coordinator; `on_event` must be called with every event of the coordinator."""
 
     def __init__(self, run_dir: Path, forward: Callable[[Event], None]) -> None:
         key = new_key()
@@ -56,7 +56,7 @@ class ControlSocket:
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
         self._thread.start()
 
-    def heard(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Handle a coordinator's event: record progress, or send a switch's outcome to the client that requested it."""
         if event.name == "progress":
             self.progress = event.fields

@@ -190,7 +190,7 @@ class Keys:
         self.modes = dict(zip("abcdefghijklmnopqrstuvwxyz", modes, strict=False))
         self.said, self.chosen, self._asks = self.HINT, "", False
 
-    def pressed(self, key: str) -> str | None:
+    def on_key(self, key: str) -> str | None:
         """Handle a key; return "quit", the name of a mode to switch to, or None."""
         if self.chosen:
             mode, self.chosen, self.said = self.chosen, "", self.HINT
@@ -215,7 +215,7 @@ def _screen(client: ControlClient, run_dir: Path) -> None:
         while found is not None:
             live.update(screen(name, found, keys.said), refresh=True)
             key = read(max(0.0, due - time.monotonic()))
-            wish = keys.pressed(key) if key else None
+            wish = keys.on_key(key) if key else None
             if wish == "quit":
                 return
             if wish:

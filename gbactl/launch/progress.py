@@ -85,7 +85,7 @@ class JobProgress:
         self.share = min(1.0, (done if self.samples else fields["round_finished"]) / of) if of else 1.0
 
     @property
-    def left(self) -> float | None:
+    def seconds_left(self) -> float | None:
         """Seconds until all samples are trained; None while the pace is unknown."""
         if self._pace is None or not self.samples:
             return None
@@ -109,24 +109,24 @@ class ProgressDisplay:
         self._last_line = 0.0
         self._last_text = ""
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print one line of text, whole: a terminal may wrap it, and it can be copied from there."""
         self.console.print(text, soft_wrap=True)
 
-    def detail(self, text: str) -> None:
+    def print_detail(self, text: str) -> None:
         """Print one line of text, unless the run is one of a sweep."""
         if self.place is None:
-            self.say(text)
+            self.print_line(text)
 
-    def step(self, text: str, fraction: float) -> None:
+    def show_step(self, text: str, fraction: float) -> None:
         """Show the fraction (0 to 1) done of a preparation step, such as building the data cache."""
         self._update(text, fraction, [])
 
-    def progress(self, fields: dict[str, Any]) -> None:
+    def show_progress(self, fields: dict[str, Any]) -> None:
         """Show the progress of the whole job: day, mode, remaining time, throughput, last AUC, loss."""
         job, place, now = self.job, self.place, time.monotonic()
         job.add(fields, now)
-        left = job.left if place is None else place.left(now - self.began, job.left)
+        left = job.seconds_left if place is None else place.seconds_left(now - self.began, job.seconds_left)
         told = [] if left is None else [f"{duration(left)} left"]
         told.append(f"{job.rate:,.0f} {self.unit}")
         told += [] if job.auc is None else [f"AUC {job.auc:.4f}"]
@@ -145,7 +145,7 @@ class ProgressDisplay:
         if now - self._last_line >= LINE_SECONDS or (fraction >= 1 and text != self._last_text):
             self._last_line = now
             self._last_text = text if fraction >= 1 else ""
-            self.say(f"  {text}: {'  '.join(details)}")
+            self.print_line(f"  {text}: {'  '.join(details)}")
 
     def _draw(self, text: str, fraction: float, details: list[str]) -> None:
         """Draw the bar in the columns that the text leaves free; drop the last details if they do not fit."""
@@ -162,7 +162,7 @@ class ProgressDisplay:
         assert self._task is not None
         self._bar.update(self._task, completed=fraction, description=text, detail=detail)
 
-    def hosts(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    def show_hosts(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print the table of preflight results, one row for each host."""
         table = Table(*headings, box=None, pad_edge=False, header_style="bold")
         for row in rows:
@@ -175,25 +175,25 @@ class ProgressDisplay:
             self._bar.stop()
             self._bar = None
 
-    def round(self, fields: dict[str, Any]) -> None:
+    def show_round(self, fields: dict[str, Any]) -> None:
         """Print a line for a finished day or epoch, with the scores that early stopping compares."""
         self.job.auc = fields["judged_auc"]
-        self.detail(
+        self.print_detail(
             f"  {fields['day']}: {fields['steps']} steps, {fields['eps']:,.0f} {self.unit}; on "
             f"{fields['judged_on']}: AUC {fields['judged_auc']:.5f}, log loss {fields['judged_logloss']:.5f}"
         )
 
-    def best(self, result: dict[str, Any]) -> None:
+    def show_best(self, result: dict[str, Any]) -> None:
         """Print the chosen epoch and its scores, if it was chosen on another split than the evaluated one."""
         if result["judged_on"] in (None, result["evaluated_on"]):
             return
         self.clear()
-        self.detail(
+        self.print_detail(
             f"  {result['best_round']} is the best on {result['judged_on']} (AUC {result['judged_auc']:.5f}); on "
             f"{result['evaluated_on']}: AUC {result['auc']:.5f}, log loss {result['logloss']:.5f}"
         )
 
-    def finished(self, result: dict[str, Any], name: str) -> None:
+    def show_end(self, result: dict[str, Any], name: str) -> None:
         """Print the result of a sweep's run on standard output: one line."""
         self.clear()
         print(
@@ -202,7 +202,7 @@ class ProgressDisplay:
             f"{shown_path(Path(result['run_dir']))}", flush=True,
         )  # fmt: skip
 
-    def result(self, result: dict[str, Any], commands: Sequence[tuple[str, str]] = ()) -> None:
+    def show_result(self, result: dict[str, Any], commands: Sequence[tuple[str, str]] = ()) -> None:
         """Print the result on standard output: a table, the run's directory, and `commands` to type next.
 
         `commands` are pairs of a purpose and a command. Nothing that one may copy is cut off or broken."""
@@ -308,7 +308,7 @@ def display() -> type[ProgressDisplay]:
 class PythonDisplay(ProgressDisplay):
     """Display for a Python script, which gets the result as a return value instead of printed output."""
 
-    def result(self, result: dict[str, Any], commands: Sequence[tuple[str, str]] = ()) -> None:
+    def show_result(self, result: dict[str, Any], commands: Sequence[tuple[str, str]] = ()) -> None:
         """Remove the progress bar."""
         self.clear()
 
@@ -323,7 +323,7 @@ class NotebookDisplay(PythonDisplay):
         # MLflow imports tqdm's bar for notebooks, which asks for ipywidgets; no such bar is shown
         warnings.filterwarnings("ignore", message="IProgress not found")
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print one line of text."""
         print(text, flush=True)
 

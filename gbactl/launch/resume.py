@@ -56,10 +56,10 @@ def find(name: str) -> CheckpointChain:
     path = Path(name)
     if CUT.fullmatch(path.name) and path.is_dir():
         return CheckpointFolder(path.parent.resolve()).verified(path.name)
-    return own(name).newest(lambda why: print(f"gbactl: {why}", file=sys.stderr))
+    return own_checkpoints(name).newest(lambda why: print(f"gbactl: {why}", file=sys.stderr))
 
 
-def own(name: str) -> CheckpointFolder:
+def own_checkpoints(name: str) -> CheckpointFolder:
     """Open a run's checkpoint folder so that checkpoints of other runs in it are ignored. Raises UsageError."""
     path = folder_of(name)
     return CheckpointFolder(path, identity_of(path.parent))

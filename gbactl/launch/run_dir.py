@@ -132,7 +132,7 @@ def write_faults(path: Path, cfg: RunConfig, injected: Sequence[Mapping[str, Any
     plan = cfg.fault_plan()
     if plan.faults:
         more = {"injected": list(injected)} if injected else {}
-        (path / FAULTS).write_text(json.dumps({"seed": plan.seed, "plans": plan.told(), **more}, indent=2) + "\n")
+        (path / FAULTS).write_text(json.dumps({"seed": plan.seed, "plans": plan.to_list(), **more}, indent=2) + "\n")
 
 
 def plain(value: Any) -> Any:

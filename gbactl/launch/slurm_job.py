@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gbactl.engine.slurm import run_slurm, said
+from gbactl.engine.slurm import error_text, run_slurm
 from gbactl.errors import ClusterError, Stopped, UsageError, require
 
 SCRIPT, OUTPUT = "job.sh", "job.log"
@@ -69,7 +69,7 @@ class FollowedJob:
         self.output, self._printed = output, output.stat().st_size if output.exists() else 0
         done = run_slurm("sbatch", "--parsable", str(script))
         if done.returncode:
-            raise ClusterError(f"Slurm refuses the job: {said(done)}. Its script is {script}.")
+            raise ClusterError(f"Slurm refuses the job: {error_text(done)}. Its script is {script}.")
         self.number = done.stdout.strip().partition(";")[0]
         self._state = ""
 
@@ -219,4 +219,6 @@ def _continued(run: Path, overrides: list[str]) -> list[str]:
 
 def _queue_again(job: str) -> str:
     done = run_slurm("scontrol", "requeue", job)
-    return f"job {job} is queued again" if not done.returncode else f"job {job} is not queued again ({said(done)})"
+    return (
+        f"job {job} is queued again" if not done.returncode else f"job {job} is not queued again ({error_text(done)})"
+    )

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gbactl.coordinator.state import kept
+from gbactl.coordinator.state import writes_journal
 from gbactl.engine.base import ChildProcess, RunProcesses
 from gbactl.errors import ClusterError, WireError
 from gbactl.wire.messages import Event, Hello
@@ -37,7 +37,7 @@ class CoordinatorConnection:
         self._failure = "death"
         self._error: WireError | None = None
 
-    def meet(self, check: Check) -> None:
+    def connect(self, check: Check) -> None:
         """Connect to the coordinator; if a process has failed meanwhile, raise that process's error.
 
         The dial runs in a thread: a pending connection to a failed coordinator stays open, as its replacement may
@@ -63,18 +63,18 @@ class CoordinatorConnection:
         except WireError as error:
             self._error = error
 
-    def tell(self, event: Event) -> None:
+    def send(self, event: Event) -> None:
         """Send an event to the coordinator."""
         if self._channel is not None:
             self._channel.send(event)
 
     @property
-    def gone(self) -> bool:
+    def was_killed(self) -> bool:
         """Whether the coordinator's process was killed by a signal."""
         code = self.children.running[0].process.poll()
         return code is not None and code < 0
 
-    def missed(self) -> bool:
+    def has_failed(self) -> bool:
         """Return whether the coordinator has failed and can be replaced; kill it first if it hangs."""
         self._failure = "hang" if self._silent() else "death"
         return self.children.coordinator_replaceable
@@ -83,7 +83,7 @@ class CoordinatorConnection:
         """Start a replacement coordinator and connect to it."""
         self.say("  C is gone; another one goes on from its journal.")
         self.children.replace_coordinator(self._failure, self._heard)
-        self.meet(check)
+        self.connect(check)
 
     def _silent(self) -> bool:
         """Kill the coordinator if it was silent for too long; returns whether it was killed.
@@ -94,14 +94,16 @@ class CoordinatorConnection:
             self._heard += now - self._looked
         self._looked = now
         cluster = self.children.cfg.cluster
-        hangs = kept(self.children.cfg) and self.children.all_ready and now - self._heard > cluster.hang_seconds
+        hangs = (
+            writes_journal(self.children.cfg) and self.children.all_ready and now - self._heard > cluster.hang_seconds
+        )
         if hangs and child.process.poll() is None:
             child.process.kill()
             child.process.wait()
             return True
         return False
 
-    def heard(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Record the arrival time of a coordinator's event, and whether a replacement coordinator now runs the job."""
         self._heard = time.monotonic()
         if event.name == "joined" and event.fields.get("process") == "C":
@@ -118,14 +120,14 @@ class Replacements:
         self.children, self.say = children, say
         self._tries: dict[str, int] = {}
 
-    def heard(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Handle an event: replace a lost process, or record that a replacement has joined or that the run is over."""
         self.children.all_ready |= event.name != "beat"
         name = event.fields.get("process")
         if event.name == "lost" and isinstance(name, str):
             if event.fields.get("epoch", self.children.incarnation(name)) < self.children.incarnation(name):
                 return  # the event was repeated by a replacement coordinator
-            self.children.abandon(name, kill=bool(event.fields.get("shared")))
+            self.children.stop_watching(name, kill=bool(event.fields.get("shared")))
             if event.fields.get("replaced"):
                 self._tries[name] = 1
                 self.children.replace(name)
@@ -133,10 +135,10 @@ class Replacements:
             self._tries.pop(name, None)
         elif event.name == "result":
             for late in self._tries:
-                self.children.abandon(late, kill=True)
+                self.children.stop_watching(late, kill=True)
             self._tries.clear()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Start another replacement for each replacement that ended before it had joined the run.
 
         Raises ClusterError for a server whose MOST_TRIES replacements all failed."""
@@ -144,7 +146,7 @@ class Replacements:
             child = next((child for child in self.children.running if child.name == name), None)
             if child is None or child.process.poll() is None:
                 continue
-            self.children.abandon(name)
+            self.children.stop_watching(name)
             if tries == MOST_TRIES and name[0] == "S":
                 raise ClusterError(f"{name} could not be replaced in {tries} tries; look into {child.log}.")
             if tries == MOST_TRIES:
@@ -180,7 +182,7 @@ class FaultInjection:
         self.children = children
         self._wake: list[tuple[float, ChildProcess]] = []
 
-    def inflict(self, fields: dict[str, Any]) -> int | None:
+    def inject(self, fields: dict[str, Any]) -> int | None:
         """Kill or suspend the process that an event `inject` names; returns its pid, or None if it does not run."""
         child = next((child for child in self.children.running if child.name == fields["process"]), None)
         if child is None or child.process.poll() is not None:
@@ -191,7 +193,7 @@ class FaultInjection:
             self._wake.append((time.monotonic() + fields["seconds"], child))
         return child.process.pid
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Resume (SIGCONT) the suspended processes whose injected hang has lasted long enough."""
         now = time.monotonic()
         for due, child in list(self._wake):
@@ -200,12 +202,12 @@ class FaultInjection:
                 child.process.send_signal(signal.SIGCONT)
 
 
-def loss_known(event: Event, losses: Sequence[dict[str, Any]]) -> bool:
+def repeats_known_failure(event: Event, losses: Sequence[dict[str, Any]]) -> bool:
     """Return whether an event repeats the loss of a process (same incarnation) that is already in `losses`."""
     return event.name == "lost" and _among(event.fields, losses, "process", "epoch")
 
 
-def switch_known(event: Event, switches: Sequence[dict[str, Any]]) -> bool:
+def repeats_known_switch(event: Event, switches: Sequence[dict[str, Any]]) -> bool:
     """Return whether an event repeats a completed switch that is already known.
 
     Its pause is ignored, as only the first of the two events may have it."""

@@ -17,8 +17,8 @@ from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.collective.base import Rendezvous
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.config.rounds_and_shards import rounds
-from gbactl.config.run_config import acting
-from gbactl.coordinator.run_record import METRICS, by_round
+from gbactl.config.run_config import effective_keys
+from gbactl.coordinator.run_summary import METRICS, by_round
 from gbactl.cpu import SLOW_BF16, lacks_bf16
 from gbactl.data.dataset import DAYS_BY_ROWS, Dataset, open_dataset
 from gbactl.data.prepared_data import prepare
@@ -26,7 +26,15 @@ from gbactl.disk_files import room_needed
 from gbactl.engine.base import RunProcesses
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
 from gbactl.engine.preflight import check_collective, check_memory, too_few
-from gbactl.engine.signals import NOTHING, StopRequest, asked, deferred, look, patient, stoppable
+from gbactl.engine.signals import (
+    NOTHING,
+    StopRequest,
+    deferred,
+    first_signal_recorded,
+    raise_if_stopped,
+    stop_signal,
+    stoppable,
+)
 from gbactl.errors import ClusterError, NoRoomError, Stopped, UsageError
 from gbactl.faults.cpu_hogs import CpuHogs
 from gbactl.faults.measured_effects import fault_lines, fault_metrics, with_injected
@@ -41,13 +49,13 @@ from gbactl.launch.supervision import (
     FaultInjection,
     Replacements,
     event_sentence,
-    loss_known,
-    switch_known,
+    repeats_known_failure,
+    repeats_known_switch,
 )
 from gbactl.launch.sweep_parent_run import parent_tags
 from gbactl.models import dimension_mask
 from gbactl.switching.auto_controller import AUTO_FILE
-from gbactl.switching.switch_descriptions import answer, legend, listed, mode_id
+from gbactl.switching.switch_descriptions import answer, legend, mode_id, modes_sentence
 from gbactl.switching.switch_schedule import located
 from gbactl.tracking.final_metrics import (
     DAYS_TAG,
@@ -128,7 +136,7 @@ def _train(
         close_fork_server()
     show = display(unit_of(cfg.engine.clock), command.place)
     hogs = CpuHogs(cfg.fault_plan(), cfg.pinned)
-    path = prepare(cfg.data, show.step)
+    path = prepare(cfg.data, show.show_step)
     show.clear()
     dataset = open_dataset(path)
     plan = rounds(dataset, cfg.train)
@@ -143,32 +151,32 @@ def _train(
     check_memory(cfg, dataset)
     job = StartingPoint.of(cfg, dataset, len(plan))
     run_dir = job.run_dir(cfg)
-    show.detail(_headline(cfg, dataset))
+    show.print_detail(_headline(cfg, dataset))
     if warning := too_few(cfg, {part.label: dataset.splits[part.split].rows for part in plan}):
-        show.say(f"Warning: {warning}")
+        show.print_line(f"Warning: {warning}")
     if dataset.days_by_rows:
-        show.detail(f"  {DAYS_BY_ROWS}")
+        show.print_detail(f"  {DAYS_BY_ROWS}")
     if obstacle:
-        show.say(f"  {obstacle}")
+        show.print_line(f"  {obstacle}")
     if cfg.precision == "bf16" and cfg.engine.one_host and lacks_bf16():
-        show.say(f"  {SLOW_BF16}")
+        show.print_line(f"  {SLOW_BF16}")
     with run_dirs.lock(run_dir):
         job.begin(run_dir, cfg)
         shutil.rmtree(run_dir / TRACE_DIR, ignore_errors=True)  # of a launcher that was killed
         with traced(run_dir, show) if trace else contextlib.nullcontext():
             run = LaunchedRun(cfg, dataset, run_dir, show, hogs, job, command)
             run.warnings += [obstacle] if obstacle else []
-            result = run.go()
+            result = run.run()
     if as_json:
         print(json.dumps(result), flush=True)
     elif command.place is not None:
-        show.finished(result, run_name(result["mode"], cfg.seed, command))
+        show.show_end(result, run_name(result["mode"], cfg.seed, command))
     else:
         from gbactl.launch.hydra_config import compose
 
-        show.result(result, after_run(cfg, command, result, compose))
-    if asked():
-        raise Stopped(asked(), OVER)
+        show.show_result(result, after_run(cfg, command, result, compose))
+    if stop_signal():
+        raise Stopped(stop_signal(), OVER)
     return result
 
 
@@ -181,7 +189,7 @@ def traced(run_dir: Path, show: ProgressDisplay) -> Iterator[None]:
     finally:
         with room_needed(run_dir):
             path = merge_traces(run_dir)
-        show.say(f"Trace: {path} (ui.perfetto.dev opens it)")
+        show.print_line(f"Trace: {path} (ui.perfetto.dev opens it)")
 
 
 def _headline(cfg: RunConfig, dataset: Dataset) -> str:
@@ -227,7 +235,7 @@ class LaunchedRun:
         self.rendezvous: Rendezvous | None = None
         self.stop = StopRequest(cfg.cluster.stop_seconds, self._say_below)
 
-    def go(self) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
         """Start all processes, train to the end, and return the result.
 
         However the training ends, child processes are stopped, tracking is finished and logs are kept."""
@@ -261,12 +269,12 @@ class LaunchedRun:
     def _say_below(self, text: str) -> None:
         """Remove the progress bar and print a line of text in its place."""
         self.show.clear()
-        self.show.say(text)
+        self.show.print_line(text)
 
     def look_at_signals(self, tell: Callable[[Event], None]) -> None:
         """Request a checkpoint and stop at the first signal, unless the run already has its result."""
         if self.result is None:
-            self.stop.look(tell)
+            self.stop.poll(tell)
 
     def _train(self) -> None:
         try:
@@ -277,10 +285,10 @@ class LaunchedRun:
 
     def follow(self, children: RunProcesses) -> None:
         try:
-            self.injection, self.replacements = FaultInjection(children), Replacements(children, self.show.say)
+            self.injection, self.replacements = FaultInjection(children), Replacements(children, self.show.print_line)
             children.prepare()
             with self._collective(children) as environments:
-                self.show.detail(f"  starting {self.cfg.processes} workers, {self.cfg.cluster.servers} servers")
+                self.show.print_detail(f"  starting {self.cfg.processes} workers, {self.cfg.cluster.servers} servers")
                 children.start(environments)
                 self._talk_with(children)
         finally:
@@ -310,10 +318,10 @@ class LaunchedRun:
         """Handle the coordinator's events until the result arrives; raise the error of a failed child process."""
         hub = SocketHub(self.key, Peer("launcher", 0), encrypt=self.cfg.transport.encrypt)
         try:
-            self.coordinator = CoordinatorConnection(children, hub, self.show.say)
-            self.coordinator.meet(self._check)
-            self.control = ControlSocket(self.run_dir, self.coordinator.tell)
-            with patient():
+            self.coordinator = CoordinatorConnection(children, hub, self.show.print_line)
+            self.coordinator.connect(self._check)
+            self.control = ControlSocket(self.run_dir, self.coordinator.send)
+            with first_signal_recorded():
                 self._listen(hub, children, self.coordinator)
         finally:
             if self.control is not None:
@@ -321,15 +329,15 @@ class LaunchedRun:
             hub.close()
 
     def _listen(self, hub: SocketHub, children: RunProcesses, coordinator: CoordinatorConnection) -> None:
-        while not (self.result is not None and (children.ended() or coordinator.gone)):
-            look()
-            self.look_at_signals(coordinator.tell)
+        while not (self.result is not None and (children.ended() or coordinator.was_killed)):
+            raise_if_stopped()
+            self.look_at_signals(coordinator.send)
             # checked before polling, so that the last messages of a child that ended are read before its failure counts
             failure, over = children.failure(), children.ended()
             self._hear(hub, LOOK_SECONDS if self.result is None else ENDED_SECONDS)
             self._check(children, failure, over)
             self._look()
-            if coordinator.missed():
+            if coordinator.has_failed():
                 self._hear(hub, 0.0)  # the last messages of a failed coordinator
                 self._replace(coordinator)
 
@@ -349,7 +357,7 @@ class LaunchedRun:
     def _look(self) -> None:
         for each in (self.injection, self.replacements):
             if each is not None:
-                each.look()
+                each.poll()
 
     def _check(self, children: RunProcesses, failure: tuple[str, bool] | None, over: bool) -> None:
         if failure is not None and self.result is None:
@@ -369,28 +377,28 @@ class LaunchedRun:
         return failure
 
     def on_event(self, event: Event) -> None:
-        look()
-        self.stop.heard(event)
-        if switch_known(event, self.switches):
+        raise_if_stopped()
+        self.stop.on_event(event)
+        if repeats_known_switch(event, self.switches):
             return
         if self.control is not None:
-            self.control.heard(event)
+            self.control.on_event(event)
         for each in (self.replacements, self.coordinator):
             if each is not None:
-                each.heard(event)
+                each.on_event(event)
         if event.name == "progress":
             self.hogs.start()
-            self.show.progress(event.fields)
+            self.show.show_progress(event.fields)
             self._log_progress(event.fields)
         elif event.name == "phase":
             self.phases = event.fields["phases"]
         elif event.name == "round":
             self._judged(event.fields)
-        elif event.name in ("lost", "joined", "rewound") and not loss_known(event, self.lost):
+        elif event.name in ("lost", "joined", "rewound") and not repeats_known_failure(event, self.lost):
             if event.name == "lost" and event.fields["process"][0] == "W":
                 self.lost.append(event.fields)
             said = event_sentence(event)
-            self.show.say(f"  {said}")
+            self.show.print_line(f"  {said}")
             if self.control is not None:
                 self.control.failures.append(said)
         elif event.name == "inject":
@@ -405,12 +413,12 @@ class LaunchedRun:
             self._result_at = time.monotonic()
             self.result = event.fields
             self._named(event.fields["mode"])
-            self.show.best(event.fields)
+            self.show.show_best(event.fields)
 
     def _judged(self, fields: dict[str, Any]) -> None:
         """Show and log the evaluation after a day or epoch."""
         self.phases = fields["phases"]
-        self.show.round(fields)
+        self.show.show_round(fields)
         metrics = {key: fields[key] for key in METRICS if key in fields} | {"round_eps": fields["eps"]}
         if fields["judged_on"] != fields["evaluated_on"]:
             metrics |= {f"{fields['judged_on']}_{key}": fields[f"judged_{key}"] for key in ("auc", "logloss")}
@@ -425,11 +433,11 @@ class LaunchedRun:
             return
         if fields["state"] == "planned":
             self._log({f"checkpoint_{name}": float(fields[name]) for name in EXPECTED}, 0)
-        self.show.say(f"  {checkpoint_sentence(fields)}")
+        self.show.print_line(f"  {checkpoint_sentence(fields)}")
 
     def _injected(self, fields: dict[str, Any]) -> None:
         """Inject a fault into its process at the coordinator's request, and record it in faults.json at once."""
-        pid = None if self.injection is None else self.injection.inflict(fields)
+        pid = None if self.injection is None else self.injection.inject(fields)
         done = self.injection is None or pid is not None
         self.injected.append({**fields, "pid": pid, "done": done})
         run_dirs.write_faults(self.run_dir, self.cfg, self.injected)
@@ -437,20 +445,20 @@ class LaunchedRun:
     def _switched(self, fields: dict[str, Any]) -> None:
         """Show and log a mode switch that was completed or has failed."""
         if fields["state"] == "stayed":
-            self.show.say(f"  No switch to {fields['to']}: {fields['why']}; the run stays in {fields['from']}.")
+            self.show.print_line(f"  No switch to {fields['to']}: {fields['why']}; the run stays in {fields['from']}.")
         elif fields["state"] == "done":
             self.switches.append(fields)
             self._log({"mode_id": mode_id(fields["to"]), "pause_ms": fields["pause_ms"]}, fields["samples"])
             self._named(fields["modes"])
             if self.tracked is not None:
-                self.tracked.tag(gbactl_phases=listed(self.cfg.mode.name, self.switches))
-            self.show.say(f"  {answer(fields)}")
+                self.tracked.tag(gbactl_phases=modes_sentence(self.cfg.mode.name, self.switches))
+            self.show.print_line(f"  {answer(fields)}")
 
     def _looked(self, fields: dict[str, Any]) -> None:
         """Log the throughputs of the modes that switch=auto compared, and show its reason for a switch."""
         self._log({"auto_sync_eps": fields["sync"], "auto_gba_eps": fields["gba"]}, fields["samples"])
         if fields["wanted"] != fields["mode"] and "obstacle" not in fields:
-            self.show.say(f"  step {fields['step']}: {fields['reason']}.")
+            self.show.print_line(f"  step {fields['step']}: {fields['reason']}.")
 
     def _log_progress(self, fields: dict[str, Any]) -> None:
         metrics = {"loss": fields["loss"], "eps_now": fields["eps"], "samples": float(fields["samples"])}
@@ -483,10 +491,10 @@ class LaunchedRun:
             tags |= {ORIGIN: self.job.origin}
         if origin := self._origin_run():
             tags |= {ORIGIN_RUN: origin}
-        params = parameters(flatten(acting(config)), self.command, defaults_of(config))
+        params = parameters(flatten(effective_keys(config)), self.command, defaults_of(config))
         self.tracked = TrackedRun(
             tracking_uri(t.uri), t.experiment, tags["mlflow.runName"], params, tags, self.run_dir,
-            warn=self.show.say, resumed=self.job.tracked if self.job.same_run else None, beside=end_orphans,
+            warn=self.show.print_line, resumed=self.job.tracked if self.job.same_run else None, beside=end_orphans,
             datasets=datasets,
         )  # fmt: skip
         self.tracked.artifact(self.run_dir / run_dirs.CONFIG)
@@ -514,7 +522,7 @@ class LaunchedRun:
             headline += f", MLflow run `{found}`." if (found := self._origin_run()) else "."
         if result is None:
             return run_note(headline, self.command)
-        switched = f"modes: {listed(self.cfg.mode.name, self.switches)}" if self.switches else ""
+        switched = f"modes: {modes_sentence(self.cfg.mode.name, self.switches)}" if self.switches else ""
         failed = f"failures: {failed_in_short(result)}" if result.get("recovery") else ""
         happened = [switched, failed, *fault_lines(result), *result.get("warnings", ())]
         return run_note(headline, self.command, result, [each for each in happened if each])
@@ -546,12 +554,12 @@ class LaunchedRun:
         if "faults" in result:
             result["faults"] = with_injected(result["faults"], self.injected)
             for line in fault_lines(result):
-                self.show.say(f"  {line}")
+                self.show.print_line(f"  {line}")
         if self.lost:
             result["lost_workers"] = self.lost
         if status == "FINISHED" and (warning := useless(result)):
             self.warnings.append(warning)
-            self.show.say(f"Warning: {warning}")
+            self.show.print_line(f"Warning: {warning}")
         if self.warnings:
             result["warnings"] = self.warnings
         if status != "FINISHED":
@@ -563,7 +571,7 @@ class LaunchedRun:
             if status == "FINISHED":
                 self._end("FAILED", {"error": str(error)})
                 raise
-            self.show.say(str(error))
+            self.show.print_line(str(error))
         if status == "FINISHED" and result["cell"] is not None:
             finished_runs.keep(result["cell"], self.run_dir)
         if self.tracked is not None:
@@ -590,8 +598,8 @@ class LaunchedRun:
     def _count_refused(self, result: dict[str, Any]) -> None:
         """Add the connections that the launcher's own sockets (control, rendezvous) rejected to the result."""
         here = Counter({} if self.control is None else self.control.hub.refused)
-        if self.rendezvous is not None and self.rendezvous.turned_away():
-            here["A request to the all-reduce's rendezvous."] += self.rendezvous.turned_away()
+        if self.rendezvous is not None and self.rendezvous.rejected_requests():
+            here["A request to the all-reduce's rendezvous."] += self.rendezvous.rejected_requests()
         result["refused"] = dict(Counter(result["refused"]) + here)
         result["refused_frames"] += here.total()
 
@@ -609,7 +617,7 @@ class LaunchedRun:
         try:
             path.write_text(run_page(self.run_dir), encoding="utf-8")
         except OSError as error:
-            self.show.say(f"{path} cannot be written ({error.strerror}); the run is complete without it.")
+            self.show.print_line(f"{path} cannot be written ({error.strerror}); the run is complete without it.")
             return []
         return [path]
 
@@ -630,4 +638,4 @@ class LaunchedRun:
             self.tracked.artifact(artifact)
         unsent = self.tracked.finish(status, FINISH_SECONDS if status == "FINISHED" else STOP_SECONDS)
         if unsent:
-            self.show.say(unsent)
+            self.show.print_line(unsent)

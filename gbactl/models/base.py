@@ -45,7 +45,7 @@ class Dice(nn.Module):
         self.slope = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the activation of each unit."""
+        """Apply Dice to x, float[samples, width]: p x + (1 - p) a x for each unit."""
         p = torch.sigmoid(self.norm(x))
         return p * x + (1 - p) * self.slope * x
 

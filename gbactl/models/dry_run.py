@@ -100,7 +100,7 @@ def _check_batch(
     """Raise ConfigError unless a batch's logits and gradients exist, are finite and have the right shape."""
     what, count = f"model.target={cfg.target}", len(rows)
     named = dict(computer.model.train().named_parameters())
-    computer.flat.alone(count == 1)
+    computer.flat.use_running_statistics(count == 1)
     fields = torch.from_numpy(rows).requires_grad_()
     lists = raw_tensors(raw)
     of_raw = {f"raw field {n}": each.requires_grad_() for n, (each, _) in zip(computer.raw_fields, lists, strict=True)}

@@ -139,7 +139,7 @@ class FlatModel:
         if start < low + len(values):
             np.copyto(self._running[start - self.params : low + len(values) - self.params], values[start - low :])
 
-    def alone(self, alone: bool) -> None:
+    def use_running_statistics(self, alone: bool) -> None:
         """With `alone`, make batch norm use its running statistics, as a batch of one sample has no variance.
 
         It then leaves them unchanged."""

@@ -104,7 +104,7 @@ class GradientComputer:
         if not self.model.training:
             self.model.train()
         self._seed(rng_key)
-        self.flat.alone(emb.shape[0] == 1)
+        self.flat.use_running_statistics(emb.shape[0] == 1)
         rows = _tensor(emb).requires_grad_()
         lists = raw_tensors(raw)
         of_lists = [each.requires_grad_() for each, _ in lists]

@@ -193,7 +193,7 @@ def _run_role(boot: Bootstrap) -> None:
     log.info("pid %d, threads %s", os.getpid(), os.environ.get("OMP_NUM_THREADS"))
     run = {"coordinator": role_setup.run_coordinator, "server": role_setup.run_server, "worker": role_setup.run_worker}
     if boot.role != "coordinator":
-        NodeTimes.trace = Trace.of(Path(boot.run_dir), boot.log_name, os.getpid())
+        NodeTimes.trace = Trace.of_process(Path(boot.run_dir), boot.log_name, os.getpid())
     try:
         run[boot.role](boot)
     except PeerGoneError as error:

@@ -14,8 +14,8 @@ from gbactl.checkpoint.restore import chain_at, keep_initial, load_initial, load
 from gbactl.config import RunConfig, to_dict
 from gbactl.config.rounds_and_shards import samples_of, shard_spec
 from gbactl.coordinator.checkpointing import spare_bytes
-from gbactl.coordinator.membership import BEAT_SECONDS, beat
-from gbactl.coordinator.state import JournalState, kept
+from gbactl.coordinator.membership import BEAT_SECONDS, start_heartbeat
+from gbactl.coordinator.state import JournalState, writes_journal
 from gbactl.cpu import vectors
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.faults.slowdown import ServerSlowdown
@@ -27,11 +27,11 @@ from gbactl.store.shard import Shard
 from gbactl.wire.auth import Peer
 from gbactl.wire.bootstrap import Bootstrap, await_dense
 from gbactl.wire.channel_interface import Channel, Hub
-from gbactl.wire.half_precision_transport import narrowed
+from gbactl.wire.half_precision_transport import with_half_precision
 from gbactl.wire.listener import local
 from gbactl.wire.messages import CheckpointLoaded, Hello, Ready
 from gbactl.wire.reconnecting import ReconnectingHub
-from gbactl.wire.reliable import exposed
+from gbactl.wire.reliable import with_message_faults
 
 
 def header(cfg: RunConfig, dataset: Dataset) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def run_coordinator(boot: Bootstrap) -> None:
 
     listener = socket.socket(fileno=boot.listener)
     hub: Hub = SocketHub(bytes.fromhex(boot.key), boot.peer, listener=listener, **of_hub(boot.cfg))
-    hub = exposed(hub, boot.peer, boot.cfg.fault_plan())
+    hub = with_message_faults(hub, boot.peer, boot.cfg.fault_plan())
     dataset = open_dataset(Path(boot.dataset))
     import sklearn.metrics  # noqa: F401  (takes a second: now, while the workers import torch)
 
@@ -72,7 +72,9 @@ def run_coordinator(boot: Bootstrap) -> None:
     if boot.cfg.resume is None:  # the clock of a resumed run leaves out the time between its parts
         coordinator.flow.amend = with_clock_time
     if coordinator.context.journal.on:
-        beat(lambda: coordinator.context.tell("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4))
+        start_heartbeat(
+            lambda: coordinator.context.send_event("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4)
+        )
     coordinator.run()
     hub.close()
 
@@ -84,12 +86,16 @@ def of_hub(cfg: RunConfig) -> dict[str, Any]:
 
 def reconnecting(hub: Hub, cfg: RunConfig, epoch: int = 0) -> Hub:
     """Wrap a node's hub so that it reconnects after a coordinator failover, if the run survives one."""
-    return ReconnectingHub(hub, first=epoch == 0) if kept(cfg) else hub
+    return ReconnectingHub(hub, first=epoch == 0) if writes_journal(cfg) else hub
 
 
 def wrapped_hub(hub: Hub, cfg: RunConfig, me: Peer) -> Hub:
     """Wrap a server's or worker's hub with message faults, compression and reconnection, as configured."""
-    return reconnecting(narrowed(exposed(hub, me, cfg.fault_plan()), cfg.transport.wire_dtype), cfg, me.incarnation)
+    return reconnecting(
+        with_half_precision(with_message_faults(hub, me, cfg.fault_plan()), cfg.transport.wire_dtype),
+        cfg,
+        me.incarnation,
+    )
 
 
 def run_server(boot: Bootstrap) -> None:

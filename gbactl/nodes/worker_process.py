@@ -30,7 +30,7 @@ from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense, start
 from gbactl.wire.auth import Peer
 from gbactl.wire.bootstrap import await_setup, install_dense
 from gbactl.wire.channel_interface import Channel, Hub
-from gbactl.wire.listener import near
+from gbactl.wire.listener import shares_memory
 from gbactl.wire.messages import Hello, Ready, RingBroken, WorkerFailed
 from gbactl.worker.allreduce_fallback import ServerSums
 from gbactl.worker.client import WorkerClient
@@ -67,7 +67,7 @@ def work(
     trainer.more_threads = lambda thread: life.compute_thread(thread, trainer)
     worker = life.worker(life.computer, Placements(placements, cfg.home))
     try:
-        worker.run(max(phase.mode.ahead for phase in cfg.possible))
+        worker.run(max(phase.mode.prefetched_batches for phase in cfg.possible))
     finally:
         if collective is not None:
             collective.close()
@@ -102,7 +102,7 @@ class WorkerProcess:
         addresses = await_setup(hub, coordinator).servers
 
         def dial(address: str, peer: Peer) -> Channel:
-            return hub.connect(address, sizes[peer.index] if near(address, boot.host) else (0, 0), peer)
+            return hub.connect(address, sizes[peer.index] if shares_memory(address, boot.host) else (0, 0), peer)
 
         servers = [dial(each, Peer("server", shard)) for shard, each in enumerate(addresses)]
         if served and boot.index == 0 and boot.incarnation == 0:
@@ -118,17 +118,17 @@ class WorkerProcess:
         return GradientComputer.of(self.cfg.model, self.dataset, self.cfg.seed, self.cfg.precision)
 
     @property
-    def flat(self) -> FlatModel:
+    def dense_vector(self) -> FlatModel:
         """Dense parameters of the model as one flat vector."""
         return self.computer.flat
 
     def _block(self, value: Any) -> DenseBlock:
         cfg = self.cfg
-        return DenseBlock(value, self.flat.dense_spec, optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay))
+        return DenseBlock(value, self.dense_vector.dense_spec, optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay))
 
     def placements(self, collective: Any) -> tuple[dict[str, DensePlacement], TrainerDense]:
         """Make the dense placements of all modes of this run, by holder of the dense parameters, and the trainer's."""
-        flat = self.flat
+        flat = self.dense_vector
         if collective is not None:
             collective.moved = self.exchange.hub.traffic.count_all_reduce
         if isinstance(collective, FaultTolerantCollective):
@@ -147,14 +147,14 @@ class WorkerProcess:
 
     def _replica(self) -> DenseBlock:
         """Make a trainer's replica: initial values, or those of the checkpoint that a run of trainers resumes from."""
-        cfg, block = self.cfg, self._block(aligned_copy(self.flat.initial()))
+        cfg, block = self.cfg, self._block(aligned_copy(self.dense_vector.initial()))
         if cfg.resume is not None and cfg.home == "replicas" and self.boot.incarnation == 0:
             load_dense(block, dense_state(chain_at(Path(cfg.resume))))
         return block
 
     def _replicated(self, collective: Any) -> ReplicatedDense:
         """Make the replicated placement, with the parameters of the checkpoint that the run resumes from."""
-        cfg, flat, exchange = self.cfg, self.flat, self.exchange
+        cfg, flat, exchange = self.cfg, self.dense_vector, self.exchange
         block = self._block(flat.initial() if flat.buffers else flat.vector)
         survives = cfg.cluster.lost_worker != "end" and isinstance(collective, FaultTolerantCollective)
         steps, norms_every = ReplicatedSteps(cfg.train.global_batch), cfg.train.norms_every
@@ -170,7 +170,7 @@ class WorkerProcess:
     def share_core(self) -> None:
         """Share the core with other workers by time slots, unless a thread could wait for another within its slot."""
         place = self.boot.place
-        self.core_slots = core_slots(None if place is None or self.cfg.lanes > 1 else CoreAssignment(*place))
+        self.core_slots = core_slots(None if place is None or self.cfg.compute_threads > 1 else CoreAssignment(*place))
 
     def worker(self, computer: GradientComputer, dense: Placements) -> WorkerLoop:
         """Make a compute loop for the model computation `computer`."""

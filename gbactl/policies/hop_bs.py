@@ -23,7 +23,7 @@ class WorkerClocks:
         self._of = dict.fromkeys(workers, 0)
         self._at = {0: len(self._of)}
 
-    def ahead(self, worker: int) -> int:
+    def batches_ahead(self, worker: int) -> int:
         """Compute how many batches a live worker is ahead of the slowest one."""
         return self._of[worker] - self.slowest
 
@@ -73,7 +73,7 @@ class HopBsPolicy(AsyncPolicy):
 
     def take(self, worker: int) -> Grant | None:
         """Grant the next batch, unless the worker is more than `bound` batches ahead of the slowest live one."""
-        if worker in self.live and self.clocks.ahead(worker) > self._bound:
+        if worker in self.live and self.clocks.batches_ahead(worker) > self._bound:
             return None
         return super().take(worker)
 

@@ -53,7 +53,7 @@ class HopBwPolicy(Policy):
         if batch is None:
             return None
         self.busy.add(worker)
-        if self.phase.ahead:
+        if self.phase.prefetches:
             self._took.add(worker)
             self.ahead = self._reserve()
         start = batch * self.phase.local_batch

@@ -40,7 +40,7 @@ class Phase:
         return -(-self.samples // self.local_batch)
 
     @property
-    def ahead(self) -> bool:
+    def prefetches(self) -> bool:
         """Whether a worker is told its next batch while it computes another one."""
         return self.prefetch != "none"
 
@@ -129,7 +129,7 @@ class Ledger:
     lost: int = 0
     effective: float = 0.0
 
-    def settle(self, step: Step) -> None:
+    def count_step(self, step: Step) -> None:
         """Count the samples of an applied step as trained or decayed."""
         for member in step.members:
             if member.weight > 0:
@@ -272,7 +272,7 @@ class Policy(ABC):
         del self.holding[worker]
         return back
 
-    def owes(self, worker: int) -> bool:
+    def owes_batch(self, worker: int) -> bool:
         """Whether a worker must get a batch that it has not requested, in a step that it already takes part in."""
         return False
 
@@ -307,7 +307,7 @@ class Policy(ABC):
         return grant
 
     def _emit(self, step: Step) -> Step:
-        self.ledger.settle(step)
+        self.ledger.count_step(step)
         self.step += 1
         return step
 

@@ -71,7 +71,7 @@ class Dealer:
         self._give(worker, share[1:])
         return share[0]
 
-    def owes(self, worker: int) -> bool:
+    def owes_batch(self, worker: int) -> bool:
         """Whether a worker still has to be handed a batch of a step that it has already begun."""
         hand = self._hands.get(worker)
         return bool(hand and hand[0].turn < self._turn[worker])
@@ -214,9 +214,9 @@ class SyncPolicy(Policy):
         self.dealer.lose(worker, back)
         return back
 
-    def owes(self, worker: int) -> bool:
+    def owes_batch(self, worker: int) -> bool:
         """Whether a worker was assigned a failed worker's batch of a step that it has already begun."""
-        return self.dealer.owes(worker)
+        return self.dealer.owes_batch(worker)
 
     def joined_worker(self, worker: int) -> None:
         """Add a worker, which takes part in the steps that no worker has begun."""

@@ -151,7 +151,7 @@ class ReplayedReplica:
 
 
 class PulledVersions:
-    """Shard versions from which a phase's gradients were computed: recorded by `add`, iterated over by `leaving`."""
+    """Shard versions from which a phase's gradients were computed: recorded by `add`, iterated over by `pulls_at`."""
 
     def __init__(self, shards: int) -> None:
         self.shards = shards
@@ -180,7 +180,7 @@ class PulledVersions:
         twice = values[counts > 1]
         return int(twice[0]) if len(twice) else None
 
-    def leaving(self, version: int) -> Iterator[tuple[int, bool, int]]:
+    def pulls_at(self, version: int) -> Iterator[tuple[int, bool, int]]:
         """Iterate over the pulls made at `version`: (shard, dense or rows, batch), rows first, in announced order."""
         if not self._sorted:
             self._sort()
@@ -228,7 +228,7 @@ class CapturedValues:
 
     def leave(self) -> None:
         """Before the shards take a step, copy the current values that gradients computed later were based on."""
-        for shard, dense, batch in self.pulls.leaving(self.version):
+        for shard, dense, batch in self.pulls.pulls_at(self.version):
             if batch not in self._computed:
                 self._take(self._pulled(batch), shard, dense)
         self._dense.clear()

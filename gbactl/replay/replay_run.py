@@ -195,7 +195,7 @@ def run_and_show(run: str, until: int | None, keep: Path | None, uri: str | None
     """
     show, run_dir = ProgressDisplay(), find(run, uri)
     try:
-        verdict = replay(run_dir, until, keep, show.step)
+        verdict = replay(run_dir, until, keep, show.show_step)
     finally:
         show.clear()
     _log(run_dir, verdict, uri)
@@ -205,6 +205,6 @@ def run_and_show(run: str, until: int | None, keep: Path | None, uri: str | None
         found = verdict["divergence"]
         raise DivergenceError(Divergence(found["kind"], found["step"], sentence(verdict)))
     if as_json:
-        show.say(sentence(verdict))
+        show.print_line(sentence(verdict))
     else:
         print(sentence(verdict))

@@ -64,7 +64,7 @@ class Replayer:
             if record.kind == event_log.MOVED:  # the workers then take the dense parameters from the servers
                 self.replica.move("servers")
             if record.kind == event_log.SWITCH and record.fields.get("fresh"):
-                self._afresh()
+                self._reset_optimizer()
             if record.kind == event_log.CHECKSUM and "model" in record.fields:
                 self.checks.model(self.replica, record.fields)
             if record.kind == event_log.PHASE:
@@ -77,7 +77,7 @@ class Replayer:
         if isinstance(record, AnnounceRecord) and not logged.discards(record.batch):
             self._compute(record)
 
-    def _afresh(self) -> None:
+    def _reset_optimizer(self) -> None:
         """Reset the optimizer's state on all shards, after moving the dense parameters to them."""
         self.replica.move("servers")
         for shard in self.shards:
@@ -203,7 +203,7 @@ class ChecksumComparison:
         differ = []
         for number, shard in enumerate(shards):
             logged = self.recording.digests.get((order.step, number))
-            touched = None if logged is None else shard.touched(order)
+            touched = None if logged is None else shard.touched_rows(order)
             shard.apply(order)
             if touched is not None:
                 self.compared += 1

@@ -23,7 +23,7 @@ from gbactl.report.compare import Report, compare, last_round
 from gbactl.report.configuration_differences import value_of
 from gbactl.report.html_report import page, write_figures
 from gbactl.report.paired_statistics import Key
-from gbactl.report.render import answer, beside, markdown, on_terminal, render, sentences, text
+from gbactl.report.render import answer, markdown, on_terminal, render, sentences, stderr_sentences, text
 from gbactl.report.run_curves import Curves, curves_of, times_to_auc
 from gbactl.tracking.delivery import send_backlog
 from gbactl.tracking.final_metrics import DAYS_TAG, ORIGIN, failure_metrics, metrics_of
@@ -89,7 +89,7 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
         out(page(made, curves, runs, title).rstrip("\n"))
     else:
         out(render(made, options.form, *on_terminal()).rstrip("\n"))
-    for sentence in beside(made, options.form):
+    for sentence in stderr_sentences(made, options.form):
         aside(sentence)
     for written in drawn:
         aside(f"wrote {written}")

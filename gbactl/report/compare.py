@@ -31,7 +31,7 @@ from gbactl.report.paired_statistics import (
     Stat,
     by_pairs,
     name_of,
-    natural,
+    natural_key,
     paired,
     paired_ratio,
     pairing,
@@ -161,7 +161,7 @@ def last_round(runs: Sequence[Run]) -> str | None:
 
 def _in_order(label: str) -> list[tuple[int, float, str]]:
     """Return the sort key of a round's label, by its number."""
-    return natural(tuple(label.split()))
+    return natural_key(tuple(label.split()))
 
 
 def _of_round(runs: Sequence[Run], label: str) -> list[Run]:
@@ -230,8 +230,8 @@ def _order(line: Line, chosen: str | None, by_likeness: bool) -> tuple[object, .
     """Return a line's sort key: the baseline comes first.
 
     With `by_likeness` it comes first among the lines with the same `alike` values."""
-    first = natural(line.alike) if by_likeness else []
-    return first, chosen is None or line.key[0] != chosen, natural(line.place)
+    first = natural_key(line.alike) if by_likeness else []
+    return first, chosen is None or line.key[0] != chosen, natural_key(line.place)
 
 
 def _reference(line: Line, lines: Sequence[Line], chosen: str | None) -> Line | None:
@@ -334,7 +334,7 @@ def _group(
     kept = pairs.ours or line.runs
     names = [metric for column in columns for metric in column.metrics]
     stats = stats_of(kept, names, rule)
-    seeds = tuple(sorted({run.seed for run in kept}, key=lambda seed: natural((seed,))))
+    seeds = tuple(sorted({run.seed for run in kept}, key=lambda seed: natural_key((seed,))))
     ids = tuple(run.run_id for run in kept)
     both = by_pairs(pairs, rule)
     against = None if reference is None else reference.key

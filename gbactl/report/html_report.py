@@ -53,7 +53,7 @@ def page(
         config={**charts.CONFIG, "legend": {"disable": True}},  # the page has one for all charts
         vega=files("gbactl.report").joinpath("vega.js").read_text(encoding="ascii"),
         left_out=left_out(report),
-        commands=again([run for run in runs if any(run.run_id in group.runs for group in report.groups)]),
+        commands=rerun_commands([run for run in runs if any(run.run_id in group.runs for group in report.groups)]),
     )  # fmt: skip
     return found.encode("ascii", "xmlcharrefreplace").decode()  # also for a pipe of another encoding
 
@@ -336,7 +336,7 @@ def _cells(run: Curves, workers: Sequence[str], end: float) -> list[tuple[str, f
 # -- running it again ---------------------------------------------------------------------------------------
 
 
-def again(runs: Sequence[Run]) -> list[str]:
+def rerun_commands(runs: Sequence[Run]) -> list[str]:
     """List the commands that run the runs again, as a sweep where they differ in their seed alone."""
     found: dict[tuple[str, ...], list[str]] = {}
     for run in runs:

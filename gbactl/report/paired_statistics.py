@@ -174,7 +174,7 @@ def _by_pair(runs: Sequence[Run], rule: Pairing) -> dict[Configuration, list[Run
 def why_alone(alone: Sequence[Run], reference: Sequence[Run], rule: Pairing) -> str:
     """Describe why runs have no partner in `reference`: the seeds or parameters that differ."""
     seeds = {run.seed for run in reference}
-    lonely = sorted({run.seed for run in alone if run.seed not in seeds}, key=lambda seed: natural((seed,)))
+    lonely = sorted({run.seed for run in alone if run.seed not in seeds}, key=lambda seed: natural_key((seed,)))
     if lonely:
         return f"seed {', '.join(lonely)}"
     twin = next(run for run in reference if run.seed == alone[0].seed)
@@ -183,7 +183,7 @@ def why_alone(alone: Sequence[Run], reference: Sequence[Run], rule: Pairing) -> 
     return f"they differ in {', '.join(sorted(differing))}"
 
 
-def natural(key: Key) -> list[tuple[int, float, str]]:
+def natural_key(key: Key) -> list[tuple[int, float, str]]:
     """Return a sort key with numbers before words, in numeric order."""
     order = []
     for part in key:

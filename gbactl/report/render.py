@@ -283,7 +283,7 @@ def on_terminal() -> tuple[int, bool]:
     return max(80, shutil.get_terminal_size().columns) if terminal else 80, terminal
 
 
-def beside(report: Report, form: str) -> list[str]:
+def stderr_sentences(report: Report, form: str) -> list[str]:
     """Return the report's sentences that a format cannot include, to be printed on stderr."""
     return sentences(report) if form == "csv" else []
 

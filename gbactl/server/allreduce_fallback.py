@@ -88,7 +88,7 @@ class GenerationSums:
         self._absent: set[int] = set()
         self._names: dict[str, _Name] = {}
 
-    def part(self, rank: int, message: Summand, values: Floats | None) -> Iterator[SumAnswer]:
+    def add_part(self, rank: int, message: Summand, values: Floats | None) -> Iterator[SumAnswer]:
         """Store a rank's vector f32[n] to be summed, or (part -1) only its request for the sum. Raises WireError."""
         parts = message.parts or message.ranks
         if not 0 <= rank < message.ranks <= RANKS or not -1 <= message.part < parts <= RANKS:
@@ -107,7 +107,7 @@ class GenerationSums:
                 each.parts[message.part] = values
         return self._settle()
 
-    def brought(self, rank: int, message: Sum, total: Floats) -> Iterator[SumAnswer]:
+    def add_ring_sum(self, rank: int, message: Sum, total: Floats) -> Iterator[SumAnswer]:
         """Store a sum that a rank had received from the ring before the ring broke. Raises WireError if invalid."""
         if self._of_now(message.generation):
             each = self._round(rank, message, len(total))
@@ -115,7 +115,7 @@ class GenerationSums:
                 each.total = total
         return self._settle()
 
-    def reached(self, version: int) -> Iterator[SumAnswer]:
+    def on_version(self, version: int) -> Iterator[SumAnswer]:
         """Record the new version of this server's rows, and answer sums that waited for it."""
         self.version = version
         return self._settle()
@@ -188,12 +188,12 @@ class SumHandlers:
             raise WireError(f"a part of {message.length} values with {frame.payload.size} bytes")
         values = frame.payload.view(np.float32).copy() if message.part >= 0 else None
         self.sums.version = self.shard.version
-        self._tell(self.sums.part(channel.peer.index, message, values))
+        self._tell(self.sums.add_part(channel.peer.index, message, values))
         frame.release()
 
     def _brought(self, channel: Channel, message: Sum, frame: Frame) -> None:
         self._heard_of(channel)
-        self._tell(self.sums.brought(channel.peer.index, message, frame.floats()))
+        self._tell(self.sums.add_ring_sum(channel.peer.index, message, frame.floats()))
         frame.release()
 
     def _heard_of(self, worker: Channel) -> None:
@@ -203,9 +203,9 @@ class SumHandlers:
             self._broken = True
             self.coordinator.send(RingBroken())
 
-    def stepped(self) -> None:
+    def on_step(self) -> None:
         """After a step was applied, send the sums held back until the shard's rows had reached it."""
-        self._tell(self.sums.reached(self.shard.version))
+        self._tell(self.sums.on_version(self.shard.version))
 
     def revive(self) -> None:
         """Report missing gradients and a broken ring to a new coordinator, which may not know of them."""

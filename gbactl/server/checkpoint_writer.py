@@ -22,7 +22,7 @@ from gbactl.checkpoint.folder import CHECKPOINTS, CUT
 from gbactl.checkpoint.planning import save_schedule_of
 from gbactl.checkpoint.restore import arrays_of
 from gbactl.checkpoint.row_priority import RowPriority
-from gbactl.checkpoint.tensor_file import FileWriter, Layout, halved, layout_of
+from gbactl.checkpoint.tensor_file import FileWriter, Layout, layout_of, with_bf16
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Schema
 from gbactl.errors import WireError
@@ -47,29 +47,29 @@ class RowChooser:
         self.table, self.order, self.spans, self.share = shard.rows.table, order, spans, share
         self.updates = None if order is None else RowUpdates(len(self.table))
 
-    def touched(self, parts: Sequence[RowPart]) -> None:
+    def count_updates(self, parts: Sequence[RowPart]) -> None:
         """Count updates of the rows that a step with these gradients changes."""
         if self.order is None or self.updates is None:
             return
         for index, _, _ in parts:
-            self.order.touched(index)
-            self.updates.touched(index)
+            self.order.count_updates(index)
+            self.updates.count(index)
 
-    def saving(self, index: NDArray[np.int32] | None) -> int:
+    def mark_saved(self, index: NDArray[np.int32] | None) -> int:
         """Mark rows as saved (None: all rows). Returns the number of their unsaved updates; 0 if not counted."""
-        return 0 if self.updates is None else self.updates.saved(index)
+        return 0 if self.updates is None else self.updates.reset(index)
 
     def rows(self, kind: str) -> NDArray[np.int32] | None:
         """Choose the rows that a checkpoint of this kind saves: int32[n] ascending; None: all rows."""
         if self.order is None:
             return None
         if kind == "whole":
-            self.order.saved(self.table)
+            self.order.record_save(self.table)
             return None
         chosen = self.order.choose(round(self.share * row_priority.size(self.spans)), self.table)
         return chosen if kind == "chosen" else np.union1d(chosen, self._small()).astype(np.int32)
 
-    def part(self, kind: str) -> float:
+    def largest_fraction(self, kind: str) -> float:
         """Largest fraction of a shard's rows that a checkpoint of this kind saves."""
         large = row_priority.size(self.spans)
         if self.order is None or kind == "whole" or not len(self.table):
@@ -103,7 +103,7 @@ class ShardSaver:
         self._watch()
 
     @property
-    def room(self) -> bool:
+    def has_room(self) -> bool:
         """Whether another piece of rows may be copied to the writer now."""
         if self._writing is None or self._snapshot is None:
             return False
@@ -118,7 +118,7 @@ class ShardSaver:
         shorter waits take the processor from the workers."""
         if self._writing is None:
             return None
-        if self.room:
+        if self.has_room:
             return 0.0
         pace = self._writing.pace
         return LEAST_WAIT if pace <= 0 else min(MOST_WAIT, max(LEAST_WAIT, PIECES_AHEAD * COPY / pace / 2))
@@ -130,13 +130,13 @@ class ShardSaver:
             raise WireError(f"a {save.kind} checkpoint {save.name} of step {save.step} at version {self.shard.version}")
         self.give_up()
         index = self.chooser.rows(save.kind)
-        self._safe = self.chooser.saving(index)
+        self._safe = self.chooser.mark_saved(index)
         arrays = arrays_of(self.shard)
         self._save, self._snapshot = save, Snapshot(arrays, index)
         self._rows = self._snapshot.rows
         whole = self._whole_arrays(index, with_dense)
         layout: Layout = {name: (a.dtype, (self._rows, *a.shape[1:])) for name, a in arrays.items()}
-        layout = {**(halved(layout, arrays) if self.dtype == "bf16" else layout), **layout_of(whole)}
+        layout = {**(with_bf16(layout, arrays) if self.dtype == "bf16" else layout), **layout_of(whole)}
         path = self.folder / save.name / f"S{self.shard.spec.shard}.safetensors"
         self._writing = FileWriter(path, layout, self._told(save), save.pace, self.inline, self.spare)
         self._watch()
@@ -162,16 +162,16 @@ class ShardSaver:
         self.shard.watcher = self._step_comes if needed else None
 
     def _step_comes(self, parts: Sequence[RowPart]) -> None:
-        self.chooser.touched(parts)
+        self.chooser.count_updates(parts)
         if self._snapshot is None:
             return
         if self.shard.spec.row_l2 == "all":
-            self._snapshot.changing()
+            self._snapshot.copy_before_change()
         else:
             for index, _, _ in parts:
-                self._snapshot.changing(index)
+                self._snapshot.copy_before_change(index)
         if self._writing is not None and self._snapshot.kept_bytes > self.most_kept // 2:
-            self._writing.hurry()
+            self._writing.lift_rate_limit()
         if self._snapshot.kept_bytes > self.most_kept:
             self._copy_all()
 
@@ -180,9 +180,9 @@ class ShardSaver:
         writing, snapshot = self._writing, self._snapshot
         if writing is None:
             return
-        if snapshot is not None and self.room:
+        if snapshot is not None and self.has_room:
             self._copy(snapshot, writing)
-        if writing.over:
+        if writing.ended:
             self._over(writing)
 
     def _copy_all(self) -> None:
@@ -192,7 +192,7 @@ class ShardSaver:
 
     def _copy(self, snapshot: Snapshot, writing: FileWriter) -> None:
         if not snapshot.done:
-            writing.add(snapshot.piece(COPY // snapshot.row_bytes))
+            writing.add(snapshot.next_piece(COPY // snapshot.row_bytes))
         if snapshot.done:
             self._snapshot = None
             self._watch()
@@ -267,7 +267,7 @@ class Snapshot:
         """Bytes of the rows copied because they changed after the snapshot."""
         return self._count * self.row_bytes
 
-    def changing(self, index: Ints | None = None) -> None:
+    def copy_before_change(self, index: Ints | None = None) -> None:
         """Copy the rows `index`, distinct (None: all), because a step is about to change them."""
         wanted = self._state == WANTED if index is None else self._state[index] == WANTED
         rows = np.flatnonzero(wanted) if index is None else index[wanted]
@@ -287,7 +287,7 @@ class Snapshot:
             kept = self._kept[name] = room
         return kept
 
-    def piece(self, rows: int) -> dict[str, NDArray[Any]]:
+    def next_piece(self, rows: int) -> dict[str, NDArray[Any]]:
         """Copy the next `rows` rows, or the remaining ones, as of the moment of the snapshot."""
         low, self._given = self._given, min(self.rows, self._given + max(1, rows))
         which: Any = slice(low, self._given) if self.index is None else self.index[low : self._given]

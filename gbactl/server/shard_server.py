@@ -99,9 +99,9 @@ class Server:
         self._handlers: dict[type[Any], Any] = {
             **centre.handlers, **self._sums.from_workers,
             Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
-            DropSlice: self._drop, GetDense: self._get_dense, PutDense: self._put_dense, ResetOptimizer: self._afresh,
-            BeginPhase: self._begin_phase, Inspect: self._inspect, Stop: self._stop, Fence: self._fence,
-            Save: self._save, Takeover: self._revive, AdoptVersion: self._adopt,
+            DropSlice: self._drop, GetDense: self._get_dense, PutDense: self._put_dense,
+            ResetOptimizer: self._reset_optimizer, BeginPhase: self._begin_phase, Inspect: self._inspect,
+            Stop: self._stop, Fence: self._fence, Save: self._save, Takeover: self._revive, AdoptVersion: self._adopt,
             ReloadCheckpoint: self._reload, Ping: self._ping,
         }  # fmt: skip
 
@@ -110,7 +110,7 @@ class Server:
         settle_garbage()
         while not self.stopped:
             for channel, frame in self.hub.poll(None if self.saver is None else self.saver.patience):
-                with self.times.of(BUSY):
+                with self.times.activity(BUSY):
                     if self.slowness is not None and frame.kind in SLOWED:
                         self.slowness.handle(frame.kind, self.handle, channel, frame)
                     else:
@@ -165,7 +165,7 @@ class Server:
         out = channel.reserve(4 * (pull.rows * width + dense))
         values = out.view(np.float32)
         index = frame.payload.view(np.int32)
-        with self.times.of(KERNELS):
+        with self.times.activity(KERNELS):
             shard.note_pull(pull.batch, index)
             shard.pull_rows(index, values[dense:].reshape(pull.rows, width))
             if dense:
@@ -188,13 +188,13 @@ class Server:
         # one of an earlier phase was given up at a switch: it is reported nevertheless, since its worker wants a batch
         staged = Staged(self.index, channel.peer.index, push.phase, push.batch, *push[4:9], push.rows, *push[9:])
         if push.phase == self.phase:
-            self._parts.sent(staged, self.shard)
+            self._parts.on_sent(staged, self.shard)
         self.coordinator.send(staged)
 
     def _stage(self, channel: Channel, push: Push, frame: Frame) -> None:
         if push.rows < 0:
             frame.release()
-            self.shard.stage(push.batch, GradientSlice.missing(self.shard.spec.width))
+            self.shard.stage(push.batch, GradientSlice.empty(self.shard.spec.width))
             return
         values, n = frame.payload.view(np.float32), push.rows
         cut = n + n * self.shard.spec.width
@@ -220,18 +220,18 @@ class Server:
         )  # fmt: skip
         if due(self.norms_every, order.step):
             self.coordinator.send(GradientNorms(order.step, *self.shard.gradient_norms(order)))
-        touched = self.shard.touched(order) if message.checksum else None
-        with self.times.of(KERNELS):
+        touched = self.shard.touched_rows(order) if message.checksum else None
+        with self.times.activity(KERNELS):
             self.shard.apply(order)
         if self.times.trace is not None:
             self.times.trace.step(self.shard.version)
         if touched is not None:
             self.coordinator.send(StepChecksum(self.index, order.step, self.shard.step_digest(touched)))
-        self.stepped()
+        self.on_step()
 
-    def stepped(self) -> None:
+    def on_step(self) -> None:
         """Answer the pulls and all-reduce sums that waited for the shard's new version."""
-        self._sums.stepped()
+        self._sums.on_step()
         self._wake()
 
     def _get_dense(self, channel: Channel, _: GetDense, frame: Frame) -> None:
@@ -243,7 +243,7 @@ class Server:
         frame.release()
         channel.send(Ack(0, 0))
 
-    def _afresh(self, _: Channel, __: ResetOptimizer, frame: Frame) -> None:
+    def _reset_optimizer(self, _: Channel, __: ResetOptimizer, frame: Frame) -> None:
         self.shard.reset_optimizer()
 
     def _drop(self, _: Channel, drop: DropSlice, frame: Frame) -> None:
@@ -310,8 +310,8 @@ class Server:
         """Continue a failed server's shard at the step that the other shards have reached."""
         if message.fresh:
             self.shard.reset_optimizer()
-        self.shard.adopt(message.version, message.lost)
-        self.stepped()  # workers may have asked before
+        self.shard.take_over(message.version, message.lost)
+        self.on_step()  # workers may have asked before
 
     def _reload(self, channel: Channel, message: ReloadCheckpoint, frame: Frame) -> None:
         """Load a checkpoint, in a rollback of all nodes."""
@@ -331,7 +331,7 @@ class Server:
         self._barriers.clear()
         self.coordinator.send(ServerState(self.index, revive.term, self.shard.version, self.phase))
         self._sums.revive()
-        for part in self._parts.waiting(self.shard):
+        for part in self._parts.still_staged(self.shard):
             self.coordinator.send(part)
 
     def _stop(self, _: Channel, stop: Stop, frame: Frame) -> None:

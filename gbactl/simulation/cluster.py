@@ -116,7 +116,7 @@ class VirtualCluster:
             self.network = Network(self.events, self.cost, **wire)
         self.coordinator = VirtualCoordinator(self.hub, cfg, dataset, run_dir, header(cfg, dataset))
         self.failures = FailureInjection(self, before)
-        self.coordinator.spent(self.failures.servers.told)
+        self.coordinator.add_virtual_time(self.failures.servers.to_result)
         self.coordinator.context.launcher = LauncherChannel(lambda event: self._heard(listen, event))
         self.servers = [self._server(shard) for shard in range(cfg.cluster.servers)]
         self.workers = self._workers()
@@ -134,11 +134,11 @@ class VirtualCluster:
     def _start(self, worker: VirtualWorker) -> None:
         worker.coordinator.send(Hello("worker", worker.index, "", 0))
         worker.coordinator.send(Ready("worker", worker.index))
-        worker.start(max(phase.mode.ahead for phase in self.cfg.possible))
+        worker.start(max(phase.mode.prefetched_batches for phase in self.cfg.possible))
 
     def lose_worker(self, index: int) -> None:
         """Exclude a failed worker from dense steps and means (FailingCluster.lose_worker)."""
-        self.sides.left(index)
+        self.sides.remove_worker(index)
 
     def replace_worker(self, index: int, epoch: int) -> None:
         """Start a failed worker's successor (FailingCluster.replace_worker)."""
@@ -148,12 +148,12 @@ class VirtualCluster:
         self._start(worker)
 
     def _storms_on(self) -> frozenset[int]:
-        return self.storms.on(*self.coordinator.core.workers.so_far)
+        return self.storms.active_indexes(*self.coordinator.core.workers.so_far)
 
     def _heard(self, listen: Listen, event: Event) -> None:
         if not (self.failures.servers.before is not None and event.fields.get("state") == "planned"):  # shown already
             listen(event)
-        self.failures.heard(event)
+        self.failures.on_event(event)
 
     def _connect(self, worker: VirtualWorker) -> None:
         """Connect a worker with all servers and the coordinator."""
@@ -174,7 +174,7 @@ class VirtualCluster:
             return saver_of(self.cfg, self.dataset.schema, self.run_dir, made, tell, spare, inline=True)
 
         server = VirtualServer(
-            self.hub, made, host, self.network, norms, saver, self.failures.servers.saves
+            self.hub, made, host, self.network, norms, saver, self.failures.servers.add_save
         )  # fmt: skip
         server.served_dense = self.cfg.home != "workers"
         server.slow(ServerSlowdown.of(self.cfg.fault_plan(), shard))
@@ -260,7 +260,7 @@ def run_virtual(
                 cluster.run()
                 return
             except RollbackAll:
-                before = cluster.failures.servers.leave()
+                before = cluster.failures.servers.hand_over()
 
 
 class ZeroCompute(SharedCompute):
@@ -293,7 +293,7 @@ class ZeroComputeCluster(VirtualCluster):
         return ZeroCompute(real.computer, real.kernels, real.schema, real.width, real.cuts, real.seed)
 
 
-def timed(cfg: RunConfig, dataset: Dataset, run_dir: Path) -> dict[str, Any]:
+def simulate_timing(cfg: RunConfig, dataset: Dataset, run_dir: Path) -> dict[str, Any]:
     """Simulate a training without gradients; return the result's fields. Raises GbactlError."""
     events: list[Event] = []
     ZeroComputeCluster(cfg, dataset, run_dir, events.append).run()

@@ -55,8 +55,8 @@ class VirtualHub:
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
         """Advance virtual time to the next frame, returned alone (Hub.poll). Raises ClusterError without events."""
         events = self.events
-        if self.absent:
-            while self.absent:
+        if self.is_down:
+            while self.is_down:
                 events.step()
             return []
         deadline = float("inf") if timeout is None else events.now + timeout
@@ -76,17 +76,17 @@ class VirtualHub:
         return [self._inbox.popleft()]
 
     @property
-    def absent(self) -> bool:
+    def is_down(self) -> bool:
         """Whether the coordinator has failed or hangs, and handles no messages."""
         return self._left is not None
 
-    def leave(self) -> None:
+    def go_down(self) -> None:
         """Stop the coordinator, as by a failure: messages to it wait from now on."""
         self._left = self.now()
         self.process.hold()
 
     def come_back(self) -> None:
-        """Resume the coordinator after `leave`, with the messages that waited."""
+        """Resume the coordinator after `go_down`, with the messages that waited."""
         assert self._left is not None
         self.away, self._left = self.away + self.now() - self._left, None
         self.process.release()
@@ -122,10 +122,10 @@ class VirtualCoordinator(Coordinator):
     def _handle(self, channel: Channel, frame: Frame) -> None:
         """Let `look` act between two messages, then handle the frame."""
         if self.look is not None:
-            self.look(self.core.asked)
+            self.look(self.core.on_launcher_request)
         super()._handle(channel, frame)
 
-    def spent(self, told: Callable[[float], dict[str, Any]]) -> None:
+    def add_virtual_time(self, told: Callable[[float], dict[str, Any]]) -> None:
         """Add the virtual time passed, and to the entry `checkpoint` the fields from `told`, to the run's result."""
 
         def amend(result: dict[str, Any]) -> None:

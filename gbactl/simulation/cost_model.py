@@ -69,7 +69,7 @@ class CostModel:
         """Worker time to apply a step to its own copy of the dense vector of `floats` values."""
         return (self.cfg.dense_apply_ns + self.cfg.dense_step_ns) * floats * _NS
 
-    def meet(self, floats: int) -> float:
+    def exchange(self, floats: int) -> float:
         """Trainer time for vector work in an exchange: one copy, difference and addition of the replica."""
         return 3 * self.cfg.dense_apply_ns * floats * _NS
 

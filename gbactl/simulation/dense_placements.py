@@ -25,7 +25,7 @@ from gbactl.store.dense import DenseBlock, dense_square
 from gbactl.store.optimizers import due
 from gbactl.wire.messages import GradientNorms
 from gbactl.worker.dense_placement import NOT_HERE
-from gbactl.worker.worker_core import BatchInProgress, ReplicatedSteps, push_views, weigh
+from gbactl.worker.worker_core import BatchInProgress, ReplicatedSteps, push_views, scale_by_weight
 
 Payloads = list[tuple[int, Any, int, int]]
 
@@ -54,7 +54,7 @@ def computed_apart(compute: SharedCompute, item: BatchInProgress, gradient: Floa
     """Compute a batch's gradient: payloads of the rows alone, and the weighted dense gradient into `gradient`."""
     payloads = computed(compute, item)
     compute.flat.gradient_into(gradient)
-    weigh(gradient, item.weight)
+    scale_by_weight(gradient, item.weight)
     return payloads
 
 
@@ -83,7 +83,7 @@ class ServedDense(DensePlacement):
             payloads = computed(self.compute, item, self.sizes)
             self._write(payloads)
             push(worker, item, payloads)
-        worker.free()
+        worker.free_thread()
 
     def _write(self, payloads: Payloads) -> None:
         """Write the dense gradient behind each shard's rows in the payloads."""
@@ -157,7 +157,7 @@ class ReplicatedDense(DensePlacement):
 
     def begin(self, worker: VirtualWorker, item: BatchInProgress) -> None:
         """Compute a worker's gradient at once: the parameters stay at this step until all workers have finished."""
-        place, gradient = self.steps.place(item), self._gradient
+        place, gradient = self.steps.index_in_sum(item), self._gradient
         if place is None:
             self._compute_again(worker, item)
             return
@@ -185,7 +185,7 @@ class ReplicatedDense(DensePlacement):
         worker.pull_ahead()
         if worker.index in self._again or worker.core.has_batch_of(item.grant.token):
             self._again.discard(worker.index)
-            worker.free()
+            worker.free_thread()
             return
         self._there[worker.index] = (worker, item)
         self._look()
@@ -204,9 +204,9 @@ class ReplicatedDense(DensePlacement):
         _, item = self._there.get(worker.index, (worker, None))
         if item is not None and not self._stepping and worker.core.has_batch_of(item.grant.token):
             del self._there[worker.index]
-            worker.free()
+            worker.free_thread()
 
-    def left(self, index: int) -> None:
+    def remove_worker(self, index: int) -> None:
         """Stop waiting for a failed worker in the all-reduce."""
         self.members.discard(index)
         self._there.pop(index, None)
@@ -230,11 +230,11 @@ class ReplicatedDense(DensePlacement):
         cost, floats = self.ring.cost, self.flat.size
         seconds = cost.ring_work(floats, len(self.ring.hosts)) + cost.replica_step(floats)
         for worker, _ in there.values():
-            worker.host.cores.run(seconds, worker.free)
+            worker.host.cores.run(seconds, worker.free_thread)
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
         """Dense parameters and optimizer state after step `after`, if that is the present step."""
-        there = self.steps.at(after)
+        there = self.steps.has_applied(after)
         if not there:
             return None if there is None else NOT_HERE
         return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
@@ -267,9 +267,9 @@ class TrainerDense(DensePlacement):
             self._trainers[worker.index] = made
         return self._trainers[worker.index]
 
-    def left(self, index: int) -> None:
+    def remove_worker(self, index: int) -> None:
         """Exclude a failed worker's replica from further means."""
-        self._rounds.left(index)
+        self._rounds.remove_rank(index)
 
     def begin(self, worker: VirtualWorker, item: BatchInProgress) -> None:
         """Compute a gradient with the worker's replica as it is at the batch's start."""
@@ -312,11 +312,11 @@ class Placements:
         """Return a worker's trainer, made at the first call."""
         return self._trainers.trainer(worker)
 
-    def left(self, index: int) -> None:
+    def remove_worker(self, index: int) -> None:
         """Remove a failed worker from all placements."""
-        self._trainers.left(index)
+        self._trainers.remove_worker(index)
         if self._replicated is not None:
-            self._replicated.left(index)
+            self._replicated.remove_worker(index)
 
     def move(self, home: str, index: int) -> list[tuple[int, Floats]]:
         """Move worker `index` to another placement. Returns the dense state that it must send to the servers."""

@@ -27,14 +27,14 @@ class EventQueue:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def at(self, time: float, call: Callable[..., None], *args: Any) -> None:
+    def schedule_at(self, time: float, call: Callable[..., None], *args: Any) -> None:
         """Schedule a call at a time. Raises ValueError for a past or infinite time, or NaN."""
         if not self.now <= time < math.inf:
             raise ValueError(f"an event at {time} was planned at {self.now}")
         self._sequence += 1
         heappush(self._heap, (time, self._sequence, call, args))
 
-    def after(self, delay: float, call: Callable[..., None], *args: Any) -> None:
+    def schedule_after(self, delay: float, call: Callable[..., None], *args: Any) -> None:
         """Schedule a call `delay` seconds from now. Raises ValueError for a negative or infinite delay, or NaN."""
         if not 0.0 <= delay < math.inf:
             raise ValueError(f"an event was planned {delay} seconds after {self.now}")
@@ -129,10 +129,10 @@ class SharedCores:
         self._jobs.append((seconds, number, done, args))
         self._planned, self._planned_rate = number, 1.0
         self._generation += 1
-        self.events.after(seconds, self._end, self._generation)
+        self.events.schedule_after(seconds, self._end, self._generation)
 
     def _advance(self) -> None:
-        """Update the core time that every job has received; it restarts from 0 whenever the cores are idle."""
+        """Bring `_attained` up to now: the core time that each job has received since the cores were last idle."""
         now = self.events.now
         self._attained = self._attained + (now - self._since) * self.rate if self._jobs else 0.0
         self._since = now
@@ -148,7 +148,7 @@ class SharedCores:
         self._planned, self._planned_rate = number, rate
         self._generation += 1
         left = mark - self._attained
-        self.events.after(left / rate if left > 0.0 else 0.0, self._end, self._generation)
+        self.events.schedule_after(left / rate if left > 0.0 else 0.0, self._end, self._generation)
 
     def _end(self, generation: int) -> None:
         if generation != self._generation:
@@ -212,7 +212,7 @@ class InterfaceDirection(SharedCores):
         owed, self._owed = self._owed, 0.0
         super().run(seconds + owed, done, *args)
 
-    def slip_in(self, seconds: float) -> float:
+    def send_small(self, seconds: float) -> float:
         """Send a small packet, which waits for other packets but not for messages; return the time of its end.
 
         While a large message is in transit, a packet's time is charged to the next one. Returns when it is through."""
@@ -278,7 +278,7 @@ class SerialProcess:
     def _stretched(self, done: Done, args: tuple[Any, ...]) -> None:
         events = self.cores.events
         if self.stretch is not None and (wait := self.stretch(events.now - self._begun)) > 0.0:
-            events.after(wait, self._finished, done, args)
+            events.schedule_after(wait, self._finished, done, args)
         else:
             self._finished(done, args)
 

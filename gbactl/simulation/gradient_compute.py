@@ -16,7 +16,7 @@ from gbactl.kernels.base import Floats, Kernels
 from gbactl.models import row_width
 from gbactl.models.gradient_computer import GradientComputer
 from gbactl.simulation.server import PullAnswer
-from gbactl.store.dense import Cut, held
+from gbactl.store.dense import Cut, nonempty_slices
 from gbactl.wire.channel_interface import NO_BYTES
 from gbactl.wire.messages import Rows
 from gbactl.worker.loop import BatchComputer
@@ -44,7 +44,7 @@ class SharedCompute(BatchComputer):
         self, computer: GradientComputer, kernels: Kernels, schema: Schema, width: int, cuts: list[Cut], seed: int
     ) -> None:
         super().__init__(computer, kernels, schema, width, len(cuts), seed)
-        self.cuts, self.held = cuts, held(cuts)
+        self.cuts, self.held = cuts, nonempty_slices(cuts)
         self._loaded: list[Any] = [None] * self.servers
 
     @classmethod

@@ -75,7 +75,7 @@ class HostLocalLink:
         """Send `nbytes` over the host's memory after the bytes already under way, then call `arrive(*args)`."""
         pipe = self._pipe
         pipe.reserve(nbytes / self.cost.local_bandwidth)
-        pipe.events.at(pipe.free + self.cost.local_latency, arrive, *args)
+        pipe.events.schedule_at(pipe.free + self.cost.local_latency, arrive, *args)
 
 
 class HostToHostLink:
@@ -96,8 +96,8 @@ class HostToHostLink:
         seconds = nbytes / self.bandwidth
         if nbytes <= PACKET_BYTES and not self.under_way:
             outward, inward = self._ends
-            self.packets_until = max(outward.slip_in(seconds), inward.slip_in(seconds)) + self.latency
-            self.events.at(self.packets_until, arrive, *args)
+            self.packets_until = max(outward.send_small(seconds), inward.send_small(seconds)) + self.latency
+            self.events.schedule_at(self.packets_until, arrive, *args)
             return
         self.under_way += 1
         passing = _Passing(self, seconds, arrive, args)
@@ -118,14 +118,14 @@ class _Passing:
 
     def begins(self) -> float:
         """Begin to send: the first bytes arrive after the latency. Returns the seconds that sending takes."""
-        self.wire.events.after(self.wire.latency, self._enters)
+        self.wire.events.schedule_after(self.wire.latency, self._enters)
         return self.seconds
 
     def left(self) -> None:
         """Record that the last bytes have left the sending interface."""
         self.there = self.wire.events.now + self.wire.latency
         if self.last:
-            self.wire.events.at(self.there, self._whole)
+            self.wire.events.schedule_at(self.there, self._whole)
 
     def _enters(self) -> None:
         self.wire.entering.submit(self._takes, self._in)
@@ -138,12 +138,12 @@ class _Passing:
         if not self.last:
             self._whole()
         elif self.there < math.inf:
-            self.wire.events.at(self.there, self._whole)
+            self.wire.events.schedule_at(self.there, self._whole)
 
     def _whole(self) -> None:
         wire = self.wire
         if wire.packets_until > wire.events.now:
-            wire.events.at(wire.packets_until, self._whole)
+            wire.events.schedule_at(wire.packets_until, self._whole)
             return
         wire.under_way -= 1
         self.arrive(*self.args)
@@ -255,10 +255,10 @@ class LossyChannel(VirtualChannel):
         fate = self.weather.draw(self.on())
         self.counts.update(fate.names)
         for delay in fate.delays:
-            self.network.events.after(delay, self._send_copy, number, frame, nbytes)
+            self.network.events.schedule_after(delay, self._send_copy, number, frame, nbytes)
         if not fate.delays:
             self.counts["retried"] += 1
-            self.network.events.after(RETRY_SECONDS, self._transmit, number, frame, nbytes)
+            self.network.events.schedule_after(RETRY_SECONDS, self._transmit, number, frame, nbytes)
 
     def _send_copy(self, number: int, frame: Frame, nbytes: int) -> None:
         nbytes = self.network.wire_bytes(frame, nbytes, self._within)
@@ -319,7 +319,7 @@ class SimulatedRing:
             self.traffic.count_all_reduce(ring_bytes(floats, len(ranks), self.item), False)
             done()
 
-        self.events.after(max(self.least, seconds - sending), self._send, links, sending, summed)
+        self.events.schedule_after(max(self.least, seconds - sending), self._send, links, sending, summed)
 
     def _send(self, links: list[tuple[Host, Host]], seconds: float, summed: Callable[[], None]) -> None:
         """Send every rank's bytes to the next rank, in `seconds` if the interfaces have no other traffic."""
@@ -355,17 +355,17 @@ class RingRounds:
         """Number of live ranks."""
         return len(self._living)
 
-    def meet(self, rank: int, vector: Floats, done: Callable[[], None]) -> None:
+    def join_round(self, rank: int, vector: Floats, done: Callable[[], None]) -> None:
         """Join a round with the vector f32[n], which is overwritten by the sum before `done` is called."""
         self._there[rank] = (vector, done)
         self._look()
 
-    def left(self, rank: int) -> None:
+    def remove_rank(self, rank: int) -> None:
         """Remove a failed rank: rounds no longer wait for it."""
         self._living.discard(rank)
         self._look()
 
-    def joined(self, rank: int) -> None:
+    def add_rank(self, rank: int) -> None:
         """Add a rank, perhaps a failed rank's successor, while no round is in progress."""
         self._living.add(rank)
 

@@ -74,9 +74,9 @@ class FailureInjection:
         self._epochs: Counter[int] = Counter()
         self._over = False
 
-    def heard(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Handle a coordinator's event: a failure to inject, a lost worker, the end of the run."""
-        self.servers.heard(event)
+        self.servers.on_event(event)
         if event.name == "inject":
             self._inject(event.fields)
         elif event.name == "lost":
@@ -86,10 +86,10 @@ class FailureInjection:
 
     def _lost(self, index: int, fields: dict[str, Any]) -> None:
         if fields["shared"]:
-            self.cluster.workers[index].die()  # an excluded worker could still write to shared state
+            self.cluster.workers[index].kill()  # an excluded worker could still write to shared state
         self.cluster.lose_worker(index)
         if fields["replaced"]:
-            self.cluster.events.after(self.cluster.cost.restart, self._replace, index)
+            self.cluster.events.schedule_after(self.cluster.cost.restart, self._replace, index)
 
     def _replace(self, index: int) -> None:
         """Start a failed worker's successor."""
@@ -109,11 +109,11 @@ class FailureInjection:
 
     def _at_worker(self, worker: VirtualWorker, kind: str, seconds: float | None) -> None:
         if kind == "kill":
-            worker.die()
+            worker.kill()
             return
-        worker.freeze()
+        worker.hang()
         if seconds is not None:
-            self.cluster.events.after(seconds, worker.wake)
+            self.cluster.events.schedule_after(seconds, worker.wake)
 
     def _at_server(self, shard: int, kind: str, seconds: float | None) -> None:
         """Kill or hang a server; a hang that exceeds the heartbeat's limit counts as its failure."""
@@ -123,14 +123,14 @@ class FailureInjection:
             raise ClusterError(f"{why}: the run cannot go on without it; type checkpoint=cpr or full.")
         if kind == "kill":
             self.coordinator.server_lost = (shard, cluster.events.now)
-            self.servers.lost(shard)
+            self.servers.on_failure(shard)
             return
         if seconds is not None and seconds <= patience:
             cluster.events.stall(seconds)
             return
         cluster.events.stall(patience)
         self.servers.spent.rescheduling += patience
-        self.servers.lost(shard)
+        self.servers.on_failure(shard)
 
 
 class CoordinatorFailures:
@@ -145,19 +145,19 @@ class CoordinatorFailures:
 
         Raises ClusterError where the run ends with it."""
         cluster, cfg = self.cluster, self.cluster.cfg.cluster
-        if cluster.hub.absent:
+        if cluster.hub.is_down:
             return
         replaced = cfg.lost_coordinator == "replace"
         if kind == "hang" and seconds is not None and (not replaced or seconds <= cfg.hang_seconds):
-            cluster.hub.leave()
-            cluster.events.after(seconds, cluster.hub.come_back)
+            cluster.hub.go_down()
+            cluster.events.schedule_after(seconds, cluster.hub.come_back)
             return
         if not replaced:
             fate = "was killed by SIGKILL" if kind == "kill" else "stands still for ever"
             raise ClusterError(f"C {fate}; type cluster.lost_coordinator=replace and another one goes on.")
         self._check_servers()
-        cluster.hub.leave()
-        cluster.events.after(cluster.cost.local_latency if kind == "kill" else cfg.hang_seconds, self._missed)
+        cluster.hub.go_down()
+        cluster.events.schedule_after(cluster.cost.local_latency if kind == "kill" else cfg.hang_seconds, self._missed)
 
     def _check_servers(self) -> None:
         """Check that no server failed at the same time: a failover needs all servers (see Failover.gather)."""
@@ -168,17 +168,17 @@ class CoordinatorFailures:
     def _missed(self) -> None:
         """Start the failover, which waits for silent workers for `hang_seconds`."""
         cluster, seconds = self.cluster, self.cluster.cost.restart
-        if any(cluster.workers[index].dead for index in cluster.coordinator.context.members.of("worker")):
+        if any(cluster.workers[index].dead for index in cluster.coordinator.context.members.channels_of("worker")):
             seconds += cluster.cfg.cluster.hang_seconds
-        cluster.events.after(seconds, self._back, cluster.events.clock)
+        cluster.events.schedule_after(seconds, self._back, cluster.events.clock)
 
     def _back(self, missed: float) -> None:
         """Complete the failover: the coordinator handles messages again."""
         c = self.cluster.coordinator
-        c.core.checkpoints.taken_over()
+        c.core.checkpoints.on_failover()
         if c.core.switch.auto is not None and c.context.training is not None:
             c.core.switch.auto.begin(c.context.current.mode.name, c.context.training.policy)
-        c.core.took_over("death", missed, missed)
+        c.core.on_took_over("death", missed, missed)
         self.cluster.hub.come_back()
 
 
@@ -227,15 +227,15 @@ class ServerFailures:
             return
         c.flow.began = before.began
         c.core.workers.injector, c.context.failures.state.failed = before.injector, before.failed
-        c.context.record.statistics.restore_acted(before.acted)
+        c.context.record.statistics.restore_observed_faults(before.acted)
         for name, value in before.cuts.items():
             setattr(c.core.checkpoints.state, name, value)
         process = before.failed[-1].process
-        self.cluster.servers[int(process[1:])].useful = lambda: c.context.failures.useful(process)
+        self.cluster.servers[int(process[1:])].useful = lambda: c.context.failures.record_useful_work(process)
 
     # -- saving -------------------------------------------------------------------------------------
 
-    def saves(self, save: Save, part: float) -> None:
+    def add_save(self, save: Save, part: float) -> None:
         """Add a checkpoint's time to the clock, once for all servers; `part`: fraction of its rows that a server saves.
 
         Not after the end of training."""
@@ -250,9 +250,9 @@ class ServerFailures:
         """Report the servers' times by activity, which no heartbeat does in virtual time."""
         for server in self.cluster.servers:
             told = server.times.total(server.hub.traffic.training)
-            self.cluster.coordinator.context.record.statistics.times.beat(str(server.peer), told)
+            self.cluster.coordinator.context.record.statistics.times.on_heartbeat(str(server.peer), told)
 
-    def heard(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Record the newest checkpoint's time, the overhead so far, and the number of samples finished by then."""
         if event.name == "checkpoint" and event.fields["state"] in ("planned", "saved"):
             c = self.cluster.coordinator
@@ -261,10 +261,10 @@ class ServerFailures:
 
     # -- going back ---------------------------------------------------------------------------------
 
-    def lost(self, shard: int) -> None:
+    def on_failure(self, shard: int) -> None:
         """Handle a server failure. Raises RollbackAll where all nodes roll back to a checkpoint."""
         c = self.cluster.coordinator
-        c.context.failures.detected(f"S{shard}", "death")
+        c.context.failures.record_detection(f"S{shard}", "death")
         if c.core.checkpoints.estimate.recovery == "partial":
             self._alone(shard)
         else:
@@ -273,12 +273,12 @@ class ServerFailures:
     def _alone(self, shard: int) -> None:
         c, times, process = self.cluster.coordinator, self.cluster.coordinator.context.failures, f"S{shard}"
         loss = self._count_lost(shard)
-        times.all[-1].add(loss)
+        times.failures[-1].add(loss)
         state = self._state(shard)
         with_dense = c.context.current.home != "workers"
-        self.cluster.servers[shard].go_back(state, with_dense, lambda: times.useful(process))
+        self.cluster.servers[shard].go_back(state, with_dense, lambda: times.record_useful_work(process))
         self.cluster.events.stall(self.spent.add_partial_recovery(self.costs))
-        times.loaded(process)
+        times.record_ready(process)
         told = {"shard": shard, "state": "back", "step": c.context.step_now, "loaded": state.version}
         c.context.log.info(event_log.SERVER, told)
         back = f"it alone goes back to step {state.version} (PLS {loss.pls:.4f})"
@@ -290,10 +290,10 @@ class ServerFailures:
         Unless a checkpoint was in progress, the next one can build on the newest, since all shards have its state."""
         cuts = self.cluster.coordinator.core.checkpoints
         idle, base = cuts._open is None, cuts._base
-        cuts.server_gone(shard)
+        cuts.on_server_failure(shard)
         if idle:
             cuts._base, cuts._mixed = base, False
-        return cuts.unsaved.lost(shard, self.cluster.coordinator.context.finished)
+        return cuts.unsaved.count_lost(shard, self.cluster.coordinator.context.finished)
 
     def _state(self, shard: int) -> Shard:
         """Make the shard that a failed server's successor would load."""
@@ -323,19 +323,19 @@ class ServerFailures:
         raise RollbackAll
 
     def _tell(self, sentence: str) -> None:
-        self.cluster.coordinator.context.tell("checkpoint", {"state": "back", "sentence": sentence})
+        self.cluster.coordinator.context.send_event("checkpoint", {"state": "back", "sentence": sentence})
 
     # -- the next cluster ---------------------------------------------------------------------------
 
-    def leave(self) -> ClusterHandover:
+    def hand_over(self) -> ClusterHandover:
         """Make the state to hand to the cluster that replaces this one; rename this one's event log."""
         cluster, c, chain = self.cluster, self.cluster.coordinator, self._newest()
         cfg = cluster.cfg
         if chain is not None:
             cfg = from_dict({**config_at(chain), "resume": str((chain.folder / chain.last.name).resolve())})
-        c.context.failures.loaded(c.context.failures.all[-1].process)
-        c.context.failures.all[-1].samples_rolled_back = self._again
-        c.core.checkpoints.unsaved.updates.again()
+        c.context.failures.record_ready(c.context.failures.failures[-1].process)
+        c.context.failures.failures[-1].samples_rolled_back = self._again
+        c.core.checkpoints.unsaved.updates.drop_repeated()
         self._note_times()
         c.context.save_times()
         c.context.log.close(step=c.context.step_now)
@@ -343,7 +343,8 @@ class ServerFailures:
         record, counted = c.context.record, {name: getattr(c.core.checkpoints.state, name) for name in COUNTED}
         return ClusterHandover(
             cfg, record.began, cluster.events.now, cluster.events.stalled, c.core.workers.injector, cluster.storms,
-            c.context.failures.all, self.spent, counted, self._row_updates, self._resumed_at, record.statistics.acted,
+            c.context.failures.failures, self.spent, counted, self._row_updates, self._resumed_at,
+            record.statistics.observed_faults,
         )  # fmt: skip
 
     @property
@@ -354,9 +355,9 @@ class ServerFailures:
             return self.before.resumed_at
         return None if position is None else position.step
 
-    def told(self, seconds: float) -> dict[str, Any]:
+    def to_result(self, seconds: float) -> dict[str, Any]:
         """Fields of result.json about overhead and lost work; `seconds`: duration of the whole run."""
-        overhead = self.spent.told(seconds)
+        overhead = self.spent.to_result(seconds)
         return {"overhead": overhead, "resumed_at": self._resumed_at, "row_updates": self._row_updates}
 
     @property

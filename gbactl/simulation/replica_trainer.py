@@ -91,7 +91,7 @@ class VirtualTrainer:
 
     def take_over(self, states: list[tuple[int, Floats]]) -> None:
         """Load the replica with the dense state from the servers."""
-        self.rounds.joined(self.worker.index)
+        self.rounds.add_rank(self.worker.index)
         self._load(states)
         self.core.took_over()
 
@@ -105,7 +105,7 @@ class VirtualTrainer:
             self.core.statistics.idle = True
             self._pace, self._next = ExchangePace(True, IDLE_SECONDS), math.inf
             self._pause()
-        self.worker.answered()
+        self.worker.finish_request()
 
     def close(self, message: CloseReplicas) -> None:
         """Keep exchanging at the end of a phase until all trainers end it, then send the replica to the servers."""
@@ -129,26 +129,26 @@ class VirtualTrainer:
         self.worker.moves.give(states, self._told, lambda step: AddReplica(step, self._turn))
 
     def _told(self) -> None:
-        self.worker.coordinator.send(self.core.closed(self._turn))
-        self.worker.answered()
+        self.worker.coordinator.send(self.core.closing_message(self._turn))
+        self.worker.finish_request()
 
     def save(self, message: SaveReplica) -> None:
         """Send the coordinator the replica as it is now, for a checkpoint."""
-        told, values = self.core.saved(message.number, self.core.trains and self._begun)
+        told, values = self.core.packed_replica(message.number, self.core.trains and self._begun)
         self.worker.coordinator.send(told, None if values is None else values.view(np.uint8))
 
     # -- steps --------------------------------------------------------------------------------------
 
     def step(self, gradient: Floats, divisor: float, lr_scale: float) -> None:
         """Apply a compute thread's local step; the thread then begins its next batch, or stops for an exchange."""
-        if self.worker.holds(self.step, gradient, divisor, lr_scale):
+        if self.worker.withholds(self.step, gradient, divisor, lr_scale):
             return
         self.replica.step(gradient, divisor, lr_scale)
         if self.core.iterations >= self._next:
             self._next += self._pace.k
             self._due = True
         if not self._due:
-            self.worker.free()
+            self.worker.free_thread()
             return
         self._stopped.append(self.worker.shared.events.now)
         if len(self._stopped) == self.worker.core.computing:
@@ -158,10 +158,10 @@ class VirtualTrainer:
         stopped, self._stopped, self._due = self._stopped, [], False
         self.core.statistics.foreground += self.worker.shared.events.now - stopped[-1]
         for _since in stopped:
-            self.worker.free()
+            self.worker.free_thread()
 
     @property
-    def standing(self) -> bool:
+    def is_paused(self) -> bool:
         """Whether no compute thread may begin a batch: a foreground exchange is due or in progress."""
         return self._due
 
@@ -170,12 +170,14 @@ class VirtualTrainer:
     def _pause(self, part: float = 1.0) -> None:
         self._pausing = True
         if not math.isinf(self._pace.interval) and not self._leaving:
-            self.worker.shared.events.after(max(TICK, part * self._pace.interval), self._wake, self._generation)
+            self.worker.shared.events.schedule_after(
+                max(TICK, part * self._pace.interval), self._wake, self._generation
+            )
         elif self._leaving:
             self._wake(self._generation)
 
     def _wake(self, generation: int) -> None:
-        if generation == self._generation and not self.worker.holds(self._wake, generation):
+        if generation == self._generation and not self.worker.withholds(self._wake, generation):
             self._generation += 1
             self._pausing = False
             self._exchange(self._shadowed)
@@ -203,17 +205,17 @@ class VirtualTrainer:
     def _own_work(self) -> float:
         cost, floats = self.worker.shared.cost, len(self.replica.value)
         ring = cost.ring_work(floats, self.rounds.ranks) if isinstance(self._encounter, AveragingRound) else 0.0
-        return cost.meet(floats) + ring
+        return cost.exchange(floats) + ring
 
     def _worked(self, call: Callable[..., None], *args: Any) -> None:
-        if not self.worker.holds(self._worked, call, *args):
+        if not self.worker.withholds(self._worked, call, *args):
             call(*args)
 
     def _offer(self, began: float, done: Done) -> None:
         met = self._encounter
         if isinstance(met, AveragingRound):
-            vector = met.offer(self._leaving)
-            self.rounds.meet(self.worker.index, vector, lambda: self._work(self._summed, began, done))
+            vector = met.fill(self._leaving)
+            self.rounds.join_round(self.worker.index, vector, lambda: self._work(self._summed, began, done))
             return
         self._arrived = lambda: self._work(self._answered, began, done)
         for shard, told, values in self._slices.ask(met.send(), float(met.rule.alpha), self.cuts):
@@ -221,7 +223,7 @@ class VirtualTrainer:
 
     def centre(self, shard: int, message: EasgdCentre, frame: Frame) -> None:
         """Handle a server's answer in an exchange: its slice of the EASGD centre."""
-        self._slices.arrived(shard, message, frame.payload)
+        self._slices.on_slice(shard, message, frame.payload)
         if not self._slices.missing:
             self._arrived()
 
@@ -232,4 +234,4 @@ class VirtualTrainer:
     def _summed(self, began: float, done: Done) -> None:
         met = self._encounter
         assert isinstance(met, AveragingRound)
-        done(met.accept(began))
+        done(met.apply(began))

@@ -142,8 +142,8 @@ class VirtualServer(Server):
         self._sizes.clear()
         self._dense = self._packed = None  # the dense slice may have been moved
 
-    def _afresh(self, channel: Any, afresh: ResetOptimizer, frame: Frame) -> None:
-        super()._afresh(channel, afresh, frame)
+    def _reset_optimizer(self, channel: Any, afresh: ResetOptimizer, frame: Frame) -> None:
+        super()._reset_optimizer(channel, afresh, frame)
         self._packed = None
 
     def _sent(self) -> dict[str, int]:
@@ -152,7 +152,7 @@ class VirtualServer(Server):
 
     def _save(self, channel: Any, save: Save, frame: Frame) -> None:
         if self.saver is not None:
-            self._saves(save, self.saver.chooser.part(save.kind))
+            self._saves(save, self.saver.chooser.largest_fraction(save.kind))
         super()._save(channel, save, frame)
 
     def go_back(self, state: Shard, with_dense: bool, useful: Callable[[], None]) -> None:

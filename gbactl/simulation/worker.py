@@ -81,7 +81,7 @@ class DenseTransfers:
         """Fetch the dense state of all shards; call `then` with the list of states."""
 
         def all_here() -> None:
-            found = self._transfer.taken().values()
+            found = self._transfer.take_received().values()
             then([(state.step, frame.payload.view(np.float32)) for state, frame in found])
 
         self._begin({shard: (GetDense(), None) for shard in self.servers}, all_here)
@@ -101,16 +101,16 @@ class DenseTransfers:
         for shard, told in asked.items():
             self.servers[shard].send(*told)
 
-    def came(self, shard: int, message: DenseState, frame: Frame) -> None:
+    def on_dense_state(self, shard: int, message: DenseState, frame: Frame) -> None:
         """Store the dense state that a server sent as its answer to `fetch`."""
         self._answered(shard, (message, frame))
 
-    def acked(self, shard: int) -> None:
+    def on_ack(self, shard: int) -> None:
         """Record that a server has received the dense state that it was sent."""
         self._answered(shard, None)
 
     def _answered(self, shard: int, state: tuple[DenseState, Frame] | None) -> None:
-        self._transfer.answered(shard, state)
+        self._transfer.on_answer(shard, state)
         if self._transfer.done:
             self._then()
 
@@ -149,7 +149,7 @@ class DensePlacement:
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """Dense parameters and optimizer state after step `after`; NOT_HERE where workers hold none."""
+        """Dense parameters and optimizer state after step `after`; here NOT_HERE, as no worker holds any."""
         return NOT_HERE
 
     def leave(self) -> None:
@@ -181,7 +181,7 @@ class Trainer(Protocol):
     """Interface of a worker with a replica of its own (implemented in trainer.py)."""
 
     @property
-    def standing(self) -> bool:
+    def is_paused(self) -> bool:
         """Whether no compute thread may begin a batch: a foreground exchange is due or in progress."""
 
     def open(self, message: OpenReplicas, then: Callable[[], None]) -> None:
@@ -235,7 +235,7 @@ class VirtualWorker:
 
     def take(self, item: BatchInProgress) -> None:
         """Return a batch without announcing a gradient, and ask for another one (an announcement would also ask)."""
-        self._carry_out(self.core.give_back(item))
+        self._carry_out(self.core.request_another(item))
 
     @property
     def trainer(self) -> Trainer:
@@ -244,14 +244,14 @@ class VirtualWorker:
 
     # -- failures -----------------------------------------------------------------------------------
 
-    def die(self) -> None:
+    def kill(self) -> None:
         """Kill the worker: its pending events are dropped; messages already sent still arrive."""
         self.dead = True
         self._leave_slot()
         for channel in (*self.servers, self.coordinator):
             channel.close()
 
-    def freeze(self) -> None:
+    def hang(self) -> None:
         """Hang the worker: its events wait for `wake`."""
         self._frozen = True
 
@@ -262,7 +262,7 @@ class VirtualWorker:
         for call, args in held:
             call(*args)
 
-    def holds(self, call: Callable[..., None], *args: Any) -> bool:
+    def withholds(self, call: Callable[..., None], *args: Any) -> bool:
         """Whether a call must be withheld: the worker is dead, or hangs and makes the call when it resumes."""
         if self._frozen:
             self._held.append((call, args))
@@ -272,7 +272,7 @@ class VirtualWorker:
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
         """Handle a frame that has arrived (Endpoint.receive)."""
-        if self.holds(self.receive, channel, frame):
+        if self.withholds(self.receive, channel, frame):
             return
         message = frame.message
         if isinstance(message, Rows):
@@ -280,7 +280,7 @@ class VirtualWorker:
         elif isinstance(message, Granted):
             self._granted(message)
         elif isinstance(message, Stop) or frame.kind == CLOSED:
-            self.die()
+            self.kill()
         elif isinstance(message, CoordinatorMessage):
             self._told(message)
         elif isinstance(message, EasgdCentre):
@@ -288,9 +288,9 @@ class VirtualWorker:
         elif isinstance(message, SaveReplica):
             self.trainer.save(message)
         elif isinstance(message, DenseState):
-            self.moves.came(self._shard[id(channel)], message, frame)
+            self.moves.on_dense_state(self._shard[id(channel)], message, frame)
         elif isinstance(message, Ack):
-            self.moves.acked(self._shard[id(channel)])
+            self.moves.on_ack(self._shard[id(channel)])
 
     def _granted(self, grant: Granted) -> None:
         data = self.core.data_of(grant) or self.shared.source.prepare(grant)
@@ -326,9 +326,9 @@ class VirtualWorker:
 
     # -- computing ----------------------------------------------------------------------------------
 
-    def free(self) -> None:
+    def free_thread(self) -> None:
         """Free a compute thread for its next batch."""
-        if not self.holds(self.free):
+        if not self.withholds(self.free_thread):
             now = self.shared.events.now
             if self._pushing:
                 self._waits[ALL_REDUCE] += now - self._pushing.popleft()
@@ -336,11 +336,11 @@ class VirtualWorker:
             self._carry_out(self.core.done())
             self._go_on()
 
-    def answered(self) -> None:
+    def finish_request(self) -> None:
         """Finish the coordinator's current request, whose answer took time, and handle its next request."""
-        if not self.holds(self.answered):
+        if not self.withholds(self.finish_request):
             self._idle = deque([self.shared.events.now] * len(self._idle))
-            self._carry_out(self.core.answered())
+            self._carry_out(self.core.on_question_answered())
             self._go_on()
 
     def pull_ahead(self) -> None:
@@ -350,7 +350,7 @@ class VirtualWorker:
     def _go_on(self) -> None:
         if self.dead:
             return
-        while self.core.asked():
+        while self.core.must_answer():
             self._answer(self.core.question())
         while self.core.ready() and not self._standing:
             self._begin(self.core.begin())
@@ -358,20 +358,20 @@ class VirtualWorker:
     @property
     def _standing(self) -> bool:
         """Whether compute threads are stopped for a foreground exchange."""
-        return self.core.threads > 1 and self.trainer.standing
+        return self.core.threads > 1 and self.trainer.is_paused
 
     def _answer(self, question: Question) -> None:
         """Answer a coordinator's request; one that takes time keeps the worker busy until it is answered."""
         if isinstance(question, Inspect):
             self.coordinator.send(self._inspected())
-            self._carry_out(self.core.answered())
+            self._carry_out(self.core.on_question_answered())
         elif isinstance(question, SaveDense):
             self._save_dense(question)
         elif isinstance(question, MoveDense):
             self._move(question)
         elif isinstance(question, OpenReplicas):
             self.core.threads = int(question.values.get("hogwild_threads", 1))
-            self.trainer.open(question, self.answered)
+            self.trainer.open(question, self.finish_request)
         elif not question.last:
             self.trainer.idle()
         else:
@@ -383,7 +383,7 @@ class VirtualWorker:
         found = self.shared.placements.now.packed(question.step)
         if found is not None:
             self.coordinator.send(DenseSaved(question.number, *found[:2]), found[2].view(np.uint8))
-        self._carry_out(self.core.answered(later=found is None))
+        self._carry_out(self.core.on_question_answered(later=found is None))
 
     def _inspected(self) -> Inspected:
         checksum, total = self.shared.placements.now.checksum()
@@ -395,7 +395,7 @@ class VirtualWorker:
 
         def moved() -> None:
             self.coordinator.send(DenseMoved(self.index, question.turn))
-            self.answered()
+            self.finish_request()
 
         def taken(states: list[State]) -> None:
             if question.home == "workers":
@@ -455,12 +455,12 @@ class VirtualWorker:
 
     def _differentiated(self, item: BatchInProgress, began: float, rest: float) -> None:
         """Pull the next batch's rows after the backward pass; `rest`: core time until the gradient can be pushed."""
-        if not self.holds(self._differentiated, item, began, rest):
+        if not self.withholds(self._differentiated, item, began, rest):
             self.pull_ahead()
             self.host.cores.run(rest, self._computed, item, began)
 
     def _evaluated(self, item: BatchInProgress) -> None:
-        if self.holds(self._evaluated, item):
+        if self.withholds(self._evaluated, item):
             return
         self._waits = [0.0] * len(WAITS)  # only the waits of training count
         grant, compute = item.grant, self.shared.compute
@@ -469,24 +469,24 @@ class VirtualWorker:
         predictions = np.ascontiguousarray(compute.predict(item), np.float32)
         self.coordinator.send(message, predictions.view(np.uint8))
         self.take(item)
-        self.free()
+        self.free_thread()
 
     def _computed(self, item: BatchInProgress, began: float) -> None:
         """Finish a batch's computation, after the delay that the fault plan adds."""
         self._leave_slot()
-        if self.holds(self._computed, item, began):
+        if self.withholds(self._computed, item, began):
             return
         events = self.shared.events
         self._first = began if self._first is None else self._first
         item.slowdown = self.shared.plan.factor(self.index, self._batches, began - self._first)
         self._batches += 1
         if item.slowdown > 1.0:
-            events.after((item.slowdown - 1.0) * (events.now - began), self._finish, item, began)
+            events.schedule_after((item.slowdown - 1.0) * (events.now - began), self._finish, item, began)
         else:
             self._finish(item, began)
 
     def _finish(self, item: BatchInProgress, began: float) -> None:
-        if self.holds(self._finish, item, began):
+        if self.withholds(self._finish, item, began):
             return
         item.seconds = self.shared.events.now - began
         item.waits, self._waits = self._waits, [0.0] * len(WAITS)

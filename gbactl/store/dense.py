@@ -43,7 +43,7 @@ def dense_range(size: int, shard: int, holders: int) -> Cut:
     return size * min(shard, holders) // holders, size * min(shard + 1, holders) // holders
 
 
-def held(cuts: Sequence[Cut]) -> dict[int, Cut]:
+def nonempty_slices(cuts: Sequence[Cut]) -> dict[int, Cut]:
     """Return the slice of the dense vector of each shard whose slice is not empty."""
     return {shard: cut for shard, cut in enumerate(cuts) if cut[0] < cut[1]}
 

@@ -33,7 +33,7 @@ class GradientSlice:
     lost: bool = False
 
     @classmethod
-    def missing(cls, width: int) -> GradientSlice:
+    def empty(cls, width: int) -> GradientSlice:
         """Make an empty slice that replaces a lost one, for a table with rows of `width` floats."""
         return cls(np.empty(0, INT), np.empty((0, width), FLOAT), None, lost=True)
 

@@ -107,7 +107,7 @@ class RowOptimizer:
         if self.counts is not None:
             self.counts.fill(0)
 
-    def listed(
+    def step_rows(
         self, index: Ints, grad: Floats, contributors: Floats | None = None, *,
         weight: float = 1.0, divisor: float = 1.0, lr_scale: float = 1.0, decay: float = 0.0,
     ) -> None:  # fmt: skip
@@ -115,14 +115,14 @@ class RowOptimizer:
 
         With `contributors` f32[U] they replace the divisor. Raises ValueError on an index outside the table.
         """
-        self._step.listed(index, grad, contributors, weight, divisor, self.spec.lr * lr_scale, decay)
+        self._step.step_rows(index, grad, contributors, weight, divisor, self.spec.lr * lr_scale, decay)
 
-    def every(
+    def step_all(
         self, slot: Ints, grad: Floats, contributors: Floats | None = None, *,
         weight: float = 1.0, divisor: float = 1.0, lr_scale: float = 1.0, decay: float = 0.0,
     ) -> None:  # fmt: skip
         """Apply a step to all rows of the table; `slot` int32[rows]: each row's index in `grad`, -1 for none."""
-        self._step.every(slot, grad, contributors, weight, divisor, self.spec.lr * lr_scale, decay)
+        self._step.step_all(slot, grad, contributors, weight, divisor, self.spec.lr * lr_scale, decay)
 
 
 class DenseOptimizer:

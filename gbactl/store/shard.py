@@ -88,7 +88,7 @@ class Shard:
         size = 0 if spec.dense is None else spec.dense.size
         self.dense_range = dense_range(size, spec.shard, spec.dense_holders)
         self.dense = self._make_dense()
-        self._notes = PullCounts(self.rows.touches) if spec.row_staleness == "row" else None
+        self._notes = PullCounts(self.rows.touch_counts) if spec.row_staleness == "row" else None
         self._staged: dict[int, GradientSlice] = {}
         self._applied: set[int] = set()
         self.watcher: Callable[[list[RowPart]], None] | None = None  # called with row gradients before rows change
@@ -119,7 +119,7 @@ class Shard:
         outside.
         """
         if self._notes is not None and batch >= 0 and batch not in self._applied and batch not in self._staged:
-            self._notes.note(batch, index)
+            self._notes.record_pull(batch, index)
 
     def pull_dense(self, out: Floats) -> None:
         """Copy the dense slice into `out`. Raises ValueError where the shard has none, or on another shape."""
@@ -233,7 +233,7 @@ class Shard:
 
     def _weighed(self, part: GradientSlice, weight: float, member: int, order: StepOrder) -> list[RowPart]:
         if self._notes is not None and order.row_weights:
-            return self._notes.weigh(part, order.row_weights[member])
+            return self._notes.group_by_weight(part, order.row_weights[member])
         return [(part.index, part.grad, weight)] if weight > 0 and not part.lost else []
 
     @property
@@ -270,7 +270,7 @@ class Shard:
             weight_sum = order.weight_sum if len(there) == len(live) else sum(there)
             self.dense_block().apply_parts(dense, order.divisor, weight_sum, order.lr_scale)
 
-    def touched(self, order: StepOrder) -> Ints:
+    def touched_rows(self, order: StepOrder) -> Ints:
         """Find the distinct local rows that a step will touch, int32[n] ascending; call before `apply`."""
         parts = [index for index, _, _ in self._row_parts(self._members(order), order)[0]]
         return np.unique(np.concatenate(parts)) if parts else np.empty(0, INT)
@@ -297,11 +297,11 @@ class Shard:
         if self._notes is not None:
             self._notes.forget()
 
-    def adopt(self, version: int, lost: Sequence[int]) -> None:
+    def take_over(self, version: int, lost: Sequence[int]) -> None:
         """Take the place of a failed shard after `version` steps; stage empty slices for the batches `lost`."""
         self.version = version
         for batch in lost:
-            self.stage(batch, GradientSlice.missing(self.spec.width))
+            self.stage(batch, GradientSlice.empty(self.spec.width))
 
     def restart(self) -> None:
         """Reinitialise parameters, optimizer and version in the same memory, and drop all staged slices."""

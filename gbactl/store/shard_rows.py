@@ -60,7 +60,7 @@ class RowBlock:
         return [self.table, *self.moments.values(), *([] if self.counts is None else [self.counts])]
 
     @property
-    def touches(self) -> Any:
+    def touch_counts(self) -> Any:
         """Number of steps whose data touched each row, uint32[rows] (modulo 2^32); None where that is not counted."""
         if self._touches is not None:
             return self._touches
@@ -88,12 +88,12 @@ class RowBlock:
         if self._touches is not None:
             self._touches[index] += np.uint32(1)
         if self._slot is None:
-            self._optimizer.listed(
+            self._optimizer.step_rows(
                 index, grad, per_row, weight=weight, divisor=divisor, lr_scale=lr_scale, decay=self._decay
             )
             return
         self._slot[index] = np.arange(len(index), dtype=INT)
-        self._optimizer.every(
+        self._optimizer.step_all(
             self._slot, grad, per_row, weight=weight, divisor=divisor, lr_scale=lr_scale, decay=self._decay
         )
         self._slot[index] = -1
@@ -120,7 +120,7 @@ class PullCounts:
         self._counts = counts
         self._at_pull: dict[int, tuple[Ints, Any]] = {}
 
-    def note(self, batch: int, index: Ints) -> None:
+    def record_pull(self, batch: int, index: Ints) -> None:
         """Record the current touch counts of the rows `index` int32[n] as pulled for a batch.
 
         Raises ValueError on an index outside.
@@ -148,7 +148,7 @@ class PullCounts:
         """Size of all recorded touch counts in bytes."""
         return sum(index.nbytes + counts.nbytes for index, counts in self._at_pull.values())
 
-    def weigh(self, part: GradientSlice, weights: Sequence[float]) -> list[RowPart]:
+    def group_by_weight(self, part: GradientSlice, weights: Sequence[float]) -> list[RowPart]:
         """Group the rows of a gradient slice by weight: (row indexes, their gradients, weight) for each group.
 
         The weight is `weights`[the row's own staleness]. Rows of weight 0 are left out. The last of `weights` is that

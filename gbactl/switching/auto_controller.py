@@ -93,13 +93,13 @@ class AutoController:
         self._steps.pairs.clear()
         self._slowest = 0.0
 
-    def seen(self, now: float, worker: int, seconds: float, samples: int) -> None:
+    def add_measurement(self, now: float, worker: int, seconds: float, samples: int) -> None:
         """Record the compute time of a worker's gradient: `seconds` for `samples`."""
         if samples > 0 and seconds > 0.0:
             self._slowest = max(self._slowest, seconds)
             self._each.setdefault(worker, RecentValues(self.options.window)).add(now, seconds / samples)
 
-    def stepped(self, now: float, finished: int) -> None:
+    def on_step(self, now: float, finished: int) -> None:
         """Record an ordered step; `finished`: samples of the phase trained, decayed or lost after it."""
         if self.mode == SYNC and self._steps.pairs and self._slowest:
             took = now - self._steps.pairs[-1][0]
@@ -107,12 +107,12 @@ class AutoController:
         self._steps.add(now, finished)
         self._slowest = 0.0
 
-    def gone(self, worker: int) -> None:
+    def remove_worker(self, worker: int) -> None:
         """Remove a failed worker from the prediction."""
         self.workers -= 1
         self._each.pop(worker, None)
 
-    def look(self, now: float) -> SwitchDecision | None:
+    def decide(self, now: float) -> SwitchDecision | None:
         """Predict the throughput of both modes and choose one; None in other modes, or with too few measurements."""
         if self.mode not in MODES or len(self._each) < self.workers or not self._each:
             return None
@@ -216,23 +216,23 @@ class AutoSwitch:
         self._full, self._step = policy.phase.local_batch, policy.step
         self.controller.begin(self.now(), mode)
 
-    def heard(self, worker: int, samples: int, seconds: float) -> None:
+    def add_gradient(self, worker: int, samples: int, seconds: float) -> None:
         """Pass an announced gradient's compute time to the controller; a short batch (the last of a day) is ignored."""
         if samples >= self._full:
-            self.controller.seen(self.now(), worker, seconds, samples)
+            self.controller.add_measurement(self.now(), worker, seconds, samples)
 
-    def look(self, policy: Policy) -> SwitchDecision | None:
+    def poll(self, policy: Policy) -> SwitchDecision | None:
         """Pass the applied steps to the controller; every `every` seconds return its decision."""
         now = self.now()
         if policy.step != self._step:
             self._step = policy.step
-            self.controller.stepped(now, policy.ledger.finished)
+            self.controller.on_step(now, policy.ledger.finished)
         if now < self._next:
             return None
         self._next = now + self.every
-        return self.controller.look(now)
+        return self.controller.decide(now)
 
-    def note(self, look: SwitchDecision, at: dict[str, Any], obstacle: str) -> None:
+    def log_decision(self, look: SwitchDecision, at: dict[str, Any], obstacle: str) -> None:
         """Log a decision of the controller and the run's position; `obstacle`: why its mode is impossible, or empty."""
         self._looks += 1
         self.last = {**at, **dataclasses.asdict(look), **({"obstacle": obstacle} if obstacle else {})}

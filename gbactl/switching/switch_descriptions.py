@@ -44,7 +44,7 @@ def each_mode(name: str) -> list[str]:
     return [part.partition("@")[0] for part in name.split(">")]
 
 
-def listed(first: str, switches: Iterable[Mapping[str, Any]]) -> str:
+def modes_sentence(first: str, switches: Iterable[Mapping[str, Any]]) -> str:
     """Describe a run's modes in a sentence: the first one, and where each later one starts."""
     told = [
         f"{each['to']} from {each['day']}, sample {each['first_sample']}"
@@ -55,7 +55,7 @@ def listed(first: str, switches: Iterable[Mapping[str, Any]]) -> str:
 
 
 def from_listed(text: str) -> str:
-    """Build the list of modes in a run's name from the sentence of `listed`."""
+    """Build the list of modes in a run's name from the sentence of `modes_sentence`."""
     name, *rest = text.split("; ")
     for each in rest:
         found = re.fullmatch(r"(\S+) from (\S+) (\d+), sample (\d+)(, optimizer anew)?", each)

@@ -54,7 +54,7 @@ class SweepPlace:
         """Name the place, as "run 2 of 6"."""
         return f"run {self.number} of {self.of}"
 
-    def left(self, elapsed: float, own: float | None) -> float | None:
+    def seconds_left(self, elapsed: float, own: float | None) -> float | None:
         """Estimate the seconds until the sweep ends, from the seconds that this run has taken and still needs.
 
         `own` is None while it is unknown; the estimate is unknown then too, unless other runs have finished."""
@@ -78,7 +78,7 @@ class CommandLine:
         """Command line, quoted for a shell, without `run_dir=`, as that directory already holds a run."""
         return shlex.join(["gbactl", self.verb, *(each for each in self.overrides if not each.startswith("run_dir="))])
 
-    def typed(self) -> dict[str, str]:
+    def overrides_by_key(self) -> dict[str, str]:
         """Return the overrides by key, without deletions; for a key that was typed twice, the last value."""
         pairs = (text.lstrip("+").split("=", 1) for text in self.overrides if "=" in text and not text.startswith("~"))
         return {key: value for key, value in pairs}
@@ -89,7 +89,7 @@ def run_name(modes: str, seed: int, command: CommandLine) -> str:
 
     Paths and keys that do not change what is trained are left out."""
     told = [
-        f"{key.rpartition('.')[2]}={_cut(value)}" for key, value in command.typed().items()
+        f"{key.rpartition('.')[2]}={_cut(value)}" for key, value in command.overrides_by_key().items()
         if (command.swept is None or key in command.swept) and not _matches(key, UNNAMED) and "/" not in value
     ]  # fmt: skip
     ending = f" s{seed}"
@@ -131,7 +131,7 @@ def parameters(config: Mapping[str, Any], command: CommandLine, defaults: Mappin
 
     `config` and `defaults` have flattened keys. A group's choice is logged under the group's name: faults=one_slow. The
     whole configuration is in the tag CONFIG_TAG."""
-    typed = {key.partition("@")[0]: value for key, value in command.typed().items()}
+    typed = {key.partition("@")[0]: value for key, value in command.overrides_by_key().items()}
     found = {key: value for key, value in config.items() if key in typed or value != defaults.get(key)}
     found |= {key: config[key] for key in ALWAYS if key in config}
     named = {key.removesuffix(".name") if key.count(".") == 1 else key: value for key, value in found.items()}

@@ -32,14 +32,14 @@ from gbactl.trainer.replica_exchange import (
     EasgdExchange,
     ExchangeDriver,
     ExchangeKind,
-    drive,
+    start_exchanges,
 )
 from gbactl.trainer.trainer_core import Replica, TrainerCore
 from gbactl.wire.messages import AddReplica, ClosedReplicas, CloseReplicas, OpenReplicas, SaveReplica
 from gbactl.wire.times_and_traffic import ALL_REDUCE
 from gbactl.worker.client import WorkerClient
 from gbactl.worker.dense_placement import DensePlacement, ServedDense, ShardSlices
-from gbactl.worker.worker_core import BatchInProgress, weigh
+from gbactl.worker.worker_core import BatchInProgress, scale_by_weight
 
 
 class ComputeThread(DensePlacement):
@@ -53,7 +53,7 @@ class ComputeThread(DensePlacement):
     def load(self, item: BatchInProgress) -> None:
         """Let the model compute with the replica: in its own memory or, if the model has batch norm, on a copy."""
         if self.trainer.stands:
-            with self.trainer.exchange.waits.of(ALL_REDUCE):
+            with self.trainer.exchange.waits.activity(ALL_REDUCE):
                 self.computing.acquire()
         value = self.trainer.replica.value
         if self.flat.buffers:
@@ -67,13 +67,13 @@ class ComputeThread(DensePlacement):
         if len(self._gradient) != self.flat.size:
             self._gradient = np.empty(self.flat.size, np.float32)
         self.flat.gradient_into(self._gradient)
-        weigh(self._gradient, item.weight)
+        scale_by_weight(self._gradient, item.weight)
         trainer.exchange.push(item, row_gradient, None)
         trainer.replica.step(self._gradient, grant.divisor, grant.lr_scale, self.thread)
         if trainer.stands:
             self.computing.release()
-        with trainer.exchange.waits.of(ALL_REDUCE):
-            trainer.stepped()
+        with trainer.exchange.waits.activity(ALL_REDUCE):
+            trainer.on_step()
 
 
 def start(each: ComputeThread, work: Callable[[], None], exchange: WorkerClient) -> None:
@@ -138,7 +138,7 @@ class TrainerDense(ComputeThread):
         rule = self.core.begin(message)
         self._use_threads(message.values["hogwild_threads"])
         self.stands = self.exchange.core.threads > 1 and not self.core.pace.shadow
-        self._drive = drive(self.core.pace, self._exchange_of(rule), self._stopped)
+        self._drive = start_exchanges(self.core.pace, self._exchange_of(rule), self._stopped)
 
     def _use_threads(self, count: int) -> None:
         self.replica.grow(count)
@@ -172,9 +172,9 @@ class TrainerDense(ComputeThread):
             replica, rule, statistics, self.collective, weight=weight, codec=self.codec, item=self.ring_item
         )
 
-    def stepped(self) -> None:
+    def on_step(self) -> None:
         assert self._drive is not None
-        self._drive.stepped(self.core.iterations)
+        self._drive.on_step(self.core.iterations)
 
     def close(self, message: CloseReplicas) -> ClosedReplicas:
         """Exchange until every trainer has finished, then send the servers this replica; may be called again."""
@@ -183,7 +183,7 @@ class TrainerDense(ComputeThread):
             self._drive, self.exchange.core.threads = None, 1
         if self.core.trains:
             self.slices.give(self.replica.block, lambda step: AddReplica(step, message.turn))
-        return self.core.closed(message.turn)
+        return self.core.closing_message(message.turn)
 
     # -- saving -------------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class TrainerDense(ComputeThread):
         threading.Thread(target=self._tell, args=(message.number, trains), name="save", daemon=True).start()
 
     def _tell(self, number: int, trains: bool) -> None:
-        message, values = self.core.saved(number, trains)
+        message, values = self.core.packed_replica(number, trains)
         self.exchange.coordinator.send(message, None if values is None else values.view(np.uint8))
 
     # -- batches ------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ class ExchangeKind(Protocol):
 
     statistics: ExchangeStatistics
 
-    def once(self, leaving: bool) -> bool:
+    def exchange_once(self, leaving: bool) -> bool:
         """Do one exchange (`leaving`: this trainer is done); return whether it was the last. Raises GbactlError."""
 
 
@@ -93,7 +93,7 @@ class ReplicaExchange:
         self.rule.exchange(self._sent, other)
         if self.rule.alpha:
             self.replica.add(self._sent)
-        self.statistics.met(self.replica.iterations - self._first, self.now() - began, 2.0 * self.item * values)
+        self.statistics.add(self.replica.iterations - self._first, self.now() - began, 2.0 * self.item * values)
 
 
 @dataclass(eq=False)
@@ -105,7 +105,7 @@ class CentreExchange(ReplicaExchange):
 
     ask: Callable[[Floats, float], Floats | None]
 
-    def once(self, leaving: bool) -> bool:
+    def exchange_once(self, leaving: bool) -> bool:
         if leaving:
             return True
         began = self.now()
@@ -128,14 +128,14 @@ class AveragingRound(ReplicaExchange):
         super().__post_init__()
         self._round: Floats = np.zeros(len(self._sent) + 4, np.float32)
 
-    def offer(self, leaving: bool) -> Floats:
+    def fill(self, leaving: bool) -> Floats:
         """Fill the round's vector float32[n + 4] (replica and four flags), which an all-reduce sums in place."""
         total = self._round
         np.multiply(self.send(), np.float32(self.weight), out=total[:-4])
         total[-4:] = self.weight, leaving, 1.0, self.weight > 0 and not (leaving or self.statistics.idle)
         return total
 
-    def accept(self, began: float) -> bool:
+    def apply(self, began: float) -> bool:
         """Apply the summed vector of a round; return whether all ranks are leaving."""
         total = self._round
         round_here(self.codec, total)
@@ -156,10 +156,10 @@ class AveragingRounds(AveragingRound):
 
     collective: Collective
 
-    def once(self, leaving: bool) -> bool:
+    def exchange_once(self, leaving: bool) -> bool:
         began = self.now()
-        all_reduce_sum(self.collective, self.NAME, self.offer(leaving))
-        return self.accept(began)
+        all_reduce_sum(self.collective, self.NAME, self.fill(leaving))
+        return self.apply(began)
 
 
 class CentreSlices:
@@ -182,7 +182,7 @@ class CentreSlices:
         told, cuts = EasgdUpdate(self._request, alpha), self.cuts.items()
         return [(shard, told, replica[low:high]) for shard, (low, high) in cuts if shard in self.missing]
 
-    def arrived(self, shard: int, message: EasgdCentre, payload: Bytes) -> None:
+    def on_slice(self, shard: int, message: EasgdCentre, payload: Bytes) -> None:
         """Store a server's slice of the centre. Raises WireError for a slice that was not requested."""
         low, high = self.cuts[shard]
         if message.ticket != self._request or payload.size != 4 * (high - low):
@@ -190,7 +190,7 @@ class CentreSlices:
         self.centre[low:high] = payload.view(np.float32)
         self.missing.discard(shard)
 
-    def lost(self, shard: int) -> None:
+    def on_server_lost(self, shard: int) -> None:
         """Stop waiting for a failed server's slice of the centre, and use the replica's values there."""
         if shard in self.missing:
             self._keep(shard)
@@ -219,14 +219,14 @@ class EasgdExchange:
 
         The result is valid until the next call. It has the replica's own values where a server does not answer, and is
         None where none does. Raises GbactlError when the run is over, or a server is gone for good."""
-        self.exchange.until(self._anybody, AWAY_SECONDS)
+        self.exchange.wait_until(self._anybody, AWAY_SECONDS)
         with self.exchange.connected() as served:
             asked = [(served[shard], told, part) for shard, told, part in self._slices.ask(replica, alpha, served)]
         for channel, told, part in asked:
             out = channel.reserve(part.nbytes)
             out.view(np.float32)[:] = part
             channel.send(told, out)
-        self.exchange.until(lambda: not self._slices.missing)
+        self.exchange.wait_until(lambda: not self._slices.missing)
         if self._slices.missing:
             raise PeerGoneError("The run was over before a replica's exchange was.")
         return self._slices.centre if asked else None
@@ -236,12 +236,12 @@ class EasgdExchange:
             return not self.cuts.keys().isdisjoint(there)
 
     def _arrived(self, shard: int, message: EasgdCentre, frame: Frame) -> None:
-        self._slices.arrived(shard, message, frame.payload)
+        self._slices.on_slice(shard, message, frame.payload)
         frame.release()
 
     def _lost(self, shard: int) -> None:
         """Stop waiting for a failed server's slice of the centre."""
-        self._slices.lost(shard)
+        self._slices.on_server_lost(shard)
 
 
 IDLE_SECONDS = 0.001  # between two exchanges of a trainer without data
@@ -251,7 +251,7 @@ Stopped = Callable[[], AbstractContextManager[None]]
 class ExchangeDriver(Protocol):
     """Interface of a phase's exchange schedule, as the compute loop sees it."""
 
-    def stepped(self, iterations: int) -> None:
+    def on_step(self, iterations: int) -> None:
         """Start an exchange if one is due after `iterations` local steps. Raises the error of an earlier exchange."""
 
     def idle(self) -> None:
@@ -270,16 +270,16 @@ class ForegroundDriver:
         self._lock = threading.Lock()  # threads that arrive during an exchange wait here
         self._answers: ShadowDriver | None = None
 
-    def stepped(self, iterations: int) -> None:
+    def on_step(self, iterations: int) -> None:
         with self._lock:
             if self._answers is not None:
-                self._answers.stepped(iterations)
+                self._answers.on_step(iterations)
             if self._answers is not None or iterations < self._next:
                 return
             self._next += self.k
             began = time.perf_counter()
             with self.stopped():
-                self.exchange.once(False)
+                self.exchange.exchange_once(False)
             self.exchange.statistics.foreground += time.perf_counter() - began
 
     def idle(self) -> None:
@@ -292,7 +292,7 @@ class ForegroundDriver:
         if self._answers is not None:
             self._answers.close()
             return
-        while not self.exchange.once(True):
+        while not self.exchange.exchange_once(True):
             pass
 
 
@@ -311,12 +311,12 @@ class ShadowDriver:
     def _run(self) -> None:
         try:
             self._leaving.wait(self._first)
-            while not self.exchange.once(self._leaving.is_set()):
+            while not self.exchange.exchange_once(self._leaving.is_set()):
                 self._leaving.wait(self._pause)
         except BaseException as error:  # raised in the compute thread
             self._error = error
 
-    def stepped(self, iterations: int) -> None:
+    def on_step(self, iterations: int) -> None:
         if self._error is not None:
             raise self._error
 
@@ -326,10 +326,10 @@ class ShadowDriver:
     def close(self) -> None:
         self._leaving.set()
         self._thread.join()
-        self.stepped(0)
+        self.on_step(0)
 
 
-def drive(pace: ExchangePace, exchange: ExchangeKind, stopped: Stopped = nullcontext) -> ExchangeDriver:
+def start_exchanges(pace: ExchangePace, exchange: ExchangeKind, stopped: Stopped = nullcontext) -> ExchangeDriver:
     """Start the exchanges of a phase at a pace."""
     if pace.shadow:
         return ShadowDriver(exchange, pace.interval, pace.part)

@@ -107,7 +107,7 @@ class ExchangeStatistics:
             self._next = max(self._next + 1, self._next * SPACING)
             self.distances.append((at, float(np.linalg.norm(replica - other))))
 
-    def met(self, iterations: int, seconds: float, sent: float) -> None:
+    def add(self, iterations: int, seconds: float, sent: float) -> None:
         """Record an exchange: its duration and bytes sent, and the local steps done so far."""
         self.exchanges += 1
         if iterations > self._last or not self.idle:
@@ -138,7 +138,7 @@ class ExchangePace:
     part: float = 1.0
 
     @classmethod
-    def of(
+    def for_worker(
         cls, rule: AveragingRule, shadow: bool, trainers: int, index: int, values: Mapping[str, Any]
     ) -> ExchangePace:
         """Make the pace of worker `index` from a mode's options; a worker without a replica starts no exchange.
@@ -190,7 +190,7 @@ class TrainerCore:
     def begin(self, message: OpenReplicas) -> AveragingRule:
         """Begin a phase with an up-to-date replica; return its averaging rule, and set `pace` for the exchanges."""
         rule = self._rule_of(message)
-        self.pace = ExchangePace.of(rule, message.shadow, message.trainers, self.index, message.values)
+        self.pace = ExchangePace.for_worker(rule, message.shadow, message.trainers, self.index, message.values)
         self._common = False
         return rule
 
@@ -208,12 +208,12 @@ class TrainerCore:
         """Record that this replica, like all others, was loaded from the servers, so that all are equal."""
         self._fresh = self._common = True
 
-    def closed(self, turn: int) -> ClosedReplicas:
+    def closing_message(self, turn: int) -> ClosedReplicas:
         """Make the ClosedReplicas message of a finished phase; `turn`: number of the phase's opening in the run."""
         self.statistics.iterations = self.iterations
         return ClosedReplicas(self.index, turn, self.statistics.fields())
 
-    def saved(self, number: int, trains: bool) -> tuple[DenseSaved, Floats | None]:
+    def packed_replica(self, number: int, trains: bool) -> tuple[DenseSaved, Floats | None]:
         """Pack the current replica for checkpoint `number`; no values for a worker that does not train."""
         if not trains:
             return DenseSaved(number, 0, -1), None

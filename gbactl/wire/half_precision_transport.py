@@ -115,7 +115,7 @@ class HalfPrecisionHub(HubWrapper[HalfPrecisionChannel]):
         return channel, frame
 
 
-def narrowed(hub: Hub, wire_dtype: str) -> Hub:
+def with_half_precision(hub: Hub, wire_dtype: str) -> Hub:
     """Wrap a server's or worker's hub in a HalfPrecisionHub if transport.wire_dtype is fp16 or bf16."""
     codec = codec_of(wire_dtype)
     return hub if codec is None else HalfPrecisionHub(hub, codec)

@@ -71,7 +71,7 @@ def address_of(listener: socket.socket) -> str:
     return f"{name[0]}:{name[1]}"
 
 
-def near(address: str, host: str) -> bool:
+def shares_memory(address: str, host: str) -> bool:
     """Return whether the listener at `address` shares memory with a process on `host` ("": the run has one host)."""
     return not host or address.startswith(UNIX) or address.rpartition(":")[0] == host
 
@@ -279,7 +279,7 @@ def _closed() -> bytes:
 class RejectionCounter(Counter[str]):
     """Number of rejected connections and frames by reason."""
 
-    def note(self, reason: str) -> None:
+    def count(self, reason: str) -> None:
         """Count a rejection, and log the first few of each reason, later ones only when their count doubles."""
         if reason not in self and len(self) >= MOST_REASONS:
             reason = OTHER

@@ -139,13 +139,13 @@ class GrantedBatches:
         self._granted: deque[tuple[int, int]] = deque(maxlen=LAST)
         self._held: dict[tuple[int, int], bool] = {}
 
-    def granted(self, grant: Granted, phase: BeginPhase) -> None:
+    def on_granted(self, grant: Granted, phase: BeginPhase) -> None:
         """Record that a batch was granted."""
         batch = (grant.phase, grant.batch)
         self._granted.append(batch)
         self._held[batch] = phase.training
 
-    def returned(self, grant: Granted) -> None:
+    def on_returned(self, grant: Granted) -> None:
         """Record that a batch is about to be pushed, or returned to the coordinator."""
         self._held.pop((grant.phase, grant.batch), None)
 
@@ -165,14 +165,14 @@ class StagedGradients:
         self._sent: dict[int, Staged] = {}
         self._most = MOST
 
-    def sent(self, message: Staged, shard: Shard) -> None:
+    def on_sent(self, message: Staged, shard: Shard) -> None:
         """Record a Staged message that was sent."""
         self._sent[message.batch] = message
         if len(self._sent) > self._most:
-            self._sent = {each.batch: each for each in self.waiting(shard)}
+            self._sent = {each.batch: each for each in self.still_staged(shard)}
             self._most = MOST + 2 * len(self._sent)
 
-    def waiting(self, shard: Shard) -> list[Staged]:
+    def still_staged(self, shard: Shard) -> list[Staged]:
         """Return the Staged messages of slices that are still staged in the shard."""
         return [self._sent[batch] for batch in shard.staged if batch in self._sent]
 

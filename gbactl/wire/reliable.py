@@ -44,7 +44,7 @@ class TrainingProgress:
         self.now, self._storms, self._lock = now, plan.active_periods(), threading.Lock()
         self._began, self._step = math.inf, -1
 
-    def told(self, message: Any) -> None:
+    def on_message(self, message: Any) -> None:
         """Update the highest step number and the start time of training from a sent or received message."""
         if type(message) in _STEPS:
             name = _STEPS[type(message)]
@@ -52,19 +52,19 @@ class TrainingProgress:
                 self._began = min(self._began, self.now())
                 self._step = max(self._step, 0 if name is None else getattr(message, name))
 
-    def heard(self, frame: Frame) -> Frame:
+    def on_frame(self, frame: Frame) -> Frame:
         """Update the TrainingProgress from a received frame and return the frame, also one that cannot be decoded."""
         if frame.kind in _TELLING:
             with contextlib.suppress(WireError):
                 frame.message = decode(frame)
-                self.told(frame.message)
+                self.on_message(frame.message)
         return frame
 
     @property
-    def storms(self) -> frozenset[int]:
+    def active_faults(self) -> frozenset[int]:
         """Indexes, in the fault plan, of the periods of message faults that are active now."""
         with self._lock:
-            return self._storms.on(self._step, self.now() - self._began)
+            return self._storms.active_indexes(self._step, self.now() - self._began)
 
 
 @dataclass
@@ -96,7 +96,7 @@ class ReliableChannel(ChannelWrapper):
         return np.empty(nbytes, np.uint8)
 
     def send(self, message: Any, payload: Bytes | None = None) -> None:
-        self.progress.told(message)
+        self.progress.on_message(message)
         with self._lock:
             numbered = NumberedMessage(self._next, kind_of(message), pack(message))
             self._sent[self._next] = sent = _Sent(numbered, None if payload is None else payload.copy(), 0.0)
@@ -127,7 +127,7 @@ class ReliableChannel(ChannelWrapper):
 
     def _expose(self, message: Any, payload: Bytes | None) -> None:
         """Send a message once, exposed to the loss, delay or duplication drawn from the fault plan."""
-        drawn = self.message_faults.draw(self.progress.storms)
+        drawn = self.message_faults.draw(self.progress.active_faults)
         self.counts.update(drawn.names)
         for delay in drawn.delays:
             if delay:
@@ -191,13 +191,13 @@ class ReliableHub(HubWrapper[ReliableChannel]):
     def _received(self, inner: Channel, frame: Frame) -> list[tuple[Channel, Frame]]:
         channel = self.wrapper_of(inner)
         if channel is None:
-            return [(inner, self.progress.heard(frame))]
+            return [(inner, self.progress.on_frame(frame))]
         if frame.kind == frames.CLOSED:
             channel.close()
             self.forget(inner)
             return [(channel, frame)]
         try:
-            return [(channel, self.progress.heard(ready)) for ready in channel.received(frame)]
+            return [(channel, self.progress.on_frame(ready)) for ready in channel.received(frame)]
         except WireError as error:
             self.refused[type(error).__name__] += 1
             frame.release()
@@ -216,6 +216,6 @@ def message_faults_of(plan: FaultPlan, me: Peer, peer: Peer) -> MessageFaultStre
     return MessageFaultStream(plans, str(other), out) if plans else None
 
 
-def exposed(hub: Hub, me: Peer, plan: FaultPlan) -> Hub:
+def with_message_faults(hub: Hub, me: Peer, plan: FaultPlan) -> Hub:
     """Wrap a hub in a ReliableHub if the plan has message faults; else return the hub."""
     return ReliableHub(hub, me, plan) if plan.has_message_faults else hub

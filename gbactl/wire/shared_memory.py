@@ -54,7 +54,7 @@ def create(outgoing: int, incoming: int) -> tuple[SegmentLayout, mmap.mmap]:
     layout = SegmentLayout(shared_memory_names.new(), _round(outgoing), _round(incoming))
     path = DIRECTORY / layout.name
     try:
-        handle = shared_memory_names.held(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
+        handle = shared_memory_names.open_locked(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
         try:
             os.posix_fallocate(handle, 0, layout.total)
             return layout, mmap.mmap(handle, layout.total)

@@ -195,7 +195,7 @@ class SocketHub:
 
     def _refuse(self, reason: str) -> None:
         assert isinstance(self.refused, RejectionCounter)
-        self.refused.note(reason)
+        self.refused.count(reason)
         self.on_refused(reason)
 
     def now(self) -> float:

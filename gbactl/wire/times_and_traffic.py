@@ -60,13 +60,13 @@ class Trace:
         self._on = True
 
     @classmethod
-    def of(cls, run_dir: Path, name: str, pid: int) -> Trace | None:
+    def of_process(cls, run_dir: Path, name: str, pid: int) -> Trace | None:
         """Make the trace of a process; None unless the run's directory asks for one."""
         folder = run_dir / TRACE_DIR
         return cls(folder / f"{name}.json", name, pid) if folder.is_dir() else None
 
-    def add(self, activity: str, began: float, ended: float) -> None:
-        """Add a slice of the calling thread, in seconds of the system's monotonic clock."""
+    def add_interval(self, activity: str, began: float, ended: float) -> None:
+        """Record that the calling thread was busy with `activity` between two times (monotonic clock, seconds)."""
         if self._on and ended > began:
             # Perfetto rounds to nanoseconds, and drops a slice that then begins before the one before it has ended
             self._event("X", activity, began, dur=max(0.0, (ended - began) * 1e6 - 0.002))
@@ -110,7 +110,7 @@ class NodeTimes(threading.local):
         self.clock, self.seconds = clock, [0.0] * activities
 
     @contextmanager
-    def of(self, activity: int) -> Iterator[None]:
+    def activity(self, activity: int) -> Iterator[None]:
         """Context of one activity, whose duration is added."""
         began = self.clock()
         try:
@@ -119,7 +119,7 @@ class NodeTimes(threading.local):
             now = self.clock()
             self.seconds[activity] += now - began
             if self.trace is not None:
-                self.trace.add(self.names[activity], began, now)
+                self.trace.add_interval(self.names[activity], began, now)
 
     def next_batch(self, began: float, granted: float) -> None:
         """Add the time from `began` until now: until `granted` as a wait for a batch, from then on as a wait for rows.
@@ -130,8 +130,8 @@ class NodeTimes(threading.local):
         self.seconds[BATCH] += since - began
         self.seconds[ROWS] += now - since
         if self.trace is not None:
-            self.trace.add(self.names[BATCH], began, since)
-            self.trace.add(self.names[ROWS], since, now)
+            self.trace.add_interval(self.names[BATCH], began, since)
+            self.trace.add_interval(self.names[ROWS], since, now)
 
     def take(self) -> list[float]:
         """Return and clear the times, in the order of the activities."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.collective.base import InterruptedSum, Moved, RingFallback, Vector, as_array, uncounted
+from gbactl.collective.base import InterruptedSum, Moved, RingFallback, Vector, as_array, ignore_bytes
 from gbactl.errors import PeerGoneError, WireError
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import Sum, Summand
@@ -52,7 +52,7 @@ class ServerSums(RingFallback):
     def __init__(self, exchange: WorkerClient, rank: int, size: int) -> None:
         self.exchange, self.rank, self.size = exchange, rank, size
         self.wanted: Callable[[], bool] = lambda: False
-        self.moved: Moved = uncounted  # messages, which are counted where they are sent
+        self.moved: Moved = ignore_bytes  # messages, which are counted where they are sent
         self._lock = threading.Lock()  # may be taken while the exchange's lock is held, never the other way round
         self._generation, self._fallen = 0, False
         self._dealt: tuple[int, int | None, int, int] | None = None
@@ -68,7 +68,7 @@ class ServerSums(RingFallback):
     def sum_live_ranks(self) -> None:
         self._dealt = None
 
-    def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
+    def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
         self._dealt = (number, part, parts, after)
 
     def leave_out(self, rank: int) -> None:
@@ -112,14 +112,14 @@ class ServerSums(RingFallback):
     def wait(self, handle: _Handle) -> None:
         self.fall_back()
         each = handle.round
-        self.exchange.until(lambda: each.total is not None or (self._dealt is not None and self.wanted()))
+        self.exchange.wait_until(lambda: each.total is not None or (self._dealt is not None and self.wanted()))
         if each.total is None:
             if self._dealt is not None:
                 raise InterruptedSum
             raise PeerGoneError("The run was over before a sum was.")
         np.copyto(handle.buffer, each.total)
 
-    def passed(self, handle: _Handle) -> bool:
+    def confirm_sum(self, handle: _Handle) -> bool:
         """Record the ring's sum of a round; return False where the server's sum replaces the ring's."""
         with self._lock:
             if not self._fallen and handle.round.total is None:

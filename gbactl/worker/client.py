@@ -122,7 +122,7 @@ class WorkerClient:
             self._done(thread)
             began = time.perf_counter()
             self._cv.wait_for(lambda: self._due(thread))
-            while thread == 0 and self.core.asked() and not self.over():
+            while thread == 0 and self.core.must_answer() and not self.is_over():
                 self._reply(answer, self.core.question())
                 began = time.perf_counter()
                 self._cv.wait_for(lambda: self._due(thread))
@@ -154,13 +154,13 @@ class WorkerClient:
             told = answer(question)
         finally:
             self._cv.acquire()
-            self._carry_out(self.core.answered(told is LATER))
+            self._carry_out(self.core.on_question_answered(told is LATER))
         if told is not None and told is not LATER:
             self.coordinator.send(*(told if type(told) is tuple else (told,)))
         self._cv.notify_all()
 
     def _due(self, thread: int) -> bool:
-        return self.over() or (thread == 0 and self.core.asked()) or self.core.ready(thread)
+        return self.is_over() or (thread == 0 and self.core.must_answer()) or self.core.ready(thread)
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -179,7 +179,7 @@ class WorkerClient:
     def take(self, item: BatchInProgress) -> None:
         """Request another batch after `item`, whose gradient was not pushed (a push requests the next batch itself)."""
         with self._cv:
-            self._carry_out(self.core.give_back(item))
+            self._carry_out(self.core.request_another(item))
 
     def push(self, item: BatchInProgress, row_gradient: Floats, dense: DenseGradientSlices | None) -> None:
         """Push each shard its slice of a gradient.
@@ -188,7 +188,7 @@ class WorkerClient:
         Does not wait: at most 2 batches are in flight at a time, and so are gradients."""
         width = row_gradient.shape[1]
         item.waits = self.waits.take()
-        with self.waits.of(PUSH):
+        with self.waits.activity(PUSH):
             self._push(item, row_gradient, dense, width)
 
     def _push(self, item: BatchInProgress, row_gradient: Floats, dense: DenseGradientSlices | None, width: int) -> None:
@@ -196,7 +196,7 @@ class WorkerClient:
         for s, low, high in item.unique.shares():
             count, size = high - low, dense.size(s) if dense is not None else 0
             told = item.push(s, count, size)
-            channel = self.routes.pushing(s, told)
+            channel = self.routes.channel_for_push(s, told)
             out = channel.reserve(4 * (count * (1 + width) + size))
             rows, rest = push_views(out, item.unique.index[low:high], width)
             rows[:] = row_gradient[low:high]
@@ -209,7 +209,7 @@ class WorkerClient:
 
         Raises the error that ended the run."""
         self._transfer({shard: (GetDense(), None) for shard in shards})
-        found = self._dense.taken()
+        found = self._dense.take_received()
         values = {shard: found[shard][1].payload.view(np.float32).copy() for shard in shards}
         for _, frame in found.values():
             frame.release()
@@ -225,7 +225,7 @@ class WorkerClient:
             self._dense.begin(asked)
             for shard, told in asked.items():
                 self.servers[shard].send(*told)
-        self.until(lambda: self._dense.done)
+        self.wait_until(lambda: self._dense.done)
 
     @contextmanager
     def connected(self) -> Iterator[dict[int, Channel]]:
@@ -233,17 +233,17 @@ class WorkerClient:
         with self._cv:
             yield {shard: each for shard, each in enumerate(self.servers) if not isinstance(each, ParkedConnection)}
 
-    def until(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
+    def wait_until(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
         """Wait, at most `seconds`, until a condition holds or the run ends. Raises the error that ended the run."""
         with self._cv:
-            self._cv.wait_for(lambda: condition() or self.over(), seconds)
+            self._cv.wait_for(lambda: condition() or self.is_over(), seconds)
             if self.error is not None:
                 raise self.error
 
     def pause(self, seconds: float) -> bool:
         """Wait for `seconds` or until the run ends; return whether it has ended. Raises the error that ended it."""
-        self.until(lambda: False, seconds)
-        return self.over()
+        self.wait_until(lambda: False, seconds)
+        return self.is_over()
 
     def wake(self) -> None:
         """Wake all waiting threads to check their conditions again."""
@@ -269,7 +269,7 @@ class WorkerClient:
 
     # -- the reading thread -------------------------------------------------------------------------
 
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether the run is over for this worker: stopped or failed."""
         return self.core.stopped or self.error is not None
 
@@ -313,10 +313,10 @@ class WorkerClient:
         elif type(message) in self.notices:
             self.notices[type(message)](message)
         elif isinstance(message, DenseState):
-            self._dense.answered(self._of(shard), (message, frame))
+            self._dense.on_answer(self._of(shard), (message, frame))
             self._cv.notify_all()
         elif isinstance(message, Ack):
-            self._dense.answered(self._of(shard))
+            self._dense.on_answer(self._of(shard))
             self._cv.notify_all()
         elif isinstance(message, ShardRelocated):
             self._relocated(message)
@@ -336,7 +336,7 @@ class WorkerClient:
         error = PeerGoneError(f"W{self.index} lost its connection to {name}.")
         if shard is None or self.dial is None:
             raise error
-        self.routes.lose(shard)
+        self.routes.park(shard)
         self._forsaken(shard)
         self._overdue[shard] = timer = threading.Timer(self.patience, self.fail, (error,))
         timer.daemon = True
@@ -352,7 +352,7 @@ class WorkerClient:
         if shard < 0:
             self.core.forget_dense(shard)
             return
-        if self.routes.serves(shard, message.incarnation):  # repeated by a new coordinator
+        if self.routes.leads_to(shard, message.incarnation):  # repeated by a new coordinator
             return
         self.core.forget_dense(shard)
         self._forsaken(shard)  # also where the old server hangs and is still connected
@@ -361,7 +361,7 @@ class WorkerClient:
         if self.dial is None or self.routes.renew(message, self.dial) is None:
             return
         self._carry_out(self.core.ask_again(shard))
-        asked = self._dense.again(shard)
+        asked = self._dense.message_to_repeat(shard)
         if asked is not None:
             self.servers[shard].send(*asked)
         self.on_server_back(shard)

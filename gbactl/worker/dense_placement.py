@@ -19,13 +19,13 @@ from gbactl.collective.buckets import Buckets, OverlappedGradient
 from gbactl.hashes_and_random_numbers import digest
 from gbactl.kernels.half_precision import Codec
 from gbactl.models.flat_parameters import FlatModel
-from gbactl.store.dense import Cut, DenseBlock, dense_square, held
+from gbactl.store.dense import Cut, DenseBlock, dense_square, nonempty_slices
 from gbactl.store.optimizers import due
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import AddReplica, GradientNorms, PutDense
 from gbactl.wire.times_and_traffic import ALL_REDUCE
 from gbactl.worker.client import WorkerClient
-from gbactl.worker.worker_core import BatchInProgress, ReplicatedSteps, weigh
+from gbactl.worker.worker_core import BatchInProgress, ReplicatedSteps, scale_by_weight
 
 NOT_HERE = (0, -1, np.empty(0, np.float32))  # see DensePlacement.packed
 
@@ -199,11 +199,11 @@ class ReplicatedDense(DensePlacement):
 
     def _scaled(self, part: int) -> None:
         low, high = self._spans[part]
-        weigh(self.gradient[low:high], self._weight)
+        scale_by_weight(self.gradient[low:high], self._weight)
         self._filling.filled(part)
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
-        there = self.steps.at(after)
+        there = self.steps.has_applied(after)
         if not there:
             return None if there is None else NOT_HERE
         return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
@@ -215,10 +215,10 @@ class ReplicatedDense(DensePlacement):
     def _summed(self) -> bool:
         """Wait for a step's gradient sum; False if another batch of the step must come first, or the run is over."""
         try:
-            if self.recovery is not None and self.recovery.more():
+            if self.recovery is not None and self.recovery.another_granted():
                 self._filling.begin()
                 return False
-            with self.exchange.waits.of(ALL_REDUCE):
+            with self.exchange.waits.activity(ALL_REDUCE):
                 self._filling.wait()
         except InterruptedSum:
             return False
@@ -281,21 +281,21 @@ class SyncRecovery:
         """Tell the collective a batch's index in its step's gradient sum; False if that step is already applied.
 
         False where its step is taken already, and only its rows are missing."""
-        token, place = item.grant.token, self.steps.place(item)
+        token, place = item.grant.token, self.steps.index_in_sum(item)
         if place is None:
             np.copyto(self._now, self.value)
             self.flat.load(self._before)
             return False
         self._first = token if self._first is None else self._first
         self._token = token
-        self.collective.deal(token - self._first + 1, place.part, place.parts, token + 1)
+        self.collective.assign_summand(token - self._first + 1, place.part, place.parts, token + 1)
         return True
 
     def forward(self) -> None:
         """Reload the current parameters after a batch of an earlier step was computed with older ones."""
         self.flat.load(self._now)
 
-    def more(self) -> bool:
+    def another_granted(self) -> bool:
         """Whether another batch of the current step was granted to this worker."""
         return self.exchange.core.has_batch_of(self._token)
 
@@ -304,7 +304,7 @@ class SyncRecovery:
             self.collective.interrupt()
 
     def _wanted(self) -> bool:
-        return self.exchange.over() or self.more()
+        return self.exchange.is_over() or self.another_granted()
 
     def take(self) -> None:
         """Copy the parameters before the current step is applied, so that a batch of the step can be recomputed."""
@@ -320,7 +320,7 @@ class ShardSlices:
     """Dense slices of all servers, to read or write the whole vector. `cuts`: [low, high) of each shard."""
 
     def __init__(self, exchange: WorkerClient, cuts: list[Cut]) -> None:
-        self.exchange, self.cuts, self.held = exchange, cuts, held(cuts)
+        self.exchange, self.cuts, self.held = exchange, cuts, nonempty_slices(cuts)
 
     def fetch(self, block: DenseBlock, still: AbstractContextManager[Any] | None = None) -> None:
         """Fetch all servers' slices and store them in the whole vector `block`, within the context `still`.

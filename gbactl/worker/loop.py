@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.checkpoint.remaining_samples import Ranges, decode_ranges, pieces
+from gbactl.checkpoint.remaining_samples import Ranges, decode_ranges, ranges_within
 from gbactl.cpu import CoreSlots, UnsharedCore, ask_for_long_slices, settle_garbage
 from gbactl.data.dataset import Batch, Dataset, Schema, Split, permuted
 from gbactl.faults.slowdown import WorkerSlowdown
@@ -53,7 +53,7 @@ def key_of(*parts: int) -> int:
 def dropout_key(seed: int, phase: BeginPhase, batch: int) -> int:
     """Compute the dropout key of a batch from its number within the day, wherever in the day its phase began."""
     start = batch * phase.local_batch
-    where = pieces(decode_ranges(phase.first_sample, phase.samples, phase.ranges), start, 1)
+    where = ranges_within(decode_ranges(phase.first_sample, phase.samples, phase.ranges), start, 1)
     position = where[0][0] if where else phase.first_sample + start
     return key_of(seed, phase.epoch, phase.split, position // phase.local_batch)
 
@@ -74,7 +74,7 @@ class MappedBatchSource:
 
     def prepare(self, grant: Granted | PrefetchHint) -> tuple[Batch, DistinctRows]:
         assert self.phase is not None and self.split is not None
-        where = pieces(self._ranges, grant.start, grant.samples) or [(0, 0)]
+        where = ranges_within(self._ranges, grant.start, grant.samples) or [(0, 0)]
         if self.shuffle and self.phase.training:
             key = key_of(self.seed, self.phase.epoch, self.phase.split)
             found = [permuted(low, high, self.split.rows, key) for low, high in where]
@@ -132,7 +132,7 @@ class BatchComputer:
         """Gather the embedding rows of every id of the batch, and pool those of lists, float32[B, fields, W]."""
         ids, jagged = item.batch.ids, item.batch.jagged
         total = len(item.unique.inverse)
-        self._emb = room(self._emb, total)
+        self._emb = with_room(self._emb, total)
         emb = self._emb[:total]
         self.kernels.gather(self._gathered(item), item.unique.inverse, emb)
         if jagged is None:
@@ -159,11 +159,11 @@ class BatchComputer:
         parts = [self.rows_of(item, shard) for shard in range(self.servers)]
         if len(parts) == 1:
             return parts[0]
-        self._rows = room(self._rows, len(item.unique.index))
+        self._rows = with_room(self._rows, len(item.unique.index))
         return np.concatenate(parts, out=self._rows[: len(item.unique.index)])
 
 
-def room(array: Floats, rows: int) -> Floats:
+def with_room(array: Floats, rows: int) -> Floats:
     """Return `array` if it has at least `rows` rows, else a new array of the required size."""
     return array if len(array) >= rows else np.empty((rows, array.shape[1]), np.float32)
 
@@ -184,7 +184,7 @@ class WorkerLoop:
         settle_garbage()
         self.exchange.start(ahead)
         ask_for_long_slices(SLICE_MS)  # only this thread: those that wake it must not wait for it
-        self.core_slots.settle()
+        self.core_slots.pin_thread()
         while (item := self.exchange.next(self._answer)) is not None:
             if item.phase.training:
                 self._train(item)
@@ -193,7 +193,7 @@ class WorkerLoop:
 
     def assist(self, thread: int) -> None:
         """Compute training batches in a further thread until the run is over."""
-        self.core_slots.settle()
+        self.core_slots.pin_thread()
         while (item := self.exchange.next(self._answer, thread)) is not None:
             self._train(item)
 
@@ -228,15 +228,15 @@ class WorkerLoop:
             self.dense.finish(item, None)
             return
         with ExitStack() as slot:
-            with self.exchange.waits.of(TURN):
-                slot.enter_context(self.core_slots.mine())
+            with self.exchange.waits.activity(TURN):
+                slot.enter_context(self.core_slots.time_slot())
             self.dense.load(item)
             began = time.perf_counter()
             sums = self._compute(item)
         if self.delay is not None:
-            self.delay.stretch(item, item.grant.usual)
+            self.delay.slow_down(item, item.grant.usual)
         if (trace := self.exchange.waits.trace) is not None:
-            trace.add("compute", began, time.perf_counter())
+            trace.add_interval("compute", began, time.perf_counter())
             trace.step(max(item.row_versions.values(), default=0))
         self.dense.finish(item, sums)
 
@@ -246,7 +246,7 @@ class WorkerLoop:
         The row gradient is float32[distinct rows, row width]."""
         began = time.perf_counter()
         count = len(item.unique.index)
-        self._sums = room(self._sums, count)
+        self._sums = with_room(self._sums, count)
         sums = self.compute.gradient(item, self._sums[:count], functools.partial(self._computed, item))
         item.seconds = time.perf_counter() - began
         return sums

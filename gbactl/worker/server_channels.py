@@ -46,7 +46,7 @@ class ParkedConnection:
     def close(self) -> None:
         """Do nothing, as there is no connection."""
 
-    def hand_on(self, channel: Channel) -> None:
+    def forward_to(self, channel: Channel) -> None:
         """Send the queued pushes over the new connection `channel`, and forward later pushes to it."""
         with self._lock:
             for message, payload in self._held:
@@ -69,19 +69,19 @@ class Routes:
         """Return the shard that a channel leads to; None if the channel was replaced."""
         return self._shard.get(id(channel))
 
-    def serves(self, shard: int, epoch: int) -> bool:
+    def leads_to(self, shard: int, epoch: int) -> bool:
         """Whether a shard's channel already leads to the server with incarnation number `epoch`."""
         channel = self.servers[shard]
         return not isinstance(channel, ParkedConnection) and channel.peer.incarnation == epoch
 
-    def pushing(self, shard: int, push: Push) -> Channel:
+    def channel_for_push(self, shard: int, push: Push) -> Channel:
         """Return the channel for a push, and record the push, to repeat it if the server is replaced."""
         with self._lock:
             channel = self.servers[shard]
             self._sent[shard].append((push, channel))
         return channel
 
-    def lose(self, shard: int) -> None:
+    def park(self, shard: int) -> None:
         """Replace the channel of a failed server by a ParkedConnection until a replacement server is connected."""
         self._replace(shard, ParkedConnection(self.servers[shard].peer))
 
@@ -93,7 +93,7 @@ class Routes:
             channel = dial(message.address, Peer("server", shard, message.incarnation))
         except WireError:
             if not isinstance(self.servers[shard], ParkedConnection):
-                self.lose(shard)
+                self.park(shard)
             return None
         old = self._replace(shard, channel)
         held = old if isinstance(old, ParkedConnection) else None
@@ -101,7 +101,7 @@ class Routes:
             if where not in (held, channel) and (push.phase, push.batch) in wanted:
                 channel.send(push._replace(rows=~push.rows, dense=0))
         if held is not None:
-            held.hand_on(channel)
+            held.forward_to(channel)
         return channel
 
     def _replace(self, shard: int, channel: Channel) -> Channel:

@@ -87,7 +87,7 @@ class BatchInProgress:
         self.answers.clear()
 
 
-def weigh(gradient: Floats, weight: float) -> None:
+def scale_by_weight(gradient: Floats, weight: float) -> None:
     """Scale a gradient in place; weight 1 (a full-sized batch) leaves every bit as it is."""
     if weight != 1.0:
         gradient *= np.float32(weight)
@@ -221,7 +221,7 @@ class WorkerCore:
             item.abandoned = True
             if not item.pulled or len(item.answers) == self.servers:
                 commands.append(ReleaseFrames(item))
-            commands += self.give_back(item)
+            commands += self.request_another(item)
         return [*commands, *self.pull_ahead(self.threads - self.computing), CheckForWork()]
 
     # -- data and rows ------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class WorkerCore:
         self.to_prepare = None  # the announced batch is this one, or went to another worker
         item = BatchInProgress(grant, self.phase, batch, unique)
         early = self._admit(item)
-        self._holdings.granted(grant, self.phase)
+        self._holdings.on_granted(grant, self.phase)
         self._granted += 1
         commands: list[Command] = [ComputeNext(item)] if self.queue[0] is item else []
         first = len(self.queue) + self.computing <= self.threads
@@ -326,7 +326,7 @@ class WorkerCore:
 
     # -- computing ----------------------------------------------------------------------------------
 
-    def asked(self) -> bool:
+    def must_answer(self) -> bool:
         """Whether to answer a question of the coordinator now: all batches granted before the question are done."""
         return bool(self.questions) and not self.computing and self._due()
 
@@ -335,11 +335,11 @@ class WorkerCore:
         return bool(self.questions) and self.questions[0][1] <= self._begun
 
     def question(self) -> Question:
-        """Return the question that is due; no batch can be started until `answered` is called."""
+        """Return the question that is due; no batch can be started until `on_question_answered` is called."""
         self.answering, self.computing = self.questions.popleft()[0], self.computing + 1
         return self.answering
 
-    def answered(self, later: bool = False) -> list[Command]:
+    def on_question_answered(self, later: bool = False) -> list[Command]:
         """Record that the current question was answered; `later`: postpone it instead until after the next batch."""
         question, self.answering = self.answering, None
         if later and question is not None:
@@ -364,14 +364,14 @@ class WorkerCore:
         self.computing -= 1
         return self.pull_ahead()
 
-    def give_back(self, item: BatchInProgress) -> list[Command]:
+    def request_another(self, item: BatchInProgress) -> list[Command]:
         """Request another batch after `item`, whose gradient was not pushed (a push requests the next batch itself)."""
         self.pushed(item)
         return [TellCoordinator(TakeBatch(self.index))]
 
     def pushed(self, item: BatchInProgress) -> None:
         """Record that the gradient of a batch is about to be pushed, so that the worker no longer holds the batch."""
-        self._holdings.returned(item.grant)
+        self._holdings.on_returned(item.grant)
 
 
 class DenseTransfer:
@@ -390,17 +390,17 @@ class DenseTransfer:
         """Whether all shards have answered."""
         return not self._asked
 
-    def answered(self, shard: int, state: tuple[DenseState, Frame] | None = None) -> None:
+    def on_answer(self, shard: int, state: tuple[DenseState, Frame] | None = None) -> None:
         """Record a shard's answer: an acknowledgement, or its slice in `state`."""
         self._asked.pop(shard, None)
         if state is not None:
             self._states[shard] = state
 
-    def again(self, shard: int) -> tuple[Any, Bytes | None] | None:
+    def message_to_repeat(self, shard: int) -> tuple[Any, Bytes | None] | None:
         """Return the message to repeat to a failed server's replacement; None if the shard had already answered."""
         return self._asked.get(shard)
 
-    def taken(self) -> dict[int, tuple[DenseState, Frame]]:
+    def take_received(self) -> dict[int, tuple[DenseState, Frame]]:
         """Return and clear the received slices by shard; the caller has to release their frames."""
         states, self._states = self._states, {}
         return dict(sorted(states.items()))
@@ -422,7 +422,7 @@ class ReplicatedSteps:
         self.global_batch = global_batch
         self.taken = -1  # the last step; another worker's batches of it may still come
 
-    def place(self, item: BatchInProgress) -> SumPosition | None:
+    def index_in_sum(self, item: BatchInProgress) -> SumPosition | None:
         """Return a batch's index in its step's sum; None if the step is applied and only row gradients are missing."""
         grant, phase = item.grant, item.phase
         if grant.samples and grant.token <= self.taken:
@@ -432,7 +432,7 @@ class ReplicatedSteps:
         parts = min(width, -(-phase.samples // phase.local_batch) - first)
         return SumPosition(grant.batch - first if grant.samples else None, parts)
 
-    def at(self, after: int) -> bool | None:
+    def has_applied(self, after: int) -> bool | None:
         """Whether exactly `after` steps are applied (0: always True); None if fewer are."""
         if not after or self.taken == after - 1:
             return True

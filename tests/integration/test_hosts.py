@@ -322,7 +322,6 @@ def _round_trip(at: Hosts, source: str, target: str) -> float:
     return min(map(float, done.stdout.split()))
 
 
-@pytest.mark.beside
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_commands_of_the_tutorial(site_of: Callable[..., Site]) -> None:

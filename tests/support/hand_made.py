@@ -109,7 +109,7 @@ class HandMade:
     def _take(self, policy: Policy) -> None:
         worker = self.random.choice(sorted(policy.live))
         held = sum(lease.worker == worker for lease in self.leases.values())
-        grant = policy.take(worker) if held < 1 + self.cfg.mode.ahead else None
+        grant = policy.take(worker) if held < 1 + self.cfg.mode.prefetched_batches else None
         if grant is not None:
             self.log.write(GrantRecord(worker, grant.batch, grant.token))
             self.leases[grant.batch] = Lease(worker, grant, self.gradients.prepare(grant.batch))
@@ -139,7 +139,7 @@ class HandMade:
         if not self.queues[number]:
             return
         order, shard = self.queues[number].popleft(), self.shards[number]
-        touched = shard.touched(order)
+        touched = shard.touched_rows(order)
         shard.apply(order)
         if (order.step + 1) % self.cfg.train.checksum_every == 0:
             fields = {"shard": number, "step": order.step, "digest": shard.step_digest(touched)}

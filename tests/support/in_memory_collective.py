@@ -17,9 +17,9 @@ from gbactl.collective.base import (
     Moved,
     Vector,
     as_array,
+    ignore_bytes,
     ring_share,
     sum_in_rank_order,
-    uncounted,
 )
 from gbactl.errors import ClusterError
 
@@ -140,7 +140,7 @@ class MemoryCollective(FaultTolerantCollective):
     def __init__(self, group: MemoryGroup, rank: int) -> None:
         self.group, self.rank, self.size = group, rank, group.size
         self.wanted: Callable[[], bool] = lambda: False
-        self.moved: Moved = uncounted
+        self.moved: Moved = ignore_bytes
         self._rounds: dict[str, int] = {}
         self._dealt: tuple[int, int | None, int] | None = None
         self._generation = 0
@@ -151,8 +151,8 @@ class MemoryCollective(FaultTolerantCollective):
         """See FaultTolerantCollective.sum_live_ranks."""
         self._dealt, self._spares = None, True
 
-    def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """See FaultTolerantCollective.deal."""
+    def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
+        """See FaultTolerantCollective.assign_summand."""
         self._dealt = (number, part, parts)
 
     def leave_out(self, rank: int) -> None:

@@ -24,7 +24,7 @@ from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.channel_interface import Hub
 from gbactl.wire.frames import CLOSED
 from gbactl.wire.messages import Event, Hello, unpack
-from gbactl.wire.reliable import exposed
+from gbactl.wire.reliable import with_message_faults
 from tests.support.in_memory import MemoryHub
 from tests.support.in_memory_collective import MemoryGroup
 
@@ -72,7 +72,7 @@ def run_in_memory(
     plan = cfg.fault_plan()
 
     def open_hub(peer: Peer) -> Hub:
-        return exposed(MemoryHub(network, peer), peer, plan)
+        return with_message_faults(MemoryHub(network, peer), peer, plan)
 
     def joined(me: Peer) -> Hub:
         return wrapped_hub(Node(network, me, failed), cfg, me)

@@ -31,8 +31,8 @@ def test_cores_are_shared_only_where_each_gets_as_many_workers() -> None:
 def test_without_a_place_a_worker_computes_at_any_time() -> None:
     free = core_slots(None)
     assert isinstance(free, UnsharedCore)
-    free.settle()
-    with free.mine():
+    free.pin_thread()
+    with free.time_slot():
         pass
 
 
@@ -46,7 +46,7 @@ def test_one_at_a_time_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def work(me: int, turn: CoreSlots) -> None:
         nonlocal inside
-        with turn.mine():
+        with turn.time_slot():
             inside += 1
             assert inside == 1
             time.sleep(0.0005)
@@ -56,7 +56,7 @@ def test_one_at_a_time_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     with open_board(1) as board:
         joined = [core_slots(CoreAssignment(board.fileno(), 0, core)) for _ in range(21)]
         threads = [threading.Thread(target=work, args=(i, turn)) for i, turn in enumerate(joined)]
-        with joined[-1].mine():
+        with joined[-1].time_slot():
             for number, thread in enumerate(threads[:-1], start=2):
                 thread.start()
                 wait_for(lambda taken=number: os.pread(board.fileno(), 4, 0) == taken.to_bytes(4, sys.byteorder))
@@ -69,7 +69,7 @@ HOLD = """
 import sys, time
 from gbactl.cpu import CoreAssignment
 from gbactl.kernels.native import core_slots
-with core_slots(CoreAssignment(int(sys.argv[1]), 0, 0)).mine():
+with core_slots(CoreAssignment(int(sys.argv[1]), 0, 0)).time_slot():
     print(1, flush=True)
     time.sleep(600)
 """
@@ -86,12 +86,12 @@ def test_a_dead_holder_is_passed_by_once(monkeypatch: pytest.MonkeyPatch) -> Non
             holder.kill()
         mine = core_slots(CoreAssignment(board.fileno(), 0, 0))
         began = time.monotonic()
-        with mine.mine():
+        with mine.time_slot():
             waited = time.monotonic() - began
         assert waited >= 0.1
         began = time.monotonic()
         for _ in range(50):
-            with mine.mine():
+            with mine.time_slot():
                 pass
         assert time.monotonic() - began < 50 * 0.1
 
@@ -102,10 +102,10 @@ def test_a_late_end_of_a_turn_that_was_passed_by_changes_nothing(monkeypatch: py
     monkeypatch.setattr(cpu, "PATIENCE_MS", 50)
     with open_board(1) as board:
         slow, fast = (core_slots(CoreAssignment(board.fileno(), 0, 0)) for _ in range(2))
-        with slow.mine(), fast.mine():
+        with slow.time_slot(), fast.time_slot():
             pass
         order: list[str] = []
-        with slow.mine():
+        with slow.time_slot():
             thread = threading.Thread(target=lambda: _note(fast, order))
             thread.start()
             time.sleep(0.01)
@@ -115,7 +115,7 @@ def test_a_late_end_of_a_turn_that_was_passed_by_changes_nothing(monkeypatch: py
 
 
 def _note(turn: CoreSlots | UnsharedCore, order: list[str]) -> None:
-    with turn.mine():
+    with turn.time_slot():
         order.append("fast")
 
 

@@ -32,7 +32,7 @@ def test_sweep_removes_what_nobody_holds_and_nothing_else() -> None:
     mine = shared_memory_names.DIRECTORY / shared_memory_names.new()
     strange = shared_memory_names.DIRECTORY / f"gbactl-{dead.pid}-not-ours"
     mine.mkdir()
-    held = shared_memory_names.held(mine)
+    held = shared_memory_names.open_locked(mine)
     strange.write_bytes(b"x")
     try:
         assert shared_memory_names.sweep() >= 2
@@ -101,8 +101,8 @@ def test_a_sweep_that_is_faster_than_the_lock_is_noticed(
 
     monkeypatch.setattr(fcntl, "flock", slow)
     if again:
-        os.close(shared_memory_names.held(path, flags))
+        os.close(shared_memory_names.open_locked(path, flags))
         assert path.exists()
     else:
         with pytest.raises(FileNotFoundError):
-            shared_memory_names.held(path, flags)
+            shared_memory_names.open_locked(path, flags)

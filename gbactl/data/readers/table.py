@@ -19,10 +19,20 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Days, Natural, TableRows, did_you_mean
+from gbactl.data.column_conversion import (
+    day_name,
+    days,
+    ids_of,
+    lists_of,
+    numbers,
+    texts,
+    time_ids,
+    timestamps,
+    weights_of,
+)
 from gbactl.data.dataset import USER, Batch, Jagged, ListField, Progress, Schema, map_arrays
 from gbactl.data.readers.criteo import signed_log
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.table_columns import day_name, days, ids_of, lists_of, moments, numbers, texts, time_ids, weights_of
 from gbactl.data.table_files import Rows, TextForm, columns_of, read_table
 from gbactl.data.table_schema import (
     TIME_FIELDS,
@@ -131,12 +141,12 @@ class Faults:
         self.rows = rows
         self._found: list[tuple[NDArray[np.bool_], str, str]] = []
 
-    def look(self, bad: pl.Series, column: str, told: str) -> None:
+    def record(self, bad: pl.Series, column: str, told: str) -> None:
         """Record the rows in which `bad` is true; `told`: description of a valid cell, for the message."""
         if bad.any():
             self._found.append((bad.to_numpy(), column, told))
 
-    def good(self, file: SourceFile, bad: BadLines) -> Integers | None:
+    def readable_rows(self, file: SourceFile, bad: BadLines) -> Integers | None:
         """Count the unreadable rows; return the places of the others, None for all. Raises DataError past the limit."""
         if not self._found:
             return None
@@ -272,7 +282,7 @@ def _arrays(rows: Rows, file: SourceFile, layout: Layout, bad: BadLines) -> tupl
         ids += [time_ids(moment, part) for part in layout.time_fields]
     lists = Jagged.joined([_list(frame, name, layout, faults) for name in layout.lists]) if layout.lists else None
     batch = Batch(labels, _stacked(numeric, len(frame), np.float32), _stacked(ids, len(frame), np.int32), lists)
-    kept = faults.good(file, bad)
+    kept = faults.readable_rows(file, bad)
     if kept is None:
         return batch, clock
     return batch.take(kept), None if clock is None else clock[kept]
@@ -285,7 +295,7 @@ def _list(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> Jag
     if kind.weights is not None:
         weights, bad = weights_of(frame[kind.weights], column, kind.separator)
         weights = weights[taken]
-        faults.look(pl.Series(bad), kind.weights, f"a weight of at least 0 for each value of {name}")
+        faults.record(pl.Series(bad), kind.weights, f"a weight of at least 0 for each value of {name}")
     return Jagged(1, np.concatenate([[0], np.cumsum(lengths)]), ids_of(values, place, size), weights)
 
 
@@ -308,14 +318,14 @@ def _labels(frame: pl.DataFrame, schema: TableSchema, faults: Faults) -> NDArray
     column, kind = frame[schema.label], schema.of_kind(Label)[schema.label]
     written = texts(column)
     if kind.positive is not None:
-        faults.look(written.is_null(), schema.label, "a label")
+        faults.record(written.is_null(), schema.label, "a label")
         return _bits(written == str(kind.positive))
     number = numbers(written.str.to_lowercase().replace({"true": "1", "false": "0"}))
     if kind.at_least is not None:
-        faults.look(number.is_null(), schema.label, "a number")
+        faults.record(number.is_null(), schema.label, "a number")
         return _bits(number >= kind.at_least)
     wrong = ~((number == 0) | (number == 1)).fill_null(False)
-    faults.look(wrong, schema.label, "0 or 1 (of another label, the schema says positive: or at_least:)")
+    faults.record(wrong, schema.label, "0 or 1 (of another label, the schema says positive: or at_least:)")
     return _bits(number == 1)
 
 
@@ -326,7 +336,7 @@ def _numbers(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> 
     lost = number.is_null() & column.is_not_null()
     if lost.any():  # NaN, and cells of blanks, are missing too
         lost &= ~texts(column).str.to_lowercase().is_in(["nan", ""]).fill_null(True)
-    faults.look(lost | (number.abs() > LARGEST).fill_null(False), name, "a number")
+    faults.record(lost | (number.abs() > LARGEST).fill_null(False), name, "a number")
     values = number.clip(-LARGEST, LARGEST).to_numpy().astype(np.float64)
     if kind.transform == "log1p":
         return signed_log(values)
@@ -337,10 +347,10 @@ def _times(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> tu
     """Return each row's sort key (day or moment), and the moments from which fields such as the hour are made."""
     kind = layout.schema.of_kind(Time)[name]
     by_day = isinstance(kind, Day)
-    clock = (days if by_day else moments)(frame[name], kind.format)
-    moment = moments(frame[name], kind.format) if by_day and kind.fields else clock
+    clock = (days if by_day else timestamps)(frame[name], kind.format)
+    moment = timestamps(frame[name], kind.format) if by_day and kind.fields else clock
     like = f"of the format {kind.format!r}" if kind.format else "such as 2024-12-31 23:59:59 or seconds since 1970"
-    faults.look(clock.is_null(), name, f"a {'day' if by_day else 'time'} {like}")
+    faults.record(clock.is_null(), name, f"a {'day' if by_day else 'time'} {like}")
     return clock.fill_null(0).to_numpy(), moment.fill_null(0).to_numpy()
 
 
@@ -353,9 +363,9 @@ def first_day_transform(numeric: Floats, order: Order, rows: int, layout: Layout
     if not standardized and not layout.bucketized:
         return None
     first = _Day(numeric, order, rows)
-    mean, deviation = first.moments(standardized)
+    mean, deviation = first.means_and_deviations(standardized)
     borders = [
-        first.borders(len(layout.numeric) + place, kind.buckets)
+        first.bucket_borders(len(layout.numeric) + place, kind.buckets)
         for place, kind in enumerate(layout.bucketized.values())
     ]  # fmt: skip
 
@@ -388,14 +398,14 @@ class _Day:
         for low in range(0, self._rows, AT_ONCE):
             yield self._at(np.arange(low, min(low + AT_ONCE, self._rows)), columns)
 
-    def moments(self, columns: list[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def means_and_deviations(self, columns: list[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Compute means and standard deviations of columns without missing values; (0, 1) for an empty column."""
         count = np.maximum(1, sum(np.sum(~np.isnan(chunk), axis=0) for chunk in self._chunks(columns)))
         mean = sum(np.nansum(chunk, axis=0) for chunk in self._chunks(columns)) / count
         square = sum(np.nansum((chunk - mean) ** 2, axis=0) for chunk in self._chunks(columns)) / count
         return mean, np.where(square > 0, np.sqrt(square), 1.0)
 
-    def borders(self, column: int, buckets: int) -> Floats:
+    def bucket_borders(self, column: int, buckets: int) -> Floats:
         """Compute the borders of buckets with equal numbers of rows, from at most SAMPLE rows at equal distances."""
         places = np.linspace(0, self._rows - 1, min(self._rows, SAMPLE)).astype(np.int64)
         values = self._at(places, [column])[:, 0]

@@ -24,11 +24,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Bounds, Natural
+from gbactl.data.column_conversion import ids_of, numbers
 from gbactl.data.dataset import USER, Batch, Jagged, ListField, Pooling, Progress, Schema, map_arrays, positions
 from gbactl.data.readers.criteo import signed_log
 from gbactl.data.readers.table import Faults
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.table_columns import ids_of, numbers
 from gbactl.data.table_files import Rows, TextForm, columns_of, read_table
 from gbactl.data.text_files import BadLines, find
 from gbactl.data.writer import Clock, WrittenArrays, reorder, splits_between, write_all
@@ -70,7 +70,7 @@ def _ids(frame: pl.DataFrame, name: str, faults: Faults, *, needed: bool = False
     """Convert a column of numbers to ids: number + 1, 0 where it is missing."""
     number = numbers(frame[name])
     good = ((number >= 0) & (number <= LARGEST) & (number == number.floor())).fill_null(False)
-    faults.look(~good if needed else ~good & frame[name].is_not_null(), name, f"a whole number from 0 to {LARGEST}")
+    faults.record(~good if needed else ~good & frame[name].is_not_null(), name, f"a whole number from 0 to {LARGEST}")
     found: Integers = number.set(~good, -1.0).cast(pl.Int64).to_numpy() + 1
     return found
 
@@ -86,7 +86,7 @@ class Lookup:
         if len(twice):
             raise DataError(f"{file} has {self._ids[twice[0]] - 1} twice; leave one of its rows out.")
 
-    def of(self, ids: Integers) -> NDArray[np.float64]:
+    def rows_of(self, ids: Integers) -> NDArray[np.float64]:
         """Return the row of each id."""
         at = np.searchsorted(self._ids, ids)
         found: NDArray[np.float64] = self._rows[np.where(self._ids[at] == ids, at, -1)]
@@ -103,7 +103,7 @@ def read_lookup(file: SourceFile, key: str, names: Sequence[str], bad: BadLines,
             _price(rows.frame, faults) if name == "price" else _ids(rows.frame, name, faults).astype(np.float64)
             for name in names
         ]
-        kept = faults.good(file, bad)
+        kept = faults.readable_rows(file, bad)
         every = slice(None) if kept is None else kept
         keys.append(ids[every])
         found.append(np.stack(columns, axis=1)[every])
@@ -114,7 +114,7 @@ def _price(frame: pl.DataFrame, faults: Faults) -> NDArray[np.float64]:
     """Convert the price to log(1 + price), 0 where it is missing."""
     number = numbers(frame["price"])
     good = (number.is_finite() & (number >= 0)).fill_null(False)
-    faults.look(~good & frame["price"].is_not_null(), "price", "a price of at least 0")
+    faults.record(~good & frame["price"].is_not_null(), "price", "a price of at least 0")
     return signed_log(number.set(~good, None).to_numpy().astype(np.float64)).astype(np.float64)
 
 
@@ -126,7 +126,7 @@ def _keys(user_ids: Integers, seconds: Integers) -> Integers:
 
 def _seconds(frame: pl.DataFrame, faults: Faults) -> Integers:
     number = numbers(frame["time_stamp"])
-    faults.look(number.is_null(), "time_stamp", "a time in seconds since 1970")
+    faults.record(number.is_null(), "time_stamp", "a time in seconds since 1970")
     found: Integers = number.fill_null(0.0).clip(0.0, LAST_SECOND).cast(pl.Int64).to_numpy()
     return found
 
@@ -138,7 +138,7 @@ class Behaviour:
         self.keys: Integers = np.memmap(folder / "keys", np.int64, "r")
         self.ids: Ids = np.memmap(folder / "ids", np.int32, "r").reshape(-1, len(BEHAVIOUR))
 
-    def before(self, user_ids: Integers, seconds: Integers, longest: int) -> Jagged:
+    def last_before(self, user_ids: Integers, seconds: Integers, longest: int) -> Jagged:
         """Return the last behaviour of users before given seconds, as one list for each name in BEHAVIOUR."""
         end = np.searchsorted(self.keys, _keys(user_ids, seconds))
         first = np.maximum(np.searchsorted(self.keys, _keys(user_ids, np.zeros_like(seconds))), end - longest)
@@ -148,7 +148,7 @@ class Behaviour:
 
 
 def sort_behaviour(file: SourceFile, folder: Path, largest: Integers, bad: BadLines, progress: Progress) -> Behaviour:
-    """Sort the log of behaviour into files in a folder; update `largest`, the largest ids of the shared fields."""
+    """Sort the log of behaviour by user and time into mapped files; update `largest`, the largest id by field."""
     with ExitStack() as stack:
         parts = [stack.enter_context((folder / f"part{part}").open("wb")) for part in range(PARTS)]
         for chunk in _records(file, bad, progress):
@@ -181,7 +181,7 @@ def _records(file: SourceFile, bad: BadLines, progress: Progress) -> Iterator[ND
         for place, name in enumerate(BEHAVIOUR[:-1]):
             found["ids"][:, place] = _ids(rows.frame, name, faults)
         found["ids"][:, -1] = ids_of(rows.frame[BEHAVIOUR[-1]], len(FIELDS), KINDS)
-        kept = faults.good(file, bad)
+        kept = faults.readable_rows(file, bad)
         yield found if kept is None else found[kept]
 
 
@@ -226,7 +226,7 @@ class Taobao:
                 for rows in _read(sample, (USER, "time_stamp", "adgroup_id", "pid", "clk"), bad, progress):
                     faults = Faults(rows)
                     batch, seconds = _impressions(rows.frame, ads, profiles, faults)
-                    kept = faults.good(sample, bad)
+                    kept = faults.readable_rows(sample, bad)
                     if kept is not None:
                         batch, seconds = batch.take(kept), seconds[kept]
                     np.maximum(largest, batch.ids.max(axis=0, initial=0), out=largest)
@@ -246,7 +246,7 @@ class Taobao:
     def _with_history(self, batch: Batch, seconds: Integers, behaviour: Behaviour | None) -> Batch:
         if behaviour is None:
             return batch
-        history = behaviour.before(batch.ids[:, 0].astype(np.int64), seconds, self.history_length)
+        history = behaviour.last_before(batch.ids[:, 0].astype(np.int64), seconds, self.history_length)
         return Batch(batch.labels, batch.numeric, batch.ids, history)
 
     def _schema(self, largest: Integers, history: bool) -> Schema:
@@ -262,10 +262,10 @@ class Taobao:
 def _impressions(frame: pl.DataFrame, ads: Lookup, profiles: Lookup, faults: Faults) -> tuple[Batch, Integers]:
     """Join a chunk of impressions with ads and profiles; return also their times."""
     clicks = numbers(frame["clk"])
-    faults.look(~clicks.is_in([0.0, 1.0]).fill_null(False), "clk", "0 or 1")
+    faults.record(~clicks.is_in([0.0, 1.0]).fill_null(False), "clk", "0 or 1")
     users, seconds = _ids(frame, USER, faults, needed=True), _seconds(frame, faults)
     ad_ids = _ids(frame, "adgroup_id", faults)
-    ad, profile = ads.of(ad_ids), profiles.of(users)
+    ad, profile = ads.rows_of(ad_ids), profiles.rows_of(users)
     place = ids_of(frame["pid"], FIELDS.index("pid"), PLACES)
     ids = np.column_stack([users, ad_ids, place, ad[:, :-1], profile]).astype(np.int32)
     labels = (clicks == 1).fill_null(False).to_numpy().astype(np.uint8)

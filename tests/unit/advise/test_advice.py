@@ -40,7 +40,7 @@ def test_the_fastest_mode_with_the_same_auc() -> None:
     found = advice(ASYNC, outcomes("gba", 2300, 0.0001, 0.0005), outcomes("hop_bw", 1500), x1=0.9, x1_2=1.0, x1_3=1.2)
     assert found.mode == found.beside == "gba"
     assert [each.mode for each in found.standings] == ["gba", "hop_bw", "sync", "async"]
-    assert found.of("async").auc == "worse" and found.of("gba").auc == "same"
+    assert found.for_mode("async").auc == "worse" and found.for_mode("gba").auc == "same"
     assert sentence(found, 16, 3, 200, 50) == (
         "Run gba with 16 workers: expect 2.3 times sync's rate and the same AUC (margin 0.0005); up to a 1.2x "
         "slow-down of one worker stay with sync."
@@ -49,7 +49,7 @@ def test_the_fastest_mode_with_the_same_auc() -> None:
 
 def test_a_mode_is_not_named_whose_auc_is_undecided() -> None:
     found = advice(outcomes("gba", 2300, -0.0003, 0.005), outcomes("bsp", 1400, 0, 0.0005), x1=1.4, x4=3.0)
-    assert (found.mode, found.beside, found.of("gba").auc) == ("bsp", "bsp", "undecided")
+    assert (found.mode, found.beside, found.for_mode("gba").auc) == ("bsp", "bsp", "undecided")
     found = advice(outcomes("gba", 2300, -0.0003, 0.005))
     assert (found.mode, found.beside) == ("sync", "")
     assert sentence(found, 4, 3, 200, 50) == (
@@ -61,7 +61,7 @@ def test_a_mode_is_not_named_whose_auc_is_undecided() -> None:
 def test_a_better_auc_does_not_count_where_a_mode_takes_more_steps() -> None:
     ahead = [replace(each, global_step=False) for each in outcomes("async", 2500, 0.01, 0.001)]
     found = advice(ahead)
-    assert (found.mode, found.of("async").auc) == ("sync", "better")
+    assert (found.mode, found.for_mode("async").auc) == ("sync", "better")
     told = sentence(found, 4, 3, 200, 50)
     assert "but its AUC is better only in a short training (0.01000 +-" in told and "for it takes more steps" in told
     assert advice(ahead, outcomes("gba", 2000)).mode == "gba"
@@ -93,7 +93,7 @@ def test_more_seeds_are_for_modes_that_may_turn_out_to_be_worthwhile() -> None:
 def test_modes_with_fewer_seeds_are_compared_over_their_own() -> None:
     few = [each for each in ASYNC if each.seed < 3]
     found = advice(few, outcomes("gba", 2300))
-    assert (found.of("async").group.n, found.of("gba").group.n, found.mode) == (3, SEEDS, "gba")
+    assert (found.for_mode("async").group.n, found.for_mode("gba").group.n, found.mode) == (3, SEEDS, "gba")
     assert any("async: compared with 3 of 5 runs of sync" in note for note in found.report.notes), found.report.notes
 
 
@@ -153,7 +153,7 @@ def test_it_is_rendered_and_plain() -> None:
 
 def test_one_seed_decides_nothing() -> None:
     one = [each for each in (*SYNC, *outcomes("gba", 2300)) if each.seed == 0]
-    assert advice_of(one, None).of("gba").auc == "undecided"
+    assert advice_of(one, None).for_mode("gba").auc == "undecided"
     assert "but its AUC may be worse (0.00000)" in sentence(advice_of(one, None), 4, 3, 200, 50)
 
 

@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from gbactl.advise.data_sample import Sample, sample_of
+from gbactl.advise.sample_splits import Sample, sample_of
 from gbactl.advise.simulation_jobs import (
     FEWEST_SEEDS,
     MOST_SEEDS,
     Outcome,
     Schedule,
     SimulationSeconds,
+    base_checkpoint,
     in_mode,
-    newest,
     on_virtual_cluster,
     predicted_eps,
     result_of,
@@ -60,7 +60,7 @@ def test_a_mode_goes_on_from_the_base(sample: Sample, base: Path, tmp_path: Path
         assert found.result["samples"]["read"] == sample.base + sample.trained
         assert found.result["mode"].partition("@")[0] == ("sync" if mode == "sync" else "sync>gba")
         assert found.eps > 0 and found.took.total > 0 and (tmp_path / mode / "result.json").exists()
-    assert newest(base).is_dir()
+    assert base_checkpoint(base).is_dir()
 
 
 def test_times_do_not_depend_on_gradients(sample: Sample, tmp_path: Path) -> None:

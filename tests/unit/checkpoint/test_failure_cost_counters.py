@@ -22,7 +22,7 @@ from gbactl.checkpoint.failure_cost_counters import (
     by_distribution,
     emulate,
 )
-from gbactl.checkpoint.planning import JobCosts, SaveSchedule, bases, expected_pls, full, partial
+from gbactl.checkpoint.planning import JobCosts, SaveSchedule, bases, expected_pls, full_overhead, partial_overhead
 from gbactl.config import FaultsConfig
 from gbactl.errors import ConfigError
 from gbactl.faults.fault_plan import FaultInjector, FaultPlan
@@ -33,65 +33,65 @@ seconds = st.floats(0.0, 1e6)
 
 def test_it_counts_from_the_last_save() -> None:
     stakes = UnsavedWork.begin(1000, 2)
-    stakes.updates.applied(0, 50)
-    stakes.updates.applied(1, 60)
-    stakes.saved(4, 100, dict(enumerate(stakes.updates.unsaved)))
-    stakes.updates.applied(0, 7)
-    assert stakes.lost(0, 140) == ServerFailureLoss(40, 40 / 2000, 7)
-    assert stakes.lost(0, 140) == ServerFailureLoss(0, 0.0, 0), "what is lost is lost once"
-    assert stakes.missed(0, 10, 3) == ServerFailureLoss(10, 10 / 2000, 3)
+    stakes.updates.count_applied(0, 50)
+    stakes.updates.count_applied(1, 60)
+    stakes.record_save(4, 100, dict(enumerate(stakes.updates.unsaved)))
+    stakes.updates.count_applied(0, 7)
+    assert stakes.count_lost(0, 140) == ServerFailureLoss(40, 40 / 2000, 7)
+    assert stakes.count_lost(0, 140) == ServerFailureLoss(0, 0.0, 0), "what is lost is lost once"
+    assert stakes.count_missed(0, 10, 3) == ServerFailureLoss(10, 10 / 2000, 3)
     assert stakes.pls.total == pytest.approx(50 / 2000) and stakes.updates.total_lost == 10
 
 
 def test_where_the_newest_is_damaged_more_is_lost() -> None:
     stakes = UnsavedWork.begin(1000, 1)
     for step, samples in ((2, 100), (4, 200), (6, None), (8, 300)):
-        stakes.saved(step, samples, {})
-    stakes.lost(0, 330)
-    assert stakes.older(0, 8).samples == 0
-    assert stakes.older(0, 6) == ServerFailureLoss(100, 100 / 1000, 0), (
+        stakes.record_save(step, samples, {})
+    stakes.count_lost(0, 330)
+    assert stakes.count_older(0, 8).samples == 0
+    assert stakes.count_older(0, 6) == ServerFailureLoss(100, 100 / 1000, 0), (
         "PLS counts from the whole one before the chosen rows"
     )
-    assert stakes.older(0, -1).samples == 300
+    assert stakes.count_older(0, -1).samples == 300
 
 
 def test_another_goes_on_with_what_was_told() -> None:
     """As JSON has it; also about what was saved before, which a shard may have to go back to."""
     stakes = UnsavedWork.begin(1000, 2)
-    stakes.updates.applied(0, 50)
-    stakes.updates.applied(1, 60)
-    stakes.saved(4, 100, {0: 40, 1: 60})
-    stakes.saved(8, 300, {})
-    stakes.lost(0, 330)
-    stakes.missed(1, 8, 3)
+    stakes.updates.count_applied(0, 50)
+    stakes.updates.count_applied(1, 60)
+    stakes.record_save(4, 100, {0: 40, 1: 60})
+    stakes.record_save(8, 300, {})
+    stakes.count_lost(0, 330)
+    stakes.count_missed(1, 8, 3)
     other = msgspec.json.decode(msgspec.json.encode(stakes), type=UnsavedWork)
     assert other == stakes and other.pls.total == stakes.pls.total > 0
     assert (other.updates.total, other.updates.total_lost) == (113, 13)
-    assert other.older(0, 4) == stakes.older(0, 4) == ServerFailureLoss(200, 200 / 2000, 0)
-    assert other.lost(1, 340) == stakes.lost(1, 340)
+    assert other.count_older(0, 4) == stakes.count_older(0, 4) == ServerFailureLoss(200, 200 / 2000, 0)
+    assert other.count_lost(1, 340) == stakes.count_lost(1, 340)
 
 
 def test_a_job_that_goes_on_counts_from_there() -> None:
-    assert UnsavedWork.begin(1000, 1, 12, 400).lost(0, 450).samples == 50
+    assert UnsavedWork.begin(1000, 1, 12, 400).count_lost(0, 450).samples == 50
 
 
 def test_what_is_saved_is_not_undone_and_what_is_lost_is_lost_once() -> None:
     counter = UpdateCounter(2)
-    counter.applied(0, 10)
-    counter.applied(1, 7)
+    counter.count_applied(0, 10)
+    counter.count_applied(1, 7)
     at = counter.unsaved
-    counter.applied(0, 5)
+    counter.count_applied(0, 5)
     for shard, updates in enumerate(at):
-        counter.saved(shard, updates)
-    assert counter.lost(0) == 5 and counter.lost(0) == 0
-    counter.missed(0, 3)
+        counter.count_saved(shard, updates)
+    assert counter.count_lost(0) == 5 and counter.count_lost(0) == 0
+    counter.count_missed(0, 3)
     assert (counter.total, counter.total_lost) == (25, 8)
     assert counter.share == 8 / 25 and counter.unsaved == [0, 0]
 
 
 def test_without_updates_nothing_is_lost() -> None:
     counter = UpdateCounter(3)
-    assert counter.lost(1) == 0 and counter.share == 0.0
+    assert counter.count_lost(1) == 0 and counter.share == 0.0
 
 
 @given(
@@ -108,20 +108,20 @@ def test_every_row_is_undone_back_to_its_own_save(events: list[tuple[str, set[in
     for kind, chosen in events:
         index = np.array(sorted(chosen), np.int32)
         if kind == "touch":
-            rows.touched(index)
-            counter.applied(0, len(index))
+            rows.count(index)
+            counter.count_applied(0, len(index))
             since.update({row: since[row] + 1 for row in chosen})
         else:
-            counter.saved(0, rows.saved(None if kind == "all" else index))
+            counter.count_saved(0, rows.reset(None if kind == "all" else index))
             since.update(dict.fromkeys(range(10) if kind == "all" else chosen, 0))
-    assert counter.lost(0) == sum(since.values())
+    assert counter.count_lost(0) == sum(since.values())
 
 
 def test_parts_that_never_came_count_in_the_pls() -> None:
     pls = PlsCounter(1000, 2)
-    pls.saved(100)
-    assert pls.lost(0, 300) == 200 / 2000
-    assert pls.missed(0, 50) == 50 / 2000
+    pls.record_save(100)
+    assert pls.count_lost(0, 300) == 200 / 2000
+    assert pls.count_missed(0, 50) == 50 / 2000
     assert pls.total == 250 / 2000 and pls.of[1] == 0.0
 
 
@@ -130,7 +130,7 @@ def test_each_part_is_charged_as_the_equations_have_it() -> None:
     assert spent.save(COSTS, 0.25) == 2.0
     assert spent.add_partial_recovery(COSTS) == 3.0
     assert spent.add_full_recovery(COSTS, again=10.0, samples=70) == 6.0
-    told = spent.told(121.0)
+    told = spent.to_result(121.0)
     assert told["job_seconds"] == 100.0
     assert [told[part] for part in PARTS] == pytest.approx([0.02, 0.05, 0.04, 0.1])
     assert told["total"] == pytest.approx(0.21)
@@ -148,14 +148,14 @@ def test_the_parts_are_the_whole(events: list[tuple[str, float]], job: float) ->
             clock += spent.add_partial_recovery(COSTS)
         else:
             clock += value + spent.add_full_recovery(COSTS, value, 1)
-    told = spent.told(clock)
+    told = spent.to_result(clock)
     assert told["job_seconds"] == pytest.approx(job, abs=1e-6 * (1 + clock))
     assert told["total"] == pytest.approx(sum(told[part] for part in PARTS))
     assert told["went_back_alone"] + told["everybody_went_back"] == sum(kind != "save" for kind, _ in events)
 
 
 def test_a_job_of_no_time_has_no_shares() -> None:
-    assert CostSeconds().told(0.0)["total"] == 0.0
+    assert CostSeconds().to_result(0.0)["total"] == 0.0
 
 
 EMULATED = JobCosts(job=100.0, between_failures=50.0, servers=4, save=2.0, load=4.0, reschedule=1.0)
@@ -223,11 +223,13 @@ def test_the_equations_hold_over_many_failures(distribution: str) -> None:
     costs = JobCosts(3000 * 1000.0, 1000.0, 8, 0.5, 3.0, 1.0)
     part = emulate(costs, whole(200.0), "partial", 1, distribution)
     assert part.pls == pytest.approx(expected_pls(costs, 200.0), rel=0.05)
-    assert part.overhead == pytest.approx(partial(costs, 200.0) / costs.job, rel=0.05)
+    assert part.overhead == pytest.approx(partial_overhead(costs, 200.0) / costs.job, rel=0.05)
     chosen = emulate(costs, SaveSchedule(4, 200.0, None, 2), "partial", 1, distribution)
-    assert chosen.overhead == pytest.approx((partial(costs, 200.0) + bases(costs, 200.0, 4, 2)) / costs.job, rel=0.05)
+    assert chosen.overhead == pytest.approx(
+        (partial_overhead(costs, 200.0) + bases(costs, 200.0, 4, 2)) / costs.job, rel=0.05
+    )
     everybody = emulate(costs, whole(50.0), "full", 1, distribution)
-    assert everybody.overhead == pytest.approx(full(costs, 50.0) / costs.job, rel=0.05)
+    assert everybody.overhead == pytest.approx(full_overhead(costs, 50.0) / costs.job, rel=0.05)
 
 
 def test_a_distribution_that_is_not_known() -> None:

@@ -18,10 +18,10 @@ from gbactl.checkpoint.planning import (
     estimate,
     estimate_of,
     expected_pls,
-    full,
+    full_overhead,
     interval_for,
     job_named,
-    partial,
+    partial_overhead,
     save_schedule_of,
 )
 from gbactl.config import CheckpointConfig
@@ -36,8 +36,10 @@ costs = st.builds(JobCosts, times, times, st.integers(1, 100), times, times, tim
 def test_the_reference_setting() -> None:
     best = best_full_interval(REFERENCE)
     assert best / HOUR == pytest.approx(2.24, abs=0.01)
-    assert 100 * full(REFERENCE, best) / REFERENCE.job == pytest.approx(8.20, abs=0.005)
-    assert 100 * partial(REFERENCE, interval_for(REFERENCE, 0.035)) / REFERENCE.job == pytest.approx(0.65, abs=0.005)
+    assert 100 * full_overhead(REFERENCE, best) / REFERENCE.job == pytest.approx(8.20, abs=0.005)
+    assert 100 * partial_overhead(REFERENCE, interval_for(REFERENCE, 0.035)) / REFERENCE.job == pytest.approx(
+        0.65, abs=0.005
+    )
 
 
 def test_the_default_configuration_is_the_reference_setting() -> None:
@@ -50,7 +52,7 @@ def test_the_default_configuration_is_the_reference_setting() -> None:
 @given(costs, st.floats(0.1, 10.0))
 def test_no_interval_is_better_than_the_best(some: JobCosts, factor: float) -> None:
     best = best_full_interval(some)
-    assert full(some, best) <= full(some, best * factor) * (1 + 1e-12)
+    assert full_overhead(some, best) <= full_overhead(some, best * factor) * (1 + 1e-12)
 
 
 @given(costs, st.floats(1e-6, 0.999))
@@ -61,7 +63,7 @@ def test_an_interval_from_a_target_is_expected_to_lose_that_much(some: JobCosts,
 @given(costs, times)
 def test_partial_is_cheaper_than_full_at_the_same_interval(some: JobCosts, interval: float) -> None:
     """It loads a part and computes nothing again."""
-    assert partial(some, interval) < full(some, interval)
+    assert partial_overhead(some, interval) < full_overhead(some, interval)
 
 
 def test_full_recovery_where_partial_does_not_pay() -> None:
@@ -82,8 +84,8 @@ def test_half_the_bytes_cost_half_of_a_save() -> None:
 def test_an_interval_that_is_set_is_taken() -> None:
     found = estimate_of(CheckpointConfig("cpr", interval_seconds=600.0), 8)
     assert found.interval == 600.0 and found.expected_pls == expected_pls(REFERENCE, 600.0)
-    assert found.partial_overhead == partial(REFERENCE, 600.0) / REFERENCE.job
-    assert found.full_overhead == full(REFERENCE, 600.0) / REFERENCE.job
+    assert found.partial_overhead == partial_overhead(REFERENCE, 600.0) / REFERENCE.job
+    assert found.full_overhead == full_overhead(REFERENCE, 600.0) / REFERENCE.job
     assert "every 600 s (expected overhead: partial" in found.sentence()
 
 
@@ -123,8 +125,8 @@ def test_costs_that_cannot_be(wrong: dict[str, float]) -> None:
 def test_a_rhythm_of_chosen_rows() -> None:
     kinds = [SaveSchedule(4, 100.0, None, 2).kind(number) for number in range(1, 10)]
     assert kinds == ["chosen", "chosen", "chosen", "rest", "chosen", "chosen", "chosen", "whole", "chosen"]
-    assert SaveSchedule(4, 100.0, 40, 2).step_gap == 10
-    assert SaveSchedule(4, 100.0, None, 2).gap == 25.0
+    assert SaveSchedule(4, 100.0, 40, 2).steps_between == 10
+    assert SaveSchedule(4, 100.0, None, 2).seconds_between == 25.0
 
 
 def test_without_priorities_every_save_is_whole() -> None:
@@ -136,12 +138,12 @@ def test_without_priorities_every_save_is_whole() -> None:
 
 def test_lost_samples_are_counted_since_the_last_checkpoint_and_once() -> None:
     pls = PlsCounter(samples=1000, shards=4)
-    assert pls.lost(0, 100) == pytest.approx(100 / 4000)
-    pls.saved(300)
-    assert pls.lost(1, 500) == pytest.approx(200 / 4000)
-    assert pls.lost(1, 500) == 0.0
-    assert pls.lost(1, 600) == pytest.approx(100 / 4000)
-    pls.saved(400)  # an older one that took longer
-    assert pls.lost(1, 600) == 0.0
+    assert pls.count_lost(0, 100) == pytest.approx(100 / 4000)
+    pls.record_save(300)
+    assert pls.count_lost(1, 500) == pytest.approx(200 / 4000)
+    assert pls.count_lost(1, 500) == 0.0
+    assert pls.count_lost(1, 600) == pytest.approx(100 / 4000)
+    pls.record_save(400)  # an older one that took longer
+    assert pls.count_lost(1, 600) == 0.0
     assert pls.total == pytest.approx(400 / 4000)
     assert pls.of == pytest.approx([0.025, 0.075, 0.0, 0.0])

@@ -28,7 +28,7 @@ def ints(rows: list[int]) -> np.ndarray:
 def test_mfu_saves_those_used_most_and_clears_them(steps: list[list[int]], count: int) -> None:
     order, table = Mfu(ROWS, SPANS), np.zeros((ROWS, 2), np.float32)
     for rows in steps:
-        order.touched(ints(rows))
+        order.count_updates(ints(rows))
     uses = Counter(row for rows in steps for row in rows if row in INSIDE)
     chosen = order.choose(count, table).tolist()
     assert chosen == sorted(set(chosen)) and len(chosen) == min(count, len(uses))
@@ -61,7 +61,7 @@ def test_ssu_holds_a_sample_of_what_was_used(steps: list[list[int]], room: int, 
     second: set[int] = set()
     for rows in steps:
         for order in orders:
-            order.touched(ints(rows))
+            order.count_updates(ints(rows))
         second |= {row for place, row in enumerate(rows, seen) if place % 2 == 0 and row in INSIDE}
         seen += len(rows)
     assert len(orders[0]) == min(room, len(second)) or len(second) > room
@@ -76,12 +76,12 @@ def test_ssu_holds_a_sample_of_what_was_used(steps: list[list[int]], room: int, 
 def test_a_full_set_of_ssu_lets_new_rows_in_and_stays_full() -> None:
     order = Ssu(1000, [(0, 1000)], 10, 0)
     for low in range(0, 1000, 100):
-        order.touched(np.arange(low, low + 100, dtype=np.int32))
+        order.count_updates(np.arange(low, low + 100, dtype=np.int32))
     assert len(order) == 10
     chosen = order.choose(10, np.zeros((1000, 1), np.float32))
     assert len(set(chosen.tolist())) == 10
     assert chosen.max() >= 500, "those that came first cannot all have stayed"
-    order.touched(chosen)
+    order.count_updates(chosen)
     assert len(order) == 5, "it is open again for what was in it"
 
 
@@ -90,8 +90,8 @@ def test_a_whole_save_forgets_what_was_noted(name: str) -> None:
     table = np.zeros((ROWS, 2), np.float32)
     order = row_priority.make(name, table, SPANS, 0.5, 0)
     table[2:8] += 1
-    order.touched(np.arange(2, 8, dtype=np.int32))
-    order.saved(table)
+    order.count_updates(np.arange(2, 8, dtype=np.int32))
+    order.record_save(table)
     assert len(order.choose(ROWS, table)) == 0
     assert order.nbytes > 0
 
@@ -100,7 +100,7 @@ def test_a_whole_save_forgets_what_was_noted(name: str) -> None:
 def test_a_shard_without_large_tables_chooses_nothing(name: str) -> None:
     table = np.zeros((3, 2), np.float32)
     order = row_priority.make(name, table, [], 0.5, 0)
-    order.touched(ints([0, 1]))
+    order.count_updates(ints([0, 1]))
     assert len(order.choose(3, table)) == 0
 
 

@@ -68,7 +68,7 @@ def total(number: int, parts: int) -> bytes:
 
 def put(rank: Any, number: int, position: int | None, parts: int) -> tuple[Any, np.ndarray]:
     buffer = np.zeros(N, np.float32) if position is None else part(number, position)
-    rank.deal(number, position, parts, number)
+    rank.assign_summand(number, position, parts, number)
     return rank.start("d", buffer), buffer
 
 

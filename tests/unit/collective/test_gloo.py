@@ -20,11 +20,11 @@ extern "C" void in_thread(void (*fails)()) { std::thread(fails).detach(); }
 """
 BODY = """
 import ctypes, logging, sys, time
-from gbactl.collective.gloo import outlive
+from gbactl.collective.gloo import survive_thread_errors
 logging.basicConfig()
 library = ctypes.CDLL(sys.argv[1])
-outlive()
-outlive()
+survive_thread_errors()
+survive_thread_errors()
 {call}
 time.sleep(0.5)
 print("alive")

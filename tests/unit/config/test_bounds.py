@@ -15,7 +15,7 @@ from gbactl.config import RunConfig, from_dict
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepared_data import make_source, options_class, prepare
 from gbactl.errors import ConfigError, DivergedError
-from gbactl.faults.fault_kinds import KINDS, typed
+from gbactl.faults.fault_kinds import KINDS, typed_name
 from gbactl.policies.policy import names, policy_class
 from gbactl.simulation.cluster import run_virtual
 from gbactl.switching.switch_schedule import UNITS
@@ -181,7 +181,10 @@ def test_a_number_is_refused_by_name_or_means_something(case: Case) -> None:
 def test_every_numeric_key_of_a_fault_is_tried() -> None:
     tried = {(plan["kind"], key) for plan in PLANS for key in plan}
     for kind, cls in KINDS.items():
-        assert {(kind, typed(str(path[0]))) for path in _paths(cls)} <= tried | {(kind, "workers"), (kind, "servers")}
+        assert {(kind, typed_name(str(path[0]))) for path in _paths(cls)} <= tried | {
+            (kind, "workers"),
+            (kind, "servers"),
+        }
 
 
 @pytest.fixture(scope="module")

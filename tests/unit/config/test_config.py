@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gbactl.config import RunConfig, check, flatten, from_dict, to_dict
-from gbactl.config.run_config import acting, when
+from gbactl.config.run_config import effective_keys, when_effective
 from gbactl.config.validation import check_transport
 from gbactl.errors import ConfigError
 
@@ -205,12 +205,15 @@ def test_what_no_encryption_reaches_is_refused_between_hosts(collective: str) ->
 
 def test_keys_that_do_not_act_are_left_out() -> None:
     whole = to_dict(RunConfig())
-    found = acting(whole)
+    found = effective_keys(whole)
     assert found["checkpoint"] == {"name": "none"} and found["cost"] == {"name": "laptop"}
     assert "hosts" not in found["cluster"] and "every" not in found["switch"] and found["optim"] == whole["optim"]
     used = {"cluster": {"name": "virtual", "workers": 2}, "checkpoint": {"name": "full"}, "switch": {"name": "auto"}}
     config = to_dict(from_dict(used))
-    assert acting(config)["cost"] == config["cost"] and acting(config)["checkpoint"] == config["checkpoint"]
-    assert "every" in acting(config)["switch"]
-    assert when("seed") == when("cost.name") == "in every run"
-    assert when("cluster.ssh") == "with a cluster= of several hosts"
+    assert (
+        effective_keys(config)["cost"] == config["cost"]
+        and effective_keys(config)["checkpoint"] == config["checkpoint"]
+    )
+    assert "every" in effective_keys(config)["switch"]
+    assert when_effective("seed") == when_effective("cost.name") == "in every run"
+    assert when_effective("cluster.ssh") == "with a cluster= of several hosts"

@@ -16,7 +16,7 @@ from gbactl.checkpoint.publishing import ReplicaMean
 from gbactl.checkpoint.restore import dense_state
 from gbactl.config import CheckpointConfig, RunConfig, mode_values
 from gbactl.coordinator.checkpointing import Checkpointing
-from gbactl.coordinator.run_record import RunSummary
+from gbactl.coordinator.run_summary import RunSummary
 from gbactl.coordinator.state import JobPosition, RunState
 from gbactl.data.dataset import Schema
 from gbactl.errors import CheckpointError, DivergedError
@@ -42,18 +42,18 @@ class Cluster:
         self.cfg.mode.name = mode
         self.cfg.cluster.name = "virtual"  # the manifest is written within the call
         self.run_dir, self.current, self.time, self.step = run_dir, self.cfg, 0.0, 0
-        self.home, self.savable, self.server_losses = self.cfg.home, True, 0
+        self.home, self.can_save, self.server_losses = self.cfg.home, True, 0
         self.hub = SimpleNamespace(now=lambda: self.time)
         schema = Schema(0, (11,))
         self.dataset = SimpleNamespace(schema=schema, meta={}, fingerprint="data")
         self.record, self.state = RunSummary(self.hub.now), RunState()
         self.nodes = {role: {0: Channel(), 1: Channel()} for role in ("server", "worker")}
-        self.members = SimpleNamespace(of=lambda role: self.nodes[role], tell=self._tell, settled=True)
+        self.members = SimpleNamespace(channels_of=lambda role: self.nodes[role], send_to_all=self._tell, settled=True)
         self.events: list[dict[str, Any]] = []
         self.evaluation, self.training, self.taking_over = None, None, False
         self.failures = SimpleNamespace(cost=lambda process, loss: None)
         self.log = SimpleNamespace(flush=lambda: None)
-        self.log_note = self.save_times = self.tell_progress = lambda: None
+        self.log_note = self.save_times = self.send_progress = lambda: None
         self.trainers, self.centred = list[int](), False
         self.cuts = Checkpointing(self, self._gathering)  # type: ignore[arg-type]
         self.cuts.begin(1000)
@@ -70,7 +70,7 @@ class Cluster:
         for channel in self.nodes[role].values():
             channel.send(message)
 
-    def tell(self, name: str, fields: dict[str, Any]) -> None:
+    def send_event(self, name: str, fields: dict[str, Any]) -> None:
         self.events.append(fields)
 
     def saves(self) -> list[Save]:
@@ -78,7 +78,7 @@ class Cluster:
 
     def answer(self, number: int, *shards: int, error: str = "", finite: bool = True) -> None:
         for shard in shards:
-            self.cuts.saved(Saved(shard, number, 10, 3, {}, 0.1, error, finite=finite))
+            self.cuts.on_saved(Saved(shard, number, 10, 3, {}, 0.1, error, finite=finite))
 
 
 def names(run_dir: Path) -> list[str]:
@@ -102,11 +102,11 @@ def test_a_checkpoint_exists_when_every_server_has_told(tmp_path: Path) -> None:
 def test_nothing_is_saved_between_a_loss_and_everybodys_going_back(tmp_path: Path) -> None:
     """A server that has come back is older than the others until then."""
     cluster = Cluster(tmp_path, "gba")
-    cluster.savable = False
+    cluster.can_save = False
     for step in (1, 2, 3, 4):
         cluster.phase.ordered(step)
     assert cluster.saves() == []
-    cluster.savable = True
+    cluster.can_save = True
     cluster.phase.ordered(6)
     assert [save.step for save in cluster.saves()] == [6]
 
@@ -145,7 +145,7 @@ def test_in_sync_a_worker_is_asked_behind_its_batch_of_that_step(tmp_path: Path)
     assert [save[:2] for save in cluster.saves()] == [(1, 2)]
     cluster.answer(1, 0, 1)
     assert names(tmp_path) == []
-    cluster.cuts.dense(DenseSaved(1, 2, 3), np.zeros(9, np.float32))
+    cluster.cuts.on_dense(DenseSaved(1, 2, 3), np.zeros(9, np.float32))
     assert names(tmp_path) == ["cut-000001"]
     assert (tmp_path / "checkpoints" / "cut-000001" / "dense.safetensors").exists()
 
@@ -157,11 +157,11 @@ def test_the_next_one_is_tried_where_the_worker_that_was_asked_dies(tmp_path: Pa
     if opened:
         cluster.phase.ordered(2)
         cluster.answer(1, 0, 1)
-    cluster.cuts.worker_lost(1)
+    cluster.cuts.on_worker_failure(1)
     cluster.phase.granted(0, 3)
     assert len(cluster.nodes["worker"][0].sent) == 1, "it waits for the one"
     del cluster.nodes["worker"][0]
-    cluster.cuts.worker_lost(0)
+    cluster.cuts.on_worker_failure(0)
     assert list((tmp_path / "checkpoints").glob("*")) == []
     cluster.phase.granted(1, 3)
     assert cluster.nodes["worker"][1].sent == [SaveDense(2, 4)]
@@ -187,7 +187,7 @@ def test_one_that_is_not_finite_never_exists_nor_removes_another(tmp_path: Path,
     cluster.trainers = [0]
     for step, value in ((2, 1.0), (4, np.nan if of == "dense" else 1.0)):
         cluster.phase.ordered(step)
-        cluster.cuts.dense(DenseSaved(step // 2, step, 3), replica(value), 0)
+        cluster.cuts.on_dense(DenseSaved(step // 2, step, 3), replica(value), 0)
         if value == value and step == 2:
             cluster.answer(1, 0, 1)
     assert names(tmp_path) == ["cut-000001"]
@@ -237,8 +237,8 @@ def test_a_lost_server_ends_the_checkpoint_and_counts_what_was_lost(tmp_path: Pa
     cluster.answer(1, 0, 1)
     cluster.phase.ordered(2)
     cluster.answer(2, 0)
-    cluster.cuts.server_gone(1)
-    assert cluster.cuts.unsaved.lost(1, 500).pls == pytest.approx(500 / (2 * 1000))
+    cluster.cuts.on_server_failure(1)
+    assert cluster.cuts.unsaved.count_lost(1, 500).pls == pytest.approx(500 / (2 * 1000))
     assert names(tmp_path) == ["cut-000001"] and cluster.events[-1]["state"] == "failed"
     cluster.phase.ordered(3)
     assert cluster.saves()[-1].kind == "whole"
@@ -260,12 +260,12 @@ def test_a_dense_part_that_is_not_there_ends_the_checkpoint(tmp_path: Path) -> N
     cluster = Cluster(tmp_path, "sync")
     cluster.phase.granted(0, 1)
     cluster.phase.ordered(2)
-    cluster.cuts.dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32))
+    cluster.cuts.on_dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32))
     assert cluster.events[-1]["state"] == "failed"
     cluster.phase.granted(0, 3)
-    cluster.cuts.dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32))  # of the one before
+    cluster.cuts.on_dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32))  # of the one before
     cluster.phase.ordered(4)
-    cluster.cuts.dense(DenseSaved(2, 4, 3), np.zeros(9, np.float32))
+    cluster.cuts.on_dense(DenseSaved(2, 4, 3), np.zeros(9, np.float32))
     cluster.answer(2, 0, 1)
     assert names(tmp_path) == ["cut-000002"]
 
@@ -286,11 +286,11 @@ def test_trainers_are_all_asked_and_their_mean_is_saved(tmp_path: Path) -> None:
     cluster = trainers(tmp_path)
     assert [cluster.nodes["worker"][worker].sent for worker in (0, 1)] == [[SaveReplica(1)]] * 2
     assert cluster.saves() == [Save(1, 2, "cut-000001", "whole", False, cluster.saves()[0].pace)]
-    cluster.cuts.dense(DenseSaved(1, 7, 3), replica(1.0), 0)
-    cluster.cuts.dense(DenseSaved(1, 7, 3), replica(9.0), 0)  # twice counts once
+    cluster.cuts.on_dense(DenseSaved(1, 7, 3), replica(1.0), 0)
+    cluster.cuts.on_dense(DenseSaved(1, 7, 3), replica(9.0), 0)  # twice counts once
     cluster.answer(1, 0, 1)
     assert names(tmp_path) == [], "the other trainer has not told yet"
-    cluster.cuts.dense(DenseSaved(1, 9, 3), replica(2.0), 1)
+    cluster.cuts.on_dense(DenseSaved(1, 9, 3), replica(2.0), 1)
     state = dense_state(CheckpointFolder(tmp_path / "checkpoints").chain("cut-000001"))
     assert state["value"].tolist() == [1.5] * 3 and state["step"].tolist() == [9]
     assert sorted(values[0] for name, values in state.items() if name.startswith("moment.")) == [15.0, 150.0]
@@ -299,8 +299,8 @@ def test_trainers_are_all_asked_and_their_mean_is_saved(tmp_path: Path) -> None:
 def test_of_a_centre_trainers_tell_the_optimizers_state_alone(tmp_path: Path) -> None:
     cluster = trainers(tmp_path, "shadow_easgd")
     assert cluster.saves()[0].dense, "the servers save their slices"
-    cluster.cuts.dense(DenseSaved(1, 7, 3), replica(1.0), 0)
-    cluster.cuts.dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32), 1)  # has not begun yet
+    cluster.cuts.on_dense(DenseSaved(1, 7, 3), replica(1.0), 0)
+    cluster.cuts.on_dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32), 1)  # has not begun yet
     cluster.answer(1, 0, 1)
     [entry] = [
         each for each in CheckpointFolder(tmp_path / "checkpoints").chain("cut-000001").last.files if each.shard < 0
@@ -311,18 +311,18 @@ def test_of_a_centre_trainers_tell_the_optimizers_state_alone(tmp_path: Path) ->
 def test_a_trainer_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
     cluster = trainers(tmp_path)
     cluster.answer(1, 0, 1)
-    cluster.cuts.dense(DenseSaved(1, 7, 3), replica(1.0), 0)
-    cluster.cuts.worker_lost(1)
+    cluster.cuts.on_dense(DenseSaved(1, 7, 3), replica(1.0), 0)
+    cluster.cuts.on_worker_failure(1)
     assert names(tmp_path) == ["cut-000001"]
 
 
 def test_without_any_replica_there_is_no_checkpoint(tmp_path: Path) -> None:
     cluster = trainers(tmp_path)
-    cluster.cuts.worker_lost(0)
-    cluster.cuts.dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32), 1)
+    cluster.cuts.on_worker_failure(0)
+    cluster.cuts.on_dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32), 1)
     cluster.answer(1, 0, 1)
     assert names(tmp_path) == [] and cluster.events[-1]["why"] == "no trainer has a replica"
-    cluster.cuts.dense(DenseSaved(1, 7, 3), replica(1.0), 0)
+    cluster.cuts.on_dense(DenseSaved(1, 7, 3), replica(1.0), 0)
     cluster.phase.ordered(4)
     assert cluster.saves()[-1].number == 2, "the next one tries again"
 
@@ -344,7 +344,7 @@ def test_a_run_that_is_stopped_is_saved_at_its_next_step_at_full_pace(tmp_path: 
     assert (save.step, save.kind, save.pace) == (5, "whole", 0.0)
     cluster.answer(save.number, 0, 1)
     if mode == "sync":
-        cluster.cuts.dense(DenseSaved(save.number, 5, 1), np.zeros(3, np.float32))
+        cluster.cuts.on_dense(DenseSaved(save.number, 5, 1), np.zeros(3, np.float32))
     told = cluster.events[-1]
     assert (told["state"], told["name"], told["step"]) == ("saved", save.name, 5)
     assert names(tmp_path) == [save.name]
@@ -358,7 +358,7 @@ def test_a_run_that_ends_waits_for_the_checkpoint_of_a_stop_and_begins_no_other(
     cluster = Cluster(tmp_path, "gba", name="none")
     cluster.cuts.stop(30.0)
     cluster.evaluation, cluster.untrained = object(), ()
-    cluster.cuts.look()
+    cluster.cuts.poll()
     cluster.evaluation = None
     end = cluster.cuts.end_stop()
     wait = next(end)
@@ -385,6 +385,6 @@ def test_a_stop_is_answered_in_any_case(tmp_path: Path) -> None:
     cluster.answer(1, 1, error="S1.safetensors could not be written (No space left on device).")
     assert cluster.events.pop()["why"] == "S1.safetensors could not be written (No space left on device)"
     cluster.cuts.stop(0.0)
-    cluster.cuts.look()
+    cluster.cuts.poll()
     assert cluster.events.pop()["why"] == "it took longer than cluster.stop_seconds=0"
     assert cluster.events == [] and names(tmp_path) == []

@@ -15,7 +15,7 @@ from gbactl.coordinator import event_log, run_context
 from gbactl.coordinator.event_log import InfoRecord
 from gbactl.coordinator.failure_recovery import FATES
 from gbactl.coordinator.run_context import RunContext
-from gbactl.coordinator.state import OVER, FailureRecords, JournalState, kept
+from gbactl.coordinator.state import OVER, FailureRecords, JournalState, writes_journal
 from gbactl.replay.replay_run import replay, sentence
 from gbactl.wire.messages import Barrier, BeginPhase, DropSlice, Event, Fence, Granted, OrderStep
 from gbactl.worker.client import WorkerClient
@@ -253,7 +253,7 @@ def test_what_one_has_logged_of_failures_another_does_not_log_again(
 ) -> None:
     """It dies when all is in the log but its end."""
     DyingWorker(monkeypatch, 1, 4, "before")
-    plain, deaths = RunContext.tell, list[str]()
+    plain, deaths = RunContext.send_event, list[str]()
 
     def event(this: Any, name: str, fields: dict[str, Any]) -> None:
         if name == "result" and not deaths:
@@ -261,7 +261,7 @@ def test_what_one_has_logged_of_failures_another_does_not_log_again(
             raise Killed
         plain(this, name, fields)
 
-    monkeypatch.setattr(RunContext, "tell", event)
+    monkeypatch.setattr(RunContext, "send_event", event)
     cfg = config("gba", data)
     cfg.cluster.lost_worker = "continue"
     result = go(cfg, tmp_path)
@@ -298,14 +298,14 @@ def test_what_a_plan_did_is_not_done_again(
 ) -> None:
     cfg, told = config("gba", data), list[Event]()
     cfg.faults = FaultsConfig(plans=[{"kind": "kill", "coordinator": True, "step": 4}])
-    plain = RunContext.tell
+    plain = RunContext.send_event
 
     def event(this: Any, name: str, fields: dict[str, Any]) -> None:
         plain(this, name, fields)
         if name == "inject":
             raise Killed
 
-    monkeypatch.setattr(RunContext, "tell", event)
+    monkeypatch.setattr(RunContext, "send_event", event)
     result = go(cfg, tmp_path, told=told)
     assert [event.fields["process"] for event in told if event.name == "inject"] == ["C"]
     [failed] = result["recovery"]
@@ -320,7 +320,7 @@ def test_the_journal_is_kept_where_another_can_go_on(data: dict[str, Any]) -> No
     virtual.cluster = ClusterConfig(name="virtual")
     sync, replicas = RunConfig(), config("gba", data)
     replicas.mode = ModeConfig("shadow_easgd")
-    assert [kept(cfg) for cfg in (gba, sync, replicas, ended, virtual)] == [True, True, True, False, False]
+    assert [writes_journal(cfg) for cfg in (gba, sync, replicas, ended, virtual)] == [True, True, True, False, False]
 
 
 def test_a_run_without_a_death_leaves_a_journal_that_is_over(data: dict[str, Any], tmp_path: Path) -> None:

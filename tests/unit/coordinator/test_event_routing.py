@@ -62,7 +62,7 @@ class Cluster:
         self.run.members.settled = True
         self.run.phase_number = 1
         self.run.log.info = self._logged  # type: ignore[method-assign]
-        self.run.tell = self._told  # type: ignore[method-assign]
+        self.run.send_event = self._told  # type: ignore[method-assign]
 
     def _logged(self, kind: int, fields: dict[str, Any]) -> None:
         self.out.append(("log", {key: fields[key] for key in ("shard", "state") if key in fields}))
@@ -77,7 +77,7 @@ class Cluster:
         self.run.training = LivePhase(1, phase, self.run.members, self.run.log, self.run.waiting, self.run.hub.now)
         self.core.checkpoints.watch(self.run.training)
         for worker in (0, 1):
-            self.run.take(worker)
+            self.run.hand_out(worker)
         self.out.clear()
         return self.run.training
 
@@ -93,15 +93,15 @@ def test_a_lost_server_is_told_of_and_the_next_one_brought_up_before_the_workers
     training = cluster.train()
     run, core = cluster.run, cluster.core
     core.servers.begun = BEGUN
-    core.staged(Staged(1, 0, 1, 0, 0.7, 0.1, 1.0, 0, -1, 3))
+    core.on_staged(Staged(1, 0, 1, 0, 0.7, 0.1, 1.0, 0, -1, 3))
     cluster.lose("server", 1)
-    assert core.server_lost(1) and not run.savable
+    assert core.on_server_lost(1) and not run.can_save
     assert cluster.out == [("log", {"shard": 1, "state": "lost"}), ("launcher", "lost", "S1")]
-    assert training.owed(0) == [0], "its slice has to come to the next server, too"
+    assert training.unannounced(0) == [0], "its slice has to come to the next server, too"
     cluster.out.clear()
     channel = cast(Any, Channel(Peer("server", 1, 1), cluster.out))
     run.members._returning[1] = (channel, "over there")
-    core.server_loaded(channel, CheckpointLoaded(1, -1))
+    core.on_server_loaded(channel, CheckpointLoaded(1, -1))
     assert cluster.out == [
         ("S1", BEGUN),
         ("S1", AdoptVersion(0, [], False)),
@@ -110,47 +110,47 @@ def test_a_lost_server_is_told_of_and_the_next_one_brought_up_before_the_workers
         ("W1", ShardRelocated(1, "over there", 1, [1, 1])),
         ("launcher", "joined", "S1"),
     ]
-    assert run.savable and run.server_losses == 1
+    assert run.can_save and run.server_losses == 1
 
 
 def test_where_everybody_goes_back_nothing_is_saved_until_that_is_done(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, checkpoint="full")
     cluster.lose("server", 0)
-    assert cluster.core.server_lost(0)
+    assert cluster.core.on_server_lost(0)
     channel = cast(Any, Channel(Peer("server", 0, 1), cluster.out))
     cluster.run.members._returning[0] = (channel, "over there")
-    cluster.core.server_loaded(channel, CheckpointLoaded(0, -1))
-    assert cluster.run.rollback_pending and not cluster.run.savable and not cluster.run.servers_gone
+    cluster.core.on_server_loaded(channel, CheckpointLoaded(0, -1))
+    assert cluster.run.rollback_pending and not cluster.run.can_save and not cluster.run.servers_gone
 
 
 def test_without_checkpoints_nobody_takes_a_servers_place(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, checkpoint="none")
     cluster.lose("server", 1)
-    assert not cluster.core.server_lost(1)
+    assert not cluster.core.on_server_lost(1)
     assert cluster.out == [] and cluster.run.failures.last("S1") is not None
 
 
 def test_a_lost_workers_batches_are_handed_out_again_once_every_server_refuses_it(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     cluster.train()
-    assert cluster.core.worker_lost(cluster.lose("worker", 1))
+    assert cluster.core.on_worker_lost(cluster.lose("worker", 1))
     assert cluster.out == [
         ("S0", Fence(1, 1, [1], 0)), ("S1", Fence(1, 1, [1], 0)), ("W0", WorkerFailed(1)), ("launcher", "lost", "W1"),
     ]  # fmt: skip
     cluster.out.clear()
-    cluster.core.fenced(Fenced(0, 1))
-    cluster.run.take(0)
+    cluster.core.on_fenced(Fenced(0, 1))
+    cluster.run.hand_out(0)
     assert [message.batch for _, message in cluster.out] == [2], "the other server may still take what W1 says"
     cluster.out.clear()
-    cluster.core.fenced(Fenced(1, 1))
-    cluster.run.take(0)
+    cluster.core.on_fenced(Fenced(1, 1))
+    cluster.run.hand_out(0)
     assert [(to, message.batch) for to, message in cluster.out] == [("W0", 1)]
 
 
 def test_the_last_worker_is_not_done_without(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
-    assert cluster.core.worker_lost(cluster.lose("worker", 0))
-    assert not cluster.core.worker_lost(cluster.lose("worker", 1))
+    assert cluster.core.on_worker_lost(cluster.lose("worker", 0))
+    assert not cluster.core.on_worker_lost(cluster.lose("worker", 1))
 
 
 def test_who_takes_a_servers_place_is_asked_what_that_has_not_answered(tmp_path: Path) -> None:
@@ -161,11 +161,11 @@ def test_who_takes_a_servers_place_is_asked_what_that_has_not_answered(tmp_path:
     until = next(waiting)
     assert cluster.out == [("S0", Barrier(3)), ("S1", Barrier(3))] and not until.condition()
     cluster.out.clear()
-    questions.reached(SimpleNamespace(shard=0))  # type: ignore[arg-type]
+    questions.on_reached(SimpleNamespace(shard=0))  # type: ignore[arg-type]
     for shard in (0, 1):
         questions.repeat(cluster.run.members.channels["server", shard])
     assert cluster.out == [("S1", Barrier(3))]
-    questions.reached(SimpleNamespace(shard=1))  # type: ignore[arg-type]
+    questions.on_reached(SimpleNamespace(shard=1))  # type: ignore[arg-type]
     assert until.condition()
     with pytest.raises(StopIteration):
         waiting.send(True)

@@ -65,7 +65,7 @@ class Setting:
             self.stage(shard, worker, batch, row, own, phase)
 
     def stage(self, shard: int, worker: int, batch: int, row: int = 0, dense: int = 0, phase: int = 7) -> bool:
-        return self.training.staged(Staged(shard, worker, phase, batch, 0.5, 0.1, 1.0, row, dense))
+        return self.training.on_staged(Staged(shard, worker, phase, batch, 0.5, 0.1, 1.0, row, dense))
 
     def of(self, name: str, kind: type[Any]) -> list[Any]:
         return [message for message in self.channels[name].sent if isinstance(message, kind)]
@@ -121,7 +121,7 @@ def test_backup_workers_learn_of_their_next_batch_before_they_announce_the_one_a
 def test_who_is_leaving_is_told_of_no_batch_to_come(tmp_path: Path) -> None:
     at = Setting(tmp_path, mode="hop_bw", ahead=True)
     assert at.training.take(0)
-    at.training.leaving(0)
+    at.training.ignore_worker(0)
     assert at.training.take(1)
     assert (at.of("W0", PrefetchHint), at.of("W1", PrefetchHint)) == ([], [PrefetchHint(7, 3, 12, 4)])
 
@@ -239,10 +239,10 @@ def test_what_a_dead_worker_had_is_handed_out_again_when_every_server_knows(at: 
         assert at.training.take(worker)
     at.announce(1, 1)
     at.stage(0, 1, 2)
-    assert at.training.leaving(1) == [2]
+    assert at.training.ignore_worker(1) == [2]
     assert not at.stage(1, 1, 2), "the other part was on its way: it does not count"
-    at.training.left(1)
-    at.training.left(1)
+    at.training.release_batches(1)
+    at.training.release_batches(1)
     assert at.training.take(0) and not at.training.take(1)
     assert [(g.batch, g.token) for g in at.of("W0", Granted)] == [(0, 0), (2, 1)]
     assert not at.stage(0, 0, 2)
@@ -261,12 +261,12 @@ def test_a_gradient_waits_for_whoever_takes_a_lost_servers_place(at: Setting) ->
     at.stage(0, 1, 1)
     gone = at.channels["S0"]
     assert at.members.forget(gone)
-    at.training.server_gone(0)
+    at.training.on_server_failure(0)
     assert not at.stage(1, 1, 1), "its part on S0 is gone, too"
     back = Recorder("server", 0, lambda: list(read(at.path)))
     at.members.channels["server", 0] = back
-    assert at.training.server_back() == [0]
-    assert at.training.owed(1) == [1] and at.training.owed(0) == [2]
+    assert at.training.on_server_replaced() == [0]
+    assert at.training.unannounced(1) == [1] and at.training.unannounced(0) == [2]
     assert at.stage(0, 1, 1)
     [order] = [message for message in back.sent if isinstance(message, OrderStep)]
     assert order.batches == [0, 1] and not [m for m in gone.sent if isinstance(m, OrderStep)]

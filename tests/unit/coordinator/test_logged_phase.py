@@ -98,10 +98,10 @@ class Run:
         elif disturb and draw < 0.06 and len(policy.live) > 1:
             worker = rng.choice(sorted(policy.live))
             self.reissued += sum(owner == worker for owner, _ in policy.leases.values())
-            self.training.left(worker)
+            self.training.release_batches(worker)
         elif disturb and draw < 0.10:
             for worker in set(range(WORKERS)) - policy.live:
-                self.training.joined(worker)
+                self.training.on_worker_joined(worker)
         elif disturb and draw < 0.11:
             self.training.stop()
         elif draw < 0.5 or not policy.leases:
@@ -116,7 +116,7 @@ class Run:
         for shard in range(SERVERS):
             version = rng.randint(max(5, self.policy.step - 3), self.policy.step)
             rows = rng.choice((rng.randint(1, 5000), ~rng.randint(1, 5000)))
-            self.training.staged(Staged(shard, worker, NUMBER, batch, 0.5, 0.1, 1.0, version, version, rows))
+            self.training.on_staged(Staged(shard, worker, NUMBER, batch, 0.5, 0.1, 1.0, version, version, rows))
 
     def note(self) -> None:
         """It tells of all that has been counted."""
@@ -126,7 +126,7 @@ class Run:
 
     def lose_server(self, shard: int) -> None:
         """As Returns.lost has it, and what its successor is told is noted."""
-        self.training.server_gone(shard)
+        self.training.on_server_failure(shard)
         self.log.info(event_log.SERVER, {"shard": shard, "state": "lost", "step": self.policy.step})
 
     def finish(self, rng: random.Random) -> None:
@@ -159,7 +159,7 @@ def fed(logged: LoggedPhase, records: list[Any]) -> list[Command]:
     """As a coordinator that takes over feeds a phase (see coordinator_failover.py)."""
     commands: list[Command] = []
     assert logged.phase.slices is not None
-    with logged.phase.slices.held() as counted:
+    with logged.phase.slices.delayed_calls() as counted:
         for record in records:
             if isinstance(record, InfoRecord) and record.kind == event_log.NOTE:
                 counted.clear()
@@ -223,9 +223,9 @@ def test_cut_off_anywhere_it_goes_on_to_an_end_that_adds_up(
     logged = LoggedPhase(again.phase)
     orders = [again.training.order_message(each) for each in fed(logged, records) if isinstance(each, ApplyStep)]
     assert orders == run.orders()[: len(orders)]
-    again.training.take_up(logged.due, set())
+    again.training.resume_after_failover(logged.due, set())
     for worker in set(range(WORKERS)) - again.policy.live:
-        again.training.joined(worker)
+        again.training.on_worker_joined(worker)
     again.finish(rng)
 
     ledger = again.policy.ledger
@@ -267,7 +267,7 @@ def test_what_was_decided_and_not_written_is_carried_out(tmp_path: Path, mode: s
     logged = LoggedPhase(again.phase)
     assert not [each for each in fed(logged, records[1:place]) if isinstance(each, ApplyStep)]
     assert len(logged.due) == 1
-    again.training.take_up(logged.due, set())
+    again.training.resume_after_failover(logged.due, set())
     assert again.orders() == run.orders()
     assert list(event_log.read(again.path))[1:] == [records[place]]
 
@@ -275,12 +275,12 @@ def test_what_was_decided_and_not_written_is_carried_out(tmp_path: Path, mode: s
 def test_who_has_not_heard_of_the_phase_gets_nothing(tmp_path: Path) -> None:
     """It asks early: what is handed out before it knows the phase it could not understand."""
     again = Run(tmp_path / "events.log", "gba", 150)
-    again.training.take_up((), {0, 1})
+    again.training.resume_after_failover((), {0, 1})
     again.training.waiting.extend((0, 1))
     again.training.serve()
     assert not again.training.take(0) and again.training.take(2)
     again.training.waiting.append(0)
-    again.training.tell()
+    again.training.resume_hand_out()
     assert not again.training.waiting and sorted(owner for owner, _ in again.policy.leases.values()) == [0, 0, 1, 2]
 
 

@@ -32,7 +32,7 @@ class Told:
         ongoing = SimpleNamespace(sums=state or LostGradientState())
         run = SimpleNamespace(
             log=SimpleNamespace(info=lambda kind, fields: self.logged.append((kind, fields))),
-            failures=SimpleNamespace(dense_lost=self._count), log_note=lambda: None,
+            failures=SimpleNamespace(add_lost_dense=self._count), log_note=lambda: None,
             state=SimpleNamespace(ongoing=ongoing),
         )  # fmt: skip
         return LostDenseGradients(cast(Any, run))
@@ -41,14 +41,14 @@ class Told:
         self.samples += samples
 
     def hears(self, step: int, *parts: int) -> None:
-        self.lost.lost(SummandsLost(step, list(parts)))
+        self.lost.add(SummandsLost(step, list(parts)))
 
 
 def test_what_comes_in_the_next_phase_is_of_the_one_before() -> None:
     told = Told()
-    told.lost.begins(DAY)
-    told.lost.ends(DAY)
-    told.lost.begins(NEXT)
+    told.lost.on_phase_begin(DAY)
+    told.lost.on_phase_end(DAY)
+    told.lost.on_phase_begin(NEXT)
     told.hears(3, 0)
     assert told.logged == [(DENSE_LOST, {"step": 3, "batches": [9]})] and told.samples == 22
     told.hears(4, 1)
@@ -57,10 +57,10 @@ def test_what_comes_in_the_next_phase_is_of_the_one_before() -> None:
 
 def test_the_next_coordinator_counts_nothing_again() -> None:
     told = Told()
-    told.lost.begins(DAY)
+    told.lost.on_phase_begin(DAY)
     told.hears(1, 2)
     told.lost = told.another(decoded(json.loads(json.dumps(encoded(told.lost.state))), LostGradientState))
-    told.lost.begins(DAY)
+    told.lost.on_phase_begin(DAY)
     told.hears(1, 2)
     assert told.samples == 32
     told.hears(1, 0, 2)
@@ -70,6 +70,6 @@ def test_the_next_coordinator_counts_nothing_again() -> None:
 @pytest.mark.parametrize(("step", "part"), [(-1, 0), (0, 3), (3, 1), (9, 0)])
 def test_what_was_in_no_step_is_refused(step: int, part: int) -> None:
     told = Told()
-    told.lost.begins(DAY)
+    told.lost.on_phase_begin(DAY)
     with pytest.raises(WireError, match="part"):
         told.hears(step, part)

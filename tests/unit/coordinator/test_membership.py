@@ -59,10 +59,10 @@ def test_it_is_complete_when_everybody_is_ready_and_names_who_is_not() -> None:
 def test_telling_a_role() -> None:
     members = Membership(workers=2, servers=1)
     server, second, first = (come(members, *who) for who in [("server", 0), ("worker", 1), ("worker", 0)])
-    members.tell("worker", Stop("done"))
+    members.send_to_all("worker", Stop("done"))
     assert [channel.sent[-1:] for channel in (first, second)] == [[Stop("done")]] * 2
     assert server.sent == []
-    assert list(members.of("server")) == [0]
+    assert list(members.channels_of("server")) == [0]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_lost_node_is_forgotten_and_a_stranger_is_not_missed() -> None:
     members.authentic(worker, "worker", 0)
     assert members.forget(worker)
     assert not members.forget(worker)
-    assert members.of("worker") == {}
+    assert members.channels_of("worker") == {}
     with pytest.raises(WireError, match="W0 speaks for worker 0"):
         members.authentic(worker, "worker", 0)
 
@@ -106,10 +106,10 @@ def test_who_takes_a_dead_workers_place_waits_until_it_is_admitted() -> None:
     with pytest.raises(WireError):
         come(members, "worker", 0)  # one of before
     successor = come(members, "worker", 0, 1)
-    assert isinstance(successor.sent[0], ShardAddresses) and members.of("worker") == {}
+    assert isinstance(successor.sent[0], ShardAddresses) and members.channels_of("worker") == {}
     with pytest.raises(WireError):
         come(members, "worker", 0, 1)  # of the same epoch
-    assert members.admit(0) is successor and members.of("worker") == {0: successor} and not members.joining
+    assert members.admit(0) is successor and members.channels_of("worker") == {0: successor} and not members.joining
 
 
 def test_a_server_in_the_place_of_one_that_is_gone() -> None:
@@ -126,8 +126,8 @@ def test_a_server_in_the_place_of_one_that_is_gone() -> None:
     assert joining.sent == [], "not before all servers are there"
     second = Recorder("server", 0, 1)
     members.hello(second, Hello("server", 0, "127.0.0.1:8000", 1))
-    assert members.comes(second, 0) and not members.comes(other, 1)
-    assert members.of("server") == {1: other}
+    assert members.is_successor(second, 0) and not members.is_successor(other, 1)
+    assert members.channels_of("server") == {1: other}
     members.admit_server(0)
     members.authentic(second, "server", 0)
     assert joining.sent == [ShardAddresses(["127.0.0.1:8000", "127.0.0.1:7001"])] and len(worker.sent) == 1
@@ -142,10 +142,10 @@ def test_a_server_that_is_gone_before_it_has_come() -> None:
     members.settled = True
     members.forget(first)
     second = come(members, "server", 0, epoch=1)
-    assert members.returner_lost(second) and not members.returner_lost(second)
+    assert members.on_returner_lost(second) and not members.on_returner_lost(second)
     third = come(members, "server", 0, epoch=2)
     members.admit_server(0)
-    assert members.of("server") == {0: third}
+    assert members.channels_of("server") == {0: third}
 
 
 class Workers:
@@ -177,7 +177,7 @@ class Ear:
         assert isinstance(message, Ping)
         self.workers.sent += 1
         if self.index not in self.workers.deaf:
-            self.workers.beat.answered(Pong(self.index, message.beat))
+            self.workers.beat.on_answer(Pong(self.index, message.beat))
 
 
 def test_who_answers_lives() -> None:

@@ -30,17 +30,17 @@ class Workers:
         )  # fmt: skip
         self.migration = DenseMigration(cast(RunContext, run))
 
-    def of(self, role: str) -> dict[int, None]:
+    def channels_of(self, role: str) -> dict[int, None]:
         assert role == "worker"
         return dict.fromkeys(sorted(self.live))
 
-    def tell(self, role: str, message: Any) -> None:
+    def send_to_all(self, role: str, message: Any) -> None:
         assert self.migration.moving, "losses are borne meanwhile"
         self.asked.append(message)
 
     def move(self, *way: str) -> bool:
         """Drive the move as the coordinator's loop does."""
-        flow, held = self.migration.move(*way), None
+        flow, held = self.migration.migrate(*way), None
         while True:
             try:
                 until = next(flow) if held is None else flow.send(held)
@@ -56,7 +56,7 @@ class Workers:
 
     def answer(self, *workers: int, turn: int | None = None) -> None:
         for worker in workers:
-            self.migration.moved(DenseMoved(worker, self.asked[-1].turn if turn is None else turn))
+            self.migration.on_moved(DenseMoved(worker, self.asked[-1].turn if turn is None else turn))
 
 
 def test_everybody_takes_them_over() -> None:

@@ -16,16 +16,16 @@ from gbactl.wire.messages import Predictions
 def put(evaluation: Evaluation, batch: int, values: np.ndarray, samples: int | None = None) -> None:
     count = len(values) if samples is None else samples
     message = Predictions(1, 0, batch, batch * evaluation.batch, count)
-    evaluation.put(message, values.astype(np.float32).view(np.uint8))
+    evaluation.store(message, values.astype(np.float32).view(np.uint8))
 
 
 @given(st.integers(1, 100), st.integers(1, 30), st.randoms(use_true_random=False))
 def test_predictions_do_not_depend_on_who_computes_them_or_when(samples: int, batch: int, order: object) -> None:
     evaluation = Evaluation(samples, batch, 0)
     handed = []
-    while (got := evaluation.take(0)) is not None:
+    while (got := evaluation.next_batch(0)) is not None:
         handed.append(got)
-    assert evaluation.take(0) is None
+    assert evaluation.next_batch(0) is None
     order.shuffle(handed)  # type: ignore[attr-defined]
     truth = np.arange(samples, dtype=np.float32) / samples
     for number, start, count in handed:
@@ -83,9 +83,9 @@ def test_predictions_that_are_no_numbers_are_told_as_divergence() -> None:
 
 def test_what_a_dead_worker_had_is_evaluated_by_another() -> None:
     evaluation = Evaluation(10, 4, 0)
-    assert [evaluation.take(worker) for worker in (0, 1, 1)] == [(0, 0, 4), (1, 4, 4), (2, 8, 2)]
+    assert [evaluation.next_batch(worker) for worker in (0, 1, 1)] == [(0, 0, 4), (1, 4, 4), (2, 8, 2)]
     put(evaluation, 1, np.zeros(4, np.float32))
-    evaluation.left(1)
-    assert evaluation.take(0) == (2, 8, 2) and evaluation.take(0) is None
-    evaluation.left(1)
-    assert evaluation.take(0) is None
+    evaluation.requeue(1)
+    assert evaluation.next_batch(0) == (2, 8, 2) and evaluation.next_batch(0) is None
+    evaluation.requeue(1)
+    assert evaluation.next_batch(0) is None

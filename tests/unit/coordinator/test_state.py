@@ -12,7 +12,7 @@ import pytest
 
 from gbactl.checkpoint.failure_cost_counters import UnsavedWork
 from gbactl.config import RunConfig
-from gbactl.coordinator.run_record import RunSummary
+from gbactl.coordinator.run_summary import RunSummary
 from gbactl.coordinator.state import (
     TIMES_FILE,
     CheckpointState,
@@ -68,7 +68,7 @@ def test_times_continue_from_their_file_on_another_clock(tmp_path: Path) -> None
     def add(times: ActivityTimes, seconds: Iterable[int], began: float) -> None:
         for second in seconds:
             times.add(began + second, second % 3, 0.25, [0.5] * len(WAITS), "gba")
-            times.beat("S0", {"idle": float(second)})
+            times.on_heartbeat("S0", {"idle": float(second)})
 
     journal = Journal(RunConfig(), tmp_path, RunState(), first=True)
     assert journal.read_times() is None

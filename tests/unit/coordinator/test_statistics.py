@@ -35,8 +35,8 @@ def test_quantiles_of_a_histogram_are_those_of_the_values(values: list[int]) -> 
 def gradient(
     statistics: Statistics, worker: int, batch: int, samples: int, loss: float, seconds: float, pulled: int
 ) -> None:
-    statistics.announced(worker, batch, samples, pulled)
-    statistics.timed(worker, samples, loss, seconds)
+    statistics.count_gradient(worker, batch, samples, pulled)
+    statistics.add_timing(worker, samples, loss, seconds)
 
 
 def test_nothing_is_zero() -> None:
@@ -48,10 +48,10 @@ def test_staleness_is_what_was_applied_since_the_pull_in_steps_and_samples() -> 
     statistics = Statistics()
     gradient(statistics, 0, 0, 10, 0.5, 0.1, 0)
     gradient(statistics, 0, 1, 10, 0.5, 0.1, 0)
-    statistics.applied(step(0, (0, 1.0)))
-    statistics.applied(step(1, (1, 1.0), token=3))
+    statistics.count_step(step(0, (0, 1.0)))
+    statistics.count_step(step(1, (1, 1.0), token=3))
     gradient(statistics, 1, 2, 30, 0.5, 0.1, 1)
-    statistics.applied(step(2, (2, 0.0), samples=30))
+    statistics.count_step(step(2, (2, 0.0), samples=30))
     summary = statistics.summary()
     assert summary["staleness_histogram"] == {"0": 1, "1": 2}
     assert summary["staleness"]["mean"] == pytest.approx(2 / 3)
@@ -73,7 +73,7 @@ def test_a_workers_rate_is_its_samples_over_its_compute_time() -> None:
 def test_gradients_of_which_only_a_log_tells_count_in_no_rate() -> None:
     statistics = Statistics()
     gradient(statistics, 2, 0, 100, 1.0, 0.5, 0)
-    statistics.announced(2, 1, 100, 0)
+    statistics.count_gradient(2, 1, 100, 0)
     assert statistics.summary()["per_worker"] == {"W2": {"batches": 2, "samples": 200, "compute_eps": 200.0}}
 
 
@@ -86,16 +86,16 @@ def test_the_loss_is_weighted_by_samples_and_taken_once() -> None:
     assert point["speeds"] == {"W0": pytest.approx(100.0), "W1": pytest.approx(300.0)}
     assert statistics.take_recent().point() == {"loss": None, "auc": None, "speeds": {}}
     for batch, ranked in ((2, (3.5, 4)), (3, (1.0, 2))):
-        statistics.announced(0, batch, 10, 0)
-        statistics.timed(0, 10, 1.0, 0.1, ranked=ranked)
+        statistics.count_gradient(0, batch, 10, 0)
+        statistics.add_timing(0, 10, 1.0, 0.1, ranked=ranked)
     assert statistics.take_recent().point()["auc"] == 0.75
 
 
 def test_the_trainers_together() -> None:
     first, second = ExchangeStatistics(), ExchangeStatistics()
-    first.met(2, 1.0, 10.0)
-    second.met(4, 3.0, 10.0)
-    second.met(8, 0.0, 10.0)
+    first.add(2, 1.0, 10.0)
+    second.add(4, 3.0, 10.0)
+    second.add(8, 0.0, 10.0)
     second.foreground = 0.25
     told = notes_summary(total_notes([first.fields(), second.fields()]))
     assert told["sync_gap"]["mean"] == (2 + 4 + 4) / 3 and told["exchanges"] == 3
@@ -117,7 +117,7 @@ def test_a_curve_has_at_most_twenty_points_in_order() -> None:
 def noted() -> ExchangeStatistics:
     notes = ExchangeStatistics(iterations=7)
     notes.distance(0.5, np.ones(4, np.float32), np.zeros(4, np.float32))
-    notes.met(3, 0.25, 100.0)
+    notes.add(3, 0.25, 100.0)
     return notes
 
 
@@ -184,18 +184,18 @@ def test_totals_by_phase_and_what_is_recent_is_taken_once() -> None:
     assert times.take_shares()["all_reduce"] == pytest.approx(0.8 / 2.5) and times.take_shares() == {}
     assert found["first_second"] == 2.0 and len(found["bins"]) == 2
     assert times.take_recent() == found["processes"] and times.take_recent() == {}
-    times.beat("S1", {"idle": 1.0, "kernels": 3.0})
-    times.beat("S1", {"idle": 1.5, "kernels": 4.0})
+    times.on_heartbeat("S1", {"idle": 1.0, "kernels": 3.0})
+    times.on_heartbeat("S1", {"idle": 1.5, "kernels": 4.0})
     assert times.take_recent() == times.take_recent() == {"S1": {"idle": 0.5, "kernels": 1.0}}
 
 
 def test_servers_that_are_replaced_keep_their_seconds() -> None:
     times = ActivityTimes()
-    times.beat("S1", {"idle": 1.0, "kernels": 3.0})
-    times.replaced(["S1", "S0"])  # S0 has sent no heartbeat
-    times.beat("S1", {"idle": 0.25, "kernels": 0.5})
+    times.on_heartbeat("S1", {"idle": 1.0, "kernels": 3.0})
+    times.on_servers_replaced(["S1", "S0"])  # S0 has sent no heartbeat
+    times.on_heartbeat("S1", {"idle": 0.25, "kernels": 0.5})
     assert times.take_recent()["S1"] == {"idle": 0.25, "kernels": 0.5}
-    times.replaced(["S1"])
+    times.on_servers_replaced(["S1"])
     found = times.summary(0.0, {"S0": {"idle": 2.0}, "S1": {"idle": 0.0, "kernels": 4.0}})["processes"]
     assert found == {"S0": {"idle": 2.0}, "S1": {"idle": 1.25, "kernels": 7.5}}
     assert times.summary(0.0, {})["processes"] == {"S1": {"idle": 1.25, "kernels": 3.5}}  # resumed with fewer servers

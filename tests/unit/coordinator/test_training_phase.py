@@ -43,7 +43,7 @@ def driven(phase: TrainingPhase, *events: Event) -> list[Command]:
     found: list[Command] = []
     for event in events:
         for command in phase.apply(event):
-            phase.settle(command)
+            phase.account(command)
             found.append(command)
     return found
 
@@ -100,7 +100,7 @@ def test_a_command_takes_effect_when_it_is_settled() -> None:
     driven(phase, Take(0))
     [command] = phase.apply(announced(0, 0))
     assert phase.policy.step == 1 and phase.finished.ledger.trained == 0
-    phase.settle(command)
+    phase.account(command)
     assert phase.finished.ledger.trained == 4 and phase.statistics.samples_at == [0, 4]
 
 
@@ -161,40 +161,40 @@ def test_parts_are_applied_missed_or_forgotten() -> None:
     hit: list[tuple[int, int]] = []
     missed: list[tuple[int, int, int]] = []
     parts = StagedSlices(lambda *told: hit.append(told), lambda *told: missed.append(told))
-    parts.announced(0, [5, 7])
-    parts.announced(1, [3, ~4])  # its second part had gone to a server that was lost before
-    parts.announced(2, [9, 9])
-    parts.announced(3, [2, 2])
-    parts.dropped(2)
-    parts.applied(0, 32, 1.0)
-    parts.gone(1)
-    parts.gone(1)
-    assert parts.waiting == [1, 3]
-    parts.applied(1, 32, 0.5)
-    parts.applied(3, 20, 0.0)  # decayed: it would have changed nothing
-    assert hit == [(0, 5), (1, 7), (0, 3)] and missed == [(1, 32, 4)] and parts.waiting == []
+    parts.add(0, [5, 7])
+    parts.add(1, [3, ~4])  # its second part had gone to a server that was lost before
+    parts.add(2, [9, 9])
+    parts.add(3, [2, 2])
+    parts.discard(2)
+    parts.report_step(0, 32, 1.0)
+    parts.on_server_failure(1)
+    parts.on_server_failure(1)
+    assert parts.unapplied == [1, 3]
+    parts.report_step(1, 32, 0.5)
+    parts.report_step(3, 20, 0.0)  # decayed: it would have changed nothing
+    assert hit == [(0, 5), (1, 7), (0, 3)] and missed == [(1, 32, 4)] and parts.unapplied == []
 
 
 def test_what_is_held_is_told_afterwards_unless_it_was_taken_out() -> None:
     hit: list[tuple[int, int]] = []
     parts = StagedSlices(lambda *told: hit.append(told), lambda *_: None)
     for batch in range(2):
-        parts.announced(batch, [5 + batch, 7])
-    with parts.held() as counted:
-        parts.applied(0, 32, 1.0)
+        parts.add(batch, [5 + batch, 7])
+    with parts.delayed_calls() as counted:
+        parts.report_step(0, 32, 1.0)
         counted.clear()
-        parts.applied(1, 32, 1.0)
+        parts.report_step(1, 32, 1.0)
         assert hit == []
     assert hit == [(0, 6), (1, 7)]
-    parts.announced(2, [1, 1])
-    parts.applied(2, 32, 1.0)
+    parts.add(2, [1, 1])
+    parts.report_step(2, 32, 1.0)
     assert hit[2:] == [(0, 1), (1, 1)]
 
 
 def test_a_part_without_rows_is_lost_like_any_other() -> None:
     missed: list[tuple[int, int, int]] = []
     parts = StagedSlices(lambda *_: None, lambda *told: missed.append(told))
-    parts.announced(0, [0])
-    parts.gone(0)
-    parts.applied(0, 8, 1.0)
+    parts.add(0, [0])
+    parts.on_server_failure(0)
+    parts.report_step(0, 8, 1.0)
     assert missed == [(0, 8, 0)]

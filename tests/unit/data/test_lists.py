@@ -181,5 +181,5 @@ def test_fields_share_tables_as_the_schema_says() -> None:
     schema = Schema(1, (5, 9, 4, 9), (0, 1, 2, 1), (ListField(3, "max"), ListField(7)))
     assert (schema.fields, schema.columns, schema.rows) == (4, 2, 18)
     assert (schema.spans, schema.offsets.tolist()) == ([(0, 5), (5, 14), (14, 18)], [0, 5, 14, 5])
-    assert Schema.of(json.loads(json.dumps(schema.stored_values()))) == schema
+    assert Schema.from_stored(json.loads(json.dumps(schema.stored_values()))) == schema
     assert Schema(0, (4, 6), (0, 0)).rows == 6 and Schema(2, ()).rows == 0

@@ -21,10 +21,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gbactl.data import table_files
+from gbactl.data.column_conversion import days, texts, timestamps
 from gbactl.data.data_summary import overview, summarise
 from gbactl.data.dataset import ARRAYS, DAYS_BY_ROWS, Batch, Dataset, ListField, Split, open_dataset
 from gbactl.data.prepared_data import data_fingerprint, prepare
-from gbactl.data.table_columns import days, moments, texts
 from gbactl.data.table_files import TextForm, read_table
 from gbactl.data.text_files import BadLines
 from gbactl.errors import ConfigError, DataError, GbactlError, MissingDependencyError
@@ -302,7 +302,7 @@ TIMES = [
 def test_times(form: str | None, text: str, moment: str | None) -> None:
     import polars as pl
 
-    found = moments(pl.Series([text, None]), form).cast(pl.Datetime("us")).to_list()
+    found = timestamps(pl.Series([text, None]), form).cast(pl.Datetime("us")).to_list()
     assert [None if each is None else str(each) for each in found] == [moment, None]
     if moment is not None:
         assert days(pl.Series([text]), form).to_list() == [20240229]

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from gbactl.config import from_dict
 from gbactl.data import table_files
+from gbactl.data.column_conversion import ids_of
 from gbactl.data.dataset import Batch, Dataset, map_arrays, open_dataset
 from gbactl.data.prepared_data import prepare
 from gbactl.data.readers import taobao
 from gbactl.data.readers.taobao import FIELDS, KINDS, PLACES, Taobao
-from gbactl.data.table_columns import ids_of
 from gbactl.errors import DataError
 from gbactl.simulation.cluster import run_virtual
 from tests.support.samples import ALIMAMA, MIDNIGHT, PIDS, TAGS, Tables, alimama, write_alimama

@@ -37,11 +37,11 @@ def link(tmp_path: Path) -> Iterator[AgentConnection]:
 
 def settle(link: AgentConnection, **more: Any) -> dict[str, Any]:
     fields = {"hang_seconds": 30.0, "token": TOKEN, "launcher": "127.0.0.1", "paths": [], "environment": {}, **more}
-    return link.ask("settle", 20.0, **fields)
+    return link.request("settle", 20.0, **fields)
 
 
 def test_facts_and_addresses(link: AgentConnection) -> None:
-    found = link.ask("facts", 30.0)
+    found = link.request("facts", 30.0)
     assert found["gbactl"] and found["cores"] >= 1 and found["memory"] > 0
     answer = settle(link, paths=["/", "/there/is/no/such"])
     assert (answer["address"], answer["interface"], answer["shared"]) == ("127.0.0.1", "lo", False)
@@ -126,7 +126,7 @@ def test_it_dials_back_to_who_knows_the_key(tmp_path: Path) -> None:
 def test_a_question_that_fails_is_answered_with_its_reason(link: AgentConnection) -> None:
     settle(link)
     with pytest.raises(ClusterError, match=r"Host here: This host has no data yet\."):
-        link.ask("start", 20.0, name="W0", boot={}, environment={}, seat=None)
+        link.request("start", 20.0, name="W0", boot={}, environment={}, seat=None)
 
 
 def test_it_ends_with_what_it_started_when_its_input_ends(link: AgentConnection, tmp_path: Path) -> None:
@@ -140,14 +140,14 @@ def started(link: AgentConnection, tmp_path: Path) -> int:
     """The pid of a server that looks for a coordinator in vain."""
     path = prepare({**DATA, "cache": str(tmp_path / "cache")})
     settle(link, run_dir=str(tmp_path))
-    asked = link.ask("find", 20.0, path=str(path), fingerprint=fingerprint(path), cache=str(tmp_path / "cache"))
+    asked = link.request("find", 20.0, path=str(path), fingerprint=fingerprint(path), cache=str(tmp_path / "cache"))
     assert asked["found"]
     boot = {
         "role": "server", "index": 0, "key": "00" * 32, "coordinator": "203.0.113.1:9", "run_dir": "", "dataset": "",
         "config": {"cluster": {"name": "local"}}, "listener": -1, "place": None, "incarnation": 0, "host": "",
         "missed": [0.0, ""],
     }  # fmt: skip
-    return int(link.ask("start", 20.0, name="S0", boot=boot, environment={}, seat=None)["pid"])
+    return int(link.request("start", 20.0, name="S0", boot=boot, environment={}, seat=None)["pid"])
 
 
 def fingerprint(path: Path) -> str:
@@ -161,7 +161,7 @@ def test_a_process_s_log_and_end_are_told(link: AgentConnection, tmp_path: Path)
     link.told = lambda name, fields: told.append((name, fields))
     pid = started(link, tmp_path)
     wait_for(lambda: any(name == "log" and f"pid {pid}".encode() in fields["data"] for name, fields in told), 30)
-    link.tell("signal", name="S0", number=int(signal.SIGKILL))
+    link.send("signal", name="S0", number=int(signal.SIGKILL))
     wait_for(lambda: ("exited", {"name": "S0", "code": -9}) in told, 20)
 
 
@@ -175,7 +175,7 @@ def test_an_agent_that_is_stopped_counts_as_gone(tmp_path: Path) -> None:
         os.kill(link._process.pid, signal.SIGSTOP)
         assert lost.wait(20) and link.gone == "it has said nothing for 1 s"
         with pytest.raises(ClusterError, match="Host here is gone: it has said nothing for 1 s"):
-            link.ask("facts", 5.0)
+            link.request("facts", 5.0)
     finally:
         link.close()
 
@@ -194,7 +194,7 @@ def test_an_agent_that_hears_nothing_ends_by_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["open_shell", "start"])
 def test_nonsense_ends_the_agent(link: AgentConnection, name: str) -> None:
     settle(link)
-    link.tell(name)  # no such question, or one without its fields
+    link.send(name)  # no such question, or one without its fields
     wait_for(lambda: link.gone is not None, 20)
 
 
@@ -220,10 +220,10 @@ def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
     agents = HostAgents(["localhost"], lambda host: command(host), tmp_path, 30.0)
     try:
         agents.connect()
-        agents.settle("127.0.0.1", 30.0)
+        agents.send_setup("127.0.0.1", 30.0)
         other = tmp_path / "elsewhere" / path.name  # as a launcher would have it whose disk nobody shares
         there, link = tmp_path / "there", agents.links["localhost"]
-        asked = link.ask("find", 20.0, path=str(other), fingerprint=fingerprint(path), cache=str(there))
+        asked = link.request("find", 20.0, path=str(other), fingerprint=fingerprint(path), cache=str(there))
         assert not asked["found"]
         agents._send(link, path, lambda text, share: None)
         assert fingerprint(there / path.name) == fingerprint(path)
@@ -247,7 +247,7 @@ def test_a_class_that_a_host_cannot_import_is_found_before_anything_starts(tmp_p
         agents = HostAgents(["localhost"], lambda host: command(host), tmp_path, 30.0)
         try:
             agents.connect()
-            agents.settle("127.0.0.1", 30.0, environment=environment)
+            agents.send_setup("127.0.0.1", 30.0, environment=environment)
             agents.check_imports(targets)
             assert [fault.split("import ")[1].split(".target")[0] for fault in agents.faults] == missing
             assert "data.target=no_such_package.Reader (ModuleNotFoundError: No module named" in agents.faults[-1]
@@ -260,8 +260,8 @@ def test_no_host_listens_for_others_after_the_check(tmp_path: Path) -> None:
     agents = HostAgents(["localhost"], lambda host: command(host), tmp_path, 30.0)
     try:
         agents.connect()
-        agents.settle("127.0.0.1", 30.0)
-        where = str(agents.links["localhost"].ask("listen", 20.0)["address"])
+        agents.send_setup("127.0.0.1", 30.0)
+        where = str(agents.links["localhost"].request("listen", 20.0)["address"])
         assert dial(where, agents.token, False).error == ""
         agents.lines()
         assert not agents.faults and dial(where, agents.token, False).error != ""
@@ -273,19 +273,19 @@ def test_damaged_data_are_refused(link: AgentConnection, tmp_path: Path) -> None
     path = prepare({**DATA, "cache": str(tmp_path / "own")})
     settle(link)
     cache = str(tmp_path / "there")
-    link.ask("find", 20.0, path=str(tmp_path / "no" / path.name), fingerprint=fingerprint(path), cache=cache)
+    link.request("find", 20.0, path=str(tmp_path / "no" / path.name), fingerprint=fingerprint(path), cache=cache)
     for file in path.iterdir():
         data = file.read_bytes()
-        link.tell("piece", name=file.name, data=data[:-1] + b"?" if file.name == "ids.npy" else data, first=True)
+        link.send("piece", name=file.name, data=data[:-1] + b"?" if file.name == "ids.npy" else data, first=True)
     with pytest.raises(ClusterError, match="is damaged"):
-        link.ask("whole", 20.0)
+        link.request("whole", 20.0)
     assert not [each for each in (tmp_path / "there").iterdir() if each.is_dir()]
 
 
 def test_no_file_outside_a_cache_is_written(link: AgentConnection, tmp_path: Path) -> None:
     settle(link)
-    link.ask("find", 20.0, path=str(tmp_path / "x"), fingerprint="", cache=str(tmp_path / "there"))
-    link.tell("piece", name="../../evil", data=b"x", first=True)
+    link.request("find", 20.0, path=str(tmp_path / "x"), fingerprint="", cache=str(tmp_path / "there"))
+    link.send("piece", name="../../evil", data=b"x", first=True)
     wait_for(lambda: link.gone is not None, 20)
     assert not (tmp_path / "there").exists() and not (tmp_path / "evil").exists()
 

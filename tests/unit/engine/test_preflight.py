@@ -44,8 +44,8 @@ def test_lines() -> None:
 
 
 def test_the_launcher_s_own_lines() -> None:
-    assert preflight.unreached("b", "10.0.0.3:4711", LinkMeasurement()) == []
-    (sentence,) = preflight.unreached("b", "10.0.0.3:4711", LinkMeasurement(error="no route to host"))
+    assert preflight.unreachable_from_launcher("b", "10.0.0.3:4711", LinkMeasurement()) == []
+    (sentence,) = preflight.unreachable_from_launcher("b", "10.0.0.3:4711", LinkMeasurement(error="no route to host"))
     assert sentence.startswith("This machine does not reach host b at 10.0.0.3:4711 (no route to host); let TCP")
 
 
@@ -75,7 +75,7 @@ def test_reaching() -> None:
     ],
 )
 def test_hosts_that_lose_each_other(said: str, far: str | None) -> None:
-    found = preflight.cut("c", said, {"S0": "c", "S1": "b", "10.0.0.3": "b"})
+    found = preflight.broken_connection("c", said, {"S0": "c", "S1": "b", "10.0.0.3": "b"})
     told = f"Host c does not reach host {far}, though this machine reaches both; see what is between them."
     assert found == ("" if far is None else told)
 

@@ -99,7 +99,7 @@ def test_a_driver_that_waits_for_cpus_ends_with_its_launcher(monkeypatch: pytest
     monkeypatch.setattr(ray, "print", lambda *_, **__: typed.close(), raising=False)
     os.dup2(pipe, 0)
     try:
-        driver = threading.Thread(target=ray.drive, args=("n1", 2, [""], ["agent"], 1), daemon=True)
+        driver = threading.Thread(target=ray.run_agent, args=("n1", 2, [""], ["agent"], 1), daemon=True)
         driver.start()
         driver.join(10)
         assert typed.closed and not driver.is_alive()

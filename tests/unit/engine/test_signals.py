@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.engine.signals import StopRequest, asked, deferred, look, patient, stoppable
+from gbactl.engine.signals import StopRequest, deferred, first_signal_recorded, raise_if_stopped, stop_signal, stoppable
 from gbactl.errors import ClusterError, Stopped
 from gbactl.wire.messages import Event
 
@@ -50,7 +50,7 @@ def test_a_signal_raises_where_it_comes(number: int) -> None:
             assert type(error) is Stopped
             raise
     assert stopped.value.number == number
-    look()
+    raise_if_stopped()
 
 
 @ALL
@@ -62,10 +62,10 @@ def test_one_that_python_drops_is_raised_when_somebody_looks(number: int) -> Non
         del late
         came.append("it went on")
         with pytest.raises(Stopped):
-            look()
-        look()
+            raise_if_stopped()
+        raise_if_stopped()
     assert came == ["it went on"]
-    look()
+    raise_if_stopped()
 
 
 @ALL
@@ -91,8 +91,8 @@ def test_an_error_in_there_is_told_before_a_signal() -> None:
 
 def test_nothing_was_asked_for() -> None:
     with stoppable():
-        look()
-        assert asked() == 0
+        raise_if_stopped()
+        assert stop_signal() == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
@@ -101,7 +101,7 @@ def test_what_is_ignored_stays_so(number: int) -> None:
     try:
         with stoppable():
             os.kill(os.getpid(), number)
-            look()
+            raise_if_stopped()
             assert signal.getsignal(number) is signal.SIG_IGN
     finally:
         signal.signal(number, before)
@@ -109,10 +109,10 @@ def test_what_is_ignored_stays_so(number: int) -> None:
 
 @ALL
 def test_who_is_patient_is_told_of_the_first_and_ended_by_the_second(number: int) -> None:
-    with pytest.raises(Stopped) as stopped, stoppable(), patient():
+    with pytest.raises(Stopped) as stopped, stoppable(), first_signal_recorded():
         os.kill(os.getpid(), number)
-        look()
-        assert asked() == number
+        raise_if_stopped()
+        assert stop_signal() == number
         os.kill(os.getpid(), signal.SIGTERM)
     assert stopped.value.number == number
 
@@ -121,25 +121,25 @@ def test_the_first_signal_has_the_run_saved_and_ends_it_when_that_is_done() -> N
     said: list[str] = []
     told: list[Event] = []
     stop = StopRequest(30.0, said.append)
-    with pytest.raises(Stopped), stoppable(), patient():
-        stop.look(told.append)
+    with pytest.raises(Stopped), stoppable(), first_signal_recorded():
+        stop.poll(told.append)
         assert told == [] and said == []
         os.kill(os.getpid(), signal.SIGHUP)
         for _ in range(2):
-            stop.look(told.append)
+            stop.poll(told.append)
         stop.tell_again()
-        stop.look(told.append)
-        stop.heard(Event("stop", {"state": "saved"}))
-        stop.look(told.append)
+        stop.poll(told.append)
+        stop.on_event(Event("stop", {"state": "saved"}))
+        stop.poll(told.append)
     assert [(event.name, event.fields) for event in told] == [("stop", {"seconds": 30.0})] * 2
     assert said == ["stopping: saving where the run stands (up to 30 s; Ctrl-C again ends at once)"]
 
 
 def test_with_no_time_to_stop_it_ends_at_once() -> None:
     told: list[Event] = []
-    with pytest.raises(Stopped), stoppable(), patient():
+    with pytest.raises(Stopped), stoppable(), first_signal_recorded():
         os.kill(os.getpid(), signal.SIGINT)
-        StopRequest(0.0, lambda text: None).look(told.append)
+        StopRequest(0.0, lambda text: None).poll(told.append)
     assert told == []
 
 
@@ -174,7 +174,7 @@ def test_what_fails_while_it_is_saved_is_why_it_is_not() -> None:
     stop = StopRequest(30.0, lambda text: None)
     error = ClusterError("C was killed.")
     assert stop.stopped_by(error) is None and stop.found == {}
-    with stoppable(), patient():
+    with stoppable(), first_signal_recorded():
         os.kill(os.getpid(), signal.SIGTERM)
         stopped = stop.stopped_by(error)
         assert stopped is not None and stopped.number == signal.SIGTERM

@@ -18,8 +18,8 @@ from tests.support.fault_plans import EVERY_KIND
 @pytest.mark.parametrize("typed", EVERY_KIND, ids=str)
 def test_what_is_told_can_be_typed_again(typed: dict[str, Any]) -> None:
     (fault,) = parse([typed])
-    assert parse([fault.told()]) == [fault]
-    assert fault.told().items() >= typed.items()
+    assert parse([fault.to_dict()]) == [fault]
+    assert fault.to_dict().items() >= typed.items()
 
 
 def test_a_configuration_with_every_kind_survives_plain_containers_and_yaml() -> None:
@@ -61,13 +61,13 @@ def test_a_server_that_is_to_be_lost_is_saved_unless_told_otherwise(plan: str) -
 
 def test_the_factors() -> None:
     periodic = PeriodicSlowdown(factor=3.0, period_batches=4, duty=0.5)
-    assert [periodic.at(0, turn, 99.0) for turn in range(6)] == [3.0, 3.0, 1.0, 1.0, 3.0, 3.0]
+    assert [periodic.factor_at(0, turn, 99.0) for turn in range(6)] == [3.0, 3.0, 1.0, 1.0, 3.0, 3.0]
     seconds = PeriodicSlowdown(factor=3.0, period_seconds=2.0, duty=0.25)
-    assert [seconds.at(0, 0, s) for s in (0.0, 0.49, 0.5, 1.9, 2.1)] == [3.0, 3.0, 1.0, 1.0, 3.0]
+    assert [seconds.factor_at(0, 0, s) for s in (0.0, 0.49, 0.5, 1.9, 2.1)] == [3.0, 3.0, 1.0, 1.0, 3.0]
     window = WindowSlowdown(factor=8.0, from_=1.0, until=2.0)
-    assert [window.at(0, 0, s) for s in (0.0, 1.0, 1.99, 2.0)] == [1.0, 8.0, 8.0, 1.0]
-    assert WindowSlowdown(factor=8.0, from_=1.0).at(0, 0, 1e9) == 8.0
-    assert RandomSlowdown(distribution="pareto", mean=1.0).at(5, 6, 0.0) == 1.0
+    assert [window.factor_at(0, 0, s) for s in (0.0, 1.0, 1.99, 2.0)] == [1.0, 8.0, 8.0, 1.0]
+    assert WindowSlowdown(factor=8.0, from_=1.0).factor_at(0, 0, 1e9) == 8.0
+    assert RandomSlowdown(distribution="pareto", mean=1.0).factor_at(5, 6, 0.0) == 1.0
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

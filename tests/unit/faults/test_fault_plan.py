@@ -92,14 +92,14 @@ def test_the_plans_own_seed_comes_before_the_runs() -> None:
 def test_of_a_run() -> None:
     made = from_dict({"seed": 9, "faults": {"plans": [{"kind": "constant", "factor": 2, "workers": 1}]}}).fault_plan()
     assert made.seed == 9 and len(made.slowed) == 1
-    assert made.told() == [{"kind": "constant", "factor": 2, "workers": sorted(made.slowed)}]
+    assert made.to_list() == [{"kind": "constant", "factor": 2, "workers": sorted(made.slowed)}]
 
 
 def test_a_hog_has_no_factor_but_a_place() -> None:
     made = plan({"kind": "hog", "workers": [2]}, {"kind": "hog", "cores": [1]})
     assert made.slowed == frozenset() and made.factor(2, 0, 0.0) == 1.0
     assert [(hog.cores, workers) for hog, workers in made.hogs] == [(None, (2,)), ([1], ())]
-    assert made.told()[1] == {"kind": "hog", "cores": [1], "processes": 1, "from": 0.0}
+    assert made.to_list()[1] == {"kind": "hog", "cores": [1], "processes": 1, "from": 0.0}
 
 
 def chosen(wanted: Any, total: int, *seeds: int) -> tuple[int, ...]:

@@ -22,10 +22,10 @@ TIMES = st.lists(st.integers(0, 1000), min_size=1, max_size=20, unique=True).map
 
 def test_a_factor_holds_until_the_next_one() -> None:
     trace = LoadTrace(points=DAY)
-    assert [trace.at(0, 0, s) for s in (0.0, 1.9, 2.0, 2.9, 3.0, 99.0)] == [1.0, 1.0, 4.0, 4.0, 1.5, 1.5]
-    assert LoadTrace(points=[[5.0, 3.0]]).at(0, 0, 4.9) == 1.0
+    assert [trace.factor_at(0, 0, s) for s in (0.0, 1.9, 2.0, 2.9, 3.0, 99.0)] == [1.0, 1.0, 4.0, 4.0, 1.5, 1.5]
+    assert LoadTrace(points=[[5.0, 3.0]]).factor_at(0, 0, 4.9) == 1.0
     scaled = LoadTrace(points=DAY, scale=10.0, period=4.0)
-    assert [scaled.at(0, 0, s) for s in (19.0, 20.0, 39.0, 59.0, 60.0)] == [1.0, 4.0, 1.5, 1.0, 4.0]
+    assert [scaled.factor_at(0, 0, s) for s in (19.0, 20.0, 39.0, 59.0, 60.0)] == [1.0, 4.0, 1.5, 1.0, 4.0]
 
 
 @given(TIMES, st.data())
@@ -34,7 +34,7 @@ def test_it_is_the_last_point_that_has_come(times: list[int], data: st.DataObjec
     at = data.draw(st.floats(0.0, 2000.0))
     trace = LoadTrace(points=[[float(t), f] for t, f in zip(times, factors, strict=True)])
     come = [f for t, f in zip(times, factors, strict=True) if t <= at]
-    assert trace.at(1, 2, at) == (come[-1] if come else 1.0)
+    assert trace.factor_at(1, 2, at) == (come[-1] if come else 1.0)
 
 
 def test_workers_may_differ_and_others_are_calm() -> None:

@@ -63,11 +63,11 @@ def test_neighbours_on_the_same_core_are_what_a_worker_is_compared_with() -> Non
 
 def test_what_is_usual_comes_from_those_without_a_fault() -> None:
     made = fed(ObservedBatches(plan(FOUR), cores=[0, 1, 0, 1]), {0: 1.0, 1: 9.0, 2: 1.0, 3: 2.0})
-    assert made.usual(1) == pytest.approx(0.02)  # of its neighbour, per sample
-    assert made.usual(0) == made.usual(3) == 0.0  # nobody slows these
-    assert ObservedBatches(plan(FOUR)).usual(1) == 0.0  # nothing seen yet
+    assert made.unslowed_seconds(1) == pytest.approx(0.02)  # of its neighbour, per sample
+    assert made.unslowed_seconds(0) == made.unslowed_seconds(3) == 0.0  # nobody slows these
+    assert ObservedBatches(plan(FOUR)).unslowed_seconds(1) == 0.0  # nothing seen yet
     everybody = fed(ObservedBatches(plan({"kind": "constant", "factor": 1.2, "workers": [0, 1]})), {0: 1.0, 1: 1.0})
-    assert everybody.usual(0) == 0.0
+    assert everybody.unslowed_seconds(0) == 0.0
 
 
 @pytest.mark.parametrize("drift", [0.5, 1.3, 3.0])
@@ -78,7 +78,7 @@ def test_a_machine_that_gets_slower_or_faster_slows_what_is_slowed_as_much(drift
         took = 1.0 + (drift - 1.0) * turn / 200
         for _ in range(4):
             made.add(3, took, 1.0, 100)
-        made.add(1, 4.0 * (100 * made.usual(1) or took), 4.0, 100)
+        made.add(1, 4.0 * (100 * made.unslowed_seconds(1) or took), 4.0, 100)
     assert worker(made)["observed"] == pytest.approx(4.0, rel=0.02)
 
 
@@ -153,7 +153,7 @@ def test_what_a_real_delay_does_is_what_is_observed() -> None:
         delay = WorkerSlowdown(made.plan, index, lambda: now[0], sleep)
         for _ in range(300):
             batch = Batch()
-            delay.stretch(batch)
+            delay.slow_down(batch)
             made.add(index, batch.seconds, batch.slowdown, 512)
     assert worker(made)["error"] == pytest.approx(0.0, abs=1e-6)
     assert worker(made)["injected"] == pytest.approx(2.0, rel=0.15)
@@ -249,10 +249,10 @@ def test_servers_count_what_slows_them() -> None:
 
 def test_another_one_goes_on_with_what_was_noted() -> None:
     first, second = FaultRecord(), FaultRecord()
-    first.note(0, "W1", 1.0, 2.0, 3.0)
-    second.restore(first.told())
-    second.note(0, "W1", 5.0, 6.0, 2.0)
-    assert second.told() == [{"plan": 0, "process": "W1", "from_s": 1.0, "until_s": 6.0, "factor": 3.0}]
+    first.add(0, "W1", 1.0, 2.0, 3.0)
+    second.restore(first.to_list())
+    second.add(0, "W1", 5.0, 6.0, 2.0)
+    assert second.to_list() == [{"plan": 0, "process": "W1", "from_s": 1.0, "until_s": 6.0, "factor": 3.0}]
 
 
 def test_a_run_without_faults_says_nothing() -> None:

@@ -25,23 +25,23 @@ def storms(*plans: dict[str, Any], seed: int = 0) -> AllActivePeriods:
 
 def test_without_a_moment_it_storms_in_the_whole_run() -> None:
     found = storms(STORM, {"kind": "constant", "factor": 2}, {**STORM, "time": 0.0})
-    assert [found.on(*at) for at in (BEFORE, (0, 0.0), (9, 1e9))] == [{0}, {0, 2}, {0, 2}]
+    assert [found.active_indexes(*at) for at in (BEFORE, (0, 0.0), (9, 1e9))] == [{0}, {0, 2}, {0, 2}]
 
 
 def test_at_a_time_for_so_long() -> None:
     short, long = {**STORM, "time": 3.0, "seconds": 2.0}, {**STORM, "time": 3.0}
     found = storms(short, long)
-    told = [found.on(99, seconds) for seconds in (-math.inf, 0.0, 2.9, 3.0, 4.9, 5.0, 99.0)]
+    told = [found.active_indexes(99, seconds) for seconds in (-math.inf, 0.0, 2.9, 3.0, 4.9, 5.0, 99.0)]
     assert told == [set(), set(), set(), {0, 1}, {0, 1}, {1}, {1}]
     late = storms(short, long)  # who asks late has not missed the beginning
-    assert late.on(0, 4.0) == {0, 1} and late.on(0, 5.0) == {1}
+    assert late.active_indexes(0, 4.0) == {0, 1} and late.active_indexes(0, 5.0) == {1}
 
 
 def test_at_a_step_for_so_long_from_when_it_is_told() -> None:
     found = storms({**STORM, "step": 10, "seconds": 2.0})
-    told = [found.on(*at) for at in (BEFORE, (9, 1.0), (10, 1.5), (10, 3.4), (11, 3.5), (99, 9.0))]
+    told = [found.active_indexes(*at) for at in (BEFORE, (9, 1.0), (10, 1.5), (10, 3.4), (11, 3.5), (99, 9.0))]
     assert told == [set(), set(), {0}, {0}, set(), set()]
-    assert storms({**STORM, "step": 0}).on(*BEFORE) == set()
+    assert storms({**STORM, "step": 0}).active_indexes(*BEFORE) == set()
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_again_and_again_for_the_share_of_the_time_that_follows(distribution: st
     """Of every interval its beginning, as long as a storm lasts or until the next one begins."""
     typed = {**AGAIN, "seconds": 4.0, "distribution": distribution, **({} if shape is None else {"shape": shape})}
     found = storms(typed)
-    share = statistics.fmean(bool(found.on(0, turn * 0.5)) for turn in range(60_000))
+    share = statistics.fmean(bool(found.active_indexes(0, turn * 0.5)) for turn in range(60_000))
     draw = INTERVALS[distribution]
     intervals = [10.0 * draw(uniform(7, turn), shape) for turn in range(20_000)]
     assert share == pytest.approx(statistics.fmean(min(4.0, each) for each in intervals) / 10.0, rel=0.08)
@@ -60,7 +60,7 @@ def test_again_and_again_for_the_share_of_the_time_that_follows(distribution: st
 def test_both_ends_have_the_same_storms_and_another_seed_has_others() -> None:
     def heard(seed: int) -> list[frozenset[int]]:
         found = storms(AGAIN, AGAIN, seed=seed)
-        return [found.on(0, turn * 0.5) for turn in range(400)]
+        return [found.active_indexes(0, turn * 0.5) for turn in range(400)]
 
     assert heard(1) == heard(1) != heard(2)
     assert {frozenset(), frozenset({0}), frozenset({1})} <= set(heard(1))
@@ -68,7 +68,7 @@ def test_both_ends_have_the_same_storms_and_another_seed_has_others() -> None:
 
 def test_so_many_times_and_no_more() -> None:
     found = storms({**AGAIN, "times": 3})
-    states = [bool(found.on(0, turn * 0.1)) for turn in range(20_000)]
+    states = [bool(found.active_indexes(0, turn * 0.1)) for turn in range(20_000)]
     assert 10 <= sum(states) <= 30 and not any(states[-10_000:])
 
 
@@ -78,8 +78,8 @@ def test_how_often_one_asks_changes_nothing(seed: int, steps: list[float]) -> No
     often, now, told = storms(*plans, seed=seed), 0.0, frozenset[int]()
     for step in steps:
         now += step
-        told = often.on(0, now)
-    assert told == storms(*plans, seed=seed).on(0, now)
+        told = often.active_indexes(0, now)
+    assert told == storms(*plans, seed=seed).active_indexes(0, now)
 
 
 def test_fates_are_drawn_in_a_storm_alone() -> None:

@@ -40,7 +40,7 @@ class World:
         """A batch is computed and stretched."""
         self.now += seconds
         made = Batch(seconds)
-        self.delay.stretch(made, usual)
+        self.delay.slow_down(made, usual)
         return made
 
 
@@ -126,7 +126,7 @@ def test_a_plan_for_servers_leaves_the_workers_alone() -> None:
     made = plan(THREE, servers=2)
     assert made.slowed == frozenset() and made.slowed_servers == {0}
     assert made.factor(0, 0, 0.0) == 1.0 and made.factor_of("S0", 0, 0.0) == 3.0 and made.factor_of("S1", 0, 0.0) == 1.0
-    assert made.told() == [{"kind": "constant", "factor": 3, "servers": [0]}]
+    assert made.to_list() == [{"kind": "constant", "factor": 3, "servers": [0]}]
     both = plan({**THREE, "workers": [1]}, servers=2)
     assert (both.slowed, both.slowed_servers) == ({1}, {0})
 

@@ -97,9 +97,9 @@ def test_row_steps(native: Kernels, twin: Kernels, rule: str, seed: int, width: 
         }  # fmt: skip
         for one in made:
             if every:
-                one.every(slot, grad, contributors, **numbers)
+                one.step_all(slot, grad, contributors, **numbers)
             else:
-                one.listed(index, grad, contributors, **numbers)
+                one.step_rows(index, grad, contributors, **numbers)
     same(*tables)
     for name in made[0].moments:
         same(made[0].moments[name], made[1].moments[name])

@@ -38,7 +38,7 @@ def control(tmp_path: Path, wishes: list[Event]) -> Iterator[ControlSocket]:
         if event.fields["mode"]["name"] == "silent":
             return
         for state in ("accepted", "done"):
-            made.heard(Event("switch", {**told, "state": state, "pause_ms": 5.0}))
+            made.on_event(Event("switch", {**told, "state": state, "pause_ms": 5.0}))
 
     made = ControlSocket(tmp_path, forward)
     yield made
@@ -67,7 +67,7 @@ def test_the_answer_is_a_sentence_or_json(
 def test_status_is_the_last_progress_and_the_switches(tmp_path: Path, control: ControlSocket) -> None:
     with ControlClient(tmp_path) as asking:
         assert asking.status() == {"switches": [], "failures": []}
-        control.heard(Event("progress", PROGRESS))
+        control.on_event(Event("progress", PROGRESS))
         asking.switch({"name": "gba"}, wait=True)
         found = asking.status()
     assert found["mode"] == "gba" and [each["to"] for each in found["switches"]] == ["gba"]

@@ -63,12 +63,12 @@ def test_the_screen_has_workers_events_and_keys() -> None:
 
 def test_keys_ask_before_they_switch() -> None:
     keys = Keys(["sync", "gba"])
-    assert keys.pressed("x") is None and keys.pressed("q") == keys.pressed("\x03") == "quit"
-    assert keys.pressed("s") is None and "b: gba" in keys.said
-    assert keys.pressed("b") is None and keys.said == "Switch to gba (y: yes, any other key: no)?"
-    assert keys.pressed("y") == "gba" and keys.said == Keys.HINT
+    assert keys.on_key("x") is None and keys.on_key("q") == keys.on_key("\x03") == "quit"
+    assert keys.on_key("s") is None and "b: gba" in keys.said
+    assert keys.on_key("b") is None and keys.said == "Switch to gba (y: yes, any other key: no)?"
+    assert keys.on_key("y") == "gba" and keys.said == Keys.HINT
     for typed in ("sbn", "sz"):
-        assert [keys.pressed(key) for key in typed] == [None] * len(typed) and keys.said == Keys.HINT
+        assert [keys.on_key(key) for key in typed] == [None] * len(typed) and keys.said == Keys.HINT
 
 
 def test_the_only_running_job_is_meant(tmp_path: Path) -> None:

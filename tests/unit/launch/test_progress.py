@@ -50,9 +50,9 @@ def test_a_line_now_and_then_and_one_at_the_end(clock: list[float], capsys: pyte
     show = ProgressDisplay()
     for tick in range(40):
         clock[0] += 0.5
-        show.progress(progress(tick / 40))
-    show.progress(progress(1.0))
-    show.progress(progress(1.0))
+        show.show_progress(progress(tick / 40))
+    show.show_progress(progress(1.0))
+    show.show_progress(progress(1.0))
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert out == ""
@@ -62,12 +62,12 @@ def test_a_line_now_and_then_and_one_at_the_end(clock: list[float], capsys: pyte
 
 
 def test_no_loss_yet(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    ProgressDisplay().progress(progress(0.0, loss=None))
+    ProgressDisplay().show_progress(progress(0.0, loss=None))
     assert "loss" not in capsys.readouterr().err
 
 
 def test_long_lines_are_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
-    ProgressDisplay().say("word " * 80)
+    ProgressDisplay().print_line("word " * 80)
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -80,8 +80,8 @@ def test_a_finished_round(capsys: pytest.CaptureFixture[str]) -> None:
         "judged_auc": 0.71234,
         "judged_logloss": 0.51,
     }
-    ProgressDisplay().round(fields)
-    ProgressDisplay(unit_of("virtual")).round(fields)
+    ProgressDisplay().show_round(fields)
+    ProgressDisplay(unit_of("virtual")).show_round(fields)
     real, virtual = capsys.readouterr().err.splitlines()
     assert real == "  day 0: 40 steps, 1,234 samples/s; on day1: AUC 0.71234, log loss 0.51000"
     assert virtual == real.replace("samples/s", "samples/virtual s")
@@ -89,9 +89,11 @@ def test_a_finished_round(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_scores_of_the_epoch_that_was_chosen_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     result = {"best_round": "epoch 4", "judged_on": "day1", "judged_auc": 0.9, "evaluated_on": "day1"}
-    ProgressDisplay().best(result)
+    ProgressDisplay().show_best(result)
     assert capsys.readouterr().err == "", "a day's line had them"
-    ProgressDisplay().best({**result, "judged_on": "validation", "evaluated_on": "test", "auc": 0.8, "logloss": 0.4})
+    ProgressDisplay().show_best(
+        {**result, "judged_on": "validation", "evaluated_on": "test", "auc": 0.8, "logloss": 0.4}
+    )
     assert capsys.readouterr().err == (
         "  epoch 4 is the best on validation (AUC 0.90000); on test: AUC 0.80000, log loss 0.40000\n"
     )
@@ -124,7 +126,7 @@ def test_the_summary_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     faults = _summary({**result, "faults": {"plans": plans, "acted": [acted], "never": [1]}})[-2:]
     assert faults == [("fault", "W3 4x slower 0.1-0.4 s"), ("fault", "never acted: faults.plans[1] (kill at 120 s)")]
     assert dict(_summary({**result, "warnings": ["bad"]}))["warning"] == "bad"
-    ProgressDisplay().result(result)
+    ProgressDisplay().show_result(result)
     assert "gba, seed 1" in capsys.readouterr().out
 
 
@@ -138,10 +140,10 @@ def test_what_one_copies_is_whole_at_80_columns(
         "samples": {"read": 1000, "trained": 990, "decayed": 10, "lost": 0}, "best_possible_auc": None,
         "staleness": {"mean": 1.5, "p50": 1.0, "p99": 4.0}, "run_dir": run_dir,
     }  # fmt: skip
-    ProgressDisplay().result(result, [("compare runs", "gbactl report")])
+    ProgressDisplay().show_result(result, [("compare runs", "gbactl report")])
     assert capsys.readouterr().out.splitlines()[-2:] == [f"run directory: {run_dir}", "compare runs:  gbactl report"]
     monkeypatch.setattr(module.Console, "is_terminal", True)
-    ProgressDisplay().say(f"saved in {run_dir}")
+    ProgressDisplay().print_line(f"saved in {run_dir}")
     assert run_dir in capsys.readouterr().err
     assert shown_path(Path.cwd() / "runs" / "1") == "runs/1" and shown_path(Path("/r")) == "/r"
 
@@ -150,14 +152,14 @@ def test_the_job_s_remaining_time_is_known_right_after_a_switch() -> None:
     job, fields = JobProgress(3000), progress(0.0)
     for second in range(11):  # 100 samples a second
         job.add({**fields, "samples": 100 * second, "eps": 100.0}, 50.0 + second)
-    assert (job.share, job.left, job.rate) == (pytest.approx(1 / 3), pytest.approx(20), 100)
+    assert (job.share, job.seconds_left, job.rate) == (pytest.approx(1 / 3), pytest.approx(20), 100)
     job.add({**fields, "samples": 1000, "mode": "sync", "eps": 0.0}, 61.0)
-    assert job.left == pytest.approx(20), "at the pace of the mode before"
+    assert job.seconds_left == pytest.approx(20), "at the pace of the mode before"
     job.add({**fields, "samples": 1500, "mode": "sync", "eps": 500.0}, 62.0)
-    assert (job.left, job.rate) == (pytest.approx(3), 500)
+    assert (job.seconds_left, job.rate) == (pytest.approx(3), 500)
     job.add({**fields, "samples": 1400, "mode": "sync", "eps": 500.0}, 63.0)  # a recovery
-    assert job.left == pytest.approx(3.2)
-    assert JobProgress(10).left is None
+    assert job.seconds_left == pytest.approx(3.2)
+    assert JobProgress(10).seconds_left is None
 
 
 def test_one_bar_for_the_job_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +169,7 @@ def test_one_bar_for_the_job_fits_80_columns(monkeypatch: pytest.MonkeyPatch) ->
     show.job = JobProgress(2000)
     show.job.auc = 0.71234
     for share in (0.2, 0.6):
-        show.progress(progress(share, mode="shadow_easgd"))
+        show.show_progress(progress(share, mode="shadow_easgd"))
     assert show._bar is not None
     [task] = show._bar.tasks
     assert task.description == "day 0 of 2, shadow_easgd" and task.completed == 0.3
@@ -207,8 +209,8 @@ def test_a_terminal_that_goes_away_ends_nothing(monkeypatch: pytest.MonkeyPatch)
     left: list[str] = []
     monkeypatch.setattr(module, "leave_terminal", lambda: left.append("it"))
     show = ProgressDisplay()
-    show.say("a line")
-    show.progress(progress(1.0))
+    show.print_line("a line")
+    show.show_progress(progress(1.0))
     assert left == ["it", "it"]
 
 
@@ -216,12 +218,12 @@ def test_a_run_of_a_sweep_is_a_part_of_its_bar_and_one_line(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     show = ProgressDisplay(place=SweepPlace(2, 4, (30.0,)))
-    show.detail("not told")
+    show.print_detail("not told")
     clock[0] += 10
-    show.progress(progress(0.0))
+    show.show_progress(progress(0.0))
     assert capsys.readouterr().err.startswith("  run 2 of 4, day 0 of 2, gba:  25 %  1:20 left  ")
     fields = {"auc": 0.7, "logloss": 0.5, "eps": 1000.0, "wall_seconds": 65.0, "run_dir": "/runs/r"}
-    show.finished(fields, "gba iota=3 s1")
+    show.show_end(fields, "gba iota=3 s1")
     told = "run 2 of 4: gba iota=3 s1: AUC 0.70000, log loss 0.50000, 1,000 samples/s, 1:05, /runs/r\n"
     assert capsys.readouterr().out == told
-    assert SweepPlace(1, 3).left(5.0, None) is None and SweepPlace(1, 3).left(5.0, 15.0) == 15 + 2 * 20
+    assert SweepPlace(1, 3).seconds_left(5.0, None) is None and SweepPlace(1, 3).seconds_left(5.0, 15.0) == 15 + 2 * 20

@@ -267,7 +267,7 @@ def test_an_export_is_the_model_for_torch_and_others(
     paths = export(chain, tmp_path / "model")
     state = torch.load(paths[1], weights_only=True)
     tensors, told = load_file(paths[0]), json.loads(paths[2].read_text())
-    last, schema = chain.last, Schema.of(chain.last.schema)
+    last, schema = chain.last, Schema.from_stored(chain.last.schema)
     whole = np.zeros((last.table_rows, last.width), np.float32)
     for shard in range(last.shards):
         whole[shard :: last.shards] = load_file(folder.path / last.name / f"S{shard}.safetensors")["rows"]

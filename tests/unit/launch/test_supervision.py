@@ -15,7 +15,14 @@ import pytest
 from gbactl.config import RunConfig
 from gbactl.engine.base import ChildProcess, RunProcesses
 from gbactl.errors import ClusterError
-from gbactl.launch.supervision import MOST_TRIES, FaultInjection, Replacements, event_sentence, loss_known, switch_known
+from gbactl.launch.supervision import (
+    MOST_TRIES,
+    FaultInjection,
+    Replacements,
+    event_sentence,
+    repeats_known_failure,
+    repeats_known_switch,
+)
 from gbactl.wire.messages import Event
 from tests.support.processes import launch_of
 
@@ -84,17 +91,17 @@ def test_a_dead_worker_is_buried_and_succeeded(family: Family) -> None:
     family.running[1].process.kill()
     family.running[1].process.wait()
     assert family.failure() is not None, "before everybody has come it is a failure"
-    successors.heard(Event("progress", {}))
+    successors.on_event(Event("progress", {}))
     assert family.failure() is None
-    successors.heard(lost("W0"))
+    successors.on_event(lost("W0"))
     assert (names(family.running), names(family.abandoned)) == (["C", "W0"], ["W0"])
     assert family._incarnations["W0"] == 1 and not family.ended()
 
 
 def test_a_loss_that_another_coordinator_tells_again_is_known(family: Family) -> None:
     successors = Replacements(family, lambda _: None)
-    successors.heard(lost("W0"))
-    successors.heard(lost("W0"))
+    successors.on_event(lost("W0"))
+    successors.on_event(lost("W0"))
     assert (names(family.running), names(family.abandoned)) == (["C", "W0"], ["W0"]) and family.incarnation("W0") == 1
 
 
@@ -102,7 +109,7 @@ def test_another_failure_is_not_taken_for_that_of_the_buried(family: Family) -> 
     successors = Replacements(family, lambda _: None)
     family.running[1].process.kill()
     family.running[1].process.wait()
-    successors.heard(lost("W0", replaced=False))
+    successors.on_event(lost("W0", replaced=False))
     family.running[0].process.kill()
     family.running[0].process.wait()
     failure = family.failure()
@@ -111,10 +118,10 @@ def test_another_failure_is_not_taken_for_that_of_the_buried(family: Family) -> 
 
 def test_one_that_hangs_is_killed_where_it_shares_memory(family: Family) -> None:
     worker = family.running[1]
-    Replacements(family, lambda _: None).heard(lost("W0", shared=True))
+    Replacements(family, lambda _: None).on_event(lost("W0", shared=True))
     assert worker.process.wait(20) == -9
     other = family.running[1]
-    Replacements(family, lambda _: None).heard(lost("W0", epoch=1))
+    Replacements(family, lambda _: None).on_event(lost("W0", epoch=1))
     assert other.process.poll() is None
 
 
@@ -126,7 +133,7 @@ def test_a_dead_server_is_spared_where_there_are_checkpoints(family: Family) -> 
     assert family.failure() is not None
     family.cfg.checkpoint.name = "cpr"
     assert family.failure() is None
-    Replacements(family, lambda _: None).heard(lost("S0"))
+    Replacements(family, lambda _: None).on_event(lost("S0"))
     assert names(family.running) == ["C", "W0", "S0"] and family._incarnations["S0"] == 1
 
 
@@ -134,11 +141,11 @@ def test_a_server_that_never_comes_ends_the_run(family: Family) -> None:
     successors = Replacements(family, lambda _: None)
     family.start_one("S0")
     family.code = "raise SystemExit(1)"
-    successors.heard(lost("S0"))
+    successors.on_event(lost("S0"))
     with pytest.raises(ClusterError, match="S0 could not be replaced in 3 tries; look into"):
         for _ in range(MOST_TRIES):
             family.running[-1].process.wait(20)
-            successors.look()
+            successors.poll()
 
 
 @pytest.mark.parametrize(
@@ -161,52 +168,52 @@ def test_a_successor_that_does_not_come_is_started_again_a_few_times(family: Fam
     said: list[str] = []
     successors = Replacements(family, said.append)
     family.code = "raise SystemExit(1)"
-    successors.heard(lost("W0"))
+    successors.on_event(lost("W0"))
     for _ in range(MOST_TRIES):
         started = family.running[-1]
         started.process.wait(20)
-        successors.look()
+        successors.poll()
     assert names(family.running) == ["C"] and family._incarnations["W0"] == MOST_TRIES
     assert family.tried_again == MOST_TRIES - 1
     assert len(said) == 1 and "W0 could not be replaced" in said[0]
-    successors.look()
+    successors.poll()
     assert names(family.running) == ["C"]
 
 
 def test_one_that_has_joined_is_left_alone_and_a_late_one_is_not_waited_for(family: Family) -> None:
     successors = Replacements(family, lambda _: None)
-    successors.heard(lost("W0"))
-    successors.heard(Event("joined", {"process": "W0", "step": 3}))
-    successors.heard(Event("result", {}))
+    successors.on_event(lost("W0"))
+    successors.on_event(Event("joined", {"process": "W0", "step": 3}))
+    successors.on_event(Event("result", {}))
     assert names(family.running) == ["C", "W0"]
-    successors.heard(lost("W0", epoch=1))
+    successors.on_event(lost("W0", epoch=1))
     late = family.running[-1]
-    successors.heard(Event("result", {}))
+    successors.on_event(Event("result", {}))
     assert late.process.wait(20) == -9 and names(family.running) == ["C"]
 
 
 def test_kill_hang_and_wake(family: Family) -> None:
     injection, worker = FaultInjection(family), family.running[1]
     hang = {"kind": "hang", "process": "W0", "seconds": 0.2}
-    assert injection.inflict(hang) == worker.process.pid
+    assert injection.inject(hang) == worker.process.pid
     until(lambda: state(worker) == "T")
-    injection.look()
+    injection.poll()
     assert state(worker) == "T"
-    until(lambda: injection.look() or state(worker) != "T")
-    assert injection.inflict({"kind": "kill", "process": "W0", "seconds": None}) == worker.process.pid
+    until(lambda: injection.poll() or state(worker) != "T")
+    assert injection.inject({"kind": "kill", "process": "W0", "seconds": None}) == worker.process.pid
     assert worker.process.wait(20) == -9
-    assert injection.inflict(hang) is None and injection.inflict({**hang, "process": "W7"}) is None
+    assert injection.inject(hang) is None and injection.inject({**hang, "process": "W7"}) is None
     assert os.getpid() != worker.process.pid
 
 
 def test_a_loss_is_known_by_process_and_epoch() -> None:
-    assert loss_known(Event("lost", {**LOST, "step": 9}), [LOST])
-    assert not loss_known(Event("lost", {**LOST, "epoch": 1}), [LOST])
-    assert not loss_known(Event("joined", LOST), [LOST])
+    assert repeats_known_failure(Event("lost", {**LOST, "step": 9}), [LOST])
+    assert not repeats_known_failure(Event("lost", {**LOST, "epoch": 1}), [LOST])
+    assert not repeats_known_failure(Event("joined", LOST), [LOST])
 
 
 def test_a_switch_is_known_by_its_step_and_modes_whatever_its_pause() -> None:
-    assert switch_known(Event("switch", {**DONE, "pause_ms": None}), [DONE])
-    assert not switch_known(Event("switch", {**DONE, "step": 41}), [DONE])
-    assert not switch_known(Event("switch", {**DONE, "state": "stayed"}), [DONE])
-    assert not switch_known(Event("switch", DONE), [])
+    assert repeats_known_switch(Event("switch", {**DONE, "pause_ms": None}), [DONE])
+    assert not repeats_known_switch(Event("switch", {**DONE, "step": 41}), [DONE])
+    assert not repeats_known_switch(Event("switch", {**DONE, "state": "stayed"}), [DONE])
+    assert not repeats_known_switch(Event("switch", DONE), [])

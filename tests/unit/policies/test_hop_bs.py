@@ -52,7 +52,7 @@ def test_nobody_waits_for_the_dead_and_a_joiner_starts_with_the_slowest() -> Non
     assert alone(driver, 0) == 2
     assert alone(driver, 1, most=1) == 1
     driver.join(2)
-    assert driver.policy.clocks.ahead(2) == 0  # type: ignore[attr-defined]
+    assert driver.policy.clocks.batches_ahead(2) == 0  # type: ignore[attr-defined]
     assert [alone(driver, worker) for worker in (2, 0)] == [2, 1]
 
 
@@ -98,11 +98,11 @@ def test_the_slowest_clock_never_goes_back() -> None:
     clocks = WorkerClocks([0, 1])
     for _ in range(3):
         clocks.tick(0)
-    assert (clocks.slowest, clocks.ahead(0)) == (0, 3)
+    assert (clocks.slowest, clocks.batches_ahead(0)) == (0, 3)
     clocks.remove(1)
-    assert (clocks.slowest, clocks.ahead(0)) == (3, 0)
+    assert (clocks.slowest, clocks.batches_ahead(0)) == (3, 0)
     clocks.remove(0), clocks.remove(0)
     clocks.add(7), clocks.add(7)
-    assert (clocks.slowest, clocks.ahead(7)) == (3, 0)
+    assert (clocks.slowest, clocks.batches_ahead(7)) == (3, 0)
     clocks.tick(7)
     assert clocks.slowest == 4

@@ -218,7 +218,7 @@ def test_a_fast_worker_takes_more() -> None:
 
 def test_the_ledger_says_so_when_samples_do_not_add_up() -> None:
     ledger = Ledger(read=10)
-    ledger.settle(Step(0, (Member(0, 0, 1.0, 4, 0), Member(1, 0, 0.0, 5, 9)), 2.0))
+    ledger.count_step(Step(0, (Member(0, 0, 1.0, 4, 0), Member(1, 0, 0.0, 5, 9)), 2.0))
     assert (ledger.trained, ledger.decayed, ledger.effective) == (4, 5, 4.0)
     with pytest.raises(AccountingError, match=r"read 10 is not trained 4 \+ decayed 5 \+ lost 0"):
         ledger.check()

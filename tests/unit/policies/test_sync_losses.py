@@ -94,9 +94,9 @@ def test_who_is_in_a_step_is_owed_what_a_dead_worker_left_of_it() -> None:
     policy = make("sync", phase(60, local=4, gradients=3, workers=3))
     for worker in (0, 1, 2, 0):
         policy.take(worker)  # worker 0 is in the second step
-    assert not any(policy.owes(worker) for worker in range(3))
+    assert not any(policy.owes_batch(worker) for worker in range(3))
     policy.lost_worker(2)
-    owed = [worker for worker in (0, 1) if policy.owes(worker)]
+    owed = [worker for worker in (0, 1) if policy.owes_batch(worker)]
     assert owed
     taken = {grant.batch for worker in owed for grant in [policy.take(worker)] if grant is not None}
     assert 2 in taken

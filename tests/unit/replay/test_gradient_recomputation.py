@@ -21,7 +21,7 @@ def test_every_pull_is_due_once_at_its_version(versions: list[tuple[int, int, in
             expected |= {(c if c >= 0 else a, 0, True, batch), (d if d >= 0 else b, 1, True, batch)}
     for batch in dropped:
         pulls.drop(batch)
-    due = [(version, *one) for version in range(7) for one in pulls.leaving(version)]
+    due = [(version, *one) for version in range(7) for one in pulls.pulls_at(version)]
     assert set(due) == expected
     assert len(due) == len(expected)
 

@@ -33,7 +33,7 @@ from gbactl.report.equivalence_tests import (
     verdicts,
 )  # fmt: skip
 from gbactl.report.paired_statistics import Difference, Stat, interval_of, paired
-from gbactl.report.render import FORMATS, beside, render, sentences
+from gbactl.report.render import FORMATS, render, sentences, stderr_sentences
 from gbactl.tracking.mlflow_connection import Run
 from tests.support.report_examples import run
 
@@ -270,4 +270,4 @@ def test_csv_and_json_have_the_p_values() -> None:
         None, pytest.approx(float(gba["p_same"])), pytest.approx(float(slow["p_same"])),
     ]  # fmt: skip
     assert data["margin"] == AUC_MARGIN and data["groups"][1]["against"] == ["sync"]
-    assert any(sentence.startswith("gba: same as sync") for sentence in beside(example(), "csv"))
+    assert any(sentence.startswith("gba: same as sync") for sentence in stderr_sentences(example(), "csv"))

@@ -19,7 +19,7 @@ from gbactl.errors import GbactlError
 from gbactl.report import charts
 from gbactl.report.command import with_times
 from gbactl.report.compare import compare
-from gbactl.report.html_report import again, binned, page, write_figures
+from gbactl.report.html_report import binned, page, rerun_commands, write_figures
 from gbactl.report.run_curves import Curves, curves_of
 from gbactl.tracking.mlflow_connection import COMMAND, Run
 from tests.support.report_examples import run, three
@@ -201,6 +201,6 @@ def test_runs_that_differ_in_their_seed_are_one_sweep() -> None:
         return replace(run("gba", seed, 0.8), tags={COMMAND: text})
 
     several = [typed(f"gbactl train mode=gba seed={seed} 'a=[1, 2]'", seed) for seed in (10, 9)]
-    assert again([*several, typed("gbactl train mode=sync", 0), run("gba", 1, 0.8)]) == [
+    assert rerun_commands([*several, typed("gbactl train mode=sync", 0), run("gba", 1, 0.8)]) == [
         "gbactl train -m mode=gba 'a=[1, 2]' seed=9,10", "gbactl train mode=sync seed=0",
     ]  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gbactl.report.compare import compare
-from gbactl.report.render import FORMATS, answer, beside, render
+from gbactl.report.render import FORMATS, answer, render, stderr_sentences
 from gbactl.tracking.mlflow_connection import Run
 from tests.support.report_examples import run, three
 
@@ -69,7 +69,7 @@ def test_csv_has_numbers_in_full_and_no_sentences() -> None:
     assert lines[0].startswith("mode,n,auc_difference,auc_difference_half,pairs,auc_mean,auc_sd,")
     assert [line.split(",")[:2] for line in lines[1:]] == [["sync", "3"], ["gba", "3"]]
     assert float(lines[2].split(",")[3]) == pytest.approx(0.0286844, rel=1e-5)
-    assert any("FAILED" in sentence for sentence in beside(report(), "csv"))
+    assert any("FAILED" in sentence for sentence in stderr_sentences(report(), "csv"))
 
 
 def test_json_holds_everything() -> None:

@@ -48,53 +48,53 @@ def told(answers: Any) -> list[tuple[int, int, float]]:
 
 def test_a_sum_goes_to_those_who_want_it_when_the_last_part_is_there() -> None:
     sums = GenerationSums()
-    assert told(sums.part(0, part(which=0, parts=3), values(1))) == []
-    assert told(sums.part(1, part(which=2, parts=3), values(4))) == []
-    assert told(sums.part(0, part(which=1, parts=3), values(2))) == [(0, 1, 7.0), (1, 1, 7.0)]
-    assert told(sums.part(1, part(which=-1, parts=3), None)) == [(1, 1, 7.0)]  # asked for again
+    assert told(sums.add_part(0, part(which=0, parts=3), values(1))) == []
+    assert told(sums.add_part(1, part(which=2, parts=3), values(4))) == []
+    assert told(sums.add_part(0, part(which=1, parts=3), values(2))) == [(0, 1, 7.0), (1, 1, 7.0)]
+    assert told(sums.add_part(1, part(which=-1, parts=3), None)) == [(1, 1, 7.0)]  # asked for again
 
 
 def test_the_order_of_a_sum_is_that_of_its_parts() -> None:
     sums, parts, answers = GenerationSums(), {2: 1e8, 0: 1.0, 1: -1e8}, []
     for which, value in parts.items():
-        answers = told(sums.part(0, part(which=which, parts=3), values(value)))
+        answers = told(sums.add_part(0, part(which=which, parts=3), values(value)))
     assert answers == [(0, 1, float(np.float32(np.float32(1.0) - np.float32(1e8)) + np.float32(1e8)))]
 
 
 def test_what_the_ring_had_summed_counts_for_all() -> None:
     sums = GenerationSums()
-    assert told(sums.part(0, part(7), values(1))) == []
-    assert told(sums.brought(1, Sum(0, "d", 7), values(OF_RING))) == [(0, 7, OF_RING)]
-    assert told(sums.part(1, part(8, which=1), values(2))) == []
-    assert told(sums.part(0, part(8), values(1))) == [(0, 8, 3.0), (1, 8, 3.0)]
+    assert told(sums.add_part(0, part(7), values(1))) == []
+    assert told(sums.add_ring_sum(1, Sum(0, "d", 7), values(OF_RING))) == [(0, 7, OF_RING)]
+    assert told(sums.add_part(1, part(8, which=1), values(2))) == []
+    assert told(sums.add_part(0, part(8), values(1))) == [(0, 8, 3.0), (1, 8, 3.0)]
 
 
 def test_a_part_that_is_gone_is_waited_for_until_its_step_is_ordered() -> None:
     """Rank 1 died with part 1: it is handed out again, unless its rows were announced."""
     sums = GenerationSums()
-    assert told(sums.part(0, part(which=0, parts=3, after=5), values(1))) == []
-    assert told(sums.part(0, part(which=2, parts=3, after=5), values(4))) == []
-    assert told(sums.part(0, part(which=-1, parts=3, after=5, absent=(1,)), None)) == []
-    assert told(sums.reached(4)) == [] and not sums.lost
-    assert told(sums.reached(5)) == [(0, 1, 5.0)] and sums.lost == {4: {1}}
+    assert told(sums.add_part(0, part(which=0, parts=3, after=5), values(1))) == []
+    assert told(sums.add_part(0, part(which=2, parts=3, after=5), values(4))) == []
+    assert told(sums.add_part(0, part(which=-1, parts=3, after=5, absent=(1,)), None)) == []
+    assert told(sums.on_version(4)) == [] and not sums.lost
+    assert told(sums.on_version(5)) == [(0, 1, 5.0)] and sums.lost == {4: {1}}
 
 
 def test_who_lives_and_has_not_told_everything_is_waited_for() -> None:
     sums = GenerationSums()
     sums.version = 7
     one = {"parts": 4, "ranks": 3, "absent": (2,)}
-    assert told(sums.part(0, part(which=0, after=5, **one), values(1))) == []
-    assert told(sums.part(1, part(which=1, **one), values(2))) == []  # another one of its own comes
-    assert told(sums.part(1, part(which=3, after=5, **one), values(8))) == [(0, 1, 11.0), (1, 1, 11.0)]
+    assert told(sums.add_part(0, part(which=0, after=5, **one), values(1))) == []
+    assert told(sums.add_part(1, part(which=1, **one), values(2))) == []  # another one of its own comes
+    assert told(sums.add_part(1, part(which=3, after=5, **one), values(8))) == [(0, 1, 11.0), (1, 1, 11.0)]
     assert sums.lost == {4: {2}}
 
 
 def test_a_sum_of_which_nothing_is_left_is_zero() -> None:
     """The last step had one batch, and its worker is gone."""
     sums = GenerationSums()
-    assert told(sums.part(0, part(which=-1, parts=1, after=3), None)) == []
-    assert told(sums.part(0, part(which=-1, parts=1, after=3, absent=(1,)), None)) == []
-    assert told(sums.reached(3)) == [(0, 1, 0.0)] and sums.lost == {2: {0}}
+    assert told(sums.add_part(0, part(which=-1, parts=1, after=3), None)) == []
+    assert told(sums.add_part(0, part(which=-1, parts=1, after=3, absent=(1,)), None)) == []
+    assert told(sums.on_version(3)) == [(0, 1, 0.0)] and sums.lost == {2: {0}}
 
 
 def test_the_coordinator_is_told_once_of_what_is_gone_and_each_new_one_again() -> None:
@@ -108,7 +108,7 @@ def test_the_coordinator_is_told_once_of_what_is_gone_and_each_new_one_again() -
         side.from_workers[Summand](worker, message, Frame(1, b"", values(3).view(np.uint8)))
     assert worker.sent == [("dense.1", 3.0), ("dense.0", 3.0)]
     assert coordinator.messages == [RingBroken(), SummandsLost(4, [1])]
-    side.stepped()
+    side.on_step()
     assert len(coordinator.messages) == 2
     side.revive()
     assert sorted(coordinator.messages, key=str) == 2 * [RingBroken()] + 2 * [SummandsLost(4, [1])]
@@ -139,7 +139,7 @@ def test_a_step_s_sum_lacks_what_died_alone_and_no_part_of_who_lives(data: st.Da
 
     def tell(index: int, which: int, more: bool = False) -> None:
         message = part(1, which, 3, ranks[index].absent, ranks=3, after=0 if more else AFTER)
-        heard(sums.part(index, message, None if which < 0 else values(2**which)))
+        heard(sums.add_part(index, message, None if which < 0 else values(2**which)))
 
     def heard(answers: Any) -> None:
         for index, _, total in told(answers):
@@ -150,14 +150,14 @@ def test_a_step_s_sum_lacks_what_died_alone_and_no_part_of_who_lives(data: st.Da
     def tell_again(index: int) -> None:
         rank = ranks[index]
         if rank.total is not None:
-            heard(sums.brought(index, Sum(0, "d", 1), values(rank.total)))
+            heard(sums.add_ring_sum(index, Sum(0, "d", 1), values(rank.total)))
         elif rank.parts:
             for which in rank.parts:
                 tell(index, which, more=True)
             tell(index, -1)
 
     if dead_told:
-        heard(sums.part(2, part(1, 2, 3, ranks=3, after=AFTER), values(4)))
+        heard(sums.add_part(2, part(1, 2, 3, ranks=3, after=AFTER), values(4)))
     while True:
         todo: list[tuple[str, int]] = [("again", index) for index in behind]
         for index, rank in ranks.items():
@@ -186,7 +186,7 @@ def test_a_step_s_sum_lacks_what_died_alone_and_no_part_of_who_lives(data: st.Da
                 pushed.add(2)  # its rows alone
         elif what == "order":
             version = AFTER
-            heard(sums.reached(version))
+            heard(sums.on_version(version))
         elif what == "restart":
             restarts, dead_told, sums, behind = 0, False, GenerationSums(), {0, 1}
             sums.version = version
@@ -214,12 +214,14 @@ class Rank:
         head = {"ranks": RANKS, "absent": tuple(self.absent)}
         if self.brings:
             self.brings, self.had[self.number] = False, OF_RING
-            answers = told(sums.brought(self.index, Sum(0, "d", self.number), values(OF_RING)))
+            answers = told(sums.add_ring_sum(self.index, Sum(0, "d", self.number), values(OF_RING)))
             self.number += 1
             return answers
         which = -1 if self.asked else self.index
         self.asked = True
-        return told(sums.part(self.index, part(self.number, which, **head), None if which < 0 else values(2**which)))
+        return told(
+            sums.add_part(self.index, part(self.number, which, **head), None if which < 0 else values(2**which))
+        )
 
 
 @settings(deadline=None)
@@ -271,27 +273,27 @@ def test_all_who_live_have_the_same_sums_whoever_dies_when(data: st.DataObject) 
 ])  # fmt: skip
 def test_what_cannot_be_is_refused(message: Summand) -> None:
     with pytest.raises(WireError):
-        list(GenerationSums().part(0, message, values(1)))
+        list(GenerationSums().add_part(0, message, values(1)))
     with pytest.raises(WireError):
-        list(GenerationSums().part(2, part(), values(1)))  # no rank of two
+        list(GenerationSums().add_part(2, part(), values(1)))  # no rank of two
 
 
 def test_a_sum_has_one_length_and_nobody_is_far_ahead() -> None:
     sums = GenerationSums()
-    list(sums.part(0, part(), values(1)))
+    list(sums.add_part(0, part(), values(1)))
     with pytest.raises(WireError):
-        list(sums.part(1, part(length=2), values(1, 2)))
+        list(sums.add_part(1, part(length=2), values(1, 2)))
     with pytest.raises(WireError):
         for number in range(2, OPEN + 3):
-            list(sums.part(0, part(number), values(1)))
+            list(sums.add_part(0, part(number), values(1)))
 
 
 def test_a_new_generation_knows_nothing_of_the_one_before() -> None:
     sums = GenerationSums()
-    list(sums.part(0, part(5, absent=(1,)), values(1)))
-    assert told(sums.part(0, part(1, generation=3), values(1))) == []  # rank 1 is waited for
-    assert told(sums.part(1, part(5, which=1), values(9))) == []  # from before
-    assert told(sums.part(1, part(1, which=1, generation=3), values(2))) == [(0, 1, 3.0), (1, 1, 3.0)]
+    list(sums.add_part(0, part(5, absent=(1,)), values(1)))
+    assert told(sums.add_part(0, part(1, generation=3), values(1))) == []  # rank 1 is waited for
+    assert told(sums.add_part(1, part(5, which=1), values(9))) == []  # from before
+    assert told(sums.add_part(1, part(1, which=1, generation=3), values(2))) == [(0, 1, 3.0), (1, 1, 3.0)]
 
 
 def test_a_frame_that_does_not_fit_is_refused() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from gbactl.checkpoint.tensor_file import widened
+from gbactl.checkpoint.tensor_file import from_bf16
 from gbactl.errors import WireError
 from gbactl.server.checkpoint_writer import PIECES_AHEAD, RowChooser, ShardSaver, Snapshot
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
@@ -88,8 +88,8 @@ def test_rows_and_moments_take_half_the_bytes(tmp_path: Path) -> None:
     assert not chain[1].error and 0 <= chain[0].bytes - chain[1].bytes - rows // 2 < 64  # the header is shorter, too
     for name, values in plain.items():
         if name in ("rows", "row_moment.first", "row_moment.second"):
-            np.testing.assert_allclose(widened(small[name]), values, rtol=2**-8)
-            assert (widened(small[name]) != values).any()
+            np.testing.assert_allclose(from_bf16(small[name]), values, rtol=2**-8)
+            assert (from_bf16(small[name]) != values).any()
         else:
             np.testing.assert_array_equal(small[name], values)
 
@@ -107,7 +107,7 @@ def test_it_copies_ahead_of_the_disk_as_much_as_it_may_hold(
     (tmp_path / "cut-000001").mkdir()
     saver.begin(Save(1, 0, "cut-000001", "whole", True, SLOW), True)
     waiting = 0
-    while saver.room:
+    while saver.has_room:
         assert saver.patience == 0.0
         saver.advance()
         assert saver._writing is not None
@@ -196,7 +196,7 @@ def test_a_server_looks_as_often_as_the_pace_asks_for(
     saver.begin(Save(1, 0, "cut-000001", "whole", True, pace), True)
     assert saver.patience == 0.0, "there is room for a piece"
     with monkeypatch.context() as full:
-        full.setattr("gbactl.server.checkpoint_writer.ShardSaver.room", False)
+        full.setattr("gbactl.server.checkpoint_writer.ShardSaver.has_room", False)
         assert saver.patience == pytest.approx(seconds)
     ended(saver, told)
 
@@ -222,14 +222,14 @@ def test_pieces_together_are_the_moment(todo: list[Action], rows: list[int] | No
     snapshot, found = Snapshot(arrays, index), []
     for what, numbers in todo:
         if what == "piece":
-            found.append(snapshot.piece(numbers[0]))
+            found.append(snapshot.next_piece(numbers[0]))
             continue
         changed = None if what == "all" else np.array(numbers, np.int32)
-        snapshot.changing(changed)
+        snapshot.copy_before_change(changed)
         for array in arrays.values():
             array[slice(None) if changed is None else changed] += 1
     while not snapshot.done:
-        found.append(snapshot.piece(4))
+        found.append(snapshot.next_piece(4))
     for name, array in before.items():
         parts = [piece[name] for piece in found]
         saved = np.concatenate(parts) if parts else array[:0]
@@ -239,6 +239,6 @@ def test_pieces_together_are_the_moment(todo: list[Action], rows: list[int] | No
 def test_only_rows_still_to_come_are_kept() -> None:
     table = np.zeros((10, 4), np.float32)
     snapshot = Snapshot({"rows": table}, np.array([1, 5, 7], np.int32))
-    snapshot.piece(1)
-    snapshot.changing(np.array([0, 1, 2, 5], np.int32))
+    snapshot.next_piece(1)
+    snapshot.copy_before_change(np.array([0, 1, 2, 5], np.int32))
     assert snapshot.kept_bytes == snapshot.row_bytes == 16

@@ -121,7 +121,7 @@ def test_from_gba_a_calm_cluster_goes_to_sync_once(two_days: Path, tmp_path: Pat
 
 def test_what_cannot_be_is_noted_and_not_asked(one_day: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For instance where a worker is gone that sync would need, or the last batch is handed out."""
-    monkeypatch.setattr(ModeSwitch, "_hindrance", lambda self, cfg: f"no {cfg.mode.name} today")
+    monkeypatch.setattr(ModeSwitch, "_obstacle", lambda self, cfg: f"no {cfg.mode.name} today")
     result = run(auto(), one_day, tmp_path)
     wished = [look for look in looks(tmp_path) if look["wanted"] != look["mode"]]
     assert wished and all(look["obstacle"] == "no gba today" for look in wished)

@@ -15,7 +15,7 @@ from gbactl.simulation.discrete_events import EventQueue, Fifo, SerialProcess, S
 def test_events_happen_by_time_and_then_in_the_order_they_were_planned(times: list[int]) -> None:
     events, seen = EventQueue(), []
     for number, time in enumerate(times):
-        events.at(float(time), lambda t=time, n=number: seen.append((events.now, t, n)))
+        events.schedule_at(float(time), lambda t=time, n=number: seen.append((events.now, t, n)))
     while events.step():
         pass
     assert seen == [(float(t), t, n) for t, n in sorted((t, n) for n, t in enumerate(times))]
@@ -23,8 +23,8 @@ def test_events_happen_by_time_and_then_in_the_order_they_were_planned(times: li
 
 def test_an_event_may_plan_others_for_the_same_moment() -> None:
     events, seen = EventQueue(), []
-    events.at(1.0, lambda: (seen.append("a"), events.after(0.0, seen.append, "c")))
-    events.at(1.0, seen.append, "b")
+    events.schedule_at(1.0, lambda: (seen.append("a"), events.schedule_after(0.0, seen.append, "c")))
+    events.schedule_at(1.0, seen.append, "b")
     while events.step():
         pass
     assert seen == ["a", "b", "c"] and events.now == 1.0
@@ -35,12 +35,12 @@ def test_the_past_and_no_time_are_refused(time: float) -> None:
     events = EventQueue()
     events.wait(1.0)
     with pytest.raises(ValueError, match="planned at 1"):
-        events.at(time, print)
+        events.schedule_at(time, print)
 
 
 def test_the_clock_waits_no_longer_than_to_the_next_event() -> None:
     events = EventQueue()
-    events.at(2.0, lambda: None)
+    events.schedule_at(2.0, lambda: None)
     events.wait(2.0)
     assert (events.now, events.next_time, len(events)) == (2.0, 2.0, 1)
     with pytest.raises(ValueError, match="cannot be moved"):
@@ -51,7 +51,7 @@ def test_the_clock_waits_no_longer_than_to_the_next_event() -> None:
 
 def test_when_everybody_stands_still_the_clock_alone_goes_on() -> None:
     events, seen = EventQueue(now=3.0, stalled=2.0), []
-    events.after(1.0, lambda: seen.append(events.clock))
+    events.schedule_after(1.0, lambda: seen.append(events.clock))
     events.stall(10.0)
     assert (events.now, events.clock, events.next_time) == (3.0, 15.0, 4.0)
     events.step()
@@ -74,7 +74,7 @@ def finish_times(cores: int, jobs: list[tuple[int, int]]) -> list[float]:
         ends[number] = events.now
 
     for number, (arrival, seconds) in enumerate(jobs):
-        events.at(float(arrival), shared.run, float(seconds), end, number)
+        events.schedule_at(float(arrival), shared.run, float(seconds), end, number)
     while events.step():
         pass
     assert len(shared) == 0
@@ -143,7 +143,7 @@ def test_a_line_is_served_in_order_without_a_pause(jobs: list[tuple[int, int]]) 
     line.events = events
     begins: list[tuple[float, float]] = []
     for arrival, seconds in sorted(jobs, key=lambda job: job[0]):
-        events.at(float(arrival), lambda s=float(seconds): begins.append((line.reserve(s), s)))
+        events.schedule_at(float(arrival), lambda s=float(seconds): begins.append((line.reserve(s), s)))
     while events.step():
         pass
     free = 0.0

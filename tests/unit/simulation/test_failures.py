@@ -115,7 +115,7 @@ def storming(
 
     It has one thread; what other tests have left in theirs may still transmit."""
     told, seen, own = list[tuple[int, float]](), list[tuple[int, float, bool]](), threading.get_ident()
-    on, draw = AllActivePeriods.on, MessageFaultStream.draw
+    on, draw = AllActivePeriods.active_indexes, MessageFaultStream.draw
 
     def asks(this: Any, step: int, seconds: float) -> Any:
         if threading.get_ident() == own:
@@ -135,7 +135,7 @@ def storming(
 
     plain = trained()
     with monkeypatch.context() as patched:
-        patched.setattr(AllActivePeriods, "on", asks)
+        patched.setattr(AllActivePeriods, "active_indexes", asks)
         patched.setattr(MessageFaultStream, "draw", draws)
         result = trained({**STORM, **when})
     adds_up(result, 1500)

@@ -180,7 +180,7 @@ def test_the_hub_moves_time_on_to_the_next_frame_or_the_time_out() -> None:
     net = Net(0)
     hub = VirtualHub(net.events, net.nodes[0].host, 0.25)
     channel = net.network.connect(net.nodes[0], hub)
-    net.events.at(3.0, channel.send, TakeBatch(5))
+    net.events.schedule_at(3.0, channel.send, TakeBatch(5))
     assert hub.poll(1.0) == [] and hub.now() == 1.0
     assert hub.poll(1e-20) == [] and hub.now() > 1.0, "a wait shorter than the clock can tell"
     [(back, frame)] = hub.poll(None)

@@ -41,7 +41,7 @@ def meet(rounds: RingRounds, events: EventQueue, told: list[tuple[int, float, fl
         def done(rank: int = rank, vector: Any = vector) -> None:
             told.append((rank, float(vector[0]), events.now))
 
-        rounds.meet(rank, vector, done)
+        rounds.join_round(rank, vector, done)
 
 
 def run(events: EventQueue) -> None:
@@ -54,7 +54,7 @@ def test_one_that_dies_before_a_round_is_missing_in_it(rounds: RingRounds, event
     meet(rounds, events, told, 0, 2)
     run(events)
     assert told == []
-    rounds.left(1)
+    rounds.remove_rank(1)
     run(events)
     assert told == [(0, 4.0, 2.0), (2, 4.0, 2.0)]
     meet(rounds, events, told, 2, 0)
@@ -68,7 +68,7 @@ def test_one_that_had_come_counts_once_more(rounds: RingRounds, events: EventQue
     """Whether the round was under way when it died, or others had still to come."""
     told: list[tuple[int, float, float]] = []
     meet(rounds, events, told, *((0, 1, 2) if complete else (1,)))
-    rounds.left(1)
+    rounds.remove_rank(1)
     meet(rounds, events, told, *(() if complete else (0, 2)))
     run(events)
     assert {total for _, total, _ in told} == {6.0} and len(told) == 3
@@ -79,8 +79,8 @@ def test_one_that_had_come_counts_once_more(rounds: RingRounds, events: EventQue
 
 def test_another_one_in_its_place_is_waited_for(rounds: RingRounds, events: EventQueue) -> None:
     told: list[tuple[int, float, float]] = []
-    rounds.left(1)
-    rounds.joined(1)
+    rounds.remove_rank(1)
+    rounds.add_rank(1)
     meet(rounds, events, told, 0, 2)
     run(events)
     assert told == []

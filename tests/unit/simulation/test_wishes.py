@@ -46,7 +46,7 @@ def ask_at_random(
         }
         if mode["name"] == "sync":
             del mode["local_batch"]
-        cluster.events.at(draw.uniform(0.0, 0.09), ask, {"id": number, "mode": mode})
+        cluster.events.schedule_at(draw.uniform(0.0, 0.09), ask, {"id": number, "mode": mode})
     cluster.run()
     [result] = [event.fields for event in told if event.name == "result"]
     return result, [event.fields for event in told if event.name == "switch"]

@@ -30,7 +30,7 @@ def order(step: int, *batches: int, weight: float = 1.0) -> StepOrder:
 def test_a_lost_part_is_a_gradient_of_zero_and_no_batch_of_the_running_statistics(kernels: Kernels) -> None:
     shard = Shard(SPEC, kernels)
     shard.table[:] = 0
-    shard.adopt(7, [2])
+    shard.take_over(7, [2])
     shard.stage(3, part(1, 4, value=2.0))
     assert shard.staged == (2, 3) and shard.version == 7
     shard.apply(order(7, 2, 3))
@@ -45,7 +45,7 @@ def test_a_step_of_lost_parts_alone(kernels: Kernels, scope: str, weight: float)
     """With row_l2=all it decays rows, as one whose gradients are 0."""
     shard = Shard(replace(SPEC, row_l2=scope, row_weight_decay=0.25), kernels)
     shard.table[:] = 1
-    shard.adopt(3, [0, 1])
+    shard.take_over(3, [0, 1])
     shard.apply(order(3, 0, 1, weight=weight))
     assert shard.table[0, 0] == (0.75 if scope == "all" and weight else 1.0)
     assert shard.dense_block().step == 0 and shard.version == 4
@@ -55,7 +55,7 @@ def test_a_step_of_lost_parts_alone(kernels: Kernels, scope: str, weight: float)
 def test_lost_parts_where_rows_have_a_staleness_of_their_own(kernels: Kernels, weight: float) -> None:
     shard = Shard(replace(SPEC, row_staleness="row"), kernels)
     shard.table[:] = 0
-    shard.adopt(0, [0])
+    shard.take_over(0, [0])
     shard.note_pull(1, np.array([2], np.int32))
     shard.stage(1, part(2))
     shard.apply(replace(order(0, 0, 1), row_weights=((1.0, weight), (1.0, weight))))

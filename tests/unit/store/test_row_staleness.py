@@ -88,7 +88,7 @@ def test_a_row_of_weight_0_is_left_out_entirely(kernels: Kernels, scope: str) ->
         shard.apply(StepOrder(1, ((9, 0.0),), 2.0, 0.0, row_weights=((1.0, 0.0),)))
         shards.append(shard)
     assert shards[0].checksum() == shards[1].checksum()
-    assert shards[1].rows.touches.tolist() == [1, 1, 0, 0, 0, 0]
+    assert shards[1].rows.touch_counts.tolist() == [1, 1, 0, 0, 0, 0]
 
 
 def test_a_gradient_of_dense_weight_0_may_still_touch_rows(kernels: Kernels) -> None:
@@ -339,12 +339,12 @@ def run(kernels: Kernels, shards: int, seed: int, **changes: Any) -> tuple[Any, 
         )  # fmt: skip
         for s, shard in enumerate(made):
             mine = {row // shards for row in hit if row % shards == s}
-            assert set(shard.touched(order).tolist()) == mine
+            assert set(shard.touched_rows(order).tolist()) == mine
             shard.apply(order)
         touches[sorted(hit)] += 1
     table, counted = np.empty((40, 2), F), np.zeros(40, int)
     for s, shard in enumerate(made):
-        table[s::shards], counted[s::shards] = shard.table, shard.rows.touches
+        table[s::shards], counted[s::shards] = shard.table, shard.rows.touch_counts
     return table, counted.tolist(), touches.tolist()
 
 

@@ -42,7 +42,7 @@ def crew(*seconds: float, mode: str = SYNC, **options: float) -> AutoController:
     made.begin(0.0, mode)
     for _ in range(8):
         for worker, took in enumerate(seconds):
-            made.seen(0.0, worker, took, 10)
+            made.add_measurement(0.0, worker, took, 10)
     return made
 
 
@@ -51,13 +51,13 @@ def steps(controller: AutoController, mode: str, every: float, samples: int, beg
     controller.begin(begin, mode)
     for number in range(1, 11):
         for worker in range(controller.workers):
-            controller.seen(begin + number * every, worker, 1.0, 10)
-        controller.stepped(begin + number * every, number * samples)
+            controller.add_measurement(begin + number * every, worker, 1.0, 10)
+        controller.on_step(begin + number * every, number * samples)
     return begin + 10 * every
 
 
 def looked(controller: AutoController, now: float = 0.0) -> SwitchDecision:
-    look = controller.look(now)
+    look = controller.decide(now)
     assert look is not None
     return look
 
@@ -73,15 +73,15 @@ def test_nothing_is_said_before_everybody_was_seen_a_few_times() -> None:
     made = AutoController(2, 20, 10, AutoOptions())
     made.begin(0.0, SYNC)
     for worker in (0, 0, 0, 0, 1, 1, 1):
-        made.seen(0.0, worker, 1.0, 10)
-        assert made.look(99.0) is None
-    made.seen(0.0, 1, 1.0, 10)
+        made.add_measurement(0.0, worker, 1.0, 10)
+        assert made.decide(99.0) is None
+    made.add_measurement(0.0, 1, 1.0, 10)
     assert looked(made, 99.0).workers == 2
 
 
 @pytest.mark.parametrize("mode", sorted(set(EVERY) - {SYNC, GBA}))
 def test_nothing_is_said_in_another_mode(mode: str) -> None:
-    assert crew(1.0, 4.0, mode=mode).look(99.0) is None
+    assert crew(1.0, 4.0, mode=mode).decide(99.0) is None
 
 
 def test_a_share_is_required_and_no_hurry() -> None:
@@ -114,7 +114,7 @@ def test_what_sync_adds_is_seen_in_sync_and_remembered() -> None:
     assert look.gba == pytest.approx(40 / 1.5), "not known: the same share of the promise"
     made.begin(end, GBA)
     for _ in range(8):
-        made.seen(end + 20.0, 3, 4.0, 10)
+        made.add_measurement(end + 20.0, 3, 4.0, 10)
     later = looked(made, end + 20.0)
     assert (later.delivered, later.overhead, later.sync) == (None, pytest.approx(0.5), pytest.approx(40 / 4.5))
 
@@ -149,9 +149,9 @@ def test_workers_are_taken_as_they_are_now() -> None:
     made = crew(1.0, 1.0, 4.0)
     for second in range(5, 25):
         for worker in range(3):
-            made.seen(float(second), worker, 1.0, 10)
+            made.add_measurement(float(second), worker, 1.0, 10)
     assert looked(made, 24.0).gba == pytest.approx(30.0)
-    made.gone(2)
+    made.remove_worker(2)
     assert (looked(made, 24.0).gba, looked(made, 24.0).workers) == (pytest.approx(20.0), 2)
 
 
@@ -159,8 +159,8 @@ def test_other_batch_sizes_count_by_their_samples() -> None:
     made = AutoController(2, 40, 20, AutoOptions(**EAGER))
     made.begin(0.0, GBA)
     for _ in range(4):
-        made.seen(0.0, 0, 1.0, 10)
-        made.seen(0.0, 1, 2.0, 10)
+        made.add_measurement(0.0, 0, 1.0, 10)
+        made.add_measurement(0.0, 1, 2.0, 10)
     look = looked(made)
     assert (look.gba, look.slowest, look.sync) == (15.0, pytest.approx(4.0), pytest.approx(10.0))
 
@@ -180,17 +180,17 @@ def simulated(
             if mode == SYNC:
                 now += max(times) + overhead
                 for worker, seconds in enumerate(times):
-                    controller.seen(now, worker, seconds, batch)
+                    controller.add_measurement(now, worker, seconds, batch)
                 gradients += len(times)
             else:
                 worker = min(due, key=lambda w: due[w])
                 now = max(now, due[worker])
-                controller.seen(now, worker, times[worker], batch)
+                controller.add_measurement(now, worker, times[worker], batch)
                 due[worker] = now + times[worker] + overhead
                 gradients += 1
             if gradients % len(times) == 0:
-                controller.stepped(now, batch * gradients)
-            look = controller.look(now)
+                controller.on_step(now, batch * gradients)
+            look = controller.decide(now)
             if look is not None and look.wanted != mode:
                 mode = look.wanted
                 switches.append((now, mode))
@@ -229,8 +229,8 @@ def test_rates_that_hover_around_a_threshold_do_not_flap(seed: int) -> None:
         ratio = draw.uniform(options.leave * 1.01, middle * 1.12 if number else 9.0)
         slow = 2 * ratio - 1  # of two workers, one of 1 s: gba / sync = (1 + 1 / slow) / (2 / slow)
         for _ in range(4):
-            made.seen(float(number), 0, 1.0, 10)
-            made.seen(float(number), 1, slow, 10)
+            made.add_measurement(float(number), 0, 1.0, 10)
+            made.add_measurement(float(number), 1, slow, 10)
         look = looked(made, float(number))
         assert look.gba / look.sync == pytest.approx(ratio)
         switches += look.wanted != mode
@@ -246,8 +246,8 @@ def test_nobody_stays_shorter_than_the_minimum(changes: list[tuple[float, float]
     for gap, slow in changes:
         now += gap
         for _ in range(4):
-            made.seen(now, 0, 1.0, 10)
-            made.seen(now, 1, slow, 10)
+            made.add_measurement(now, 0, 1.0, 10)
+            made.add_measurement(now, 1, slow, 10)
         look = looked(made, now)
         if look.wanted != mode:
             assert now - since >= stay
@@ -258,10 +258,10 @@ def test_nobody_stays_shorter_than_the_minimum(changes: list[tuple[float, float]
 @given(
     st.lists(
         st.one_of(
-            st.tuples(st.just("seen"), st.integers(0, 2), st.floats(1e-3, 1e3), st.integers(0, 20)),
-            st.tuples(st.just("stepped"), st.integers(0, 1000)),
+            st.tuples(st.just("add_measurement"), st.integers(0, 2), st.floats(1e-3, 1e3), st.integers(0, 20)),
+            st.tuples(st.just("on_step"), st.integers(0, 1000)),
             st.tuples(st.just("begin"), st.sampled_from([SYNC, GBA, "bsp"])),
-            st.tuples(st.just("look")),
+            st.tuples(st.just("decide")),
         ),
         max_size=200,
     ),

@@ -14,8 +14,8 @@ from gbactl.switching.switch_descriptions import (
     each_mode,
     from_listed,
     legend,
-    listed,
     mode_id,
+    modes_sentence,
     status,
     switched,
 )
@@ -33,7 +33,7 @@ def test_a_run_is_named_by_what_it_did() -> None:
      ("day 2", 0, True, "sync>gba@day2+fresh")],
 )  # fmt: skip
 def test_an_old_run_has_a_sentence_alone(day: str, sample: int, fresh: bool, name: str) -> None:
-    told = listed("sync", [{"to": "gba", "day": day, "first_sample": sample, "fresh_optimizer": fresh}])
+    told = modes_sentence("sync", [{"to": "gba", "day": day, "first_sample": sample, "fresh_optimizer": fresh}])
     assert from_listed(told) == name and from_listed("sync") == "sync" and from_listed("what; else") == "what; else"
 
 
@@ -85,6 +85,6 @@ def test_every_mode_has_a_number_of_its_own() -> None:
     assert mode_id("gba") == 2.0 and mode_id("unheard-of") is None
     assert legend().startswith("0 sync, 1 async")
     switches = [{"to": "gba", "day": "day 1", "first_sample": 0}, {"to": "sync", "day": "day 1", "first_sample": 64}]
-    assert listed("sync", switches) == "sync; gba from day 1, sample 0; sync from day 1, sample 64"
+    assert modes_sentence("sync", switches) == "sync; gba from day 1, sample 0; sync from day 1, sample 64"
     anew = [{**switches[0], "fresh_optimizer": True}]
-    assert listed("sync", anew) == "sync; gba from day 1, sample 0, optimizer anew"
+    assert modes_sentence("sync", anew) == "sync; gba from day 1, sample 0, optimizer anew"

@@ -13,7 +13,13 @@ from gbactl.kernels.half_precision import CODECS
 from gbactl.replicas import make
 from gbactl.store.dense import DenseBlock, DenseSpec
 from gbactl.store.optimizers import OptimizerSpec
-from gbactl.trainer.replica_exchange import AveragingRounds, CentreExchange, ForegroundDriver, ShadowDriver, drive
+from gbactl.trainer.replica_exchange import (
+    AveragingRounds,
+    CentreExchange,
+    ForegroundDriver,
+    ShadowDriver,
+    start_exchanges,
+)
 from gbactl.trainer.trainer_core import ExchangePace, ExchangeStatistics, Replica
 from tests.support.in_memory_collective import MemoryGroup
 
@@ -59,7 +65,7 @@ def test_a_step_in_the_middle_of_an_exchange_with_the_centre_is_not_lost() -> No
         return ones(8.0)
 
     meeting = CentreExchange(mine, make("easgd", SIZE, {"alpha": 0.25}), ExchangeStatistics(), ask)
-    assert not meeting.once(False)
+    assert not meeting.exchange_once(False)
     assert mine.value.tolist() == [-96.0 + 0.25 * (8.0 - 4.0)] * SIZE
 
 
@@ -67,12 +73,12 @@ def test_a_step_in_the_middle_of_a_round_is_not_lost() -> None:
     mine, others = replica(4.0), MemoryGroup(2)
     meeting = AveragingRounds(mine, make("ma", SIZE, {"alpha": 0.5}), ExchangeStatistics(), others.member(0))
     theirs = AveragingRounds(replica(8.0), make("ma", SIZE, {"alpha": 0.5}), ExchangeStatistics(), others.member(1))
-    total = meeting.offer(False)
+    total = meeting.fill(False)
     handle = meeting.collective.start(AveragingRounds.NAME, total)
     mine.step(ones(100.0), 1.0, 1.0)
-    assert not theirs.once(False)
+    assert not theirs.exchange_once(False)
     meeting.collective.wait(handle)
-    assert not meeting.accept(0.0)
+    assert not meeting.apply(0.0)
     assert mine.value.tolist() == [-96.0 + 0.5 * (6.0 - 4.0)] * SIZE
     assert theirs.replica.value.tolist() == [7.0] * SIZE
 
@@ -84,7 +90,7 @@ def test_a_step_too_small_for_two_bytes_is_not_lost_in_an_exchange(name: str) ->
     before = mine.value.tolist()
     meeting = AveragingRounds(mine, make("ma", SIZE, {}), ExchangeStatistics(), others.member(0), codec=codec, item=2)
     theirs = AveragingRounds(replica(1.0), make("ma", SIZE, {}), ExchangeStatistics(), others.member(1), codec=codec)
-    all_of([lambda: meeting.once(False), lambda: theirs.once(False)])
+    all_of([lambda: meeting.exchange_once(False), lambda: theirs.exchange_once(False)])
     assert mine.value.tolist() == before and theirs.replica.value.tolist() == [1.0] * SIZE
     assert meeting.statistics.sent == 2 * 2.0 * (SIZE + 4) / 2
     heard: list[Any] = []
@@ -93,7 +99,9 @@ def test_a_step_too_small_for_two_bytes_is_not_lost_in_an_exchange(name: str) ->
         heard.append(sent.tolist())
         return ones()
 
-    CentreExchange(mine, make("easgd", SIZE, {"alpha": 0.5}), ExchangeStatistics(), ask, codec=codec).once(False)
+    CentreExchange(mine, make("easgd", SIZE, {"alpha": 0.5}), ExchangeStatistics(), ask, codec=codec).exchange_once(
+        False
+    )
     assert mine.value.tolist() == before and heard == [[1.0] * SIZE]
 
 
@@ -126,7 +134,7 @@ def test_trainers_part_after_the_same_round_whenever_they_were_told() -> None:
         meeting = AveragingRounds(
             replicas[rank], make("ma", SIZE, {}), ExchangeStatistics(), group.member(rank), weight=weight
         )
-        while not meeting.once(rounds[rank] >= busy):
+        while not meeting.exchange_once(rounds[rank] >= busy):
             rounds[rank] += 1
 
     all_of([lambda rank=rank: trainer(rank) for rank in range(4)])
@@ -143,7 +151,7 @@ def test_one_that_dies_is_dropped_from_the_mean_and_the_others_part() -> None:
         mine = group.member(rank)
         mine.sum_live_ranks()
         meeting = AveragingRounds(replicas[rank], make("ma", SIZE, {}), ExchangeStatistics(), mine)
-        while not meeting.once(rounds[rank] >= busy[rank]):
+        while not meeting.exchange_once(rounds[rank] >= busy[rank]):
             rounds[rank] += 1
             if rank == 1 and rounds[rank] == 2:
                 replicas[rank].add(ones(600.0))  # nobody hears of this any more
@@ -165,7 +173,7 @@ def test_the_mean_is_over_those_who_are_there() -> None:
         rank: AveragingRounds(replica(4.0 * rank), make("ma", SIZE, {}), ExchangeStatistics(), members[rank])
         for rank in (0, 2)
     }
-    all_of([lambda each=each: each.once(False) for each in meetings.values()])
+    all_of([lambda each=each: each.exchange_once(False) for each in meetings.values()])
     assert [each.replica.value[0] for each in meetings.values()] == [4.0, 4.0]
     assert all(each.statistics.sent == 8.0 * (SIZE + 4) / 2 for each in meetings.values())
 
@@ -184,7 +192,7 @@ def test_one_that_is_out_of_data_answers_and_may_still_be_given_a_batch() -> Non
         loop = drive(0)
         for count in range(6):
             replicas[0].step(ones(0.0), 1.0, 1.0)
-            loop.stepped(count + 1)
+            loop.on_step(count + 1)
         assert given.wait(LIMIT)
         loop.idle()
         loop.close()
@@ -194,7 +202,7 @@ def test_one_that_is_out_of_data_answers_and_may_still_be_given_a_batch() -> Non
         loop.idle()
         for count in range(2):
             replicas[1].step(ones(0.0), 1.0, 1.0)
-            loop.stepped(count + 1)
+            loop.on_step(count + 1)
         given.set()
         loop.close()
 
@@ -214,8 +222,8 @@ def test_when_all_are_out_of_data_no_round_moves_anything(trainers: int) -> None
         rule = make("bmuf", SIZE, {"block_momentum": 0.5, "block_lr": 1.0, "nesterov": False})
         rule.start(ones(5.0))
         meeting = AveragingRounds(replicas[rank], rule, ExchangeStatistics(), group.member(rank))
-        accept = meeting.accept
-        meeting.accept = lambda began: (accept(began), rounds.release())[0]  # type: ignore[method-assign]
+        accept = meeting.apply
+        meeting.apply = lambda began: (accept(began), rounds.release())[0]  # type: ignore[method-assign]
         loop = ForegroundDriver(meeting, 100)
         loop.idle()
         for _ in range(3):
@@ -234,10 +242,10 @@ def test_trainers_of_unequal_speed_end_without_waiting_for_ever(shadow: bool) ->
     def trainer(rank: int) -> None:
         mine = replica(float(rank))
         meeting = AveragingRounds(mine, make("ma", SIZE, {"alpha": 0.5}), ExchangeStatistics(), group.member(rank))
-        loop = drive(ExchangePace(shadow, 0.0, 4), meeting)
+        loop = start_exchanges(ExchangePace(shadow, 0.0, 4), meeting)
         for count in range(steps[rank]):
             mine.step(ones(0.0), 1.0, 1.0)
-            loop.stepped(count + 1)
+            loop.on_step(count + 1)
         loop.close()
 
     all_of([lambda rank=rank: trainer(rank) for rank in range(3)])
@@ -257,7 +265,7 @@ def test_compute_goes_on_while_a_shadow_exchange_takes_its_time() -> None:
     assert asked.wait(LIMIT)
     for count in range(1000):
         mine.step(ones(-1.0), 1.0, 1.0)
-        loop.stepped(count + 1)
+        loop.on_step(count + 1)
     assert (mine.iterations, mine.value[0]) == (1000, 1000.0) and notes.exchanges == 0
     answer.set()
     loop.close()
@@ -275,7 +283,7 @@ def test_a_shadow_that_failed_is_told_of_in_the_compute_loop() -> None:
     assert failed.wait(LIMIT)
     loop._thread.join(LIMIT)
     with pytest.raises(ClusterError, match="another rank is gone"):
-        loop.stepped(1)
+        loop.on_step(1)
     with pytest.raises(ClusterError, match="another rank is gone"):
         loop.close()
 
@@ -292,7 +300,7 @@ def test_the_foreground_exchanges_every_k_iterations() -> None:
     loop = ForegroundDriver(CentreExchange(mine, make("easgd", SIZE, {"alpha": 0.5}), notes, ask), 3)
     for count in range(10):
         mine.step(ones(1.0), 1.0, 1.0)
-        loop.stepped(count + 1)
+        loop.on_step(count + 1)
     loop.close()
     assert asked == [3, 6, 9] and notes.gaps == {3: 3} and notes.foreground > 0.0
 
@@ -304,13 +312,13 @@ def test_with_an_infinite_interval_nothing_is_exchanged() -> None:
     loop = ShadowDriver(
         CentreExchange(replica(), make("easgd", SIZE, {"alpha": 0.5}), ExchangeStatistics(), ask), float("inf")
     )
-    loop.stepped(1)
+    loop.on_step(1)
     loop.close()
 
 
 def pace(rule: str, trainers: int, index: int = 0, *, shadow: bool = True, interval: float = 0.0) -> ExchangePace:
     own = {"alpha": 0.5, "shadow_interval": interval, "block_momentum": 0.5, "block_lr": 1.0, "nesterov": False, "k": 5}
-    return ExchangePace.of(make(rule, SIZE, own), shadow, trainers, index, own)
+    return ExchangePace.for_worker(make(rule, SIZE, own), shadow, trainers, index, own)
 
 
 def test_one_trainer_alone_has_nothing_to_average_with() -> None:
@@ -335,7 +343,7 @@ def test_the_first_pause_is_its_part_of_the_interval() -> None:
 
     notes = ExchangeStatistics()
     meeting = CentreExchange(replica(), make("easgd", SIZE, {"alpha": 0.5}), notes, ask)
-    loop = drive(ExchangePace(True, 1000.0, part=1e-6), meeting)
+    loop = start_exchanges(ExchangePace(True, 1000.0, part=1e-6), meeting)
     assert asked.wait(LIMIT)
     loop.close()
     assert notes.exchanges == 1
@@ -344,7 +352,7 @@ def test_the_first_pause_is_its_part_of_the_interval() -> None:
 def test_gaps_are_iterations_between_two_exchanges() -> None:
     notes = ExchangeStatistics()
     for iterations in (3, 3, 10):
-        notes.met(iterations, 0.5, 100.0)
+        notes.add(iterations, 0.5, 100.0)
     assert notes.gaps == {3: 1, 0: 1, 7: 1} and (notes.seconds, notes.sent) == (1.5, 300.0)
 
 
@@ -352,5 +360,5 @@ def test_distances_are_taken_at_ever_wider_spacing() -> None:
     notes, zero = ExchangeStatistics(), np.zeros(4, np.float32)
     for number in range(10_000):
         notes.distance(float(number), zero + 3.0, zero)
-        notes.met(number, 0.0, 0.0)
+        notes.add(number, 0.0, 0.0)
     assert notes.distances[0] == (0.0, 6.0) and 50 < len(notes.distances) < 120

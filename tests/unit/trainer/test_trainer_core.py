@@ -65,7 +65,7 @@ def test_iterations_are_those_of_the_phase() -> None:
         for _ in range(steps):
             step(core)
         assert core.iterations == steps
-        told = core.closed(turn)
+        told = core.closing_message(turn)
         assert (told.worker, told.turn, told.notes["iterations"]) == (0, turn, steps)
     assert core.pace.k == 4
 
@@ -73,10 +73,10 @@ def test_iterations_are_those_of_the_phase() -> None:
 def test_a_replica_is_saved_as_it_is_and_nothing_of_one_that_does_not_train() -> None:
     core = TrainerCore(0, block)
     step(core)
-    told, values = core.saved(7, trains=True)
+    told, values = core.packed_replica(7, trains=True)
     assert told == DenseSaved(7, 1, 3)
     assert values is not None and values[:3].tolist() == [-1.0, 0.0, 1.0]
-    assert core.saved(8, trains=False) == (DenseSaved(8, 0, -1), None)
+    assert core.packed_replica(8, trains=False) == (DenseSaved(8, 0, -1), None)
 
 
 # -- the centre -------------------------------------------------------------------------------------
@@ -93,9 +93,9 @@ def test_a_centre_is_put_together_from_its_slices() -> None:
         (0, EasgdUpdate(1, 0.5), [1.0, 2.0]),
         (2, EasgdUpdate(1, 0.5), [3.0]),
     ]
-    slices.arrived(2, EasgdCentre(1), payload(9.0))
+    slices.on_slice(2, EasgdCentre(1), payload(9.0))
     assert slices.missing == {0}
-    slices.arrived(0, EasgdCentre(1), payload(7.0, 8.0))
+    slices.on_slice(0, EasgdCentre(1), payload(7.0, 8.0))
     assert not slices.missing and slices.centre.tolist() == [7.0, 8.0, 9.0]
 
 
@@ -103,8 +103,8 @@ def test_the_slice_of_a_server_that_is_away_or_is_lost_stays_as_it_is() -> None:
     slices = CentreSlices(CUTS, 3)
     [(shard, _, _)] = slices.ask(np.array([1.0, 2.0, 3.0], np.float32), 0.5, [2])
     assert shard == 2
-    slices.lost(0)
-    slices.lost(2)
+    slices.on_server_lost(0)
+    slices.on_server_lost(2)
     assert not slices.missing and slices.centre.tolist() == [1.0, 2.0, 3.0]
 
 
@@ -116,4 +116,4 @@ def test_an_answer_to_another_exchange_or_of_another_size_is_refused(
     for _ in range(2):
         slices.ask(np.zeros(3, np.float32), 0.5, CUTS)
     with pytest.raises(WireError, match=r"^S0 answered an exchange with \d+ bytes\.$"):
-        slices.arrived(0, EasgdCentre(request_id), payload(*values))
+        slices.on_slice(0, EasgdCentre(request_id), payload(*values))

@@ -15,7 +15,7 @@ from gbactl.nodes.role_setup import wrapped_hub
 from gbactl.replay.replay_run import replay, sentence
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
-from gbactl.wire.half_precision_transport import HalfPrecisionHub, narrowed
+from gbactl.wire.half_precision_transport import HalfPrecisionHub, with_half_precision
 from gbactl.wire.messages import (
     DenseState,
     EasgdCentre,
@@ -129,8 +129,8 @@ def test_a_lost_connection_is_told_of_the_same_channel() -> None:
 
 def test_fp32_is_the_hub_itself() -> None:
     hub = MemoryHub({}, Peer("worker", 0))
-    assert narrowed(hub, "fp32") is hub
-    assert isinstance(narrowed(hub, "bf16"), HalfPrecisionHub)
+    assert with_half_precision(hub, "fp32") is hub
+    assert isinstance(with_half_precision(hub, "bf16"), HalfPrecisionHub)
     lasting = wrapped_hub(hub, with_dtype(config("shadow_easgd", {"name": "libfm"}), "fp16"), hub.me)
     assert isinstance(lasting, ReconnectingHub) and isinstance(lasting.hub, HalfPrecisionHub)
 

@@ -194,8 +194,8 @@ def test_another_user_of_this_host_is_not_let_in() -> None:
 def test_reasons_and_lines_of_the_log_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     counted = listener.RejectionCounter()
     for number in range(10_000):
-        counted.note(f"reason {number}")
-        counted.note("the same again")
+        counted.count(f"reason {number}")
+        counted.count("the same again")
     assert len(counted) <= listener.MOST_REASONS + 1
     assert counted.total() == 20_000 and counted["the same again"] == 10_000
     assert len(caplog.records) < listener.MOST_REASONS * 2 + 2 * (listener.MOST_LINES + 14)

@@ -15,7 +15,7 @@ from gbactl.wire.auth import Peer
 from gbactl.wire.channel_interface import Channel
 from gbactl.wire.frames import CLOSED
 from gbactl.wire.messages import Granted, Predictions, Rows, TakeBatch, decode
-from gbactl.wire.reliable import ReliableChannel, ReliableHub, exposed
+from gbactl.wire.reliable import ReliableChannel, ReliableHub, with_message_faults
 from tests.support.in_memory import MemoryHub
 
 STORM = {"kind": "messages", "drop": 0.2, "duplicate": 0.2, "reorder": 0.2, "delay": 0.2, "delay_seconds": 0.003}
@@ -150,9 +150,9 @@ def test_others_connections_are_left_alone() -> None:
     network: dict[str, MemoryHub] = {}
     plan = storm({**STORM, "workers": [1]})
     hub = MemoryHub(network, Peer("coordinator", 0))
-    assert exposed(hub, Peer("coordinator", 0), storm()) is hub
-    open_hub = exposed(hub, Peer("coordinator", 0), plan)
+    assert with_message_faults(hub, Peer("coordinator", 0), storm()) is hub
+    open_hub = with_message_faults(hub, Peer("coordinator", 0), plan)
     for peer, covered in ((Peer("worker", 0), False), (Peer("worker", 1), True), (Peer("launcher", 0), False)):
-        own = exposed(MemoryHub(network, peer), peer, plan)
+        own = with_message_faults(MemoryHub(network, peer), peer, plan)
         assert isinstance(own.connect("C"), ReliableChannel) == covered
     assert open_hub.poll(0) == []

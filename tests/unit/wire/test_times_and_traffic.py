@@ -32,7 +32,7 @@ def test_a_wait_is_for_the_batch_and_then_for_rows(granted: float, expected: tup
 
 def test_waits_are_taken_once_and_by_thread() -> None:
     waits = NodeTimes()
-    with waits.of(PUSH):
+    with waits.activity(PUSH):
         time.sleep(0.001)
     seen: list[list[float]] = []
     thread = threading.Thread(target=lambda: seen.append(waits.take()))
@@ -47,7 +47,7 @@ def test_a_server_is_idle_or_busy_in_training_only() -> None:
     times = ServerTimes(lambda: now[0])
 
     def handle(seconds: float, kernels: float) -> None:
-        with times.of(BUSY), times.of(KERNELS):
+        with times.activity(BUSY), times.activity(KERNELS):
             now[0] += kernels
         times.seconds[BUSY] += seconds - kernels
         now[0] += seconds - kernels
@@ -60,17 +60,17 @@ def test_a_server_is_idle_or_busy_in_training_only() -> None:
 
 
 def test_traces_of_processes_become_one_until_their_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Trace.of(tmp_path, "W0", 7) is None
+    assert Trace.of_process(tmp_path, "W0", 7) is None
     (tmp_path / TRACE_DIR).mkdir()
-    trace, now = Trace.of(tmp_path, "W0", 7), iter([2.0, 2.5, 3.0, 4.0, 5.0])
+    trace, now = Trace.of_process(tmp_path, "W0", 7), iter([2.0, 2.5, 3.0, 4.0, 5.0])
     assert trace is not None
     monkeypatch.setattr(NodeTimes, "trace", trace)
     times = NodeTimes(clock=lambda: next(now))
-    with times.of(PUSH):
+    with times.activity(PUSH):
         trace.step(1000)
     times.next_batch(2.5, 2.75)
     trace.step(1201)
-    with times.of(PUSH):
+    with times.activity(PUSH):
         pass
     trace.write()
     events = json.loads(merge_traces(tmp_path).read_text())["traceEvents"]

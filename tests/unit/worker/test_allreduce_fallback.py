@@ -34,7 +34,7 @@ def by_ring(rank: ServerSums, value: float, total: float | None) -> Any:
     handle = rank.start("d", buffer)
     if total is not None:
         buffer[:] = total
-        assert rank.passed(handle)
+        assert rank.confirm_sum(handle)
     return handle
 
 
@@ -78,7 +78,7 @@ def test_what_comes_of_the_ring_after_it_was_given_up_does_not_count(serving: Se
         rank.fall_back()
         rank.leave_out(2)
     handles[0].buffer[:] = 42.0
-    assert not ranks[0].passed(handles[0])
+    assert not ranks[0].confirm_sum(handles[0])
     for rank, handle in zip(ranks, handles, strict=True):
         rank.wait(handle)
         assert handle.buffer.tolist() == [3.0] * N

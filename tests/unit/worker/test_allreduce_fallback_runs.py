@@ -296,7 +296,7 @@ def test_another_coordinator_counts_what_is_gone_once(
     """The one before dies when it hears of it, before or after it has noted that. Turn 16: in the evaluation."""
     rings(has=BUCKETS * (turn - 1), deaf=1)
     DyingWorker(monkeypatch, 1, turn, "announced")
-    plain, deaths = LostDenseGradients.lost, [0]
+    plain, deaths = LostDenseGradients.add, [0]
 
     def heard(this: Any, *args: Any) -> None:
         if counted or deaths[0]:
@@ -305,7 +305,7 @@ def test_another_coordinator_counts_what_is_gone_once(
             deaths[0] += 1
             raise Killed
 
-    monkeypatch.setattr(LostDenseGradients, "lost", heard)
+    monkeypatch.setattr(LostDenseGradients, "add", heard)
     result = run_in_memory(config("sync", "continue"), data, tmp_path)
     adds_up(result)
     assert (result["global_step"], result["samples"]["trained"]) == (16, SAMPLES)

@@ -113,7 +113,7 @@ def test_what_nobody_waits_for_any_more_is_forgotten_and_asked_for_anew(of: int)
     read_all(at)
     assert at.takes() == 1 + (2 if of == 1 else 0)
     assert [item.grant.batch for item in at.exchange.core.queue] == ([] if of == 1 else [0, 1])
-    assert at.exchange.core.asked() == (of == 1)
+    assert at.exchange.core.must_answer() == (of == 1)
 
 
 def test_a_wait_counts_from_the_begin_of_training_on(monkeypatch: pytest.MonkeyPatch) -> None:

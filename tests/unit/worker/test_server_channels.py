@@ -37,7 +37,7 @@ def push(batch: int, phase: int = 1, rows: int = 3) -> Push:
 
 def send(routes: Routes, batch: int, phase: int = 1) -> None:
     message = push(batch, phase)
-    routes.pushing(0, message).send(message, np.full(2, batch, np.uint8))
+    routes.channel_for_push(0, message).send(message, np.full(2, batch, np.uint8))
 
 
 def lost(batch: int, phase: int = 1) -> tuple[Push, None]:
@@ -54,9 +54,9 @@ def test_what_had_been_sent_is_lost_and_what_waited_is_sent() -> None:
     send(routes, 4, phase=0)
     for batch in (4, 5, 6):
         send(routes, batch)
-    routes.lose(0)
+    routes.park(0)
     assert old.closed and routes.shard_of(old) is None
-    waiting = routes.pushing(0, push(8))
+    waiting = routes.channel_for_push(0, push(8))
     send(routes, 7)
     waiting.send(Pull(1, 2, 3, False, 0, -1))
     assert routes.renew(relocated(5, 6, 7, 8), lambda address, peer: new) is new
@@ -78,11 +78,11 @@ def test_one_that_hangs_is_left() -> None:
 def test_what_waited_and_was_sent_on_is_lost_with_the_next_one() -> None:
     first, second, third = Recorder("first"), Recorder("second"), Recorder("third")
     routes = Routes([first])
-    routes.lose(0)
+    routes.park(0)
     send(routes, 3)
     routes.renew(relocated(3), lambda address, peer: second)
     assert second.sent == [(push(3), bytes([3, 3]))]
-    routes.lose(0)
+    routes.park(0)
     routes.renew(relocated(3), lambda address, peer: third)
     assert third.sent == [lost(3)]
 
@@ -97,7 +97,7 @@ def test_one_that_is_gone_before_it_is_reached(hangs: bool) -> None:
         raise WireError("nobody answers")
 
     if not hangs:
-        routes.lose(0)
+        routes.park(0)
     assert routes.renew(relocated(), nobody) is None
     assert isinstance(routes.servers[0], ParkedConnection) and old.closed
     send(routes, 1)
@@ -107,10 +107,10 @@ def test_one_that_is_gone_before_it_is_reached(hangs: bool) -> None:
 
 def test_whether_a_shard_is_served_by_a_process_already() -> None:
     routes = Routes([Recorder("old"), Recorder("other")])
-    assert routes.serves(0, 0) and not routes.serves(0, 1)
+    assert routes.leads_to(0, 0) and not routes.leads_to(0, 1)
     new = Recorder("new")
     new.peer = Peer("server", 0, 1)
     routes.renew(relocated(), lambda address, peer: new)
-    assert routes.serves(0, 1) and not routes.serves(0, 0) and routes.serves(1, 0)
-    routes.lose(0)
-    assert not routes.serves(0, 1), "it is gone, and may be told of again"
+    assert routes.leads_to(0, 1) and not routes.leads_to(0, 0) and routes.leads_to(1, 0)
+    routes.park(0)
+    assert not routes.leads_to(0, 1), "it is gone, and may be told of again"

@@ -49,7 +49,7 @@ from gbactl.worker.worker_core import (
     TellCoordinator,
     WorkerCore,
     push_views,
-    weigh,
+    scale_by_weight,
 )
 
 QUESTION = Inspect("dense")
@@ -247,14 +247,14 @@ def test_a_question_waits_for_the_batches_before_it_and_holds_up_those_after_it(
     for request in (1, 2, 3):
         at.complete(request)
     for batch in (0, 1):
-        assert not at.core.asked() and at.core.ready()
+        assert not at.core.must_answer() and at.core.ready()
         assert at.core.begin().grant.batch == batch
-        assert not at.core.asked()
+        assert not at.core.must_answer()
         at.core.done()
-    assert at.core.asked() and not at.core.ready()
+    assert at.core.must_answer() and not at.core.ready()
     assert at.core.question() == QUESTION
-    assert not at.core.asked() and not at.core.ready()
-    at.core.answered()
+    assert not at.core.must_answer() and not at.core.ready()
+    at.core.on_question_answered()
     assert at.core.ready() and at.core.begin().grant.batch == 2
 
 
@@ -267,17 +267,17 @@ def test_no_thread_begins_a_batch_past_a_question() -> None:
     at.complete(1)
     at.complete(2)
     at.core.begin()
-    assert not at.core.ready(1) and not at.core.asked()
+    assert not at.core.ready(1) and not at.core.must_answer()
     at.core.done()
-    assert at.core.asked() and not at.core.ready(1)
+    assert at.core.must_answer() and not at.core.ready(1)
 
 
 def test_a_question_for_later_is_asked_once_more_after_the_next_batch() -> None:
     at = setting(1)
     at.core.handle(SaveDense(1, 4))
     at.core.question()
-    at.core.answered(later=True)
-    assert not at.core.asked()
+    at.core.on_question_answered(later=True)
+    assert not at.core.must_answer()
     at.grant(grant(0))
     at.complete(1)
     at.core.begin()
@@ -290,7 +290,7 @@ def test_what_is_granted_while_a_question_is_answered_is_pulled_after_it() -> No
     at.core.handle(QUESTION)
     at.core.question()
     assert pulled(at.grant(grant(0))) == []
-    assert pulled(at.core.answered()) == [(1, 0)]
+    assert pulled(at.core.on_question_answered()) == [(1, 0)]
 
 
 # -- what is given up, lost or told -----------------------------------------------------------------
@@ -407,14 +407,18 @@ def test_a_transfer_is_done_when_all_have_answered_and_asks_those_again_who_have
     assert transfer.done
     transfer.begin({2: ask, 0: ask})
     frame = Frame(1, b"", NO_BYTES)
-    transfer.answered(2, (DenseState(4), frame))
+    transfer.on_answer(2, (DenseState(4), frame))
     assert not transfer.done
-    assert transfer.again(0) == ask and transfer.again(2) is None and transfer.again(1) is None
-    transfer.answered(0, (DenseState(5), frame))
-    assert transfer.done and list(transfer.taken()) == [0, 2] and not transfer.taken()
+    assert (
+        transfer.message_to_repeat(0) == ask
+        and transfer.message_to_repeat(2) is None
+        and transfer.message_to_repeat(1) is None
+    )
+    transfer.on_answer(0, (DenseState(5), frame))
+    assert transfer.done and list(transfer.take_received()) == [0, 2] and not transfer.take_received()
     transfer.begin({1: (PutDense(3), NO_BYTES)})
-    transfer.answered(1)
-    assert transfer.done and not transfer.taken()
+    transfer.on_answer(1)
+    assert transfer.done and not transfer.take_received()
 
 
 # -- steps of equal replicas ------------------------------------------------------------------------
@@ -426,7 +430,7 @@ def test_a_batch_has_a_place_in_its_step_until_that_is_taken() -> None:
     steps = ReplicatedSteps(30)
 
     def placed(batch: int, token: int, samples: int = 10) -> SumPosition | None:
-        return steps.place(BatchInProgress(Granted(1, batch, token, 0, samples, 0, 1.0, 1.0), begun, *data(1)))
+        return steps.index_in_sum(BatchInProgress(Granted(1, batch, token, 0, samples, 0, 1.0, 1.0), begun, *data(1)))
 
     assert [placed(batch, 4 + batch // 3) for batch in range(7)] == [
         *(SumPosition(part, 3) for _ in range(2) for part in range(3)),
@@ -441,14 +445,14 @@ def test_a_batch_has_a_place_in_its_step_until_that_is_taken() -> None:
 def test_a_replica_is_saved_after_a_step_and_not_before_or_past_it() -> None:
     steps = ReplicatedSteps(30)
     steps.taken = 4
-    assert [steps.at(after) for after in (0, 4, 5, 6)] == [True, False, True, None]
+    assert [steps.has_applied(after) for after in (0, 4, 5, 6)] == [True, False, True, None]
 
 
 @pytest.mark.parametrize(("samples", "weight"), [(10, 1.0), (5, 0.5)])
 def test_a_short_batch_counts_by_its_samples(samples: int, weight: float) -> None:
     item = BatchInProgress(grant(0)._replace(samples=samples), phase(), *data(1))
     gradient = np.full(3, 0.1, np.float32)
-    weigh(gradient, item.weight)
+    scale_by_weight(gradient, item.weight)
     assert gradient.tolist() == (np.full(3, 0.1, np.float32) * np.float32(weight)).tolist()
 
 
@@ -524,7 +528,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.waiting.append((number, len(self.granted)))
         self.carry_out(self.core.handle(Inspect(str(number))))
 
-    @precondition(lambda self: self.core.asked())
+    @precondition(lambda self: self.core.must_answer())
     @rule(later=st.booleans())
     def replies(self, later: bool) -> None:
         question = self.core.question()
@@ -532,8 +536,8 @@ class AnyOrder(RuleBasedStateMachine):
         number, before = self.waiting[0]
         assert question.what == str(number)
         assert before <= len(self.begun) + self.given_up
-        assert not self.core.ready() and not self.core.asked()
-        self.carry_out(self.core.answered(later))
+        assert not self.core.ready() and not self.core.must_answer()
+        self.carry_out(self.core.on_question_answered(later))
         if not later:
             self.answered.append(self.waiting.pop(0)[0])
 
@@ -557,7 +561,7 @@ class AnyOrder(RuleBasedStateMachine):
     def finishes(self, pick: int, empty: bool) -> None:
         item = self.computing.pop(pick % len(self.computing))
         if empty:
-            self.carry_out(self.core.give_back(item))
+            self.carry_out(self.core.request_another(item))
         else:
             self.core.pushed(item)
             self.takes += 1  # the announcement asks for another
@@ -583,7 +587,7 @@ class AnyOrder(RuleBasedStateMachine):
         """An idle worker with a batch waits for its rows, may begin it, or has a question to answer."""
         if hasattr(self, "core") and self.core.queue and not self.computing:
             waits = self.core.queue[0].pulled and any(item is self.core.queue[0] for item in self.core.pulls.values())
-            assert waits or self.core.ready() or self.core.asked()
+            assert waits or self.core.ready() or self.core.must_answer()
 
 
 AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

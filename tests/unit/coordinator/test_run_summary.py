@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.coordinator.run_record import RecoveryTimes
+from gbactl.coordinator.run_summary import RecoveryTimes
 from gbactl.report.compare import compare
 from gbactl.report.render import FORMATS, render
 from gbactl.tracking.final_metrics import failed_in_short, failure_metrics
@@ -25,19 +25,19 @@ class Clock:
 def test_times_count_from_the_injection() -> None:
     clock = Clock()
     times = RecoveryTimes(clock)
-    times.injected("W1", "hang")
+    times.record_injection("W1", "hang")
     clock.now = 12.5
-    times.detected("W1", "death")
-    times.useful("W1")  # said of whom it follows
+    times.record_detection("W1", "death")
+    times.record_useful_work("W1")  # said of whom it follows
     clock.now = 14.0
-    times.loaded("W1")
+    times.record_ready("W1")
     clock.now = 14.25
-    times.useful("W1")
+    times.record_useful_work("W1")
     clock.now = 99.0
-    times.useful("W1")
+    times.record_useful_work("W1")
     undone = {"samples_undone": 0, "pls": 0.0, "row_updates_undone": 0, "samples_rolled_back": 0}
     times_of = {"detected_s": 2.5, "loaded_s": 4.0, "useful_s": 4.25}
-    assert times.told(9.0) == [{"process": "W1", "failure": "hang", **times_of, **undone, "at_s": 1.0}]
+    assert times.to_result(9.0) == [{"process": "W1", "failure": "hang", **times_of, **undone, "at_s": 1.0}]
 
 
 def test_what_nobody_injected_counts_from_the_last_sign_of_life() -> None:
@@ -45,17 +45,17 @@ def test_what_nobody_injected_counts_from_the_last_sign_of_life() -> None:
     times = RecoveryTimes(clock)
     for process, at in (("W0", 11.0), ("W1", 12.0), ("W0", 13.0)):
         clock.now = at
-        times.alive(process)
+        times.record_sign_of_life(process)
     clock.now = 17.0
-    times.detected("W0", "hang")
+    times.record_detection("W0", "hang")
     clock.now = 18.0
-    times.alive("W0")  # another one in its place
+    times.record_sign_of_life("W0")  # another one in its place
     clock.now = 20.0
-    times.detected("W0", "death")
-    times.loaded("W0")
-    times.detected("S0", "death")  # never heard of
-    times.reborn("C", "hang", 19.0, 16.0)
-    first, second, silent, coordinator = times.told(0.0)
+    times.record_detection("W0", "death")
+    times.record_ready("W0")
+    times.record_detection("S0", "death")  # never heard of
+    times.record_takeover("C", "hang", 19.0, 16.0)
+    first, second, silent, coordinator = times.to_result(0.0)
     assert (first["detected_s"], first["loaded_s"]) == (4.0, None)
     assert (second["detected_s"], second["loaded_s"], second["useful_s"]) == (2.0, 2.0, None)
     assert silent["detected_s"] == 10.0 and (coordinator["detected_s"], coordinator["loaded_s"]) == (3.0, 4.0)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gbactl.advise import data_sample as sampling
-from gbactl.advise.data_sample import BASE, PARTS, Sample, SampleSplits, sample_of
+from gbactl.advise import sample_splits as sampling
+from gbactl.advise.sample_splits import BASE, PARTS, Sample, SampleSplits, sample_of
 from gbactl.config import TrainConfig
 from gbactl.data.dataset import Batch, Dataset, open_dataset
 from gbactl.errors import UsageError
@@ -42,9 +42,9 @@ def test_rows_of_days_are_consecutive_up_to_the_switch_and_after_it(cache: Path)
 
 def test_two_days_are_divided_and_days_can_be_left_out(cache: Path) -> None:
     path = small_data.prepared(cache, 1000, 5)
-    two = SampleSplits.of(open_dataset(path), 1)
+    two = SampleSplits.divide(open_dataset(path), 1)
     assert [split.rows for split in (*two.before, two.after, two.judge)] == [888, 112, 1000]
-    assert len(SampleSplits.of(open_dataset(path), 2).before) == 1
+    assert len(SampleSplits.divide(open_dataset(path), 2).before) == 1
     assert sample_of(path, replace(TRAIN, days=1), 10_000, 10_000).trained == 64
 
 

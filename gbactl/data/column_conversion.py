@@ -60,7 +60,7 @@ def _since_1970(number: pl.Series) -> pl.Series:
     return found.round().cast(pl.Int64, strict=False)
 
 
-def moments(column: pl.Series, form: str | None = None) -> pl.Series:
+def timestamps(column: pl.Series, form: str | None = None) -> pl.Series:
     """Convert a column to microseconds since 1970 (UTC) as Int64; null where it is missing or no time.
 
     `form`: format of strptime; None: ISO 8601, or a number since 1970. Raises ConfigError for an impossible format."""
@@ -81,7 +81,7 @@ def moments(column: pl.Series, form: str | None = None) -> pl.Series:
 
 def days(column: pl.Series, form: str | None = None) -> pl.Series:
     """Convert a column to day numbers as Int64: a date as YYYYMMDD, a number below 100,000,000 as it is."""
-    found = moments(column, form).cast(pl.Datetime("us")).dt.strftime("%Y%m%d").cast(pl.Int64)
+    found = timestamps(column, form).cast(pl.Datetime("us")).dt.strftime("%Y%m%d").cast(pl.Int64)
     if form is not None or column.dtype.is_temporal():
         return found
     number = numbers(texts(column))

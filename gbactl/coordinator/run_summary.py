@@ -22,7 +22,7 @@ from gbactl.checkpoint.failure_cost_counters import ServerFailureLoss
 from gbactl.config.rounds_and_shards import Round
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.state import EarlyStopping, FailureRecord, FailureRecords, JobPosition
-from gbactl.coordinator.statistics import Statistics, counted, quantiles
+from gbactl.coordinator.statistics import Statistics, histogram_to_json, quantiles
 from gbactl.errors import ClusterError
 from gbactl.hashes_and_random_numbers import MODULUS
 from gbactl.policies import Ledger
@@ -65,7 +65,7 @@ def _added_up(parts: list[dict[str, Any]]) -> dict[str, Any]:
     sums = {key: sum(phase.get(key, 0) for phase in parts) for key in SUMMED}
     modes = [mode for mode, _ in groupby(phase["mode"] for phase in parts)]
     staleness = _staleness(parts)
-    more = {"staleness_histogram": counted(staleness), "staleness": quantiles(staleness)}
+    more = {"staleness_histogram": histogram_to_json(staleness), "staleness": quantiles(staleness)}
     return {**told, "modes": modes, **sums, "eps": eps(sums["samples"], sums["seconds"]), **more}
 
 
@@ -118,7 +118,7 @@ class RunSummary:
         """Record a switch's pause: time from the last gradient before it to the first one after it."""
         self._pause = milliseconds
 
-    def afresh(self) -> None:
+    def record_optimizer_reset(self) -> None:
         """Record that the optimizer's state is reset before the next phase."""
         self._fresh = True
 
@@ -143,7 +143,7 @@ class RunSummary:
             "day": self.label, "mode": mode, "first_sample": training.ranges[0][0], "first_step": first_step,
             "pause_ms": None, "steps": step - first_step, "samples": done.trained, "decayed": done.decayed,
             "lost": done.lost, "seconds": seconds, "eps": eps(done.trained, seconds), "closing_seconds": 0.0,
-            "staleness_histogram": counted(self.statistics.staleness - _staleness(self.phases)),
+            "staleness_histogram": histogram_to_json(self.statistics.staleness - _staleness(self.phases)),
         }  # fmt: skip
 
     def evaluated(self, scores: dict[str, dict[str, float]], judged_on: str) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class RunSummary:
         parts = [self.ledger] if training is None else [self.ledger, training.finished.ledger]
         return JobPosition(
             step=step, round=len(self.results), label=self.label, seconds=self.seconds, ended=ended,
-            unread=None if training is None else list(training.unread), ledger=_sum_of(parts), mode=mode,
+            unread=None if training is None else list(training.remaining_ranges), ledger=_sum_of(parts), mode=mode,
             switches=switches, stopping=replace(self.stopping) if self.results else None,
             results=[dict(each) for each in self.results], modes=self.modes,
             phases=[*(dict(each) for each in self.phases), *self._open_phase(training, step, mode)],
@@ -276,37 +276,37 @@ class RecoveryTimes:
         self._signs: dict[str, float] = {}  # last sign of life of each process
 
     @property
-    def all(self) -> list[FailureRecord]:
+    def failures(self) -> list[FailureRecord]:
         """All failures so far."""
         return self.state.failed
 
-    def alive(self, process: str) -> None:
+    def record_sign_of_life(self, process: str) -> None:
         """Record the time of a message from a process as its last sign of life."""
         self._signs[process] = self.now()
 
-    def injected(self, process: str, kind: str) -> None:
+    def record_injection(self, process: str, kind: str) -> None:
         """Record that the fault plan now injects a failure of kind `kind` into a process."""
         self.state.injured[process] = (kind, self.now())
 
-    def detected(self, process: str, failure: str) -> None:
+    def record_detection(self, process: str, failure: str) -> None:
         """Record that a failure was detected; `failure` is its kind where no fault plan caused it."""
         sign = self._signs.pop(process, self._began)  # a process never heard of was silent from the start
         kind, at = self.state.injured.pop(process, (failure, sign))
-        self.all.append(FailureRecord(process, kind, at, self.now()))
+        self.failures.append(FailureRecord(process, kind, at, self.now()))
 
-    def reborn(self, process: str, failure: str, detected: float, sign: float) -> None:
+    def record_takeover(self, process: str, failure: str, detected: float, sign: float) -> None:
         """Record that this process replaces a failed one; `detected`: time of detection, `sign`: last sign of life."""
         kind, at = self.state.injured.pop(process, (failure, sign))
         self._reborn = FailureRecord(process, kind, min(at, detected), detected, self.now())
-        self.all.append(self._reborn)
+        self.failures.append(self._reborn)
 
-    def loaded(self, process: str) -> None:
+    def record_ready(self, process: str) -> None:
         """Record that a failed process's successor is ready."""
         failed = self.last(process)
         if failed is not None and failed.loaded is None:
             failed.loaded = self.now()
 
-    def useful(self, process: str) -> None:
+    def record_useful_work(self, process: str) -> None:
         """Record that a failed process's successor has done useful work, which completes the recovery."""
         if self._reborn is not None:
             reborn, self._reborn = self._reborn, None
@@ -320,28 +320,28 @@ class RecoveryTimes:
         self._tell(failed)
 
     def _tell(self, failed: FailureRecord) -> None:
-        number = next(number for number, each in enumerate(self.all) if each is failed)
+        number = next(number for number, each in enumerate(self.failures) if each is failed)
         if number not in self._logged:
             self._logged.add(number)
             self._log(number, failed)
 
     def end(self) -> None:
         """Log at the end of the run the failures from which processes have not recovered."""
-        for failed in self.all:
+        for failed in self.failures:
             if failed.useful is None:
                 self._tell(failed)
 
-    def heard(self, logged: Iterable[Mapping[str, Any]]) -> None:
+    def restore_from_log(self, logged: Iterable[Mapping[str, Any]]) -> None:
         """Restore recovery times from a failed coordinator's log, which may be newer than its saved state."""
         for each in logged:
             self._logged.add(each["number"])
-            failed = self.all[each["number"]]
+            failed = self.failures[each["number"]]
             if failed.useful is None and each["useful_s"] is not None:
                 failed.useful = failed.at + each["useful_s"]
 
-    def dense_lost(self, samples: int) -> None:
+    def add_lost_dense(self, samples: int) -> None:
         """Add samples, whose dense gradients were lost with a worker, to the record of the last worker failure."""
-        failed = next((failed for failed in reversed(self.all) if failed.process.startswith("W")), None)
+        failed = next((failed for failed in reversed(self.failures) if failed.process.startswith("W")), None)
         if failed is not None:
             failed.samples_undone += samples
 
@@ -353,8 +353,8 @@ class RecoveryTimes:
 
     def last(self, process: str) -> FailureRecord | None:
         """Last failure of a process; None if there was none."""
-        return next((failed for failed in reversed(self.all) if failed.process == process), None)
+        return next((failed for failed in reversed(self.failures) if failed.process == process), None)
 
-    def told(self, began: float) -> list[dict[str, Any]]:
+    def to_result(self, began: float) -> list[dict[str, Any]]:
         """Failures as entries of result.json's `recovery`, with times since the run `began`."""
-        return [{**failed.told(), "at_s": failed.at - began} for failed in self.all]
+        return [{**failed.to_result(), "at_s": failed.at - began} for failed in self.failures]

@@ -32,7 +32,7 @@ class SampleSplits:
     judge: Split
 
     @classmethod
-    def of(cls, dataset: Dataset, days: int | None = None) -> SampleSplits:
+    def divide(cls, dataset: Dataset, days: int | None = None) -> SampleSplits:
         """Divide the first `days` training days of a data set (None: all) into stretches. Raises UsageError."""
         if dataset.kind == "splits":
             train, _, test = dataset.splits
@@ -44,8 +44,8 @@ class SampleSplits:
         return cls(tuple(before), after, judge) if before else cls(*_divided(after), judge)
 
     @property
-    def rows_before(self) -> int:
-        """Number of samples before the switch."""
+    def base_rows(self) -> int:
+        """Number of training rows of the base: those before the simulated switch from sync."""
         return sum(split.rows for split in self.before)
 
 
@@ -82,7 +82,7 @@ class Sample:
     def dataset(self) -> Dataset:
         """Build the sample as a data set of parts; its last split is the evaluation data."""
         whole = opened(self.path)
-        stretches = SampleSplits.of(whole, self.days)
+        stretches = SampleSplits.divide(whole, self.days)
         base, after, judge = stretches.before, stretches.after, stretches.judge
         if whole.kind == "splits":
             base = (_chosen(base[0], self.base),)
@@ -97,7 +97,7 @@ class Sample:
     def timed_dataset(self) -> Dataset:
         """Build a data set for predictions of the EPS: rows after the switch as one day, and a few to evaluate."""
         whole = opened(self.path)
-        stretches = SampleSplits.of(whole, self.days)
+        stretches = SampleSplits.divide(whole, self.days)
         judge = _part(stretches.judge, 0, min(self.judged, 2048))
         return replace(whole, splits=(_part(stretches.after, 0, self.timed), judge), kind="days", best_auc={})
 
@@ -123,16 +123,16 @@ def sample_of(path: Path, train: TrainConfig, wanted: int, timed: int) -> Sample
 
     Parts are whole global batches, so that no step but the run's last is partial. Raises UsageError for data with less
     than a global batch."""
-    stretches, size = SampleSplits.of(opened(path), train.days), train.global_batch
+    stretches, size = SampleSplits.divide(opened(path), train.days), train.global_batch
     steps = min(wanted, stretches.after.rows) // size
-    if steps < 1 or stretches.rows_before < size:
+    if steps < 1 or stretches.base_rows < size:
         raise UsageError(
             f"train.global_batch={size} is too large for {stretches.after.rows:,} samples after a switch and "
-            f"{stretches.rows_before:,} before it; give more data, or type a smaller train.global_batch."
+            f"{stretches.base_rows:,} before it; give more data, or type a smaller train.global_batch."
         )
     parts = min(PARTS, steps)
     part = steps // parts * size
-    base = min(BASE * parts * part, stretches.rows_before)
+    base = min(BASE * parts * part, stretches.base_rows)
     judged = min(JUDGED * parts * part, stretches.judge.rows)
     limited = min(stretches.after.rows, max(timed, size))
     return Sample(path, _whole(base, size), part, parts, judged, _whole(limited, size), train.days)

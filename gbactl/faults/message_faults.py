@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
 from gbactl.checked_dataclasses import Bounds, Interval
-from gbactl.errors import ConfigError
-from gbactl.faults.fault_kinds import NextOccurrence, TimedFault, kind, require
+from gbactl.errors import ConfigError, require
+from gbactl.faults.fault_kinds import NextOccurrence, TimedFault, kind
 from gbactl.hashes_and_random_numbers import exponential, key_of, uniform
 
 _DIRECTIONS = 4  # separates these random numbers from the plan's others

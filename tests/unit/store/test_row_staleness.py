@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gbactl.errors import ConfigError
 from gbactl.kernels import load
 from gbactl.kernels.base import Kernels
 from gbactl.store.dense import DenseSpec
@@ -304,11 +303,6 @@ def test_a_pull_of_a_row_that_is_not_there_is_refused(kernels: Kernels) -> None:
     for row in (-1, 6):
         with pytest.raises(ValueError, match="Refused"):
             pull(make(kernels), 0, row)
-
-
-def test_token_or_row() -> None:
-    with pytest.raises(ConfigError, match="row_staleness is token or row"):
-        replace(SPEC, row_staleness="id").check()
 
 
 def run(kernels: Kernels, shards: int, seed: int, **changes: Any) -> tuple[Any, list[Any], Any]:

@@ -13,12 +13,11 @@ MLflow. Errors are those of `gbactl.errors`.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import signal
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,17 +25,13 @@ from typing import TYPE_CHECKING, Any
 import pandas
 import yaml
 
-from gbactl.checkpoint.restore import chain_at
-from gbactl.errors import CheckpointError, Stopped
+from gbactl.errors import Stopped
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import display
-from gbactl.launch.resume import StartingPoint
 from gbactl.report.command import run_at
 from gbactl.report.compare import Report
 from gbactl.report.compare import compare as compared
 from gbactl.report.render import csv, markdown, text
-from gbactl.tracking.final_metrics import ORIGIN
-from gbactl.tracking.mlflow_connection import Run as LoggedRun
 from gbactl.tracking.run_description import CommandLine
 
 if TYPE_CHECKING:
@@ -147,18 +142,8 @@ def compare(
     `runs`: what `train` or `load` returned, or what `load` takes. The other arguments are the options of `gbactl
     report`. Raises UsageError for a key, a baseline or a metric that no run has."""
     found = [run if isinstance(run, Run) else load(run) for run in runs]
-    report = compared([_logged(run) for run in found], by, baseline, metrics, on, margin)
+    report = compared([run_at(run.run_dir)[0] for run in found], by, baseline, metrics, on, margin)
     main = csv(report).partition("\n\n")[0]  # tables of slow-downs and failures follow
     table = Comparison(pandas.read_csv(io.StringIO(main), dtype={key: str for key in report.by}))
     table.report = report
     return table
-
-
-def _logged(run: Run) -> LoggedRun:
-    """Describe a run as it would be read from MLflow."""
-    logged, resumed = run_at(run.run_dir)[0], run.config.get("resume")
-    if resumed is None:
-        return logged
-    with contextlib.suppress(CheckpointError, OSError):  # the checkpoint may be gone
-        return replace(logged, tags={**logged.tags, ORIGIN: StartingPoint(chain_at(Path(resumed))).origin})
-    return logged

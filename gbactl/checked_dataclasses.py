@@ -9,14 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from gbactl.errors import ConfigError, require
 
 T = TypeVar("T")
-Unknown = Callable[[list[str], list[str]], str]
 
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 
@@ -62,15 +61,17 @@ SomeShare = Annotated[float, Bounds(above=0, at_most=1)]
 ShareBelowOne = Annotated[float, Bounds(at_least=0, below=1)]
 
 
-def build(cls: type[T], values: Mapping[str, Any], path: str, unknown: Unknown | None = None) -> T:
+def build(cls: type[T], values: Mapping[str, Any], path: str, owner: str = "", common: Iterable[str] = ()) -> T:
     """Build a dataclass, and those nested in it, from a group's keys, checked by type and bounds.
 
-    `path`: prefix of the keys, such as "mode.". `unknown(strange, known)`: sentence on keys that the class does not
-    have. Raises ConfigError that names the key."""
+    `path`: prefix of the keys, such as "mode.". An error about a key that the class does not have names the `owner` of
+    its keys, such as "mode=gba", and lists them, after the `common` keys of all such owners. Raises ConfigError."""
     known = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    strange = sorted(set(values) - set(known))
-    if strange:
-        raise ConfigError((unknown or _unknown_keys(path))(strange, list(known)))
+    if strange := sorted(set(values) - set(known)):
+        keys = [*common, *known]
+        listed = f"keys are: {', '.join(keys)}" if keys else "it has none of its own"
+        told = f"{owner or path.rstrip('.') or 'The configuration'} has no key {', '.join(strange)}; {listed}."
+        raise ConfigError(f"{told} {did_you_mean(strange[0], keys)}".rstrip())
     if lacking := [
         name for name, each in known.items() if name not in values and default_of(each) is dataclasses.MISSING
     ]:
@@ -86,16 +87,24 @@ def build(cls: type[T], values: Mapping[str, Any], path: str, unknown: Unknown |
     return cls(**made)
 
 
-def _unknown_keys(path: str) -> Unknown:
-    where = path.rstrip(".") or "The configuration"
-    return lambda strange, known: f"{where} has no key {', '.join(strange)}; keys are: {', '.join(known)}."
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a sentence that proposes known words with this beginning or a similar spelling; "" if there are none."""
+    words = list(known)
+    import difflib  # takes longer than all the rest of this module
+
+    near = [each for each in words if each.startswith(word)][:2] or difflib.get_close_matches(word, words, 2, 0.7)
+    return f"Did you mean {' or '.join(near)}?" if near else ""
 
 
 def expect(key: str, value: Any, hint: Any, default: Any = dataclasses.MISSING) -> None:
     """Raise ConfigError unless `value` fits the type annotation `hint`; the error shows `default` as an example."""
-    if not matches(value, hint):
-        example = "" if default is dataclasses.MISSING else f"; type for instance {key}={_typed(default)}"
-        raise ConfigError(f"{key}={value!r} is not {shown(hint)}{example}.")
+    if matches(value, hint):
+        return
+    if get_origin(hint) is Literal:
+        what = key.removesuffix(".name") if key.count(".") == 1 else key  # GROUP=NAME chooses GROUP.name
+        raise ConfigError(f"{what}={value} is not known; type {what}= one of: {', '.join(map(str, get_args(hint)))}.")
+    example = "" if default is dataclasses.MISSING else f"; type for instance {key}={_typed(default)}"
+    raise ConfigError(f"{key}={value!r} is not {shown(hint)}{example}.")
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
@@ -132,7 +141,7 @@ def shown(hint: Any) -> str:
     if origin is Annotated:
         return f"{shown(inside[0])} {inside[1]}"
     if origin is Literal:
-        return " or ".join(str(each) for each in inside)
+        return f"one of {', '.join(map(str, inside))}" if len(inside) > 1 else str(inside[0])
     if origin in (Union, types.UnionType):
         return " or ".join(shown(part) for part in inside)
     if origin is list:

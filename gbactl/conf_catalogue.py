@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gbactl.checked_dataclasses import did_you_mean
+
 if TYPE_CHECKING:
     import yaml
 
@@ -157,15 +159,6 @@ def all_keys() -> list[str]:
     """List the dotted names of all keys, including those that belong to no group."""
     grouped = (f"{group}.{key}" for group in GROUPS for keys in group_files(group).values() for key in keys)
     return [*dict.fromkeys(grouped), *single_keys()]
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a sentence that proposes known words with this beginning or a similar spelling; "" if there are none."""
-    words = list(known)
-    import difflib  # takes longer than all the rest of this module
-
-    near = [each for each in words if each.startswith(word)][:2] or difflib.get_close_matches(word, words, 2, 0.7)
-    return f"Did you mean {' or '.join(near)}?" if near else ""
 
 
 def unknown(word: str) -> str:

@@ -1,4 +1,4 @@
-"""Files written atomically, and room on the disk for them."""
+"""Files written atomically and durably, and room on the disk for them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,15 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def sync_to_disk(path: Path) -> None:
+    """Write a file to the disk itself, or a folder, so that the names in it survive a crash."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def take_room(fd: int, size: int) -> None:

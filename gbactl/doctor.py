@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gbactl import shared_memory_names
-from gbactl.errors import GbactlError
+from gbactl.errors import GbactlError, first_line
 
 if TYPE_CHECKING:
     from gbactl.config import RunConfig
@@ -58,7 +58,7 @@ def check_torch() -> Check:
     try:
         import torch
     except Exception as error:
-        return Check("torch", _reason(error), False, True, "type make install, or pip install torch==2.13.0")
+        return Check("torch", first_line(error), False, True, "type make install, or pip install torch==2.13.0")
     return Check("torch", f"{torch.__version__}, {'CUDA' if torch.version.cuda else 'CPU'} build")
 
 
@@ -71,7 +71,7 @@ def check_horovod() -> Check:
         hvd = import_horovod()
     except GbactlError as error:
         advice = "type make install or python -m gbactl.install.horovod; or use collective=gloo"
-        return Check("Horovod", _reason(error.__cause__ or error), False, False, advice)
+        return Check("Horovod", first_line(error.__cause__ or error), False, False, advice)
     parts = {"Gloo": hvd.gloo_built(), "MPI": hvd.mpi_built(), "NCCL": bool(hvd.nccl_built())}
     found = f"{version('horovod')}, built with {', '.join(k for k, v in parts.items() if v) or 'nothing'}"
     advice = "build it again: python -m gbactl.install.horovod"
@@ -145,7 +145,7 @@ def check_tracking() -> Check:
         path = sqlite_path(uri)
         found = f"{_without_password(uri)}: {_sqlite(path) if path else _server(uri)}"
     except (GbactlError, OSError, sqlite3.Error, ValueError) as error:
-        return Check("tracking store", _reason(error), False, True, advice)
+        return Check("tracking store", first_line(error), False, True, advice)
     return Check("tracking store", found)
 
 
@@ -262,11 +262,7 @@ def _guarded(check: Callable[[], Check]) -> Check:
     try:
         return check()
     except Exception as error:
-        return Check(name, _reason(error), False, False, "see gbactl --debug")
-
-
-def _reason(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return Check(name, first_line(error), False, False, "see gbactl --debug")
 
 
 def _existing(path: Path) -> Path:

@@ -85,6 +85,11 @@ class NotFiniteError(CheckpointError):
     """Checkpoint with infinities or NaN."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or the error's type where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def require(ok: bool, message: str) -> None:
     """Raise ConfigError with `message` unless `ok`."""
     if not ok:

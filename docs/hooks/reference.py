@@ -12,7 +12,7 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 from mkdocs.structure.pages import Page
@@ -24,7 +24,7 @@ from gbactl.conf_catalogue import GROUPS, Entry, conf_dir, group_files, headline
 from gbactl.coordinator import event_log
 from gbactl.faults import fault_plan
 from gbactl.faults.fault_kinds import KINDS, Workers, typed_name
-from gbactl.launch.config_command import choices_of, hint_of, hints_of, single_hints
+from gbactl.launch.config_command import hint_of, hints_of, single_hints
 
 MERMAID = "javascripts/mermaid.tiny.js"  # of @mermaid-js/tiny 11.17.2 on npm, MIT licence
 MARKER = re.compile(r"<!-- generated: (\w+) -->")
@@ -63,10 +63,10 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<-", "&larr;").replace("<", "&lt;")
 
 
-def bounds(hint: Any, choices: str = "") -> str:
-    """Show the values that a key takes: its `choices`, or what its annotation says."""
-    if choices:
-        return ", ".join(f"`{each}`" for each in re.split(r", | or ", choices))
+def bounds(hint: Any) -> str:
+    """Show the values that a key takes, as its annotation says."""
+    if get_origin(hint) is Literal:
+        return ", ".join(map(code, get_args(hint)))
     if hint is None:
         return "text, or `null`"
     if Workers in get_args(hint) or hint == Workers or hint == Workers | None:
@@ -89,11 +89,10 @@ def keys_of(group: str, files: dict[str, dict[str, Entry]], prefix: str = "") ->
     for key in order:
         there = {name: keys[key] for name, keys in files.items() if key in keys}
         hint = hint_of(hints, group, next(iter(there)), key)
-        choices = choices_of(group, next(iter(there)) if several else "", key) if hint is str else ""
         meaning = by_value({name: entry.comment for name, entry in there.items()}, cell)
         default = by_value({name: entry.value for name, entry in there.items()}, code)
         where = "" if len(there) == len(files) or not several else f"<br>Only in {', '.join(map(code, there))}."
-        rows.append(f"| `{prefix}{key}` | {meaning}{where} | {default} | {bounds(hint, choices)} |")
+        rows.append(f"| `{prefix}{key}` | {meaning}{where} | {default} | {bounds(hint)} |")
     return table("| Key | Meaning | Default | Values |", rows)
 
 
@@ -121,7 +120,7 @@ def configuration() -> str:
             )
     hints = single_hints()
     rows = [
-        f"| `{key}` | {cell(entry.comment)} | {code(entry.value)} | {bounds(hints[key], choices_of('', '', key))} |"
+        f"| `{key}` | {cell(entry.comment)} | {code(entry.value)} | {bounds(hints[key])} |"
         for key, entry in single_keys().items()
     ]
     parts.append("## Single keys\n\n" + table("| Key | Meaning | Default | Values |", rows))

@@ -82,7 +82,7 @@ def advice_of(outcomes: Sequence[Outcome], margin: float | None, notes: Sequence
 def modes_needing_seeds(outcomes: Sequence[Outcome], margin: float | None) -> list[str]:
     """Return the modes that need more seeds: sync and the fastest that may prove worthwhile; [] if none may.
 
-    None if no mode may. A mode may that is faster than sync, whose AUC is not shown to be worse, and whose mean AUC
+    A mode may that is faster than sync, whose AUC is not shown to be worse, and whose mean AUC
     loses less than UNSURE margins."""
     found = advice_of(outcomes, margin)
     limit = UNSURE * (found.report.margin or AUC_MARGIN)
@@ -170,7 +170,7 @@ def _curves(outcome: Outcome) -> Curves:
     """Make the curve of the AUC after the switch; its seconds are samples over the predicted EPS."""
     samples = tuple(float(n) for n in itertools.accumulate(phase["samples"] for phase in outcome.parts))
     seconds, auc = tuple(n / outcome.eps for n in samples), tuple(phase["auc"] for phase in outcome.parts)
-    return Curves(outcome.mode, str(outcome.seed), samples, seconds, auc, outcome.eps, {})
+    return Curves(str(outcome.seed), samples, seconds, auc, {})
 
 
 def sentence(advice: Advice, workers: int, minutes: float, base: int, steps: int) -> str:

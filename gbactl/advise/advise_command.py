@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,6 @@ from gbactl.advise.advice import SLOW_DOWNS, WORTHWHILE, Advice, advice_of, mode
 from gbactl.advise.sample_splits import BASE, Sample, sample_of
 from gbactl.advise.simulation_jobs import (
     FEWEST_SEEDS,
-    Budget,
     Outcome,
     Schedule,
     SimulationPool,
@@ -43,11 +41,11 @@ from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.hydra_config import compose, defaults_of
 from gbactl.launch.progress import ProgressDisplay, unit_of
 from gbactl.policies.policy import names
-from gbactl.report.render import markdown, render
+from gbactl.report.render import markdown, on_terminal, render
 from gbactl.switching.auto_controller import SYNC
 from gbactl.tracking.final_metrics import metrics_of, tags_of
 from gbactl.tracking.mlflow_connection import COMMAND, NOTE, PARENT, RUN_KIND, tracking_uri
-from gbactl.tracking.run_description import CONFIG_TAG, CommandLine, config_tag, parameters, run_note
+from gbactl.tracking.run_description import CONFIG_TAG, MODE_TAG, CommandLine, config_tag, parameters, run_note
 from gbactl.tracking.tracked_run import TrackedRun
 
 ALL_MODES = 0.5  # share of the time for seeds of all modes; then those modes go on that the answer depends on
@@ -62,13 +60,13 @@ RESULT = "advice.json"
 class AdviseOptions:
     """Options of `gbactl advise`. `modes`: names separated by commas; None: all modes without replicas."""
 
-    modes: str | None = None
-    minutes: float = 3.0
-    seeds: int | None = None
-    samples: int | None = None
-    margin: float | None = None
-    jobs: int | None = None
-    form: str = "table"
+    modes: str | None
+    minutes: float
+    seeds: int | None
+    samples: int | None
+    margin: float | None
+    jobs: int | None
+    form: str
 
 
 def default_modes() -> list[str]:
@@ -211,8 +209,8 @@ class Advising:
         def narrow(outcomes: Sequence[Outcome]) -> list[str]:
             return modes_needing_seeds(outcomes, self.options.margin)
 
-        budget = Budget(deadline, self.options.seeds)
-        return Schedule(pool, self.modes, sample, folder, base, seconds, budget, told, narrow)
+        seeds = self.options.seeds
+        return Schedule(pool, self.modes, sample, folder, base, seconds, deadline, seeds, told, narrow)
 
     def _with_slow_downs(self, found: Advice, pool: SimulationPool, sample: Sample, folder: Path) -> Advice:
         """Add the EPS of `found.beside` (the advised mode, or next to sync) over sync's, by slow-down of a worker."""
@@ -278,9 +276,7 @@ class Advising:
         if self.options.form == "json":
             self.out(json.dumps(told))
             return
-        terminal = sys.stdout.isatty()
-        width = max(80, shutil.get_terminal_size().columns) if terminal else 80
-        self.out(render(found.report, self.options.form, width, terminal).rstrip("\n"))
+        self.out(render(found.report, self.options.form, *on_terminal()).rstrip("\n"))
         self.out(f"\n{words}")
 
     # -- MLflow -------------------------------------------------------------------------------------
@@ -301,7 +297,7 @@ class Advising:
             return
         cfg = replace(self.modes[outcome.mode], seed=outcome.seed)
         with run_dirs.lock(own):
-            tags = {PARENT: parent.run_id, "gbactl.mode": str(outcome.result["mode"])}
+            tags = {PARENT: parent.run_id, MODE_TAG: str(outcome.result["mode"])}
             child = self._track(own, f"{outcome.mode} s{outcome.seed}", cfg, tags)
             assert child is not None
             found: dict[str, float | None] = {**metrics_of(outcome.result), "predicted_eps": outcome.eps}

@@ -223,14 +223,6 @@ def result_of(future: Future[Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Budget:
-    """Limits of an advice: its deadline by time.monotonic(), and the number of seeds (None: as the time allows)."""
-
-    deadline: float
-    seeds: int | None = None
-
-
-@dataclass(frozen=True)
 class Work:
     """Simulation of a mode ("": of the base) with its seed, its estimated seconds, and the time of its start."""
 
@@ -245,8 +237,8 @@ class Schedule:
     """Scheduler of simulations, seed by seed: train a base, then modes from it; further seeds as far as time allows.
 
     `modes`: configurations by mode, the first one is the base's; `base_seconds`, `seconds`: estimates of a simulation
-    of the base and of each mode; `told` hears of each outcome; `narrow`: which modes need more seeds, from the outcomes
-    so far."""
+    of the base and of each mode; `deadline`: by time.monotonic(); `seeds`: how many, None: as the time allows; `told`
+    hears of each outcome; `narrow`: which modes need more seeds, from the outcomes so far."""
 
     pool: SimulationPool
     modes: Mapping[str, RunConfig]
@@ -254,7 +246,8 @@ class Schedule:
     folder: Path
     base_seconds: float
     seconds: Mapping[str, float]
-    budget: Budget
+    deadline: float
+    seeds: int | None
     told: Callable[[Outcome], None]
     narrow: Callable[[Sequence[Outcome]], Sequence[str]]
     outcomes: list[Outcome] = field(default_factory=list)
@@ -290,8 +283,8 @@ class Schedule:
     def _more(self) -> Sequence[str]:
         """Return the modes to simulate with another seed; empty if none is needed, possible in time, or known yet."""
         begun, every = len(self._seeds), list(self.modes)
-        if self.budget.seeds is not None:
-            return every if begun < self.budget.seeds else ()
+        if self.seeds is not None:
+            return every if begun < self.seeds else ()
         if begun < FEWEST_SEEDS:
             return every
         if begun >= MOST_SEEDS or (begun == FEWEST_SEEDS and self._running):
@@ -302,7 +295,7 @@ class Schedule:
         left = sum(work.seconds for work in self._running.values())
         left += sum(self._total(self._seeds[work.seed]) for work in self._running.values() if not work.mode)
         needed = pace * (left + self.base_seconds + self._total(modes)) / self.pool.jobs
-        return modes if time.monotonic() + needed <= self.budget.deadline else ()
+        return modes if time.monotonic() + needed <= self.deadline else ()
 
     def _total(self, modes: Iterable[str]) -> float:
         return sum(self.seconds[mode] for mode in modes)

@@ -7,7 +7,9 @@ and for each of modes x workers, and about a minute to fit.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import math
 import re
 import sys
 import tempfile
@@ -16,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from gbactl.calibration.fit import FittedModel, fit, predict
 from gbactl.calibration.measured_runs import WARM_UP, Observation, undisturbed
@@ -55,9 +59,10 @@ def cost_file_text(cost: CostConfig, header: Sequence[str]) -> str:
 
 
 def _yaml(value: Any) -> str:
-    if value is None:
-        return "null"
-    return f"{value:.4g}" if isinstance(value, float) and value < 1e6 else str(value)
+    """Format a value; a name such as 2026-11-26 is quoted, as YAML would read another type."""
+    if isinstance(value, float) and value < 1e6:
+        return f"{value:.4g}"
+    return str(yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True)).partition("\n")[0]
 
 
 def error_rows(found: FittedModel) -> list[tuple[str, ...]]:
@@ -108,14 +113,10 @@ class CalibrationPlan:
         ]  # fmt: skip
         return compose(given)
 
-    @property
+    @functools.cached_property
     def local_batch(self) -> int:
         """Local batch size in the configuration that the user's overrides describe."""
-        if self._batch == 0:
-            self._batch = compose(self.overrides).local_batch
-        return self._batch
-
-    _batch: int = 0
+        return compose(self.overrides).local_batch
 
 
 def _without_keys(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
@@ -134,9 +135,10 @@ class Calibration:
         dataset = self._dataset()
         start = self._prices(dataset)
         with tempfile.TemporaryDirectory(prefix="gbactl-calibrate-") as folder:
-            observed = self._observe(self._enough_data(dataset, start), Path(folder))
+            enough = self._enough_data(dataset, start)
+            observed = self._observe(enough, Path(folder))
             self.say("fitting")
-            found = self._fit(start, observed, Path(folder))
+            found = self._fit(start, observed, enough, Path(folder))
         _check(found)
         return found
 
@@ -171,12 +173,11 @@ class Calibration:
             seen = undisturbed(self.plan.config(mode, count), dataset, folder, self.say, self.plan.seconds)
             self.say(f"run {number} of {len(cells)}: {mode}, {count} workers: {seen.eps:,.0f} samples/s")
             found.append(seen)
-        self._data = dataset
         return found
 
-    def _fit(self, start: CostConfig, observed: list[Observation], folder: Path) -> FittedModel:
+    def _fit(self, start: CostConfig, observed: list[Observation], dataset: Dataset, folder: Path) -> FittedModel:
         configs = {(o.mode, o.workers): self.plan.config(o.mode, o.workers) for o in observed}
-        return fit(start, observed, lambda mode, n, cost: predict(configs[mode, n], cost, self._data, folder))
+        return fit(start, observed, lambda mode, n, cost: predict(configs[mode, n], cost, dataset, folder))
 
 
 def _check(found: FittedModel) -> None:

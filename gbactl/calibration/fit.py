@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.calibration.measured_runs import Observation, ProgressLog
+from gbactl.calibration.measured_runs import LongEnough, Observation, ProgressLog
 from gbactl.config import RunConfig
 from gbactl.config.groups import CostConfig
 from gbactl.data.dataset import Dataset
@@ -155,10 +155,6 @@ def _jacobian(residuals: Residuals) -> Callable[[Vector], Vector]:
 SKIPPED, ENOUGH = 8, 40  # global batches
 
 
-class EnoughProgress(Exception):
-    """Raised when enough progress events were recorded."""
-
-
 @dataclass
 class ProgressListener:
     """Event listener that ends a simulated run when enough progress events were recorded."""
@@ -167,12 +163,12 @@ class ProgressListener:
     heard: int = 0
 
     def __call__(self, event: Event) -> None:
-        """Record a progress event. Raises EnoughProgress at the last one needed."""
+        """Record a progress event. Raises LongEnough at the last one needed."""
         if event.name != "progress":
             return
         self.heard += 1
         if self.heard > SKIPPED and self.notes.add(event.fields) and self.heard >= SKIPPED + ENOUGH:
-            raise EnoughProgress
+            raise LongEnough
 
 
 def predict(cfg: RunConfig, cost: CostConfig, dataset: Dataset, scratch: Path) -> Observation:
@@ -181,7 +177,7 @@ def predict(cfg: RunConfig, cost: CostConfig, dataset: Dataset, scratch: Path) -
     listener = ProgressListener(ProgressLog())
     cluster = ZeroComputeCluster(virtual, dataset, scratch, listener)
     cluster.coordinator.progress_points = max(1, dataset.splits[0].rows // cfg.train.global_batch)
-    with contextlib.suppress(EnoughProgress):
+    with contextlib.suppress(LongEnough):
         cluster.run()
     return Observation(cfg.mode.name, cfg.cluster.workers, listener.notes.rate, _cpu(cluster))
 

@@ -1,13 +1,11 @@
 """Short runs on the local backend, to measure their rate and each role's CPU seconds per sample.
 
-A run costs its seconds and 4 s to start the processes. CPU seconds are read from /proc (Linux; elsewhere unknown),
-50 us a process.
+A run costs its seconds and 4 s to start the processes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import time
 from collections.abc import Callable
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 
 from gbactl.config import RunConfig
 from gbactl.cpu import available_cores
@@ -41,16 +40,16 @@ def node_pids(run_dir: Path) -> dict[str, int]:
 
 
 def process_cpu(pid: int) -> float | None:
-    """Return the CPU seconds used by all threads of a process; None where that is unknown."""
+    """Return the CPU seconds used by all threads of a process; None for one that is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+        used = psutil.Process(pid).cpu_times()
+    except psutil.Error:
         return None
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return float(used.user + used.system)
 
 
 def cpu_by_role(run_dir: Path) -> dict[str, float]:
-    """Return the CPU seconds by role ("W", "S", "C"), summed over the role's processes; {} where unknown."""
+    """Return the CPU seconds by role ("W", "S", "C"), summed over the role's processes that are there."""
     used: dict[str, float] = {}
     for node, pid in node_pids(run_dir).items():
         seconds = process_cpu(pid)
@@ -59,14 +58,10 @@ def cpu_by_role(run_dir: Path) -> dict[str, float]:
     return used
 
 
-def machine_cpu() -> float | None:
-    """Return the CPU seconds used by the whole machine, including time stolen by a hypervisor; None if unknown."""
-    try:
-        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    except OSError:
-        return None
-    user, nice, system, _idle, _iowait, irq, softirq, steal = (int(field) for field in fields[:8])
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+def machine_cpu() -> float:
+    """Return the CPU seconds used by the whole machine, including time stolen by a hypervisor."""
+    used = psutil.cpu_times()
+    return float(used.user + used.nice + used.system + used.irq + used.softirq + used.steal)
 
 
 FEWEST_NOTES = 5
@@ -99,17 +94,17 @@ class Observation:
 class ProgressLog:
     """Progress events of training phases, without each phase's warm-up.
 
-    The warm-up is the share `skip` of the samples, and then the first `seconds`, in which caches fill.
+    The warm-up are the first `seconds`, in which caches fill.
     """
 
-    def __init__(self, skip: float = 0.0, seconds: float = 0.0) -> None:
-        self.skip, self.seconds = skip, seconds
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
         self._first: dict[int, float] = {}
         self.phases: dict[int, list[tuple[float, float]]] = {}
 
     def add(self, fields: dict[str, Any]) -> bool:
         """Record a progress event; False (and not recorded) during a phase's warm-up or at its end."""
-        if not self.skip * fields["round_samples"] <= fields["round_finished"] < fields["round_samples"]:
+        if fields["round_finished"] >= fields["round_samples"]:
             return False
         if fields["seconds"] < self._first.setdefault(fields["round"], fields["seconds"]) + self.seconds:
             return False
@@ -182,9 +177,8 @@ class Measurement(NamedTuple):
 
 
 def _seconds_of_other_processes(used: dict[str, float]) -> float:
-    """Compute the CPU seconds of all processes but the run's nodes and this one; 0 where unknown."""
-    whole = machine_cpu()
-    return 0.0 if whole is None else whole - sum(used.values()) - time.process_time()
+    """Compute the CPU seconds of all processes but the run's nodes and this one."""
+    return machine_cpu() - sum(used.values()) - time.process_time()
 
 
 def observe(cfg: RunConfig, dataset: Dataset, scratch: Path, seconds: float | None = None) -> Observation:

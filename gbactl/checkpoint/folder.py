@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from gbactl.checked_dataclasses import matches
-from gbactl.checkpoint.tensor_file import PIECE, finite, not_finite, sync_folder
-from gbactl.disk_files import replacing
+from gbactl.checkpoint.tensor_file import PIECE, finite, not_finite
+from gbactl.disk_files import replacing, sync_to_disk
 from gbactl.errors import CheckpointError
 
 FORMAT = 1
@@ -96,7 +96,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         out.write(text)
         out.flush()
         os.fsync(out.fileno())
-    sync_folder(folder)
+    sync_to_disk(folder)
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -14,8 +14,6 @@ from gbactl.checked_dataclasses import Bounds, Count, Interval, Natural, Seconds
 from gbactl.errors import ConfigError
 
 PARTIAL = ("cpr", "cpr_scar", "cpr_mfu", "cpr_ssu")
-VARIANTS = ("none", "full", *PARTIAL)
-SAVED_DTYPES = ("fp32", "bf16")
 
 
 @dataclass
@@ -25,7 +23,7 @@ class CheckpointConfig:
     T, T_f, O_s, O_l and O_r of the equations are job, mtbf, save, load and reschedule. An interval that is not
     configured is computed from them."""
 
-    name: str = "none"
+    name: Literal["none", "full", "cpr", "cpr_scar", "cpr_mfu", "cpr_ssu"] = "none"
     target_pls: Annotated[float, Bounds(above=0, below=1)] = 0.035
     interval_seconds: Interval | None = None
     interval_steps: Count | None = None
@@ -40,7 +38,7 @@ class CheckpointConfig:
     keep: Count = 2
     memory_mb: Count = 256
     mb_per_second: Literal[0] | Annotated[float, Bounds(at_least=0.01, at_most=1e6)] = 10.0
-    dtype: str = "fp32"
+    dtype: Literal["fp32", "bf16"] = "fp32"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.checkpoint.folder import CheckpointFolder, FileEntry, Manifest, write_manifest
-from gbactl.checkpoint.tensor_file import sync_folder, write_tensors
+from gbactl.checkpoint.tensor_file import write_tensors
+from gbactl.disk_files import sync_to_disk
 from gbactl.errors import NotFiniteError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.store.optimizers import dense_moments
@@ -70,7 +71,7 @@ class Publication:
             written = write_tensors(path / DENSE, self.dense, {"gbactl": "1"}, needs_finite=True, spare=self.spare)
             self.manifest.files.append(FileEntry(DENSE, -1, written.bytes, 0, written.sums))
         write_manifest(path, self.manifest)
-        sync_folder(self.folder.path)
+        sync_to_disk(self.folder.path)
         try:
             self.folder.keep(self.keep)
         except OSError as error:  # the checkpoint itself is valid

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.disk_files import take_room
+from gbactl.disk_files import sync_to_disk, take_room
 from gbactl.errors import NotFiniteError
 from gbactl.kernels.half_precision import CODECS
 
@@ -143,7 +143,7 @@ class TensorFile:
         os.fsync(self._fd)
         self._close()
         self._partial.replace(self.path)
-        sync_folder(self.path.parent)
+        sync_to_disk(self.path.parent)
         return WrittenFile(
             self.bytes, {**self._sums, **{name: found.hexdigest() for name, found in self._hashes.items()}}
         )
@@ -175,15 +175,6 @@ def _take_room(fd: int, size: int, spare: int) -> None:
             return
     kept = f", of which {spare:,} are kept for the event log and the result" if spare else ""
     raise OSError(errno.ENOSPC, f"it needs {size:,} bytes; {free:,} are free there{kept}")
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync a folder to disk, so that the names in it survive a crash."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def not_finite(path: Path, tensor: str) -> NotFiniteError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -213,10 +213,7 @@ def calibrate(
 @click.option(
     "--format", "form", default="table", show_default=True, type=click.Choice(["table", "md", "json"]),
 )  # fmt: skip
-def advise(
-    overrides: tuple[str, ...], modes: str | None, minutes: float, seeds: int | None, samples: int | None,
-    margin: float | None, jobs: int | None, form: str,
-) -> None:  # fmt: skip
+def advise(overrides: tuple[str, ...], **options: Any) -> None:
     """Simulate the modes on your cluster, load and data, and say which one to run in.
 
     \b
@@ -239,4 +236,4 @@ def advise(
     """
     from gbactl.advise.advise_command import AdviseOptions, advise
 
-    advise(overrides, AdviseOptions(modes, minutes, seeds, samples, margin, jobs, form), click.echo)
+    advise(overrides, AdviseOptions(**options), click.echo)

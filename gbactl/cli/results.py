@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,7 +16,9 @@ def _split(values: tuple[str, ...]) -> list[str]:
 
 @click.command("report")
 @click.argument("runs", metavar="[RUN]...", nargs=-1)
-@click.option("--experiment", multiple=True, default=["gbactl"], show_default=True, help="May be repeated.")
+@click.option(
+    "--experiment", "experiments", multiple=True, default=["gbactl"], show_default=True, help="May be repeated."
+)
 @click.option(
     "--where",
     multiple=True,
@@ -41,13 +44,13 @@ def _split(values: tuple[str, ...]) -> list[str]:
     metavar="NUMBER",
     help="Largest difference to the baseline that counts as none; of eps, a share such as .02 [default: .0005 of AUC]",
 )
-@click.option("--round", "of_round", metavar="ROUND", help='Columns of one day or epoch alone, for instance "day 2".')
+@click.option("--round", metavar="ROUND", help='Columns of one day or epoch alone, for instance "day 2".')
 @click.option(
     "--time-to-auc",
     metavar="AUC|baseline",
     help="Add the seconds and samples until this AUC, or the last one of the baseline's run with the same seed.",
 )
-@click.option("--metric", multiple=True, metavar="NAME,...", help="More columns, for instance wall_seconds.")
+@click.option("--metric", "metrics", multiple=True, metavar="NAME,...", help="More columns, for instance wall_seconds.")
 @click.option(
     "--format",
     "form",
@@ -66,24 +69,9 @@ def _split(values: tuple[str, ...]) -> list[str]:
     help="Instead: send to MLflow what a run could not send while it ran.",
 )
 def report(
-    runs: tuple[str, ...],
-    experiment: tuple[str, ...],
-    where: tuple[str, ...],
-    last: int | None,
-    sweep: str | None,
-    by: tuple[str, ...],
-    baseline: str | None,
-    on: str,
-    margin: float | None,
-    of_round: str | None,
-    time_to_auc: str | None,
-    metric: tuple[str, ...],
-    form: str,
-    plots: Path | None,
-    log: bool,
-    uri: str | None,
-    run_dir: Path | None,
-) -> None:
+    runs: tuple[str, ...], by: tuple[str, ...], metrics: tuple[str, ...], uri: str | None, run_dir: Path | None,
+    **others: Any,
+) -> None:  # fmt: skip
     """Compare runs: mean and deviation over seeds, paired difference to a baseline.
 
     RUN is a run directory, an MLflow run id, or the beginning of either's name: the report is of these runs alone.
@@ -106,12 +94,8 @@ def report(
     if run_dir is not None:
         send(run_dir, uri, click.echo)
         return
-    by_keys, metrics = _split(by) or None, _split(metric)
     named = tuple(find(each, uri, holding=RESULT).resolve() for each in runs)
-    options = ReportOptions(
-        uri, experiment, where, by_keys, baseline, metrics, on, form, plots, margin, of_round, time_to_auc, log, named,
-        last, sweep,
-    )  # fmt: skip
+    options = ReportOptions(runs=named, by=_split(by) or None, metrics=_split(metrics), uri=uri, **others)
     report(options, click.echo, lambda line: click.echo(line, err=True), end_orphans)
 
 

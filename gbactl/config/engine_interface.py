@@ -68,12 +68,7 @@ class EngineInterface:
     def options(self, cluster: ClusterConfig) -> EngineOptions:
         """Build the options of this engine. Raises ConfigError for an unknown key or an invalid value."""
         common = [f.name for f in dataclasses.fields(ClusterConfig) if f.name != "options"]
-
-        def unknown(strange: list[str], own: list[str]) -> str:
-            keys = ", ".join([*common, *own])
-            return f"cluster={cluster.name} has no key {', '.join(strange)}; keys are: {keys}."
-
-        return build(self.Options, cluster.options, "cluster.", unknown)
+        return build(self.Options, cluster.options, "cluster.", f"cluster={cluster.name}", common)
 
     def check(self, cluster: ClusterConfig, workers: int) -> None:
         """Raise ConfigError, with the key to type, if the options do not fit the number of workers."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from gbactl.checked_dataclasses import Bounds, Count, Interval, Natural, Processes, Seconds, Share, ShareBelowOne
 from gbactl.errors import ConfigError
@@ -27,8 +27,8 @@ class ModeConfig:
 
     name: str = "sync"
     local_batch: Count | None = None
-    prefetch: str = "data"
-    sparse_divisor: str = "global"
+    prefetch: Literal["none", "data", "rows"] = "data"
+    sparse_divisor: Literal["global", "contributors"] = "global"
     target: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -51,17 +51,17 @@ class ClusterConfig:
     workers: Processes = 4
     servers: Processes = 2
     dense_servers: Processes | None = None
-    transport: str = "shm"
+    transport: Literal["shm", "tcp"] = "shm"
     bind: str = "127.0.0.1"
     threads: Processes | None = None
-    pin: str = "auto"
-    lost_worker: str = "replace"
-    lost_coordinator: str = "replace"
+    pin: Literal["auto", "off"] = "auto"
+    lost_worker: Literal["end", "continue", "replace"] = "replace"
+    lost_coordinator: Literal["end", "replace"] = "replace"
     hang_seconds: Interval = 10.0
     start_timeout: Annotated[float, Bounds(at_least=1, at_most=1e9)] = 60.0
     stop_seconds: Annotated[float, Bounds(at_least=0, at_most=1e9)] = 30.0
     hosts: list[str] = field(default_factory=list)
-    placement: str = "spread"
+    placement: Literal["spread", "packed"] = "spread"
     ssh: str = "ssh -o BatchMode=yes -o ConnectTimeout=10"
     python: str | None = None
     forward: list[str] = field(default_factory=list)
@@ -78,7 +78,7 @@ class TransportConfig:
     """Configuration of the wire: TLS (wire/auth.py), and half precision (wire/half_precision_transport.py)."""
 
     encrypt: bool = False
-    wire_dtype: str = "fp32"
+    wire_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
 
 
 @dataclass
@@ -87,7 +87,7 @@ class CollectiveConfig:
 
     `cycle_time_ms` None: see RunConfig.cycle_time_ms."""
 
-    name: str = "horovod"
+    name: Literal["horovod", "gloo", "shm"] = "horovod"
     cycle_time_ms: Annotated[float, Bounds(at_least=0.01, at_most=10_000)] | None = None
     buckets: Annotated[int, Bounds(at_least=1, at_most=1000)] = 2
 
@@ -96,7 +96,7 @@ class CollectiveConfig:
 class OptimConfig:
     """Configuration of the optimizer of dense parameters and rows; `row_lr` overrides the learning rate of rows."""
 
-    name: str = "adam"
+    name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "adam"
     lr: Annotated[float, Bounds(above=0, at_most=1e38)] = 1e-3  # finite as a float32
     row_lr: Annotated[float, Bounds(above=0, at_most=1e38)] | None = None
     beta1: ShareBelowOne = 0.9
@@ -105,7 +105,7 @@ class OptimConfig:
     initial_accumulator: Annotated[float, Bounds(at_least=0, at_most=1e9)] = 0.0
     weight_decay: Annotated[float, Bounds(at_least=0, at_most=1000)] = 0.0
     row_weight_decay: Annotated[float, Bounds(at_least=0, at_most=1000)] = 0.0
-    row_l2: str = "touched"
+    row_l2: Literal["touched", "all"] = "touched"
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
 
@@ -123,7 +123,7 @@ class TrainConfig:
     norms_every: Natural = 0
     max_eval_samples: Count | None = None
     eval_every: Count | None = None
-    on_divergence: str = "stop"
+    on_divergence: Literal["stop", "continue"] = "stop"
 
 
 @dataclass
@@ -148,9 +148,9 @@ class SwitchConfig(AutoOptions):
     schedule: list[dict[str, Any]] = field(default_factory=list)
     modes: list[dict[str, Any]] = field(default_factory=list)
     drain_seconds: Seconds = 30.0
-    prepare: str = "servers"
-    checksum: str = "auto"
-    name: str = "none"
+    prepare: Literal["servers", "all"] = "servers"
+    checksum: Literal["auto", "all"] = "auto"
+    name: Literal["none", "auto"] = "none"
     changes: dict[str, Any] | None = None
     every: Interval = 2.0
 
@@ -166,8 +166,6 @@ def own_keys(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in values.items() if key in common}, "options": own}
 
 
-SPREADS = ("none", "lognormal", "exponential")
-SERVERS_ON = ("workers", "own")
 Time = Annotated[float, Bounds(at_least=0, at_most=1e12)]
 Bandwidth = Annotated[float, Bounds(at_least=1e-6, at_most=1e9)]
 Factor = Annotated[float, Bounds(at_least=1e-3, at_most=1e6)]
@@ -182,13 +180,13 @@ class CostConfig:
     name: str = "laptop"
     cores: Processes = 4
     workers_per_host: Processes | None = None
-    servers_on: str = "workers"
+    servers_on: Literal["workers", "own"] = "workers"
     batch_us: Time = 900.0
     sample_us: Time = 33.0
     push_us: Time = 250.0
     predict_us: Time = 11.0
     worker_scale: list[Factor] = field(default_factory=list)
-    spread: str = "none"
+    spread: Literal["none", "lognormal", "exponential"] = "none"
     spread_scale: Annotated[float, Bounds(at_least=0, at_most=10)] = 0.0
     server_message_us: Time = 25.0
     row_pull_ns: Time = 30.0
@@ -210,9 +208,6 @@ class CostConfig:
     restart_us: Time = 3_000_000.0
 
     def check(self) -> None:
-        """Raise ConfigError, with the key to type, if a value is invalid."""
-        for key, known in (("servers_on", SERVERS_ON), ("spread", SPREADS)):
-            if getattr(self, key) not in known:
-                raise ConfigError(f"cost.{key}={getattr(self, key)} cannot be; type one of: {', '.join(known)}.")
+        """Raise ConfigError, with the key to type, if two values do not fit together."""
         if self.spread == "exponential" and self.spread_scale > 1:
             raise ConfigError(f"cost.spread_scale={self.spread_scale} cannot be; type 0 to 1.")

@@ -6,7 +6,6 @@ A round is a day with next-day evaluation, or an epoch with validation.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from gbactl.config import RunConfig, TrainConfig
 from gbactl.data.dataset import Dataset
@@ -29,19 +28,7 @@ class Round:
     judged_by: int
 
 
-class Splits(Protocol):
-    """Attributes of a Dataset from which the list of rounds is made."""
-
-    @property
-    def kind(self) -> str:
-        """Kind of the dataset's splits: "days", "splits" (train, validation and test) or "parts"."""
-
-    @property
-    def splits(self) -> tuple[object, ...]:
-        """Days or splits of the dataset."""
-
-
-def rounds(dataset: Splits, train: TrainConfig) -> list[Round]:
+def rounds(dataset: Dataset, train: TrainConfig) -> list[Round]:
     """List the rounds of a run. Raises ConfigError if a round would have no data for its evaluation."""
     if dataset.kind == "splits":
         return [Round(0, epoch, f"epoch {epoch}", (1, 2), 1) for epoch in range(train.epochs)]
@@ -59,7 +46,7 @@ def rounds(dataset: Splits, train: TrainConfig) -> list[Round]:
 
 
 def samples_of(dataset: Dataset, train: TrainConfig) -> int:
-    """Number of training samples in all rounds of a run."""
+    """Count the training samples in all rounds of a run."""
     return sum(dataset.splits[part.split].rows for part in rounds(dataset, train))
 
 

@@ -78,21 +78,18 @@ class Coordinator:
             GradientNorms: self._on_norms, Inspected: self._on_inspected, Event: self._on_event, Pong: self._on_pong,
             DenseSaved: self._on_dense_saved, SummandsLost: self._on_sums, RingBroken: self._on_sums,
             CheckpointLoaded: lambda channel, message, _: core.on_server_loaded(channel, message),
-            Staged: self._checked_sender("server", core.on_staged),
-            Fenced: self._checked_sender("server", core.on_fenced),
-            Reached: self._checked_sender("server", core.requests.on_reached),
-            Saved: self._checked_sender("server", core.checkpoints.on_saved),
-            StepChecksum: self._checked_sender(
-                "server", lambda message: self.context.log.info(CHECKSUM, message._asdict())
-            ),
-            DenseMoved: self._checked_sender("worker", core.migration.on_moved),
-            ClosedReplicas: self._checked_sender("worker", core.replicas.on_closed),
+            Staged: self._checked("server", core.on_staged), Fenced: self._checked("server", core.on_fenced),
+            Reached: self._checked("server", core.requests.on_reached),
+            Saved: self._checked("server", core.checkpoints.on_saved),
+            StepChecksum: self._checked("server", lambda message: self.context.log.info(CHECKSUM, message._asdict())),
+            DenseMoved: self._checked("worker", core.migration.on_moved),
+            ClosedReplicas: self._checked("worker", core.replicas.on_closed),
         }  # fmt: skip
         if self.failover is not None:
-            self._handlers[ServerState] = self._checked_sender("server", self.failover.server_state)
-            self._handlers[WorkerState] = self._checked_sender("worker", self.failover.worker_state)
+            self._handlers[ServerState] = self._checked("server", self.failover.server_state)
+            self._handlers[WorkerState] = self._checked("worker", self.failover.worker_state)
 
-    def _checked_sender(self, role: str, handle: Callable[[Any], None]) -> Callable[[Channel, Any, Frame], None]:
+    def _checked(self, role: str, handle: Callable[[Any], None]) -> Callable[[Channel, Any, Frame], None]:
         """Make a message handler that first checks that the sender is the node, of this role, named in the message."""
 
         def checked(channel: Channel, message: Any, _: Frame) -> None:

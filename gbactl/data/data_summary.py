@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gbactl.data.dataset import DAYS_BY_ROWS, Batch, Dataset, Progress
+from gbactl.data.dataset import DAYS_BY_ROWS, Batch, Dataset
 
 if TYPE_CHECKING:
     from gbactl.data.schema_inference import Inferred
@@ -70,13 +70,8 @@ def _field(dataset: Dataset, field: int) -> dict[str, Any]:
     }
 
 
-def summarise(dataset: Dataset, progress: Progress | None = None) -> dict[str, Any]:
+def summarise(dataset: Dataset) -> dict[str, Any]:
     """Collect everything that `gbactl data describe` shows, in plain containers."""
-    fields = []
-    for f in range(dataset.schema.fields):
-        if progress:
-            progress("counting ids", f / dataset.schema.fields)
-        fields.append(_field(dataset, f))
     return {
         "name": dataset.meta["name"],
         "kind": dataset.kind,
@@ -88,7 +83,7 @@ def summarise(dataset: Dataset, progress: Progress | None = None) -> dict[str, A
         "fingerprint": dataset.fingerprint,
         "path": str(dataset.path),
         "splits": _splits(dataset),
-        "fields": fields,
+        "fields": [_field(dataset, field) for field in range(dataset.schema.fields)],
     }
 
 
@@ -158,9 +153,9 @@ def show_guesses(inferred: Inferred) -> None:
     _printed(table)
 
 
-def show(dataset: Dataset, *, fields: bool, progress: Progress | None = None) -> None:
+def show(dataset: Dataset, *, fields: bool) -> None:
     """Print a data set's summary."""
-    summary = summarise(dataset, progress) if fields else {"kind": dataset.kind, "splits": _splits(dataset)}
+    summary = summarise(dataset) if fields else {"kind": dataset.kind, "splits": _splits(dataset)}
     parts: list[RenderableType] = [Text(""), splits_table(summary)]
     if fields:
         parts += [Text(""), fields_table(summary)]

@@ -25,14 +25,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.data.remote_files import RemoteFile, SourceFile
 from gbactl.errors import DataError
-from gbactl.hashes_and_random_numbers import MASK64, mix, mix_int
+from gbactl.hashes_and_random_numbers import GOLDEN, MASK64, mix, mix_int
 
 Progress = Callable[[str, float], None]  # stage in words, and its fraction done
 META = "meta.json"
@@ -42,7 +42,8 @@ ARRAYS = ("labels", "numeric", "ids")
 JAGGED = ("offsets", "values")  # further arrays of data with multi-valued fields
 WEIGHTS = "weights"  # further array of data whose values have weights
 EVERY_ARRAY = (*ARRAYS, *JAGGED, WEIGHTS)
-POOLINGS = ("sum", "mean", "max")
+Pooling = Literal["sum", "mean", "max"]
+POOLINGS = get_args(Pooling)
 KEYS = {
     "name", "fingerprint", "kind", "numeric", "cardinalities", "splits", "numeric_names", "field_names", "bad_lines",
     "best_auc", "files",
@@ -110,7 +111,7 @@ class Schema:
     @property
     def arrays(self) -> tuple[str, ...]:
         """Names of the arrays in a cache of data with this schema."""
-        return array_names(len(self.lists), self.weighted)
+        return (*ARRAYS, *(JAGGED if self.lists else ()), *((WEIGHTS,) if self.lists and self.weighted else ()))
 
     @cached_property
     def table_of(self) -> tuple[int, ...]:
@@ -143,11 +144,6 @@ class Schema:
     def rows(self) -> int:
         """Number of rows of the fused embedding table."""
         return self.spans[-1][1] if self.spans else 0
-
-
-def array_names(lists: int, weighted: bool) -> tuple[str, ...]:
-    """Return the names of a cache's arrays for a number of multi-valued fields, `weighted` if values have weights."""
-    return (*ARRAYS, *(JAGGED if lists else ()), *((WEIGHTS,) if lists and weighted else ()))
 
 
 @dataclass(frozen=True)
@@ -244,8 +240,24 @@ class Batch:
     ids: NDArray[np.int32]
     jagged: Jagged | None = None
 
+    @classmethod
+    def of(cls, arrays: Mapping[str, NDArray[Any]], lists: int) -> Batch:
+        """Make a batch of the arrays of a cache, by their names, of data with `lists` multi-valued fields."""
+        jagged = Jagged(lists, arrays["offsets"], arrays["values"], arrays.get(WEIGHTS)) if lists else None
+        return cls(arrays["labels"], arrays["numeric"], arrays["ids"], jagged)
+
     def __len__(self) -> int:
         return len(self.labels)
+
+    def slice(self, lo: int, hi: int) -> Batch:
+        """Return rows lo..hi as views."""
+        jagged = None if self.jagged is None else self.jagged.slice(lo, hi)
+        return Batch(self.labels[lo:hi], self.numeric[lo:hi], self.ids[lo:hi], jagged)
+
+    def take(self, index: NDArray[np.int64]) -> Batch:
+        """Copy the rows at the positions `index`, int64[n]."""
+        jagged = None if self.jagged is None else self.jagged.take(index)
+        return Batch(self.labels[index], self.numeric[index], self.ids[index], jagged)
 
 
 @dataclass(frozen=True)
@@ -264,17 +276,13 @@ class Split:
         """Return rows lo..hi as views. Raises IndexError outside 0 <= lo <= hi <= rows."""
         if not 0 <= lo <= hi <= self.rows:
             raise IndexError(f"rows {lo}..{hi} of split {self.name}, which has {self.rows}")
-        whole = self.whole
-        jagged = None if whole.jagged is None else whole.jagged.slice(lo, hi)
-        return Batch(whole.labels[lo:hi], whole.numeric[lo:hi], whole.ids[lo:hi], jagged)
+        return self.whole.slice(lo, hi)
 
     def take(self, index: NDArray[np.int64]) -> Batch:
         """Copy the rows at the positions `index` (int64[n]) of the split. Raises IndexError for an invalid position."""
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= self.rows):
             raise IndexError(f"an index outside split {self.name}, which has {self.rows} rows")
-        whole = self.whole
-        jagged = None if whole.jagged is None else whole.jagged.take(index)
-        return Batch(whole.labels[index], whole.numeric[index], whole.ids[index], jagged)
+        return self.whole.take(index)
 
 
 @dataclass(frozen=True)
@@ -319,10 +327,6 @@ class Dataset:
         most = sum(field.max_length for field in self.schema.lists)
         return self.schema.columns + min(most, -(-2 * values // max(1, self.rows)))
 
-    def split(self, name: str) -> Split:
-        """Return the split with this name. Raises KeyError."""
-        return {split.name: split for split in self.splits}[name]
-
 
 def read_meta(path: Path) -> dict[str, Any]:
     """Read meta.json of a cache directory. Raises DataError if it is missing, unreadable or of an old format."""
@@ -335,17 +339,16 @@ def read_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
-def map_arrays(path: Path, lists: int = 0, weighted: bool = False) -> Batch:
-    """Memory-map the arrays in a folder, of data with `lists` multi-valued fields. Raises DataError."""
+def map_arrays(path: Path, schema: Schema) -> Batch:
+    """Memory-map the arrays in a folder, of data with the multi-valued fields of a schema. Raises DataError."""
     try:
-        names = array_names(lists, weighted)
-        found = {name: np.load(path / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in names}
+        found = {name: np.load(path / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in schema.arrays}
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is damaged ({error}); prepare it again.") from None
-    jagged = Jagged(lists, found["offsets"], found["values"], found.get(WEIGHTS)) if lists else None
-    if jagged is not None and len(jagged.offsets) != len(found["labels"]) * lists + 1:
+    whole = Batch.of(found, len(schema.lists))
+    if whole.jagged is not None and len(whole.jagged.offsets) != len(whole) * len(schema.lists) + 1:
         raise DataError(f"{path} is damaged (offsets.npy is not of as many rows as labels.npy); prepare it again.")
-    return Batch(found["labels"], found["numeric"], found["ids"], jagged)
+    return whole
 
 
 def open_dataset(path: Path, *, full: bool = False) -> Dataset:
@@ -359,8 +362,10 @@ def open_dataset(path: Path, *, full: bool = False) -> Dataset:
     if set(meta["files"]) != {f"{name}.npy" for name in schema.arrays}:
         raise DataError(f"{path / META} names files that are not those of a data cache; prepare it again.")
     check_files(path, meta["files"], full=full)
-    mapped = Split("", map_arrays(path, len(schema.lists), schema.weighted))
-    splits = tuple(Split(s["name"], mapped.slice(s["lo"], s["hi"])) for s in meta["splits"])
+    whole = map_arrays(path, schema)
+    if not all(0 <= s["lo"] <= s["hi"] <= len(whole) for s in meta["splits"]):
+        raise DataError(f"{path / META} names rows that the arrays do not have; prepare the data again.")
+    splits = tuple(Split(s["name"], whole.slice(s["lo"], s["hi"])) for s in meta["splits"])
     return Dataset(schema, splits, meta["kind"], meta["fingerprint"], meta["best_auc"], path, meta)
 
 
@@ -383,7 +388,7 @@ def permuted(lo: int, hi: int, n: int, key: int) -> NDArray[np.int64]:
     if not 0 <= lo <= hi <= n:
         raise ValueError(f"positions {lo}..{hi} of a permutation of {n}")
     bits = max(2, (n - 1).bit_length())
-    keys = [mix_int((key + i * 0x9E3779B97F4A7C15) & MASK64) for i in range(ROUNDS)]
+    keys = [mix_int((key + i * GOLDEN) & MASK64) for i in range(ROUNDS)]
     result = _encrypt(np.arange(lo, hi, dtype=np.uint64), bits, keys)
     outside = np.flatnonzero(result >= n)
     while len(outside):

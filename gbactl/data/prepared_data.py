@@ -21,7 +21,6 @@ from typing import Any, Protocol
 from filelock import FileLock, Timeout
 
 from gbactl.checked_dataclasses import build
-from gbactl.conf_catalogue import did_you_mean
 from gbactl.data.dataset import (
     FORMAT,
     META,
@@ -34,7 +33,8 @@ from gbactl.data.dataset import (
     read_meta,
 )  # fmt: skip
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.writer import WrittenArrays, sync_folder
+from gbactl.data.writer import WrittenArrays
+from gbactl.disk_files import sync_to_disk
 from gbactl.errors import DataError
 from gbactl.targets import found_class
 
@@ -69,12 +69,7 @@ def make_source(cfg_data: Mapping[str, Any]) -> Source:
     """Build the data source that the configuration group `data` selects. Raises ConfigError for an unknown one."""
     name = str(cfg_data.get("name"))
     own = {key: value for key, value in cfg_data.items() if key not in COMMON}
-
-    def unknown(strange: list[str], known: list[str]) -> str:
-        meant = did_you_mean(strange[0], known)
-        return f"data={name} has no option data.{strange[0]}; it has: {', '.join(known)}.{meant and f' {meant}'}"
-
-    source: Source = build(options_class(name, cfg_data.get("target")), own, "data.", unknown)
+    source: Source = build(options_class(name, cfg_data.get("target")), own, "data.", f"data={name}")
     return source
 
 
@@ -128,7 +123,7 @@ def _meta(name: str, key: str, built: WrittenArrays, folder: Path) -> dict[str, 
 
 def _check_lists(folder: Path, schema: Schema) -> None:
     """Raise DataError where a reader has written lists that its schema does not allow."""
-    jagged = map_arrays(folder, len(schema.lists), schema.weighted).jagged
+    jagged = map_arrays(folder, schema).jagged
     rows = 0 if jagged is None else len(jagged.offsets) // jagged.lists
     for low in range(0, rows, CHECKED_ROWS):
         assert jagged is not None
@@ -146,7 +141,8 @@ def _build(name: str, key: str, source: Source, place: Path, progress: Progress)
             _check_lists(folder, built.schema)
         progress("checksums", 1.0)
         (folder / META).write_text(json.dumps(_meta(name, key, built, folder), indent=1), "utf-8")
-        sync_folder(folder)
+        for path in (*folder.iterdir(), folder):
+            sync_to_disk(path)
         folder.rename(place)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

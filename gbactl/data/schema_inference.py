@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 import yaml
 
-from gbactl.conf_catalogue import did_you_mean
+from gbactl.checked_dataclasses import did_you_mean
 from gbactl.data.column_conversion import DAY, lists_of, numbers, texts, timestamps
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.table_files import TextForm, columns_of, read_table, separator_of

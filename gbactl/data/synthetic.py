@@ -13,17 +13,17 @@ of the last field (the target item), adds its best match: the greatest product o
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Bounds, Days, Seed
-from gbactl.data.dataset import Batch, Jagged, ListField, Progress, Schema
+from gbactl.cpu import available_cores
+from gbactl.data.dataset import Batch, Jagged, ListField, Pooling, Progress, Schema
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.writer import WrittenArrays, allocate
 from gbactl.hashes_and_random_numbers import GOLDEN, mix, mix_int
@@ -55,7 +55,7 @@ class Synthetic:
     lists: Annotated[int, Bounds(at_least=0, at_most=1000)] = 0
     list_length: Annotated[int, Bounds(at_least=1, at_most=100_000)] = 10
     history_length: Annotated[int, Bounds(at_least=0, at_most=100_000)] = 0
-    pooling: Literal["sum", "mean", "max"] = "mean"
+    pooling: Pooling = "mean"
 
     def sources(self) -> list[SourceFile]:
         """Return no source files, as the data are generated."""
@@ -83,7 +83,7 @@ class Synthetic:
     def build(self, folder: Path, progress: Progress) -> WrittenArrays:
         maker, rows = Generator(self), self.rows_per_day * self.days
         values = maker.count_values()
-        maps = allocate(folder, rows, self.numeric, self.fields, len(self.longest), values)
+        maps = allocate(folder, self.schema, rows, values)
         seen = maker.fill(maps, progress)
         names = [f"day{d}" for d in range(self.days)]
         splits = [(name, d * self.rows_per_day, (d + 1) * self.rows_per_day) for d, name in enumerate(names)]
@@ -192,7 +192,7 @@ class Generator:
                 maps.jagged.slice(first, first + rows).values[:] = batch.jagged.values
             return day, counts
 
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(len(available_cores())) as pool:
             done = [pool.submit(work, *task) for task in tasks]
             try:
                 for i, future in enumerate(as_completed(done)):

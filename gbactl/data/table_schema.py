@@ -15,17 +15,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 
-from gbactl.checked_dataclasses import Bounds, TableRows, build
-from gbactl.conf_catalogue import did_you_mean
-from gbactl.data.dataset import POOLINGS
+from gbactl.checked_dataclasses import Bounds, TableRows, build, did_you_mean
+from gbactl.data.dataset import Pooling
 from gbactl.data.remote_files import SourceFile
 from gbactl.errors import ConfigError, DataError
 
-TRANSFORMS = ("none", "log1p", "standardize", "bucketize")
 TIME_FIELDS = {"hour": 24, "weekday": 7}
 LARGEST_SCHEMA = 16 << 20
 
@@ -58,15 +56,8 @@ class Label(Kind):
 class Numeric(Kind):
     """Number; a missing one becomes 0 after the transform, or the bucket 0."""
 
-    transform: str = "none"
+    transform: Literal["none", "log1p", "standardize", "bucketize"] = "none"
     buckets: Annotated[int, Bounds(at_least=2, at_most=100_000)] = 16  # of bucketize
-
-    def check(self, key: str) -> None:
-        """Raise ConfigError for an unknown transform."""
-        if self.transform not in TRANSFORMS:
-            meant = did_you_mean(self.transform, TRANSFORMS)
-            known = f"type one of: {', '.join(TRANSFORMS)}."
-            raise ConfigError(f"{key}.transform={self.transform} cannot be; {known}{meant and f' {meant}'}")
 
 
 @dataclass(frozen=True)
@@ -95,15 +86,13 @@ class Multi(Kind):
     max_length: Annotated[int, Bounds(at_least=1, at_most=100_000)] = 100
     buckets: TableRows | None = None
     table: str | None = None
-    pooling: str = "mean"
+    pooling: Pooling = "mean"
     weights: str | None = None
 
     def check(self, key: str) -> None:
-        """Raise ConfigError for an empty separator, an unknown pooling, or both `buckets` and `table`."""
+        """Raise ConfigError for an empty separator, or both `buckets` and `table`."""
         if not self.separator:
             raise ConfigError(f"{key}.separator is empty; type for instance separator: '|'.")
-        if self.pooling not in POOLINGS:
-            raise ConfigError(f"{key}.pooling={self.pooling} cannot be; type one of: {', '.join(POOLINGS)}.")
         if self.table is not None and self.buckets is not None:
             raise ConfigError(f"{key} has both table and buckets; leave buckets out, since the table has its own.")
 
@@ -197,7 +186,7 @@ def _parsed(text: str, where: str) -> TableSchema:
     _no_key_twice(root, where)
     if not isinstance(values, dict) or not isinstance(values.get("columns"), dict):
         raise ConfigError(f"{where} has no columns; type columns: and below it a line NAME: {{kind: KIND}} for each.")
-    file = build(_File, values, f"{where}: ", lambda strange, known: _unknown(where, "key", strange[0], known))
+    file = build(_File, values, f"{where}: ", where)
     if file.separator is not None and (len(file.separator.encode()) != 1 or file.separator in '"\r\n'):
         raise ConfigError(f"{where}: separator={file.separator!r} is not one character; type for instance ';'.")
     columns = {str(name): _kind(f"{where}: columns.{name}", each) for name, each in file.columns.items()}
@@ -206,11 +195,6 @@ def _parsed(text: str, where: str) -> TableSchema:
     )
     _complete(found, where)
     return found
-
-
-def _unknown(where: str, what: str, word: str, known: list[str]) -> str:
-    meant = did_you_mean(word, known)
-    return f"{where} has no {what} {word}; there are: {', '.join(known)}.{meant and f' {meant}'}"
 
 
 def _no_key_twice(node: yaml.Node | None, where: str) -> None:
@@ -231,17 +215,13 @@ def _kind(key: str, values: Any) -> Kind:
         raise ConfigError(f"{key} has no kind; type {{kind: KIND}} with one of: {', '.join(KINDS)}.")
     name, own = str(options["kind"]), {option: value for option, value in options.items() if option != "kind"}
     if name not in KINDS:
-        raise ConfigError(_unknown(f"{key}.kind={name} is not known: it", "kind", name, list(KINDS)))
+        meant = did_you_mean(name, KINDS)
+        raise ConfigError(f"{key}.kind={name} is not known; type one of: {', '.join(KINDS)}.{meant and f' {meant}'}")
     if own.get("positive") in (True, False) and isinstance(own["positive"], bool):
         raise ConfigError(f"{key}.positive: YAML reads yes, no, true and false as true or false; put it in quotes.")
-    kind = build(KINDS[name], own, f"{key}.", lambda strange, known: _option(key, name, strange[0], known))
+    kind = build(KINDS[name], own, f"{key}.", f"{key}: the kind {name}")
     kind.check(key)
     return kind
-
-
-def _option(key: str, name: str, word: str, known: list[str]) -> str:
-    meant, listed = did_you_mean(word, known), f"it has: {', '.join(known)}" if known else "it has none"
-    return f"{key}: the kind {name} has no option {word}; {listed}.{meant and f' {meant}'}"
 
 
 def _complete(schema: TableSchema, where: str) -> None:

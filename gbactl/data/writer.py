@@ -1,4 +1,4 @@
-"""Writer of a cache's arrays (labels, numeric, ids; lists of multi-valued fields), and their division into days.
+"""Writer of a cache's arrays (labels, numeric, ids; lists of multi-valued fields): their order and division into days.
 
 Appending costs one buffered write a chunk; the .npy header is rewritten in place at the end.
 """
@@ -6,18 +6,19 @@ Appending costs one buffered write a chunk; the .npy header is rewritten in plac
 from __future__ import annotations
 
 import math
-import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.data.dataset import Batch, Jagged, Schema, Split, array_names, map_arrays
+from gbactl.data.dataset import Batch, Schema
 from gbactl.errors import DataError
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -30,7 +31,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 HEADER = 128
 DEFAULT_DAYS = 7
+MOST_DAYS = 100_000
 AT_ONCE = 1 << 18  # rows that are copied at once
+Order = NDArray[np.int64] | None  # row numbers sorted by time; None: the rows are in order
 
 
 @dataclass(frozen=True)
@@ -47,17 +50,7 @@ class WrittenArrays:
     best_auc: dict[str, float] = field(default_factory=dict)
 
 
-Shapes = dict[str, tuple[int, ...]]
-
-
-def _shapes(rows: int, numeric: int, columns: int, lists: int = 0, values: int = 0) -> Shapes:
-    return {
-        "labels": (rows,), "numeric": (rows, numeric), "ids": (rows, columns),
-        "offsets": (rows * lists + 1,), "values": (values,), "weights": (values,),
-    }  # fmt: skip
-
-
-def _write_headers(files: dict[str, BinaryIO], shapes: Shapes) -> None:
+def _write_headers(files: Mapping[str, BinaryIO], shapes: Mapping[str, tuple[int, ...]]) -> None:
     for name, file in files.items():
         file.seek(0)
         header: dict[str, Any] = {"descr": DTYPES[name].str, "fortran_order": False, "shape": shapes[name]}
@@ -65,54 +58,52 @@ def _write_headers(files: dict[str, BinaryIO], shapes: Shapes) -> None:
         assert file.tell() == HEADER
 
 
-def _appended(chunk: Batch, lists: int, values: int) -> dict[str, NDArray[Any]]:
-    """Return a chunk's arrays as appended to a cache that already has `values` values of lists."""
+def _appended(chunk: Batch, values: int) -> dict[str, NDArray[Any]]:
+    """Return a chunk's arrays by name, as appended to a cache that already has `values` values of lists."""
     arrays: dict[str, NDArray[Any]] = {"labels": chunk.labels, "numeric": chunk.numeric, "ids": chunk.ids}
-    if chunk.jagged is not None:
-        jagged = chunk.jagged
-        assert jagged.lists == lists and len(jagged.offsets) == len(chunk) * lists + 1
+    if (jagged := chunk.jagged) is not None:
+        assert len(jagged.offsets) == len(chunk) * jagged.lists + 1
         arrays["offsets"] = jagged.offsets[1:] - (jagged.offsets[0] - values)
         arrays["values"] = jagged.values
-        arrays["weights"] = np.ones(len(jagged.values), np.float32) if jagged.weights is None else jagged.weights
+        if jagged.weights is not None:
+            arrays["weights"] = jagged.weights
     return arrays
 
 
-def write_all(
-    folder: Path, numeric: int, columns: int, chunks: Iterable[Batch], lists: int = 0, weighted: bool = False
-) -> int:
+def write_all(folder: Path, chunks: Iterable[Batch]) -> int:
     """Append all chunks to the arrays (labels.npy and so on) in a folder; return the number of rows.
 
-    `columns`: fields with one id a sample; `lists`: multi-valued fields, whose values have weights if `weighted`."""
-    rows = values = 0
+    The first chunk says how many columns each array has, and whether there are lists and weights."""
+    lengths, widths, files = dict[str, int](), dict[str, tuple[int, ...]](), dict[str, BinaryIO]()
     with ExitStack() as stack:
-        files: dict[str, BinaryIO] = {
-            name: stack.enter_context((folder / f"{name}.npy").open("wb")) for name in array_names(lists, weighted)
-        }
-        _write_headers(files, _shapes(0, numeric, columns))
-        if lists:
-            files["offsets"].write(bytes(8))
         for chunk in chunks:
-            found = _appended(chunk, lists, values)
-            for name, file in files.items():
-                array = np.ascontiguousarray(found[name], DTYPES[name])
-                assert array.shape[1:] == _shapes(0, numeric, columns)[name][1:]
-                file.write(array.tobytes())
-            rows += len(chunk)
-            values += 0 if chunk.jagged is None else len(chunk.jagged.values)
-        _write_headers(files, _shapes(rows, numeric, columns, lists, values))
-    return rows
+            found = _appended(chunk, lengths.get("values", 0))
+            if not files:
+                lengths, widths = dict.fromkeys(found, 0), {name: array.shape[1:] for name, array in found.items()}
+                files = {name: stack.enter_context((folder / f"{name}.npy").open("wb")) for name in found}
+                _write_headers(files, {name: (0, *width) for name, width in widths.items()})
+                if "offsets" in files:
+                    files["offsets"].write(bytes(8))
+                    lengths["offsets"] = 1
+            assert widths == {name: array.shape[1:] for name, array in found.items()}
+            for name, array in found.items():
+                files[name].write(np.ascontiguousarray(array, DTYPES[name]).tobytes())
+                lengths[name] += len(array)
+        _write_headers(files, {name: (lengths[name], *width) for name, width in widths.items()})
+    return lengths.get("labels", 0)
 
 
-def allocate(
-    folder: Path, rows: int, numeric: int, columns: int, lists: int = 0, values: int = 0, weighted: bool = False
-) -> Batch:
+def allocate(folder: Path, schema: Schema, rows: int, values: int) -> Batch:
     """Create writable memory-mapped arrays for a known number of rows, and of `values` values of multi-valued fields.
 
     Raises DataError where the disk is too small.
     """
-    shapes = _shapes(rows, numeric, columns, lists, values)
-    names = array_names(lists, weighted)
-    size = sum(DTYPES[name].itemsize * math.prod(shapes[name]) for name in names)
+    lists = len(schema.lists)
+    shapes = {
+        "labels": (rows,), "numeric": (rows, schema.numeric), "ids": (rows, schema.columns),
+        "offsets": (rows * lists + 1,), "values": (values,), "weights": (values,),
+    }  # fmt: skip
+    size = sum(DTYPES[name].itemsize * math.prod(shapes[name]) for name in schema.arrays)
     free = shutil.disk_usage(folder).free
     if size > free:
         raise DataError(
@@ -120,39 +111,52 @@ def allocate(
             "data.rows_per_day or data.days, or set data.cache to another folder."
         )
     make = np.lib.format.open_memmap
-    made = {name: make(folder / f"{name}.npy", "w+", DTYPES[name], shapes[name]) for name in names}
-    jagged = Jagged(lists, made["offsets"], made["values"], made.get("weights")) if lists else None
-    return Batch(made["labels"], made["numeric"], made["ids"], jagged)
+    made = {name: make(folder / f"{name}.npy", "w+", DTYPES[name], shapes[name]) for name in schema.arrays}
+    return Batch.of(made, lists)
 
 
-def reorder(
-    source: Path, folder: Path, order: NDArray[np.int64] | None, lists: int = 0, weighted: bool = False,
-    chunk: int = AT_ONCE, change: Callable[[Batch], Batch] = lambda rows: rows,
-) -> None:  # fmt: skip
-    """Copy the arrays of `source` into `folder`, a chunk at a time.
+class Clock:
+    """Times of all rows, in a file; tells whether they are in order, and counts the rows of each day."""
+
+    def __init__(self, path: Path, by_day: bool = False) -> None:
+        self.path, self._by_day = path, by_day
+        self.in_order, self.counts = True, Counter[int]()
+        self._last = np.iinfo(np.int64).min
+        path.touch()
+
+    def add(self, times: NDArray[np.int64]) -> None:
+        """Add the times of the next rows. Raises DataError for too many days."""
+        if not len(times):
+            return
+        self.in_order &= bool(times[0] >= self._last and (np.diff(times) >= 0).all())
+        self._last = times[-1]
+        with self.path.open("ab") as file:
+            file.write(times.tobytes())
+        if self._by_day:
+            found, counts = np.unique(times, return_counts=True)
+            self.counts.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+            if len(self.counts) > MOST_DAYS:
+                raise DataError(f"The column of kind day has more than {MOST_DAYS:,} days; type kind: time.")
+
+    def order(self) -> Order:
+        """Return the row numbers sorted by time; None if the rows already are in order."""
+        return None if self.in_order else np.argsort(np.fromfile(self.path, np.int64), kind="stable")
+
+
+def reorder(whole: Batch, folder: Path, order: Order, change: Callable[[Batch], Batch] | None = None) -> None:
+    """Write the arrays of a batch into a folder, a chunk at a time.
 
     `order`: places of the rows in the order in which they are copied; None: as they are. `change` is applied to each
     chunk; it keeps the lists. A chunk has fewer rows where these have long lists."""
-    whole = Split("", map_arrays(source, lists, weighted))
-    if whole.whole.jagged is not None:
-        chunk = max(1, chunk // (1 + len(whole.whole.jagged.values) // max(1, whole.rows)))
+    rows, chunk = len(whole), AT_ONCE
+    if whole.jagged is not None:
+        chunk = max(1, chunk // (1 + len(whole.jagged.values) // max(1, rows)))
 
     def copied(lo: int, hi: int) -> Batch:
-        return change(whole.slice(lo, hi) if order is None else whole.take(order[lo:hi]))
+        found = whole.slice(lo, hi) if order is None else whole.take(order[lo:hi])
+        return found if change is None else change(found)
 
-    shape = copied(0, 0)
-    batches = (copied(lo, min(lo + chunk, whole.rows)) for lo in range(0, whole.rows, chunk))
-    write_all(folder, shape.numeric.shape[1], shape.ids.shape[1], batches, lists, weighted)
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync a folder and every file in it to disk."""
-    for path in [*folder.iterdir(), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    write_all(folder, (copied(lo, min(lo + chunk, rows)) for lo in range(0, max(1, rows), chunk)))
 
 
 def equal_days(rows: int, days: int | None) -> list[tuple[str, int, int]]:
@@ -160,9 +164,10 @@ def equal_days(rows: int, days: int | None) -> list[tuple[str, int, int]]:
     count = days or DEFAULT_DAYS
     if rows < count:
         raise DataError(f"The data has {rows} rows, which cannot be cut into data.days={count}; set fewer days.")
-    return days_between([rows * (i + 1) // count for i in range(count)])
+    return splits_between([rows * (i + 1) // count for i in range(count)])
 
 
-def days_between(ends: list[int]) -> list[tuple[str, int, int]]:
-    """Return the rows of consecutive days as (name, first, end), from the end row of each day."""
-    return [(f"day{i}", start, end) for i, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))]
+def splits_between(ends: Sequence[int], names: Iterable[str] | None = None) -> list[tuple[str, int, int]]:
+    """Return consecutive splits as (name, first, end), from the end row of each; without `names` day0, day1, ..."""
+    called = names or (f"day{i}" for i in range(len(ends)))
+    return [(name, start, end) for name, (start, end) in zip(called, pairwise([0, *ends]), strict=True)]

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from gbactl.config.groups import ClusterConfig
 from gbactl.engine.host_placement import hosts_of
 from gbactl.engine.hosts import HostsEngine
-from gbactl.errors import ClusterError, ConfigError, GbactlError, MissingDependencyError, WireError
+from gbactl.errors import ClusterError, ConfigError, GbactlError, MissingDependencyError, WireError, first_line
 
 NODES_SECONDS, KNOCK_SECONDS, FREE_SECONDS = 30.0, 5.0, 10.0
 START = "type `ray start --head` here and `ray start --address=HEAD:6379` on the others, or use `ray job submit`"
@@ -83,12 +83,8 @@ def _connect() -> Any:
     except ConnectionError as error:
         raise ClusterError(f"cluster=ray found no running Ray cluster; {START}.") from error
     except Exception as error:  # another version of Ray or Python: RuntimeError; and what a dying head causes
-        raise ClusterError(f"Ray cannot be used: {_first_line(error)}") from error
+        raise ClusterError(f"Ray cannot be used: {first_line(error)}") from error
     return ray
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _live(ray: Any) -> dict[str, tuple[str, int]]:
@@ -137,7 +133,7 @@ def run_agent(name: str, cpus: int, others: list[str], command: list[str], out: 
         try:
             why = ray.get(call)
         except Exception as error:
-            why = f"Ray lost the node: {_first_line(error)}"
+            why = f"Ray lost the node: {first_line(error)}"
         if why:
             print(f"Node {name}: {why}", file=sys.stderr, flush=True)
             os._exit(1)

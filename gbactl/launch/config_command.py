@@ -13,11 +13,11 @@ import yaml
 from gbactl import conf_catalogue
 from gbactl.checked_dataclasses import shown
 from gbactl.conf_catalogue import GROUPS, Entry
-from gbactl.config import RunConfig, from_dict, to_dict
+from gbactl.config import RunConfig, to_dict
 from gbactl.config.engine_interface import engine_named
 from gbactl.config.run_config import effective_keys, when_effective
 from gbactl.data.prepared_data import options_class
-from gbactl.errors import ConfigError, UsageError
+from gbactl.errors import UsageError
 from gbactl.policies.policy import names, policy_class
 
 WIDTH = 80
@@ -62,21 +62,6 @@ def hint_of(hints: dict[str, Any], group: str, name: str, key: str) -> Any:
 
         return option_hints(name).get(key)
     return hints.get(key)
-
-
-def choices_of(group: str, name: str, key: str) -> str:
-    """List the values allowed for a key, as its error message lists them; "" where any text is allowed."""
-    unknown: Any = "?"
-    for part in reversed(key.split(".")):
-        unknown = {part: unknown}
-    hosts = {"hosts": ["a:4"], "workers": 4} if group == "cluster" and not engine_named(name).one_host else {}
-    try:
-        from_dict({group: {"name": name, **hosts, **unknown}} if name else {group: unknown} if group else unknown)
-    except ConfigError as error:
-        found = re.search(r"is not known; type [\w.]+ ?=\s?(?:one of: )?(.*)\.$", str(error))
-        found = found or re.search(r"cannot be; type one of: (.*)\.$", str(error))
-        return found[1] if found else ""
-    return ""
 
 
 def explain(word: str | None) -> str:
@@ -166,8 +151,9 @@ def _key(key: str, found: dict[str, Entry]) -> str:
     name = named.value if named and dot else ""
     hints = hints_of(group, name) if dot else single_hints()
     hint = hint_of(hints, group, name, rest or key)
-    choices = choices_of(group if dot else "", name, rest or key) if hint is str else ""
-    kind = f"one of {choices}" if choices else "text, or null" if hint is None else shown(hint)
+    kind = "text, or null" if hint is None else shown(hint)
+    if rest == "name" and len(found) > 1:
+        kind = f"one of {', '.join(found)}"
     defaults, meanings = dict[str, list[str]](), dict[str, list[str]]()
     for option, entry in found.items():
         defaults.setdefault(_typed(entry.value), []).append(option)

@@ -30,14 +30,13 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from gbactl import targets
-from gbactl.checked_dataclasses import build
+from gbactl.checked_dataclasses import build, did_you_mean
 from gbactl.conf_catalogue import (
     GROUPS,
     ROOT,
     bases,
     conf_dir,
     default_option,
-    did_you_mean,
     entries,
     entries_of,
     option_files,

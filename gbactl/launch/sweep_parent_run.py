@@ -10,7 +10,6 @@ import logging
 import os
 import secrets
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -129,10 +128,8 @@ class OpenSweep:
     def _comparison(self, tracked: TrackedRun) -> str:
         from gbactl.report.command import sweep_table
 
-        terminal = sys.stdout.isatty()
         try:
-            width = max(80, shutil.get_terminal_size().columns) if terminal else 80
-            return sweep_table(tracking_uri(self.tracking.uri), tracked.opened(END_SECONDS) or "", width, terminal)
+            return sweep_table(tracking_uri(self.tracking.uri), tracked.opened(END_SECONDS) or "")
         except Exception as error:  # the runs are finished all the same
             _say(f"The sweep's runs could not be compared: {error}")
             return ""

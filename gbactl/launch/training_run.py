@@ -543,7 +543,7 @@ class LaunchedRun:
 
         result = {
             "mode": self.modes, "collective": self._all_reduce(), "seed": self.cfg.seed, "status": status,
-            "command": self.command.text, "days_by_rows": self.dataset.days_by_rows,
+            "command": self.command.text, "days_by_rows": self.dataset.days_by_rows, "origin": self.job.origin or None,
             "cell": None if self.control is not None and self.control.requests else self.cell,
             "clock": self.cfg.engine.clock, "virtual_seconds": None, **found,
             "wall_seconds": time.monotonic() - self.began, "run_dir": str(self.run_dir),

@@ -9,9 +9,9 @@ import contextlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
-from gbactl.checked_dataclasses import Bounds, Count, ShareBelowOne, SomeShare, expect
+from gbactl.checked_dataclasses import Bounds, Count, ShareBelowOne, SomeShare, did_you_mean, expect
 from gbactl.errors import ConfigError, require
 from gbactl.targets import found_class
 
@@ -62,8 +62,6 @@ def dimension_mask(cfg: ModelConfig, schema: Schema, names: Sequence[str]) -> ND
     if not cfg.dims:
         return None
     import numpy as np
-
-    from gbactl.conf_catalogue import did_you_mean
 
     tables, chosen = schema.table_of, dict[int, tuple[str, int]]()
     for name, dim in cfg.dims.items():
@@ -124,20 +122,20 @@ def build(cfg: ModelConfig, numeric: int, fields: int, seed: int, list_targets: 
     return model  # type: ignore[no-any-return]
 
 
-def option_hints(kind: str | type[Any]) -> dict[str, Any]:
-    """Return the annotations of a constructor's parameters; `kind`: a class, or the name of one of gbactl's models."""
-    if isinstance(kind, str):
-        kind = found_class("model", kind, None, "a model", lambda found: True)
-    inits = [vars(each)["__init__"] for each in reversed(kind.__mro__[:-1]) if "__init__" in vars(each)]
-    return {name: hint for init in inits for name, hint in get_type_hints(init, include_extras=True).items()}
+def option_hints(name: str) -> dict[str, Any]:
+    """Return the annotations of the constructor's parameters of one of gbactl's models."""
+    kind = found_class("model", name, None, "a model", lambda found: True)
+    return {each.name: each.annotation for each in _parameters(kind, annotated=True)}
 
 
-def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
-    """List a constructor's parameters, with its base's parameters in place of the **arguments that it passes on."""
+def _parameters(kind: type[Any], annotated: bool = False) -> list[inspect.Parameter]:
+    """List a constructor's parameters, with its base's parameters in place of the **arguments that it passes on.
+
+    `annotated`: their annotations are types, which those of a user's class need not be."""
     found = dict[str, inspect.Parameter]()
     for each in kind.__mro__[:-1]:
         if "__init__" in vars(each):
-            own = {one.name: one for one in inspect.signature(each).parameters.values()}
+            own = {one.name: one for one in inspect.signature(each, eval_str=annotated).parameters.values()}
             passes_on = [name for name, one in own.items() if one.kind is one.VAR_KEYWORD]
             found = {**own, **found}
             if not passes_on:
@@ -149,9 +147,7 @@ def _arguments(cfg: ModelConfig, kind: type[Any], offered: dict[str, Any]) -> di
     """Return the arguments of a constructor. Raises ConfigError for an unknown or a missing option.
 
     Options of gbactl's own models are checked by type and bounds."""
-    from gbactl.conf_catalogue import did_you_mean
-
-    every = _parameters(kind)
+    every = _parameters(kind, annotated=cfg.target is None)
     named = [each for each in every if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
     takes_any = any(each.kind is each.VAR_KEYWORD for each in every)
     taken, what = [each.name for each in named], f"model.target={cfg.target}" if cfg.target else f"model={cfg.name}"
@@ -162,10 +158,9 @@ def _arguments(cfg: ModelConfig, kind: type[Any], offered: dict[str, Any]) -> di
         )
         raise ConfigError(f"{what} has no option {strange[0]}. {meant}")
     if cfg.target is None:
-        hints = option_hints(kind)
         for each in named:
             if each.name in cfg.options:
-                expect(f"model.{each.name}", cfg.options[each.name], hints[each.name], each.default)
+                expect(f"model.{each.name}", cfg.options[each.name], each.annotation, each.default)
     given = {**{name: value for name, value in offered.items() if name in taken}, **cfg.options}
     if lacking := [each.name for each in named if each.default is each.empty and each.name not in given]:
         raise ConfigError(f"{what} needs the option {lacking[0]}; type model.options.{lacking[0]}=VALUE.")

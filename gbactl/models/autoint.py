@@ -62,5 +62,5 @@ class AutoInt(ClickModel):
 
     def terms(self, numeric: Tensor, vectors: Tensor) -> Sequence[Tensor]:
         """Compute the logits of the attention and of the MLP."""
-        found = self.last(self.layers(self.field_vectors(numeric, vectors, self.numeric_vectors)).flatten(1))
+        found = self.last(self.layers(self.field_vectors(numeric, vectors)).flatten(1))
         return (found,) if self.mlp is None else (found, self.mlp(torch.cat((numeric, vectors.flatten(1)), 1)))

@@ -50,12 +50,9 @@ class Dice(nn.Module):
         return p * x + (1 - p) * self.slope * x
 
 
-def relu(width: int) -> nn.Module:
-    """Make a ReLU for a layer of any width."""
-    return nn.ReLU()
-
-
-ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {"dice": Dice, "prelu": nn.PReLU, "relu": relu}
+ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {  # from the width of a layer
+    "dice": Dice, "prelu": nn.PReLU, "relu": lambda _: nn.ReLU(),
+}  # fmt: skip
 
 
 class Linear(nn.Linear):
@@ -109,6 +106,8 @@ class ClickModel(nn.Module):
     `first_order` neither has one.
     """
 
+    numeric_vectors: nn.Parameter | None  # a vector per numeric field, of the models that have made these
+
     def __init__(
         self, numeric: int, fields: int, dim: int, hidden: list[int], dropout: float, batch_norm: bool,
         init_scale: float, seed: int, first_order: bool, list_targets: tuple[int | None, ...] = (),
@@ -150,14 +149,14 @@ class ClickModel(nn.Module):
     def new_mlp(
         self, inputs: int, hidden: list[int], outputs: int | None = 1, activation: str = "relu"
     ) -> nn.Sequential:
-        """Make an MLP with the configured dropout and batch norm (see `layers.mlp`)."""
+        """Make an MLP with the configured dropout and batch norm (see `mlp`)."""
         return mlp(
             inputs, hidden, outputs,
             dropout=self.dropout, batch_norm=self.batch_norm, init=self.init, masks=self.masks, activation=activation,
         )  # fmt: skip
 
     def new_linear(self, inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
-        """Make a linear layer (see `layers.linear`)."""
+        """Make a linear layer (see `linear`)."""
         return linear(inputs, outputs, self.init, bias)
 
     def new_numeric_vectors(self) -> nn.Parameter | None:
@@ -167,11 +166,11 @@ class ClickModel(nn.Module):
         start = torch.empty(self.numeric, self.dim)
         return nn.Parameter(start.uniform_(-self.init_scale, self.init_scale, generator=self.init))
 
-    def field_vectors(self, numeric: Tensor, vectors: Tensor, numeric_vectors: Tensor | None) -> Tensor:
+    def field_vectors(self, numeric: Tensor, vectors: Tensor) -> Tensor:
         """Join numeric fields, each its value times its vector, with the others: float[samples, all fields, dim]."""
-        if numeric_vectors is None:
+        if self.numeric_vectors is None:
             return vectors
-        return torch.cat((numeric.unsqueeze(2) * numeric_vectors, vectors), 1)
+        return torch.cat((numeric.unsqueeze(2) * self.numeric_vectors, vectors), 1)
 
 
 class WideDeep(ClickModel):

@@ -67,7 +67,7 @@ class FinalMLP(ClickModel):
 
     def terms(self, numeric: Tensor, vectors: Tensor) -> Sequence[Tensor]:
         """Compute the linear and the bilinear parts of the logit."""
-        v = self.field_vectors(numeric, vectors, self.numeric_vectors).flatten(1)
+        v = self.field_vectors(numeric, vectors).flatten(1)
         gated = [gate(v, vectors) for gate in self.gates] or [v, v]
         first, second = (layers(x) for layers, x in zip(self.mlps, gated, strict=True))
         left, right = (y.unflatten(1, (self.heads, -1)) for y in (first, second))

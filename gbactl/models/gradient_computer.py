@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gbactl.data.dataset import Dataset
 from gbactl.metrics import ranked_pairs
 from gbactl.models import ModelConfig, build, dimension_mask
-from gbactl.models.flat_parameters import FlatModel, Vector
+from gbactl.models.flat_parameters import FlatModel
 from gbactl.models.pooling import RawField
 
 Floats = NDArray[np.float32]
@@ -41,26 +41,24 @@ def seed_torch(key: int) -> None:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Context in which torch runs on one thread, so that sums do not depend on the number of threads."""
-    threads = torch.get_num_threads()
-    if threads == 1:
+def torch_threads(count: int) -> Iterator[None]:
+    """Context in which torch runs on `count` threads, on whose number the bits of a sum depend."""
+    before = torch.get_num_threads()
+    if count == before:
         yield
         return
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 class GradientComputer:
     """Gradient computation that depends on the loaded parameters, the batch and its random key alone."""
 
-    def __init__(
-        self, model: nn.Module, dense: Vector | None = None, precision: str = "fp32", mask: Floats | None = None
-    ) -> None:
-        """Wrap `model`; `dense`, if given, replaces its initial values; `precision` is fp32 or bf16 (autocast).
+    def __init__(self, model: nn.Module, precision: str = "fp32", mask: Floats | None = None) -> None:
+        """Wrap `model`; `precision` is fp32 or bf16 (autocast).
 
         `mask`, if given, multiplies the rows of each field (see `models.dimension_mask`)."""
         if precision not in ("fp32", "bf16"):
@@ -73,8 +71,6 @@ class GradientComputer:
         self._mask = None if mask is None else torch.from_numpy(mask)
         self.of_raw: list[Floats] = []  # gradients of their rows, of the last batch
         self.ranked = (0.0, 0)  # of the last batch, as it was before it was trained: see metrics.ranked_pairs
-        if dense is not None:
-            self.flat.load(dense)
 
     @classmethod
     def of(cls, cfg: ModelConfig, dataset: Dataset, seed: int, precision: str) -> GradientComputer:
@@ -128,5 +124,5 @@ class GradientComputer:
         """
         self.model.eval()
         self.flat.restore_running()
-        with one_thread():
+        with torch_threads(1):
             return torch.sigmoid(self.logits(_tensor(numeric), _tensor(emb), raw_tensors(raw))).numpy()

@@ -63,7 +63,7 @@ class MaskNet(ClickModel):
 
     def terms(self, numeric: Tensor, vectors: Tensor) -> Sequence[Tensor]:
         """Compute the MLP's logit."""
-        v = self.field_vectors(numeric, vectors, self.numeric_vectors)
+        v = self.field_vectors(numeric, vectors)
         x = v
         if self.scale is not None and self.shift is not None:
             x = nn.functional.layer_norm(v, (self.dim,)) * self.scale + self.shift

@@ -31,7 +31,7 @@ class XDeepFM(WideDeep):
 
     def terms(self, numeric: Tensor, vectors: Tensor) -> Sequence[Tensor]:
         """Compute the logits of the MLP and of the interaction network."""
-        start = self.field_vectors(numeric, vectors, self.numeric_vectors).transpose(1, 2)  # [samples, dim, fields]
+        start = self.field_vectors(numeric, vectors).transpose(1, 2)  # [samples, dim, fields]
         maps, sums = start, []
         for layer in self.layers:
             maps = layer((maps.unsqueeze(3) * start.unsqueeze(2)).flatten(2))

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar, Literal, cast
 
 from gbactl.checked_dataclasses import NumberOrInfinity, Share
-from gbactl.errors import ConfigError
 from gbactl.policies.async_bsp import BufferedPolicy
 from gbactl.policies.policy import PolicyOptions
 
@@ -35,21 +34,11 @@ class GbaOptions(PolicyOptions):
     `row_staleness` token: rows have their gradient's weight; row: a weight by the steps that touched them since the
     pull."""
 
-    decay: str = "hard"
+    decay: Literal["hard", "inverse", "exp"] = "hard"
     iota: NumberOrInfinity = 3
     decay_rate: Share = 0.5
-    divisor: str = "M"
-    row_staleness: str = "token"
-
-    def check(self) -> None:
-        if self.decay not in DECAYS:
-            raise ConfigError(f"mode.decay={self.decay} is not known; type mode.decay= one of: {', '.join(DECAYS)}.")
-        if self.divisor not in ("M", "accepted"):
-            raise ConfigError(f"mode.divisor={self.divisor} is not known; type mode.divisor=M or accepted.")
-        if self.row_staleness not in ("token", "row"):
-            raise ConfigError(
-                f"mode.row_staleness={self.row_staleness} is not known; type mode.row_staleness=token or row."
-            )
+    divisor: Literal["M", "accepted"] = "M"
+    row_staleness: Literal["token", "row"] = "token"
 
 
 class GbaPolicy(BufferedPolicy):

@@ -157,23 +157,12 @@ class Ledger:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-__all__ = [
-    "Decision", "Drop", "Grant", "Ledger", "Member", "Phase", "Policy", "PolicyOptions", "Step", "make", "names",
-    "policy_class",
-]  # fmt: skip
-
-
 @dataclass(frozen=True)
 class PolicyOptions:
     """Options that one mode has beside those of all modes; subclassed by the mode's policy."""
 
-    def check(self) -> None:
-        """Check the options' values. Raises ConfigError, with the key to type, for impossible ones."""
-
     def check_workers(self, workers: int) -> None:
-        """Check the options against the number of workers. Raises ConfigError.
-
-        Raises ConfigError, with the key to type, where they cannot work."""
+        """Raise ConfigError, with the key to type, where the options cannot work with this number of workers."""
 
 
 @dataclass

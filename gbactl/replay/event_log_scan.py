@@ -37,19 +37,20 @@ class PhaseRecord:
 class Recording:
     """Recorded run: the contents of its event log.
 
-    `digests`: (step, shard) to the checksum after that step. `ended`: the log is complete. `torn`: a sentence on the
-    truncated record at which the log ends, if there is one.
+    `cfg`: configuration at its start; `now`: of the phases that follow what has been read so far. `digests`: (step,
+    shard) to the checksum after that step. `ended`: the log is complete. `torn`: a sentence on the truncated record at
+    which the log ends, if there is one.
     """
 
     path: Path
     header: dict[str, Any]
     cfg: RunConfig
+    now: RunConfig
     phases: list[PhaseRecord] = field(default_factory=list)
     digests: dict[tuple[int, int], str] = field(default_factory=dict)
     steps: int = 0
     ended: bool = False
     torn: str = ""
-    now: RunConfig | None = None
 
     @property
     def gradients(self) -> int:
@@ -79,7 +80,7 @@ def scan(path: Path) -> Recording:
     if not isinstance(first, InfoRecord) or first.kind != event_log.HEADER:
         raise EventLogError(f"{path} has no header.")
     cfg = _config(path, first.fields)
-    recording = Recording(path, first.fields, cfg, now=cfg)
+    recording = Recording(path, first.fields, cfg, cfg)
     try:
         for record in records:
             if recording.ended:
@@ -161,8 +162,8 @@ def _check_versions(recording: Recording, record: AnnounceRecord) -> None:
 def _note_info(recording: Recording, record: InfoRecord) -> None:
     fields = record.fields
     if record.kind == event_log.PHASE:
-        cfg = recording.now or recording.cfg
-        recording.phases.append(PhaseRecord(_phase(recording, fields), cfg, PulledVersions(recording.shards)))
+        pulls = PulledVersions(recording.shards)
+        recording.phases.append(PhaseRecord(_phase(recording, fields), recording.now, pulls))
     elif record.kind == event_log.SWITCH:
         recording.now = _switched(recording, fields)
     elif record.kind == event_log.CHECKSUM:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gbactl.checkpoint.restore import arrays_of
 from gbactl.config import RunConfig, to_dict
 from gbactl.coordinator.training_phase import Divergence, DivergenceError
-from gbactl.data.dataset import Dataset, open_dataset
+from gbactl.data.dataset import Dataset, Progress, open_dataset
 from gbactl.data.prepared_data import prepare
 from gbactl.disk_files import replacing
 from gbactl.errors import DataError, EventLogError, UsageError
@@ -29,6 +30,7 @@ from gbactl.kernels.native import flushed
 from gbactl.launch.progress import ProgressDisplay
 from gbactl.launch.run_dir import LOG, find, tracked_as
 from gbactl.models.dry_run import dry_run
+from gbactl.models.gradient_computer import torch_threads
 from gbactl.nodes.role_setup import header
 from gbactl.replay.event_log_scan import Recording, scan
 from gbactl.replay.replayer import Replayer
@@ -38,12 +40,8 @@ from gbactl.tracking.mlflow_connection import log_linked_run, tracking_uri
 
 def model_arrays(shards: Sequence[Shard]) -> dict[str, NDArray[Any]]:
     """Collect rows, dense vector and optimizer state of all shards as named arrays."""
-    found = {"rows": _rows([shard.rows.table for shard in shards])}
-    for name in shards[0].rows.moments:
-        found[f"row_{name}"] = _rows([shard.rows.moments[name] for shard in shards])
-    if shards[0].rows.counts is not None:
-        found["row_counts"] = _rows([shard.rows.counts for shard in shards])
-    states = [shard.dense_state() for shard in shards]
+    tables, states = [arrays_of(shard) for shard in shards], [shard.dense_state() for shard in shards]
+    found = {name.replace("moment.", ""): _rows([each[name] for each in tables]) for name in tables[0]}
     for key in states[0]:
         if key != "step":
             name = "dense" if key == "value" else key.replace("moment.", "dense_")
@@ -70,7 +68,6 @@ def write_model(path: Path, cfg: RunConfig, shards: Sequence[Shard]) -> None:
         raise UsageError(f"{path} cannot be written ({error.strerror}); type another --keep PATH.") from error
 
 
-Progress = Callable[[str, float], None]
 SAME = {"machine": "processor", "cpu_flags": "processor's vector instructions", "torch": "version of torch"}
 
 
@@ -92,8 +89,8 @@ def replay(
     if cfg.model.target is not None and (why := dry_run(cfg.model, dataset, cfg.seed, cfg.precision)):
         raise EventLogError(why)
     differences = machine_differences(recording.header, header(recording.cfg, dataset))
-    with torch_threads(recording.header["threads"]):
-        replayer = _replayer(recording, dataset, last, bool(differences), progress)
+    with torch_threads(recording.header["threads"]), flushed():
+        replayer = Replayer(recording, dataset, last, bool(differences), progress)
         found = _run(replayer)
         kept = _keep(replayer, run_dir, path, until is not None) if found is None else None
     if found is None and until is None and recording.torn:
@@ -127,14 +124,6 @@ def _dataset(recording: Recording, progress: Progress | None) -> Dataset:
             f"of {recording.header['data'][:12]}); put the original files back where data.path says."
         )
     return dataset
-
-
-def _replayer(recording: Recording, dataset: Dataset, last: int, lenient: bool, progress: Progress | None) -> Replayer:
-    def show(step: int, of: int) -> None:
-        if progress is not None:
-            progress("replay", step / of)
-
-    return Replayer(recording, dataset, last, lenient=lenient, progress=show)
 
 
 def _run(replayer: Replayer) -> Divergence | None:
@@ -186,20 +175,6 @@ def failed(verdict: dict[str, Any]) -> bool:
 def machine_differences(logged: dict[str, Any], here: dict[str, Any]) -> list[str]:
     """List the machine properties that differ from those in the log's header; [] where the same bits are expected."""
     return [name for key, name in SAME.items() if logged[key] != here[key]]
-
-
-@contextlib.contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Context with `count` torch threads and denormal numbers flushed, as on every node of a run."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        with flushed():
-            yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _log(run_dir: Path, verdict: dict[str, Any], uri: str | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from gbactl.coordinator import event_log
@@ -19,7 +18,7 @@ from gbactl.coordinator.training_phase import (
     TrainingPhase,
     named,
 )
-from gbactl.data.dataset import Dataset
+from gbactl.data.dataset import Dataset, Progress
 from gbactl.errors import EventLogError
 from gbactl.hashes_and_random_numbers import MODULUS
 from gbactl.policies import Ledger, Phase, Step
@@ -35,9 +34,8 @@ class Replayer:
     """Replayer of a recorded run up to global step `until`. Raises DivergenceError at the first difference."""
 
     def __init__(
-        self, recording: Recording, dataset: Dataset, until: int, *, lenient: bool = False,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> None:  # fmt: skip
+        self, recording: Recording, dataset: Dataset, until: int, lenient: bool, progress: Progress | None
+    ) -> None:
         self.recording, self.dataset, self.until, self.progress = recording, dataset, until, progress
         self.cfg = recording.cfg
         self.gradients = GradientRecomputer(self.cfg, dataset)
@@ -166,7 +164,7 @@ class Replayer:
             self.replica.step(step, lr_scale, self.cfg.processes)
         self.step += 1
         if self.progress is not None:
-            self.progress(self.step, self.until)
+            self.progress("replay", self.step / self.until)
 
     def _close(self) -> None:
         """Close the training phase, if one is open."""

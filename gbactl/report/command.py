@@ -11,22 +11,19 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gbactl.checked_dataclasses import flatten
 from gbactl.errors import TrackingError, UsageError
 from gbactl.faults.measured_effects import fault_metrics
-from gbactl.report.compare import Report, compare, last_round, of_round
+from gbactl.report.compare import Report, compare, last_round
 from gbactl.report.configuration_differences import value_of
 from gbactl.report.html_report import page, write_figures
 from gbactl.report.paired_statistics import Key
-from gbactl.report.render import answer, markdown, render, sentences, stderr_sentences, text
+from gbactl.report.render import answer, markdown, on_terminal, render, sentences, stderr_sentences, text
 from gbactl.report.run_curves import Curves, curves_of, times_to_auc
 from gbactl.tracking.delivery import send_backlog
 from gbactl.tracking.final_metrics import DAYS_TAG, ORIGIN, failure_metrics, metrics_of
@@ -37,11 +34,13 @@ from gbactl.tracking.mlflow_connection import (
     log_artifacts,
     log_comparison,
     log_comparison_of_children,
+    params_of,
     read_children,
     read_runs,
     sqlite_path,
     tracking_uri,
 )
+from gbactl.tracking.run_description import MODE_TAG
 
 Say = Callable[[str], None]
 Results = dict[str, dict[str, Any]]  # result.json by run id
@@ -49,24 +48,24 @@ Results = dict[str, dict[str, Any]]  # result.json by run id
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Options of `gbactl report` on the command line."""
+    """Options of `gbactl report` on the command line, by the names that they have there."""
 
+    runs: Sequence[Path]
     uri: str | None
     experiments: Sequence[str]
     where: Sequence[str]
+    last: int | None
+    sweep: str | None
     by: Sequence[str] | None
     baseline: str | None
-    metrics: Sequence[str]
     on: str
+    margin: float | None
+    round: str | None
+    time_to_auc: str | None
+    metrics: Sequence[str]
     form: str
     plots: Path | None
-    margin: float | None = None
-    round: str | None = None
-    time_to_auc: str | None = None
-    log: bool = False
-    runs: Sequence[Path] = ()
-    last: int | None = None
-    sweep: str | None = None
+    log: bool
 
 
 def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str], None]) -> None:
@@ -75,7 +74,7 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
     Calls `opened` with the store before it is read."""
     uri = tracking_uri(uri=options.uri)
     runs, results = _from_directories(options) if options.runs else (_from_store(options, uri, opened), {})
-    made = _compared(runs, options.round, options.by, options.baseline, options.metrics, options.on, options.margin)
+    made = compare(runs, options.by, options.baseline, options.metrics, options.on, options.margin, options.round)
     if not made.groups:
         raise TrackingError(f"None of the {len(runs)} runs can be compared. {' '.join(sentences(made))}")
     curves, missing = dict[Key, list[Curves]](), list[str]()
@@ -84,14 +83,12 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
     aim = options.time_to_auc or ("baseline" if options.form == "html" and made.baseline else None)
     if aim is not None:
         made = with_times(made, curves, aim)
-    terminal = sys.stdout.isatty()
-    width = max(80, shutil.get_terminal_size().columns) if terminal else 80
     drawn = [] if options.plots is None else write_figures(made, curves, options.plots)
     if options.form == "html":
         title = ", ".join(run.name for run in runs) if options.runs else f"gbactl: {', '.join(options.experiments)}"
         out(page(made, curves, runs, title).rstrip("\n"))
     else:
-        out(render(made, options.form, width, terminal).rstrip("\n"))
+        out(render(made, options.form, *on_terminal()).rstrip("\n"))
     for sentence in stderr_sentences(made, options.form):
         aside(sentence)
     for written in drawn:
@@ -102,14 +99,6 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
         words = _verdict_words(made)
         log_comparison(uri, options.experiments, markdown(made), words)
         aside(f"Logged: the table as the note of {', '.join(options.experiments)}, the verdicts on {len(words)} runs.")
-
-
-def _compared(runs: Sequence[Run], label: str | None, *options: Any) -> Report:
-    """Compare runs, by the metrics of the round `label` alone if it is given. Raises UsageError."""
-    if label is None:
-        return compare(runs, *options)
-    made = compare(of_round(runs, label), *options)
-    return replace(made, notes=(f"All columns are of {label} alone.", *made.notes))
 
 
 def _from_store(options: ReportOptions, uri: str, opened: Callable[[str], None]) -> list[Run]:
@@ -139,26 +128,25 @@ def run_at(path: Path) -> tuple[Run, dict[str, Any]]:
 
     try:
         result = dict(json.loads((path / "result.json").read_text(encoding="utf-8")))
-        config = flatten(yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8")))
+        config = dict(yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8")))
         began = (path / "config.yaml").stat().st_mtime_ns // 1_000_000
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         raise UsageError(f"The run in {path} cannot be read ({error}); type another RUN.") from error
-    params = {**{key: str(value) for key, value in config.items()}, "mode": str(config.get("mode.name", "-"))}
     finished = result["status"] == "FINISHED"
     metrics = {**metrics_of(result), **fault_metrics(result), **failure_metrics(result)} if finished else {}
-    own = {key.removeprefix("tracking.tags."): str(config[key]) for key in config if key.startswith("tracking.tags.")}
-    tags = {**own, "gbactl.mode": str(result["mode"]), COMMAND: str(result.get("command") or "")}
+    own = {key: str(value) for key, value in ((config.get("tracking") or {}).get("tags") or {}).items()}
+    tags = {**own, MODE_TAG: str(result["mode"]), COMMAND: str(result.get("command") or "")}
     tags |= {DAYS_TAG: "rows"} if result.get("days_by_rows") else {}
-    return Run(
-        str(result.get("run_id") or path.name), path.name, result["status"], began, params, metrics, tags
-    ), result
+    tags |= {ORIGIN: str(result["origin"])} if result.get("origin") else {}
+    run_id = str(result.get("run_id") or path.name)
+    return Run(run_id, path.name, result["status"], began, params_of(config), metrics, tags), result
 
 
 def run_page(path: Path) -> str:
     """Render the HTML report of the run in a directory. Raises UsageError where its files cannot be read."""
     run, result = run_at(path)
     made = compare([run])
-    curves = {group.key: [curves_of(group.key[0], run.seed, result)] for group in made.groups}
+    curves, _ = read_curves("", [run], made, {run.run_id: result})
     return page(made, curves, [run], run.name)
 
 
@@ -195,8 +183,7 @@ def read_curves(
 ) -> tuple[dict[Key, list[Curves]], list[str]]:
     """Read the curves of a report's runs from their result.json, by line; also list the runs without a readable file.
 
-    `results`: those that were read already. Also list the runs without a readable result.json.
-    """
+    `results`: those that were read already."""
     known, missing = results or {}, list[str]()
     client = connect(uri) if any(run.run_id not in known for run in runs) else None
     found: dict[Key, list[Curves]] = {group.key: [] for group in report.groups}
@@ -210,7 +197,7 @@ def read_curves(
             if result is None:
                 missing.append(run.label)
             else:
-                found[key].append(curves_of(", ".join(filter(None, key)), run.seed, result))
+                found[key].append(curves_of(run.seed, result))
     return found, missing
 
 
@@ -242,12 +229,12 @@ def renew_sweep(uri: str, run_id: str, figures: bool = True) -> None:
         log_artifacts(uri, run_id, {written: None, **dict.fromkeys(drawn, "plots")})
 
 
-def sweep_table(uri: str, run_id: str, width: int, colour: bool) -> str:
-    """Compare the finished children of a sweep's run in a table for a terminal; "" where none has finished.
+def sweep_table(uri: str, run_id: str) -> str:
+    """Compare the finished children of a sweep's run in a table for standard output; "" where none has finished.
 
     Raises TrackingError."""
     _, made = _of_children(uri, run_id)
-    return "" if made is None else text(made, width, colour)
+    return "" if made is None else text(made, *on_terminal())
 
 
 def _of_children(uri: str, run_id: str) -> tuple[list[Run], Report | None]:
@@ -256,7 +243,7 @@ def _of_children(uri: str, run_id: str) -> tuple[list[Run], Report | None]:
     Of runs that all go on from a base the last round alone is compared, since other figures are of the base's too."""
     runs = read_children(uri, run_id)
     label = last_round(runs) if all(ORIGIN in run.tags for run in runs) else None
-    made = _compared(runs, label) if runs else None
+    made = compare(runs, label=label) if runs else None
     return runs, made if made is not None and made.groups else None
 
 

@@ -30,6 +30,7 @@ from gbactl.report.paired_statistics import (
     Pairs,
     Stat,
     by_pairs,
+    name_of,
     natural_key,
     paired,
     paired_ratio,
@@ -119,14 +120,16 @@ def compare(
     metrics: Sequence[str] = (),
     on: str = "auc",
     margin: float | None = None,
+    label: str | None = None,
 ) -> Report:
     """Group runs by parameters or tags, and compare the metric `on` between each group and the baseline.
 
     Without `by`, runs share a line if they differ in their seed alone. With `by`, a line has the mean over all other
     differences except the mode. Without `baseline`, sync is the baseline if there is one. `margin`: the largest
-    difference that counts as none. Raises UsageError for a key, a baseline or a metric that no run has.
+    difference that counts as none. `label`: of a round, by whose metrics alone the runs are compared. Raises UsageError
+    for a key, a baseline, a metric or a round that no run has.
     """
-    on = plain_name(on)
+    on, runs = plain_name(on), runs if label is None else _of_round(runs, label)
     usable, left_out = _usable([_completed(run) for run in runs], on)
     keys, lines = _lines(usable) if by is None else _lines_by(usable, by)
     chosen, columns = _baseline(lines, baseline), _columns(usable, on, metrics)
@@ -138,10 +141,11 @@ def compare(
         group, difference, said = _group(line, _reference(line, lines, chosen), columns, rule, scale)
         groups.append(group)
         judged.append(difference)
-        notes += [f"{', '.join(line.key)}: {note}" for note in said]
+        notes += [f"{name_of(line.key)}: {note}" for note in said]
         slowed += slowdowns(line.key, line.runs)
         failed += failures(line.key, line.runs)
-    below = (*notes, *_evaluated(usable), *_collectives(usable), *_ceiling(usable), *_days(usable))
+    alone = [] if label is None else [f"All columns are of {label} alone."]
+    below = (*alone, *notes, *_evaluated(usable), *_collectives(usable), *_ceiling(usable), *_days(usable))
     found = zip(groups, verdicts(judged, scale, chosen or ""), strict=True)
     told = tuple(replace(group, verdict=verdict) for group, verdict in found)
     more = (tuple(slowed), on, rule.varied, tuple(failed), scale.margin)
@@ -160,7 +164,7 @@ def _in_order(label: str) -> list[tuple[int, float, str]]:
     return natural_key(tuple(label.split()))
 
 
-def of_round(runs: Sequence[Run], label: str) -> list[Run]:
+def _of_round(runs: Sequence[Run], label: str) -> list[Run]:
     """Replace the metrics of each run by those of one round (`label`: "day 2"), where rounds have such metrics.
 
     Runs without this round keep no score. Raises UsageError if no run has the round."""

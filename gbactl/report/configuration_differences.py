@@ -20,6 +20,7 @@ from gbactl.policies.policy import names, policy_class
 from gbactl.switching.switch_descriptions import each_mode, from_listed
 from gbactl.tracking.final_metrics import ORIGIN
 from gbactl.tracking.mlflow_connection import Run
+from gbactl.tracking.run_description import MODE_TAG
 
 TAGS = "tags."
 OF_THE_MODE = ("mode", "mode.", "switch.", "collective.")
@@ -54,7 +55,7 @@ def value_of(run: Run, key: str) -> str:
     own = run.params.get(key, run.params.get(f"{key}.name", "-"))
     if key not in ("mode", "mode.name"):
         return own
-    return run.tags.get("gbactl.mode") or from_listed(run.tags.get("gbactl.phases", own))
+    return run.tags.get(MODE_TAG) or from_listed(run.tags.get("gbactl.phases", own))
 
 
 def without(found: Settings, listed: Iterable[str]) -> dict[str, str]:
@@ -108,13 +109,18 @@ def configuration(run: Run, free: Iterable[str] = ()) -> Configuration:
     return frozenset(without(settings(run), free).items())
 
 
-def _varying(found: Iterable[Settings]) -> list[str]:
-    """List the keys that have different values in the configurations `found`."""
+def values_of(found: Iterable[Settings]) -> dict[str, set[str]]:
+    """Collect the set of values that each key has in the configurations `found`."""
     values: dict[str, set[str]] = defaultdict(set)
     for each in found:
         for key, value in each.items():
             values[key].add(value)
-    return sorted(key for key, all_ in values.items() if len(all_) > 1 and key != "seed")
+    return values
+
+
+def _varying(found: Iterable[Settings]) -> list[str]:
+    """List the keys that have different values in the configurations `found`."""
+    return sorted(key for key, all_ in values_of(found).items() if len(all_) > 1 and key != "seed")
 
 
 def _beyond(found: Settings) -> Settings:

@@ -21,9 +21,9 @@ from gbactl.report import charts
 from gbactl.report.charts import Row, Spec
 from gbactl.report.columns import ratio_cell
 from gbactl.report.compare import Group, Report
-from gbactl.report.equivalence_tests import scale_of
+from gbactl.report.equivalence_tests import UNDECIDED, scale_of
 from gbactl.report.failures_and_slowdowns import phase_shares, slow_sentence
-from gbactl.report.paired_statistics import Difference, Key, interval_of
+from gbactl.report.paired_statistics import Difference, Key, interval_of, name_of
 from gbactl.report.render import answer, grids, left_out, sentences
 from gbactl.report.run_curves import Curves, TrainingPoint, shares
 from gbactl.tracking.mlflow_connection import Run
@@ -31,7 +31,6 @@ from gbactl.tracking.mlflow_connection import Run
 CELLS = 30  # points of a training curve, each the mean over its part of the axis
 MOST_STALENESS = 60  # steps of the histogram
 SLOW = 0.75  # share of the usual speed below which a worker's strip is shown
-KINDS = {"same": "same", "better": "better", "higher": "better", "worse": "worse", "lower": "worse"}
 
 
 def page(
@@ -61,7 +60,7 @@ def page(
 
 def _drawn(report: Report, curves: Mapping[Key, Sequence[Curves]]) -> dict[str, Sequence[Curves]]:
     """Return the curves of the report's lines by their names, in its order."""
-    return {_name(group.key): curves.get(group.key, ()) for group in report.groups}
+    return {name_of(group.key): curves.get(group.key, ()) for group in report.groups}
 
 
 def write_figures(report: Report, curves: Mapping[Key, Sequence[Curves]], folder: Path) -> list[Path]:
@@ -83,10 +82,6 @@ def write_figures(report: Report, curves: Mapping[Key, Sequence[Curves]], folder
 
 def _signed(text: str) -> str:
     return text.replace("+-", "±")
-
-
-def _name(key: Key) -> str:
-    return ", ".join(filter(None, key))
 
 
 # -- the table ----------------------------------------------------------------------------------------------
@@ -130,19 +125,15 @@ def _intervals(found: Sequence[Difference | None], neutral: float, margin: float
 
 
 def _verdict(group: Group) -> tuple[str, str, str]:
-    """Return a verdict as (class, short text, whole text); empty texts where there is none."""
-    if group.verdict is None:
+    """Return a verdict as (kind, short text, whole text); empty texts where there is none."""
+    if (found := group.verdict) is None:
         return "", "", ""
-    words = group.verdict.words
-    kind = KINDS.get(words.split()[0], "unknown")
-    return kind, "cannot tell" if kind == "unknown" else words.split()[0], words
+    return found.kind, "cannot tell" if found.kind == UNDECIDED else found.kind, found.words
 
 
 def _plain(columns: Sequence[Any]) -> dict[str, Any]:
     rows = zip(*(column.cells for column in columns), strict=True)
-    text = [
-        [(cell.line.replace("+-", "±"), column.key) for cell, column in zip(row, columns, strict=True)] for row in rows
-    ]
+    text = [[(_signed(cell.line), column.key) for cell, column in zip(row, columns, strict=True)] for row in rows]
     return {"headings": [(column.title, column.key) for column in columns], "rows": text}
 
 
@@ -230,7 +221,7 @@ def _marks(name: str, number: int, runs: Sequence[Curves], field: str) -> list[R
         return second if field == "seconds" else float(np.interp(second, seconds, samples))
 
     made: list[Row] = [
-        {**group, "kind": "switch", "x": getattr(each, field)[0], "text": f"to {each.mode}"} for each in run.modes[1:]
+        {**group, "kind": "switch", "x": getattr(each, field), "text": f"to {each.mode}"} for each in run.switches
     ]
     for each in run.incidents:
         if each.factor is None:
@@ -267,7 +258,7 @@ def _eps(report: Report) -> list[Row]:
         said, half = f"{stat.mean:,.0f}", interval_of(stat)
         text = said if half is None else f"{said} ± {half:,.0f} (95 % interval over {stat.n} seeds)"
         interval = None if half is None else (stat.mean - half, stat.mean + half)
-        made.append(_bar(_name(group.key), stat.mean, said + ratio, text, interval))
+        made.append(_bar(name_of(group.key), stat.mean, said + ratio, text, interval))
     return made
 
 
@@ -276,7 +267,7 @@ def _times(report: Report) -> list[Row]:
     for each in report.times:
         text = f"{each.reached} of {each.n} runs reached it; median, and range over the runs"
         label = f"{'> ' if each.seconds.bound else ''}{each.seconds.value:,.3g} s"
-        bar = _bar(_name(each.key), each.seconds.value, label, text, each.seconds.range)
+        bar = _bar(name_of(each.key), each.seconds.value, label, text, each.seconds.range)
         made.append({**bar, "opacity": 0.35} if each.seconds.bound else bar)
     return made
 

@@ -15,7 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from gbactl.report.configuration_differences import OF_THE_MODE, TAGS, Configuration, configuration
+from gbactl.report.configuration_differences import (
+    OF_THE_MODE,
+    TAGS,
+    Configuration,
+    configuration,
+    settings,
+    values_of,
+    without,
+)
 from gbactl.tracking.mlflow_connection import Run
 
 
@@ -56,18 +64,10 @@ def interval_of(stat: Stat, confidence: float = 0.95) -> float | None:
     return float(t.ppf(0.5 + confidence / 2, stat.n - 1)) * stat.sd / math.sqrt(stat.n)
 
 
-def paired(pairs: Sequence[tuple[float, float]], confidence: float = 0.95) -> Difference | None:
+def paired(pairs: Sequence[tuple[float, float]]) -> Difference | None:
     """Compute the mean of (second - first) over pairs, with a Student's t interval; None if there are no pairs."""
-    if not pairs:
-        return None
-    differences = [second - first for first, second in pairs]
-    mean, n = statistics.fmean(differences), len(differences)
-    if n == 1:
-        return Difference(mean, None, 1)
-    from scipy.stats import t
-
-    quantile, sd = float(t.ppf(0.5 + confidence / 2, n - 1)), statistics.stdev(differences)
-    return Difference(mean, quantile * sd / math.sqrt(n), n, sd)
+    found = stat([second - first for first, second in pairs])
+    return None if found is None else Difference(found.mean, interval_of(found), found.n, found.sd)
 
 
 def paired_ratio(pairs: Sequence[tuple[float, float]]) -> Difference | None:
@@ -76,6 +76,11 @@ def paired_ratio(pairs: Sequence[tuple[float, float]]) -> Difference | None:
 
 
 Key = tuple[str, ...]
+
+
+def name_of(key: Key) -> str:
+    """Return the name of a line, from its key: sync, or gba, cluster.workers=8."""
+    return ", ".join(filter(None, key))
 
 
 @dataclass(frozen=True)
@@ -99,16 +104,6 @@ class Pairs:
     alone: list[Run]
 
 
-def values(runs: Iterable[Run], without: Iterable[str] = ()) -> dict[str, set[str]]:
-    """Collect the set of values that each parameter has over some runs, except the parameters `without`."""
-    found: dict[str, set[str]] = defaultdict(set)
-    skipped = tuple(without)
-    for run in runs:
-        for name, value in configuration(run, skipped):
-            found[name].add(value)
-    return found
-
-
 def pairing(on: str, keys: Key, members: Mapping[Key, Sequence[Run]]) -> Pairing:
     """Choose the pairing rule for runs that are grouped by `keys`."""
     names = [key.removesuffix(".name") for key in keys]
@@ -122,9 +117,9 @@ def pairing(on: str, keys: Key, members: Mapping[Key, Sequence[Run]]) -> Pairing
     return Pairing(on, (*free, *OF_THE_MODE, *also), (*told, *also))
 
 
-def _one_value_each(members: Mapping[Key, Sequence[Run]], without: Iterable[str]) -> list[str]:
-    """List the parameters that are constant within every group but differ between groups."""
-    groups = [values(runs, without) for runs in members.values()]
+def _one_value_each(members: Mapping[Key, Sequence[Run]], skipped: Sequence[str]) -> list[str]:
+    """List the parameters, but for the `skipped`, that are constant within every group but differ between groups."""
+    groups = [values_of(without(settings(run), skipped) for run in runs) for runs in members.values()]
     names = {name for group in groups for name in group}
     single = [name for name in names if all(len(group.get(name, ())) <= 1 for group in groups)]
     return sorted(name for name in single if len({frozenset(group.get(name, ())) for group in groups}) > 1)

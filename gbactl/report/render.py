@@ -11,6 +11,8 @@ import dataclasses
 import io
 import json as json_module
 import re
+import shutil
+import sys
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from gbactl.report.columns import MISSING, SLOWDOWN, STANDARD, Cell, Column, cell, difference_cell, ratio_cell
 from gbactl.report.compare import MARKS, SHORT_SECONDS, Group, Report
+from gbactl.report.equivalence_tests import BETTER, SAME, UNDECIDED
 from gbactl.report.failures_and_slowdowns import FAILURE_COLUMNS, FailureLine, SlowdownLine
-from gbactl.report.paired_statistics import Difference, Stat, stat
-from gbactl.report.run_curves import CensoredMedian
+from gbactl.report.paired_statistics import Difference, Stat, name_of, stat
+from gbactl.report.run_curves import CensoredMedian, TimeLine
 from gbactl.tracking.final_metrics import FAILURE_KINDS
 
 if TYPE_CHECKING:
@@ -48,11 +51,7 @@ class GridColumn:
 def grid(report: Report) -> list[GridColumn]:
     """Make the main table: group keys, n, compared metric, difference to the baseline, other columns."""
     groups = report.groups
-    made = [
-        GridColumn(name, tuple(Cell(group.key[place]) for group in groups), key=True)
-        for place, name in enumerate(report.by)
-    ]
-    made.append(GridColumn("n", tuple(Cell(str(group.n)) for group in groups)))
+    made = [*_keys(report, groups), _runs(groups)]
     for place, column in enumerate(report.columns):
         mark = MARKS.get(column.metrics[0], "")
         cells = tuple(cell(column, group.stats, mark if mark in group.marks else "") for group in groups)
@@ -65,6 +64,16 @@ def grid(report: Report) -> list[GridColumn]:
     return made
 
 
+def _keys(report: Report, lines: Sequence[Group | SlowdownLine | FailureLine | TimeLine]) -> list[GridColumn]:
+    """Make the columns of the lines' keys."""
+    return [GridColumn(name, tuple(Cell(each.key[i]) for each in lines), key=True) for i, name in enumerate(report.by)]
+
+
+def _runs(lines: Sequence[Group | SlowdownLine | FailureLine]) -> GridColumn:
+    """Make the column of the lines' numbers of runs."""
+    return GridColumn("n", tuple(Cell(str(each.n)) for each in lines))
+
+
 def _lines_grid(
     report: Report,
     lines: Sequence[SlowdownLine | FailureLine],
@@ -73,9 +82,7 @@ def _lines_grid(
     columns: Sequence[Column],
 ) -> list[GridColumn]:
     """Make the table of slow-downs or failures: group keys, process names, n, and statistics in `columns`."""
-    made = [GridColumn(name, tuple(Cell(each.key[i]) for each in lines), key=True) for i, name in enumerate(report.by)]
-    made.append(GridColumn(title, tuple(map(Cell, names)), key=True))
-    made.append(GridColumn("n", tuple(Cell(str(each.n)) for each in lines)))
+    made = [*_keys(report, lines), GridColumn(title, tuple(map(Cell, names)), key=True), _runs(lines)]
     return [*made, *(GridColumn(c.title, tuple(cell(c, each.stats) for each in lines)) for c in columns)]
 
 
@@ -112,7 +119,7 @@ def _rounds_grid(report: Report) -> list[GridColumn]:
 def _times_grid(report: Report) -> list[GridColumn]:
     """Make the time-to-AUC table: group keys, how many runs reached the AUC, median seconds and samples."""
     times = report.times
-    made = [GridColumn(name, tuple(Cell(each.key[i]) for each in times), key=True) for i, name in enumerate(report.by)]
+    made = _keys(report, times)
     made.append(GridColumn("reached", tuple(Cell(f"{each.reached} of {each.n}") for each in times)))
     for what, digits in (("seconds", 1), ("samples", 0)):
         cells = tuple(Cell(_censored(getattr(each, what), digits)) for each in times)
@@ -133,22 +140,22 @@ def _but_for(report: Report) -> str:
 
 def answer(report: Report) -> str:
     """Write in one sentence what the comparison found; for runs without a baseline, the highest values."""
-    judged = [(group, group.verdict.words) for group in report.groups if group.verdict]
-    kept = [each for each in judged if each[1].startswith(("same", "better"))]
+    judged = [(group, group.verdict) for group in report.groups if group.verdict]
+    kept = [each for each in judged if each[1].kind in (SAME, BETTER)]
     title = report.columns[0].title
     if len(judged) > 1 and kept and report.columns[0].metrics != ("eps",):
-        fastest, words = max(kept, key=lambda each: each[0].rate.mean if each[0].rate else 0.0)
+        fastest, verdict = max(kept, key=lambda each: each[0].rate.mean if each[0].rate else 0.0)
         return (
-            f"Against {report.baseline}: the fastest with the same {title} or a better one is {_named(fastest)}, "
-            f"{words}{_pace(report, fastest)}."
+            f"Against {report.baseline}: the fastest with the same {title} or a better one is {name_of(fastest.key)}, "
+            f"{verdict.words}{_pace(report, fastest)}."
         )
     if len(judged) == 1:
-        [(group, words)] = judged
-        return f"Against {report.baseline}: {_named(group)}: {words}{_pace(report, group)}."
+        [(group, verdict)] = judged
+        return f"Against {report.baseline}: {name_of(group.key)}: {verdict.words}{_pace(report, group)}."
     if judged:
         decided = [
-            f"{_named(group)} {words}{_pace(report, group).replace(';', ',')}"
-            for group, words in judged if not words.startswith("cannot tell")
+            f"{name_of(group.key)} {verdict.words}{_pace(report, group).replace(';', ',')}"
+            for group, verdict in judged if verdict.kind != UNDECIDED
         ]  # fmt: skip
         more = [f"{len(decided) - MOST_TOLD} more lines differ"] if len(decided) > MOST_TOLD else []
         unsure = f"{len(judged) - len(decided)} of {len(judged)} lines are undecided, more seeds are needed"
@@ -163,8 +170,9 @@ def answer(report: Report) -> str:
         return "No run has figures that can be compared."
     told = [f"{column.title} {column.write(_mean(group, column.metrics[0]))}" for column, group in best]
     if len(report.groups) == 1:
-        return f"{_named(report.groups[0])}: {', '.join(told)}."
-    return f"Highest: {'; '.join(f'{what} ({_named(group)})' for what, (_, group) in zip(told, best, strict=True))}."
+        return f"{name_of(report.groups[0].key)}: {', '.join(told)}."
+    each = (f"{what} ({name_of(group.key)})" for what, (_, group) in zip(told, best, strict=True))
+    return f"Highest: {'; '.join(each)}."
 
 
 def _mean(group: Group, metric: str) -> float:
@@ -211,8 +219,8 @@ def _verdicts(report: Report) -> list[str]:
     """Write a sentence with the verdict on each line, and one that names the tests."""
     judged = [(group, group.verdict) for group in report.groups if group.verdict]
     tested = sum(verdict.p is not None for _, verdict in judged)
-    said = [f"{_named(g)}: {verdict.words}{_pace(report, g)}." for g, verdict in judged if verdict.p is not None]
-    untested = [_named(group) for group, verdict in judged if verdict.p is None]
+    said = [f"{name_of(g.key)}: {verdict.words}{_pace(report, g)}." for g, verdict in judged if verdict.p is not None]
+    untested = [name_of(group.key) for group, verdict in judged if verdict.p is None]
     if untested:
         said.append(f"Cannot tell, one seed: {'; '.join(untested)}.")
     if tested:
@@ -220,10 +228,6 @@ def _verdicts(report: Report) -> list[str]:
         corrected = f" with Holm's correction over {tested} lines" if tested > 1 else ""
         said.append(f"{same}a difference: paired t test at 5 %{corrected}.")
     return said
-
-
-def _named(group: Group) -> str:
-    return ", ".join(filter(None, group.key))
 
 
 def _pace(report: Report, group: Group) -> str:
@@ -271,6 +275,12 @@ def render(report: Report, form: str, width: int = 80, colour: bool = False) -> 
         return text(report, width, colour)
     renderers = {"md": markdown, "csv": csv, "tex": tex, "json": json}
     return renderers[form](report)
+
+
+def on_terminal() -> tuple[int, bool]:
+    """Return the width of text on standard output, and whether that is a terminal; a pipe takes 80 columns."""
+    terminal = sys.stdout.isatty()
+    return max(80, shutil.get_terminal_size().columns) if terminal else 80, terminal
 
 
 def stderr_sentences(report: Report, form: str) -> list[str]:

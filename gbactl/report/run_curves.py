@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 from gbactl.report.paired_statistics import Key
 
 
-class ModeSegment(NamedTuple):
-    """Consecutive phases of a run in the same mode, with their range of samples and of seconds."""
+class ModeSwitch(NamedTuple):
+    """Switch of a run to another mode, after so many samples and seconds of training."""
 
     mode: str
-    samples: tuple[float, float]
-    seconds: tuple[float, float]
+    samples: float
+    seconds: float
 
 
 class TrainingPoint(NamedTuple):
@@ -52,57 +52,50 @@ class Incident(NamedTuple):
 
 @dataclass(frozen=True)
 class Curves:
-    """Curves of one run over its evaluations, its training curves, staleness, mode segments and incidents.
+    """Curves of a run of a seed over its evaluations, its training curves, staleness, switches and incidents.
 
-    auc[i] was measured after samples[i] samples and seconds[i] of training and draining. `modes`: all segments of
-    consecutive phases in one mode."""
+    auc[i] was measured after samples[i] samples and seconds[i] of training and draining."""
 
-    group: str
     seed: str
     samples: tuple[float, ...]
     seconds: tuple[float, ...]
     auc: tuple[float, ...]
-    eps: float | None
     staleness: Mapping[int, int]
-    modes: tuple[ModeSegment, ...] = ()
+    switches: tuple[ModeSwitch, ...] = ()
     training: tuple[TrainingPoint, ...] = ()
     incidents: tuple[Incident, ...] = ()
     bytes_per_sample: Mapping[str, float] = field(default_factory=dict)
     time: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def switched(self) -> bool:
-        """Whether the run used more than one mode."""
-        return len(self.modes) > 1
 
-
-def curves_of(group: str, seed: str, result: Mapping[str, Any]) -> Curves:
+def curves_of(seed: str, result: Mapping[str, Any]) -> Curves:
     """Extract a run's curves from its result.json.
 
     Phases add up; one without an evaluation adds samples and time but no point. Samples are those of any fate."""
     samples = seconds = 0.0
     points: list[tuple[float, float, float]] = []
-    modes: list[ModeSegment] = []
+    switches: list[ModeSwitch] = []
+    last: str | None = None
     for phase in result.get("phases") or []:
-        before = samples, seconds
+        mode = phase.get("mode") or last
+        if last is not None and mode is not None and mode != last:
+            switches.append(ModeSwitch(mode, samples, seconds))
+        last = mode
         samples += sum(phase.get(fate) or 0 for fate in ("samples", "decayed", "lost"))
         # results of older runs have drain_seconds: since the last batch was granted
         rest = phase.get("closing_seconds", phase.get("drain_seconds"))
         seconds += (phase.get("seconds") or 0) + (rest or 0)
-        _stretch(modes, phase.get("mode"), before, (samples, seconds))
         if phase.get("auc") is not None:
             points.append((samples, seconds, phase["auc"]))
     counts = {int(steps): count for steps, count in (result.get("staleness_histogram") or {}).items()}
     told = result.get("curve") or []
     return Curves(
-        group=group,
         seed=seed,
         samples=tuple(point[0] for point in points),
         seconds=tuple(point[1] for point in points),
         auc=tuple(point[2] for point in points),
-        eps=result.get("eps"),
         staleness=counts,
-        modes=tuple(modes),
+        switches=tuple(switches),
         training=tuple(_training_point(each) for each in told),
         incidents=tuple(_incidents(result, told)),
         bytes_per_sample=_bytes(result),
@@ -152,18 +145,6 @@ def _at(second: float, clock: Sequence[float], training: Sequence[float]) -> flo
     low, start = (clock[place - 1], training[place - 1]) if place else (0.0, 0.0)
     share = (second - low) / (clock[place] - low) if clock[place] > low else 1.0
     return start + max(0.0, share) * (training[place] - start)
-
-
-def _stretch(
-    modes: list[ModeSegment], mode: str | None, before: tuple[float, float], after: tuple[float, float]
-) -> None:
-    """Append a phase to the mode segments, or extend the last segment if the mode is the same."""
-    if mode is None:
-        return
-    if modes and modes[-1].mode == mode:
-        last = modes.pop()
-        before = last.samples[0], last.seconds[0]
-    modes.append(ModeSegment(mode, (before[0], after[0]), (before[1], after[1])))
 
 
 def shares(runs: Sequence[Curves]) -> dict[int, float]:

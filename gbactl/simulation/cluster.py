@@ -9,7 +9,6 @@ loss mean nothing.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from gbactl.faults.slowdown import ServerSlowdown
 from gbactl.kernels import codec_of
 from gbactl.kernels.base import Floats, aligned_copy
 from gbactl.kernels.native import flushed
+from gbactl.models.gradient_computer import torch_threads
 from gbactl.nodes.role_setup import header
 from gbactl.server.checkpoint_writer import ShardSaver, saver_of
 from gbactl.simulation.coordinator import VirtualCoordinator, VirtualHub
@@ -240,15 +240,11 @@ def run_virtual(
 
     `listen` gets every event that a launcher gets; `look` is called between two messages with a function that takes
     requests of a launcher."""
-    import torch
-
     from gbactl.cpu import keep_freed_memory, settle_garbage
 
     keep_freed_memory()
     before: ClusterHandover | None = None
-    with flushed(), contextlib.ExitStack() as after:
-        after.callback(torch.set_num_threads, torch.get_num_threads())  # the process may be a notebook's
-        torch.set_num_threads(cfg.threads)
+    with flushed(), torch_threads(cfg.threads):  # the process may be a notebook's
         while True:
             cluster = VirtualCluster(cfg if before is None else before.cfg, dataset, run_dir, listen, before)
             cluster.coordinator.look = look

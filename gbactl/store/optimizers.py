@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -155,7 +155,7 @@ class DenseOptimizer:
 class ScheduleConfig:
     """Configuration of a learning-rate schedule: the rate depends on the number of global batches finished."""
 
-    name: str = "constant"
+    name: Literal["constant", "linear", "inverse_sqrt", "cosine"] = "constant"
     warmup: Annotated[float, Bounds(at_least=0, at_most=1e15)] = 0.0
     total: Annotated[float, Bounds(at_least=0, at_most=1e15)] = 0.0
     floor: Share = 0.0
@@ -175,7 +175,7 @@ def factor(schedule: ScheduleConfig, progress: float) -> float:
 
     constant: 1. linear: rises over `warmup`, then 1. inverse_sqrt: rises, then sqrt(warmup / p).
     cosine: rises, then half a cosine from 1 to `floor` at `total`, and `floor` after it.
-    Raises ConfigError on an unknown name, or a cosine that ends before it begins.
+    Raises ConfigError on a cosine that ends before it begins.
     """
     warm, warmup = _warm(progress, schedule.warmup), schedule.warmup
     if schedule.name == "constant":
@@ -185,8 +185,6 @@ def factor(schedule: ScheduleConfig, progress: float) -> float:
     if schedule.name == "inverse_sqrt":
         start = max(warmup, 1.0)
         return warm * math.sqrt(start / max(progress, start))
-    if schedule.name != "cosine":
-        raise ConfigError(f"optim.schedule.name={schedule.name} is not known.")
     if schedule.total <= warmup:
         raise ConfigError("optim.schedule.total must be greater than optim.schedule.warmup for a cosine.")
     done = min(max((progress - warmup) / (schedule.total - warmup), 0.0), 1.0)

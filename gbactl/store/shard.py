@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from gbactl.store.gradient_slice import GradientSlice, StepOrder
 from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.shard_rows import PullCounts, RowBlock, row_norms
 
-ROW_L2_SCOPES = ("touched", "all")
 MOST_ROWS_FOR_ALL = 2_000_000
 
 
@@ -42,14 +41,14 @@ class ShardSpec:
     seed: int = 0
     init_scale: float = 0.01
     row_optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
-    row_l2: str = "touched"
+    row_l2: Literal["touched", "all"] = "touched"
     row_weight_decay: float = 0.0
     dense: DenseSpec | None = None
     dense_optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     dense_init: Floats | None = None
     dense_shards: int | None = None
-    sparse_divisor: str = "global"
-    row_staleness: str = "token"
+    sparse_divisor: Literal["global", "contributors"] = "global"
+    row_staleness: Literal["token", "row"] = "token"
 
     @property
     def local_rows(self) -> int:

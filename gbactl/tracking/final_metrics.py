@@ -97,10 +97,7 @@ _NOT_CONFIGURATION = ("tracking", "run_dir")
 def _pairs(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name in _TOP:
         yield name, result.get(name)
-    for group in ("samples", "gradients"):
-        for name, value in (result.get(group) or {}).items():
-            yield f"{group}_{name}", value
-    for group in ("staleness", "token_staleness"):
+    for group in ("samples", "gradients", "staleness", "token_staleness"):
         for name, value in (result.get(group) or {}).items():
             yield f"{group}_{name}", value
     yield from _replicas(result.get("replicas") or {})

@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gbactl.checked_dataclasses import flatten
-from gbactl.errors import TrackingError, UsageError
+from gbactl.errors import TrackingError, UsageError, first_line
 from gbactl.tracking.final_metrics import plain_name, user
 from gbactl.tracking.run_description import CONFIG_TAG, VIEW_TAG, folded, saved_view, view_path
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient as MlflowClient  # re-exported for modules that hold a client
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
 
 DEFAULT_FILE = "mlflow.db"
 BUSY_SECONDS = 30
@@ -104,13 +102,8 @@ def connect(uri: str) -> MlflowClient:
         raise TrackingError(_explained(uri, error)) from error
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's text; "" where it has none."""
-    return (str(error).strip().splitlines() or [""])[0]
-
-
 def _explained(uri: str, error: Exception) -> str:
-    first = first_line(error) or type(error).__name__
+    first = first_line(error)
     if "schema" in first:
         return f"{uri} was written by another MLflow version; type: mlflow db upgrade {uri.partition('?')[0]}"
     return f"The tracking store {uri} cannot be opened: {first}"
@@ -382,6 +375,11 @@ def _configuration(data: Any) -> dict[str, str]:
         config = json.loads(data.tags[CONFIG_TAG])
     except (KeyError, ValueError):
         return dict(data.params)
+    return params_of(config)
+
+
+def params_of(config: dict[str, Any]) -> dict[str, str]:
+    """Flatten a nested configuration to a run's parameters, as texts."""
     flat = {key: str(value) for key, value in flatten(config).items()}
     return {**flat, "mode": flat.get("mode.name", "-")}
 

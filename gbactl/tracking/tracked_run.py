@@ -19,9 +19,9 @@ from typing import Any
 import psutil
 from filelock import FileLock
 
+from gbactl.errors import first_line
 from gbactl.tracking.delivery import LOCK_NAME, Backlog, BacklogContents, Delivery, MlflowSender, Record
 from gbactl.tracking.final_metrics import logged_name
-from gbactl.tracking.mlflow_connection import first_line
 
 _FLUSH_SECONDS = 1.0
 _LONGEST_PAUSE = 30.0

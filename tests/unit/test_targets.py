@@ -90,9 +90,9 @@ def test_a_typed_target_has_its_own_name_and_none_of_the_keys_of_the_chosen_file
 
 
 def test_options_that_the_class_does_not_take() -> None:
-    with pytest.raises(ConfigError, match=r"mode=Pairs has no key sise; its own keys are: size\."):
+    with pytest.raises(ConfigError, match=r"mode=Pairs has no key sise; keys are: size\. Did you mean size\?"):
         compose(["mode.target=own_parts.Pairs", "mode.options.sise=4"])
-    with pytest.raises(ConfigError, match=r"data=Reader has no option data\.row; .* Did you mean rows\?"):
+    with pytest.raises(ConfigError, match=r"data=Reader has no key row; .* Did you mean rows\?"):
         make_source({"name": "Reader", "target": "own_parts.Reader", "path": "a", "row": 3})
     with pytest.raises(ConfigError, match=r"data\.path is needed; type data\.path=VALUE\."):
         make_source({"name": "Reader", "target": "own_parts.Reader"})

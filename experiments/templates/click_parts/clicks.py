@@ -42,6 +42,6 @@ class Clicks:
 
     def build(self, folder: Path, progress: Progress) -> WrittenArrays:
         """Write the arrays of all files into the folder."""
-        total = write_all(folder, 0, len(FIELDS), self._chunks(progress))
+        total = write_all(folder, self._chunks(progress))
         schema = Schema(0, (self.rows, self.rows))
         return WrittenArrays("days", schema, equal_days(total, self.days), [], FIELDS, days_by_rows=True)

@@ -28,7 +28,7 @@ from gbactl.data.text_files import (
     table,
     to_ids,
 )
-from gbactl.data.writer import WrittenArrays, write_all
+from gbactl.data.writer import WrittenArrays, splits_between, write_all
 from gbactl.errors import DataError
 
 NOT_FIELDS = ("id", "click", "hour")
@@ -111,8 +111,7 @@ class DayBoundaries:
 
     def splits(self) -> list[tuple[str, int, int]]:
         """Return each day's range of rows: (date, first, end)."""
-        ends = [*list(self.starts.values())[1:], self.rows]
-        return [(_date(day), start, end) for (day, start), end in zip(self.starts.items(), ends, strict=True)]
+        return splits_between([*list(self.starts.values())[1:], self.rows], map(_date, self.starts))
 
 
 def _date(day: int) -> str:
@@ -165,7 +164,7 @@ class Avazu:
                     yield rows.batch
 
         names = [*form.fields, "hour_of_day"]
-        if not write_all(folder, 0, len(names), chunks()):
+        if not write_all(folder, chunks()):
             raise DataError(f"{path}, line 2: there are no rows below the header.")
         cardinalities = (*[self.buckets] * len(form.fields), 24)
         return WrittenArrays("days", Schema(0, cardinalities), days.splits(), [], names, bad.count)

@@ -28,7 +28,7 @@ from gbactl.data.text_files import (
     to_ids,
     to_numbers,
 )
-from gbactl.data.writer import WrittenArrays, days_between, equal_days, write_all
+from gbactl.data.writer import WrittenArrays, equal_days, splits_between, write_all
 from gbactl.errors import DataError
 
 NUMERIC = [f"I{i}" for i in range(1, 14)]
@@ -110,8 +110,8 @@ class Criteo:
                 raise DataError(f"{paths[int(np.argmin(rows))]} has no readable line.")
             ends.extend(np.cumsum(rows).tolist())
 
-        total = write_all(folder, len(NUMERIC), len(FIELDS), chunks())
+        total = write_all(folder, chunks())
         per_file = self.days is None and len(paths) > 1
-        splits = days_between(ends) if per_file else equal_days(total, self.days)
+        splits = splits_between(ends) if per_file else equal_days(total, self.days)
         schema = Schema(13, (self.buckets,) * 26)
         return WrittenArrays("days", schema, splits, NUMERIC, FIELDS, bad.count, days_by_rows=not per_file)

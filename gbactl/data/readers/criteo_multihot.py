@@ -17,16 +17,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Days, TableRows
-from gbactl.data.dataset import Batch, Jagged, ListField, Progress, Schema
+from gbactl.data.dataset import Batch, Jagged, ListField, Pooling, Progress, Schema
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.text_files import find
-from gbactl.data.writer import WrittenArrays, days_between, equal_days, write_all
+from gbactl.data.writer import WrittenArrays, equal_days, splits_between, write_all
 from gbactl.errors import DataError
 
 CHUNK = 1 << 14
@@ -113,7 +113,7 @@ class CriteoMultihot:
     path: str | list[str] | None = None
     days: Days | None = None
     buckets: TableRows = 131072
-    pooling: Literal["sum", "mean", "max"] = "sum"
+    pooling: Pooling = "sum"
 
     def sources(self) -> list[SourceFile]:
         """Find the files, in order of time."""
@@ -155,9 +155,9 @@ class CriteoMultihot:
                         yield self._rows(day, min(CHUNK, day.labels.rows - low), columns, lists, largest)
                     ends.append(ends[-1] + day.labels.rows)
 
-        write_all(folder, numeric, len(columns), chunks(), len(lists))
+        write_all(folder, chunks())
         per_file = self.days is None and len(days) > 1
-        splits = days_between(ends[1:]) if per_file else equal_days(ends[-1], self.days)
+        splits = splits_between(ends[1:]) if per_file else equal_days(ends[-1], self.days)
         order = [*columns, *lists]
         fields = tuple(ListField(hot[place], self.pooling) for place in lists)
         schema = Schema(numeric, tuple(int(largest[place]) + 1 for place in order), (), fields)

@@ -18,7 +18,7 @@ from gbactl.checked_dataclasses import Natural
 from gbactl.data.dataset import USER, Batch, Progress, Schema
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.text_files import BadLines, FastPathMismatch, LineBlock, find, is_integer, parse, read_all, table
-from gbactl.data.writer import WrittenArrays, write_all
+from gbactl.data.writer import WrittenArrays, splits_between, write_all
 from gbactl.errors import DataError, require
 
 SPLITS = ("train", "validation", "test")
@@ -100,13 +100,12 @@ class Libfm:
                     largest = max(largest, int(chunk.ids.max()))
                     yield chunk
 
-        write_all(folder, 0, form.fields, chunks())
+        write_all(folder, chunks())
         for path, count in zip(paths, rows, strict=True):
             if not count:
                 raise DataError(f"{path} has no readable line.")
-        ends = np.cumsum(rows).tolist()
         schema = Schema(0, (largest + 1,) * form.fields, tables=(0,) * form.fields)
-        splits = list(zip(SPLITS, [0, *ends[:-1]], ends, strict=True))
+        splits = splits_between(np.cumsum(rows).tolist(), SPLITS)
         names = [USER if i == self.user_field else f"field{i}" for i in range(form.fields)]
         return WrittenArrays("splits", schema, splits, [], names, bad.count)
 

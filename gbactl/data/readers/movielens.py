@@ -17,10 +17,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Days, Natural
-from gbactl.data.dataset import USER, Batch, Progress, Schema
+from gbactl.data.dataset import USER, Batch, Progress, Schema, map_arrays
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.text_files import BadLines, FastPathMismatch, LineBlock, find, is_integer, parse, read_all, table
-from gbactl.data.writer import WrittenArrays, equal_days, reorder, write_all
+from gbactl.data.writer import Clock, WrittenArrays, equal_days, reorder, write_all
 from gbactl.errors import DataError
 
 FIELDS = [USER, "item", "hour", "weekday"]
@@ -74,18 +74,14 @@ class RatingLines:
         return None
 
 
-def _format(block: LineBlock) -> tuple[RatingLines, bytes]:
-    line = block.data.partition(b"\n")[0].rstrip(b"\r")
+def _format(block: LineBlock) -> tuple[RatingLines, LineBlock]:
+    """Return the format of a file, from its first block, and that block without a header."""
+    head, _, rest = block.data.partition(b"\n")
+    line = head.rstrip(b"\r")
     for separator in ("::", "\t", ","):
         if line.count(separator.encode()) == 3:
-            return RatingLines(separator), line if line == HEADER else b""
+            return RatingLines(separator), LineBlock(block.path, 2, rest) if line == HEADER else block
     raise DataError(f"{block.path}, line 1: not ratings (user, item, rating, time; apart by ::, tab or comma).")
-
-
-def _without(block: LineBlock, header: bytes) -> LineBlock:
-    if block.first_line == 1 and header and block.data.startswith(header):
-        return LineBlock(block.path, 2, block.data.partition(b"\n")[2])
-    return block
 
 
 @dataclass(frozen=True)
@@ -102,11 +98,10 @@ class Movielens:
         return find(self.path, self.patterns)
 
     def _parsed(self, progress: Progress, bad: BadLines) -> Iterator[Ratings]:
-        form, header = None, b""
+        form: RatingLines | None = None
         for _, block in read_all(self.sources(), progress):
             if block.first_line == 1:
-                form, header = _format(block)
-            block = _without(block, header)
+                form, block = _format(block)
             assert form is not None
             rows = parse(form, block, bad) if block.data else None
             if rows is not None:
@@ -114,19 +109,19 @@ class Movielens:
 
     def build(self, folder: Path, progress: Progress) -> WrittenArrays:
         """Write the cache's arrays, with rows sorted by time."""
-        bad, times = BadLines(self.max_bad_lines), list[NDArray[np.int64]]()
-        largest = np.zeros(2, np.int64)
+        bad, largest = BadLines(self.max_bad_lines), np.zeros(2, np.int64)
+        with TemporaryDirectory(dir=folder, prefix="unsorted-") as name:
+            unsorted = Path(name)
+            clock = Clock(unsorted / "times")
 
-        def chunks() -> Iterator[Batch]:
-            for rows in self._parsed(progress, bad):
-                times.append(rows.times)
-                np.maximum(largest, rows.batch.ids[:, :2].max(axis=0), out=largest)
-                yield rows.batch
+            def chunks() -> Iterator[Batch]:
+                for rows in self._parsed(progress, bad):
+                    clock.add(rows.times)
+                    np.maximum(largest, rows.batch.ids[:, :2].max(axis=0), out=largest)
+                    yield rows.batch
 
-        with TemporaryDirectory(dir=folder, prefix="unsorted-") as unsorted:
-            total = write_all(Path(unsorted), 0, len(FIELDS), chunks())
-            splits = equal_days(total, self.days)
+            splits = equal_days(write_all(unsorted, chunks()), self.days)
             progress("sorting by time", 1.0)
-            reorder(Path(unsorted), folder, np.argsort(np.concatenate(times), kind="stable"))
-        schema = Schema(0, (int(largest[0]) + 1, int(largest[1]) + 1, 24, 7))
+            schema = Schema(0, (int(largest[0]) + 1, int(largest[1]) + 1, 24, 7))
+            reorder(map_arrays(unsorted, schema), folder, clock.order())
         return WrittenArrays("days", schema, splits, [], FIELDS, bad.count)

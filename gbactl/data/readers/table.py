@@ -8,7 +8,6 @@ needs no vocabulary, and depends on nothing but its value.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +18,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from gbactl.checked_dataclasses import Days, Natural, TableRows
-from gbactl.conf_catalogue import did_you_mean
+from gbactl.checked_dataclasses import Days, Natural, TableRows, did_you_mean
 from gbactl.data.column_conversion import (
     day_name,
     days,
@@ -32,7 +30,7 @@ from gbactl.data.column_conversion import (
     timestamps,
     weights_of,
 )
-from gbactl.data.dataset import USER, Batch, Jagged, ListField, Progress, Schema, Split
+from gbactl.data.dataset import USER, Batch, Jagged, ListField, Progress, Schema, map_arrays
 from gbactl.data.readers.criteo import signed_log
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.table_files import Rows, TextForm, columns_of, read_table
@@ -50,16 +48,23 @@ from gbactl.data.table_schema import (
     read_schema,
 )
 from gbactl.data.text_files import BadLines, find
-from gbactl.data.writer import AT_ONCE, WrittenArrays, days_between, equal_days, reorder, write_all
+from gbactl.data.writer import (
+    AT_ONCE,
+    Clock,
+    Order,
+    WrittenArrays,
+    equal_days,
+    reorder,
+    splits_between,
+    write_all,
+)
 from gbactl.errors import DataError, require
 
 SAMPLE = 1 << 20  # values of the first day from which the borders of buckets come
 LARGEST = float(np.finfo(np.float32).max)
-MOST_DAYS = 100_000
 WAITING = ("standardize", "bucketize")  # transforms that wait for the statistics of the first day
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
-Order = Integers | None
 
 
 @dataclass(frozen=True)
@@ -141,8 +146,8 @@ class Faults:
         if bad.any():
             self._found.append((bad.to_numpy(), column, told))
 
-    def readable_rows(self, file: SourceFile, bad: BadLines) -> NDArray[np.bool_] | None:
-        """Count the unreadable rows; return which are readable, None if all are. Raises DataError past the limit."""
+    def readable_rows(self, file: SourceFile, bad: BadLines) -> Integers | None:
+        """Count the unreadable rows; return the places of the others, None for all. Raises DataError past the limit."""
         if not self._found:
             return None
         whole = np.logical_or.reduce([each for each, _, _ in self._found])
@@ -152,36 +157,7 @@ class Faults:
             cell = cell.to_list() if isinstance(cell, pl.Series) else cell
             shown = "missing" if cell is None else repr(str(cell)[:60])
             bad.add(f"{file}, row {self.rows.number(place)}", f"the column {column} is {shown}, not {told}")
-        kept: NDArray[np.bool_] = ~whole
-        return kept
-
-
-class Clock:
-    """Times of all rows, in a file; tells whether they are in order, and counts the rows of each day."""
-
-    def __init__(self, path: Path, by_day: bool) -> None:
-        self.path, self._by_day = path, by_day
-        self.in_order, self.counts = True, Counter[int]()
-        self._last = np.iinfo(np.int64).min
-        path.touch()
-
-    def add(self, times: NDArray[np.int64]) -> None:
-        """Add the times of the next rows. Raises DataError for too many days."""
-        if not len(times):
-            return
-        self.in_order &= bool(times[0] >= self._last and (np.diff(times) >= 0).all())
-        self._last = times[-1]
-        with self.path.open("ab") as file:
-            file.write(times.tobytes())
-        if self._by_day:
-            found, counts = np.unique(times, return_counts=True)
-            self.counts.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
-            if len(self.counts) > MOST_DAYS:
-                raise DataError(f"The column of kind day has more than {MOST_DAYS:,} days; type kind: time.")
-
-    def order(self) -> Order:
-        """Return the row numbers sorted by time; None if the rows already are in order."""
-        return None if self.in_order else np.argsort(np.fromfile(self.path, np.int64), kind="stable")
+        return np.flatnonzero(~whole)
 
 
 @dataclass(frozen=True)
@@ -213,9 +189,7 @@ class Table:
             staged, ends = Path(name), list[int]()
             clock = Clock(staged / "times", schema.clock is not None and isinstance(schema.columns[schema.clock], Day))
             chunks = self._chunks(files, layout, clock, bad, ends, progress)
-            staged_numeric = len(layout.numeric) + len(layout.bucketized)
-            columns = len(layout.fields) - len(layout.bucketized)
-            rows = write_all(staged, staged_numeric, columns, chunks, len(layout.lists), layout.weighted)
+            rows = write_all(staged, chunks)
             splits, by_rows = self._splits(rows, ends, layout, clock)
             order = clock.order()
             change = first_day_transform(np.load(staged / "numeric.npy", mmap_mode="r"), order, splits[0][2], layout)
@@ -224,8 +198,7 @@ class Table:
                     path.rename(folder / path.name)
             else:
                 progress("sorting by time" if order is not None else "transforming", 1.0)
-                whole = change or (lambda chunk: chunk)
-                reorder(staged, folder, order, len(layout.lists), layout.weighted, change=whole)
+                reorder(map_arrays(staged, layout.made), folder, order, change)
         names = [*(name for name, _ in layout.fields), *layout.lists]
         return WrittenArrays("days", layout.made, splits, layout.numeric, names, bad.count, days_by_rows=by_rows)
 
@@ -270,10 +243,9 @@ class Table:
                     f"All rows are of one day, {day_name(found[0])}; type data.days=7 to cut them into equal parts."
                 )
             until = np.cumsum([clock.counts[day] for day in found]).tolist()
-            cut = zip(found, [0, *until[:-1]], until, strict=True)
-            return [(day_name(day), start, end) for day, start, end in cut], False
+            return splits_between(until, map(day_name, found)), False
         if self.days is None and len(ends) > 1 and layout.schema.clock is None:
-            return days_between(ends), False
+            return splits_between(ends), False
         return equal_days(rows, self.days), layout.schema.clock is None
 
 
@@ -313,7 +285,7 @@ def _arrays(rows: Rows, file: SourceFile, layout: Layout, bad: BadLines) -> tupl
     kept = faults.readable_rows(file, bad)
     if kept is None:
         return batch, clock
-    return Split("", batch).take(np.flatnonzero(kept)), None if clock is None else clock[kept]
+    return batch.take(kept), None if clock is None else clock[kept]
 
 
 def _list(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> Jagged:

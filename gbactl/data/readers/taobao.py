@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import polars as pl
@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Bounds, Natural
 from gbactl.data.column_conversion import ids_of, numbers
-from gbactl.data.dataset import USER, Batch, Jagged, ListField, Progress, Schema, Split, positions
+from gbactl.data.dataset import USER, Batch, Jagged, ListField, Pooling, Progress, Schema, map_arrays, positions
 from gbactl.data.readers.criteo import signed_log
-from gbactl.data.readers.table import Clock, Faults
+from gbactl.data.readers.table import Faults
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.table_files import Rows, TextForm, columns_of, read_table
 from gbactl.data.text_files import BadLines, find
-from gbactl.data.writer import WrittenArrays, reorder, write_all
+from gbactl.data.writer import Clock, WrittenArrays, reorder, splits_between, write_all
 from gbactl.errors import DataError
 
 TABLES = ("raw_sample", "ad_feature", "user_profile", "behavior_log")
@@ -191,7 +191,7 @@ class Taobao:
 
     path: str | list[str] | None = None
     history_length: Annotated[int, Bounds(at_least=0, at_most=100_000)] = 50
-    pooling: Literal["sum", "mean", "max"] = "mean"
+    pooling: Pooling = "mean"
     max_bad_lines: Natural = 0
 
     def sources(self) -> list[SourceFile]:
@@ -220,7 +220,7 @@ class Taobao:
         with TemporaryDirectory(dir=folder, prefix="staged-") as name:
             staged = Path(name)
             behaviour = sort_behaviour(logs[0], staged, largest, bad, progress) if logs else None
-            clock = Clock(staged / "times", by_day=False)
+            clock = Clock(staged / "times")
 
             def chunks() -> Iterator[Batch]:
                 for rows in _read(sample, (USER, "time_stamp", "adgroup_id", "pid", "clk"), bad, progress):
@@ -228,21 +228,20 @@ class Taobao:
                     batch, seconds = _impressions(rows.frame, ads, profiles, faults)
                     kept = faults.readable_rows(sample, bad)
                     if kept is not None:
-                        batch, seconds = Split("", batch).take(np.flatnonzero(kept)), seconds[kept]
+                        batch, seconds = batch.take(kept), seconds[kept]
                     np.maximum(largest, batch.ids.max(axis=0, initial=0), out=largest)
                     clock.add(seconds)
                     step = BEHAVIOURS_AT_ONCE // (1 + self.history_length)
                     for low in range(0, len(batch), step):
-                        part = Split("", batch).slice(low, min(low + step, len(batch)))
-                        yield self._with_history(part, seconds[low : low + step], behaviour)
+                        yield self._with_history(batch.slice(low, low + step), seconds[low : low + step], behaviour)
 
-            lists = len(BEHAVIOUR) if logs else 0
-            write_all(staged, 1, len(FIELDS), chunks(), lists)
+            write_all(staged, chunks())
             splits = _days(np.fromfile(clock.path, np.int64), sample)
             progress("sorting by time", 1.0)
-            reorder(staged, folder, clock.order(), lists)
+            schema = self._schema(largest, bool(logs))
+            reorder(map_arrays(staged, schema), folder, clock.order())
         names = [*FIELDS, *(f"{each}_history" for each in BEHAVIOUR[: 3 if logs else 0])]
-        return WrittenArrays("days", self._schema(largest, bool(logs)), splits, ["price"], names, bad.count)
+        return WrittenArrays("days", schema, splits, ["price"], names, bad.count)
 
     def _with_history(self, batch: Batch, seconds: Integers, behaviour: Behaviour | None) -> Batch:
         if behaviour is None:
@@ -279,6 +278,4 @@ def _days(times: Integers, file: SourceFile) -> list[tuple[str, int, int]]:
     if len(days) < 2:
         told = "no readable row below its header" if not len(days) else "impressions of one day only"
         raise DataError(f"{file} has {told}; two days are needed, one to train on and the next one to evaluate.")
-    ends = np.cumsum(counts).tolist()
-    names = [str(np.datetime64(day, "D")) for day in days.tolist()]
-    return list(zip(names, [0, *ends[:-1]], ends, strict=True))
+    return splits_between(np.cumsum(counts).tolist(), [str(np.datetime64(day, "D")) for day in days.tolist()])

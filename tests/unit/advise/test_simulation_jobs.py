@@ -20,7 +20,6 @@ from gbactl.advise.sample_splits import Sample, sample_of
 from gbactl.advise.simulation_jobs import (
     FEWEST_SEEDS,
     MOST_SEEDS,
-    Budget,
     Outcome,
     Schedule,
     SimulationSeconds,
@@ -117,7 +116,7 @@ class FakePool:
         return {next(iter(futures))}
 
 
-def run(pool: FakePool, budget: Budget, *kept: str) -> list[Outcome]:
+def run(pool: FakePool, left: float, seeds: int | None, *kept: str) -> list[Outcome]:
     seconds, heard = dict.fromkeys(MODES, 10.0), list[Outcome]()
 
     def narrow(outcomes: Sequence[Outcome]) -> Sequence[str]:
@@ -125,14 +124,15 @@ def run(pool: FakePool, budget: Budget, *kept: str) -> list[Outcome]:
         return kept
 
     folder = Path("advice")
-    made = Schedule(pool, MODES, SAMPLE, folder, 10.0, seconds, budget, heard.append, narrow)  # type: ignore[arg-type]
+    told = heard.append
+    made = Schedule(pool, MODES, SAMPLE, folder, 10.0, seconds, left, seeds, told, narrow)  # type: ignore[arg-type]
     assert made.run() == heard
     return heard
 
 
 def test_every_seed_has_all_modes_from_its_base_two_at_a_time() -> None:
     pool = FakePool(10.0)
-    found = run(pool, Budget(0.0, 4))
+    found = run(pool, 0.0, 4)
     first = MODES["sync"].seed
     assert {(each.mode, each.seed - first) for each in found} == {(m, s) for m in MODES for s in range(4)}
     assert len(pool.calls) == len(set(pool.calls)) == 4 * 4 and pool.most == 2
@@ -148,13 +148,13 @@ def test_modes_that_matter_have_as_many_seeds_as_fit(
     """The first seeds take 60 s, each further one of two modes 15 s."""
     pool = FakePool(seconds)
     monkeypatch.setattr(time, "monotonic", lambda: pool.now)
-    counts = Counter(each.mode for each in run(pool, Budget(left), "sync", "gba"))
+    counts = Counter(each.mode for each in run(pool, left, None, "sync", "gba"))
     assert counts["async"] == FEWEST_SEEDS
     assert counts["sync"] == counts["gba"] and counts["gba"] in seeds
 
 
 def test_where_no_mode_matters_the_first_seeds_are_enough() -> None:
-    assert len(run(FakePool(10.0), Budget(1e9))) == FEWEST_SEEDS * len(MODES)
+    assert len(run(FakePool(10.0), 1e9, None)) == FEWEST_SEEDS * len(MODES)
 
 
 def test_a_process_that_dies_is_told() -> None:

@@ -33,6 +33,11 @@ def test_what_is_written_composes_to_what_was_found(tmp_path: Path) -> None:
     assert compose(["cost.cores=7", f"cost={path}"]).cost.cores == 7, "what is typed wins, wherever it stands"
 
 
+@pytest.mark.parametrize("name", ["2026-11-26", "8", "on", "#4", "a: b"])
+def test_a_name_stays_a_text(name: str) -> None:
+    assert yaml.safe_load(cost_file_text(replace(COST, name=name), []))["name"] == name
+
+
 def test_the_file_says_where_it_comes_from_and_what_its_keys_mean(tmp_path: Path) -> None:
     text = written(tmp_path).read_text()
     assert text.startswith("# Where it comes from.\n")

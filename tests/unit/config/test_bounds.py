@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import pytest
 
-from gbactl.checkpoint.planning import VARIANTS
-from gbactl.conf_catalogue import option_files
+from gbactl.conf_catalogue import option_files, options
 from gbactl.config import RunConfig, from_dict
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepared_data import make_source, options_class, prepare
@@ -34,7 +33,7 @@ NAMED: dict[str, list[dict[str, Any]]] = {
     ],
     "model": [{"name": "deepfm"}, {"name": "dcnv2"}],
     "collective": [{"name": "horovod"}, {"name": "gloo"}, {"name": "shm"}],
-    "checkpoint": [{"name": name} for name in VARIANTS],
+    "checkpoint": [{"name": name} for name in options("checkpoint")],
     "switch": [{}, {"name": "auto"}],
     "cost": [{}, {"spread": "exponential"}, {"spread": "lognormal"}, {"worker_scale": [1]}],
 }

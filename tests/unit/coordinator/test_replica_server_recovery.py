@@ -342,7 +342,7 @@ def test_an_exchange_does_not_wait_for_a_server_that_is_away(
         again(this)
 
     monkeypatch.setattr(EasgdExchange, "__call__", exchange)
-    monkeypatch.setattr(CentreSlices, "lost", loses)
+    monkeypatch.setattr(CentreSlices, "on_server_lost", loses)
     monkeypatch.setattr(Server, "run", run)
     Victim(monkeypatch, Push, 20)
     adds_up(run_in_memory(config("shadow_easgd"), data, tmp_path))

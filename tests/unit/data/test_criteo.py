@@ -43,7 +43,7 @@ def expected_row(line: str, buckets: int) -> tuple[int, list[float], list[int]]:
 
 
 def check_rows(data: Dataset, lines: list[str], buckets: int) -> None:
-    rows = [data.split(s.name).slice(i, i + 1) for s in data.splits for i in range(s.rows)]
+    rows = [s.slice(i, i + 1) for s in data.splits for i in range(s.rows)]
     assert len(rows) == len(lines)
     for row, line in zip(rows, lines, strict=True):
         label, numbers, ids = expected_row(line, buckets)
@@ -148,7 +148,7 @@ def test_fewer_rows_than_days_is_said(load: Load, criteo_lines: Lines, tmp_path:
     [
         ({"days": 1}, r"^data\.days=1 is not a whole number from 2 to 100000 or null; type .*=null\.$"),
         ({"buckets": 1}, r"data\.buckets=1 is not a whole number from 2 to 2147483647; type"),
-        ({"bucket": 5}, r"no option data\.bucket; it has: path, patterns, days, buckets, max_bad_lines"),
+        ({"bucket": 5}, r"data=criteo has no key bucket; keys are: path, patterns, days, buckets, max_bad_lines"),
         ({"buckets": "many"}, r"data\.buckets='many' is not a whole number"),
         ({"path": 5}, r"data\.path=5 is not text or a list or null"),
     ],

@@ -47,8 +47,8 @@ def test_splits_share_one_id_space(negative: str, load: Load, tmp_path: Path, mo
     assert (data.kind, [s.name for s in data.splits]) == ("splits", ["train", "validation", "test"])
     assert (data.schema.cardinalities, data.schema.rows) == ((largest + 1,) * 3, largest + 1)
     assert data.schema.offsets.tolist() == [0, 0, 0]
-    for name, lines in splits.items():
-        batch = data.split(name).slice(0, len(lines))
+    for split, lines in zip(data.splits, splits.values(), strict=True):
+        batch = split.slice(0, len(lines))
         assert batch.labels.tolist() == [int(line.split()[0] == "1") for line in lines]
         assert batch.ids.tolist() == [[int(p.split(":")[0]) for p in line.split()[1:]] for line in lines]
 
@@ -136,4 +136,4 @@ def test_frappe_has_the_published_shape(load: Load) -> None:
     )
     assert [s.rows for s in data.splits] == [202_027, 57_722, 28_860]
     assert (data.schema.fields, data.schema.rows) == (10, 5_382)
-    assert np.mean(data.split("test").slice(0, 28_860).labels) == pytest.approx(0.330, abs=0.001)
+    assert np.mean(data.splits[2].whole.labels) == pytest.approx(0.330, abs=0.001)

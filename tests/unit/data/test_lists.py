@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gbactl.data.dataset import META, Batch, Dataset, Jagged, ListField, Schema, Split, map_arrays, open_dataset
+from gbactl.data import writer
+from gbactl.data.dataset import META, Batch, Dataset, Jagged, ListField, Schema, map_arrays, open_dataset
 from gbactl.data.prepared_data import data_fingerprint, prepare
 from gbactl.data.synthetic import Synthetic
 from gbactl.data.writer import WrittenArrays, equal_days, reorder, write_all
@@ -60,22 +61,24 @@ def test_what_is_written_in_chunks_is_read_sliced_and_selected(
     rows, fields = len(lists[0]), len(lists)
     numbers = np.arange(rows)
     whole = Batch(numbers.astype(np.uint8), np.zeros((rows, 1), np.float32), numbers.astype(np.int32)[:, None], joined)
-    split = Split("all", whole)
     cut, order = min(cut, rows), np.random.default_rng(seed).permutation(rows)
     assert as_lists(joined) == lists
     for field in range(fields):
         assert as_lists(joined.of_field(field)) == [lists[field]]
     with TemporaryDirectory() as folder:
-        chunks = [split.slice(0, cut), split.slice(cut, rows)]
-        assert write_all(Path(folder), 1, 1, chunks, fields, weighted) == rows
-        read = Split("read", map_arrays(Path(folder), fields, weighted))
+        chunks = [whole.slice(0, cut), whole.slice(cut, rows)]
+        assert write_all(Path(folder), chunks) == rows
+        schema = Schema(1, (20, *[2**31 - 1] * fields), (), (ListField(4),) * fields, weighted)
+        read = map_arrays(Path(folder), schema)
         other = Path(folder) / "other"
         other.mkdir()
-        reorder(Path(folder), other, order, fields, weighted, chunk=3)
-        turned = map_arrays(other, fields, weighted)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(writer, "AT_ONCE", 3)
+            reorder(read, other, order)
+        turned = map_arrays(other, schema)
     for batch, where in (
-        (read.whole, numbers), (read.slice(cut, rows), numbers[cut:]), (turned, order), (read.take(order), order),
-        (Split("part", read.slice(cut, rows)).take(np.arange(rows - cut)[::-1]), numbers[cut:][::-1]),
+        (read, numbers), (read.slice(cut, rows), numbers[cut:]), (turned, order), (read.take(order), order),
+        (read.slice(cut, rows).take(np.arange(rows - cut)[::-1]), numbers[cut:][::-1]),
     ):  # fmt: skip
         assert batch.ids[:, 0].tolist() == where.tolist() and batch.jagged is not None
         assert as_lists(batch.jagged) == [[field[row] for row in where] for field in lists]
@@ -118,7 +121,7 @@ class Reader:
     def build(self, folder: Path, progress: Any) -> WrittenArrays:
         lists = one_field([[5, 6, 7], *[[1]] * (ROWS - 1)])
         columns = np.zeros(ROWS, np.uint8), np.zeros((ROWS, 0), np.float32), np.zeros((ROWS, 1), np.int32)
-        write_all(folder, 0, 1, [Batch(*columns, lists)], lists=1)
+        write_all(folder, [Batch(*columns, lists)])
         schema = Schema(0, (1, self.cardinality), (), (ListField(self.longest),))
         return WrittenArrays("days", schema, equal_days(ROWS, 2), [], ["one", "many"])
 

@@ -85,6 +85,17 @@ def test_damaged_meta_is_rebuilt(content: str, options: dict[str, Any], builds: 
     assert open_dataset(place).rows == 1000
 
 
+def test_splits_of_rows_that_are_not_there_are_rebuilt(options: dict[str, Any], builds: list[Path]) -> None:
+    place = prepare(options)
+    meta = json.loads((place / META).read_text())
+    meta["splits"][-1]["hi"] += 1
+    (place / META).write_text(json.dumps(meta))
+    with pytest.raises(DataError, match="names rows that the arrays do not have"):
+        open_dataset(place)
+    assert prepare(options) == place and len(builds) == 2
+    assert open_dataset(place).rows == 1000
+
+
 def test_a_flipped_byte_between_samples_is_found_by_the_full_check(
     options: dict[str, Any], builds: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gbactl.config import from_dict
 from gbactl.data import table_files
 from gbactl.data.column_conversion import ids_of
-from gbactl.data.dataset import Batch, Dataset, Split, map_arrays, open_dataset
+from gbactl.data.dataset import Batch, Dataset, map_arrays, open_dataset
 from gbactl.data.prepared_data import prepare
 from gbactl.data.readers import taobao
 from gbactl.data.readers.taobao import FIELDS, KINDS, PLACES, Taobao
@@ -101,7 +101,7 @@ def test_the_size_of_a_chunk_changes_nothing(
         built = Taobao(write_alimama(folder, content), history_length=longest).build(
             folder, lambda stage, fraction: None
         )
-    whole = Split("", map_arrays(folder, 3))
+    whole = map_arrays(folder, built.schema)
     found = [(name, whole.slice(low, high)) for name, low, high in built.splits]
     assert stored(found) == expected(content, longest)
 

@@ -26,7 +26,7 @@ def test_there_are_as_many_workers_as_slots() -> None:
         (["cluster.hosts=[3]"], "cluster.hosts is a list"),
         (["cluster.workers=8"], "do not fit into the 6 slots"),
         (["collective=shm"], "collective=shm works within one host"),
-        (["cluster.placement=far"], "type one of: spread, packed"),
+        (["cluster.placement=far"], "type cluster.placement= one of: spread, packed"),
     ],
 )
 def test_what_cannot_be(typed: list[str], told: str) -> None:

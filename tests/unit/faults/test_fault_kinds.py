@@ -87,7 +87,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"kind": "periodic", "factor": 2, "period_batches": 0}, r"period_batches=0 is not a whole number from 1"),
     ({"kind": "periodic", "factor": 2, "period_batches": 4, "duty": 0}, r"duty=0 is not a number above 0 and at m"),
     ({"kind": "random", "mean": 2}, "needs distribution"),
-    ({"kind": "random", "distribution": "weibull", "mean": 2}, "type one of: exponential, lognormal, pareto"),
+    ({"kind": "random", "distribution": "weibull", "mean": 2}, "distribution= one of: exponential, lognormal, pareto"),
     ({"kind": "random", "distribution": "pareto", "mean": 0.5}, r"mean=0\.5 is not a number from 1 to"),
     ({"kind": "random", "distribution": "pareto", "mean": 2, "sigma": 1.0}, "sigma belongs to distribution: lognormal"),
     ({"kind": "random", "distribution": "pareto", "mean": 2, "shape": 1.0}, r"shape=1\.0 is not a number above 1"),

@@ -347,9 +347,9 @@ def test_options_are_the_keys_of_the_file(name: str) -> None:
     [
         ("dcnv2", {"layers": 0}, r"^model\.layers=0 is not a whole number from 1 to \d+; type for instance .*=3\.$"),
         ("dcnv2", {"rank": "full"}, r"model\.rank='full' is not a whole number from 1 to \d+ or null"),
-        ("dcnv2", {"structure": "serial"}, r"model\.structure='serial' is not stacked or parallel; type .*=stacked\."),
+        ("dcnv2", {"structure": "serial"}, r"model\.structure=serial is not known; .* one of: stacked, parallel\."),
         ("dcnv2", {"layer": 2}, r"model=dcnv2 has no option layer\. Did you mean layers\?"),
-        ("dlrm", {"interaction": "sum"}, r"model\.interaction='sum' is not dot or cat;"),
+        ("dlrm", {"interaction": "sum"}, r"model\.interaction=sum is not known; type .* one of: dot, cat\."),
         ("xdeepfm", {"maps": []}, r"model\.maps=\[\] has no layer"),
         (
             "autoint",
@@ -364,7 +364,7 @@ def test_options_are_the_keys_of_the_file(name: str) -> None:
             {},
             r"^model=dien needs a history: .*; with data=synthetic type for instance data\.history_length=20\.$",
         ),
-        ("din", {"activation": "tanh"}, r"model\.activation='tanh' is not dice or prelu or relu;"),
+        ("din", {"activation": "tanh"}, r"model\.activation=tanh is not known; type .* one of: dice, prelu, relu\."),
         ("finalmlp", {"context2": [0, 4]}, r"model\.context2=\[0, 4\] names fields .*from 0 to 3\."),
     ],
 )

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.errors import ConfigError
 from gbactl.policies import Decision, GbaOptions, Policy, Step, make
 from gbactl.policies.gba import weight
 from tests.support.policy_driver import phase
@@ -133,9 +132,3 @@ def test_the_rows_of_a_short_batch_weigh_its_share() -> None:
     [step] = [step for batch in (0, 1) for step in policy.announce(0, batch)]
     assert isinstance(step, Step)
     assert [m.row_weights for m in step.members] == [(1.0,), (0.25,)]
-
-
-def test_the_row_staleness_is_token_or_row() -> None:
-    GbaOptions(row_staleness="row").check()
-    with pytest.raises(ConfigError, match=r"type mode\.row_staleness=token or row"):
-        GbaOptions(row_staleness="id").check()

@@ -1,13 +1,16 @@
-"""Filters that one can type: which runs they choose, and what their mistakes say."""
+"""Filters that one can type: which runs they choose, and what their mistakes say; runs read from directories."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from gbactl.errors import UsageError
-from gbactl.report.command import conditions, selected, sweep_table
+from gbactl.report.command import conditions, run_at, selected, sweep_table
+from gbactl.report.compare import compare
 from gbactl.tracking.final_metrics import ORIGIN
 from gbactl.tracking.mlflow_connection import PARENT, Run
 from tests.support.report_examples import run
@@ -26,10 +29,27 @@ def test_a_sweep_from_a_base_compares_the_last_round(monkeypatch: pytest.MonkeyP
     days = {"auc/day 2": 0.7, "eps/day 2": 5.0, "auc/day 10": 0.75, "eps/day 10": 7.0}
     found = [replace(each, metrics={**each.metrics, **days}) for each in runs()]
     monkeypatch.setattr("gbactl.report.command.read_children", lambda *_: found)
-    assert "alone" not in sweep_table("", "", 80, False)
+    assert "alone" not in sweep_table("", "")
     found = [replace(each, tags={ORIGIN: "abc@step9"}) for each in found]
-    table = sweep_table("", "", 80, False)
+    table = sweep_table("", "")
     assert "All columns are of day 10 alone." in table and "0.75000" in table
+
+
+def test_resumed_runs_of_directories_pair_by_their_origin(tmp_path: Path) -> None:
+    folders = [tmp_path / f"{mode}-s{seed}" for mode in ("sync", "gba") for seed in (1, 2)]
+    for folder in folders:
+        folder.mkdir()
+        mode, _, seed = folder.name.partition("-s")
+        config = {"mode": {"name": mode}, "seed": int(seed), "resume": f"runs/base-s{seed}/checkpoints/step-9"}
+        result = {"status": "FINISHED", "mode": mode, "auc": 0.7 + int(seed) / 100, "origin": "abc@step9"}
+        (folder / "config.yaml").write_text(json.dumps({**config, "tracking": {"tags": {"who": "me"}}}))
+        (folder / "result.json").write_text(json.dumps(result))
+    found = [run_at(folder)[0] for folder in folders]
+    assert [(each.key, each.n) for each in compare(found).groups] == [(("sync",), 2), (("gba",), 2)]
+    assert found[0].tags["who"] == "me" and found[0].params["mode"] == "sync"
+    (folders[0] / "config.yaml").write_text("")
+    with pytest.raises(UsageError, match=r"sync-s1 cannot be read"):
+        run_at(folders[0])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from gbactl.config import flatten, to_dict
 from gbactl.data.dataset import DAYS_BY_ROWS
 from gbactl.errors import UsageError
 from gbactl.launch.hydra_config import compose
-from gbactl.report.compare import Report, compare, of_round
+from gbactl.report.compare import Report, compare
 from gbactl.report.configuration_differences import LONGEST, settings, short, value_of
 from gbactl.report.paired_statistics import Difference, Stat, paired, paired_ratio, stat
 from gbactl.report.render import render
@@ -111,6 +111,13 @@ def test_a_seed_without_partner_is_not_in_a_mean_beside_a_difference() -> None:
     assert (gba.n, gba.seeds, gba.difference.n) == (3, ("1", "2", "3"), 3)
     assert gba.stats["auc"].mean - sync.stats["auc"].mean == pytest.approx(gba.difference.mean)
     assert report.notes == ("gba: 2 of 5 runs have no partner in sync (seed 9, 10) and are not in its line.",)
+
+
+def test_a_line_that_differs_in_no_key_that_it_has_is_named_by_its_mode() -> None:
+    older = [run("gba", 1, 0.8), run("gba", 9, 0.8)]
+    report = compare([*three()[:3], *older, *(run("gba", 1, 0.7, mode__iota=iota) for iota in "45")])
+    assert sorted(each.key[1] for each in report.groups) == ["", "", "mode.iota=4", "mode.iota=5"]
+    assert "gba: 1 of 2 runs have no partner in sync (seed 9) and are not in its line." in report.notes
 
 
 def test_a_baseline_of_which_a_line_has_a_part_is_told_for_that_part() -> None:
@@ -402,12 +409,14 @@ def test_throughput_is_compared_by_pairs() -> None:
 def test_one_round_alone() -> None:
     of_day = {"auc/day 2": 0.7, "eps/day 2": 5.0, "samples_trained/day 2": 60.0, "samples_decayed/day 2": 20.0}
     runs = [replace(each, metrics={**each.metrics, **of_day}) for each in three()]
-    stats = group(compare(of_round(runs, "day 2")), "gba").stats
+    report = compare(runs, label="day 2")
+    stats = group(report, "gba").stats
+    assert report.notes == ("All columns are of day 2 alone.",)
     told = {name: stats[name].mean for name in ("auc", "eps", "decayed_percent") if stats[name]}
     assert told == {"auc": pytest.approx(0.7), "eps": 5.0, "decayed_percent": pytest.approx(25.0)}
     assert stats["logloss"] is not None, "a metric that rounds do not have is that of the run"
     with pytest.raises(UsageError, match="No run has the round day 9; type --round with one of: day 2"):
-        of_round(runs, "day 9")
+        compare(runs, label="day 9")
 
 
 def test_runs_from_a_base_of_their_seed_share_a_line() -> None:

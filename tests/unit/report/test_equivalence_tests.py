@@ -32,7 +32,7 @@ from gbactl.report.equivalence_tests import (
     seeds_to_differ,
     verdicts,
 )  # fmt: skip
-from gbactl.report.paired_statistics import Difference, paired
+from gbactl.report.paired_statistics import Difference, Stat, interval_of, paired
 from gbactl.report.render import FORMATS, render, sentences, stderr_sentences
 from gbactl.tracking.mlflow_connection import Run
 from tests.support.report_examples import run
@@ -171,10 +171,10 @@ def test_p_values_are_scipys(whole: list[tuple[int, int]], margin_in: int) -> No
         ttest_1samp(differences, margin, alternative="less"),
     )
     assert p_same_of(found, margin) == pytest.approx(max(side.pvalue for side in sides))
-    within = paired(pairs, confidence=1 - 2 * LEVEL)
-    assert within is not None and within.half is not None
-    if abs(abs(within.mean) + within.half - margin) > 1e-9:
-        assert (p_same_of(found, margin) < LEVEL) == (abs(within.mean) + within.half < margin)
+    half = interval_of(Stat(found.mean, found.sd, found.n), 1 - 2 * LEVEL)
+    assert half is not None
+    if abs(abs(found.mean) + half - margin) > 1e-9:
+        assert (p_same_of(found, margin) < LEVEL) == (abs(found.mean) + half < margin)
 
 
 @pytest.mark.parametrize("sd", [0.0002, 0.0005, 0.001])

@@ -45,7 +45,7 @@ def result(mode: str, auc: float) -> dict[str, Any]:
 
 def written(*more: Run) -> str:
     report = compare([*three(), *more])
-    curves = {g.key: [curves_of(g.key[0], seed, result(g.key[0], 0.8)) for seed in g.seeds] for g in report.groups}
+    curves = {g.key: [curves_of(seed, result(g.key[0], 0.8)) for seed in g.seeds] for g in report.groups}
     runs = [
         replace(each, tags={COMMAND: f"gbactl train mode={each.params['mode']} seed={each.seed}"}) for each in three()
     ]
@@ -98,7 +98,7 @@ def test_the_page_is_one_well_formed_file_that_fetches_nothing() -> None:
 def test_it_has_the_answer_the_verdicts_and_every_chart() -> None:
     text = written(run("gba", 4, None, status="FAILED"))
     assert '<p class="answer">Against sync: gba: cannot tell' in text
-    assert text.count('class="interval"') == 2 and 'class="verdict unknown"' in text
+    assert text.count('class="interval"') == 2 and 'class="verdict undecided"' in text
     specs = specs_of(text)
     assert list(specs) == [
         "AUC over samples", "AUC over seconds", "Training loss over samples", "Samples per second (EPS)",
@@ -119,8 +119,16 @@ def test_it_has_the_answer_the_verdicts_and_every_chart() -> None:
     assert "gbactl train -m mode=gba seed=1,2,3" in text
 
 
+def test_longer_is_neither_better_nor_worse() -> None:
+    took = {"sync": 10.0, "gba": 15.0}
+    runs = [replace(each, metrics={**each.metrics, "wall_seconds": took[each.params["mode"]]}) for each in three()]
+    text = page(compare(runs, on="wall_seconds"), {})
+    assert '<span class="verdict higher"' in text
+    assert not re.search(r"\.(higher|lower)\b", text.partition("</style>")[0]), "no colour of its own"
+
+
 def test_a_curve_is_the_mean_over_seeds_with_their_range() -> None:
-    curves = {("gba",): [curves_of("gba", seed, result("gba", auc)) for seed, auc in (("1", 0.8), ("2", 0.7))]}
+    curves = {("gba",): [curves_of(seed, result("gba", auc)) for seed, auc in (("1", 0.8), ("2", 0.7))]}
     shifted = replace(
         curves["gba",][1], training=tuple(p._replace(auc=p.auc + 0.02) for p in curves["gba",][1].training)
     )
@@ -141,7 +149,7 @@ def test_charts_are_files_that_stand_alone(tmp_path: Path) -> None:
     report = compare([run(name, seed, 0.8) for name in names for seed in (1, 2)], baseline="sync")
     phases = [{**phase, "mode": mode} for phase, mode in zip(result("", 0.8)["phases"], ("sync", "gba"), strict=True)]
     switched = {**result("gba", 0.8), "phases": phases}
-    curves = {g.key: [curves_of(g.key[0], seed, switched) for seed in g.seeds] for g in report.groups}
+    curves = {g.key: [curves_of(seed, switched) for seed in g.seeds] for g in report.groups}
     found = {path.name: path.read_text() for path in write_figures(report, curves, tmp_path / "new")}
     assert {"auc-over-samples.svg", "auc-over-seconds.svg", "staleness-of-the-gradients.svg"} <= set(found)
     for text in found.values():
@@ -158,7 +166,7 @@ def test_charts_are_files_that_stand_alone(tmp_path: Path) -> None:
 
 def test_more_lines_than_colours_are_told_apart_by_dashes() -> None:
     report = compare([run(f"mode{n:02}", 1, 0.8) for n in range(12)])
-    curves = {g.key: [curves_of(g.key[0], 1, result(g.key[0], 0.8))] for g in report.groups}
+    curves = {g.key: [curves_of("1", result(g.key[0], 0.8))] for g in report.groups}
     text = page(report, curves)
     line = specs_of(text)["AUC over samples"]["layer"][1]["encoding"]["strokeDash"]["scale"]
     assert line["range"] == [[1, 0]] * 8 + [[6, 4]] * 4 and len(set(line["domain"])) == 12
@@ -181,7 +189,7 @@ def test_cells_average_what_lies_in_them() -> None:
 
 
 def test_incidents_are_placed_by_seconds_of_training() -> None:
-    curves: Curves = curves_of("gba", "1", result("gba", 0.8))
+    curves: Curves = curves_of("1", result("gba", 0.8))
     failed, slowed = curves.incidents
     assert (failed.process, failed.begin, failed.end) == ("S0", pytest.approx(2.0), pytest.approx(3.0))
     assert (slowed.begin, slowed.end, slowed.factor) == (0.0, pytest.approx(5.0), 5.0)

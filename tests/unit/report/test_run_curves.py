@@ -19,7 +19,7 @@ from gbactl.report.render import FORMATS, render, sentences
 from gbactl.report.run_curves import (
     CensoredMedian,
     Curves,
-    ModeSegment,
+    ModeSwitch,
     TimeLine,
     censored_median,
     curves_of,
@@ -32,7 +32,7 @@ from tests.support.report_examples import run
 def curve(mode: str, seed: int, *auc: float, pace: float = 1.0) -> Curves:
     """A run that is evaluated every 100 samples, which take 10 s / `pace`."""
     phases = [{"samples": 100, "seconds": 9 / pace, "closing_seconds": 1 / pace, "auc": each} for each in auc]
-    return curves_of(mode, str(seed), {"phases": phases})
+    return curves_of(str(seed), {"phases": phases})
 
 
 CURVES = {
@@ -134,7 +134,7 @@ RESULT = {
 
 
 def test_phases_add_up() -> None:
-    curves = curves_of("gba", "1", RESULT)
+    curves = curves_of("1", RESULT)
     assert curves.samples == (10, 40)
     assert curves.seconds == (2.5, 7.0)
     assert curves.auc == (0.6, 0.7)
@@ -142,8 +142,8 @@ def test_phases_add_up() -> None:
 
 
 def test_shares_are_over_all_runs_of_a_group() -> None:
-    other = curves_of("gba", "2", {"staleness_histogram": {"0": 4}})
-    assert shares([curves_of("gba", "1", RESULT), other]) == {0: 62.5, 2: 37.5}
+    other = curves_of("2", {"staleness_histogram": {"0": 4}})
+    assert shares([curves_of("1", RESULT), other]) == {0: 62.5, 2: 37.5}
     assert shares([]) == {}
 
 
@@ -152,7 +152,6 @@ def switching(*modes: str) -> dict[str, object]:
     return {**RESULT, "phases": phases}
 
 
-def test_stretches_of_one_mode() -> None:
-    curves = curves_of("switch", "1", switching("sync", "sync", "gba"))
-    assert curves.modes == (ModeSegment("sync", (0, 20), (0, 3.5)), ModeSegment("gba", (20, 40), (3.5, 7.0)))
-    assert curves.switched and not curves_of("gba", "1", switching("gba", "gba", "gba")).switched
+def test_switches_of_the_mode() -> None:
+    assert curves_of("1", switching("sync", "sync", "gba")).switches == (ModeSwitch("gba", 20, 3.5),)
+    assert curves_of("1", switching("gba", "gba", "gba")).switches == ()

@@ -87,8 +87,8 @@ def test_every_named_model_says_everything(path: Any) -> None:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"cores": 0}, r"cost\.cores=0 is not a whole number from 1 to 65536; type for instance cost\.cores=4\.$"),
     ({"workers_per_host": 0}, "cost.workers_per_host=0"),
-    ({"servers_on": "moon"}, "type one of: workers, own"),
-    ({"spread": "cauchy"}, "type one of: none, lognormal, exponential"),
+    ({"servers_on": "moon"}, "type cost.servers_on= one of: workers, own"),
+    ({"spread": "cauchy"}, "type cost.spread= one of: none, lognormal, exponential"),
     ({"spread": "exponential", "spread_scale": 1.5}, "cost.spread_scale=1.5 cannot be; type 0 to 1"),
     ({"overlap": 1.1}, "cost.overlap=1.1"),
     ({"allreduce_rounds": -1.0}, r"cost\.allreduce_rounds=-1\.0 is not a number from 0 to 1000; type"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gbactl.checkpoint.folder import CheckpointFolder
-from gbactl.checkpoint.planning import VARIANTS
+from gbactl.checkpoint.planning import PARTIAL
 from gbactl.checkpoint.restore import arrays_of, load_shard
 from gbactl.config import CheckpointConfig, RunConfig, check, from_dict
 from gbactl.coordinator.state import config_at
@@ -67,7 +67,7 @@ def test_what_is_spent_is_what_a_run_takes_longer(data: Path, tmp_path: Path) ->
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("mode", ["gba", "sync", "async"])
-@pytest.mark.parametrize("name", [name for name in VARIANTS if name.startswith("cpr")])
+@pytest.mark.parametrize("name", PARTIAL)
 def test_partial_recovery_adds_up_and_costs_what_it_costs(data: Path, tmp_path: Path, mode: str, name: str) -> None:
     cfg = saving(name, mode, {**KILL, "step": 30 if mode == "async" else 7})
     result, again = run(cfg, data, tmp_path / "run"), run(cfg, data, tmp_path / "again")
@@ -148,7 +148,7 @@ def test_the_lost_shard_alone_goes_back(
         seen.append({"before": before, "after": [contents(server.shard) for server in servers], "saved": fresh})
         assert servers[shard].shard.version == version
 
-    monkeypatch.setattr(ServerFailures, "_alone", watched)
+    monkeypatch.setattr(ServerFailures, "_recover_one", watched)
     run(saving("cpr", mode, KILL, dense=dense), data, tmp_path / "run")
     [one] = seen
     assert same(one["before"][0], one["after"][0]) and not same(one["before"][1], one["after"][1])

@@ -133,7 +133,7 @@ def test_a_reader_of_a_package_is_described_and_trained_on(own: Launcher) -> Non
 
     (own.cwd / "clicks.csv").write_text("1,2,3\n1,two,3\n")
     assert "clicks.csv, from line 1 on" in said(own, *shlex.split(train)[1:], code=1)
-    assert "data.users" in said(own, *shlex.split(train)[1:], "+data.users=3", code=2)
+    assert "has no key users; keys are: path" in said(own, *shlex.split(train)[1:], "+data.users=3", code=2)
 
 
 PARTS = (

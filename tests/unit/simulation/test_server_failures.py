@@ -155,6 +155,8 @@ def test_the_lost_shard_alone_goes_back(
     saved = contents(one["saved"])
     if mode == "sync":  # workers hold the dense part: none goes back
         saved = {**saved, **{name: value for name, value in one["before"][1].items() if name.startswith("dense")}}
+    if not saved["dense.value"].size:  # no steps are counted for an empty slice
+        saved = {**saved, "dense.step": one["before"][1]["dense.step"]}
     assert same(saved, one["after"][1])
 
 

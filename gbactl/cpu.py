@@ -131,8 +131,8 @@ def settle_garbage() -> None:
     gc.freeze()
 
 
-def open_board(cores: int) -> BinaryIO:
-    """Create an unnamed file with one slot counter per core; child processes inherit its descriptor."""
+def open_turn_counters(cores: int) -> BinaryIO:
+    """Create an unnamed file of counters, one per core, for the turns of workers that share the core."""
     board = tempfile.TemporaryFile(prefix="gbactl-turns-")  # noqa: SIM115  (the launcher keeps it)
     board.truncate(LINE * cores)
     return board

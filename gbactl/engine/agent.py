@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 from filelock import FileLock
 
 from gbactl import shared_memory_names
-from gbactl.cpu import available_cores, open_board, places
+from gbactl.cpu import available_cores, open_turn_counters, places
 from gbactl.data.dataset import EVERY_ARRAY, META, open_dataset
 from gbactl.data.prepared_data import cache_root
 from gbactl.engine.agent_connection import MAGIC, PIECE, MessageDecoder, field, pack, write_all
@@ -104,7 +104,7 @@ class AgentProcesses:
             return None
         cores = available_cores()
         if self._board is None:
-            self._board = open_board(len(cores))
+            self._board = open_turn_counters(len(cores))
         own = places(seat[1], cores, self._board)
         return own[seat[0]] if seat[0] < len(own) else None
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Protocol
 from gbactl.collective.base import RankSlot
 from gbactl.config import RunConfig
 from gbactl.coordinator.state import JOURNAL_FILE, writes_journal
-from gbactl.cpu import available_cores, open_board, places
+from gbactl.cpu import available_cores, open_turn_counters, places
 from gbactl.data.dataset import Dataset
 from gbactl.engine.fork_server import ProcessHandle, await_fork_server, send_bootstrap, start_node, thread_environment
 from gbactl.engine.signals import deferred
@@ -140,7 +140,7 @@ class RunProcesses:
     def _start_workers(self, environments: list[dict[str, str]]) -> None:
         """Start the workers; assign shares of cores where workers must share them (gbactl/cpu.py)."""
         cores, self._environments = available_cores(), environments
-        self._board = board = open_board(len(cores))
+        self._board = board = open_turn_counters(len(cores))
         self._places = places(len(environments), cores, board) if self.cfg.cluster.pin == "auto" else []
         for index in range(len(environments)):
             self._start_worker(index)

@@ -122,7 +122,7 @@ def seeds_needed(sd: float, margin: float) -> int | None:
     return _fewest(lambda seeds: power_of(seeds, sd, margin))
 
 
-def seeds_to_differ(mean: float, sd: float, lines: int) -> int | None:
+def seeds_to_detect(mean: float, sd: float, lines: int) -> int | None:
     """Compute the smallest number of seeds for which a paired t test has POWER; None above MOST_SEEDS.
 
     `mean`, `sd`: true difference and its deviation; `lines`: compared lines, of which this one may have the smallest
@@ -178,7 +178,7 @@ def _verdict(difference: Difference, scale: Scale, baseline: str, p: float, p_ho
         return Verdict(UNDECIDED, f"cannot tell without --margin ({found})", p, p_holm)
     sd = difference.sd or 0.0
     apart = abs(difference.mean) > scale.margin  # more seeds will rather show a difference than sameness
-    seeds = seeds_to_differ(difference.mean, sd, lines) if apart else seeds_needed(sd, scale.margin)
+    seeds = seeds_to_detect(difference.mean, sd, lines) if apart else seeds_needed(sd, scale.margin)
     known = seeds if seeds is not None and seeds > difference.n else None  # a number that could not decide is no answer
     most = MOST_SEEDS if seeds is None else difference.n
     needed = f"more than {most:,}" if known is None else f"about {known}"

@@ -200,7 +200,7 @@ class ReplicatedDense(DensePlacement):
             self.ring.sum(self.flat.size, sorted(self._there), item.seconds, functools.partial(self._step, item))
 
     def resume(self, worker: VirtualWorker) -> None:
-        """Let a worker that waits for a step compute another batch of the same step."""
+        """Let a worker that waits in the all-reduce first compute a batch of the same step that it was given since."""
         _, item = self._there.get(worker.index, (worker, None))
         if item is not None and not self._stepping and worker.core.has_batch_of(item.grant.token):
             del self._there[worker.index]

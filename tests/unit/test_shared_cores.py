@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gbactl import cpu
-from gbactl.cpu import CoreAssignment, CoreSlots, UnsharedCore, open_board, sharing
+from gbactl.cpu import CoreAssignment, CoreSlots, UnsharedCore, open_turn_counters, sharing
 from gbactl.kernels.build import find_library
 from gbactl.kernels.native import core_slots
 from tests.support.processes import wait_for
@@ -53,7 +53,7 @@ def test_one_at_a_time_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
             order.append(me)
             inside -= 1
 
-    with open_board(1) as board:
+    with open_turn_counters(1) as board:
         joined = [core_slots(CoreAssignment(board.fileno(), 0, core)) for _ in range(21)]
         threads = [threading.Thread(target=work, args=(i, turn)) for i, turn in enumerate(joined)]
         with joined[-1].time_slot():
@@ -79,7 +79,7 @@ with core_slots(CoreAssignment(int(sys.argv[1]), 0, 0)).time_slot():
 @compiled
 def test_a_dead_holder_is_passed_by_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "PATIENCE_MS", 100)
-    with open_board(1) as board:
+    with open_turn_counters(1) as board:
         command = [sys.executable, "-c", HOLD, str(board.fileno())]
         with subprocess.Popen(command, pass_fds=[board.fileno()], stdout=subprocess.PIPE) as holder:
             assert holder.stdout is not None and holder.stdout.readline()
@@ -100,7 +100,7 @@ def test_a_dead_holder_is_passed_by_once(monkeypatch: pytest.MonkeyPatch) -> Non
 @compiled
 def test_a_late_end_of_a_turn_that_was_passed_by_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "PATIENCE_MS", 50)
-    with open_board(1) as board:
+    with open_turn_counters(1) as board:
         slow, fast = (core_slots(CoreAssignment(board.fileno(), 0, 0)) for _ in range(2))
         with slow.time_slot(), fast.time_slot():
             pass
@@ -120,6 +120,6 @@ def _note(turn: CoreSlots | UnsharedCore, order: list[str]) -> None:
 
 
 def test_the_board_has_no_name(tmp_path: Path) -> None:
-    with open_board(2) as board:
+    with open_turn_counters(2) as board:
         assert os.fstat(board.fileno()).st_nlink == 0
         assert os.fstat(board.fileno()).st_size == 2 * cpu.LINE

@@ -29,7 +29,7 @@ from gbactl.report.equivalence_tests import (
     power_of,
     scale_of,
     seeds_needed,
-    seeds_to_differ,
+    seeds_to_detect,
     verdicts,
 )  # fmt: skip
 from gbactl.report.paired_statistics import Difference, Stat, interval_of, paired
@@ -103,7 +103,7 @@ def test_undecided_above_the_margin_names_the_seeds_that_would_show_the_differen
 
 @pytest.mark.parametrize(("mean", "lines"), [(0.0005, 1), (0.001, 2), (0.004, 3)])
 def test_seeds_to_differ_by_simulation(mean: float, lines: int) -> None:
-    seeds = seeds_to_differ(mean, 0.001, lines)
+    seeds = seeds_to_detect(mean, 0.001, lines)
     assert seeds is not None
     drawn = np.random.default_rng(0).normal(mean, 0.001, (20_000, seeds))
     shown = np.mean(ttest_1samp(drawn, 0.0, axis=1).pvalue < LEVEL / lines)

@@ -102,7 +102,9 @@ def expect(key: str, value: Any, hint: Any, default: Any = dataclasses.MISSING) 
         return
     if get_origin(hint) is Literal:
         what = key.removesuffix(".name") if key.count(".") == 1 else key  # GROUP=NAME chooses GROUP.name
-        raise ConfigError(f"{what}={value} is not known; type {what}= one of: {', '.join(map(str, get_args(hint)))}.")
+        words = list(map(str, get_args(hint)))
+        told = f"{what}={value} is not known; type {what}= one of: {', '.join(words)}."
+        raise ConfigError(f"{told} {did_you_mean(str(value), words)}".rstrip())
     example = "" if default is dataclasses.MISSING else f"; type for instance {key}={_typed(default)}"
     raise ConfigError(f"{key}={value!r} is not {shown(hint)}{example}.")
 

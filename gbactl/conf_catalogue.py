@@ -7,6 +7,7 @@ is imported where a file is read: most processes only look for one.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -159,6 +160,16 @@ def all_keys() -> list[str]:
     """List the dotted names of all keys, including those that belong to no group."""
     grouped = (f"{group}.{key}" for group in GROUPS for keys in group_files(group).values() for key in keys)
     return [*dict.fromkeys(grouped), *single_keys()]
+
+
+def as_yaml(value: Any) -> str:
+    """Format a value as YAML on one line; a text such as 2026-11-26 is quoted, as YAML would read another type."""
+    import yaml
+
+    written: str = yaml.safe_dump(
+        value, default_flow_style=True, sort_keys=False, width=math.inf, allow_unicode=True
+    )  # fmt: skip
+    return written.removesuffix("\n...\n").removesuffix("\n")
 
 
 def unknown(word: str) -> str:

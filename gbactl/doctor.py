@@ -190,15 +190,8 @@ def examine_hosts(cfg: RunConfig, engine: HostsEngine, measure: bool) -> tuple[l
     cluster, hosts = cfg.cluster, hosts_of(cfg.cluster.hosts)
     runs = _existing(Path(cfg.run_dir or "runs/new").parent)
     names = [host.name for host in hosts]
-    found = examine(
-        names,
-        lambda host: engine.agent(cluster, host),
-        cluster.bind,
-        runs,
-        measure,
-        forwarded_environment(cfg),
-        named_classes(cfg),
-    )
+    environment, classes = forwarded_environment(cfg), named_classes(cfg)
+    found = examine(names, lambda host: engine.agent(cluster, host), cluster.bind, runs, measure, environment, classes)
     checks = [Check("slots", f"{slots(hosts)} for {cluster.workers} workers: {', '.join(cluster.hosts)}")]
     for host in hosts:
         report = found.found[host.name]

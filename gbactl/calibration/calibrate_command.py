@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import re
 import sys
 import tempfile
@@ -19,12 +18,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gbactl.calibration.fit import FittedModel, fit, predict
 from gbactl.calibration.measured_runs import WARM_UP, Observation, undisturbed
 from gbactl.calibration.microbenchmarks import measure_server, measure_worker
-from gbactl.conf_catalogue import conf_dir
+from gbactl.conf_catalogue import as_yaml, conf_dir
 from gbactl.config import RunConfig
 from gbactl.config.groups import CostConfig
 from gbactl.cpu import available_cores
@@ -59,10 +56,8 @@ def cost_file_text(cost: CostConfig, header: Sequence[str]) -> str:
 
 
 def _yaml(value: Any) -> str:
-    """Format a value; a name such as 2026-11-26 is quoted, as YAML would read another type."""
-    if isinstance(value, float) and value < 1e6:
-        return f"{value:.4g}"
-    return str(yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True)).partition("\n")[0]
+    """Format a value, a measured one with four digits."""
+    return f"{value:.4g}" if isinstance(value, float) and value < 1e6 else as_yaml(value)
 
 
 def error_rows(found: FittedModel) -> list[tuple[str, ...]]:

@@ -47,11 +47,8 @@ class CoordinatorCore:
         self.sums = LostDenseGradients(run)
 
     def _gathering(self) -> ReplicaMean | None:
-        return (
-            ReplicaMean(self.replicas.workers_to_save, self.replicas.has_centre)
-            if self.replicas.workers_to_save
-            else None
-        )
+        workers = self.replicas.workers_to_save
+        return ReplicaMean(workers, self.replicas.has_centre) if workers else None
 
     def poll(self) -> None:
         """Do periodic work between two messages: checkpoints, heartbeats, successors, mode switches, replica phases."""

@@ -214,11 +214,8 @@ class RunContext:
 
     def send_progress(self) -> None:
         """Report the progress of the run to the launcher."""
-        told = {
-            "mode": self.current.mode.name,
-            "live": len(self.members.channels_of("worker")),
-            "lost": self.fencing.gone,
-        }
+        live = len(self.members.channels_of("worker"))
+        told = {"mode": self.current.mode.name, "live": live, "lost": self.fencing.gone}
         if self.auto is not None:
             told["auto"] = self.auto.last
         self.send_event("progress", {**self.record.progress(self.training, self.step), **told})

@@ -6,7 +6,6 @@ it: training reads the file alone.
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -15,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import yaml
 
 from gbactl.checked_dataclasses import did_you_mean
+from gbactl.conf_catalogue import as_yaml
 from gbactl.data.column_conversion import DAY, lists_of, numbers, texts, timestamps
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.table_files import TextForm, columns_of, read_table, separator_of
@@ -113,12 +112,12 @@ class Inferred:
         """Write the schema file."""
         lines = [f"# Schema of {self.file.name}, guessed from {self.looked_at}. Change what is wrong."]
         if self.separator is not None:
-            lines.append(f"separator: {_yaml(self.separator)}")
+            lines.append(f"separator: {as_yaml(self.separator)}")
         if self.missing != ("",):
-            lines.append(f"missing: {_yaml(list(self.missing))}  # cells that stand for a missing value")
+            lines.append(f"missing: {as_yaml(list(self.missing))}  # cells that stand for a missing value")
         lines.append("columns:")
         for each in self.guesses:
-            lines.append(f"  {_yaml(each.name)}: {_yaml(dict(each.options))}  # {' '.join(each.why.split())}")
+            lines.append(f"  {as_yaml(each.name)}: {as_yaml(dict(each.options))}  # {' '.join(each.why.split())}")
         return "\n".join(lines) + "\n"
 
     def commands(self, path: str, schema: str) -> list[str]:
@@ -136,13 +135,6 @@ class Inferred:
         days_there = next((each.distinct for each in self.guesses if each.kind == "day"), DEFAULT_DAYS)
         steps = self.rows // max(1, days_there) // 20
         return None if not self.whole or steps >= GLOBAL_BATCH else max(16, 1 << max(0, steps.bit_length() - 1))
-
-
-def _yaml(value: Any) -> str:
-    written: str = yaml.safe_dump(
-        value, default_flow_style=True, sort_keys=False, width=math.inf, allow_unicode=True
-    )  # fmt: skip
-    return written.removesuffix("\n...\n").removesuffix("\n")
 
 
 def _override(key: str, value: str) -> str:

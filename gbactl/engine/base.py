@@ -167,12 +167,8 @@ class RunProcesses:
         """Whether the coordinator was killed and can be replaced."""
         code = self.running[0].process.poll() if self.running else None
         killed = code is not None and code < 0 and self.all_ready
-        return (
-            killed
-            and self._coordinator_tries > 0
-            and writes_journal(self.cfg)
-            and (self.run_dir / JOURNAL_FILE).exists()
-        )
+        saved = writes_journal(self.cfg) and (self.run_dir / JOURNAL_FILE).exists()
+        return killed and self._coordinator_tries > 0 and saved
 
     def replace_coordinator(self, failure: str, sign: float) -> None:
         """Start a replacement coordinator on the same listening socket.

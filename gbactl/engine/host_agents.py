@@ -72,8 +72,10 @@ class HostAgents:
             return
         found.faults += preflight.versions(link.host, found.facts, facts())
 
-    def send_setup(self, bind: str, hang_seconds: float, run_dir: Path | None = None, paths: Sequence[str] = (),
-               environment: Mapping[str, str] | None = None) -> None:  # fmt: skip
+    def send_setup(
+        self, bind: str, hang_seconds: float, run_dir: Path | None = None, paths: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         """Send every agent the launcher's address, run directory and token, and the `paths` that it looks for.
 
         `bind`: the launcher's address, or "auto". Raises ClusterError where hosts see the launcher at addresses that

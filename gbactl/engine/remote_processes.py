@@ -167,13 +167,10 @@ class RemoteRunProcesses(RunProcesses):
         agents.send_setup(cfg.cluster.bind, cfg.cluster.hang_seconds, self.run_dir, paths, environment)
         for host, found in agents.found.items():
             if cfg.checkpoint.name != "none" and not found.shared:
-                found.faults.append(
-                    preflight.path_not_visible(host, "the run directory", str(self.run_dir), CHECKPOINTS)
-                )
-            missing = [path for path, there in found.sees.items() if not there]
-            found.faults += [
-                preflight.path_not_visible(host, "the checkpoint", path, "another resume=") for path in missing
-            ]
+                folder = str(self.run_dir)
+                found.faults.append(preflight.path_not_visible(host, "the run directory", folder, CHECKPOINTS))
+            for path in (path for path, there in found.sees.items() if not there):
+                found.faults.append(preflight.path_not_visible(host, "the checkpoint", path, "another resume="))
         agents.check_imports(preflight.named_classes(cfg))
 
     def _check_memory(self) -> None:
@@ -252,11 +249,8 @@ class RemoteRunProcesses(RunProcesses):
             raise ClusterError("Every host is gone.")
         if again:
             before = next(child for child in reversed(self.abandoned) if child.name == name)
-            told = (
-                before.exit_sentence(),
-                self._broken_connection(before),
-                f"{name} is started again on host {where}.",
-            )
+            again_there = f"{name} is started again on host {where}."
+            told = (before.exit_sentence(), self._broken_connection(before), again_there)
             self.show.print_line(f"  {' '.join(filter(None, told))}")
         self.placed[name] = where
         super().replace(name)

@@ -199,10 +199,8 @@ def fault_lines(result: Mapping[str, Any]) -> list[str]:
     counts = result.get("messages") or {}
     found = [line for place, plan in enumerate(faults["plans"]) for line in _of_plan(place, plan, faults, counts)]
     never = [_named(place, faults["plans"][place]) for place in faults["never"]]
-    return [
-        *_shortened(found, MOST_LINES, "and {} more (result.json)"),
-        *([f"never acted: {_list_of_names(never)}"] if never else []),
-    ]
+    lines = _shortened(found, MOST_LINES, "and {} more (result.json)")
+    return [*lines, f"never acted: {_list_of_names(never)}"] if never else lines
 
 
 def _of_plan(place: int, plan: Mapping[str, Any], faults: Mapping[str, Any], counts: Mapping[str, int]) -> list[str]:

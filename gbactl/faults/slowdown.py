@@ -154,9 +154,8 @@ class ServerSlowdown:
     def counters(self) -> dict[str, int]:
         """Counters for a server's `Inspected` message: messages handled and slow-downs; times in microseconds."""
         seconds = (round(1e6 * value) for value in (self.busy, self.asked, self.spent))
-        acted = {
-            f"acted_{each['plan']}_{name}": round(1e6 * each[name]) for each in self.acted.to_list() for name in SPAN
-        }
+        faults = self.acted.to_list()
+        acted = {f"acted_{each['plan']}_{name}": round(1e6 * each[name]) for each in faults for name in SPAN}
         return {**dict(zip(COUNTERS, (self.served, *seconds), strict=True)), **acted}
 
 

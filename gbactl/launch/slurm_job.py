@@ -219,6 +219,4 @@ def _continued(run: Path, overrides: list[str]) -> list[str]:
 
 def _queue_again(job: str) -> str:
     done = run_slurm("scontrol", "requeue", job)
-    return (
-        f"job {job} is queued again" if not done.returncode else f"job {job} is not queued again ({error_text(done)})"
-    )
+    return f"job {job} is not queued again ({error_text(done)})" if done.returncode else f"job {job} is queued again"

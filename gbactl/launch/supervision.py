@@ -93,10 +93,8 @@ class CoordinatorConnection:
         if now - self._looked > AWAY_SECONDS:
             self._heard += now - self._looked
         self._looked = now
-        cluster = self.children.cfg.cluster
-        hangs = (
-            writes_journal(self.children.cfg) and self.children.all_ready and now - self._heard > cluster.hang_seconds
-        )
+        cfg = self.children.cfg
+        hangs = writes_journal(cfg) and self.children.all_ready and now - self._heard > cfg.cluster.hang_seconds
         if hangs and child.process.poll() is None:
             child.process.kill()
             child.process.wait()

@@ -142,10 +142,8 @@ class WorkerProcess:
 
     def _replica(self) -> DenseBlock:
         """Make a trainer's replica: initial values, or those of the checkpoint that a run of trainers resumes from."""
-        cfg, block = (
-            self.cfg,
-            dense_block(self.cfg, aligned_copy(self.dense_vector.initial()), self.dense_vector.dense_spec),
-        )
+        cfg, flat = self.cfg, self.dense_vector
+        block = dense_block(cfg, aligned_copy(flat.initial()), flat.dense_spec)
         if cfg.resume is not None and cfg.home == "replicas" and self.boot.incarnation == 0:
             load_dense(block, dense_state(chain_at(Path(cfg.resume))))
         return block

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from gbactl.report.paired_statistics import Key
 
 
-class ModeSwitch(NamedTuple):
+class SwitchPoint(NamedTuple):
     """Switch of a run to another mode, after so many samples and seconds of training."""
 
     mode: str
@@ -61,7 +61,7 @@ class Curves:
     seconds: tuple[float, ...]
     auc: tuple[float, ...]
     staleness: Mapping[int, int]
-    switches: tuple[ModeSwitch, ...] = ()
+    switches: tuple[SwitchPoint, ...] = ()
     training: tuple[TrainingPoint, ...] = ()
     incidents: tuple[Incident, ...] = ()
     bytes_per_sample: Mapping[str, float] = field(default_factory=dict)
@@ -74,12 +74,12 @@ def curves_of(seed: str, result: Mapping[str, Any]) -> Curves:
     Phases add up; one without an evaluation adds samples and time but no point. Samples are those of any fate."""
     samples = seconds = 0.0
     points: list[tuple[float, float, float]] = []
-    switches: list[ModeSwitch] = []
+    switches: list[SwitchPoint] = []
     last: str | None = None
     for phase in result.get("phases") or []:
         mode = phase.get("mode") or last
         if last is not None and mode is not None and mode != last:
-            switches.append(ModeSwitch(mode, samples, seconds))
+            switches.append(SwitchPoint(mode, samples, seconds))
         last = mode
         samples += sum(phase.get(fate) or 0 for fate in ("samples", "decayed", "lost"))
         # results of older runs have drain_seconds: since the last batch was granted

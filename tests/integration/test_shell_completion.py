@@ -1,4 +1,4 @@
-"""Completion in shells with the lines of the page on installation, typed on a terminal."""
+"""Completion in shells with the lines of the page on installation, typed on a terminal, and the time of --help."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import pty
 import re
 import shutil
 import signal
+import statistics
+import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import pytest
@@ -42,3 +45,13 @@ def test_groups_and_keys_are_completed_in_a_shell(shell: str, tmp_path: Path) ->
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
         os.close(terminal)
+
+
+@pytest.mark.slow
+def test_help_takes_less_than_a_third_of_a_second() -> None:
+    taken = []
+    for _ in range(5):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "gbactl", "--help"], capture_output=True, check=True, timeout=100)
+        taken.append(time.perf_counter() - began)
+    assert statistics.median(taken) < 0.3

@@ -325,7 +325,7 @@ SCHEMA_ERRORS = [
     ("columns: {y: label, x: {kind: numeric, transfrom: log1p}}", r"has no key transfrom; .*Did you mean transform\?"),
     (
         "columns: {y: label, x: {kind: numeric, transform: log}}",
-        r"x.transform=log is not known; type .*x.transform= one of: none, log1p, ",
+        r"x.transform=log is not known; type .*x.transform= one of: none, log1p.*mean log1p\?",
     ),
     (
         "columns: {y: label, x: {kind: numeric, transform: bucketize, buckets: 1}}",

@@ -19,7 +19,7 @@ from gbactl.report.render import FORMATS, render, sentences
 from gbactl.report.run_curves import (
     CensoredMedian,
     Curves,
-    ModeSwitch,
+    SwitchPoint,
     TimeLine,
     censored_median,
     curves_of,
@@ -153,5 +153,5 @@ def switching(*modes: str) -> dict[str, object]:
 
 
 def test_switches_of_the_mode() -> None:
-    assert curves_of("1", switching("sync", "sync", "gba")).switches == (ModeSwitch("gba", 20, 3.5),)
+    assert curves_of("1", switching("sync", "sync", "gba")).switches == (SwitchPoint("gba", 20, 3.5),)
     assert curves_of("1", switching("gba", "gba", "gba")).switches == ()

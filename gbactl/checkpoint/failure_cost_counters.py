@@ -223,7 +223,7 @@ class CostSeconds:
         self.alone += 1
         return self._returned(costs.load / costs.servers, costs.reschedule)
 
-    def add_full_recovery(self, costs: JobCosts, again: float, samples: int) -> float:
+    def add_full_recovery(self, costs: JobCosts, again: float = 0.0, samples: int = 0) -> float:
         """Add the cost of a full recovery, which repeats `again` seconds of training (`samples` samples).
 
         Returns the seconds until all servers are back."""

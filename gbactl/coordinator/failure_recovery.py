@@ -247,13 +247,14 @@ class ServerRecovery:
 
         Raises ClusterError where a failed server gets no successor in time."""
         run = self.run
-        if not run.members.settled or run.stopped or not run.cfg.engine.real:
+        if not run.members.settled or run.stopped:
             return []
-        silent = self.heartbeat.silent(run.members.channels_of("server")) if self.heartbeat.due else []
-        self._check_returns()
         if run.rollback_pending and run.training is not None and run.training.stopped is None:
             run.training.stop()
-        return silent
+        if not run.cfg.engine.real:
+            return []
+        self._check_returns()
+        return self.heartbeat.silent(run.members.channels_of("server")) if self.heartbeat.due else []
 
     def _check_returns(self) -> None:
         limit = self.run.cfg.cluster.start_timeout

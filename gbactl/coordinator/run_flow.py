@@ -31,12 +31,10 @@ GOODBYE_SECONDS = 5.0
 class RunFlow:
     """Flow of one run, as generators that yield the conditions that they wait for.
 
-    `failover` brings the run to where a failed coordinator left it; `began`: when it did, if that was in another
-    cluster; `amend` adds to the result."""
+    `failover` brings the run to where a failed coordinator left it; `amend` adds to the result."""
 
     def __init__(self, core: CoordinatorCore, failover: Failover | None) -> None:
         self.core, self.run, self.failover = core, core.run, failover
-        self.began: float | None = None
         self.amend: Callable[[dict[str, Any]], None] = lambda result: None
 
     # -- the whole run ------------------------------------------------------------------------------
@@ -49,7 +47,7 @@ class RunFlow:
         over = False
         if self.failover is not None:
             over = yield from self.failover.restore()
-        elif self.began is not None or core.checkpoints.resumed is not None:
+        elif core.checkpoints.resumed is not None:
             run.restore_times(replaced=True)
         while not (yield from self._work(over)):
             yield from self._rewind()
@@ -85,8 +83,6 @@ class RunFlow:
             )
         run.members.settled = True
         run.record.start()
-        if self.began is not None:
-            run.record.continue_clock(run.hub.now() - self.began)
 
     def _work(self, over: bool) -> Flow[bool]:
         """Run the remaining rounds, then save the final checkpoint. Returns False if all nodes must roll back first."""

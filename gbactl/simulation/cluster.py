@@ -35,7 +35,7 @@ from gbactl.simulation.dense_placements import Placements, ReplicatedDense, Serv
 from gbactl.simulation.discrete_events import EventQueue
 from gbactl.simulation.gradient_compute import SharedCompute
 from gbactl.simulation.network import TICK, Host, Network, RingRounds, SimulatedRing
-from gbactl.simulation.process_failures import ClusterHandover, FailureInjection, RollbackAll
+from gbactl.simulation.process_failures import FailureInjection
 from gbactl.simulation.server import VirtualServer
 from gbactl.simulation.worker import ClusterShared, VirtualWorker
 from gbactl.store.dense import DenseBlock
@@ -95,12 +95,9 @@ def place(cfg: RunConfig, events: EventQueue) -> NodeHosts:
 class VirtualCluster:
     """All nodes of one run in virtual time. `run()` returns when the result has been sent to the launcher."""
 
-    def __init__(
-        self, cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen, before: ClusterHandover | None = None
-    ) -> None:
-        """Build the nodes. `before`: state of the cluster that this one replaces after a rollback."""
+    def __init__(self, cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen) -> None:
         self.cfg, self.dataset, self.run_dir = cfg, dataset, run_dir
-        self.events = EventQueue() if before is None else EventQueue(before.now, before.stalled)
+        self.events = EventQueue()
         self.cost = CostModel(cfg.cost, cfg.seed)
         self.hosts = place(cfg, self.events)
         self.compute = self._compute()
@@ -108,17 +105,16 @@ class VirtualCluster:
         self.plan = plan = cfg.fault_plan()
         self.hub.waits = 2 * cfg.cluster.hang_seconds if plan.fails else 0.0
         self.codec = codec_of(cfg.transport.wire_dtype)
-        self.storms = plan.active_periods() if before is None else before.storms
+        self.storms = plan.active_periods()
         self.network = Network(
             self.events, self.cost, self.codec, self.hub.traffic, plan, self._storms_on, self.hub.counts
         )
         self.coordinator = VirtualCoordinator(self.hub, cfg, dataset, run_dir, header(cfg, dataset))
-        self.failures = FailureInjection(self, before)
+        self.failures = FailureInjection(self)
         self.coordinator.add_virtual_time(self.failures.servers.to_result)
         self.coordinator.context.launcher = LauncherChannel(lambda event: self._heard(listen, event))
         self.servers = [self._server(shard) for shard in range(cfg.cluster.servers)]
         self.workers = self._workers()
-        self.failures.servers.begin()
 
     def run(self) -> None:
         """Run the training to its end. Raises GbactlError."""
@@ -150,8 +146,7 @@ class VirtualCluster:
         return self.storms.active_indexes(*self.coordinator.core.workers.so_far)
 
     def _heard(self, listen: Listen, event: Event) -> None:
-        if not (self.failures.servers.before is not None and event.fields.get("state") == "planned"):  # shown already
-            listen(event)
+        listen(event)
         self.failures.on_event(event)
 
     def _connect(self, worker: VirtualWorker) -> None:
@@ -243,17 +238,11 @@ def run_virtual(
     from gbactl.cpu import keep_freed_memory, settle_garbage
 
     keep_freed_memory()
-    before: ClusterHandover | None = None
     with flushed(), torch_threads(cfg.threads):  # the process may be a notebook's
-        while True:
-            cluster = VirtualCluster(cfg if before is None else before.cfg, dataset, run_dir, listen, before)
-            cluster.coordinator.look = look
-            settle_garbage()
-            try:
-                cluster.run()
-                return
-            except RollbackAll:
-                before = cluster.failures.servers.hand_over()
+        cluster = VirtualCluster(cfg, dataset, run_dir, listen)
+        cluster.coordinator.look = look
+        settle_garbage()
+        cluster.run()
 
 
 class ZeroCompute(SharedCompute):

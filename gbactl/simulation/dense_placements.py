@@ -246,6 +246,13 @@ class ReplicatedDense(DensePlacement):
             self._checksum = (self.block.step, (own, str(self.block.model_sum())))
         return self._checksum[1]
 
+    def take_over(self, states: list[tuple[int, Floats]]) -> None:
+        """Load the dense state from the servers, perhaps that of an earlier step."""
+        for (step, values), cut in zip(states, self.compute.held.values(), strict=True):
+            self.block.unpack(*cut, values, step)
+        self.flat.load(self.block.value.copy())
+        self.steps.taken, self._checksum = -1, (-1, ("", ""))
+
     def leave(self) -> None:
         """Do nothing when this placement ends: the model computes with the dense vector directly, so it is kept."""
 
@@ -341,6 +348,4 @@ class Placements:
         if not self._due:
             return
         self._due = False
-        for (step, values), cut in zip(states, replicas.compute.held.values(), strict=True):
-            replicas.block.unpack(*cut, values, step)
-        replicas.flat.load(replicas.block.value.copy())
+        replicas.take_over(states)

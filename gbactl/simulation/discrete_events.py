@@ -19,8 +19,8 @@ class EventQueue:
 
     `clock` also counts the seconds for which the whole cluster stood still, `stalled` in all."""
 
-    def __init__(self, now: float = 0.0, stalled: float = 0.0) -> None:
-        self.now, self.stalled = now, stalled
+    def __init__(self) -> None:
+        self.now = self.stalled = 0.0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
 

@@ -3,32 +3,28 @@
 Costs nothing while no process fails. A worker disappears, or stands still, at the planned time. Messages that a killed
 worker had sent arrive; its current computation is lost. Its successor is ready after `cost.restart_us`.
 
-A failed server alone goes back to its newest checkpoint, or all nodes do. Rows, dense slice and
-optimizer state are really restored; the time for saving, loading and rescheduling is configured, and
-the whole cluster stands still for it. Where all nodes go back, the cluster ends with RollbackAll and another one is
-built from the checkpoint, as `resume` does.
+A failed server alone goes back to its newest checkpoint, or all nodes do, as RunFlow has it. Rows, dense slice and
+optimizer state are really restored; the time for saving, loading and rescheduling is configured, and the whole cluster
+stands still for it.
 
 Messages to a failed coordinator wait until its successor is ready. The successor would hold what the journal says,
 which is what the failed one holds, so the same objects go on; a checkpoint in progress is given up, as in
 coordinator/coordinator_failover.py. Workers and servers meanwhile do the work that they have. Not modelled: the
-messages by which nodes report their state, and that an evaluation begins anew.
+messages by which nodes report their state, that an evaluation begins anew, and that a coordinator failure during a full
+recovery ends the run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from gbactl.checkpoint.failure_cost_counters import CostSeconds, ServerFailureLoss
+from gbactl.checkpoint.failure_cost_counters import CostSeconds
 from gbactl.checkpoint.planning import costs_of
-from gbactl.config import RunConfig, from_dict
+from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
-from gbactl.coordinator.state import FailureRecord, config_at
-from gbactl.errors import CheckpointError, ClusterError
-from gbactl.faults.fault_plan import FaultInjector
-from gbactl.faults.message_faults import AllActivePeriods
+from gbactl.errors import ClusterError
 from gbactl.server.shard_server import load_last
 from gbactl.simulation.coordinator import VirtualCoordinator, VirtualHub
 from gbactl.simulation.cost_model import CostModel
@@ -43,11 +39,9 @@ class FailingCluster(Protocol):
     """Interface of VirtualCluster (cluster.py) to the simulation of failures."""
 
     cfg: RunConfig
-    run_dir: Path
     events: EventQueue
     cost: CostModel
     hub: VirtualHub
-    storms: AllActivePeriods
     coordinator: VirtualCoordinator
     servers: Sequence[VirtualServer]
     workers: Sequence[VirtualWorker]
@@ -65,10 +59,9 @@ class FailingCluster(Protocol):
 class FailureInjection:
     """Failures to inject and their consequences; listens to the coordinator's events as a launcher does."""
 
-    def __init__(self, cluster: FailingCluster, before: ClusterHandover | None = None) -> None:
-        """Attach to a cluster. `before`: state of the cluster that this one replaces after a rollback."""
+    def __init__(self, cluster: FailingCluster) -> None:
         self.cluster = cluster
-        self.servers, self.coordinator = ServerFailures(cluster, before), CoordinatorFailures(cluster)
+        self.servers, self.coordinator = ServerFailures(cluster), CoordinatorFailures(cluster)
         self._over = False
 
     def on_event(self, event: Event) -> None:
@@ -178,56 +171,15 @@ class CoordinatorFailures:
         self.cluster.hub.come_back()
 
 
-class RollbackAll(Exception):
-    """Signal that a server failed, and all nodes roll back to a checkpoint."""
-
-
-@dataclass(frozen=True)
-class ClusterHandover:
-    """State that a cluster leaves to the one that replaces it.
-
-    `began`: start of training; `now`, `stalled`: of its events; `cuts`: counts and costs of its checkpoints;
-    `resumed_at`: the step from which the whole run resumed."""
-
-    cfg: RunConfig
-    began: float
-    now: float
-    stalled: float
-    injector: FaultInjector
-    storms: AllActivePeriods
-    failed: list[FailureRecord]
-    spent: CostSeconds
-    cuts: dict[str, float]
-    row_updates: int
-    resumed_at: int | None
-    acted: list[dict[str, Any]]
-
-
-COUNTED = ("done", "failed", "bytes", "seconds")
-
-
 class ServerFailures:
     """Server failures and recoveries; `spent`: virtual time spent on checkpoints and recoveries so far."""
 
-    def __init__(self, cluster: FailingCluster, before: ClusterHandover | None) -> None:
-        self.cluster, self.before = cluster, before
+    def __init__(self, cluster: FailingCluster) -> None:
+        self.cluster = cluster
         self.costs = costs_of(cluster.cfg.checkpoint, cluster.cfg.cluster.servers)
-        self.spent = CostSeconds() if before is None else before.spent
-        self._paid, self._again = -1, 0
-        self._safe = (0.0, 0.0, 0)
-
-    def begin(self) -> None:
-        """Continue with the failures, counts and costs of the cluster that this one replaces after a rollback."""
-        before, c = self.before, self.cluster.coordinator
-        if before is None:
-            return
-        c.flow.began = before.began
-        c.core.workers.injector, c.context.failures.state.failed = before.injector, before.failed
-        c.context.record.statistics.restore_observed_faults(before.acted)
-        for name, value in before.cuts.items():
-            setattr(c.core.checkpoints.state, name, value)
-        process = before.failed[-1].process
-        self.cluster.servers[int(process[1:])].useful = lambda: c.context.failures.record_useful_work(process)
+        self.spent = CostSeconds()
+        self._paid = -1
+        self._safe = (0.0, 0.0)
 
     # -- saving -------------------------------------------------------------------------------------
 
@@ -237,57 +189,50 @@ class ServerFailures:
         Not after the end of training."""
         if save.number == self._paid:
             return
-        self._paid = save.number
-        self._note_times()
-        if self.cluster.coordinator.context.training is not None:
+        self._paid, run = save.number, self.cluster.coordinator.context
+        for server in self.cluster.servers:  # no heartbeat reports these times
+            told = server.times.total(server.hub.traffic.training)
+            run.record.statistics.times.on_heartbeat(str(server.peer), told)
+        if run.training is not None:
             self.cluster.events.stall(self.spent.save(self.costs, part))
 
-    def _note_times(self) -> None:
-        """Report the servers' times by activity, which no heartbeat does in virtual time."""
-        for server in self.cluster.servers:
-            told = server.times.total(server.hub.traffic.training)
-            self.cluster.coordinator.context.record.statistics.times.on_heartbeat(str(server.peer), told)
-
     def on_event(self, event: Event) -> None:
-        """Record the newest checkpoint's time, the overhead so far, and the number of samples finished by then."""
+        """Record the newest checkpoint's time and the overhead by then; count training that a rollback has undone."""
+        now = self.cluster.coordinator.context.record.seconds
         if event.name == "checkpoint" and event.fields["state"] in ("planned", "saved"):
-            c = self.cluster.coordinator
-            record = c.context.record
-            self._safe = (record.seconds, self.spent.total, event.fields.get("samples", record.ledger.finished))
+            self._safe = (now, self.spent.total)
+        elif event.name == "rewound":
+            seconds, spent = self._safe
+            self.spent.again += now - seconds - (self.spent.total - spent)
+            self.spent.samples += event.fields["samples"]
 
     # -- going back ---------------------------------------------------------------------------------
 
     def on_failure(self, shard: int) -> None:
-        """Handle a server failure. Raises RollbackAll where all nodes roll back to a checkpoint."""
-        c = self.cluster.coordinator
-        c.context.failures.record_detection(f"S{shard}", "death")
-        if c.core.checkpoints.estimate.recovery == "partial":
-            self._recover_one(shard)
+        """Handle a server failure: its successor is there at once, after the time that this costs."""
+        core, run = self.cluster.coordinator.core, self.cluster.coordinator.context
+        run.failures.record_detection(f"S{shard}", "death")
+        core.servers.on_failure(shard)
+        if core.checkpoints.in_progress:  # else the next one can build on the newest, as all shards have its state
+            core.checkpoints.on_server_failure(shard)
+        if core.servers.full:
+            self.cluster.events.stall(self.spent.add_full_recovery(self.costs))
+            run.log.info(event_log.SERVER, {"shard": shard, "state": "lost", "step": run.step_now})
+            self._tell(shard, "everybody goes back")
         else:
-            self._roll_back_all(shard)
+            self._recover_one(shard)
+        core.servers.on_replaced(shard)
 
     def _recover_one(self, shard: int) -> None:
-        c, times, process = self.cluster.coordinator, self.cluster.coordinator.context.failures, f"S{shard}"
-        loss = self._count_lost(shard)
-        times.failures[-1].add(loss)
+        c = self.cluster.coordinator
+        loss = c.core.checkpoints.unsaved.count_lost(shard, c.context.finished)
+        c.context.failures.cost(f"S{shard}", loss)
         state = self._state(shard)
-        with_dense = c.context.current.home != "workers"
-        self.cluster.servers[shard].go_back(state, with_dense, lambda: times.record_useful_work(process))
+        self.cluster.servers[shard].go_back(state, c.context.current.home != "workers")
         self.cluster.events.stall(self.spent.add_partial_recovery(self.costs))
-        times.record_ready(process)
         told = {"shard": shard, "state": "back", "step": c.context.step_now, "loaded": state.version}
         c.context.log.info(event_log.SERVER, told)
-        back = f"it alone goes back to step {state.version} (PLS {loss.pls:.4f})"
-        self._tell(f"{process} was lost at step {c.context.step_now}: {back}")
-
-    def _count_lost(self, shard: int) -> ServerFailureLoss:
-        """Count the work lost with a failed server.
-
-        Unless a checkpoint was in progress, the next one can build on the newest, since all shards have its state."""
-        cuts = self.cluster.coordinator.core.checkpoints
-        if cuts.in_progress:
-            cuts.on_server_failure(shard)
-        return cuts.unsaved.count_lost(shard, self.cluster.coordinator.context.finished)
+        self._tell(shard, f"it alone goes back to step {state.version} (PLS {loss.pls:.4f})")
 
     def _state(self, shard: int) -> Shard:
         """Make the shard that a failed server's successor would load."""
@@ -295,65 +240,11 @@ class ServerFailures:
         load_last(state, self.cluster.coordinator.core.checkpoints.folder, None if resumed is None else Path(resumed))
         return state
 
-    def _roll_back_all(self, shard: int) -> None:
-        c = self.cluster.coordinator
-        seconds, spent, samples = self._safe
-        again = c.context.record.seconds - seconds - (self.spent.total - spent)
-        lost = self._again = c.context.finished - samples
-        self.cluster.events.stall(self.spent.add_full_recovery(self.costs, again, lost))
-        lost_at = f"S{shard} was lost at step {c.context.step_now}"
-        self._tell(f"{lost_at}: everybody goes back, {lost:,} samples are trained again")
-        raise RollbackAll
-
-    def _tell(self, sentence: str) -> None:
-        self.cluster.coordinator.context.send_event("checkpoint", {"state": "back", "sentence": sentence})
-
-    # -- the next cluster ---------------------------------------------------------------------------
-
-    def hand_over(self) -> ClusterHandover:
-        """Make the state to hand to the cluster that replaces this one; rename this one's event log."""
-        cluster, c, cfg = self.cluster, self.cluster.coordinator, self.cluster.cfg
-        try:
-            chain = c.core.checkpoints.folder.newest()
-        except CheckpointError:
-            pass  # the run begins again where it began
-        else:
-            cfg = from_dict({**config_at(chain), "resume": str((chain.folder / chain.last.name).resolve())})
-        c.context.failures.record_ready(c.context.failures.failures[-1].process)
-        c.context.failures.failures[-1].samples_rolled_back = self._again
-        c.core.checkpoints.unsaved.updates.drop_repeated()
-        self._note_times()
-        c.context.save_times()
-        c.context.log.close(step=c.context.step_now)
-        rename_event_log(cluster.run_dir)
-        record, counted = c.context.record, {name: getattr(c.core.checkpoints.state, name) for name in COUNTED}
-        return ClusterHandover(
-            cfg, record.began, cluster.events.now, cluster.events.stalled, c.core.workers.injector, cluster.storms,
-            c.context.failures.failures, self.spent, counted, self._row_updates, self._resumed_at,
-            record.statistics.observed_faults,
-        )  # fmt: skip
-
-    @property
-    def _resumed_at(self) -> int | None:
-        """Step from which the whole run resumed."""
-        position = self.cluster.coordinator.core.checkpoints.resumed
-        if self.before is not None:
-            return self.before.resumed_at
-        return None if position is None else position.step
+    def _tell(self, shard: int, what: str) -> None:
+        run = self.cluster.coordinator.context
+        sentence = f"S{shard} was lost at step {run.step_now}: {what}"
+        run.send_event("checkpoint", {"state": "back", "sentence": sentence})
 
     def to_result(self, seconds: float) -> dict[str, Any]:
-        """Fields of result.json about overhead and lost work; `seconds`: duration of the whole run."""
-        overhead = self.spent.to_result(seconds)
-        return {"overhead": overhead, "resumed_at": self._resumed_at, "row_updates": self._row_updates}
-
-    @property
-    def _row_updates(self) -> int:
-        """Number of row updates in the whole run; updates repeated after a rollback count once."""
-        before = 0 if self.before is None else self.before.row_updates
-        return before + self.cluster.coordinator.core.checkpoints.unsaved.updates.total
-
-
-def rename_event_log(run_dir: Path) -> None:
-    """Rename events.log to the next numbered name, so that the rest of the run gets a new event log."""
-    part = 1 + sum(1 for _ in run_dir.glob("events.*.log"))
-    (run_dir / "events.log").replace(run_dir / f"events.{part}.log")
+        """Fields of result.json about overhead; `seconds`: duration of the whole run."""
+        return {"overhead": self.spent.to_result(seconds)}

@@ -108,9 +108,11 @@ class VirtualTrainer:
         self.worker.finish_request()
 
     def close(self, message: CloseReplicas) -> None:
-        """Keep exchanging at the end of a phase until all trainers end it, then send the replica to the servers."""
+        """Exchange until every trainer has finished, then send the servers this replica; may be called again."""
         self._leaving, self._turn = True, message.turn
-        if not self._pace.shadow:
+        if not self._begun:
+            self._send_replica()
+        elif not self._pace.shadow:
             self._exchange(self._closing)
         elif self._pausing:
             self._generation += 1
@@ -124,7 +126,7 @@ class VirtualTrainer:
 
     def _send_replica(self) -> None:
         """Send the servers this trainer's replica, at the end of a phase."""
-        block = self.replica.block
+        self._begun, block = False, self.replica.block
         states = [(block.step, block.packed(*cut)) for cut in self.cuts.values()] if self.core.trains else []
         self.worker.moves.give(states, self._told, lambda step: AddReplica(step, self._turn))
 

@@ -37,6 +37,7 @@ from gbactl.wire.messages import (
     Pull,
     Push,
     PutDense,
+    ReloadCheckpoint,
     ResetOptimizer,
     Rows,
     Save,
@@ -64,7 +65,6 @@ class VirtualServer(Server):
     ) -> None:  # fmt: skip
         """Make a server. `saves` is called at each checkpoint with the fraction of all rows that it saves."""
         self._saves = saves
-        self.useful: Callable[[], None] | None = None
         self.host, self.cost, self.peer = host, network.cost, Peer("server", shard.spec.shard)
         self.network = network
         channel = network.connect(self, hub)
@@ -145,20 +145,17 @@ class VirtualServer(Server):
         self._saves(save, self.saver.chooser.largest_fraction(save.kind))
         super()._save(channel, save, frame)
 
-    def go_back(self, state: Shard, with_dense: bool, useful: Callable[[], None]) -> None:
+    def _reload(self, channel: Any, message: ReloadCheckpoint, frame: Frame) -> None:
+        self._dense = self._packed = None
+        super()._reload(channel, message, frame)
+
+    def go_back(self, state: Shard, with_dense: bool) -> None:
         """Load the state that a failed server's successor would hold: `state`, without row priorities.
 
-        Messages in flight are kept, since they would be sent again. `useful` is called when this server works again."""
+        Messages in flight are kept, since they would be sent again."""
         take_over(self.shard, state, with_dense)
         self._dense = self._packed = None
-        self.saver, self.useful = self._make_saver(), useful
-
-    def handle(self, channel: Any, frame: Frame) -> None:
-        """Handle one frame (Server.handle), and report the first useful one after a recovery."""
-        super().handle(channel, frame)
-        if self.useful is not None and frame.kind in SLOWED:
-            useful, self.useful = self.useful, None
-            useful()
+        self.saver = self._make_saver()
 
     def _get_dense(self, channel: Any, _: GetDense, frame: Frame) -> None:
         """Send the dense slice; all workers get the same copy."""

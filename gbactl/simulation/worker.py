@@ -45,6 +45,7 @@ from gbactl.wire.messages import (
     Rows,
     SaveDense,
     SaveReplica,
+    ShardRelocated,
     Stop,
 )
 from gbactl.wire.times_and_traffic import ALL_REDUCE, BATCH, ROWS, TURN
@@ -287,6 +288,8 @@ class VirtualWorker:
             self.moves.on_dense_state(self._shard[id(channel)], message, frame)
         elif isinstance(message, Ack):
             self.moves.on_ack(self._shard[id(channel)])
+        elif isinstance(message, ShardRelocated):
+            self.core.forget_dense(message.shard)
 
     def _granted(self, grant: Granted) -> None:
         data = self.core.data_of(grant) or self.shared.source.prepare(grant)
@@ -402,7 +405,7 @@ class VirtualWorker:
 
         given = placements.move(question.home, self.index)
         if question.home == "servers":
-            self.moves.give(given, moved)
+            self.moves.give(given if question.giver >= 0 else [], moved)  # giver -1: the servers have the parameters
         else:
             self.moves.fetch(taken)
 

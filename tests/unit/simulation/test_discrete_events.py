@@ -50,7 +50,9 @@ def test_the_clock_waits_no_longer_than_to_the_next_event() -> None:
 
 
 def test_when_everybody_stands_still_the_clock_alone_goes_on() -> None:
-    events, seen = EventQueue(now=3.0, stalled=2.0), []
+    events, seen = EventQueue(), []
+    events.wait(3.0)
+    events.stall(2.0)
     events.schedule_after(1.0, lambda: seen.append(events.clock))
     events.stall(10.0)
     assert (events.now, events.clock, events.next_time) == (3.0, 15.0, 4.0)

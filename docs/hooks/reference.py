@@ -116,9 +116,7 @@ def configuration() -> str:
         else:
             parts.append(keys_of(group, files, f"{group}."))
         if group == "faults":
-            parts.append(
-                "The files of the group `faults` differ in two keys: " + NAMED_PLANS + fault_kinds()
-            )
+            parts.append("The files of the group `faults` differ in two keys: " + NAMED_PLANS + fault_kinds())
     hints = single_hints()
     rows = [
         f"| `{key}` | {cell(entry.comment)} | {code(entry.value)} | {bounds(hints[key])} |"

@@ -200,8 +200,9 @@ def calibrate(
 @click.option("--modes", metavar="NAME,...", help="Modes beside sync [default: all without replicas].")
 @click.option("--minutes", type=click.FloatRange(0.25), default=3.0, show_default=True, help="How long it may take.")
 @click.option(
-    "--seeds", type=click.IntRange(1), metavar="N", help="Seeds of all modes [default: 3, more of those that matter]."
-)
+    "--seeds", type=click.IntRange(1), metavar="N",
+    help="Seeds of each mode [default: 1, 3 or more of those that matter].",
+)  # fmt: skip
 @click.option(
     "--samples", type=click.IntRange(1), metavar="N", help="Samples in each mode [default: as the time allows]."
 )

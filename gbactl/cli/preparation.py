@@ -223,7 +223,7 @@ def calibrate(
     "--seeds",
     type=click.IntRange(1),
     metavar="N",
-    help="Seeds of each mode [default: 1, and more for modes that may be named].",
+    help="Seeds of each mode [default: 1, and 3 or more for modes that may be named].",
 )
 @click.option(
     "--samples",

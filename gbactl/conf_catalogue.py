@@ -22,19 +22,19 @@ HERE = "@_here_"  # in the defaults of an option's file: a file in a folder belo
 COMMENT = re.compile(r"\s#\s*(.*)$")
 ROOT = "train.yaml"
 GROUPS = {
-    "mode": "How gradients meet parameters.",
+    "mode": "How gradients meet parameters: where dense parameters are, when a gradient is applied, with what weight.",
     "train": "Batches, epochs and evaluation.",
-    "data": "The data set. Each source has keys of its own.",
+    "data": "The data set. Each kind of data has keys of its own.",
     "model": "The click model.",
     "optim": "The optimizer of the dense parameters and of the embedding rows.",
     "cluster": "Processes, their hosts, and what happens when one of them fails.",
-    "transport": "How messages travel.",
+    "transport": "Encryption and number format of the messages of a run.",
     "collective": "The all-reduce behind `mode=sync` and behind the mean of replicas.",
     "switch": "Changes of the mode within a run.",
-    "checkpoint": "What is saved, how often, and who reloads it after a server failure.",
+    "checkpoint": "What a checkpoint saves, how often, and which processes load it after a server failure.",
     "faults": "The fault plan: a list of faults, each with a `kind`.",
-    "cost": "Hardware and costs of work in a virtual cluster. Only `cluster=virtual` reads this group.",
-    "tracking": "MLflow.",
+    "cost": "Hardware of a virtual cluster, and how long work takes on it. Only `cluster=virtual` reads this group.",
+    "tracking": "Where and how runs are logged to MLflow.",
 }
 MOST_USED = (
     "seed", "train.global_batch", "train.days", "mode.local_batch", "mode.iota", "mode.prefetch", "cluster.workers",

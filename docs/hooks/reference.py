@@ -30,10 +30,11 @@ MERMAID = "javascripts/mermaid.tiny.js"  # of @mermaid-js/tiny 11.17.2 on npm, M
 MARKER = re.compile(r"<!-- generated: (\w+) -->")
 UNLISTED = ("name", "plans", "target")  # the files of a group differ in these; both are explained beside its table
 NAMED_PLANS = (
-    "the name of the plan in reports, and its list of faults. The factors of faults that hit one process multiply.\n\n"
+    "`faults.name`, the name of the plan in reports, and `faults.plans`, its list of faults. If several faults slow "
+    "the same process, their factors multiply.\n\n"
 )
 OWN = (
-    " The key `{}.target` names the class, MODULE.CLASS of any installed package: [Add a {}](../tutorials/add-a-{}.md)."
+    " The key `{}.target` is a class, MODULE.CLASS of any installed package: see [Add a {}](../tutorials/add-a-{}.md)."
 )
 IN_DOCS = {
     "mode": " The rules are in [Modes](../concepts/modes.md)." + OWN.format("mode", "mode", "mode"),
@@ -115,16 +116,14 @@ def configuration() -> str:
         else:
             parts.append(keys_of(group, files, f"{group}."))
         if group == "faults":
-            parts.append(
-                "`faults.name` and `faults.plans` are what the files differ in: " + NAMED_PLANS + fault_kinds()
-            )
+            parts.append("The files of the group `faults` differ in two keys: " + NAMED_PLANS + fault_kinds())
     hints = single_hints()
     rows = [
         f"| `{key}` | {cell(entry.comment)} | {code(entry.value)} | {bounds(hints[key])} |"
         for key, entry in single_keys().items()
     ]
     parts.append("## Single keys\n\n" + table("| Key | Meaning | Default | Values |", rows))
-    parts.append("## experiment\n\nNamed combinations of the groups above.\n\n" + alternatives("experiment"))
+    parts.append("## experiment\n\nNamed combinations of options of the other groups.\n\n" + alternatives("experiment"))
     return "\n".join(parts)
 
 

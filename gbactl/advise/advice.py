@@ -27,7 +27,9 @@ from gbactl.tracking.mlflow_connection import Run
 WORTHWHILE = 0.05  # share by which a mode has to be faster: about what a prediction may be wrong
 UNSURE = 4.0  # margins; more seeds are for modes whose mean AUC loses less
 COLUMNS = tuple(column for column in STANDARD if column.metrics in (("auc",), ("eps",)))
-LEAST_BASE, LEAST_STEPS = 100, 20  # global batches below which the sentence says that there were few
+# Global batches below which the sentence says that there were few. A mode with stale gradients lags behind sync for
+# some 100 global batches after a switch, and has sync's AUC behind them.
+LEAST_BASE, LEAST_STEPS = 100, 100
 LEAST_LONGER, MOST_LONGER = 2.0, 10.0  # times as many minutes that the sentence asks for
 SLOW_DOWNS = (1.0, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 3.0, 4.0)  # of one worker
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gbactl.advise.advice import SLOW_DOWNS, WORTHWHILE, Advice, advice_of, modes_needing_seeds, plain, sentence
-from gbactl.advise.sample_splits import BASE, Sample, sample_of
+from gbactl.advise.sample_splits import Sample, SampleSplits, opened, sample_of, samples_that_fit
 from gbactl.advise.simulation_jobs import (
     FEWEST_SEEDS,
     Outcome,
@@ -48,7 +48,7 @@ from gbactl.tracking.mlflow_connection import COMMAND, NOTE, PARENT, RUN_KIND, t
 from gbactl.tracking.run_description import CONFIG_TAG, MODE_TAG, CommandLine, config_tag, parameters, run_note
 from gbactl.tracking.tracked_run import TrackedRun
 
-ALL_MODES = 0.5  # share of the time for seeds of all modes; then those modes go on that the answer depends on
+CANDIDATES = 3  # modes that are planned for in each seed but the first, which has all modes
 PROBE_STEPS = 6  # global batches of the probe
 GRADIENTS, TIMED_STEPS = 4000, (20, 50)  # of a simulation for times alone: gradients, least and most global batches
 SPARE = 0.9  # share of the time that is planned
@@ -170,13 +170,19 @@ class Advising:
         CPU seconds of the probe count, and by how much real seconds were longer: other processes take their share."""
         wanted = self.options.samples
         if wanted is None:
-            seeds = self.options.seeds or FEWEST_SEEDS / ALL_MODES
-            fixed = sum(each.timing + each.setting_up for each in took.values()) + took[SYNC].setting_up
-            a_sample = (sum(each.training for each in took.values()) + BASE * took[SYNC].training) / self.probed
+            bases = self.options.seeds or FEWEST_SEEDS
+            few = 1 if self.options.seeds else min(CANDIDATES / len(took), 1)
+            share = 1 + (bases - 1) * few  # simulations of each mode, on average
+            fixed = share * sum(each.timing + each.setting_up for each in took.values())
+            fixed += bases * took[SYNC].setting_up
             pace = sum(each.wall for each in took.values()) / sum(each.total for each in took.values())
             pace = min(max(pace, 1.0), MOST_PACE)
-            room = SPARE * (self._left / pace - self._reserve(took, jobs)) * jobs / seeds - fixed
-            wanted = max(int(room / a_sample), PROBE_STEPS * self.cfg.train.global_batch)
+            room = SPARE * (self._left / pace - self._reserve(took, jobs)) * jobs - fixed
+            a_sample = share * sum(each.training for each in took.values()) / self.probed
+            a_base_sample = bases * took[SYNC].training / self.probed
+            base_rows = SampleSplits.divide(opened(path), self.cfg.train.days).base_rows
+            fits = samples_that_fit(room, a_sample, a_base_sample, base_rows)
+            wanted = max(int(fits), PROBE_STEPS * self.cfg.train.global_batch)
         return sample_of(path, self.cfg.train, wanted, self._timed)
 
     @property

@@ -18,8 +18,8 @@ from gbactl.errors import UsageError
 from gbactl.worker.loop import key_of
 
 PARTS = 2  # evaluations after the switch, from which the time to an AUC is read
-BASE = 8  # samples of the base for each one trained in the mode
-JUDGED = 1  # samples to judge by for each one trained in the mode
+BASE = 4  # samples of the base for each one trained in the mode
+MOST_JUDGED = 65_536  # samples to judge by: the time is better spent on seeds
 opened = functools.lru_cache(maxsize=2)(open_dataset)  # its files are checked once a process
 
 
@@ -133,9 +133,17 @@ def sample_of(path: Path, train: TrainConfig, wanted: int, timed: int) -> Sample
     parts = min(PARTS, steps)
     part = steps // parts * size
     base = min(BASE * parts * part, stretches.base_rows)
-    judged = min(JUDGED * parts * part, stretches.judge.rows)
+    judged = min(parts * part, MOST_JUDGED, stretches.judge.rows)
     limited = min(stretches.after.rows, max(timed, size))
     return Sample(path, _whole(base, size), part, parts, judged, _whole(limited, size), train.days)
+
+
+def samples_that_fit(seconds: float, a_sample: float, a_base_sample: float, base_rows: int) -> float:
+    """Compute how many samples to train in each mode fit into `seconds`, with BASE times as many in the base.
+
+    The base has at most `base_rows`. `a_sample`, `a_base_sample`: seconds for one sample of all simulations and of all
+    bases."""
+    return max(seconds / (a_sample + BASE * a_base_sample), (seconds - base_rows * a_base_sample) / a_sample)
 
 
 def _whole(rows: int, size: int) -> int:

@@ -158,7 +158,8 @@ def _run(cfg: RunConfig, dataset: Dataset) -> tuple[dict[str, Any], float]:
     return result, heard["progress"][1]
 
 
-FEWEST_SEEDS, MOST_SEEDS = 3, 16  # of all modes; of any mode; unless the user says how many
+FEWEST_SEEDS, MOST_SEEDS = 3, 16  # of the modes that matter; all modes have the first; unless the user says how many
+AHEAD = 2  # bases that are begun before it is known which modes matter
 LOOK_SECONDS = 1.0
 
 
@@ -236,9 +237,12 @@ class Work:
 class Schedule:
     """Scheduler of simulations, seed by seed: train a base, then modes from it; further seeds as far as time allows.
 
+    The first seed has all modes, the others have those that `narrow` chooses from the outcomes so far; where it chooses
+    none, all modes have FEWEST_SEEDS seeds. Bases are trained ahead, while the first seed's modes are simulated.
+
     `modes`: configurations by mode, the first one is the base's; `base_seconds`, `seconds`: estimates of a simulation
-    of the base and of each mode; `deadline`: by time.monotonic(); `seeds`: how many, None: as the time allows; `told`
-    hears of each outcome; `narrow`: which modes need more seeds, from the outcomes so far."""
+    of the base and of each mode; `deadline`: by time.monotonic(); `seeds`: how many, each with all modes, None: as the
+    time allows; `told` hears of each outcome."""
 
     pool: SimulationPool
     modes: Mapping[str, RunConfig]
@@ -251,7 +255,8 @@ class Schedule:
     told: Callable[[Outcome], None]
     narrow: Callable[[Sequence[Outcome]], Sequence[str]]
     outcomes: list[Outcome] = field(default_factory=list)
-    _seeds: dict[int, Sequence[str]] = field(default_factory=dict)  # seeds that were begun, and their modes
+    _begun: int = 0  # seeds
+    _trained: set[int] = field(default_factory=set)  # seeds with a base, whose modes are not chosen yet
     _ready: deque[Work] = field(default_factory=deque)
     _running: dict[Future[Any], Work] = field(default_factory=dict)
     _spent: tuple[float, float] = (0.0, 0.0)  # seconds of finished simulations: estimated, taken
@@ -271,31 +276,45 @@ class Schedule:
                 self._ended(self._running.pop(future), result_of(future))
 
     def _next(self) -> Work | None:
+        if not self._ready and self._trained and (modes := self._modes_of(seed := min(self._trained))):
+            self._trained.remove(seed)
+            self._ready += [Work(seed, mode, self.seconds[mode]) for mode in modes]
         if self._ready:
             return self._ready.popleft()
-        modes = self._more()
-        if not modes:
+        if not self._may_begin():
             return None
-        seed = next(iter(self.modes.values())).seed + len(self._seeds)
-        self._seeds[seed] = modes
-        return Work(seed, "", self.base_seconds)
+        self._begun += 1
+        return Work(self._first + self._begun - 1, "", self.base_seconds)
 
-    def _more(self) -> Sequence[str]:
-        """Return the modes to simulate with another seed; empty if none is needed, possible in time, or known yet."""
-        begun, every = len(self._seeds), list(self.modes)
-        if self.seeds is not None:
-            return every if begun < self.seeds else ()
-        if begun < FEWEST_SEEDS:
+    @property
+    def _first(self) -> int:
+        return next(iter(self.modes.values())).seed
+
+    def _modes_of(self, seed: int) -> Sequence[str]:
+        """Return the modes to simulate with a seed; empty if that is not known yet, or none is needed."""
+        every = list(self.modes)
+        if self.seeds is not None or seed == self._first:
             return every
-        if begun >= MOST_SEEDS or (begun == FEWEST_SEEDS and self._running):
+        if sum(each.seed == self._first for each in self.outcomes) < len(every):
             return ()
-        modes = self.narrow(self.outcomes)
+        return self.narrow(self.outcomes) or (every if seed < self._first + FEWEST_SEEDS else ())
+
+    def _may_begin(self) -> bool:
+        """Tell whether to train a further base: it is needed, none waits, and its simulations will be done in time."""
+        if self.seeds is not None:
+            return self._begun < self.seeds
+        if self._begun < AHEAD:
+            return True
+        modes = self._modes_of(self._first + self._begun)
+        if self._trained or self._begun >= MOST_SEEDS or not modes:
+            return False
+        if self._begun < FEWEST_SEEDS:
+            return True
         estimated, taken = self._spent
         pace = taken / estimated if estimated else 1.0
-        left = sum(work.seconds for work in self._running.values())
-        left += sum(self._total(self._seeds[work.seed]) for work in self._running.values() if not work.mode)
+        left = sum(work.seconds + (0 if work.mode else self._total(modes)) for work in self._running.values())
         needed = pace * (left + self.base_seconds + self._total(modes)) / self.pool.jobs
-        return modes if time.monotonic() + needed <= self.deadline else ()
+        return time.monotonic() + needed <= self.deadline
 
     def _total(self, modes: Iterable[str]) -> float:
         return sum(self.seconds[mode] for mode in modes)
@@ -311,5 +330,5 @@ class Schedule:
         if isinstance(found, Outcome):
             self.outcomes.append(found)
         else:
-            self._ready += [Work(work.seed, mode, self.seconds[mode]) for mode in self._seeds[work.seed]]
+            self._trained.add(work.seed)
         self._spent = self._spent[0] + work.seconds, self._spent[1] + time.monotonic() - work.began

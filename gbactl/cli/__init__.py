@@ -17,16 +17,16 @@ from gbactl.errors import GbactlError, Stopped
 VERBS = {
     "train": ("training", "train a click model on a cluster in one of the modes"),
     "switch": ("training", "change the mode of a training, by a schedule or while it runs"),
-    "top": ("training", "watch a running job: rates, who is slow, keys to switch"),
-    "advise": ("preparation", "say which mode to run in: simulate, rank, one sentence"),
-    "report": ("results", "compare runs: mean, deviation, paired differences"),
+    "top": ("training", "watch a running job: rates, slow workers; switch its mode"),
+    "advise": ("preparation", "simulate the modes and say which one to run in"),
+    "report": ("results", "compare runs: means, deviations, paired differences"),
     "replay": ("results", "execute a run again from its event log, bit for bit"),
     "checkpoint": ("results", "list, check and export what a run has saved"),
-    "calibrate": ("preparation", "measure this machine for the virtual cluster"),
+    "calibrate": ("preparation", "measure this machine, for a virtual cluster that is like it"),
     "data": ("preparation", "prepare and describe data sets"),
     "config": ("config_and_completion", "explain a group or a key of the configuration"),
-    "doctor": ("preparation", "check this machine: what is there, what to do"),
-    "ui": ("results", "open the MLflow UI on the right store"),
+    "doctor": ("preparation", "check whether this machine has what a run needs"),
+    "ui": ("results", "open the MLflow UI on the store of the runs"),
 }
 
 

@@ -41,7 +41,7 @@ def complete_word(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 uri_option = click.option(
-    "--uri", metavar="URI", help="The tracking store (default: MLFLOW_TRACKING_URI, ./mlflow.db)."
+    "--uri", metavar="URI", help="URI of the tracking store (default: $MLFLOW_TRACKING_URI, else ./mlflow.db)."
 )
 
 
@@ -67,14 +67,14 @@ class OverridesCommand(click.Command):
 @click.command("config")
 @click.argument("word", required=False, metavar="[GROUP|KEY]", shell_complete=complete_word)
 def config(word: str | None) -> None:
-    """Explain a group or a key: type, default, bounds, meaning, and when it acts.
+    """Explain a group or a key: meaning, type, bounds, default, and the runs in which the key has an effect.
 
     \b
     gbactl config                       all groups
     gbactl config checkpoint            a group: its options and keys
     gbactl config mode=gba              an option: its keys
     gbactl config mode.iota             a key; iota alone will do
-    gbactl train mode=gba --cfg job     the keys that act in a run, filled in
+    gbactl train mode=gba --cfg job     the keys that have an effect in a run
     """
     from gbactl.launch.config_command import explain
 

@@ -48,9 +48,9 @@ def describe(overrides: tuple[str, ...], as_json: bool) -> None:
 
 @data.command("infer-schema")
 @click.argument("file")
-@click.option("--label", metavar="COLUMN", help="The column that says whether it was a click.")
+@click.option("--label", metavar="COLUMN", help="The column that says whether a sample was clicked.")
 @click.option("--out", metavar="FILE", help="Where the schema is written; default: schema.yaml beside FILE.")
-@click.option("--force", is_flag=True, help="Overwrite a schema that is there.")
+@click.option("--force", is_flag=True, help="Overwrite an existing schema file.")
 def infer_schema(file: str, label: str | None, out: str | None, force: bool) -> None:
     """Write a first schema of a table (CSV, TSV, Parquet) for data=table, and say what was guessed and why."""
     from gbactl.data.data_summary import show_guesses
@@ -156,9 +156,23 @@ def _examine(overrides: tuple[str, ...], measure: bool) -> tuple[list[Check], Ho
     "--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("calibrated.yaml"), show_default=True,
     metavar="FILE", help="Where to write the cost model.",
 )  # fmt: skip
-@click.option("--workers", default="2,4", show_default=True, metavar="N,N", help="Workers of the measured runs.")
-@click.option("--seconds", type=click.FloatRange(0.5), default=8.0, show_default=True, help="How long each run lasts.")
-@click.option("--repeat", type=click.IntRange(1), default=1, show_default=True, help="Runs of each kind.")
+@click.option(
+    "--workers", default="2,4", show_default=True, metavar="N,N", help="Numbers of workers of the measured runs."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.5),
+    default=8.0,
+    show_default=True,
+    help="Seconds that each measured run lasts.",
+)
+@click.option(
+    "--repeat",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Measured runs of each mode and number of workers.",
+)
 @click.option(
     "--network", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     help="Measured connections between hosts, a file of gbactl doctor --out.",
@@ -197,19 +211,36 @@ def calibrate(
 
 @click.command("advise", context_settings={"ignore_unknown_options": True})
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
-@click.option("--modes", metavar="NAME,...", help="Modes beside sync [default: all without replicas].")
-@click.option("--minutes", type=click.FloatRange(0.25), default=3.0, show_default=True, help="How long it may take.")
+@click.option("--modes", metavar="NAME,...", help="Modes to simulate besides sync [default: all without replicas].")
 @click.option(
-    "--seeds", type=click.IntRange(1), metavar="N", help="Seeds of all modes [default: 3, more of those that matter]."
+    "--minutes",
+    type=click.FloatRange(0.25),
+    default=3.0,
+    show_default=True,
+    help="Minutes that all simulations may take.",
 )
 @click.option(
-    "--samples", type=click.IntRange(1), metavar="N", help="Samples in each mode [default: as the time allows]."
+    "--seeds",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Seeds of each mode [default: 1, and 3 or more for modes that may be named].",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Samples trained in each mode [default: as many as --minutes allows].",
 )
 @click.option(
     "--margin", type=click.FloatRange(min=0, min_open=True), metavar="NUMBER",
     help="Largest difference in AUC to sync that counts as none [default: .0005].",
 )  # fmt: skip
-@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Simulations at a time [default: as many as cores].")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Simulations that run at the same time [default: as many as cores].",
+)
 @click.option(
     "--format", "form", default="table", show_default=True, type=click.Choice(["table", "md", "json"]),
 )  # fmt: skip

@@ -17,7 +17,12 @@ def _split(values: tuple[str, ...]) -> list[str]:
 @click.command("report")
 @click.argument("runs", metavar="[RUN]...", nargs=-1)
 @click.option(
-    "--experiment", "experiments", multiple=True, default=["gbactl"], show_default=True, help="May be repeated."
+    "--experiment",
+    "experiments",
+    multiple=True,
+    default=["gbactl"],
+    show_default=True,
+    help="MLflow experiment whose runs are compared. May be repeated.",
 )
 @click.option(
     "--where",
@@ -36,21 +41,31 @@ def _split(values: tuple[str, ...]) -> list[str]:
     help="Parameters to group by, or tags (tags.NAME), with means over what else differs [default: mode, and all that "
     "differs beyond the seed]",
 )
-@click.option("--baseline", metavar="VALUE", help="What to compare with (default: sync, if there is one).")
-@click.option("--on", metavar="METRIC", default="auc", show_default=True, help="What is compared with the baseline.")
+@click.option(
+    "--baseline", metavar="VALUE", help="Group that the others are compared with (default: sync, if there is one)."
+)
+@click.option(
+    "--on", metavar="METRIC", default="auc", show_default=True, help="Metric that is compared with the baseline."
+)
 @click.option(
     "--margin",
     type=click.FloatRange(min=0, min_open=True),
     metavar="NUMBER",
     help="Largest difference to the baseline that counts as none; of eps, a share such as .02 [default: .0005 of AUC]",
 )
-@click.option("--round", metavar="ROUND", help='Columns of one day or epoch alone, for instance "day 2".')
+@click.option("--round", metavar="ROUND", help='Only the metrics of one day or epoch, for instance "day 2".')
 @click.option(
     "--time-to-auc",
     metavar="AUC|baseline",
     help="Add the seconds and samples until this AUC, or the last one of the baseline's run with the same seed.",
 )
-@click.option("--metric", "metrics", multiple=True, metavar="NAME,...", help="More columns, for instance wall_seconds.")
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="NAME,...",
+    help="Metrics for further columns, for instance wall_seconds.",
+)
 @click.option(
     "--format",
     "form",
@@ -66,7 +81,7 @@ def _split(values: tuple[str, ...]) -> list[str]:
     "run_dir",
     type=click.Path(path_type=Path),
     metavar="RUN_DIR",
-    help="Instead: send to MLflow what a run could not send while it ran.",
+    help="Print no report, but send to MLflow what this run could not send while it ran.",
 )
 def report(
     runs: tuple[str, ...], by: tuple[str, ...], metrics: tuple[str, ...], uri: str | None, run_dir: Path | None,
@@ -101,7 +116,9 @@ def report(
 
 @click.command("replay")
 @click.argument("run", metavar="RUN")
-@click.option("--until", type=int, metavar="STEP", help="Stop when so many steps are applied, and keep the model.")
+@click.option(
+    "--until", type=int, metavar="STEP", help="Stop when this number of steps is applied, and keep the model."
+)
 @click.option(
     "--keep",
     type=click.Path(path_type=Path, dir_okay=False),

@@ -20,17 +20,17 @@ NO_NODES = ("--cfg", "--info", "-i")  # options with which no process is started
 )
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.option("--trace", is_flag=True, help="Write trace.json, of 200 steps, for ui.perfetto.dev.")
+@click.option("--trace", is_flag=True, help="Write trace.json, a timeline of 200 steps for ui.perfetto.dev.")
 @click.option("--submit", is_flag=True, help="With cluster=slurm: submit the run as a batch job, and follow it.")
-@click.option("--cfg", "-c", metavar="job", help="Print the keys that act, and run nothing.")
+@click.option("--cfg", "-c", metavar="job", help="Print the keys that have an effect, and train nothing.")
 def train(overrides: tuple[str, ...], as_json: bool, trace: bool, submit: bool, cfg: str | None) -> None:
     """Train a click model; OVERRIDES are Hydra's: GROUP=OPTION or KEY=VALUE.
 
     \b
     gbactl train experiment=smoke mode=gba              a first run
     gbactl train -m mode=sync,async,gba seed=1,2,3      every combination
-    gbactl train resume=RUN mode=async                  go on with a run
-    gbactl train mode=gba --cfg job                     its keys, not run
+    gbactl train resume=RUN mode=async                  continue a run in another mode
+    gbactl train mode=gba --cfg job                     print its keys, train nothing
     """
     if cfg == "job" and not any(text.startswith("-") for text in overrides):
         from gbactl.launch.config_command import filled_in
@@ -77,11 +77,15 @@ def _real(overrides: Sequence[str]) -> bool:
     "switch",
     context_settings={"ignore_unknown_options": True},
 )
-@click.option("--run", metavar="RUN", help="A running job: its directory, its MLflow run id, or how either begins.")
+@click.option(
+    "--run", metavar="RUN", help="A running job: its directory, its MLflow run id, or the beginning of one of the two."
+)
 @click.option("--to", metavar="MODE", help="The mode to switch to.")
-@click.option("--set", "changes", metavar="KEY=VALUE", multiple=True, help="Changes a key of conf/mode/MODE.yaml.")
-@click.option("--wait", is_flag=True, help="Return once the first gradient in the new mode was computed.")
-@click.option("--status", is_flag=True, help="Mode, step, rates, staleness and workers of the running job.")
+@click.option(
+    "--set", "changes", metavar="KEY=VALUE", multiple=True, help="Change a key of conf/mode/MODE.yaml. May be repeated."
+)
+@click.option("--wait", is_flag=True, help="Return when the first gradient in the new mode has been computed.")
+@click.option("--status", is_flag=True, help="Print mode, step, rates, staleness and workers of the running job.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @uri_option
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
@@ -132,7 +136,7 @@ def switch(
 @uri_option
 @click.argument("run", required=False, metavar="[RUN]")
 def top(run: str | None, uri: str | None) -> None:
-    """Watch a running job: rates, who is slow, staleness, switches, failures.
+    """Watch a running job: rates, slow workers, staleness, switches, failures.
 
     RUN is its directory, its MLflow run id, or how either begins; without it,
     the only job that runs below runs/. On a terminal the key s switches the

@@ -54,10 +54,11 @@ class GrantRecord(NamedTuple):
 
 
 class AnnounceRecord(NamedTuple):
-    """Event log record: a gradient was announced, with the versions it was computed from per shard (-1: none).
+    """Event log record: a gradient was announced.
 
-    `part_rows`: rows of its slice on each shard, where a failover needs them (~rows: the slice went to a failed
-    server)."""
+    `row_versions`, `dense_versions`: for each shard, the versions of the parameters that the gradient was computed from
+    (-1: none). `part_rows`: for each shard, the number of rows of the gradient's slice, where a coordinator failover
+    needs it (its bitwise complement: the slice went to a failed server)."""
 
     worker: int
     batch: int
@@ -86,13 +87,13 @@ class JoinedRecord(NamedTuple):
 
 
 class StopRecord(NamedTuple):
-    """Event log record: a phase was ordered to end before a given batch, for a switch, successor or rollback."""
+    """Event log record: the phase ends before this batch, for a switch, a successor of a worker or a full recovery."""
 
     batch: int
 
 
 class ForgoRecord(NamedTuple):
-    """Event log record: number of batches in flight that were given up at a switch's deadline."""
+    """Event log record: gradients had not arrived at the deadline of a switch; the number of their batches."""
 
     batches: int
 
@@ -102,7 +103,7 @@ class FinishRecord(NamedTuple):
 
 
 class OrderRecord(NamedTuple):
-    """Event log record: a step was ordered. These records are the journal of a coordinator failover."""
+    """Event log record: a step was ordered. `members`: the batches of its gradients, with the gradients' weights."""
 
     step: int
     divisor: float

@@ -217,7 +217,7 @@ class HostAgents:
 
     @property
     def faults(self) -> list[str]:
-        """Faults of all hosts, in the hosts' order."""
+        """Injected faults of all hosts, in the order of the hosts."""
         return [sentence for each in self.found.values() for sentence in each.faults]
 
     def close(self) -> None:

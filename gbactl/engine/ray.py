@@ -97,7 +97,7 @@ class Starter:
     """Actor on a node: starts an agent and waits for its end. Ray copies it to the node, without gbactl's modules."""
 
     def run(self, command: list[str], folder: str, key: str) -> str:
-        """Run an agent that gets the key on its standard input. Returns why it failed; "" if it did not."""
+        """Run an agent, which reads its connection key on standard input. Returns why it failed; "" if it did not."""
         there = folder if os.path.isdir(folder) else None
         try:
             done = subprocess.run(command, input=f"{key}\n", cwd=there, stderr=subprocess.PIPE, text=True)

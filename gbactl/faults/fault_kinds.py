@@ -162,7 +162,7 @@ class NextOccurrence:
 @kind("constant")
 @dataclass(frozen=True, kw_only=True)
 class ConstantSlowdown(Fault):
-    """Fault that slows every batch by `factor`."""
+    """Fault that slows every batch of a worker, or every message of a server, by `factor`."""
 
     factor: Slower
 
@@ -173,7 +173,7 @@ class ConstantSlowdown(Fault):
 @kind("periodic")
 @dataclass(frozen=True, kw_only=True)
 class PeriodicSlowdown(Fault):
-    """Fault that slows in the first `duty` share of every period, counted in a worker's batches or in seconds."""
+    """Fault that slows a process in the first `duty` share of each period of batches or of seconds."""
 
     factor: Slower
     period_batches: Count | None = None
@@ -196,9 +196,9 @@ class PeriodicSlowdown(Fault):
 @kind("random")
 @dataclass(frozen=True, kw_only=True)
 class RandomSlowdown(Fault):
-    """Fault that slows every batch by a random factor: 1 + (mean - 1) X with X >= 0 of mean 1.
+    """Fault that slows every batch by a random factor 1 + (mean - 1) X, where X >= 0 has mean 1.
 
-    X is exponential, lognormal(sigma) or Pareto(shape)."""
+    The distribution of X is exponential, lognormal (with `sigma`) or Pareto (with `shape`)."""
 
     distribution: Distribution
     mean: Slower
@@ -215,7 +215,7 @@ class RandomSlowdown(Fault):
 @kind("window")
 @dataclass(frozen=True, kw_only=True)
 class WindowSlowdown(Fault):
-    """Fault that slows from `from` until `until` seconds after training began (until null: to the end)."""
+    """Fault that slows a process from `from` to `until` seconds after training began (until null: to the end)."""
 
     factor: Slower
     from_: Seconds = 0.0
@@ -301,13 +301,13 @@ class ProcessFailure(TimedFault):
 @kind("kill")
 @dataclass(frozen=True, kw_only=True)
 class Kill(ProcessFailure):
-    """Failure of a process by SIGKILL; in virtual time the process disappears."""
+    """Failure of a process by SIGKILL; in virtual time the simulated process ends."""
 
 
 @kind("hang")
 @dataclass(frozen=True, kw_only=True)
 class Hang(ProcessFailure):
-    """Stop of a process by SIGSTOP; SIGCONT follows `seconds` later (null: never)."""
+    """Stop of a process by SIGSTOP; SIGCONT continues it `seconds` later (null: never)."""
 
     seconds: Interval | None = None
 
@@ -320,10 +320,10 @@ COLUMNS = ("seconds", "factor", "worker")
 class LoadTrace(Fault):
     """Fault that slows workers by the factors of a load trace.
 
-    `points`: [seconds, factor], or [seconds, factor, worker] where workers differ, in order of time. A factor holds
-    until the next point; before the first it is 1. They are read from `file`, if that is given. `scale` stretches its
-    seconds; after `period` of them it repeats. With a `distribution`, the factor is random for every batch: 1 + (factor
-    - 1) X, X of mean 1."""
+    `points`: a list of [seconds, factor], or of [seconds, factor, worker] where workers differ, in order of time. A
+    factor holds until the next point; before the first point the factor is 1. The points are read from `file`, if that
+    is given. `scale` multiplies the seconds of the trace, and the trace repeats after `period` of these seconds. With a
+    `distribution`, the factor of each batch is random: 1 + (factor - 1) X, where X has mean 1."""
 
     file: str | None = None
     points: list[list[float]] | None = None

@@ -26,10 +26,10 @@ Probability = Annotated[float, Bounds(at_least=0, at_most=0.5)]
 @kind("messages")
 @dataclass(frozen=True, kw_only=True)
 class MessageFaults(TimedFault):
-    """Fault that hits a worker's messages in either direction, with given probabilities.
+    """Fault that disturbs the messages from and to a worker with given probabilities.
 
-    `delay_seconds`: mean of an exponential delay.
-    Active from each occurrence on for `seconds` (null: to the end); without step, time and mtbf, in the whole run."""
+    A delay is exponential with the mean `delay_seconds`. The disturbance lasts `seconds` after each occurrence (null:
+    to the end of the run); without `step`, `time` and `mtbf` it lasts the whole run."""
 
     slows: ClassVar[bool] = False
     drop: Probability = 0.0

@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -30,16 +28,18 @@ def compile_library(target: Path | None = None) -> Path:
 
     Raises MissingDependencyError without a compiler, or when compilation fails.
     """
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    from gbactl.install.horovod import find_compiler
+
+    compiler = find_compiler()
     if not compiler:
         raise MissingDependencyError("No C++ compiler was found; install g++ (or set CXX) and try again.")
     target = target or HERE / "_native.so"
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name
-        command = [*compiler.split(), *FLAGS, "-fPIC", "-shared", "-o", str(made), str(SOURCE)]
+        command = [*compiler, *FLAGS, "-fPIC", "-shared", "-o", str(made), str(SOURCE)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise MissingDependencyError(f"{compiler} could not compile {SOURCE.name}: {done.stderr.strip()[:400]}")
+            raise MissingDependencyError(f"{compiler[0]} could not compile {SOURCE.name}: {done.stderr.strip()[:400]}")
         made.replace(target)
     return target
 

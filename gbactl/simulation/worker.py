@@ -186,7 +186,7 @@ class Trainer(Protocol):
         """Whether no compute thread may begin a batch: a foreground exchange is due or in progress."""
 
     def open(self, message: OpenReplicas, then: Callable[[], None]) -> None:
-        """Begin a phase; call `then` when the replica is loaded."""
+        """Load the replica for a phase in a replica mode, then call `then`."""
 
     def idle(self) -> None:
         """Keep exchanging while other trainers compute, once all batches are handed out."""

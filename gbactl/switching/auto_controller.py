@@ -187,7 +187,7 @@ class RecentValues:
         self.trim(now)
 
     def trim(self, now: float) -> None:
-        """Remove the pairs that are older than the window."""
+        """Remove the values older than `seconds`, except the FEW newest."""
         while len(self.pairs) > FEW and self.pairs[0][0] < now - self.seconds:
             self.pairs.popleft()
 

@@ -56,12 +56,14 @@ def test_sync_goes_on_bit_for_bit_and_in_its_mlflow_run(launcher: Launcher, tmp_
         models = connection.execute("select source_run_id, name from logged_models").fetchall()
     assert runs == [(done.result["run_id"], "FINISHED")]
     assert models == [(done.result["run_id"], "deepfm")]
+    shown = launcher.gbactl("report", str(first.run_dir), "--uri", f"sqlite:///{store}", "--format", "html")
+    assert "all_reduce" in shown.stdout and "times since second" not in shown.stdout, shown.stderr
 
 
 @pytest.mark.beside
 @pytest.mark.parametrize("mode", ["sync", slow("gba"), slow("shadow_easgd"), slow("fr_bmuf")])
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(launcher: Launcher, mode: str) -> None:
-    """It had no checkpoints; sync goes on bit for bit."""
+    """It had no checkpoints; sync goes on bit for bit. Its times by activity are of both parts."""
     run = (*MORE[:1], f"mode={mode}", "collective=shm")
     first = launcher.start(*run)
     first.training()
@@ -69,10 +71,15 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(launcher: Launcher
     ended = first.finish()
     stopped = ended.result["stopped"]
     assert ended.code == 143 and stopped["state"] == "saved", ended.err
+    before = json.loads((first.run_dir / "times.json").read_text())
     done = resumed(launcher, first)
     counted = done.result["samples"]
     assert counted["read"] == 16000 == counted["trained"] + counted["decayed"] + counted["lost"]
     assert done.result["checkpoint"]["resumed_at"] == stopped["step"] > 0
+    times, computed = done.result["time"], done.result["per_worker"]
+    assert times["since_second"] == 0.0 and len(times["processes"]) == 4
+    assert all(times["processes"][name]["batches"] >= told["batches"] for name, told in computed.items()), "of both"
+    assert json.loads((first.run_dir / "times.json").read_text())["ended"] == before["beats"], "of the first servers"
     if mode == "sync":
         never_stopped = launcher.train(*run)
         for key in ("checksums", "auc", "samples", "global_step", "gradients"):

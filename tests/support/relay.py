@@ -10,11 +10,11 @@ its end ends the relay, so it does not outlive who started it.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+
+from gbactl.install.horovod import find_compiler
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 QUEUE_BYTES = 64 << 20  # of a direction: 5 ms at 100 Gbit/s
@@ -25,8 +25,7 @@ def compiled(folder: Path) -> Path:
     """The program, in a folder."""
     target = folder / "relay"
     if not target.exists():
-        compiler = os.environ.get("CXX") or shutil.which("c++") or "g++"
-        subprocess.run([*compiler.split(), *FLAGS, "-o", str(target), str(SOURCE)], check=True)
+        subprocess.run([*find_compiler(), *FLAGS, "-o", str(target), str(SOURCE)], check=True)
     return target
 
 

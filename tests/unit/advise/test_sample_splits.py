@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gbactl.advise import sample_splits as sampling
-from gbactl.advise.sample_splits import BASE, PARTS, Sample, SampleSplits, sample_of
+from gbactl.advise.sample_splits import BASE, PARTS, Sample, SampleSplits, sample_of, samples_that_fit
 from gbactl.config import TrainConfig
 from gbactl.data.dataset import Batch, Dataset, open_dataset
 from gbactl.errors import UsageError
@@ -29,23 +29,28 @@ def joined(batches: list[Batch]) -> np.ndarray:
 
 def test_rows_of_days_are_consecutive_up_to_the_switch_and_after_it(cache: Path) -> None:
     path = small_data.prepared(cache, 1000, 5)
-    found = sample_of(path, TRAIN, 150, 640)
-    assert found == Sample(path, BASE * 128, 64, PARTS, 128, 640)
+    found = sample_of(path, TRAIN, 350, 640)
+    assert found == Sample(path, BASE * 256, 128, PARTS, 256, 640)
     taken, whole = found.dataset(), open_dataset(path)
     assert taken.kind == "parts" and len(taken.splits) == 2 + PARTS + 1
     before = joined([split.whole for split in taken.splits[:2]])
     assert np.array_equal(before, joined([whole.splits[n].whole for n in (1, 2)])[-len(before) :])
     after = joined([split.whole for split in taken.splits[2:-1]])
     assert np.array_equal(after, whole.splits[3].whole.ids[: len(after)])
-    assert np.array_equal(taken.splits[-1].whole.labels, whole.splits[4].whole.labels[:128])
+    assert np.array_equal(taken.splits[-1].whole.labels, whole.splits[4].whole.labels[:256])
 
 
 def test_two_days_are_divided_and_days_can_be_left_out(cache: Path) -> None:
     path = small_data.prepared(cache, 1000, 5)
     two = SampleSplits.divide(open_dataset(path), 1)
-    assert [split.rows for split in (*two.before, two.after, two.judge)] == [888, 112, 1000]
+    assert [split.rows for split in (*two.before, two.after, two.judge)] == [800, 200, 1000]
     assert len(SampleSplits.divide(open_dataset(path), 2).before) == 1
-    assert sample_of(path, replace(TRAIN, days=1), 10_000, 10_000).trained == 64
+    assert sample_of(path, replace(TRAIN, days=1), 10_000, 10_000).trained == 128
+
+
+def test_as_many_samples_fit_as_the_time_and_the_base_allow() -> None:
+    assert samples_that_fit(100, 2, 0.5, 10**6) == 100 / (2 + BASE * 0.5)
+    assert samples_that_fit(100, 2, 0.5, 40) == (100 - 40 * 0.5) / 2
 
 
 def test_a_training_and_a_test_file_are_sampled_at_random(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:

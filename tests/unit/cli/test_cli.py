@@ -32,16 +32,16 @@ Options:
 Commands:
   train       train a click model on a cluster in one of the modes
   switch      change the mode of a training, by a schedule or while it runs
-  top         watch a running job: rates, who is slow, keys to switch
-  advise      say which mode to run in: simulate, rank, one sentence
-  report      compare runs: mean, deviation, paired differences
+  top         watch a running job: rates, slow workers; switch its mode
+  advise      simulate the modes and say which one to run in
+  report      compare runs: means, deviations, paired differences
   replay      execute a run again from its event log, bit for bit
   checkpoint  list, check and export what a run has saved
-  calibrate   measure this machine for the virtual cluster
+  calibrate   measure this machine, for a virtual cluster that is like it
   data        prepare and describe data sets
   config      explain a group or a key of the configuration
-  doctor      check this machine: what is there, what to do
-  ui          open the MLflow UI on the right store
+  doctor      check whether this machine has what a run needs
+  ui          open the MLflow UI on the store of the runs
 """
 
 

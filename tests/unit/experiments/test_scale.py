@@ -62,6 +62,15 @@ def test_an_emulated_coordinator(mode: str, messages: float, tmp_path: Path) -> 
     assert 20 < found["log_bytes"] < 100
 
 
+@pytest.mark.slow
+def test_emulated_nodes_of_a_coordinator_process(tmp_path: Path) -> None:
+    cell: Any = module("coordinator_sockets")
+    given = ["mode=async", "cluster.workers=2", "cluster.servers=1", "+tracking.tags.batches='768'"]
+    found = cell.run(given, tmp_path)
+    assert found["gradients"] == 768 and found["us"] > 0 and found["rate"] > 0
+    assert found["messages"] == pytest.approx(3.0, abs=0.6), "a grant, a slice and an order"
+
+
 def test_a_virtual_cluster(tmp_path: Path) -> None:
     found = module("virtual_scale").run(VIRTUAL, tmp_path)  # of four steps, one is the steady part
     assert 100 < found["gradients_a_second"] < 8 / 0.05

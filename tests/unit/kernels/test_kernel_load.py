@@ -51,8 +51,9 @@ def test_both_builds_use_the_same_flags() -> None:
     assert [ROOT / source for source in module["sources"]] == [build.SOURCE]
 
 
-def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("CXX", raising=False)
+@pytest.mark.parametrize("named", ["", "nowhere -pipe"])
+def test_a_missing_compiler_is_named(named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", named)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingDependencyError, match="install g"):
         build.compile_library(tmp_path / "_native.so")

@@ -330,7 +330,7 @@ def test_replicas_go_on_without_the_dead_trainer_and_with_another_one(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, mode: str, lost: str
 ) -> None:
     rings()
-    DyingWorker(monkeypatch, 1, 8, "before")
+    DyingWorker(monkeypatch, 1, 3, "before")
     told: list[Event] = []
     result = run_in_memory(config(mode, lost), data, tmp_path, told=told)
     adds_up(result)

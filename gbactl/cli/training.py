@@ -29,8 +29,8 @@ def train(overrides: tuple[str, ...], as_json: bool, trace: bool, submit: bool, 
     \b
     gbactl train experiment=smoke mode=gba              a first run
     gbactl train -m mode=sync,async,gba seed=1,2,3      every combination
-    gbactl train resume=RUN mode=async                  continue a run in another mode
-    gbactl train mode=gba --cfg job                     print its keys, train nothing
+    gbactl train resume=RUN mode=async                  continue a run
+    gbactl train mode=gba --cfg job                     its keys, no training
     """
     if cfg == "job" and not any(text.startswith("-") for text in overrides):
         from gbactl.launch.config_command import filled_in

@@ -156,11 +156,11 @@ def checkpoint() -> None:
     RUN is a run directory, an MLflow run id, or the beginning of either's name; or the folder of one checkpoint.
 
     \b
-    gbactl train checkpoint=cpr_ssu checkpoint.interval_seconds=600     save
-    gbactl checkpoint ls RUN                                            what there is
-    gbactl checkpoint verify RUN                                        is it good, to the last bit
-    gbactl checkpoint export RUN --out model                            for other programs
-    gbactl train resume=RUN                                             go on from it
+    gbactl train checkpoint=cpr_ssu            save
+    gbactl checkpoint ls RUN                   what there is
+    gbactl checkpoint verify RUN               whether it is good, to the last bit
+    gbactl checkpoint export RUN --out model   for other programs
+    gbactl train resume=RUN                    continue from it
     """
 
 

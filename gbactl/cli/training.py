@@ -98,8 +98,8 @@ def switch(
     \b
     By a schedule; OVERRIDES are those of gbactl train:
       gbactl switch mode=sync switch.schedule='[{at: {day: 1}, to: gba}]'
-      gbactl switch switch.schedule='[{at: {samples: 3e6}, to: gba, set: {iota: 4}},
-                                      {at: {fraction: 0.8}, to: sync}]'
+      gbactl switch switch.schedule='[{at: {samples: 3e6}, to: gba,
+        set: {iota: 4}}, {at: {fraction: 0.8}, to: sync}]'
     Points: day epoch samples step seconds fraction; `set` changes keys of
     conf/mode/MODE.yaml, and how many workers train; fresh_optimizer: true
     begins the optimizer's state anew.

@@ -73,7 +73,7 @@ except SystemExit as end:
     print(end.code, *sys.modules, file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-    assert done.stdout.startswith(f"Usage: gbactl {verb}")
+    assert done.stdout.startswith(f"Usage: gbactl {verb}") and max(map(len, done.stdout.splitlines())) <= 80
     exit_code, *modules = done.stderr.split()
     assert exit_code == "0"
     assert not HEAVY & set(modules)

@@ -91,7 +91,8 @@ class Emulation:
             else:
                 again = self.trained - self.saved_at
                 self.trained = self.saved_at
-                self.clock += self.spent.add_full_recovery(self.costs, again, round(SAMPLES * again / self.costs.job))
+                self.spent.add_repeated_training(again, round(SAMPLES * again / self.costs.job))
+                self.clock += self.spent.add_full_recovery(self.costs)
                 self._due = self.clock + self.rhythm.seconds_between
 
 

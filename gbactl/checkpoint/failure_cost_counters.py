@@ -223,14 +223,15 @@ class CostSeconds:
         self.alone += 1
         return self._returned(costs.load / costs.servers, costs.reschedule)
 
-    def add_full_recovery(self, costs: JobCosts, again: float = 0.0, samples: int = 0) -> float:
-        """Add the cost of a full recovery, which repeats `again` seconds of training (`samples` samples).
-
-        Returns the seconds until all servers are back."""
+    def add_full_recovery(self, costs: JobCosts) -> float:
+        """Add the cost of a full recovery (all servers); return the seconds until all servers are ready."""
         self.everybody += 1
-        self.again += again
-        self.samples += samples
         return self._returned(costs.load, costs.reschedule)
+
+    def add_repeated_training(self, seconds: float, samples: int) -> None:
+        """Add training that is repeated after a full recovery."""
+        self.again += seconds
+        self.samples += samples
 
     def _returned(self, load: float, reschedule: float) -> float:
         self.loading += load

@@ -203,8 +203,7 @@ class ServerFailures:
             self._safe = (now, self.spent.total)
         elif event.name == "rewound":
             seconds, spent = self._safe
-            self.spent.again += now - seconds - (self.spent.total - spent)
-            self.spent.samples += event.fields["samples"]
+            self.spent.add_repeated_training(now - seconds - (self.spent.total - spent), event.fields["samples"])
 
     # -- going back ---------------------------------------------------------------------------------
 

@@ -121,7 +121,8 @@ def test_each_part_is_charged_as_the_equations_have_it() -> None:
     spent = CostSeconds()
     assert spent.save(COSTS, 0.25) == 2.0
     assert spent.add_partial_recovery(COSTS) == 3.0
-    assert spent.add_full_recovery(COSTS, again=10.0, samples=70) == 6.0
+    spent.add_repeated_training(10.0, 70)
+    assert spent.add_full_recovery(COSTS) == 6.0
     told = spent.to_result(121.0)
     assert told["job_seconds"] == 100.0
     assert [told[part] for part in PARTS] == pytest.approx([0.02, 0.05, 0.04, 0.1])
@@ -139,7 +140,8 @@ def test_the_parts_are_the_whole(events: list[tuple[str, float]], job: float) ->
         elif kind == "one":
             clock += spent.add_partial_recovery(COSTS)
         else:
-            clock += value + spent.add_full_recovery(COSTS, value, 1)
+            spent.add_repeated_training(value, 1)
+            clock += value + spent.add_full_recovery(COSTS)
     told = spent.to_result(clock)
     assert told["job_seconds"] == pytest.approx(job, abs=1e-6 * (1 + clock))
     assert told["total"] == pytest.approx(sum(told[part] for part in PARTS))

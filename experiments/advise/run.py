@@ -3,7 +3,7 @@
     .venv/bin/python experiments/advise/run.py [--setting NAME] [--sparse]
 
 Each step of a setting is kept under runs/studies/advise/ and not repeated: a calibration, the advice, a base in sync
-for each seed, and a day in each mode from each base. Takes 10 minutes a setting on 2 cores that do nothing else;
+for each seed, and a day in each mode from each base. Takes 15 minutes a setting on 2 cores that do nothing else;
 what other processes used meanwhile stands in the table. --sparse tries it out: one seed, a day of 20,000 samples.
 """
 
@@ -107,7 +107,7 @@ TRACKED = "tracking.experiment=advise_truth"
 def calibrated(setting: Setting, folder: Path) -> Path:
     """Measure the machine for a setting, once for the settings that share it."""
     path = folder / f"cost-{setting.key}.yaml"
-    arguments = ["calibrate", "--json", "--out", str(path), "--workers", "2,4", "--seconds", "4", *setting.machine]
+    arguments = ["calibrate", "--json", "--out", str(path), "--workers", "2,4", "--repeat", "2", *setting.machine]
     once(path.with_suffix(".json"), arguments, f"{setting.name}: calibration")
     return path
 

@@ -8,14 +8,12 @@ from typing import Any
 
 from report_tables import written
 
-from gbactl.advise.advice import Advice, ModeComparison, advice_of
+from gbactl.advise.advice import Advice, advice_of
 from gbactl.advise.simulation_jobs import Outcome, SimulationSeconds
-from gbactl.report.equivalence_tests import AUC_MARGIN, UNDECIDED
 from gbactl.report.paired_statistics import paired, paired_ratio
 
 NEAR = 0.95  # of the best mode's EPS, which the named mode has to have
 SYNC = "sync"
-UNSURE = 4.0  # margins; a mode whose measured AUC three seeds do not decide may have lost less
 
 
 def of_real(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Advice:
@@ -35,18 +33,9 @@ def of_real(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Advice:
     return advice_of(outcomes, None)
 
 
-def may_count(found: ModeComparison) -> bool:
-    """Return whether a mode has sync's AUC in truth, or may have it: the interval excludes a loss of UNSURE margins."""
-    difference = found.group.difference
-    if found.auc != UNDECIDED or difference is None or difference.half is None:
-        return found.counts
-    return difference.mean - difference.half > -UNSURE * AUC_MARGIN
-
-
 def best(found: Advice) -> tuple[str, float]:
-    """Fastest mode that may count on sync's AUC, and its EPS over sync's."""
-    able = [each for each in found.standings if may_count(each)]
-    top = max(able, key=lambda each: each.rate)
+    """Fastest mode whose measured AUC counts, and its EPS over sync's."""
+    top = max((each for each in found.standings if each.counts), key=lambda each: each.rate)
     return top.mode, top.rate
 
 
@@ -54,8 +43,8 @@ def judged(advice: Mapping[str, Any], found: Advice) -> tuple[str, bool]:
     """Say whether the named mode is the best in truth, or how close it is."""
     named, (top, rate) = found.for_mode(advice["mode"]), best(found)
     share = named.rate / rate
-    right = may_count(named) and share >= NEAR
-    if not may_count(named):
+    right = named.counts and share >= NEAR
+    if not named.counts:
         return f"named {named.mode}, whose measured AUC is {named.auc}; best: {top}", right
     return f"named {named.mode}, with {share:.2f} of the EPS of the best, {top}", right
 

@@ -6,28 +6,18 @@ numeric features.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Natural, TableRows
 from gbactl.data.dataset import Batch, Progress, Schema
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.text_files import (
-    BadLines,
-    FastPathMismatch,
-    LineBlock,
-    find,
-    is_integer,
-    parse,
-    read_all,
-    table,
-    to_ids,
-)
+from gbactl.data.text_files import BadLines, Faults, LineBlock, find, read_all, rows_of, to_ids, whole_numbers
 from gbactl.data.writer import WrittenArrays, splits_between, write_all
 from gbactl.errors import DataError
 
@@ -35,59 +25,31 @@ NOT_FIELDS = ("id", "click", "hour")
 LAST_HOUR = 99123123
 
 
-@dataclass(frozen=True)
-class DatedRows:
-    """Chunk of parsed rows with the day (YYMMDD) of each row."""
+def parse(
+    block: LineBlock, columns: Sequence[str], buckets: int, bad: BadLines
+) -> tuple[Batch, NDArray[np.int64]] | None:
+    """Parse a block's readable lines, with the day (YYMMDD) of each; None if none is readable.
 
-    batch: Batch
-    days: np.ndarray[tuple[int], np.dtype[np.int64]]
-
-
-@dataclass(frozen=True)
-class AvazuLines:
-    """Line format of Avazu files, with the columns named in a file's header."""
-
-    columns: tuple[str, ...]
-    buckets: int
-
-    @property
-    def fields(self) -> list[str]:
-        """Names of the categorical columns."""
-        return [name for name in self.columns if name not in NOT_FIELDS]
-
-    def fast(self, data: bytes, lines: int) -> DatedRows:
-        skipped = b" " in data or b"+" in data  # polars would skip these before a number
-        number = pl.String if skipped else pl.Int64
-        schema = {name: number if name in ("click", "hour") else pl.String for name in self.columns}
-        frame = table(data, lines, ",", schema)
-        click, hour = (_integers(frame[name]) if skipped else frame[name] for name in ("click", "hour"))
-        good = click.is_in([0, 1]) & hour.is_between(0, LAST_HOUR) & (hour % 100 < 24)
-        if not good.fill_null(False).all():
-            raise FastPathMismatch("click or hour")
-        of_day = (hour % 100).to_numpy()
-        columns = [to_ids(frame[name], f, self.buckets) for f, name in enumerate(self.fields)]
-        ids = np.stack([*columns, of_day.astype(np.int32)], axis=1)
-        labels = click.to_numpy().astype(np.uint8)
-        return DatedRows(Batch(labels, np.empty((lines, 0), np.float32), ids), (hour // 100).to_numpy())
-
-    def explain(self, line: str) -> str | None:
-        cells = line.split(",")
-        if len(cells) != len(self.columns):
-            return f"{len(cells)} columns where the header has {len(self.columns)}"
-        row = dict(zip(self.columns, cells, strict=True))
-        if not is_integer(row["click"]) or int(row["click"]) not in (0, 1):
-            return f"click is {row['click']!r}, not 0 or 1"
-        hour = int(row["hour"]) if is_integer(row["hour"]) else -1
-        if not 0 <= hour <= LAST_HOUR or hour % 100 > 23:
-            return f"hour is {row['hour']!r}, not YYMMDDHH"
+    `columns`: those that the file's header names; ids are hashed into `buckets` values per field."""
+    kinds = {name: pl.Int64 if name in ("click", "hour") else pl.String for name in columns}
+    rows = rows_of(block, ",", kinds, bad)
+    if rows is None:
         return None
+    frame, faults = rows.frame, Faults(rows)
+    click, hour = whole_numbers(frame["click"]), whole_numbers(frame["hour"])
+    faults.record(~click.is_in([0, 1]).fill_null(False), "click", "0 or 1")
+    faults.record(~(hour.is_between(0, LAST_HOUR) & (hour % 100 < 24)).fill_null(False), "hour", "YYMMDDHH")
+    hours = hour.fill_null(0).to_numpy()
+    ids = [to_ids(frame[name], f, buckets) for f, name in enumerate(fields_of(columns))]
+    labels, none = click.fill_null(0).to_numpy().astype(np.uint8), np.empty((len(frame), 0), np.float32)
+    batch, days = Batch(labels, none, np.stack([*ids, (hours % 100).astype(np.int32)], axis=1)), hours // 100
+    kept = faults.readable_rows(block.path, bad)
+    return (batch, days) if kept is None else (batch.take(kept), days[kept])
 
 
-def _integers(column: pl.Series) -> pl.Series:
-    """Convert texts of plain digits to Int64. Raises FastPathMismatch for any other text."""
-    if not column.str.contains(r"^-?[0-9]+$").fill_null(False).all():
-        raise FastPathMismatch("characters that polars would skip")
-    return column.cast(pl.Int64)
+def fields_of(columns: Sequence[str]) -> list[str]:
+    """Return the names of the categorical columns."""
+    return [name for name in columns if name not in NOT_FIELDS]
 
 
 class DayBoundaries:
@@ -98,7 +60,7 @@ class DayBoundaries:
         self.starts: dict[int, int] = {}
         self._last = -1
 
-    def add(self, days: np.ndarray[tuple[int], np.dtype[np.int64]], path: SourceFile) -> None:
+    def add(self, days: NDArray[np.int64], path: SourceFile) -> None:
         """Process the day numbers of the next rows. Raises DataError if a day precedes an earlier row's."""
         steps = np.diff(days, prepend=self._last)
         if (steps < 0).any():
@@ -141,30 +103,30 @@ class Avazu:
         """Find the source files, in time order."""
         return find(self.path, self.patterns)
 
-    def _parsed(self, progress: Progress, bad: BadLines) -> Iterator[tuple[AvazuLines, SourceFile, DatedRows | None]]:
-        form: AvazuLines | None = None
-        for _, block in read_all(self.sources(), progress):
-            if block.first_line == 1:
-                columns, block = _header(block)
-                if form and columns != form.columns:
-                    raise DataError(f"{block.path}, line 1: the header differs from the first file's.")
-                form = AvazuLines(columns, self.buckets)
-            assert form is not None
-            yield form, block.path, parse(form, block, bad) if block.data else None
-
     def build(self, folder: Path, progress: Progress) -> WrittenArrays:
         bad, days = BadLines(self.max_bad_lines), DayBoundaries()
-        parsed = self._parsed(progress, bad)
-        form, path, first = next(parsed)
+        blocks = (block for _, block in read_all(self.sources(), progress))
+        first = next(blocks)
+        columns, rest = _header(first)
 
         def chunks() -> Iterator[Batch]:
-            for _, at, rows in chain([(form, path, first)], parsed):
-                if rows is not None:
-                    days.add(rows.days, at)
-                    yield rows.batch
+            yield from self._rows(rest, columns, bad, days)
+            for block in blocks:
+                if block.first_line == 1:
+                    own, block = _header(block)
+                    if own != columns:
+                        raise DataError(f"{block.path}, line 1: the header differs from the first file's.")
+                yield from self._rows(block, columns, bad, days)
 
-        names = [*form.fields, "hour_of_day"]
         if not write_all(folder, chunks()):
-            raise DataError(f"{path}, line 2: there are no rows below the header.")
-        cardinalities = (*[self.buckets] * len(form.fields), 24)
-        return WrittenArrays("days", Schema(0, cardinalities), days.splits(), [], names, bad.count)
+            raise DataError(f"{first.path}, line 2: there are no rows below the header.")
+        fields = fields_of(columns)
+        schema = Schema(0, (*[self.buckets] * len(fields), 24))
+        return WrittenArrays("days", schema, days.splits(), [], [*fields, "hour_of_day"], bad.count)
+
+    def _rows(self, block: LineBlock, columns: Sequence[str], bad: BadLines, days: DayBoundaries) -> Iterator[Batch]:
+        """Yield the readable rows of a block without its header, if there are any."""
+        found = parse(block, columns, self.buckets, bad) if block.data else None
+        if found is not None and len(found[0]):
+            days.add(found[1], block.path)
+            yield found[0]

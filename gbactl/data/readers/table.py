@@ -33,7 +33,7 @@ from gbactl.data.column_conversion import (
 from gbactl.data.dataset import USER, Batch, Jagged, ListField, Progress, Schema, map_arrays
 from gbactl.data.readers.criteo import signed_log
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.table_files import Rows, TextForm, columns_of, read_table
+from gbactl.data.table_files import TextForm, columns_of, read_table
 from gbactl.data.table_schema import (
     TIME_FIELDS,
     Categorical,
@@ -47,7 +47,7 @@ from gbactl.data.table_schema import (
     User,
     read_schema,
 )
-from gbactl.data.text_files import BadLines, find
+from gbactl.data.text_files import BadLines, Faults, Rows, find
 from gbactl.data.writer import (
     AT_ONCE,
     Clock,
@@ -132,32 +132,6 @@ class Layout:
     def weighted(self) -> bool:
         """Whether values of any multi-valued field have weights; those of others are 1."""
         return any(kind.weights is not None for kind in self.lists.values())
-
-
-class Faults:
-    """Cells of a chunk that cannot be read."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
-        self._found: list[tuple[NDArray[np.bool_], str, str]] = []
-
-    def record(self, bad: pl.Series, column: str, told: str) -> None:
-        """Record the rows in which `bad` is true; `told`: description of a valid cell, for the message."""
-        if bad.any():
-            self._found.append((bad.to_numpy(), column, told))
-
-    def readable_rows(self, file: SourceFile, bad: BadLines) -> Integers | None:
-        """Count the unreadable rows; return the places of the others, None for all. Raises DataError past the limit."""
-        if not self._found:
-            return None
-        whole = np.logical_or.reduce([each for each, _, _ in self._found])
-        for place in np.flatnonzero(whole).tolist():
-            _, column, told = next(each for each in self._found if each[0][place])
-            cell = self.rows.frame[column][place]
-            cell = cell.to_list() if isinstance(cell, pl.Series) else cell
-            shown = "missing" if cell is None else repr(str(cell)[:60])
-            bad.add(f"{file}, row {self.rows.number(place)}", f"the column {column} is {shown}, not {told}")
-        return np.flatnonzero(~whole)
 
 
 @dataclass(frozen=True)

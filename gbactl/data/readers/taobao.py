@@ -27,10 +27,9 @@ from gbactl.checked_dataclasses import Bounds, Natural
 from gbactl.data.column_conversion import ids_of, numbers
 from gbactl.data.dataset import USER, Batch, Jagged, ListField, Pooling, Progress, Schema, map_arrays, positions
 from gbactl.data.readers.criteo import signed_log
-from gbactl.data.readers.table import Faults
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.table_files import Rows, TextForm, columns_of, read_table
-from gbactl.data.text_files import BadLines, find
+from gbactl.data.table_files import TextForm, columns_of, read_table
+from gbactl.data.text_files import BadLines, Faults, Rows, find
 from gbactl.data.writer import Clock, WrittenArrays, reorder, splits_between, write_all
 from gbactl.errors import DataError
 

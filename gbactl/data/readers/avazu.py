@@ -1,7 +1,7 @@
 """Reader of Avazu's CSV (Kaggle): a header, `click`, `hour` as YYMMDDHH; all other columns but `id` are categorical.
 
-Days come from `hour`, so rows must be in time order. The hour of the day is the last field. There are no
-numeric features.
+Days come from `hour`; rows are put in their order. The hour of the day is the last field. There are no numeric
+features.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import polars as pl
@@ -18,7 +19,7 @@ from gbactl.checked_dataclasses import Natural, TableRows
 from gbactl.data.dataset import Batch, Progress, Schema
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.text_files import BadLines, Faults, LineBlock, find, read_all, rows_of, to_ids, whole_numbers
-from gbactl.data.writer import WrittenArrays, splits_between, write_all
+from gbactl.data.writer import Clock, WrittenArrays, put_in_order, write_all
 from gbactl.errors import DataError
 
 NOT_FIELDS = ("id", "click", "hour")
@@ -52,30 +53,6 @@ def fields_of(columns: Sequence[str]) -> list[str]:
     return [name for name in columns if name not in NOT_FIELDS]
 
 
-class DayBoundaries:
-    """Detector of the first row of each day in a stream of day numbers, one per row."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self.starts: dict[int, int] = {}
-        self._last = -1
-
-    def add(self, days: NDArray[np.int64], path: SourceFile) -> None:
-        """Process the day numbers of the next rows. Raises DataError if a day precedes an earlier row's."""
-        steps = np.diff(days, prepend=self._last)
-        if (steps < 0).any():
-            wrong = int(days[np.argmax(steps < 0)])
-            raise DataError(f"{path} is not in time order: {_date(wrong)} follows a later day; sort it by hour.")
-        for at in np.flatnonzero(steps):
-            self.starts[int(days[at])] = self.rows + int(at)
-        self._last = int(days[-1])
-        self.rows += len(days)
-
-    def splits(self) -> list[tuple[str, int, int]]:
-        """Return each day's range of rows: (date, first, end)."""
-        return splits_between([*list(self.starts.values())[1:], self.rows], map(_date, self.starts))
-
-
 def _date(day: int) -> str:
     return f"20{day // 10000:02d}-{day // 100 % 100:02d}-{day % 100:02d}"
 
@@ -104,29 +81,28 @@ class Avazu:
         return find(self.path, self.patterns)
 
     def build(self, folder: Path, progress: Progress) -> WrittenArrays:
-        bad, days = BadLines(self.max_bad_lines), DayBoundaries()
-        blocks = (block for _, block in read_all(self.sources(), progress))
-        first = next(blocks)
-        columns, rest = _header(first)
+        """Write the cache's arrays, in order of the days."""
+        bad, fields = BadLines(self.max_bad_lines), list[str]()
+        with TemporaryDirectory(dir=folder, prefix="staged-") as name:
+            staged = Path(name)
+            clock = Clock(staged / "times")
+            rows = write_all(staged, self._chunks(fields, clock, bad, progress))
+            if not rows:
+                raise DataError(f"{self.sources()[0]}, line 2: there are no rows below the header.")
+            schema = Schema(0, (*[self.buckets] * len(fields), 24))
+            put_in_order(staged, folder, schema, clock.order(), progress)
+        return WrittenArrays("days", schema, clock.splits(_date), [], [*fields, "hour_of_day"], bad.count)
 
-        def chunks() -> Iterator[Batch]:
-            yield from self._rows(rest, columns, bad, days)
-            for block in blocks:
-                if block.first_line == 1:
-                    own, block = _header(block)
-                    if own != columns:
-                        raise DataError(f"{block.path}, line 1: the header differs from the first file's.")
-                yield from self._rows(block, columns, bad, days)
-
-        if not write_all(folder, chunks()):
-            raise DataError(f"{first.path}, line 2: there are no rows below the header.")
-        fields = fields_of(columns)
-        schema = Schema(0, (*[self.buckets] * len(fields), 24))
-        return WrittenArrays("days", schema, days.splits(), [], [*fields, "hour_of_day"], bad.count)
-
-    def _rows(self, block: LineBlock, columns: Sequence[str], bad: BadLines, days: DayBoundaries) -> Iterator[Batch]:
-        """Yield the readable rows of a block without its header, if there are any."""
-        found = parse(block, columns, self.buckets, bad) if block.data else None
-        if found is not None and len(found[0]):
-            days.add(found[1], block.path)
-            yield found[0]
+    def _chunks(self, fields: list[str], clock: Clock, bad: BadLines, progress: Progress) -> Iterator[Batch]:
+        """Iterate over the readable rows of all files; fills `fields` with the names of their fields."""
+        columns: tuple[str, ...] = ()
+        for _, block in read_all(self.sources(), progress):
+            if block.first_line == 1:
+                own, block = _header(block)
+                if columns and own != columns:
+                    raise DataError(f"{block.path}, line 1: the header differs from the first file's.")
+                columns, fields[:] = own, fields_of(own)
+            found = parse(block, columns, self.buckets, bad) if block.data else None
+            if found is not None:
+                clock.add(found[1], found[1])
+                yield found[0]

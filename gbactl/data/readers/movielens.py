@@ -17,10 +17,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Days, Natural
-from gbactl.data.dataset import USER, Batch, Progress, Schema, map_arrays
+from gbactl.data.dataset import USER, Batch, Progress, Schema
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.text_files import BadLines, Faults, LineBlock, find, read_all, rows_of, whole_numbers
-from gbactl.data.writer import Clock, WrittenArrays, equal_days, reorder, write_all
+from gbactl.data.writer import Clock, WrittenArrays, equal_days, put_in_order, write_all
 from gbactl.errors import DataError
 
 FIELDS = [USER, "item", "hour", "weekday"]
@@ -98,7 +98,6 @@ class Movielens:
                     yield batch
 
             splits = equal_days(write_all(unsorted, chunks()), self.days)
-            progress("sorting by time", 1.0)
             schema = Schema(0, (int(largest[0]) + 1, int(largest[1]) + 1, 24, 7))
-            reorder(map_arrays(unsorted, schema), folder, clock.order())
+            put_in_order(unsorted, folder, schema, clock.order(), progress)
         return WrittenArrays("days", schema, splits, [], FIELDS, bad.count)

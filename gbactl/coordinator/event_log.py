@@ -30,10 +30,6 @@ from gbactl.wire.messages import pack
 
 MAGIC = b"gbaclog\0"
 FORMAT = 16
-# New in format 4: notes, and moves of the dense parameters for a successor. 6: row counts of gradients. 8: lost dense
-# gradients. 13: times of failures. 14: rows are divided by their own weights, and hop_bw chooses batches ahead. 16:
-# hand-outs of no samples and ends of phases; only 16 can be replayed. 5, 7, 9 to 12 and 15 differ slightly from others.
-READ = (3, 4, 6, 8, 13, 14, 16)
 _START = struct.Struct("<8sH")
 _RECORD = struct.Struct("<BII")
 HEADER, PHASE, GRANT, ANNOUNCE, ORDER, CHECKSUM, END, DROP, LEFT, JOINED, SWITCH, STOP, FORGO = range(1, 14)
@@ -236,7 +232,7 @@ def _short(number: float) -> float | int:
     return int(number) if 0 < number < _WHOLE and number == int(number) else float(number)
 
 
-def read(path: Path, formats: Sequence[int] = READ) -> Iterator[Record]:
+def read(path: Path) -> Iterator[Record]:
     """Read the records of an event log.
 
     Raises EventLogError with the offset where it is damaged, TornLogError where it ends within a record."""
@@ -244,9 +240,8 @@ def read(path: Path, formats: Sequence[int] = READ) -> Iterator[Record]:
     if len(data) < _START.size or data[:8] != MAGIC:
         raise EventLogError(f"{path} is not an event log.")
     version = _START.unpack_from(data)[1]
-    if version not in formats:
-        known = ", ".join(map(str, formats))
-        raise EventLogError(f"{path} has format {version}, this gbactl reads {known} here; use the one that wrote it.")
+    if version != FORMAT:
+        raise EventLogError(f"{path} has format {version}, this gbactl reads {FORMAT}; use the one that wrote it.")
     for record, _ in _records(path, data, _START.size):
         yield record
 

@@ -70,10 +70,10 @@ def _added_up(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _staleness(phases: Iterable[Mapping[str, Any]]) -> Counter[int]:
-    """Add up the staleness histograms of phases; checkpoints of older versions have none."""
+    """Add up the staleness histograms of phases."""
     found = Counter[int]()
     for phase in phases:
-        found.update({int(steps): count for steps, count in phase.get("staleness_histogram", {}).items()})
+        found.update({int(steps): count for steps, count in phase["staleness_histogram"].items()})
     return found
 
 

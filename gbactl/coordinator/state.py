@@ -35,7 +35,6 @@ from gbactl.wire.messages import Granted, plain_number
 
 T = TypeVar("T")
 TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
-_RATE = ("batches", "samples", "seconds", "untimed")
 
 
 @dataclass
@@ -148,7 +147,7 @@ class JobPosition:
     def read(cls, values: Mapping[str, Any]) -> JobPosition:
         """Decode the position in a checkpoint's manifest. Raises CheckpointError where it is invalid."""
         try:
-            return decoded(_today(values), cls)
+            return decoded(values, cls)
         except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"A checkpoint's position cannot be used ({error!r}).") from error
 
@@ -168,17 +167,6 @@ class JobPosition:
     def modes_with(self, mode: str) -> str:
         """Mode name of a run that continues from this position in `mode`."""
         return self.modes if mode == self.mode["name"] else switched(self.modes, mode, f"step{self.step}")
-
-
-def _today(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a saved position from an older format: pairs become maps, missing fields are added."""
-    statistics = dict(values["statistics"])
-    for name in ("staleness", "token_staleness"):
-        statistics[name] = dict(statistics[name])
-    if isinstance(statistics["workers"], list):
-        rates = {worker: dict(zip(_RATE, rest, strict=False)) for worker, *rest in statistics["workers"]}
-        statistics |= {"workers": rates, "limit": {"first": statistics.get("first_loss")}}
-    return {"modes": values["mode"]["name"], **values, "statistics": statistics}
 
 
 def config_at(chain: CheckpointChain) -> dict[str, Any]:

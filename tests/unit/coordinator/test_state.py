@@ -93,18 +93,6 @@ def test_numbers_of_numpy_and_losses_that_are_none_are_kept() -> None:
     assert np.isnan(read.curve[0]["loss"])
 
 
-def test_a_position_of_an_older_checkpoint_is_read() -> None:
-    """Pairs stood in the place of maps, and there was no loss limit and no list of modes at first."""
-    now = json.loads(json.dumps(encoded(position(modes="gba", curve=[]))))
-    statistics = {
-        "staleness": [[0, 4], [2, 1]], "token_staleness": [[0, 5]], "samples_behind": 3.0,
-        "gradients": {"applied": 5}, "workers": [[3, 2, 64, 0.5]],
-    }  # fmt: skip
-    before = {key: value for key, value in now.items() if key != "modes"} | {"statistics": statistics}
-    assert JobPosition.read(before) == JobPosition.read(now)
-    assert JobPosition.read(before | {"statistics": {**statistics, "first_loss": 0.7}}).statistics.limit.first == 0.7
-
-
 @pytest.mark.parametrize("broken", [{}, {"step": "seven"}, {"statistics": None}, {"ledger": {"read": 1.5}}])
 def test_what_is_no_position_is_refused(broken: dict[str, Any]) -> None:
     values = encoded(position()) | broken if broken else {}

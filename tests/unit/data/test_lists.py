@@ -164,14 +164,7 @@ def test_a_cache_without_its_arrays_of_lists_or_with_others_is_refused(load: Loa
         ListField(3, "median")
 
 
-def test_a_cache_of_format_1_is_read_and_keeps_its_name(load: Load) -> None:
-    options = {**WITH_LISTS, "lists": 0, "history_length": 0}
-    data = load(**options)
-    stored = json.loads((data.path / META).read_text())
-    first = {key: value for key, value in stored.items() if key not in ("tables", "lists", "weighted")}
-    for shared, rows in ((False, data.schema.rows), (True, 300)):
-        (data.path / META).write_text(json.dumps({**first, "format": 1, "shared_ids": shared}))
-        assert open_dataset(data.path).schema.rows == rows
+def test_options_of_lists_that_are_not_used_keep_the_fingerprint() -> None:
     known = {"name": "synthetic", "rows_per_day": 70_000, "days": 2, "max_cardinality": 500}
     assert data_fingerprint(known).startswith("93a911ba0d656de5"), "caches made before lists existed are used on"
     assert data_fingerprint({**known, "lists": 1}) != data_fingerprint(known)

@@ -5,7 +5,6 @@ Decoding costs about 1 us. Payloads (raw tensors) travel beside a message, which
 
 from __future__ import annotations
 
-import typing
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -587,20 +586,10 @@ class Stop(NamedTuple):
     """To a node: shut down in an orderly way."""
 
 
-Message = (
-    Hello | ShardAddresses | InstallDense | Ready | BeginPhase | TakeBatch | Granted | Staged
-    | Predictions | OrderStep | Barrier
-    | Reached | Inspect | Inspected | Pull | Rows | Push | Ack | Event | Stop | StepChecksum | GradientNorms | DropSlice
-    | MoveDense | DenseMoved | GetDense | DenseState | PutDense | Fence | Fenced | Abandon | ResetOptimizer
-    | Save | Saved | SaveDense | SaveReplica | DenseSaved
-    | Ping | Pong | WorkerFailed | NumberedMessage | Acknowledged
-    | OpenReplicas | CloseReplicas | ClosedReplicas | EasgdUpdate | EasgdCentre | AddReplica | AverageReplicas
-    | Summand | Sum | SummandsLost
-    | Takeover | ServerState | WorkerState
-    | CheckpointLoaded | AdoptVersion | ReloadCheckpoint | ShardRelocated
-    | RingBroken | PrefetchHint
-)  # fmt: skip
-MESSAGES: tuple[type[Any], ...] = typing.get_args(Message)
+#: every kind of message: the named tuples above, in their order
+MESSAGES: tuple[type[Any], ...] = tuple(
+    each for each in list(globals().values()) if isinstance(each, type) and issubclass(each, tuple)
+)
 KIND: dict[type[Any], int] = {cls: number for number, cls in enumerate(MESSAGES, start=1)}
 
 

@@ -24,7 +24,7 @@ from gbactl.checkpoint.failure_cost_counters import PlsCounter, ServerFailureLos
 from gbactl.checkpoint.folder import CheckpointChain
 from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
-from gbactl.coordinator.event_log import EventLog, InfoRecord, Record
+from gbactl.coordinator.event_log import InfoRecord, Record
 from gbactl.coordinator.statistics import ACTIVITIES, ActivityTimes, SavedStatistics
 from gbactl.disk_files import replacing
 from gbactl.errors import CheckpointError, EventLogError
@@ -333,34 +333,22 @@ class JournalState:
         return cls(state, records, end, term, missed, failure, missed if sign is None else sign)
 
 
-class Journal:
-    """Writer of the coordinator's state; does nothing in a run that cannot survive a coordinator failure."""
+def write_state(run_dir: Path, state: RunState) -> None:
+    """Replace the state file of a run."""
+    with replacing(run_dir / JOURNAL_FILE) as partial:
+        partial.write_text(json.dumps(encoded(state)))
 
-    def __init__(self, cfg: RunConfig, run_dir: Path, state: RunState, first: bool) -> None:
-        """Open the journal of a run. `first`: this is the run's first coordinator."""
-        self.on, self.state, self._path = writes_journal(cfg), state, run_dir / JOURNAL_FILE
-        self._times_path = run_dir / TIMES_FILE
-        if first:
-            self._path.unlink(missing_ok=True)  # left by an earlier part of a resumed run
 
-    def write(self) -> None:
-        """Replace the state file by the current state."""
-        with replacing(self._path) as partial:
-            partial.write_text(json.dumps(encoded(self.state)))
+def write_times(run_dir: Path, times: ActivityTimes) -> None:
+    """Replace the file of the processes' times; ignore an OSError."""
+    with suppress(OSError), replacing(run_dir / TIMES_FILE) as partial:
+        partial.write_bytes(msgspec.json.encode(times))
 
-    def note(self, log: EventLog) -> None:
-        """Append the state that has changed within a phase to the event log."""
-        log.info(event_log.NOTE, encoded(self.state.ongoing))
 
-    def write_times(self, times: ActivityTimes) -> None:
-        """Replace the file of the processes' times; ignore an OSError."""
-        with suppress(OSError), replacing(self._times_path) as partial:
-            partial.write_bytes(msgspec.json.encode(times))
-
-    def read_times(self) -> ActivityTimes | None:
-        """Read the file of the processes' times; None where it is missing or of other activities."""
-        try:
-            found = msgspec.json.decode(self._times_path.read_bytes(), type=ActivityTimes)
-        except (OSError, msgspec.DecodeError):
-            return None
-        return found if len(found.told) == len(ACTIVITIES) else None
+def read_times(run_dir: Path) -> ActivityTimes | None:
+    """Read the file of the processes' times; None where it is missing or of other activities."""
+    try:
+        found = msgspec.json.decode((run_dir / TIMES_FILE).read_bytes(), type=ActivityTimes)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return found if len(found.told) == len(ACTIVITIES) else None

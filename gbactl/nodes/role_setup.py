@@ -70,7 +70,7 @@ def run_coordinator(boot: Bootstrap) -> None:
 
     if boot.cfg.resume is None:  # the clock of a resumed run leaves out the time between its parts
         coordinator.flow.amend = with_clock_time
-    if coordinator.context.journal.on:
+    if coordinator.context.journaled:
         start_heartbeat(
             lambda: coordinator.context.send_event("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4)
         )

@@ -31,7 +31,7 @@ from gbactl.errors import CheckpointError, EventLogError
 from gbactl.policies import Ledger
 from gbactl.policies.policy import policy_class
 from gbactl.switching.switch_descriptions import switched
-from gbactl.wire.messages import Granted, plain_number
+from gbactl.wire.messages import ExchangeTotals, Granted, plain_number
 
 T = TypeVar("T")
 TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
@@ -248,7 +248,7 @@ class ReplicaState:
 
     `last`: the settings of the current or last phase; `settings`: of the last one that had replicas."""
 
-    phases: list[dict[str, Any]] = field(default_factory=list)
+    phases: list[ExchangeTotals] = field(default_factory=list)
     last: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 

@@ -5,6 +5,7 @@ Decoding costs about 1 us. Payloads (raw tensors) travel beside a message, which
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -16,6 +17,7 @@ from gbactl.wire.frames import Frame
 #: what a worker waits for, or does, besides computing: the order of `Push.waits`
 WAITS = ("batch", "rows", "turn", "push", "all_reduce")
 Integer = Annotated[int, msgspec.Meta(gt=-(1 << 62), lt=1 << 62)]  # leaves room for arithmetic in 64 bits
+Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class Hello(NamedTuple):
@@ -113,12 +115,28 @@ class CloseReplicas(NamedTuple):
     last: bool = True
 
 
+@dataclass
+class ExchangeTotals:
+    """Totals of trainers' exchanges in a phase. Times are in seconds, `foreground` those in which training waits.
+
+    `iterations`: local ones. `sent`: bytes. `gaps`: counts of local iterations between two exchanges. `distances`:
+    (seconds into the phase, L2 distance of the replica from the mean or centre)."""
+
+    iterations: Natural = 0
+    exchanges: Natural = 0
+    seconds: float = 0.0
+    foreground: float = 0.0
+    sent: float = 0.0
+    gaps: dict[Natural, Natural] = field(default_factory=dict)
+    distances: list[tuple[float, float]] = field(default_factory=list)
+
+
 class ClosedReplicas(NamedTuple):
-    """Answer to CloseReplicas: statistics of the trainer's exchanges (ExchangeStatistics)."""
+    """Answer to CloseReplicas: the trainer's exchanges in the phase."""
 
     worker: Integer
     turn: Integer
-    notes: dict[str, Any]
+    totals: ExchangeTotals
 
 
 class EasgdUpdate(NamedTuple):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import typing
-from typing import Any
+from typing import Annotated, Any
 
 from hypothesis import strategies as st
 
@@ -12,7 +13,6 @@ from gbactl.wire.messages import MESSAGES
 _LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     bytes: st.binary(max_size=20),
     str: st.text(max_size=20),
-    int: st.integers(-(1 << 62) + 1, (1 << 62) - 1),
     bool: st.booleans(),
     float: st.floats(allow_nan=False),
 }
@@ -21,6 +21,13 @@ _LEAVES: dict[Any, st.SearchStrategy[Any]] = {
 def of(annotation: Any) -> st.SearchStrategy[Any]:
     """Values of an annotation."""
     origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:  # the only annotated type is a bounded integer
+        bounds = inside[1]
+        return st.integers(bounds.gt + 1 if bounds.ge is None else bounds.ge, bounds.lt - 1)
+    if dataclasses.is_dataclass(annotation):
+        return of_class(annotation)
+    if origin is tuple:
+        return st.tuples(*map(of, inside))
     if origin is list:
         return st.lists(of(inside[0]), max_size=5)
     if origin is dict:
@@ -31,7 +38,7 @@ def of(annotation: Any) -> st.SearchStrategy[Any]:
 
 def of_class(cls: type[Any]) -> st.SearchStrategy[Any]:
     """Instances of one message class."""
-    return st.builds(cls, **{name: of(hint) for name, hint in typing.get_type_hints(cls).items()})
+    return st.builds(cls, **{name: of(hint) for name, hint in typing.get_type_hints(cls, include_extras=True).items()})
 
 
 messages = st.one_of([of_class(cls) for cls in MESSAGES])

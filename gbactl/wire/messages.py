@@ -541,13 +541,13 @@ class ReloadCheckpoint(NamedTuple):
 class ShardRelocated(NamedTuple):
     """To a worker: new address of a shard after a server failure; the worker repeats unanswered requests there.
 
-    Slices of `batches` ([phase, batch, phase, ...]) that were sent to the failed server are lost. Shard -1: every
-    server has gone back to a checkpoint, and the worker's versions are invalid."""
+    Slices of `batches` (phase, batch) that were sent to the failed server are lost. Shard -1: every server has gone
+    back to a checkpoint, and the worker's versions are invalid."""
 
     shard: Integer
     address: str
     incarnation: Integer
-    batches: list[Integer]
+    batches: list[tuple[Integer, Integer]]
 
 
 class Ping(NamedTuple):
@@ -584,13 +584,13 @@ class ServerState(NamedTuple):
 class WorkerState(NamedTuple):
     """A worker's answer to Takeover: its phase, its last granted batches, and those not yet pushed or given back.
 
-    `granted`: phase, batch, ... `held`, neither pushed nor given back: phase, batch, whether to train on it, ..."""
+    `granted`: (phase, batch) of each. `held`, neither pushed nor given back: (phase, batch, whether to train on it)."""
 
     worker: Integer
     term: Integer
     phase: Integer
-    granted: list[Integer]
-    held: list[Integer]
+    granted: list[tuple[Integer, Integer]]
+    held: list[tuple[Integer, Integer, bool]]
 
 
 class Event(NamedTuple):

@@ -106,8 +106,8 @@ def test_a_lost_server_is_told_of_and_the_next_one_brought_up_before_the_workers
         ("S1", BEGUN),
         ("S1", AdoptVersion(0, [], False)),
         ("log", {"shard": 1, "state": "back"}),
-        ("W0", ShardRelocated(1, "over there", 1, [1, 0])),
-        ("W1", ShardRelocated(1, "over there", 1, [1, 1])),
+        ("W0", ShardRelocated(1, "over there", 1, [(1, 0)])),
+        ("W1", ShardRelocated(1, "over there", 1, [(1, 1)])),
         ("launcher", "joined", "S1"),
     ]
     assert run.can_save and run.server_losses == 1

@@ -113,7 +113,7 @@ class Served:
                 batches.append(batch)
                 batch += 1
             count = float(len(batches))
-            self.control.send(OrderStep(1, step, batches, [1.0] * len(batches), count, count, 1.0, [], [], False))
+            self.control.send(OrderStep(1, step, batches, [1.0] * len(batches), count, count, 1.0, [], False))
             step += 1
         self._settle(step)
 

@@ -192,7 +192,7 @@ def alone(workers: int, servers: int, gradients: int, orders: int) -> float:
         while ordered * gradients < each:
             ordered += 1
             for server in hub.servers:
-                server.send(OrderStep(0, ordered, [number], [1.0], 1.0, 1.0, 1.0, [], [], False))
+                server.send(OrderStep(0, ordered, [number], [1.0], 1.0, 1.0, 1.0, [], False))
     return time.process_time() - began
 
 

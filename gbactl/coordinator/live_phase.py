@@ -345,15 +345,9 @@ class LivePhase:
         """Convert a step command to the message that orders it on the servers."""
         step = command.step
         batches, weights = [m.batch for m in step.members], [m.weight for m in step.members]
+        row_weights = [m.row_weights for m in step.members] if any(m.row_weights for m in step.members) else []
         return OrderStep(
             self.number, step.step, batches, weights, step.divisor, step.weight_sum, command.lr_scale,
-            *_row_weights(step), due(self.checksum_every, step.step), step.accepted,
+            row_weights, due(self.checksum_every, step.step), step.accepted,
             list(step.shares(self.policy.phase.local_batch)),
         )  # fmt: skip
-
-
-def _row_weights(step: Step) -> tuple[list[float], list[int]]:
-    """Row weights by staleness, concatenated over a step's gradients, and their count per gradient; empty if unused."""
-    if not any(m.row_weights for m in step.members):
-        return [], []
-    return [w for m in step.members for w in m.row_weights], [len(m.row_weights) for m in step.members]

@@ -307,8 +307,7 @@ class OrderStep(NamedTuple):
     divisor: float
     weight_sum: float
     lr_scale: float
-    row_weights: list[float]
-    row_counts: list[Integer]
+    row_weights: list[tuple[float, ...]]  # of each gradient its weights by row staleness; empty if unused
     checksum: bool
     accepted: bool = False
     shares: list[float] = []  # noqa: RUF012

@@ -26,6 +26,8 @@ def of(annotation: Any) -> st.SearchStrategy[Any]:
         return st.integers(bounds.gt + 1 if bounds.ge is None else bounds.ge, bounds.lt - 1)
     if dataclasses.is_dataclass(annotation):
         return of_class(annotation)
+    if origin is tuple and inside[-1] is ...:
+        return st.lists(of(inside[0]), max_size=5).map(tuple)
     if origin is tuple:
         return st.tuples(*map(of, inside))
     if origin is list:

@@ -88,7 +88,7 @@ def test_a_full_buffer_is_one_order_to_every_server_after_the_journal(at: Settin
     assert at.of("S0", OrderStep) == []
     at.announce(0, 0)
     [order] = at.of("S0", OrderStep)
-    assert order == OrderStep(7, 0, [1, 0], [1.0, 1.0], 2.0, 2.0, 1.0, [], [], False)
+    assert order == OrderStep(7, 0, [1, 0], [1.0, 1.0], 2.0, 2.0, 1.0, [], False)
     assert at.of("S1", OrderStep) == [order]
     at.log.flush()
     kinds = [type(record) for record in read(at.path)][1:]

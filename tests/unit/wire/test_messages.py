@@ -123,8 +123,8 @@ def test_something_else_than_a_list(top: Any) -> None:
 
 
 def test_a_whole_number_may_stand_for_a_float() -> None:
-    assert unpack(KIND[OrderStep], msgpack.packb([1, 2, [3], [1], 4, 1, 1, [], [], False, False, [1]])) == OrderStep(
-        1, 2, [3], [1], 4, 1, 1, [], [], False, False, [1]
+    assert unpack(KIND[OrderStep], msgpack.packb([1, 2, [3], [1], 4, 1, 1, [], False, False, [1]])) == OrderStep(
+        1, 2, [3], [1], 4, 1, 1, [], False, False, [1]
     )
 
 

@@ -36,7 +36,7 @@ from gbactl.coordinator.training_phase import (
     order_record,
 )
 from gbactl.errors import WireError
-from gbactl.policies import Grant, Policy, Step
+from gbactl.policies import Grant, Policy
 from gbactl.store.optimizers import due
 from gbactl.wire.messages import DropSlice, Granted, OrderStep, PrefetchHint, Staged
 

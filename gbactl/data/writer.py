@@ -152,7 +152,7 @@ def put_in_order(
     staged: Path, folder: Path, schema: Schema, order: Order, progress: Progress,
     change: Callable[[Batch], Batch] | None = None,
 ) -> None:  # fmt: skip
-    """Move the arrays in the folder `staged` to another one, in the order of time and with the `change` of reorder()."""
+    """Move the arrays of the folder `staged` to another one, in the order of time, with the `change` of reorder()."""
     if order is None and change is None:
         for path in staged.glob("*.npy"):
             path.rename(folder / path.name)

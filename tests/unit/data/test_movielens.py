@@ -98,7 +98,9 @@ CELL = st.sampled_from(
 def test_the_readable_lines_are_those_of_the_format(table: list[list[str]]) -> None:
     def readable(row: list[str]) -> bool:
         whole = len(row) == 4 and all(re.fullmatch("-?[0-9]+", row[place]) for place in (0, 1, 3))
-        within = whole and all(0 <= int(row[at]) <= LIMITS[name] for at, name in ((0, "user"), (1, "item"), (3, "time")))
+        within = whole and all(
+            0 <= int(row[at]) <= LIMITS[name] for at, name in ((0, "user"), (1, "item"), (3, "time"))
+        )
         return within and row[2] not in ("", "nan", "inf") and 0 <= float(row[2]) <= 10
 
     block = LineBlock(Path("f"), 1, "".join("\t".join(row) + "\n" for row in table).encode())

@@ -34,6 +34,7 @@ from gbactl.coordinator.training_phase import (
     Take,
     TrainingPhase,
     order_record,
+    step_order,
 )
 from gbactl.errors import WireError
 from gbactl.policies import Grant, Policy
@@ -343,11 +344,5 @@ class LivePhase:
 
     def order_message(self, command: ApplyStep) -> OrderStep:
         """Convert a step command to the message that orders it on the servers."""
-        step = command.step
-        batches, weights = [m.batch for m in step.members], [m.weight for m in step.members]
-        row_weights = [m.row_weights for m in step.members] if any(m.row_weights for m in step.members) else []
-        return OrderStep(
-            self.number, step.step, batches, weights, step.divisor, step.weight_sum, command.lr_scale,
-            row_weights, due(self.checksum_every, step.step), step.accepted,
-            list(step.shares(self.policy.phase.local_batch)),
-        )  # fmt: skip
+        order = step_order(command, self.policy.phase.local_batch)
+        return OrderStep(self.number, order, due(self.checksum_every, order.step))

@@ -23,7 +23,7 @@ from gbactl.faults.slowdown import ServerSlowdown
 from gbactl.server.allreduce_fallback import SumHandlers
 from gbactl.server.checkpoint_writer import ShardSaver
 from gbactl.server.replica_averages import EasgdHandlers
-from gbactl.store.gradient_slice import GradientSlice, StepOrder
+from gbactl.store.gradient_slice import GradientSlice
 from gbactl.store.optimizers import due
 from gbactl.store.shard import Shard
 from gbactl.wire import frames
@@ -209,11 +209,7 @@ class Server:
             held.popleft().detach()
 
     def _order(self, _: Channel, message: OrderStep, frame: Frame) -> None:
-        members = tuple(zip(message.batches, message.weights, strict=True))
-        order = StepOrder(
-            message.step, members, message.divisor, message.weight_sum, message.lr_scale,
-            tuple(message.row_weights), message.accepted, tuple(message.shares),
-        )  # fmt: skip
+        order = message.order
         if due(self.norms_every, order.step):
             self.coordinator.send(GradientNorms(order.step, *self.shard.gradient_norms(order)))
         touched = self.shard.touched_rows(order) if message.checksum else None

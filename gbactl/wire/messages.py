@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from gbactl.errors import WireError
+from gbactl.store.gradient_slice import StepOrder
 from gbactl.wire.frames import Frame
 
 #: what a worker waits for, or does, besides computing: the order of `Push.waits`
@@ -298,19 +299,11 @@ class Predictions(NamedTuple):
 
 
 class OrderStep(NamedTuple):
-    """To a server: apply the gradients of `batches`, with their `weights`, as step `step` (see StepOrder)."""
+    """To a server: apply staged gradients of a phase as one step, and send the step's checksum if `checksum`."""
 
     phase: Integer
-    step: Integer
-    batches: list[Integer]
-    weights: list[float]
-    divisor: float
-    weight_sum: float
-    lr_scale: float
-    row_weights: list[tuple[float, ...]]  # of each gradient its weights by row staleness; empty if unused
+    order: StepOrder
     checksum: bool
-    accepted: bool = False
-    shares: list[float] = []  # noqa: RUF012
 
 
 class StepChecksum(NamedTuple):
@@ -605,7 +598,9 @@ class Stop(NamedTuple):
 
 #: every kind of message: the named tuples above, in their order
 MESSAGES: tuple[type[Any], ...] = tuple(
-    each for each in list(globals().values()) if isinstance(each, type) and issubclass(each, tuple)
+    each
+    for each in list(globals().values())
+    if isinstance(each, type) and issubclass(each, tuple) and each.__module__ == __name__
 )
 KIND: dict[type[Any], int] = {cls: number for number, cls in enumerate(MESSAGES, start=1)}
 

@@ -13,6 +13,7 @@ from gbactl.wire.messages import MESSAGES
 _LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     bytes: st.binary(max_size=20),
     str: st.text(max_size=20),
+    int: st.integers(-(1 << 62) + 1, (1 << 62) - 1),
     bool: st.booleans(),
     float: st.floats(allow_nan=False),
 }
@@ -21,10 +22,10 @@ _LEAVES: dict[Any, st.SearchStrategy[Any]] = {
 def of(annotation: Any) -> st.SearchStrategy[Any]:
     """Values of an annotation."""
     origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Annotated:  # the only annotated type is a bounded integer
+    if origin is Annotated:  # a bounded integer
         bounds = inside[1]
         return st.integers(bounds.gt + 1 if bounds.ge is None else bounds.ge, bounds.lt - 1)
-    if dataclasses.is_dataclass(annotation):
+    if dataclasses.is_dataclass(annotation) or hasattr(annotation, "_fields"):
         return of_class(annotation)
     if origin is tuple and inside[-1] is ...:
         return st.lists(of(inside[0]), max_size=5).map(tuple)

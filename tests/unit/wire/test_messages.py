@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.errors import WireError
+from gbactl.store.gradient_slice import StepOrder
 from gbactl.wire.messages import (
     KIND,
     MESSAGES,
@@ -123,9 +124,8 @@ def test_something_else_than_a_list(top: Any) -> None:
 
 
 def test_a_whole_number_may_stand_for_a_float() -> None:
-    assert unpack(KIND[OrderStep], msgpack.packb([1, 2, [3], [1], 4, 1, 1, [], False, False, [1]])) == OrderStep(
-        1, 2, [3], [1], 4, 1, 1, [], False, False, [1]
-    )
+    packed = msgpack.packb([1, [2, [[3, 1]], 4, 1, 1, [], False, [1]], False])
+    assert unpack(KIND[OrderStep], packed) == OrderStep(1, StepOrder(2, ((3, 1),), 4, 1, 1, (), False, (1,)), False)
 
 
 @given(kinds, st.binary(max_size=200))

@@ -24,13 +24,13 @@ from gbactl.coordinator.event_log import (
     LeftRecord,
     OrderRecord,
 )
+from gbactl.coordinator.training_phase import ApplyStep, step_order
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepared_data import prepare
 from gbactl.nodes.role_setup import header
 from gbactl.policies import Drop, Grant, Phase, Policy, make
 from gbactl.policies.policy import Decision
 from gbactl.replay.gradient_recomputation import GradientRecomputer, index_of
-from gbactl.replay.replayer import store_order
 from gbactl.simulation.gradient_compute import answer_of
 from gbactl.store.gradient_slice import StepOrder
 from gbactl.store.optimizers import factor
@@ -192,7 +192,7 @@ class HandMade:
                 finished += decision.samples
                 continue
             scale = factor(self.cfg.optim.schedule, (self.done + finished) / self.cfg.train.global_batch)
-            order = store_order(decision, scale, self.cfg.local_batch)
+            order = step_order(ApplyStep(decision, scale), self.cfg.local_batch)
             self.log.order(OrderRecord(order.step, order.divisor, order.weight_sum, scale, order.members))
             for queue in self.queues:
                 queue.append(order)

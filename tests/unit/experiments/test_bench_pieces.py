@@ -122,13 +122,12 @@ def test_a_run_too_short_for_its_cpu_is_said_to_be(bench: Modules, tmp_path: Pat
 
 
 def test_synthetic_tsv_is_criteos_format(bench: Modules) -> None:
-    from gbactl.data.readers.criteo import CriteoLines
+    from gbactl.data.readers.criteo import parse
+    from gbactl.data.text_files import BadLines, LineBlock
 
     block = bench["tsv_preparation"].block(np.random.default_rng(0), 500)
-    lines = block.decode().splitlines()
-    form = CriteoLines(1000)
-    assert len(lines) == 500 and [form.explain(line) for line in lines] == [None] * 500
-    batch = form.fast(block, 500)
+    batch = parse(LineBlock(Path("f"), 1, block), 1000, BadLines(0))
+    assert batch is not None and len(batch) == 500
     assert set(batch.labels.tolist()) == {0, 1} and 0.05 < (batch.ids == 0).mean() < 0.15
 
 

@@ -259,10 +259,11 @@ class LivePhase:
         self._check(rows, dense)
         self.told_loss(one.worker, one.loss)
         counted = () if self.phase.slices is None else tuple(each.rows for each in slices)
-        self.log.announce(one.worker, one.batch, rows, dense, counted if self.log.ahead else ())
+        gradient = AnnounceRecord(one.worker, one.batch, rows, dense, counted)
+        self.log.write(gradient if self.log.ahead else gradient._replace(part_rows=()))
         self._flying[one.worker] -= 1
         self.clock.announced()
-        commands = self.phase.apply(AnnounceRecord(one.worker, one.batch, rows, dense, counted))
+        commands = self.phase.apply(gradient)
         self.phase.statistics.add_timing(one.worker, samples, one.loss, one.seconds, one.slowdown, (one.won, one.pairs))
         times = self.phase.statistics.times
         times.add(self.clock.now(), one.worker, one.seconds, one.waits, self.mode)
@@ -335,7 +336,7 @@ class LivePhase:
             channel.send(DropSlice(self.number, batch))
 
     def _order(self, command: ApplyStep) -> None:
-        self.log.order(order_record(command))
+        self.log.write(order_record(command))
         order = self.order_message(command)
         for channel in self.servers:
             channel.send(order)

@@ -16,6 +16,7 @@ import numpy as np
 from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import (
+    AnnounceRecord,
     DropRecord,
     EventLog,
     FinishRecord,
@@ -155,7 +156,8 @@ class HandMade:
         for shard, part in zip(self.shards, self.gradients.compute(lease.pulled), strict=True):
             assert shard.stage(batch, part)
         shards = range(len(self.shards))
-        self.log.announce(lease.worker, batch, [lease.rows[s] for s in shards], [lease.dense[s] for s in shards])
+        versions = tuple(lease.rows[s] for s in shards), tuple(lease.dense[s] for s in shards)
+        self.log.write(AnnounceRecord(lease.worker, batch, *versions))
         before = policy.ledger.finished
         self._carry_out(policy, policy.announce(lease.worker, batch), before, lease.worker)
 
@@ -193,7 +195,7 @@ class HandMade:
                 continue
             scale = factor(self.cfg.optim.schedule, (self.done + finished) / self.cfg.train.global_batch)
             order = step_order(ApplyStep(decision, scale), self.cfg.local_batch)
-            self.log.order(OrderRecord(order.step, order.divisor, order.weight_sum, scale, order.members))
+            self.log.write(OrderRecord(order.step, order.divisor, order.weight_sum, scale, order.members))
             for queue in self.queues:
                 queue.append(order)
             finished += sum(member.samples for member in decision.members)

@@ -81,7 +81,7 @@ def event_log(path: Path, orders: int) -> tuple[bytes, list[int]]:
     log, ends = EventLog(path, {"gbactl": "0"}), []
     for step in range(orders):
         log.write(GrantRecord(0, step, 0))
-        log.order(OrderRecord(step, 1.0, 1.0, 1.0, ((2 * step, 1.0), (2 * step + 1, 1.0))))
+        log.write(OrderRecord(step, 1.0, 1.0, 1.0, ((2 * step, 1.0), (2 * step + 1, 1.0))))
         ends.append(log.bytes)
     log.flush()
     log.close()

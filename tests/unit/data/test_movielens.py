@@ -71,7 +71,7 @@ def test_ratings_become_clicks_in_time_order(
         ("1,-2,4,5", "line 3: the column item is '-2', not"),
         ("1,2,good,5", "line 3: the column rating is 'good', not"),
         ("1,2,nan,5", "line 3: the column rating is 'nan', not"),
-        ("1,2,11,5", "line 3: the column rating is '11', not a number from 0 to 10"),
+        ("1,2,11,5", "line 3: the column rating is '11.0', not a number from 0 to 10"),
         ("1,2,4,", "line 3: the column time is missing, not"),
     ],
 )

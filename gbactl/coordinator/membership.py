@@ -73,11 +73,10 @@ class Membership:
         """Send the servers' addresses to the workers that do not know them, once all servers are members."""
         if len(self.channels_of("server")) < self.expected["server"]:
             return
-        addresses = ShardAddresses([self.addresses[shard] for shard in range(self.expected["server"])])
         for number, channel in (*self.channels_of("worker").items(), *self.joining.items()):
             if number not in self._told:
                 self._told.add(number)
-                channel.send(addresses)
+                channel.send(ShardAddresses([self.addresses[shard] for shard in range(self.expected["server"])]))
 
     def tell_joining(self, message: Any) -> None:
         """Send a message to every joining worker that knows the servers' addresses."""

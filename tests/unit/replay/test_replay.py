@@ -92,7 +92,7 @@ def test_a_log_of_an_older_format_is_refused(data: dict[str, Any], tmp_path: Pat
     content = bytearray(log.read_bytes())
     content[8] = event_log.FORMAT - 1
     log.write_bytes(content)
-    with pytest.raises(EventLogError, match=f"this gbactl reads {event_log.FORMAT} here; use the one that wrote it"):
+    with pytest.raises(EventLogError, match=f"this gbactl reads {event_log.FORMAT}; use the one that wrote it"):
         replay(tmp_path)
 
 

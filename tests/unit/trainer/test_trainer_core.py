@@ -66,7 +66,7 @@ def test_iterations_are_those_of_the_phase() -> None:
             step(core)
         assert core.iterations == steps
         told = core.closing_message(turn)
-        assert (told.worker, told.turn, told.notes["iterations"]) == (0, turn, steps)
+        assert (told.worker, told.turn, told.totals.iterations) == (0, turn, steps)
     assert core.pace.k == 4
 
 

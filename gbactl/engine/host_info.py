@@ -29,7 +29,6 @@ from gbactl.host_limits import free_memory, usable_cores
 from gbactl.install import version
 from gbactl.wire.listener import receive_exactly
 
-
 SAME = ("gbactl", "python", "torch", "horovod")  # versions that must be equal on all hosts
 
 

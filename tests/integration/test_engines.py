@@ -330,7 +330,9 @@ def test_a_run_outlives_ray_s_head_by_a_minute(launcher: Launcher, ray: RayClust
     ray.ask("remove n1")
     done = launched.finish()
     assert done.code == 1 and "Host n1 is gone" in done.err and "Traceback" not in done.err, done.err
-    told = r"Every host is gone, n2 because .+; the newest checkpoint is cut-\d+, go on with 'gbactl train resume=\S+'\.$"
+    told = (
+        r"Every host is gone, n2 because .+; the newest checkpoint is cut-\d+, go on with 'gbactl train resume=\S+'\.$"
+    )
     assert re.search(told, done.err.strip()), done.err
     assert "good" in launcher.gbactl("checkpoint", "verify", str(launched.run_dir)).stdout
 

@@ -42,7 +42,9 @@ def test_the_table_has_the_difference_from_the_published_figure(scripts: Any) ->
 
     cells = [done("sync", "0", 0.98400), done("sync", "1", 0.98404), done("gba", "0", 0.984), done("gba", "1", 0.98404)]
     [row] = [line for line in scripts["write_models"].frappe(cells).splitlines() if line.startswith("| `dcnv2`")]
-    assert row.startswith("| `dcnv2` | 2 | 0.98382 | 0.98402 +-0.00003 | +0.00020 | yes | **+0.00000 +-0.00000** | 1.50 +-0.00 |")
+    assert row.startswith(
+        "| `dcnv2` | 2 | 0.98382 | 0.98402 +-0.00003 | +0.00020 | yes | **+0.00000 +-0.00000** | 1.50 +-0.00 |"
+    )
     low = scripts["write_models"].frappe([done("sync", "0", 0.982)])
     assert "| `dcnv2` | 1 | 0.98382 | 0.98200 | -0.00182 | no | - | - |" in low
     assert "| `dcnv2` | 2 | 0.98402 | +0.0" not in low

@@ -198,7 +198,7 @@ def test_cells_go_on_from_a_base_that_they_share(study: Any, sweep: Path, monkey
     given = list[Any]()
 
     class Pool(ThreadPoolExecutor):
-        def __init__(self, jobs: int, context: object) -> None:
+        def __init__(self, jobs: int, context: object, **_: object) -> None:
             super().__init__(jobs)
 
     def timed(cell: Any) -> tuple[float, Any]:

@@ -25,8 +25,8 @@ from gbactl.conf_catalogue import as_yaml, conf_dir
 from gbactl.config import RunConfig
 from gbactl.config.groups import CostConfig
 from gbactl.cpu import available_cores
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.data.prepared_data import prepare
 from gbactl.engine.host_agents import read
 from gbactl.engine.signals import stoppable
 from gbactl.errors import ClusterError, UsageError

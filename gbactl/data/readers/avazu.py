@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from gbactl.checked_dataclasses import Natural, TableRows
+from gbactl.data.cache_writer import WrittenArrays, splits_between, write_all
 from gbactl.data.dataset import Batch, Progress, Schema
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.text_files import (
@@ -28,7 +29,6 @@ from gbactl.data.text_files import (
     table,
     to_ids,
 )
-from gbactl.data.writer import WrittenArrays, splits_between, write_all
 from gbactl.errors import DataError
 
 NOT_FIELDS = ("id", "click", "hour")

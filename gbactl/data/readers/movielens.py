@@ -17,10 +17,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Days, Natural
+from gbactl.data.cache_writer import Clock, WrittenArrays, equal_days, reorder, write_all
 from gbactl.data.dataset import USER, Batch, Progress, Schema, map_arrays
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.text_files import BadLines, FastPathMismatch, LineBlock, find, is_integer, parse, read_all, table
-from gbactl.data.writer import Clock, WrittenArrays, equal_days, reorder, write_all
 from gbactl.errors import DataError
 
 FIELDS = [USER, "item", "hour", "weekday"]

@@ -24,6 +24,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Bounds, Natural
+from gbactl.data.cache_writer import Clock, WrittenArrays, reorder, splits_between, write_all
 from gbactl.data.column_conversion import ids_of, numbers
 from gbactl.data.dataset import USER, Batch, Jagged, ListField, Pooling, Progress, Schema, map_arrays, positions
 from gbactl.data.readers.criteo import signed_log
@@ -31,7 +32,6 @@ from gbactl.data.readers.table import Faults
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.table_files import Rows, TextForm, columns_of, read_table
 from gbactl.data.text_files import BadLines, find
-from gbactl.data.writer import Clock, WrittenArrays, reorder, splits_between, write_all
 from gbactl.errors import DataError
 
 TABLES = ("raw_sample", "ad_feature", "user_profile", "behavior_log")

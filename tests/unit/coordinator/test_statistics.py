@@ -15,7 +15,7 @@ from gbactl.coordinator.replica_phases import check_notes, curve, notes_summary,
 from gbactl.coordinator.statistics import MOST_BINS, MOST_WORKERS, ActivityTimes, LossLimit, Statistics, quantiles
 from gbactl.errors import WireError
 from gbactl.policies import Member, Step
-from gbactl.trainer.trainer_core import ExchangeStatistics
+from gbactl.trainer.trainer_state import ExchangeStatistics
 
 TIMES = [0.1, 0.2, 0.0, 0.05, 0.4]  # seconds of each wait
 

@@ -28,15 +28,16 @@ from gbactl.advise.simulation_jobs import (
     simulate,
 )
 from gbactl.checkpoint.folder import CHECKPOINTS
+from gbactl.conf_catalogue import option_files
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.config.run_config import effective_keys
-from gbactl.cpu import available_cores
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepared_data import prepare
-from gbactl.engine.preflight import check_memory
+from gbactl.engine.preflight import check_memory, check_model
 from gbactl.engine.signals import stoppable
 from gbactl.errors import Stopped, UsageError
 from gbactl.faults.fault_plan import FaultsConfig
+from gbactl.host_limits import usable_cores
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.hydra_config import compose, defaults_of
 from gbactl.launch.progress import ProgressDisplay, unit_of
@@ -98,10 +99,11 @@ class Advising:
         self.modes = {mode: in_mode(self.cfg, mode) for mode in self._modes()}
 
     def _modes(self) -> list[str]:
+        own = self.cfg.mode.name  # which may be of a mode.target, or one with replicas
         if self.options.modes is None:
-            return default_modes()
+            return list(dict.fromkeys([*default_modes(), own]))
         typed = [name.strip() for name in self.options.modes.split(",") if name.strip()]
-        if strange := [name for name in typed if name not in names()]:
+        if strange := [name for name in typed if name not in {own, *names()}]:
             raise UsageError(f"--modes {strange[0]} is not known; type some of: {', '.join(names())}.")
         return list(dict.fromkeys([SYNC, *typed]))
 
@@ -110,6 +112,7 @@ class Advising:
         path = prepare(self.cfg.data, self.show.show_step)
         self.show.clear()
         self.dataset = open_dataset(path)
+        check_model(self.cfg, self.dataset)
         check_memory(self.cfg, self.dataset)
         self.began = time.monotonic()
         folder = self._folder()
@@ -136,7 +139,7 @@ class Advising:
     # -- simulations --------------------------------------------------------------------------------
 
     def _advice(self, path: Path, folder: Path, tracked: TrackedRun | None) -> Advice:
-        options, cores = self.options, len(available_cores())
+        options, cores = self.options, usable_cores()
         with SimulationPool(options.jobs or min(cores, len(self.modes))) as pool:
             took = self._probe(pool, path, folder)
             sample = self._sample(path, took, pool.jobs)
@@ -259,7 +262,8 @@ class Advising:
         """Print the advice, write it to advice.json, and log it."""
         steps = self.sample.trained // self.cfg.train.global_batch
         base = self.sample.base // self.cfg.train.global_batch
-        words = sentence(found, self.cfg.cluster.workers, self.options.minutes, base, steps)
+        assumed = self.cfg.cost.name if self.cfg.cost.name in option_files("cost") else ""
+        words = sentence(found, self.cfg.cluster.workers, self.options.minutes, base, steps, assumed)
         told = {
             "sentence": words, **plain(found), "workers": self.cfg.cluster.workers, "cost": self.cfg.cost.name,
             "faults": self.cfg.faults.name, "worthwhile": WORTHWHILE,

@@ -22,6 +22,7 @@ from gbactl.checked_dataclasses import build
 from gbactl.conf_catalogue import conf_dir
 from gbactl.config.groups import ClusterConfig
 from gbactl.errors import ConfigError
+from gbactl.host_limits import usable_cores
 
 ENGINES = "gbactl.engine"
 AUTO = "auto"  # cluster=auto: the engine of the surroundings
@@ -75,7 +76,7 @@ class EngineInterface:
 
     def threads(self, cluster: ClusterConfig, computing: int) -> int:
         """Return the OpenMP threads of one worker if `computing` threads compute at the same time."""
-        return cluster.threads or max(1, (os.cpu_count() or 1) // computing)
+        return cluster.threads or max(1, usable_cores() // computing)
 
     def train(self, launch: Any) -> None:
         """Run the training to its end; `launch`: the LaunchContext of the run (engine/base.py). Raises GbactlError."""

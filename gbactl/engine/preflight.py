@@ -17,8 +17,9 @@ from gbactl.config import RunConfig
 from gbactl.config.rounds_and_shards import row_bytes, shard_spec
 from gbactl.data.dataset import Dataset
 from gbactl.engine.fork_server import dense_size
-from gbactl.engine.host_info import PACKAGES, SAME, LinkMeasurement, free_memory
+from gbactl.engine.host_info import PACKAGES, SAME, LinkMeasurement
 from gbactl.errors import ConfigError
+from gbactl.host_limits import free_memory
 from gbactl.store.optimizers import dense_moments
 
 MEBI = 1 << 20
@@ -248,6 +249,17 @@ def check_collective(cfg: RunConfig) -> None:
     With several hosts, preflight checks them."""
     if cfg.engine.here and cfg.collects:
         check_here(cfg.collective.name)
+
+
+def check_model(cfg: RunConfig, dataset: Dataset) -> str:
+    """Test a user's own model on a batch; return why its runs could not be replayed, "" if they could.
+
+    Raises ConfigError, one sentence, where the model breaks the contract."""
+    if cfg.model.target is None:
+        return ""
+    from gbactl.models.dry_run import dry_run  # it imports torch, which takes a second
+
+    return dry_run(cfg.model, dataset, cfg.seed, cfg.precision)
 
 
 def check_memory(cfg: RunConfig, dataset: Dataset) -> None:

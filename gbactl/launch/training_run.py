@@ -25,7 +25,7 @@ from gbactl.data.prepared_data import prepare
 from gbactl.disk_files import room_needed
 from gbactl.engine.base import RunProcesses
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
-from gbactl.engine.preflight import check_collective, check_memory, too_few
+from gbactl.engine.preflight import check_collective, check_memory, check_model, too_few
 from gbactl.engine.signals import (
     NOTHING,
     StopRequest,
@@ -54,6 +54,7 @@ from gbactl.launch.supervision import (
 )
 from gbactl.launch.sweep_parent_run import parent_tags
 from gbactl.models import dimension_mask
+from gbactl.report.failures_and_slowdowns import slow_sentence
 from gbactl.switching.auto_controller import AUTO_FILE
 from gbactl.switching.switch_descriptions import answer, legend, mode_id, modes_sentence
 from gbactl.switching.switch_schedule import located
@@ -143,11 +144,7 @@ def _train(
     show.job = JobProgress(sum(dataset.splits[part.split].rows for part in plan))
     located(cfg.entries, [dataset.splits[part.split].rows for part in plan])  # raises for an unreachable switch
     dimension_mask(cfg.model, dataset.schema, dataset.meta["field_names"])  # raises for a field that the data lack
-    obstacle = ""
-    if cfg.model.target is not None:
-        from gbactl.models.dry_run import dry_run  # it imports torch, which takes a second
-
-        obstacle = dry_run(cfg.model, dataset, cfg.seed, cfg.precision)
+    obstacle = check_model(cfg, dataset)
     check_memory(cfg, dataset)
     job = StartingPoint.of(cfg, dataset, len(plan))
     run_dir = job.run_dir(cfg)
@@ -524,7 +521,8 @@ class LaunchedRun:
             return run_note(headline, self.command)
         switched = f"modes: {modes_sentence(self.cfg.mode.name, self.switches)}" if self.switches else ""
         failed = f"failures: {failed_in_short(result)}" if result.get("recovery") else ""
-        happened = [switched, failed, *fault_lines(result), *result.get("warnings", ())]
+        slow = "" if "faults" in result else slow_sentence(result.get("time") or {})  # of itself, not by a fault plan
+        happened = [switched, failed, *fault_lines(result), slow, *result.get("warnings", ())]
         return run_note(headline, self.command, result, [each for each in happened if each])
 
     def _update_name(self, modes: str) -> None:

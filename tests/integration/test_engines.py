@@ -322,12 +322,19 @@ def test_the_processes_of_a_ray_node_that_is_lost_go_on_elsewhere(
 
 
 @pytest.mark.slow
-def test_a_ray_head_that_is_lost_ends_the_run_with_a_sentence(launcher: Launcher, ray: RayCluster) -> None:
-    launched = launcher.start("mode=async", *ENGINES["ray"], *LONG, *PACKED, "data.days=8")
-    launched.training()
+def test_a_run_outlives_ray_s_head_by_a_minute(launcher: Launcher, ray: RayCluster) -> None:
+    """Then Ray ends its other nodes. The run's last sentence says how to resume it, and its checkpoints are good."""
+    saved = ("checkpoint=full", "checkpoint.interval_steps=50", "model.hidden=[512,512]")
+    launched = launcher.start("mode=async", *ENGINES["ray"], *LONG, *PACKED, *saved, "data.days=24")
+    wait_for(lambda: list(launched.run_dir.glob("checkpoints/*/manifest.json")))
     ray.ask("remove n1")
     done = launched.finish()
-    assert done.code == 1 and "Host n1 is gone" in done.err
+    assert done.code == 1 and "Host n1 is gone" in done.err and "Traceback" not in done.err, done.err
+    told = (
+        r"Every host is gone, n2 because .+; the newest checkpoint is cut-\d+, go on with 'gbactl train resume=\S+'\.$"
+    )
+    assert re.search(told, done.err.strip()), done.err
+    assert "good" in launcher.gbactl("checkpoint", "verify", str(launched.run_dir)).stdout
 
 
 def submitted(launcher: Launcher, name: str, *typed: str, **variables: str) -> tuple[str, ...]:

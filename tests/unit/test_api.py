@@ -72,6 +72,8 @@ def test_a_comparison_is_a_table_and_shows_the_report(runs: list[gbactl.Run]) ->
     shown = table._repr_markdown_()
     assert "vs sync" in shown and table._repr_html_() is None and "vs sync" in repr(table)
     assert type(table[["mode"]]) is pandas.DataFrame
+    first = gbactl.compare(runs, round=runs[0].rounds["day"][0])
+    assert first["auc_mean"].tolist() == [run.rounds["auc"][0] for run in runs]
 
 
 def test_errors_are_those_of_the_project(tmp_path: Path) -> None:

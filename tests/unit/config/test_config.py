@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.config import RunConfig, check, flatten, from_dict, to_dict
+from gbactl.config import RunConfig, check, engine_interface, flatten, from_dict, to_dict
 from gbactl.config.run_config import effective_keys, when_effective
 from gbactl.config.validation import check_transport
 from gbactl.errors import ConfigError
@@ -36,7 +36,7 @@ def test_batches() -> None:
 
 
 def test_threads_are_shared_by_the_workers_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr(engine_interface, "usable_cores", lambda: 8)
     assert from_dict({"cluster": {"workers": 4, "servers": 1}}).threads == 2
     assert from_dict({"cluster": {"workers": 16}}).threads == 1
     assert from_dict({"cluster": {"threads": 3}}).threads == 3

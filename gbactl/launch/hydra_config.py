@@ -158,9 +158,18 @@ def defaults_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, **main, **{f"{group}.name": name for group in GROUPS if (name := default_option(group))}}
 
 
+def with_shown_engine(overrides: Sequence[str]) -> list[str]:
+    """Replace cluster=auto in overrides by the engine of the surroundings, and print it on standard error."""
+    found = with_engine(overrides)
+    if found != list(overrides):
+        name = detected_engine(os.environ)
+        print(f"cluster={AUTO}: in {engine_named(name).surroundings}, so cluster={name}", file=sys.stderr, flush=True)
+    return found
+
+
 def compose(overrides: list[str]) -> RunConfig:
     """Compose conf/train.yaml with Hydra overrides, and check it. Raises UsageError with the valid keys or options."""
-    overrides = with_engine(overrides)
+    overrides = with_shown_engine(overrides)
     with _explained():
         cfg = composed(overrides)
         rest = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
@@ -219,10 +228,7 @@ def run_hydra(
                 print(f"run {HydraConfig.get().job.num + 1} of {sweep.of}: {error}", file=sys.stderr, flush=True)
             return None
 
-    given, arguments = arguments, with_engine(arguments)
-    if arguments != given:
-        name = detected_engine(os.environ)
-        print(f"cluster={AUTO}: in {engine_named(name).surroundings}, so cluster={name}", file=sys.stderr, flush=True)
+    given, arguments = arguments, with_shown_engine(arguments)
     # Hydra derives its job name from sys.argv and prints tracebacks itself unless told not to.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     main = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=ROOT_CONFIG)(task)

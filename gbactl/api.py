@@ -28,10 +28,10 @@ import yaml
 from gbactl.errors import Stopped
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import display
-from gbactl.report.command import run_at
 from gbactl.report.compare import Report
 from gbactl.report.compare import compare as compared
 from gbactl.report.render import csv, markdown, text
+from gbactl.report.report_command import run_at
 from gbactl.tracking.run_description import CommandLine
 
 if TYPE_CHECKING:
@@ -113,11 +113,12 @@ def train(*overrides: str) -> Run:
 
     Raises GbactlError. Ctrl-C, or a notebook's interrupt, saves a checkpoint, stops all processes of the run and raises
     KeyboardInterrupt; a second interrupt does not wait for the checkpoint."""
-    from gbactl.launch.hydra_config import compose
+    from gbactl.launch.hydra_config import compose, with_shown_engine
     from gbactl.launch.training_run import train as train_run
 
+    typed = with_shown_engine(overrides)
     try:
-        result = train_run(compose(list(overrides)), CommandLine("train", overrides), display=display())
+        result = train_run(compose(typed), CommandLine("train", tuple(typed)), display=display())
     except Stopped as stopped:
         if stopped.number == signal.SIGINT:
             raise KeyboardInterrupt(stopped.told) from None

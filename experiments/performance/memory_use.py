@@ -43,7 +43,7 @@ from gbactl.wire.messages import (
     Staged,
     unpack,
 )
-from gbactl.wire.socket_hub import SocketHub
+from gbactl.wire.node_connections import SocketHub
 
 CHUNK, MEMBERS, DENSE = 13_312, 4, 493_000
 WIDTH = 16

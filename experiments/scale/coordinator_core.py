@@ -20,8 +20,8 @@ import numpy as np
 from timing_only import repeated
 
 from gbactl.coordinator.message_loop import Coordinator
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import open_dataset
-from gbactl.data.prepared_data import prepare
 from gbactl.launch.hydra_config import compose
 from gbactl.nodes.role_setup import header
 from gbactl.store.gradient_slice import StepOrder

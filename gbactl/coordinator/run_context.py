@@ -22,11 +22,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from gbactl.checkpoint.remaining_samples import Ranges
-from gbactl.config import RunConfig, mode_values
-from gbactl.config.rounds_and_shards import rounds
+from gbactl.config import RunConfig, mode_values, rounds
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog
-from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.membership import Fencing, Membership
 from gbactl.coordinator.run_summary import RecoveryTimes, RunSummary
 from gbactl.coordinator.state import (
@@ -42,10 +40,11 @@ from gbactl.coordinator.state import (
     writes_journal,
 )
 from gbactl.coordinator.statistics import ActivityTimes
+from gbactl.coordinator.training_phase_io import LivePhase
 from gbactl.data.dataset import Dataset
 from gbactl.errors import DivergedError, WireError
 from gbactl.faults.measured_effects import ObservedBatches
-from gbactl.metrics import evaluate
+from gbactl.quality_metrics import evaluate
 from gbactl.switching.auto_controller import SYNC, AutoController, AutoSwitch
 from gbactl.switching.switch_schedule import SwitchPlan
 from gbactl.wire.channel_interface import Channel, Hub

@@ -20,13 +20,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gbactl.atomic_files import replacing
 from gbactl.checkpoint.failure_cost_counters import PlsCounter, ServerFailureLoss, UnsavedWork, UpdateCounter
 from gbactl.checkpoint.folder import CheckpointChain
 from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import InfoRecord, Record
 from gbactl.coordinator.statistics import ACTIVITIES, ActivityTimes, SavedStatistics
-from gbactl.disk_files import replacing
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.policies import Ledger
 from gbactl.policies.policy import policy_class

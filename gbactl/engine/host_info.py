@@ -26,14 +26,15 @@ from gbactl import shared_memory_names
 from gbactl.collective.gloo import address_of_own_name, interface_of
 from gbactl.errors import ClusterError
 from gbactl.host_limits import free_memory, usable_cores
-from gbactl.install import version
+from gbactl.install import running_code, version
 from gbactl.wire.listener import receive_exactly
 
-SAME = ("gbactl", "python", "torch", "horovod")  # versions that must be equal on all hosts
+PACKAGES = ("gbactl", "python", "torch", "horovod")
+SAME = (*PACKAGES, "code")  # versions that must be equal on all hosts
 
 
 def facts() -> dict[str, Any]:
-    """Collect facts about this host: versions, cores, free memory, address of the ssh client and of its own name."""
+    """Collect facts about this host: versions, hash of gbactl's source files, cores, free memory, addresses."""
     from gbactl import __version__
 
     return {
@@ -41,6 +42,7 @@ def facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": version("torch"),
         "horovod": version("horovod"),
+        "code": running_code(),
         "cores": usable_cores(),
         "memory": free_memory(),
         "shared_memory": shutil.disk_usage(shared_memory_names.DIRECTORY).free

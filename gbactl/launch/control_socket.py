@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gbactl.atomic_files import replacing
 from gbactl.config.engine_interface import engine_named
-from gbactl.disk_files import replacing
 from gbactl.errors import ConfigError, GbactlError, UsageError, WireError
 from gbactl.launch.run_dir import CONFIG, LOG, RESULT, find, lock
 from gbactl.policies.policy import names
@@ -28,7 +28,7 @@ from gbactl.wire.channel_interface import Channel
 from gbactl.wire.frames import CLOSED, Frame
 from gbactl.wire.listener import local
 from gbactl.wire.messages import Event, decode
-from gbactl.wire.socket_hub import SocketHub
+from gbactl.wire.node_connections import SocketHub
 
 FILE = "control.json"
 ROLE = "control"

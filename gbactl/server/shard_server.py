@@ -22,7 +22,7 @@ from gbactl.errors import WireError
 from gbactl.faults.slowdown import ServerSlowdown
 from gbactl.server.allreduce_fallback import SumHandlers
 from gbactl.server.checkpoint_writer import ShardSaver
-from gbactl.server.replica_averages import EasgdHandlers
+from gbactl.server.replica_averaging import EasgdHandlers
 from gbactl.store.gradient_slice import GradientSlice
 from gbactl.store.optimizers import due
 from gbactl.store.shard import Shard

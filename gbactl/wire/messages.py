@@ -95,7 +95,7 @@ class DenseMoved(NamedTuple):
 class OpenReplicas(NamedTuple):
     """To a worker: in the phase that starts now, each of the workers 0 to `trainers` - 1 holds a dense replica.
 
-    `rule` synchronises them, with the mode's own keys as `values` (see gbactl/replicas/), in the background if
+    `rule` synchronises them, with the mode's own keys as `values` (see gbactl/averaging_rules/), in the background if
     `shadow`."""
 
     turn: Integer

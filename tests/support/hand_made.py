@@ -26,8 +26,8 @@ from gbactl.coordinator.event_log import (
     OrderRecord,
 )
 from gbactl.coordinator.training_phase import ApplyStep, step_order
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import open_dataset
-from gbactl.data.prepared_data import prepare
 from gbactl.nodes.role_setup import header
 from gbactl.policies import Drop, Grant, Phase, Policy, make
 from gbactl.policies.policy import Decision

@@ -16,10 +16,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Natural, TableRows
+from gbactl.data.cache_writer import Clock, WrittenArrays, put_in_order, write_all
 from gbactl.data.dataset import Batch, Progress, Schema
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.text_files import BadLines, Faults, LineBlock, find, read_all, rows_of, to_ids, whole_numbers
-from gbactl.data.writer import Clock, WrittenArrays, put_in_order, write_all
 from gbactl.errors import DataError
 
 NOT_FIELDS = ("id", "click", "hour")

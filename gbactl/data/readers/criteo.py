@@ -15,6 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Days, Natural, TableRows
+from gbactl.data.cache_writer import WrittenArrays, equal_days, splits_between, write_all
 from gbactl.data.dataset import Batch, Progress, Schema
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.text_files import (
@@ -28,7 +29,6 @@ from gbactl.data.text_files import (
     to_numbers,
     whole_numbers,
 )
-from gbactl.data.writer import WrittenArrays, equal_days, splits_between, write_all
 from gbactl.errors import DataError
 
 NUMERIC = [f"I{i}" for i in range(1, 14)]

@@ -15,10 +15,10 @@ import numpy as np
 import polars as pl
 
 from gbactl.checked_dataclasses import Natural
+from gbactl.data.cache_writer import WrittenArrays, splits_between, write_all
 from gbactl.data.dataset import USER, Batch, Progress, Schema
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.text_files import BadLines, Faults, LineBlock, find, read_all, rows_of, whole_numbers
-from gbactl.data.writer import WrittenArrays, splits_between, write_all
 from gbactl.errors import DataError, require
 
 SPLITS = ("train", "validation", "test")

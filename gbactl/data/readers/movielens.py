@@ -17,10 +17,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Days, Natural
+from gbactl.data.cache_writer import Clock, WrittenArrays, equal_days, put_in_order, write_all
 from gbactl.data.dataset import USER, Batch, Progress, Schema
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.text_files import BadLines, Faults, LineBlock, find, read_all, rows_of, whole_numbers
-from gbactl.data.writer import Clock, WrittenArrays, equal_days, put_in_order, write_all
 from gbactl.errors import DataError
 
 FIELDS = [USER, "item", "hour", "weekday"]

@@ -19,6 +19,16 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Days, Natural, TableRows, did_you_mean
+from gbactl.data.cache_writer import (
+    AT_ONCE,
+    Clock,
+    Order,
+    WrittenArrays,
+    equal_days,
+    put_in_order,
+    splits_between,
+    write_all,
+)
 from gbactl.data.column_conversion import (
     day_name,
     days,
@@ -48,16 +58,6 @@ from gbactl.data.table_schema import (
     read_schema,
 )
 from gbactl.data.text_files import BadLines, Faults, Rows, find
-from gbactl.data.writer import (
-    AT_ONCE,
-    Clock,
-    Order,
-    WrittenArrays,
-    equal_days,
-    put_in_order,
-    splits_between,
-    write_all,
-)
 from gbactl.errors import DataError, require
 
 SAMPLE = 1 << 20  # values of the first day from which the borders of buckets come

@@ -24,13 +24,13 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Bounds, Natural
+from gbactl.data.cache_writer import Clock, WrittenArrays, put_in_order, write_all
 from gbactl.data.column_conversion import ids_of, numbers
 from gbactl.data.dataset import USER, Batch, Jagged, ListField, Pooling, Progress, Schema, positions
 from gbactl.data.readers.criteo import signed_log
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.table_files import TextForm, columns_of, read_table
 from gbactl.data.text_files import BadLines, Faults, Rows, find
-from gbactl.data.writer import Clock, WrittenArrays, put_in_order, write_all
 from gbactl.errors import DataError
 
 TABLES = ("raw_sample", "ad_feature", "user_profile", "behavior_log")

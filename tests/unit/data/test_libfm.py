@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.data import text_files
+from gbactl.data.cache import NAMING
 from gbactl.data.dataset import Dataset, fingerprint
-from gbactl.data.prepared_data import NAMING
 from gbactl.data.readers.libfm import parse
 from gbactl.data.text_files import BadLines, LineBlock
 from gbactl.errors import ConfigError, DataError

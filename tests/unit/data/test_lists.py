@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gbactl.data import writer
+from gbactl.data import cache_writer
+from gbactl.data.cache import data_fingerprint, prepare
+from gbactl.data.cache_writer import WrittenArrays, equal_days, reorder, write_all
 from gbactl.data.dataset import META, Batch, Dataset, Jagged, ListField, Schema, map_arrays, open_dataset
-from gbactl.data.prepared_data import data_fingerprint, prepare
 from gbactl.data.synthetic import Synthetic
-from gbactl.data.writer import WrittenArrays, equal_days, reorder, write_all
 from gbactl.errors import DataError
 
 Load = Callable[..., Dataset]
@@ -73,7 +73,7 @@ def test_what_is_written_in_chunks_is_read_sliced_and_selected(
         other = Path(folder) / "other"
         other.mkdir()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(writer, "AT_ONCE", 3)
+            patch.setattr(cache_writer, "AT_ONCE", 3)
             reorder(read, other, order)
         turned = map_arrays(other, schema)
     for batch, where in (

@@ -20,10 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gbactl.data import table_files
+from gbactl.data.cache import data_fingerprint, prepare
 from gbactl.data.column_conversion import days, texts, timestamps
 from gbactl.data.data_summary import overview, summarise
 from gbactl.data.dataset import ARRAYS, DAYS_BY_ROWS, Batch, Dataset, ListField, Split, open_dataset
-from gbactl.data.prepared_data import data_fingerprint, prepare
 from gbactl.data.table_files import TextForm, read_table
 from gbactl.data.text_files import BadLines
 from gbactl.errors import ConfigError, DataError, GbactlError, MissingDependencyError

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from gbactl.data.prepared_data import prepare
+from gbactl.data.cache import prepare
 from gbactl.engine.agent import FILES
 from gbactl.engine.agent_connection import AGENT, AgentConnection, MessageDecoder, command, pack
 from gbactl.engine.host_agents import HostAgents
 from gbactl.engine.host_info import ReachabilityProbe, dial
 from gbactl.errors import ClusterError
+from gbactl.install import code_version
 from gbactl.wire import auth, listener
 from gbactl.wire.auth import TlsContexts, relay
 from tests.support.processes import alive, wait_for
@@ -42,7 +43,7 @@ def settle(link: AgentConnection, **more: Any) -> dict[str, Any]:
 
 def test_facts_and_addresses(link: AgentConnection) -> None:
     found = link.request("facts", 30.0)
-    assert found["gbactl"] and found["cores"] >= 1 and found["memory"] > 0
+    assert found["gbactl"] and found["cores"] >= 1 and found["memory"] > 0 and found["code"] == code_version()
     answer = settle(link, paths=["/", "/there/is/no/such"])
     assert (answer["address"], answer["interface"], answer["shared"]) == ("127.0.0.1", "lo", False)
     assert answer["sees"] == {"/": True, "/there/is/no/such": False}

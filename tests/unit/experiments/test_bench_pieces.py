@@ -13,7 +13,7 @@ import pytest
 
 from gbactl.coordinator.event_log import EventLog, GrantRecord, OrderRecord
 from gbactl.wire.auth import Peer, new_key
-from gbactl.wire.socket_hub import SocketHub
+from gbactl.wire.node_connections import SocketHub
 
 Modules = dict[str, ModuleType]
 

@@ -18,7 +18,7 @@ from gbactl.launch.control_socket import FILE, ControlClient, ControlSocket, ask
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import CLOSED
 from gbactl.wire.messages import Event, TakeBatch
-from gbactl.wire.socket_hub import SocketHub
+from gbactl.wire.node_connections import SocketHub
 
 PROGRESS = {"mode": "gba", "step": 7}
 

@@ -13,14 +13,14 @@ import pytest
 from gbactl.config import FaultsConfig, RunConfig, SwitchConfig
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import AnnounceRecord, ForgoRecord, GrantRecord, OrderRecord, StopRecord
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import open_dataset
-from gbactl.data.prepared_data import prepare
 from gbactl.errors import EventLogError, UsageError
 from gbactl.hashes_and_random_numbers import digest
 from gbactl.kernels.native import flushes
-from gbactl.replay import replay_run
-from gbactl.replay.replay_run import failed, replay, sentence
-from gbactl.simulation.cluster import run_virtual
+from gbactl.replay import replay_command
+from gbactl.replay.replay_command import failed, replay, sentence
+from gbactl.simulation.simulated_run import run_virtual
 from tests.support.hand_made import HandMade
 from tests.support.modes import SERVED
 from tests.support.recorded import config, record, splits
@@ -270,7 +270,7 @@ def test_numbers_that_are_denormal_are_flushed_alike_everywhere(tmp_path: Path, 
 
 def test_another_machine_is_told_from_this() -> None:
     header = {"machine": "x86_64", "cpu_flags": "avx2", "torch": "2.13.0", "kernels": "native"}
-    assert replay_run.machine_differences(header, {**header, "kernels": "twin"}) == []
-    assert replay_run.machine_differences(header, {**header, "torch": "2.14.0", "machine": "arm"}) == [
+    assert replay_command.machine_differences(header, {**header, "kernels": "twin"}) == []
+    assert replay_command.machine_differences(header, {**header, "torch": "2.14.0", "machine": "arm"}) == [
         "processor", "version of torch",
     ]  # fmt: skip

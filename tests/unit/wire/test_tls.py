@@ -20,7 +20,7 @@ from gbactl.wire import auth, frames
 from gbactl.wire.auth import CHANGED, STRANGE, TlsContexts
 from gbactl.wire.listener import UNIX
 from gbactl.wire.messages import Event, TakeBatch, unpack
-from gbactl.wire.socket_hub import SocketHub
+from gbactl.wire.node_connections import SocketHub
 from tests.support.hubs import KEY, SECONDS, SERVER, WORKER, noise, while_polling
 from tests.support.relays import Relay
 

@@ -1,6 +1,6 @@
-"""Core of a trainer without clock or connections: its dense replica, statistics, and pace of exchanges.
+"""State of a trainer through its phases: its dense replica, statistics and pace of exchanges. No clock, no connections.
 
-A shell carries it out: threads and connections in a real worker (hogwild_training.py, replica_exchange.py), events
+A shell drives it: threads and connections in a real worker (hogwild_training.py, replica_exchange.py), events
 on a virtual clock in a simulated one (simulation/replica_trainer.py). The shell decides when exchanges happen;
 replica_exchange.py says what happens in one.
 
@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.averaging_rules import AveragingRule, make
 from gbactl.kernels.base import Floats
-from gbactl.replicas import AveragingRule, make
 from gbactl.store.dense import DenseBlock
 from gbactl.wire.messages import ClosedReplicas, DenseSaved, ExchangeTotals, OpenReplicas
 
@@ -142,8 +142,8 @@ class ExchangePace:
         return cls(True, values["shadow_interval"], part=(index + 1) / trainers if rule.centralised else 1.0)
 
 
-class TrainerCore:
-    """Core of one trainer. `make_block` builds its replica when first used, the same on all trainers."""
+class TrainerState:
+    """State of one trainer. `make_block` builds its replica when first used, the same on all trainers."""
 
     def __init__(self, index: int, make_block: Callable[[], DenseBlock]) -> None:
         self.index, self._make_block = index, make_block

@@ -277,7 +277,7 @@ class RecoveryTimes:
 
     @property
     def failures(self) -> list[FailureRecord]:
-        """All failures so far."""
+        """Records of all failures of workers, servers and coordinators so far, in the order of detection."""
         return self.state.failed
 
     def record_sign_of_life(self, process: str) -> None:

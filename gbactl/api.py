@@ -28,10 +28,10 @@ import yaml
 from gbactl.errors import Stopped
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import display
-from gbactl.report.command import run_at
 from gbactl.report.compare import Report
 from gbactl.report.compare import compare as compared
 from gbactl.report.render import csv, markdown, text
+from gbactl.report.report_command import run_at
 from gbactl.tracking.run_description import CommandLine
 
 if TYPE_CHECKING:

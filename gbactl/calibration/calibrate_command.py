@@ -24,8 +24,8 @@ from gbactl.calibration.microbenchmarks import measure_server, measure_worker
 from gbactl.conf_catalogue import as_yaml, conf_dir
 from gbactl.config import RunConfig
 from gbactl.config.groups import CostConfig
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.data.prepared_data import prepare
 from gbactl.engine.host_agents import read
 from gbactl.engine.preflight import check_model
 from gbactl.engine.signals import stoppable

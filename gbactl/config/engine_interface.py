@@ -3,7 +3,7 @@
 An engine says what is possible in it, so that no code tests its name. It is the constant ENGINE of
 gbactl/engine/NAME.py, beside conf/cluster/NAME.yaml. The module is loaded by its name, as the configuration is a layer
 below the engines; a new engine changes no file here. Such a module imports its launching code only when it starts
-processes (see engine/base.py), so that every process can load it.
+processes (see engine/local_processes.py), so that every process can load it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class EngineInterface:
         return cluster.threads or max(1, usable_cores() // computing)
 
     def train(self, launch: Any) -> None:
-        """Run the training to its end; `launch`: the LaunchContext of the run (engine/base.py). Raises GbactlError."""
+        """Run the training to its end; `launch`: its LaunchContext (engine/local_processes.py). Raises GbactlError."""
         raise NotImplementedError
 
 

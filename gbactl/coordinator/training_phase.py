@@ -1,6 +1,6 @@
 """Training phase as a fold, `apply(event) -> commands`, and its replay from the event log. No I/O, channel or clock.
 
-The same fold is driven by a live coordinator (live_phase.py), which writes each event and each command into the
+The same fold is driven by a live coordinator (training_phase_io.py), which writes each event and each command into the
 event log before it carries the command out, and by the records of that log (LoggedPhase). A failover coordinator brings
 its phase to the log's end with them and carries out what is still `due`; a replay drives shards with the commands that
 the log confirms. Commands are settled in order, so that a checkpoint between two of them sees the state of that point.
@@ -33,6 +33,7 @@ from gbactl.coordinator.event_log import (
 from gbactl.coordinator.statistics import Statistics
 from gbactl.errors import AccountingError, GbactlError
 from gbactl.policies import Decision, Drop, Grant, Policy, Step
+from gbactl.store.gradient_slice import StepOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +369,16 @@ def order_record(command: ApplyStep) -> OrderRecord:
     """Convert a step command to its record in the event log."""
     step = command.step
     return OrderRecord(step.step, step.divisor, step.weight_sum, command.lr_scale, _members(step))
+
+
+def step_order(command: ApplyStep, local_batch: int) -> StepOrder:
+    """Convert a step command to the order that shards take; `local_batch`: samples of a full batch."""
+    step = command.step
+    rows = tuple(member.row_weights for member in step.members) if any(m.row_weights for m in step.members) else ()
+    return StepOrder(
+        step.step, _members(step), step.divisor, step.weight_sum, command.lr_scale, rows, step.accepted,
+        step.shares(local_batch),
+    )  # fmt: skip
 
 
 def named(gradients: Sequence[tuple[int, int]]) -> str:

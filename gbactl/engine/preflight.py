@@ -14,7 +14,7 @@ from typing import Any
 
 from gbactl.collective import check_here
 from gbactl.config import RunConfig
-from gbactl.config.rounds_and_shards import row_bytes, shard_spec
+from gbactl.config.shard_specs import row_bytes, shard_spec
 from gbactl.data.dataset import Dataset
 from gbactl.engine.fork_server import dense_size
 from gbactl.engine.host_info import PACKAGES, SAME, LinkMeasurement

@@ -16,10 +16,10 @@ from gbactl.config import to_dict
 from gbactl.engine import preflight
 from gbactl.engine.agent import NODE, mark
 from gbactl.engine.agent_connection import AgentConnection, horovod_launcher
-from gbactl.engine.base import ChildProcess, LaunchContext, RunProcesses
 from gbactl.engine.fork_server import ProcessHandle
 from gbactl.engine.host_agents import HostAgents
 from gbactl.engine.host_placement import Host, hosts_of, place, successor
+from gbactl.engine.local_processes import ChildProcess, LaunchContext, RunProcesses
 from gbactl.engine.signals import resume_hint
 from gbactl.errors import ClusterError
 from gbactl.wire.bootstrap import Bootstrap

@@ -17,11 +17,11 @@ import yaml
 
 from gbactl.checkpoint.folder import MANIFEST
 from gbactl.config import RunConfig, TrackingConfig, to_dict
-from gbactl.data.prepared_data import data_fingerprint
+from gbactl.configured_classes import top_package
+from gbactl.data.cache import data_fingerprint
 from gbactl.install import code_version, running_code
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import shown_path
-from gbactl.targets import top_package
 from gbactl.tracking.final_metrics import config_hash, versions
 from gbactl.tracking.mlflow_connection import tracking_uri
 

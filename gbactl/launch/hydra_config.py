@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from gbactl import targets
+from gbactl import configured_classes
 from gbactl.checked_dataclasses import build, did_you_mean
 from gbactl.conf_catalogue import (
     GROUPS,
@@ -83,7 +83,7 @@ def to_run_config(cfg: DictConfig, typed: Sequence[str], own: Any) -> RunConfig:
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from error
     assert isinstance(values, dict)
-    for group in targets.GROUPS:
+    for group in configured_classes.GROUPS:
         values[group] = _targeted(group, values[group], str(own.runtime.choices.get(group)), typed)
     values["switch"]["modes"] = [mode_file(mode) for mode in _other_modes(values["switch"], values["mode"])]
     values["faults"]["plans"] = with_traces(values["faults"]["plans"])
@@ -104,7 +104,7 @@ def _targeted(group: str, found: dict[str, Any], option: str, typed: Sequence[st
     Keys in the file of the chosen `option` are for the target there: with another one, those that not every target has
     are left out unless `typed`, and so is the name. A target of gbactl's own follows from the name; it is left out."""
     target = found.get("target")
-    if target == targets.own(group, str(found["name"])):
+    if target == configured_classes.own(group, str(found["name"])):
         return {key: value for key, value in found.items() if key != "target"}
     file = _option_file(group, option)
     if target is not None and file.get("target") != target:
@@ -294,7 +294,7 @@ def _opened(arguments: Sequence[str]) -> list[str]:
 
     As an override it is repeated with the run's command."""
     made = list[str]()
-    free = re.compile(rf"(({'|'.join(targets.GROUPS)})\.options|model\.dims)\.")
+    free = re.compile(rf"(({'|'.join(configured_classes.GROUPS)})\.options|model\.dims)\.")
     for text in arguments:
         if made and made[-1] in CONFIG_DIR:
             made[-1] = f"{SEARCH_PATH}[{_literal(Path(text).resolve().as_uri())}]"

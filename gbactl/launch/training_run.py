@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from gbactl import shared_memory_names
+from gbactl.atomic_files import room_needed
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.collective.base import Rendezvous
-from gbactl.config import RunConfig, flatten, to_dict
-from gbactl.config.rounds_and_shards import rounds
+from gbactl.config import RunConfig, flatten, rounds, to_dict
 from gbactl.config.run_config import effective_keys
 from gbactl.coordinator.run_summary import METRICS, by_round
 from gbactl.cpu import SLOW_BF16, lacks_bf16
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import DAYS_BY_ROWS, Dataset, open_dataset
-from gbactl.data.prepared_data import prepare
-from gbactl.disk_files import room_needed
-from gbactl.engine.base import RunProcesses
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
+from gbactl.engine.local_processes import RunProcesses
 from gbactl.engine.preflight import check_collective, check_memory, check_model, too_few
 from gbactl.engine.signals import (
     NOTHING,
@@ -83,7 +82,7 @@ from gbactl.tracking.run_description import (
 from gbactl.tracking.tracked_run import SystemMetrics, TrackedRun
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.messages import Event, unpack
-from gbactl.wire.socket_hub import SocketHub
+from gbactl.wire.node_connections import SocketHub
 from gbactl.wire.times_and_traffic import TRACE_DIR, merge_traces
 
 EXIT_SECONDS = 15.0
@@ -609,7 +608,7 @@ class LaunchedRun:
 
     def _report(self) -> list[Path]:
         """Write the run's report page into its directory, for the tracking store."""
-        from gbactl.report.command import run_page
+        from gbactl.report.report_command import run_page
 
         path = self.run_dir / run_dirs.REPORT
         try:

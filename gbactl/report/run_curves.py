@@ -10,12 +10,13 @@ known to be longer than the run. The median counts it so, and is a lower bound w
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from gbactl.report.paired_statistics import Key
 
@@ -82,9 +83,7 @@ def curves_of(seed: str, result: Mapping[str, Any]) -> Curves:
             switches.append(SwitchPoint(mode, samples, seconds))
         last = mode
         samples += sum(phase.get(fate) or 0 for fate in ("samples", "decayed", "lost"))
-        # results of older runs have drain_seconds: since the last batch was granted
-        rest = phase.get("closing_seconds", phase.get("drain_seconds"))
-        seconds += (phase.get("seconds") or 0) + (rest or 0)
+        seconds += (phase.get("seconds") or 0) + (phase.get("closing_seconds") or 0)
         if phase.get("auc") is not None:
             points.append((samples, seconds, phase["auc"]))
     counts = {int(steps): count for steps, count in (result.get("staleness_histogram") or {}).items()}
@@ -111,14 +110,14 @@ def _bytes(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _training_point(told: Mapping[str, Any]) -> TrainingPoint:
-    at = told.get("training_seconds", told["seconds"])  # older runs have the clock with evaluations alone
-    return TrainingPoint(told["samples"], at, told.get("loss"), told.get("auc"), told.get("speeds") or {})
+    at, speeds = told["training_seconds"], told.get("speeds") or {}
+    return TrainingPoint(told["samples"], at, told.get("loss"), told.get("auc"), speeds)
 
 
 def _incidents(result: Mapping[str, Any], told: Sequence[Mapping[str, Any]]) -> list[Incident]:
     """List failures and slow-downs, with times of the run's clock converted to seconds of training."""
     clock = [each["seconds"] for each in told]
-    training = [each.get("training_seconds", each["seconds"]) for each in told]
+    training = [each["training_seconds"] for each in told]
     found = [
         (each["process"], each["failure"], each["at_s"], each["at_s"] + (each["useful_s"] or 0.0), None)
         for each in result.get("recovery") or () if each.get("at_s") is not None
@@ -137,14 +136,7 @@ def _incidents(result: Mapping[str, Any], told: Sequence[Mapping[str, Any]]) -> 
 
 def _at(second: float, clock: Sequence[float], training: Sequence[float]) -> float:
     """Convert a time of the run's clock to seconds of training, by interpolation between points of the curve."""
-    if not clock:
-        return second
-    place = bisect_left(clock, second)
-    if place == len(clock):
-        return training[-1]
-    low, start = (clock[place - 1], training[place - 1]) if place else (0.0, 0.0)
-    share = (second - low) / (clock[place] - low) if clock[place] > low else 1.0
-    return start + max(0.0, share) * (training[place] - start)
+    return float(np.interp(second, [0.0, *clock], [0.0, *training])) if clock else second
 
 
 def shares(runs: Sequence[Curves]) -> dict[int, float]:

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import gbactl
-from gbactl.cli.results import report
+from gbactl.cli.commands_after_training import report
 from gbactl.errors import GbactlError, TrackingError, UsageError
 from gbactl.tracking.final_metrics import metrics_of
 from gbactl.tracking.mlflow_connection import NOTE, VERDICT, connect, tracking_uri
@@ -29,7 +29,7 @@ ROWS = [("sync", 1, 0.80), ("sync", 2, 0.81), ("gba", 1, 0.79), ("gba", 2, 0.80)
 
 
 def result(mode: str, seed: int, auc: float) -> dict[str, object]:
-    phases = [{"day": 0, "samples": 50, "seconds": 1.0, "drain_seconds": 0.0, "auc": auc}]
+    phases = [{"day": 0, "samples": 50, "seconds": 1.0, "closing_seconds": 0.0, "auc": auc}]
     samples = {"read": 50, "trained": 50, "decayed": 0, "lost": 0}
     told = {"mode": mode, "seed": seed, "status": "FINISHED", "command": f"gbactl train mode={mode} seed={seed}"}
     return {**told, "auc": auc, "eps": 50.0, "samples": samples, "phases": phases, "staleness_histogram": {"0": 5}}
@@ -159,7 +159,7 @@ def test_sending_a_run_that_was_sent() -> None:
     assert typed("--send", "gba-s1").stdout.startswith("Nothing to send")
 
 
-UI = "import sys; from gbactl.cli.results import ui; ui(sys.argv[1:])"
+UI = "import sys; from gbactl.cli.commands_after_training import ui; ui(sys.argv[1:])"
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import torch
 import gbactl
 from gbactl.data.dataset import open_dataset
 from gbactl.launch.hydra_config import compose
-from gbactl.metrics import auc
+from gbactl.quality_metrics import auc
 
 SMALL = (
     "cluster=virtual", "cluster.workers=2", "data.days=2", "data.rows_per_day=1500", "data.max_cardinality=50",
@@ -60,7 +60,7 @@ def test_the_model_predicts_as_the_evaluation_did(runs: list[gbactl.Run]) -> Non
 
 
 def _data(run: gbactl.Run) -> Path:
-    from gbactl.data.prepared_data import prepare
+    from gbactl.data.cache import prepare
 
     return prepare(compose([*SMALL, f"data.cache={run.config['data']['cache']}"]).data)
 

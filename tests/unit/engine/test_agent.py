@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.data.prepared_data import prepare
+from gbactl.data.cache import prepare
 from gbactl.engine.agent import FILES
 from gbactl.engine.agent_connection import AGENT, AgentConnection, MessageDecoder, command, pack
 from gbactl.engine.host_agents import HostAgents

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gbactl.config import RunConfig, from_dict
-from gbactl.data.prepared_data import data_fingerprint
+from gbactl.data.cache import data_fingerprint
 from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.install import code_version
 from gbactl.launch import finished_runs

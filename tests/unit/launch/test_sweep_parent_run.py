@@ -11,7 +11,7 @@ from gbactl.errors import GbactlError
 from gbactl.launch.hydra_config import run_hydra
 from gbactl.launch.sweep_parent_run import PARENT_RUN, parent_tags, sweep_name
 from gbactl.launch.training_run import train
-from gbactl.report.command import selected
+from gbactl.report.report_command import selected
 from gbactl.tracking.mlflow_connection import NOTE, PARENT, VERDICT, connect, read_runs, tracking_uri
 
 SMALL = (

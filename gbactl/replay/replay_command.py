@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gbactl.atomic_files import replacing
 from gbactl.checkpoint.restore import arrays_of
 from gbactl.config import RunConfig, to_dict
 from gbactl.coordinator.training_phase import Divergence, DivergenceError
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import Dataset, Progress, open_dataset
-from gbactl.data.prepared_data import prepare
-from gbactl.disk_files import replacing
 from gbactl.engine.preflight import check_model
 from gbactl.errors import DataError, EventLogError, UsageError
 from gbactl.kernels.native import flushed

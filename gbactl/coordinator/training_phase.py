@@ -1,6 +1,6 @@
 """Training phase as a fold, `apply(event) -> commands`, and its replay from the event log. No I/O, channel or clock.
 
-The same fold is driven by a live coordinator (training_phase_io.py), which writes each event and each command into the
+The same fold is driven by a live coordinator (live_phase.py), which writes each event and each command into the
 event log before it carries the command out, and by the records of that log (LoggedPhase). A failover coordinator brings
 its phase to the log's end with them and carries out what is still `due`; a replay drives shards with the commands that
 the log confirms. Commands are settled in order, so that a checkpoint between two of them sees the state of that point.

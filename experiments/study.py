@@ -41,6 +41,7 @@ from gbactl.errors import GbactlError, Stopped
 from gbactl.launch.finished_runs import code_version, find
 from gbactl.launch.hydra_config import compose
 from gbactl.launch.progress import duration
+from gbactl.nodes.child_main import die_with_parent
 from gbactl.tracking.run_description import CommandLine, SweepPlace
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -249,7 +250,8 @@ def side_by_side(cells: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell, float
 
     After Ctrl-C none is begun, nor a cell where a base has failed."""
     bases, whole = list(dict.fromkeys(cell.origin for cell in cells if cell.origin is not None)), True
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, initializer=die_with_parent, initargs=(os.getpid(),)) as pool:
         for waiting in (bases, list(cells)):
             running = dict[Future[tuple[float, dict[str, Any] | str]], Cell]()
             while (whole or waiting is bases) and (waiting or running):

@@ -17,7 +17,7 @@ import virtual_run  # a script in the same folder, not a package
 
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Batch, Dataset, Split
-from gbactl.simulation.cluster import ZeroComputeCluster
+from gbactl.simulation.simulated_run import ZeroComputeCluster
 from gbactl.wire.messages import Event
 
 EVERY = 0.002  # virtual seconds between two samplings

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.config import RunConfig
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.data.prepared_data import prepare
 from gbactl.launch.hydra_config import compose
-from gbactl.simulation.cluster import VirtualCluster
+from gbactl.simulation.simulated_run import VirtualCluster
 from gbactl.wire.messages import Event
 
 

@@ -28,10 +28,10 @@ import yaml
 from gbactl.errors import Stopped
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import display
-from gbactl.report.command import run_at
 from gbactl.report.compare import Report
 from gbactl.report.compare import compare as compared
 from gbactl.report.render import csv, markdown, text
+from gbactl.report.report_command import run_at
 from gbactl.tracking.run_description import CommandLine
 
 if TYPE_CHECKING:
@@ -113,11 +113,12 @@ def train(*overrides: str) -> Run:
 
     Raises GbactlError. Ctrl-C, or a notebook's interrupt, saves a checkpoint, stops all processes of the run and raises
     KeyboardInterrupt; a second interrupt does not wait for the checkpoint."""
-    from gbactl.launch.hydra_config import compose
+    from gbactl.launch.hydra_config import compose, with_shown_engine
     from gbactl.launch.training_run import train as train_run
 
+    typed = with_shown_engine(overrides)
     try:
-        result = train_run(compose(list(overrides)), CommandLine("train", overrides), display=display())
+        result = train_run(compose(typed), CommandLine("train", tuple(typed)), display=display())
     except Stopped as stopped:
         if stopped.number == signal.SIGINT:
             raise KeyboardInterrupt(stopped.told) from None
@@ -125,24 +126,26 @@ def train(*overrides: str) -> Run:
     return Run(Path(result["run_dir"]), result)
 
 
-def load(run: str | Path) -> Run:
+def load(run: str | Path, uri: str | None = None) -> Run:
     """Load a run that has ended; `run`: its directory, its MLflow run id, or the first characters of one of them.
 
-    Raises UsageError for an unknown run, and for one that still goes on."""
-    path = run_dirs.find(str(run), holding=run_dirs.RESULT).resolve()
+    `uri`: the MLflow store, where it is not the default one. Raises UsageError for an unknown run, and for one that
+    still goes on."""
+    path = run_dirs.find(str(run), uri, holding=run_dirs.RESULT).resolve()
     return Run(path, json.loads((path / run_dirs.RESULT).read_text()))
 
 
 def compare(
     runs: Iterable[Run | str | Path], by: Sequence[str] | None = None, baseline: str | None = None, on: str = "auc",
-    metrics: Sequence[str] = (), margin: float | None = None,
+    metrics: Sequence[str] = (), margin: float | None = None, round: str | None = None,
 ) -> Comparison:  # fmt: skip
     """Compare runs like `gbactl report`: means over seeds, paired differences to a baseline, verdicts.
 
     `runs`: what `train` or `load` returned, or what `load` takes. The other arguments are the options of `gbactl
-    report`. Raises UsageError for a key, a baseline or a metric that no run has."""
+    report`; `round="day 2"` compares what the runs did in that day alone. Raises UsageError for a key, a baseline, a
+    metric or a round that no run has."""
     found = [run if isinstance(run, Run) else load(run) for run in runs]
-    report = compared([run_at(run.run_dir)[0] for run in found], by, baseline, metrics, on, margin)
+    report = compared([run_at(run.run_dir)[0] for run in found], by, baseline, metrics, on, margin, round)
     main = csv(report).partition("\n\n")[0]  # tables of slow-downs and failures follow
     table = Comparison(pandas.read_csv(io.StringIO(main), dtype={key: str for key in report.by}))
     table.report = report

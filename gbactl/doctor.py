@@ -90,7 +90,9 @@ def check_kernels() -> Check:
 
 def check_cores() -> Check:
     """Show how many cores this process may use."""
-    usable = len(os.sched_getaffinity(0))
+    from gbactl.host_limits import usable_cores
+
+    usable = usable_cores()
     return Check("cores", f"{usable} usable of {os.cpu_count()}", usable >= 2, False, "2 or more are better")
 
 

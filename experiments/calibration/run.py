@@ -26,8 +26,8 @@ import study  # noqa: E402
 
 from gbactl.calibration.measured_runs import QUIET, undisturbed  # noqa: E402
 from gbactl.cpu import available_cores  # noqa: E402
+from gbactl.data.cache import prepare  # noqa: E402
 from gbactl.data.dataset import open_dataset  # noqa: E402
-from gbactl.data.prepared_data import prepare  # noqa: E402
 from gbactl.launch.hydra_config import compose  # noqa: E402
 
 SWEEP = HERE / "sweep.yaml"

@@ -20,8 +20,8 @@ from gbactl.coordinator.statistics import NORMS_FILE
 from gbactl.kernels.base import Floats
 from gbactl.models import build
 from gbactl.models.gradient_computer import GradientComputer
-from gbactl.simulation.cluster import VirtualCluster
 from gbactl.simulation.gradient_compute import SharedCompute
+from gbactl.simulation.simulated_run import VirtualCluster
 from gbactl.worker.loop import dropout_key
 from gbactl.worker.worker_core import BatchInProgress
 

@@ -22,6 +22,7 @@ from ratio_sides import Bench, SideError
 
 from gbactl.config import to_dict
 from gbactl.launch.hydra_config import compose
+from gbactl.store.gradient_slice import StepOrder
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.bootstrap import Bootstrap
@@ -42,7 +43,7 @@ from gbactl.wire.messages import (
     Staged,
     unpack,
 )
-from gbactl.wire.socket_hub import SocketHub
+from gbactl.wire.node_connections import SocketHub
 
 CHUNK, MEMBERS, DENSE = 13_312, 4, 493_000
 WIDTH = 16
@@ -107,13 +108,13 @@ class Served:
         self._settle(0)
         batch = step = 0
         for low in range(0, self.rows, CHUNK * MEMBERS):
-            batches = []
+            members = []
             for start in range(low, min(self.rows, low + CHUNK * MEMBERS), CHUNK):
                 self._push(batch, start, min(self.rows, start + CHUNK))
-                batches.append(batch)
+                members.append((batch, 1.0))
                 batch += 1
-            count = float(len(batches))
-            self.control.send(OrderStep(1, step, batches, [1.0] * len(batches), count, count, 1.0, [], [], False))
+            count = float(len(members))
+            self.control.send(OrderStep(1, StepOrder(step, tuple(members), count, count), False))
             step += 1
         self._settle(step)
 

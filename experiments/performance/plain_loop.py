@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from gbactl.config import RunConfig
-from gbactl.config.rounds_and_shards import optimizer, shard_spec
+from gbactl.config.shard_specs import optimizer, shard_spec
 from gbactl.data.dataset import Batch, Dataset, open_dataset
 from gbactl.kernels import Kernels, load
 from gbactl.kernels.base import DistinctRows
@@ -26,7 +26,7 @@ WARM_UP = 10
 
 def prepared(overrides: list[str]) -> str:
     """Path of the prepared data named by the overrides, built if it does not exist."""
-    from gbactl.data.prepared_data import prepare
+    from gbactl.data.cache import prepare
 
     return str(prepare(compose(overrides).data, None))
 

@@ -55,7 +55,8 @@ def peak_megabytes() -> float:
 def prepare_here(path: Path) -> tuple[float, float]:
     """Prepare a file in this process, on one core; return (MB/s, peak MB)."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    from gbactl.data.prepared_data import make_source, prepare
+    from gbactl.data.cache import prepare
+    from gbactl.data.readers import make_source
     from gbactl.launch.hydra_config import compose
 
     data = compose(["data=criteo", f"data.path={path}", f"data.cache={path.parent / 'cache'}", "data.days=2"]).data

@@ -72,7 +72,7 @@ def measure(overrides: list[str], mode: str) -> tuple[float, float]:
 
     from gbactl.data.dataset import open_dataset
     from gbactl.launch.hydra_config import compose
-    from gbactl.simulation.cluster import run_virtual
+    from gbactl.simulation.simulated_run import run_virtual
 
     path = prepared(overrides)
     me = Trainee(path, overrides, 0, 1)

@@ -20,10 +20,11 @@ import numpy as np
 from timing_only import repeated
 
 from gbactl.coordinator.message_loop import Coordinator
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import open_dataset
-from gbactl.data.prepared_data import prepare
 from gbactl.launch.hydra_config import compose
 from gbactl.nodes.role_setup import header
+from gbactl.store.gradient_slice import StepOrder
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel_interface import NO_BYTES, Bytes
 from gbactl.wire.frames import Frame
@@ -192,7 +193,7 @@ def alone(workers: int, servers: int, gradients: int, orders: int) -> float:
         while ordered * gradients < each:
             ordered += 1
             for server in hub.servers:
-                server.send(OrderStep(0, ordered, [number], [1.0], 1.0, 1.0, 1.0, [], [], False))
+                server.send(OrderStep(0, StepOrder(ordered, ((number, 1.0),), 1.0, 1.0), False))
     return time.process_time() - began
 
 

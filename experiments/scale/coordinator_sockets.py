@@ -20,14 +20,14 @@ from coordinator_core import TINY, predicted, reply, staged
 
 from gbactl.calibration.measured_runs import process_cpu
 from gbactl.config import to_dict
-from gbactl.data.prepared_data import prepare
+from gbactl.data.cache import prepare
 from gbactl.launch.hydra_config import compose
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.listener import address_of, listen
 from gbactl.wire.messages import BeginPhase, Granted, Hello, OrderStep, Ready, Stop, TakeBatch, decode
-from gbactl.wire.socket_hub import SocketHub
+from gbactl.wire.node_connections import SocketHub
 
 WAITING = 2  # batches a worker asks for at a time, as with prefetch
 

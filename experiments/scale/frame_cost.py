@@ -15,6 +15,7 @@ from typing import Any
 
 from coordinator_core import staged
 
+from gbactl.store.gradient_slice import StepOrder
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import Granted, OrderStep
@@ -57,7 +58,7 @@ def cost(message: Any, together: int) -> tuple[float, float]:
 
 def run(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
     """Run the cell; return microseconds to send an order, and to receive an announcement alone and with others."""
-    order = OrderStep(0, 1234, [5678], [1.0], 1.0, 1.0, 1.0, [], [], False)
+    order = OrderStep(0, StepOrder(1234, ((5678, 1.0),), 1.0, 1.0), False)
     announcement = staged(Granted(0, 5678, 1234, 0, 300, -1, 0.0, 1.0), 3, 17, 1200)
     return {
         "order_sent_us": cost(order, TOGETHER)[0],

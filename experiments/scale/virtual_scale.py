@@ -20,7 +20,7 @@ from timing_only import STEADY, repeated
 
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.cpu import settle_garbage
-from gbactl.simulation.cluster import ZeroComputeCluster
+from gbactl.simulation.simulated_run import ZeroComputeCluster
 from gbactl.wire.messages import WAITS, Event
 
 SCALED = ("row_pull_ns", "row_apply_ns", "dense_pull_ns", "dense_apply_ns", "dense_step_ns")

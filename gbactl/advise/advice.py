@@ -175,10 +175,11 @@ def _curves(outcome: Outcome) -> Curves:
     return Curves(str(outcome.seed), samples, seconds, auc, {})
 
 
-def sentence(advice: Advice, workers: int, minutes: float, base: int, steps: int) -> str:
+def sentence(advice: Advice, workers: int, minutes: float, base: int, steps: int, assumed: str = "") -> str:
     """Describe the advice in a sentence: the mode, what to expect of it, and at which slow-downs sync is as good.
 
-    `minutes`: how long this advice took; `base`, `steps`: global batches that were trained before, and in each mode."""
+    `minutes`: how long this advice took; `base`, `steps`: global batches that were trained before, and in each mode;
+    `assumed`: name of a cost model that comes with gbactl, "" for a measured one."""
     found = advice.for_mode(advice.mode)
     with_workers = f"with {workers} workers" if workers > 1 else "with 1 worker"
     if advice.mode == SYNC:
@@ -188,7 +189,8 @@ def sentence(advice: Advice, workers: int, minutes: float, base: int, steps: int
     few = [f"{base} global batches of {SYNC} and {steps} in each mode are few to go by, type a larger --minutes"] * (
         base < LEAST_BASE or steps < LEAST_STEPS
     )
-    return "; ".join([said, *_slow_downs(advice), *few]) + "."
+    costs = [f"cost={assumed} is no measurement of your cluster, gbactl calibrate makes one"] * bool(assumed)
+    return "; ".join([said, *_slow_downs(advice), *few, *costs]) + "."
 
 
 def _times(found: ModeComparison) -> str:

@@ -1,7 +1,7 @@
 """Implementation of `gbactl advise`: probe, simulate, rank, print, log.
 
 The time goes into simulations with gradients; those for times alone take a few percent of it. A probe of each mode
-says how large a sample the time allows for.
+says how large a subset of the data the time allows for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gbactl.advise.advice import SLOW_DOWNS, WORTHWHILE, Advice, advice_of, modes_needing_seeds, plain, sentence
-from gbactl.advise.sample_splits import Sample, SampleSplits, opened, sample_of, samples_that_fit
+from gbactl.advise.data_subset import DataSubset, SwitchSplits, choose_subset, opened, samples_that_fit
 from gbactl.advise.simulation_jobs import (
     FEWEST_SEEDS,
     Outcome,
@@ -28,15 +28,16 @@ from gbactl.advise.simulation_jobs import (
     simulate,
 )
 from gbactl.checkpoint.folder import CHECKPOINTS
+from gbactl.conf_catalogue import option_files
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.config.run_config import effective_keys
-from gbactl.cpu import available_cores
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import open_dataset
-from gbactl.data.prepared_data import prepare
-from gbactl.engine.preflight import check_memory
+from gbactl.engine.preflight import check_memory, check_model
 from gbactl.engine.signals import stoppable
 from gbactl.errors import Stopped, UsageError
 from gbactl.faults.fault_plan import FaultsConfig
+from gbactl.host_limits import usable_cores
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.hydra_config import compose, defaults_of
 from gbactl.launch.progress import ProgressDisplay, unit_of
@@ -52,7 +53,7 @@ CANDIDATES = 3  # modes that are planned for in each seed but the first, which h
 PROBE_STEPS = 6  # global batches of the probe
 GRADIENTS, TIMED_STEPS = 4000, (20, 50)  # of a simulation for times alone: gradients, least and most global batches
 SPARE = 0.9  # share of the time that is planned
-MOST_PACE = 4.0  # real seconds for each CPU second, on a busy machine, for which the sample is made smaller
+MOST_PACE = 4.0  # real seconds for each CPU second, on a busy machine, for which the subset is made smaller
 RESULT = "advice.json"
 
 
@@ -98,10 +99,11 @@ class Advising:
         self.modes = {mode: in_mode(self.cfg, mode) for mode in self._modes()}
 
     def _modes(self) -> list[str]:
+        own = self.cfg.mode.name  # which may be of a mode.target, or one with replicas
         if self.options.modes is None:
-            return default_modes()
+            return list(dict.fromkeys([*default_modes(), own]))
         typed = [name.strip() for name in self.options.modes.split(",") if name.strip()]
-        if strange := [name for name in typed if name not in names()]:
+        if strange := [name for name in typed if name not in {own, *names()}]:
             raise UsageError(f"--modes {strange[0]} is not known; type some of: {', '.join(names())}.")
         return list(dict.fromkeys([SYNC, *typed]))
 
@@ -110,6 +112,7 @@ class Advising:
         path = prepare(self.cfg.data, self.show.show_step)
         self.show.clear()
         self.dataset = open_dataset(path)
+        check_model(self.cfg, self.dataset)
         check_memory(self.cfg, self.dataset)
         self.began = time.monotonic()
         folder = self._folder()
@@ -136,20 +139,20 @@ class Advising:
     # -- simulations --------------------------------------------------------------------------------
 
     def _advice(self, path: Path, folder: Path, tracked: TrackedRun | None) -> Advice:
-        options, cores = self.options, len(available_cores())
+        options, cores = self.options, usable_cores()
         with SimulationPool(options.jobs or min(cores, len(self.modes))) as pool:
             took = self._probe(pool, path, folder)
-            sample = self._sample(path, took, pool.jobs)
-            self.sample = sample
-            schedule = self._schedule(pool, sample, folder, took, tracked)
-            self.show.print_line(f"  {self._headline(sample)}")
-            found = advice_of(schedule.run(), options.margin, self._notes(sample))
-            return self._with_slow_downs(found, pool, sample, folder)
+            subset = self._subset(path, took, pool.jobs)
+            self.subset = subset
+            schedule = self._schedule(pool, subset, folder, took, tracked)
+            self.show.print_line(f"  {self._headline(subset)}")
+            found = advice_of(schedule.run(), options.margin, self._notes(subset))
+            return self._with_slow_downs(found, pool, subset, folder)
 
     def _probe(self, pool: SimulationPool, path: Path, folder: Path) -> dict[str, SimulationSeconds]:
         """Simulate each mode on a few global batches; return the CPU seconds of each simulation, by mode."""
         self.show.print_line(f"  probing {', '.join(self.modes)}")
-        small = sample_of(path, self.cfg.train, PROBE_STEPS * self.cfg.train.global_batch, self._timed)
+        small = choose_subset(path, self.cfg.train, PROBE_STEPS * self.cfg.train.global_batch, self._timed)
         small = replace(small, base=0)
         self.probed = small.trained
         calls = {mode: (simulate, cfg, small, folder / "probe" / mode, None) for mode, cfg in self.modes.items()}
@@ -164,8 +167,8 @@ class Advising:
         steps = GRADIENTS // max(cfg.gradients_per_step for cfg in self.modes.values())
         return min(max(steps, least), most) * self.cfg.train.global_batch
 
-    def _sample(self, path: Path, took: dict[str, SimulationSeconds], jobs: int) -> Sample:
-        """Choose the size of the sample so that the simulations fit into the time left.
+    def _subset(self, path: Path, took: dict[str, SimulationSeconds], jobs: int) -> DataSubset:
+        """Choose the size of the subset so that the simulations fit into the time left.
 
         CPU seconds of the probe count, and by how much real seconds were longer: other processes take their share."""
         wanted = self.options.samples
@@ -180,10 +183,10 @@ class Advising:
             room = SPARE * (self._left / pace - self._reserve(took, jobs)) * jobs - fixed
             a_sample = share * sum(each.training for each in took.values()) / self.probed
             a_base_sample = bases * took[SYNC].training / self.probed
-            base_rows = SampleSplits.divide(opened(path), self.cfg.train.days).base_rows
+            base_rows = SwitchSplits.divide(opened(path), self.cfg.train.days).base_rows
             fits = samples_that_fit(room, a_sample, a_base_sample, base_rows)
             wanted = max(int(fits), PROBE_STEPS * self.cfg.train.global_batch)
-        return sample_of(path, self.cfg.train, wanted, self._timed)
+        return choose_subset(path, self.cfg.train, wanted, self._timed)
 
     @property
     def _left(self) -> float:
@@ -197,14 +200,14 @@ class Advising:
     def _schedule(
         self,
         pool: SimulationPool,
-        sample: Sample,
+        subset: DataSubset,
         folder: Path,
         took: dict[str, SimulationSeconds],
         tracked: TrackedRun | None,
     ) -> Schedule:
-        share = sample.trained / self.probed
+        share = subset.trained / self.probed
         seconds = {mode: each.timing + each.setting_up + share * each.training for mode, each in took.items()}
-        base = took[SYNC].setting_up + sample.base / self.probed * took[SYNC].training
+        base = took[SYNC].setting_up + subset.base / self.probed * took[SYNC].training
         deadline = time.monotonic() + self._left - self._reserve(took, pool.jobs)
 
         def told(outcome: Outcome) -> None:
@@ -216,16 +219,16 @@ class Advising:
             return modes_needing_seeds(outcomes, self.options.margin)
 
         seeds = self.options.seeds
-        return Schedule(pool, self.modes, sample, folder, base, seconds, deadline, seeds, told, narrow)
+        return Schedule(pool, self.modes, subset, folder, base, seconds, deadline, seeds, told, narrow)
 
-    def _with_slow_downs(self, found: Advice, pool: SimulationPool, sample: Sample, folder: Path) -> Advice:
+    def _with_slow_downs(self, found: Advice, pool: SimulationPool, subset: DataSubset, folder: Path) -> Advice:
         """Add the EPS of `found.beside` (the advised mode, or next to sync) over sync's, by slow-down of a worker."""
         if not found.beside:
             return found
         self.show.clear()
         self.show.print_line(f"  simulating {found.beside} and {SYNC} with one slower worker")
         calls = {
-            (mode, factor): (predicted_eps, self._slowed(mode, factor), sample, folder / "slower" / f"{mode}-{factor}")
+            (mode, factor): (predicted_eps, self._slowed(mode, factor), subset, folder / "slower" / f"{mode}-{factor}")
             for factor in SLOW_DOWNS for mode in (SYNC, found.beside)
         }  # fmt: skip
         eps = pool.all_of(calls)
@@ -239,31 +242,32 @@ class Advising:
 
     # -- words --------------------------------------------------------------------------------------
 
-    def _headline(self, sample: Sample) -> str:
+    def _headline(self, subset: DataSubset) -> str:
         cfg = self.cfg
         return (
             f"virtual cluster ({cfg.cost.name}): {cfg.cluster.workers} workers, {cfg.cluster.servers} servers, "
-            f"faults {cfg.faults.name}; {len(self.modes)} modes, {sample.base:,} samples of {SYNC}, then "
-            f"{sample.trained:,} in each mode"
+            f"faults {cfg.faults.name}; {len(self.modes)} modes, {subset.base:,} samples of {SYNC}, then "
+            f"{subset.trained:,} in each mode"
         )
 
-    def _notes(self, sample: Sample) -> list[str]:
-        steps = sample.trained // self.cfg.train.global_batch
+    def _notes(self, subset: DataSubset) -> list[str]:
+        steps = subset.trained // self.cfg.train.global_batch
         return [
-            f"Each run: {sample.base:,} samples of {SYNC}, then {sample.trained:,} ({steps} global batches) in its "
-            f"mode, judged by {sample.judged:,}. EPS: of {sample.timed:,} samples on the virtual cluster "
+            f"Each run: {subset.base:,} samples of {SYNC}, then {subset.trained:,} ({steps} global batches) in its "
+            f"mode, judged by {subset.judged:,}. EPS: of {subset.timed:,} samples on the virtual cluster "
             f"({self.cfg.cost.name})."
         ]
 
     def _tell(self, found: Advice, folder: Path, tracked: TrackedRun | None) -> None:
         """Print the advice, write it to advice.json, and log it."""
-        steps = self.sample.trained // self.cfg.train.global_batch
-        base = self.sample.base // self.cfg.train.global_batch
-        words = sentence(found, self.cfg.cluster.workers, self.options.minutes, base, steps)
+        steps = self.subset.trained // self.cfg.train.global_batch
+        base = self.subset.base // self.cfg.train.global_batch
+        assumed = self.cfg.cost.name if self.cfg.cost.name in option_files("cost") else ""
+        words = sentence(found, self.cfg.cluster.workers, self.options.minutes, base, steps, assumed)
         told = {
             "sentence": words, **plain(found), "workers": self.cfg.cluster.workers, "cost": self.cfg.cost.name,
             "faults": self.cfg.faults.name, "worthwhile": WORTHWHILE,
-            "sample": {name: getattr(self.sample, name) for name in ("base", "trained", "judged", "timed")},
+            "sample": {name: getattr(self.subset, name) for name in ("base", "trained", "judged", "timed")},
             "seconds": time.monotonic() - self.began, "run_dir": str(folder),
             "run_id": None if tracked is None else tracked.run_id,
         }  # fmt: skip

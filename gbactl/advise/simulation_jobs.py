@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from gbactl import __version__
-from gbactl.advise.sample_splits import Sample
+from gbactl.advise.data_subset import DataSubset
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.checkpoint.planning import CheckpointConfig
 from gbactl.config import RunConfig, check
@@ -34,7 +34,7 @@ from gbactl.faults.fault_plan import FaultsConfig
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.hydra_config import mode_file
 from gbactl.nodes.child_main import die_with_parent
-from gbactl.simulation.cluster import run_virtual, simulate_timing
+from gbactl.simulation.simulated_run import run_virtual, simulate_timing
 from gbactl.wire.messages import Event
 
 
@@ -104,20 +104,20 @@ class Outcome:
     global_step: bool = True
 
 
-def train_base(cfg: RunConfig, sample: Sample, folder: Path) -> float:
+def train_base(cfg: RunConfig, subset: DataSubset, folder: Path) -> float:
     """Train the base of a seed, and save it in `folder`; return the CPU seconds. Raises GbactlError."""
-    began, dataset = time.process_time(), sample.dataset()
-    parts = len(dataset.splits) - 1 - sample.parts
+    began, dataset = time.process_time(), subset.dataset()
+    parts = len(dataset.splits) - 1 - subset.parts
     _run(base_config(cfg, folder, parts), dataset)
     return time.process_time() - began
 
 
-def simulate(cfg: RunConfig, sample: Sample, folder: Path, base: Path | None) -> Outcome:
+def simulate(cfg: RunConfig, subset: DataSubset, folder: Path, base: Path | None) -> Outcome:
     """Predict a mode's EPS, then train in it, from a base or else from initial parameters. Raises GbactlError."""
     clock, began = time.monotonic(), time.process_time()
-    eps = predicted_eps(cfg, sample, folder)
+    eps = predicted_eps(cfg, subset, folder)
     timing, began = time.process_time() - began, time.process_time()
-    dataset = sample.dataset()
+    dataset = subset.dataset()
     own = mode_config(cfg, folder, base)
     try:
         result, setting_up = _run(own, dataset)
@@ -125,17 +125,17 @@ def simulate(cfg: RunConfig, sample: Sample, folder: Path, base: Path | None) ->
         took = SimulationSeconds(timing, 0.0, time.process_time() - began, time.monotonic() - clock)
         return Outcome(cfg.mode.name, cfg.seed, eps, took, {}, diverged=str(error))
     took = SimulationSeconds(timing, setting_up, time.process_time() - began - setting_up, time.monotonic() - clock)
-    parts, global_step = tuple(result["phases"][-sample.parts :]), cfg.mode.policy.global_step
+    parts, global_step = tuple(result["phases"][-subset.parts :]), cfg.mode.policy.global_step
     return Outcome(cfg.mode.name, cfg.seed, eps, took, result, parts, global_step=global_step)
 
 
-def predicted_eps(cfg: RunConfig, sample: Sample, folder: Path) -> float:
+def predicted_eps(cfg: RunConfig, subset: DataSubset, folder: Path) -> float:
     """Predict the EPS of a configuration by a simulation without gradients."""
     scratch = folder / "timing"
     scratch.mkdir(parents=True, exist_ok=True)
     train = replace(cfg.train, epochs=1, patience=0, days=None, checksum_every=0)
     try:
-        return float(simulate_timing(replace(cfg, train=train), sample.timed_dataset(), scratch)["eps"])
+        return float(simulate_timing(replace(cfg, train=train), subset.timed_dataset(), scratch)["eps"])
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -246,7 +246,7 @@ class Schedule:
 
     pool: SimulationPool
     modes: Mapping[str, RunConfig]
-    sample: Sample
+    subset: DataSubset
     folder: Path
     base_seconds: float
     seconds: Mapping[str, float]
@@ -323,8 +323,8 @@ class Schedule:
         cfg = replace(self.modes[work.mode] if work.mode else next(iter(self.modes.values())), seed=work.seed)
         base = self.folder / f"base-s{work.seed}"
         if not work.mode:
-            return self.pool.submit(train_base, cfg, self.sample, base)
-        return self.pool.submit(simulate, cfg, self.sample, self.folder / f"{work.mode}-s{work.seed}", base)
+            return self.pool.submit(train_base, cfg, self.subset, base)
+        return self.pool.submit(simulate, cfg, self.subset, self.folder / f"{work.mode}-s{work.seed}", base)
 
     def _ended(self, work: Work, found: Any) -> None:
         if isinstance(found, Outcome):

@@ -24,12 +24,13 @@ from gbactl.calibration.microbenchmarks import measure_server, measure_worker
 from gbactl.conf_catalogue import as_yaml, conf_dir
 from gbactl.config import RunConfig
 from gbactl.config.groups import CostConfig
-from gbactl.cpu import available_cores
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.data.prepared_data import prepare
 from gbactl.engine.host_agents import read
+from gbactl.engine.preflight import check_model
 from gbactl.engine.signals import stoppable
 from gbactl.errors import ClusterError, UsageError
+from gbactl.host_limits import usable_cores
 from gbactl.launch.hydra_config import compose
 
 KEY = re.compile(r"(\w+):\s*[^#]*?(\s*#.*)?$")
@@ -128,6 +129,7 @@ class Calibration:
     def run(self) -> FittedModel:
         """Measure and fit the cost model. Raises GbactlError."""
         dataset = self._dataset()
+        check_model(self.plan.config("async", self.plan.workers[0]), dataset)
         start = self._prices(dataset)
         with tempfile.TemporaryDirectory(prefix="gbactl-calibrate-") as folder:
             enough = self._enough_data(dataset, start)
@@ -147,7 +149,7 @@ class Calibration:
         prices = measure_worker(cfg, dataset, self.plan.seconds)
         self.say("a server's kernels")
         prices |= measure_server(cfg, dataset, self.plan.seconds / 2)
-        return replace(START, cores=len(available_cores()), **prices)  # type: ignore[arg-type]
+        return replace(START, cores=usable_cores(), **prices)  # type: ignore[arg-type]
 
     def _enough_data(self, dataset: Dataset, start: CostConfig) -> Dataset:
         """Generate enough data for a timed run with all cores."""

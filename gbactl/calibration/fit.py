@@ -24,8 +24,8 @@ from gbactl.config import RunConfig
 from gbactl.config.groups import CostConfig
 from gbactl.data.dataset import Dataset
 from gbactl.policies.policy import policy_class
-from gbactl.simulation.cluster import VirtualCluster, ZeroComputeCluster
 from gbactl.simulation.cost_model import CostModel
+from gbactl.simulation.simulated_run import VirtualCluster, ZeroComputeCluster
 from gbactl.wire.messages import Event
 
 GROUPS: dict[str, tuple[str, ...]] = {

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from gbactl.config import RunConfig
-from gbactl.config.rounds_and_shards import shard_spec
+from gbactl.config.shard_specs import shard_spec
 from gbactl.data.dataset import Dataset
 from gbactl.kernels.base import Ints
 from gbactl.kernels.native import flushed

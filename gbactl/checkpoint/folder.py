@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from gbactl.atomic_files import replacing, sync_to_disk
 from gbactl.checked_dataclasses import matches
 from gbactl.checkpoint.tensor_file import PIECE, finite, not_finite
-from gbactl.disk_files import replacing, sync_to_disk
 from gbactl.errors import CheckpointError
 
 FORMAT = 1

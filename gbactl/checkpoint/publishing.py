@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gbactl.atomic_files import sync_to_disk
 from gbactl.checkpoint.folder import CheckpointFolder, FileEntry, Manifest, write_manifest
 from gbactl.checkpoint.tensor_file import write_tensors
-from gbactl.disk_files import sync_to_disk
 from gbactl.errors import NotFiniteError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.store.optimizers import dense_moments

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.disk_files import sync_to_disk, take_room
+from gbactl.atomic_files import sync_to_disk, take_room
 from gbactl.errors import NotFiniteError
 from gbactl.kernels.half_precision import CODECS
 

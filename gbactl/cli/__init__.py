@@ -18,15 +18,15 @@ VERBS = {
     "train": ("training", "train a click model on a cluster in one of the modes"),
     "switch": ("training", "change the mode of a training, by a schedule or while it runs"),
     "top": ("training", "watch a running job: rates, slow workers; switch its mode"),
-    "advise": ("preparation", "simulate the modes and say which one to run in"),
-    "report": ("results", "compare runs: means, deviations, paired differences"),
-    "replay": ("results", "execute a run again from its event log, bit for bit"),
-    "checkpoint": ("results", "list, check and export what a run has saved"),
-    "calibrate": ("preparation", "measure this machine, for a virtual cluster that is like it"),
-    "data": ("preparation", "prepare and describe data sets"),
+    "advise": ("commands_before_training", "simulate the modes and say which one to run in"),
+    "report": ("commands_after_training", "compare runs: means, deviations, paired differences"),
+    "replay": ("commands_after_training", "execute a run again from its event log, bit for bit"),
+    "checkpoint": ("commands_after_training", "list, check and export what a run has saved"),
+    "calibrate": ("commands_before_training", "measure this machine, for a virtual cluster that is like it"),
+    "data": ("commands_before_training", "prepare and describe data sets"),
     "config": ("config_and_completion", "explain a group or a key of the configuration"),
-    "doctor": ("preparation", "check whether this machine has what a run needs"),
-    "ui": ("results", "open the MLflow UI on the store of the runs"),
+    "doctor": ("commands_before_training", "check whether this machine has what a run needs"),
+    "ui": ("commands_after_training", "open the MLflow UI on the store of the runs"),
 }
 
 

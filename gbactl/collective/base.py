@@ -216,7 +216,7 @@ class RingFallback(FaultTolerantCollective):
 
     @abstractmethod
     def fall_back(self) -> None:
-        """Compute all sums in place of a ring that is broken or was never joined by this rank. From any thread."""
+        """Use the fallback from now on, as the ring is broken or this rank never joined it. From any thread."""
 
     @abstractmethod
     def close(self) -> None:

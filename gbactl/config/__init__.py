@@ -15,7 +15,7 @@ from gbactl.config.groups import (
     TrainConfig,
     TransportConfig,
 )
-from gbactl.config.run_config import RunConfig, mode_values, to_dict
+from gbactl.config.run_config import Round, RunConfig, mode_values, rounds, samples_of, to_dict
 from gbactl.config.validation import check, check_switch, from_dict
 from gbactl.faults.fault_plan import FaultsConfig
 from gbactl.models import ModelConfig
@@ -29,6 +29,7 @@ __all__ = [
     "ModeConfig",
     "ModelConfig",
     "OptimConfig",
+    "Round",
     "RunConfig",
     "ScheduleConfig",
     "SwitchConfig",
@@ -40,5 +41,7 @@ __all__ = [
     "flatten",
     "from_dict",
     "mode_values",
+    "rounds",
+    "samples_of",
     "to_dict",
 ]

@@ -3,7 +3,7 @@
 An engine says what is possible in it, so that no code tests its name. It is the constant ENGINE of
 gbactl/engine/NAME.py, beside conf/cluster/NAME.yaml. The module is loaded by its name, as the configuration is a layer
 below the engines; a new engine changes no file here. Such a module imports its launching code only when it starts
-processes (see engine/base.py), so that every process can load it.
+processes (see engine/local_processes.py), so that every process can load it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gbactl.checked_dataclasses import build
 from gbactl.conf_catalogue import conf_dir
 from gbactl.config.groups import ClusterConfig
 from gbactl.errors import ConfigError
+from gbactl.host_limits import usable_cores
 
 ENGINES = "gbactl.engine"
 AUTO = "auto"  # cluster=auto: the engine of the surroundings
@@ -75,10 +76,10 @@ class EngineInterface:
 
     def threads(self, cluster: ClusterConfig, computing: int) -> int:
         """Return the OpenMP threads of one worker if `computing` threads compute at the same time."""
-        return cluster.threads or max(1, (os.cpu_count() or 1) // computing)
+        return cluster.threads or max(1, usable_cores() // computing)
 
     def train(self, launch: Any) -> None:
-        """Run the training to its end; `launch`: the LaunchContext of the run (engine/base.py). Raises GbactlError."""
+        """Run the training to its end; `launch`: its LaunchContext (engine/local_processes.py). Raises GbactlError."""
         raise NotImplementedError
 
 

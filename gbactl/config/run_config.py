@@ -1,4 +1,4 @@
-"""Configuration of a whole run, with the values derived from it and its conversion to plain containers."""
+"""Configuration of a whole run, the values derived from it, its rounds, and its conversion to plain containers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gbactl.checked_dataclasses import Processes, Seed, build, expect
 from gbactl.checkpoint.planning import CheckpointConfig
@@ -32,6 +32,9 @@ from gbactl.models import ModelConfig
 from gbactl.policies.policy import PolicyOptions
 from gbactl.switching.auto_controller import GBA, MODES, SYNC
 from gbactl.switching.switch_schedule import ScheduleEntry, entries, name
+
+if TYPE_CHECKING:
+    from gbactl.data.dataset import Dataset
 
 CYCLE_MS, CYCLE_BATCH = 3.0, 1024
 AUTO_KEYS = ("changes", "every", "window", "margin", "hysteresis", "minimum_stay")
@@ -217,6 +220,41 @@ def to_dict(cfg: RunConfig) -> dict[str, Any]:
 def mode_values(cfg: RunConfig) -> dict[str, Any]:
     """Return all keys of the mode as in conf/mode/, together with its number of workers."""
     return {**to_dict(cfg)["mode"], "workers": cfg.cluster.workers}
+
+
+@dataclass(frozen=True)
+class Round:
+    """Round of a run, a day or an epoch: train on one split, then evaluate on others.
+
+    Early stopping uses the score on `judged_by`."""
+
+    split: int
+    epoch: int
+    label: str
+    evaluate: tuple[int, ...]
+    judged_by: int
+
+
+def rounds(dataset: Dataset, train: TrainConfig) -> list[Round]:
+    """List the rounds of a run. Raises ConfigError if a round would have no data for its evaluation."""
+    if dataset.kind == "splits":
+        return [Round(0, epoch, f"epoch {epoch}", (1, 2), 1) for epoch in range(train.epochs)]
+    if train.epochs != 1:
+        raise ConfigError("train.epochs is for data with a validation set; days are passed once: type train.epochs=1.")
+    days = len(dataset.splits) - 1
+    if days < 1:
+        raise ConfigError("One day cannot be judged by the next; give two days or more, or type data.days=2.")
+    if train.days is not None:
+        if not 1 <= train.days <= days:
+            raise ConfigError(f"train.days={train.days} is not possible with {days + 1} days; type 1 to {days}.")
+        days = train.days
+    judged_by = [len(dataset.splits) - 1 if dataset.kind == "parts" else day + 1 for day in range(days)]
+    return [Round(day, 0, f"day {day}", (judge,), judge) for day, judge in enumerate(judged_by)]
+
+
+def samples_of(dataset: Dataset, train: TrainConfig) -> int:
+    """Count the training samples in all rounds of a run."""
+    return sum(dataset.splits[part.split].rows for part in rounds(dataset, train))
 
 
 class Condition(NamedTuple):

@@ -218,7 +218,7 @@ class Failover:
 
     def _unreceived_grants(self, training: LivePhase, holding: WorkerState, joins: Sequence[HandOut]) -> list[Grant]:
         """Grants that a worker never received: of its leased batches, and of the last few empty grants."""
-        heard = set(_groups(holding.granted, 2))
+        heard = set(holding.granted)
         leases = [grant for owner, grant in training.policy.leases.values() if owner == holding.worker]
         joined = [each.grant for each in joins if each.worker == holding.worker][-MOST_JOINS:]
         return [grant for grant in (*leases, *joined) if (self.number, grant.batch) not in heard]
@@ -227,7 +227,7 @@ class Failover:
         """Empty grants of the phase before the last standstill that a worker never received.
 
         A worker that knows a later phase has received them, since messages keep their order."""
-        heard, joins = set(_groups(holding.granted, 2)), self._empty_grants(holding.worker)
+        heard, joins = set(holding.granted), self._empty_grants(holding.worker)
         return [grant for batch, grant in joins.items() if grant.phase == holding.phase and batch not in heard]
 
     def _empty_grants(self, worker: int) -> dict[tuple[int, int], Granted]:
@@ -288,7 +288,7 @@ class Failover:
         policy, worker = None if training is None else training.policy, holding.worker
         mine = set() if policy is None else {batch for batch, (owner, _) in policy.leases.items() if owner == worker}
         has, joined = len(mine) + sum(grant.samples == 0 for grant in missing) + unheard, self._empty_grants(worker)
-        for phase, batch, trains in _groups(holding.held, 3):
+        for phase, batch, trains in holding.held:
             if phase == self.number and batch in mine:
                 continue
             has += 1
@@ -335,8 +335,3 @@ class Failover:
         found = self.found
         log.info("coordinator %d goes on at step %d", found.term, self.run.step_now)
         self.core.on_took_over(found.failure, found.missed, found.sign)
-
-
-def _groups(numbers: list[int], size: int) -> list[tuple[int, ...]]:
-    """Split a flat list of numbers into tuples of `size` numbers."""
-    return list(zip(*(numbers[n::size] for n in range(size)), strict=True))

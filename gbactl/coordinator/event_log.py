@@ -30,10 +30,6 @@ from gbactl.wire.messages import pack
 
 MAGIC = b"gbaclog\0"
 FORMAT = 16
-# New in format 4: notes, and moves of the dense parameters for a successor. 6: row counts of gradients. 8: lost dense
-# gradients. 13: times of failures. 14: rows are divided by their own weights, and hop_bw chooses batches ahead. 16:
-# hand-outs of no samples and ends of phases; only 16 can be replayed. 5, 7, 9 to 12 and 15 differ slightly from others.
-READ = (3, 4, 6, 8, 13, 14, 16)
 _START = struct.Struct("<8sH")
 _RECORD = struct.Struct("<BII")
 HEADER, PHASE, GRANT, ANNOUNCE, ORDER, CHECKSUM, END, DROP, LEFT, JOINED, SWITCH, STOP, FORGO = range(1, 14)
@@ -151,56 +147,20 @@ class EventLog:
         else:
             self.info(HEADER, header)
 
-    def _add(self, kind: int, fields: Any) -> None:
-        body = pack(fields)
-        record = _RECORD.pack(kind, len(body), zlib.crc32(body, kind)) + body
-        self._buffer += record
-        self.bytes += len(record)
-        if len(self._buffer) > FLUSH_BYTES:
-            self.flush()
-
     def info(self, kind: int, fields: dict[str, Any]) -> None:
-        """Write a header, phase, checksum, switch, failure, end or note record."""
-        self._add(kind, fields)
-        if self.ahead and kind in (PHASE, SWITCH, NOTE, SERVER, FAILURE):
-            self.flush()
+        """Append a record with named fields: header, phase, checksum, switch, failure, end or note."""
+        self.write(InfoRecord(kind, fields))
 
     def write(self, record: Record) -> None:
-        """Append a record of any kind; the records of its consequences must be appended after it."""
-        if isinstance(record, AnnounceRecord):
-            self.announce(*record)
-        elif isinstance(record, OrderRecord):
-            self.order(record)
-        elif isinstance(record, InfoRecord):
-            self.info(record.kind, record.fields)
-        else:
-            kind, allowed = _INTEGERS[type(record)]
-            self._add(kind, tuple(map(_one_of, record, allowed)))
-            if self.ahead:
-                self.flush()
+        """Append a record of any kind; the records of its consequences must be appended after it.
 
-    def announce(
-        self, worker: int, batch: int, rows: Sequence[int], dense: Sequence[int], part_rows: Sequence[int] = ()
-    ) -> None:
-        """Write an announced gradient and its base versions of rows and dense parameters, one per shard.
-
-        `part_rows`: rows of its slices, where they are counted."""
-        if len(rows) != len(dense) or not rows or len(part_rows) not in (0, len(rows)):
-            raise ValueError(f"versions of {len(rows)} and {len(dense)} shards, rows of {len(part_rows)}")
-        for number in (*rows, *dense, *part_rows):
-            _one_of(number, _VERSIONS)
-        versions = rows if dense == rows else (*rows, *dense)
-        first = versions[0]
-        rest = [version - first for version in versions[1:]]
-        counted = [list(part_rows)] if part_rows else []
-        self._add(ANNOUNCE, (_one_of(worker, _WORKERS), _one_of(batch, _NUMBERS), len(rows), first, *rest, *counted))
-
-    def order(self, record: OrderRecord) -> None:
-        """Write an ordered step to the journal; it is in the file when this returns."""
-        factors = map(_short, (record.divisor, record.weight_sum, record.lr_scale))
-        members = [part for b, w in record.members for part in (_one_of(b, _NUMBERS), _short(w))]
-        self._add(ORDER, (_one_of(record.step, _NUMBERS), *factors, *members))
-        self.flush()
+        An order is in the file when this returns."""
+        kind, fields = _encoded(record)
+        body = pack(fields)
+        self._buffer += _RECORD.pack(kind, len(body), zlib.crc32(body, kind)) + body
+        self.bytes += _RECORD.size + len(body)
+        if kind == ORDER or (self.ahead and kind in AHEAD) or len(self._buffer) > FLUSH_BYTES:
+            self.flush()
 
     def flush(self) -> None:
         """Write buffered records to the file. Raises OSError that names the log."""
@@ -223,6 +183,35 @@ _INTEGERS: dict[type[Record], tuple[int, tuple[range, ...]]] = {
     LeftRecord: (LEFT, (_WORKERS,)), JoinedRecord: (JOINED, (_WORKERS,)), StopRecord: (STOP, (_NUMBERS,)),
     ForgoRecord: (FORGO, (_NUMBERS,)), FinishRecord: (FINISH, ()),
 }  # fmt: skip
+#: records that other nodes act upon, beside orders
+AHEAD = (PHASE, SWITCH, NOTE, SERVER, FAILURE, *(kind for kind, _ in _INTEGERS.values()))
+
+
+def _encoded(record: Record) -> tuple[int, Any]:
+    """Encode a record as its kind and its body's content. Raises ValueError for a number that is out of range."""
+    if isinstance(record, AnnounceRecord):
+        return ANNOUNCE, _encode_announce(record)
+    if isinstance(record, OrderRecord):
+        factors = map(_short, (record.divisor, record.weight_sum, record.lr_scale))
+        members = [part for b, w in record.members for part in (_one_of(b, _NUMBERS), _short(w))]
+        return ORDER, (_one_of(record.step, _NUMBERS), *factors, *members)
+    if isinstance(record, InfoRecord):
+        return record.kind, record.fields
+    kind, allowed = _INTEGERS[type(record)]
+    return kind, tuple(map(_one_of, record, allowed))
+
+
+def _encode_announce(record: AnnounceRecord) -> tuple[Any, ...]:
+    worker, batch, rows, dense, part_rows = record
+    if len(rows) != len(dense) or not rows or len(part_rows) not in (0, len(rows)):
+        raise ValueError(f"versions of {len(rows)} and {len(dense)} shards, rows of {len(part_rows)}")
+    for number in (*rows, *dense, *part_rows):
+        _one_of(number, _VERSIONS)
+    versions = rows if dense == rows else (*rows, *dense)
+    first = versions[0]
+    rest = [version - first for version in versions[1:]]
+    counted = [list(part_rows)] if part_rows else []
+    return (_one_of(worker, _WORKERS), _one_of(batch, _NUMBERS), len(rows), first, *rest, *counted)
 
 
 def _one_of(number: int, allowed: range) -> int:
@@ -236,7 +225,7 @@ def _short(number: float) -> float | int:
     return int(number) if 0 < number < _WHOLE and number == int(number) else float(number)
 
 
-def read(path: Path, formats: Sequence[int] = READ) -> Iterator[Record]:
+def read(path: Path) -> Iterator[Record]:
     """Read the records of an event log.
 
     Raises EventLogError with the offset where it is damaged, TornLogError where it ends within a record."""
@@ -244,9 +233,8 @@ def read(path: Path, formats: Sequence[int] = READ) -> Iterator[Record]:
     if len(data) < _START.size or data[:8] != MAGIC:
         raise EventLogError(f"{path} is not an event log.")
     version = _START.unpack_from(data)[1]
-    if version not in formats:
-        known = ", ".join(map(str, formats))
-        raise EventLogError(f"{path} has format {version}, this gbactl reads {known} here; use the one that wrote it.")
+    if version != FORMAT:
+        raise EventLogError(f"{path} has format {version}, this gbactl reads {FORMAT}; use the one that wrote it.")
     for record, _ in _records(path, data, _START.size):
         yield record
 

@@ -313,7 +313,7 @@ class ServerRecovery:
             pairs = list(abandoned.get(worker, ()))
             if run.training is not None:
                 pairs += [(run.training.number, batch) for batch in run.training.unannounced(worker)]
-            channel.send(ShardRelocated(shard, address, incarnation, [number for pair in pairs for number in pair]))
+            channel.send(ShardRelocated(shard, address, incarnation, pairs))
         run.members.tell_joining(ShardRelocated(shard, address, incarnation, []))
 
     def on_staged(self, message: Staged) -> None:

@@ -34,9 +34,10 @@ from gbactl.coordinator.training_phase import (
     Take,
     TrainingPhase,
     order_record,
+    step_order,
 )
 from gbactl.errors import WireError
-from gbactl.policies import Grant, Step
+from gbactl.policies import Grant
 from gbactl.store.optimizers import due
 from gbactl.wire.messages import DropSlice, Granted, OrderStep, PrefetchHint, Staged
 
@@ -254,10 +255,11 @@ class LivePhase:
         self._check(rows, dense)
         self.told_loss(one.worker, one.loss)
         counted = () if self.phase.slices is None else tuple(each.rows for each in slices)
-        self.log.announce(one.worker, one.batch, rows, dense, counted if self.log.ahead else ())
+        gradient = AnnounceRecord(one.worker, one.batch, rows, dense, counted)
+        self.log.write(gradient if self.log.ahead else gradient._replace(part_rows=()))
         self._flying[one.worker] -= 1
         self.clock.announced()
-        commands = self.phase.apply(AnnounceRecord(one.worker, one.batch, rows, dense, counted))
+        commands = self.phase.apply(gradient)
         self.phase.statistics.add_timing(one.worker, samples, one.loss, one.seconds, one.slowdown, (one.won, one.pairs))
         times = self.phase.statistics.times
         times.add(self.clock.now(), one.worker, one.seconds, one.waits, self.mode)
@@ -330,7 +332,7 @@ class LivePhase:
             channel.send(DropSlice(self.number, batch))
 
     def _order(self, command: ApplyStep) -> None:
-        self.log.order(order_record(command))
+        self.log.write(order_record(command))
         order = self.order_message(command)
         for channel in self.servers:
             channel.send(order)
@@ -339,17 +341,5 @@ class LivePhase:
 
     def order_message(self, command: ApplyStep) -> OrderStep:
         """Convert a step command to the message that orders it on the servers."""
-        step = command.step
-        batches, weights = [m.batch for m in step.members], [m.weight for m in step.members]
-        return OrderStep(
-            self.number, step.step, batches, weights, step.divisor, step.weight_sum, command.lr_scale,
-            *_row_weights(step), due(self.checksum_every, step.step), step.accepted,
-            list(step.shares(self.policy.phase.local_batch)),
-        )  # fmt: skip
-
-
-def _row_weights(step: Step) -> tuple[list[float], list[int]]:
-    """Row weights by staleness, concatenated over a step's gradients, and their count per gradient; empty if unused."""
-    if not any(m.row_weights for m in step.members):
-        return [], []
-    return [w for m in step.members for w in m.row_weights], [len(m.row_weights) for m in step.members]
+        order = step_order(command, self.policy.phase.local_batch)
+        return OrderStep(self.number, order, due(self.checksum_every, order.step))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from gbactl.errors import WireError
@@ -32,44 +32,26 @@ class Membership:
 
     def hello(self, channel: Channel, hello: Hello) -> None:
         """Register a node by its Hello; workers get the servers' addresses once all are known. Raises WireError."""
-        node = (hello.role, hello.number)
-        if self.settled and hello.role == "worker":
-            self._register_worker(channel, hello.number)
-            return
-        if self.settled and hello.role == "server":
-            self._register_server(channel, hello)
-            return
-        expected = 0 <= hello.number < self.expected.get(hello.role, 0)
-        if not expected or node in self.channels or node != (channel.peer.role, channel.peer.index):
-            raise WireError(f"{channel.peer} does not belong to this run as {hello.role} {hello.number}.")
-        self.channels[hello.role, hello.number] = channel
-        if hello.role == "server":
-            self.addresses[hello.number] = hello.address
-        if len(self.addresses) == self.expected["server"]:
-            self._tell_workers([hello.number] if hello.role == "worker" else list(self.channels_of("worker")))
+        number, peer, node = hello.number, channel.peer, (hello.role, hello.number)
+        vacant = 0 <= number < self.expected.get(hello.role, 0) and node not in self.channels
+        before = self.joining.get(number) if self.settled and hello.role == "worker" else None
+        later = not self.settled or peer.incarnation > (0 if before is None else before.peer.incarnation)
+        if not vacant or not later or node != (peer.role, peer.index):
+            raise WireError(f"{peer} does not belong to this run as {hello.role} {number}.")
+        if not self.settled:
+            self.channels[node] = channel
+            if hello.role == "server":
+                self.addresses[number] = hello.address
+        elif hello.role == "server":  # it becomes a member when it has loaded a checkpoint
+            self._returning[number] = (channel, hello.address)
+        else:  # it becomes a member when it is admitted
+            self.joining[number] = channel
+            self._told.discard(number)
+        self._tell_addresses()
 
     def set_informed(self, workers: Collection[int]) -> None:
         """Record the workers that already know the servers' addresses."""
         self._told.update(workers)
-
-    def _register_worker(self, channel: Channel, number: int) -> None:
-        """Register a worker's successor, which becomes a member when it is admitted."""
-        vacant = 0 <= number < self.expected["worker"] and ("worker", number) not in self.channels
-        before = self.joining.get(number)
-        later = channel.peer.incarnation > (0 if before is None else before.peer.incarnation)
-        if not vacant or not later or (channel.peer.role, channel.peer.index) != ("worker", number):
-            raise WireError(f"{channel.peer} does not belong to this run as worker {number}.")
-        self.joining[number] = channel
-        self._told.discard(number)
-        self._tell_joining()
-
-    def _register_server(self, channel: Channel, hello: Hello) -> None:
-        """Register a server's successor, which becomes a member when it has loaded a checkpoint."""
-        number, peer = hello.number, channel.peer
-        vacant = 0 <= number < self.expected["server"] and ("server", number) not in self.channels
-        if not vacant or not peer.incarnation or (peer.role, peer.index) != ("server", number):
-            raise WireError(f"{peer} does not belong to this run as server {number}.")
-        self._returning[number] = (channel, hello.address)
 
     def is_successor(self, channel: Channel, number: int) -> bool:
         """Whether a channel belongs to a successor of server `number` that is not yet a member."""
@@ -85,16 +67,16 @@ class Membership:
     def admit_server(self, number: int) -> None:
         """Make a server's pending successor a member, and tell the workers that wait for all servers."""
         self.channels["server", number], self.addresses[number] = self._returning.pop(number)
-        self._tell_joining()
+        self._tell_addresses()
 
-    def _tell_joining(self) -> None:
-        """Send the servers' addresses to joining workers, once all servers are members."""
+    def _tell_addresses(self) -> None:
+        """Send the servers' addresses to the workers that do not know them, once all servers are members."""
         if len(self.channels_of("server")) < self.expected["server"]:
             return
-        for number, channel in self.joining.items():
+        for number, channel in (*self.channels_of("worker").items(), *self.joining.items()):
             if number not in self._told:
                 self._told.add(number)
-                channel.send(ShardAddresses(self._servers()))
+                channel.send(ShardAddresses([self.addresses[shard] for shard in range(self.expected["server"])]))
 
     def tell_joining(self, message: Any) -> None:
         """Send a message to every joining worker that knows the servers' addresses."""
@@ -106,16 +88,6 @@ class Membership:
         """Make a joining worker (a failed worker's successor) a member."""
         channel = self.channels["worker", number] = self.joining.pop(number)
         return channel
-
-    def _servers(self) -> list[str]:
-        return [self.addresses[s] for s in range(self.expected["server"])]
-
-    def _tell_workers(self, workers: Iterable[int]) -> None:
-        servers = self._servers()
-        for index in workers:
-            if index not in self._told:
-                self._told.add(index)
-                self.channels["worker", index].send(ShardAddresses(servers))
 
     def authentic(self, channel: Channel, role: str, index: int) -> None:
         """Check that a channel belongs to a node. Raises WireError otherwise."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gbactl.atomic_files import room_needed
 from gbactl.config import RunConfig
 from gbactl.coordinator.coordinator_failover import Failover
 from gbactl.coordinator.event_log import CHECKSUM
@@ -20,7 +21,6 @@ from gbactl.coordinator.run_flow import RunFlow
 from gbactl.coordinator.state import JournalState
 from gbactl.coordinator.statistics import NORMS_FILE, NormLog
 from gbactl.data.dataset import Dataset
-from gbactl.disk_files import room_needed
 from gbactl.errors import ClusterError, DivergedError, NoRoomError, PeerGoneError, WireError
 from gbactl.wire import frames
 from gbactl.wire.channel_interface import Channel, Hub

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gbactl.config import RunConfig, mode_values
-from gbactl.config.rounds_and_shards import row_bytes
+from gbactl.config.shard_specs import row_bytes
 from gbactl.config.validation import switch_obstacle, switched_config
 from gbactl.coordinator import event_log
 from gbactl.coordinator.live_phase import LivePhase

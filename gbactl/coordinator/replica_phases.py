@@ -13,10 +13,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, TypedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from gbactl.coordinator.run_context import Flow, RunContext, WaitCondition
@@ -24,11 +23,9 @@ from gbactl.coordinator.statistics import quantiles
 from gbactl.errors import WireError
 from gbactl.policies import Policy
 from gbactl.policies.replica_modes import ReplicaOptions, ReplicaPolicy
-from gbactl.wire.messages import AverageReplicas, ClosedReplicas, CloseReplicas, OpenReplicas
+from gbactl.wire.messages import AverageReplicas, ClosedReplicas, CloseReplicas, ExchangeTotals, OpenReplicas
 
 POINTS = 20
-_Natural = Annotated[int, msgspec.Meta(ge=0)]
-_COUNTS, _TIMES = ("iterations", "exchanges"), ("seconds", "foreground", "sent")  # fields of a trainer's statistics
 
 
 class ReplicaPhases:
@@ -42,7 +39,7 @@ class ReplicaPhases:
         self._told: set[int] = set()
         self._idle = False
         self._more: list[int] = []
-        self._notes: dict[int, dict[str, Any]] = {}
+        self._totals: dict[int, ExchangeTotals] = {}
 
     def open(self, began: float | None = None) -> None:
         """Open the replica phase that has just begun; no trainer has a batch of it yet.
@@ -100,10 +97,10 @@ class ReplicaPhases:
                 self.run.surplus[worker] += 1
         yield from self._give()
         self.members.send_to_all("server", AverageReplicas(self._kind.collective))
-        notes = total_notes(self._notes.values())
-        notes["distances"] = [[self._began + at, distance] for at, distance in notes["distances"]]
-        self.state.phases.append(notes)
-        self.state.last = {**self.state.last, **notes_summary(notes)}
+        totals = sum_of(self._totals.values())
+        totals.distances = [(self._began + at, distance) for at, distance in totals.distances]
+        self.state.phases.append(totals)
+        self.state.last = {**self.state.last, **summary(totals)}
         self._kind = None
 
     def _give(self) -> Flow[None]:
@@ -111,14 +108,14 @@ class ReplicaPhases:
         while True:
             lost = self.run.server_losses
             self._close(self.members.channels_of("worker"))
-            yield WaitCondition(lambda: set(self.members.channels_of("worker")) <= set(self._notes))
+            yield WaitCondition(lambda: set(self.members.channels_of("worker")) <= set(self._totals))
             if lost == self.run.server_losses:
                 return
             self._ask_anew()
 
     def _ask_anew(self) -> None:
         self.request += 1
-        self._told, self._notes = set(), {}
+        self._told, self._totals = set(), {}
 
     def _close(self, workers: Any) -> None:
         for worker in sorted(set(workers) - self._told):
@@ -135,10 +132,12 @@ class ReplicaPhases:
         return self._more.count(worker)
 
     def on_closed(self, message: ClosedReplicas) -> None:
-        """Record a trainer's statistics, sent at the end of a phase. Raises WireError where they are malformed."""
-        check_notes(message.notes)
+        """Record a trainer's statistics, sent at the end of a phase. Raises WireError for impossible ones."""
+        totals = message.totals
+        if not all(map(math.isfinite, (totals.seconds, totals.foreground, totals.sent))):
+            raise WireError(f"W{message.worker} tells times or bytes that are not finite.")
         if message.turn == self.request:
-            self._notes[message.worker] = message.notes
+            self._totals[message.worker] = totals
 
     @property
     def workers_to_save(self) -> list[int]:
@@ -164,57 +163,39 @@ class ReplicaPhases:
         """Fields of result.json about replicas, combined over all replica phases."""
         if not self.state.phases:
             return {}
-        return {"replicas": {**self.state.settings, **notes_summary(total_notes(self.state.phases))}}
+        return {"replicas": {**self.state.settings, **summary(sum_of(self.state.phases))}}
 
 
-class _Notes(TypedDict):
-    """Form of a trainer's statistics."""
-
-    iterations: _Natural
-    exchanges: _Natural
-    seconds: float
-    foreground: float
-    sent: float
-    gaps: dict[Annotated[str, msgspec.Meta(pattern=r"^\d{1,19}\Z")], _Natural]  # \Z: $ lets a newline follow
-    distances: list[tuple[float, float]]
-
-
-def check_notes(told: Mapping[str, Any]) -> None:
-    """Check the form of a trainer's statistics. Raises WireError."""
-    try:
-        msgspec.convert(told, _Notes)
-        right = all(math.isfinite(told[key]) for key in _TIMES)
-    except msgspec.ValidationError:
-        right = False
-    if not right:
-        raise WireError("A trainer's notes are not what notes are.")
+def sum_of(parts: Iterable[ExchangeTotals]) -> ExchangeTotals:
+    """Add up trainers' statistics, or totals of them; distances are put in the order of time."""
+    whole, gaps = ExchangeTotals(), Counter[int]()
+    for part in parts:
+        whole.iterations += part.iterations
+        whole.exchanges += part.exchanges
+        whole.seconds += part.seconds
+        whole.foreground += part.foreground
+        whole.sent += part.sent
+        whole.distances += part.distances
+        gaps.update(part.gaps)
+    whole.gaps = dict(gaps)
+    whole.distances.sort()
+    return whole
 
 
-def total_notes(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Combine trainers' statistics, or totals of them: add counts, times and histograms, merge distances by time."""
-    told = list(found)
-    gaps: Counter[str] = Counter()
-    for each in told:
-        gaps.update(each["gaps"])
-    sums = {key: sum(each[key] for each in told) for key in (*_COUNTS, *_TIMES)}
-    return {**sums, "gaps": dict(gaps), "distances": sorted(point for each in told for point in each["distances"])}
-
-
-def notes_summary(notes: Mapping[str, Any]) -> dict[str, Any]:
+def summary(totals: ExchangeTotals) -> dict[str, Any]:
     """Fields of result.json from total statistics: ms per exchange, bytes, distance over time in at most 20 points."""
-    exchanges = notes["exchanges"]
-    gaps = Counter({int(gap): count for gap, count in notes["gaps"].items()})
+    exchanges = totals.exchanges
     return {
-        "sync_gap": quantiles(gaps),
+        "sync_gap": quantiles(Counter(totals.gaps)),
         "exchanges": exchanges,
-        "exchange_ms": 1000.0 * notes["seconds"] / exchanges if exchanges else 0.0,
-        "foreground_seconds": notes["foreground"],
-        "bytes_exchanged": int(notes["sent"]),
-        "distance": curve(notes["distances"]),
+        "exchange_ms": 1000.0 * totals.seconds / exchanges if exchanges else 0.0,
+        "foreground_seconds": totals.foreground,
+        "bytes_exchanged": int(totals.sent),
+        "distance": curve(totals.distances),
     }
 
 
-def curve(points: list[list[float]]) -> list[list[float]]:
+def curve(points: Sequence[Sequence[float]]) -> list[list[float]]:
     """Reduce ordered (seconds, distance) points to at most 20 means of neighbours."""
     if not points:
         return []

@@ -22,19 +22,29 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from gbactl.checkpoint.remaining_samples import Ranges
-from gbactl.config import RunConfig, mode_values
-from gbactl.config.rounds_and_shards import rounds
+from gbactl.config import RunConfig, mode_values, rounds
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.membership import Fencing, Membership
 from gbactl.coordinator.run_summary import RecoveryTimes, RunSummary
-from gbactl.coordinator.state import FailureRecord, JobPosition, Journal, JournalState, RunState
+from gbactl.coordinator.state import (
+    JOURNAL_FILE,
+    FailureRecord,
+    JobPosition,
+    JournalState,
+    RunState,
+    encoded,
+    read_times,
+    write_state,
+    write_times,
+    writes_journal,
+)
 from gbactl.coordinator.statistics import ActivityTimes
 from gbactl.data.dataset import Dataset
 from gbactl.errors import DivergedError, WireError
 from gbactl.faults.measured_effects import ObservedBatches
-from gbactl.metrics import evaluate
+from gbactl.quality_metrics import evaluate
 from gbactl.switching.auto_controller import SYNC, AutoController, AutoSwitch
 from gbactl.switching.switch_schedule import SwitchPlan
 from gbactl.wire.channel_interface import Channel, Hub
@@ -125,8 +135,10 @@ class RunContext:
         self.record = RunSummary(hub.now, cfg.train.patience)
         self.record.modes = cfg.mode.name
         self.record.statistics.observed = ObservedBatches.of(cfg.fault_plan(), cfg.pinned, lambda: self.record.seconds)
-        self.journal = Journal(cfg, run_dir, self.state, first=found is None)
-        self.log = EventLog(run_dir / "events.log", header, None if found is None else found.end, self.journal.on)
+        self.journaled = writes_journal(cfg)
+        if found is None:
+            (run_dir / JOURNAL_FILE).unlink(missing_ok=True)  # left by an earlier part of a resumed run
+        self.log = EventLog(run_dir / "events.log", header, None if found is None else found.end, self.journaled)
         self.failures = RecoveryTimes(hub.now, self._log_failure, self.state.ongoing.failures)
         self.launcher: Channel | None = None
         self.step = self.phase_number = 0
@@ -219,25 +231,25 @@ class RunContext:
         if self.auto is not None:
             told["auto"] = self.auto.last
         self.send_event("progress", {**self.record.progress(self.training, self.step), **told})
-        if self.journal.on and time.monotonic() >= self._times_due:
+        if self.journaled and time.monotonic() >= self._times_due:
             self.save_times()
 
     def log_note(self) -> None:
         """Log the state that changed within a phase, for a coordinator failover."""
-        if self.journal.on and self.started:
+        if self.journaled and self.started:
             self._update()
-            self.journal.note(self.log)
+            self.log.info(event_log.NOTE, encoded(self.state.ongoing))
 
     def save_times(self) -> None:
         """Save the processes' times by activity: once a second, at a standstill, with a checkpoint, after a failure."""
         self._times_due = time.monotonic() + TIMES_SECONDS
-        self.journal.write_times(self.record.statistics.times.shifted(-self.record.began))
+        write_times(self.run_dir, self.record.statistics.times.shifted(-self.record.began))
 
     def restore_times(self, replaced: bool) -> None:
         """Continue from the saved times by activity; if there are none, times are known from now on.
 
         `replaced`: the servers are other processes than those of which times were saved."""
-        found = self.journal.read_times()
+        found = read_times(self.run_dir)
         times = ActivityTimes(since=self.record.seconds) if found is None else found.shifted(self.record.began)
         self.record.statistics.times = times
         if replaced:
@@ -245,7 +257,7 @@ class RunContext:
 
     def save_standstill(self, stage: str, number: int, rest: Any = (), inside: bool = False) -> None:
         """Save the run's state while no batch is in flight; `rest`: untrained sample ranges of round `number`."""
-        if not self.journal.on:
+        if not self.journaled:
             return
         self.log.flush()
         self._update()
@@ -254,7 +266,7 @@ class RunContext:
         stood.offset, stood.phase, stood.at, stood.began = self.log.bytes, self.phase_number, now, self.record.began
         stood.position = self.position(self.step)
         self.save_times()
-        self.journal.write()
+        write_state(self.run_dir, self.state)
 
     def _update(self) -> None:
         """Copy incarnations and active faults, which other objects keep, into the state to be saved."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gbactl.checkpoint.remaining_samples import Ranges, encode_ranges, total_samples, without_first
-from gbactl.config.rounds_and_shards import Round, samples_of
+from gbactl.config import Round, samples_of
 from gbactl.coordinator import event_log
 from gbactl.coordinator.coordinator_failover import Failover
 from gbactl.coordinator.event_routing import CoordinatorCore

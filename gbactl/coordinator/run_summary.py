@@ -19,7 +19,7 @@ from itertools import groupby
 from typing import Any
 
 from gbactl.checkpoint.failure_cost_counters import ServerFailureLoss
-from gbactl.config.rounds_and_shards import Round
+from gbactl.config import Round
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.state import EarlyStopping, FailureRecord, FailureRecords, JobPosition
 from gbactl.coordinator.statistics import Statistics, histogram_to_json, quantiles
@@ -70,10 +70,10 @@ def _added_up(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _staleness(phases: Iterable[Mapping[str, Any]]) -> Counter[int]:
-    """Add up the staleness histograms of phases; checkpoints of older versions have none."""
+    """Add up the staleness histograms of phases."""
     found = Counter[int]()
     for phase in phases:
-        found.update({int(steps): count for steps, count in phase.get("staleness_histogram", {}).items()})
+        found.update({int(steps): count for steps, count in phase["staleness_histogram"].items()})
     return found
 
 
@@ -277,7 +277,7 @@ class RecoveryTimes:
 
     @property
     def failures(self) -> list[FailureRecord]:
-        """All failures so far."""
+        """Records of all failures of workers, servers and coordinators so far, in the order of detection."""
         return self.state.failed
 
     def record_sign_of_life(self, process: str) -> None:

@@ -20,22 +20,21 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gbactl.atomic_files import replacing
 from gbactl.checkpoint.failure_cost_counters import PlsCounter, ServerFailureLoss, UnsavedWork, UpdateCounter
 from gbactl.checkpoint.folder import CheckpointChain
 from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
-from gbactl.coordinator.event_log import EventLog, InfoRecord, Record
+from gbactl.coordinator.event_log import InfoRecord, Record
 from gbactl.coordinator.statistics import ACTIVITIES, ActivityTimes, SavedStatistics
-from gbactl.disk_files import replacing
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.policies import Ledger
 from gbactl.policies.policy import policy_class
 from gbactl.switching.switch_descriptions import switched
-from gbactl.wire.messages import Granted, plain_number
+from gbactl.wire.messages import ExchangeTotals, Granted, plain_number
 
 T = TypeVar("T")
 TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
-_RATE = ("batches", "samples", "seconds", "untimed")
 
 
 @dataclass
@@ -148,7 +147,7 @@ class JobPosition:
     def read(cls, values: Mapping[str, Any]) -> JobPosition:
         """Decode the position in a checkpoint's manifest. Raises CheckpointError where it is invalid."""
         try:
-            return decoded(_today(values), cls)
+            return decoded(values, cls)
         except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"A checkpoint's position cannot be used ({error!r}).") from error
 
@@ -168,17 +167,6 @@ class JobPosition:
     def modes_with(self, mode: str) -> str:
         """Mode name of a run that continues from this position in `mode`."""
         return self.modes if mode == self.mode["name"] else switched(self.modes, mode, f"step{self.step}")
-
-
-def _today(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a saved position from an older format: pairs become maps, missing fields are added."""
-    statistics = dict(values["statistics"])
-    for name in ("staleness", "token_staleness"):
-        statistics[name] = dict(statistics[name])
-    if isinstance(statistics["workers"], list):
-        rates = {worker: dict(zip(_RATE, rest, strict=False)) for worker, *rest in statistics["workers"]}
-        statistics |= {"workers": rates, "limit": {"first": statistics.get("first_loss")}}
-    return {"modes": values["mode"]["name"], **values, "statistics": statistics}
 
 
 def config_at(chain: CheckpointChain) -> dict[str, Any]:
@@ -260,7 +248,7 @@ class ReplicaState:
 
     `last`: the settings of the current or last phase; `settings`: of the last one that had replicas."""
 
-    phases: list[dict[str, Any]] = field(default_factory=list)
+    phases: list[ExchangeTotals] = field(default_factory=list)
     last: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -345,34 +333,22 @@ class JournalState:
         return cls(state, records, end, term, missed, failure, missed if sign is None else sign)
 
 
-class Journal:
-    """Writer of the coordinator's state; does nothing in a run that cannot survive a coordinator failure."""
+def write_state(run_dir: Path, state: RunState) -> None:
+    """Replace the state file of a run."""
+    with replacing(run_dir / JOURNAL_FILE) as partial:
+        partial.write_text(json.dumps(encoded(state)))
 
-    def __init__(self, cfg: RunConfig, run_dir: Path, state: RunState, first: bool) -> None:
-        """Open the journal of a run. `first`: this is the run's first coordinator."""
-        self.on, self.state, self._path = writes_journal(cfg), state, run_dir / JOURNAL_FILE
-        self._times_path = run_dir / TIMES_FILE
-        if first:
-            self._path.unlink(missing_ok=True)  # left by an earlier part of a resumed run
 
-    def write(self) -> None:
-        """Replace the state file by the current state."""
-        with replacing(self._path) as partial:
-            partial.write_text(json.dumps(encoded(self.state)))
+def write_times(run_dir: Path, times: ActivityTimes) -> None:
+    """Replace the file of the processes' times; ignore an OSError."""
+    with suppress(OSError), replacing(run_dir / TIMES_FILE) as partial:
+        partial.write_bytes(msgspec.json.encode(times))
 
-    def note(self, log: EventLog) -> None:
-        """Append the state that has changed within a phase to the event log."""
-        log.info(event_log.NOTE, encoded(self.state.ongoing))
 
-    def write_times(self, times: ActivityTimes) -> None:
-        """Replace the file of the processes' times; ignore an OSError."""
-        with suppress(OSError), replacing(self._times_path) as partial:
-            partial.write_bytes(msgspec.json.encode(times))
-
-    def read_times(self) -> ActivityTimes | None:
-        """Read the file of the processes' times; None where it is missing or of other activities."""
-        try:
-            found = msgspec.json.decode(self._times_path.read_bytes(), type=ActivityTimes)
-        except (OSError, msgspec.DecodeError):
-            return None
-        return found if len(found.told) == len(ACTIVITIES) else None
+def read_times(run_dir: Path) -> ActivityTimes | None:
+    """Read the file of the processes' times; None where it is missing or of other activities."""
+    try:
+        found = msgspec.json.decode((run_dir / TIMES_FILE).read_bytes(), type=ActivityTimes)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return found if len(found.told) == len(ACTIVITIES) else None

@@ -33,6 +33,7 @@ from gbactl.coordinator.event_log import (
 from gbactl.coordinator.statistics import Statistics
 from gbactl.errors import AccountingError, GbactlError
 from gbactl.policies import Decision, Drop, Grant, Policy, Step
+from gbactl.store.gradient_slice import StepOrder
 
 
 class Take(NamedTuple):
@@ -363,6 +364,16 @@ def order_record(command: ApplyStep) -> OrderRecord:
     """Convert a step command to its record in the event log."""
     step = command.step
     return OrderRecord(step.step, step.divisor, step.weight_sum, command.lr_scale, _members(step))
+
+
+def step_order(command: ApplyStep, local_batch: int) -> StepOrder:
+    """Convert a step command to the order that shards take; `local_batch`: samples of a full batch."""
+    step = command.step
+    rows = tuple(member.row_weights for member in step.members) if any(m.row_weights for m in step.members) else ()
+    return StepOrder(
+        step.step, _members(step), step.divisor, step.weight_sum, command.lr_scale, rows, step.accepted,
+        step.shares(local_batch),
+    )  # fmt: skip
 
 
 def named(gradients: Sequence[tuple[int, int]]) -> str:

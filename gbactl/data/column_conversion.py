@@ -112,10 +112,10 @@ def _flat(column: pl.Series, separator: str) -> tuple[NDArray[np.int64], pl.Seri
 def lists_of(
     column: pl.Series, separator: str, longest: int, newest: bool
 ) -> tuple[NDArray[np.int64], pl.Series, NDArray[np.int64]]:
-    """Return the length of each row's list, int64[n], the texts of all lists one after the other, and their places.
+    """Return the length of each row's list, int64[n], the texts of all lists in a row, and the index of each.
 
     `column` has lists, or texts with a separator. At most `longest` values of a list are taken, the last ones if
-    `newest`; values without a text are left out. A place is that among all values, with those left out."""
+    `newest`; values without a text are left out. An index counts all values of the column."""
     lengths, flat = _flat(column, separator)
     rows = np.repeat(np.arange(len(column)), lengths)
     written = texts(flat)

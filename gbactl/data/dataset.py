@@ -37,7 +37,6 @@ from gbactl.hashes_and_random_numbers import GOLDEN, MASK64, mix, mix_int
 Progress = Callable[[str, float], None]  # stage in words, and its fraction done
 META = "meta.json"
 FORMAT = 2
-READABLE = (1, 2)  # format 1 had no multi-valued fields, and one table for each field or one for all
 ARRAYS = ("labels", "numeric", "ids")
 JAGGED = ("offsets", "values")  # further arrays of data with multi-valued fields
 WEIGHTS = "weights"  # further array of data whose values have weights
@@ -45,8 +44,8 @@ EVERY_ARRAY = (*ARRAYS, *JAGGED, WEIGHTS)
 Pooling = Literal["sum", "mean", "max"]
 POOLINGS = get_args(Pooling)
 KEYS = {
-    "name", "fingerprint", "kind", "numeric", "cardinalities", "splits", "numeric_names", "field_names", "bad_lines",
-    "best_auc", "files",
+    "name", "fingerprint", "kind", "numeric", "cardinalities", "tables", "lists", "weighted", "splits", "numeric_names",
+    "field_names", "bad_lines", "days_by_rows", "best_auc", "files",
 }  # fmt: skip
 USER = "user"  # name of the field that tells whose sample it is
 DAYS_BY_ROWS = "The days are cut by row count, as the data have no time."
@@ -84,11 +83,10 @@ class Schema:
 
     @classmethod
     def from_stored(cls, stored: Mapping[str, Any]) -> Schema:
-        """Read a schema from the values that `stored_values` gives, or from those of format 1."""
+        """Read a schema from the values that `stored_values` gives."""
         sizes = tuple(int(size) for size in stored["cardinalities"])
-        tables = stored.get("tables", [0] * len(sizes) if stored.get("shared_ids") else [])
-        lists = tuple(ListField(int(length), str(pooling)) for length, pooling in stored.get("lists", ()))
-        return cls(int(stored["numeric"]), sizes, tuple(tables), lists, bool(stored.get("weighted", False)))
+        lists = tuple(ListField(int(length), str(pooling)) for length, pooling in stored["lists"])
+        return cls(int(stored["numeric"]), sizes, tuple(stored["tables"]), lists, bool(stored["weighted"]))
 
     def stored_values(self) -> dict[str, Any]:
         """Return the schema in plain containers, for a cache's meta.json and a checkpoint's manifest."""
@@ -308,8 +306,8 @@ class Dataset:
 
     @property
     def days_by_rows(self) -> bool:
-        """Whether its days are cut by number of rows, as the source has no time; false for an older cache."""
-        return bool(self.meta.get("days_by_rows"))
+        """Whether its days are cut by number of rows, as the source has no time."""
+        return bool(self.meta["days_by_rows"])
 
     def __iter__(self) -> Iterator[Split]:
         return iter(self.splits)
@@ -334,7 +332,7 @@ def read_meta(path: Path) -> dict[str, Any]:
         meta = json.loads((path / META).read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not a complete data cache ({error}); prepare it again.") from None
-    if not isinstance(meta, dict) or meta.get("format") not in READABLE or KEYS - meta.keys():
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT or KEYS - meta.keys():
         raise DataError(f"{path} was written in another cache format; prepare it again.")
     return meta
 

@@ -17,11 +17,11 @@ import polars as pl
 
 from gbactl.checked_dataclasses import did_you_mean
 from gbactl.conf_catalogue import as_yaml
+from gbactl.data.cache_writer import DEFAULT_DAYS
 from gbactl.data.column_conversion import DAY, lists_of, numbers, texts, timestamps
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.table_files import TextForm, columns_of, read_table, separator_of
 from gbactl.data.text_files import BadLines
-from gbactl.data.writer import DEFAULT_DAYS
 from gbactl.errors import ConfigError, DataError
 
 SAMPLE = 100_000  # rows that are looked at

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Bounds, Days, Seed
 from gbactl.cpu import available_cores
+from gbactl.data.cache_writer import WrittenArrays, allocate
 from gbactl.data.dataset import Batch, Jagged, ListField, Pooling, Progress, Schema
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.writer import WrittenArrays, allocate
 from gbactl.hashes_and_random_numbers import GOLDEN, mix, mix_int
 
 CHUNK = 1 << 16

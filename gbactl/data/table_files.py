@@ -11,7 +11,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,7 +22,7 @@ import pyarrow.parquet
 
 from gbactl.data.dataset import Progress
 from gbactl.data.remote_files import SourceFile, size_of
-from gbactl.data.text_files import BadLines, pieces
+from gbactl.data.text_files import BadLines, Rows, pieces
 from gbactl.errors import DataError
 
 BLOCK = 4 << 20  # bytes of text that are parsed at once; a row cannot be longer
@@ -38,22 +38,6 @@ class TextForm:
 
     separator: str | None = None
     missing: Sequence[str] = ("",)
-
-
-@dataclass
-class Rows:
-    """Chunk of a table: columns by name, and the numbers of its rows in the file, a text table's header being row 1."""
-
-    frame: pl.DataFrame
-    first: int
-    skipped: Sequence[int] = field(default=())
-
-    def number(self, place: int) -> int:
-        """Return a row's number in the file, given its place in the chunk."""
-        found = self.first + place
-        for row in self.skipped:  # in order
-            found += row <= found
-        return found
 
 
 class _Stream(io.RawIOBase):

@@ -3,9 +3,10 @@
 Plain, gzip, zstd and xz files are recognised by their first bytes. Memory is one block (16 MiB of text) and one read
 of 256 KiB. A truncated or damaged file is an error that names the line reached.
 
-Polars parses a whole block at once. A block it refuses is scanned in Python (about 100 k lines/s) to name the
-bad line, or, where bad lines are tolerated, to drop and count them. Text columns become ids: hexadecimal numbers
-directly (about 15 ns a value), other texts through a stable hash (a distinct one costs 1 us a block).
+Polars parses a whole block at once. A block with lines of another number of columns is scanned in Python (about 100 k
+lines/s) to name such a line, or, where bad lines are tolerated, to drop and count them. Text columns become ids:
+hexadecimal numbers directly (about 15 ns a value), other texts through a stable hash (a distinct one costs 1 us a
+block).
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import Any, BinaryIO
 
 import numpy as np
 import polars as pl
@@ -180,24 +181,6 @@ def read_all(paths: Sequence[SourceFile], progress: Progress) -> Iterator[tuple[
             yield i, block
 
 
-C_co = TypeVar("C_co", covariant=True)
-C = TypeVar("C")
-
-
-class FastPathMismatch(Exception):
-    """Signal that a block of lines contains text that the fast parser does not read."""
-
-
-class LineFormat(Protocol[C_co]):
-    """Text format of a source: a fast parser of a block, and an explanation of an unreadable line."""
-
-    def fast(self, data: bytes, lines: int) -> C_co:
-        """Parse a block of `lines` lines into arrays. Raises FastPathMismatch or a polars error."""
-
-    def explain(self, line: str) -> str | None:
-        """Describe why a line cannot be read; None if it can be read."""
-
-
 class BadLines:
     """Counter of unreadable lines, limited by `data.max_bad_lines`."""
 
@@ -213,69 +196,105 @@ class BadLines:
             raise DataError(f"{where}: {reason}; {hint}")
 
 
-def _explain(form: LineFormat[C], line: bytes) -> str | None:
-    try:
-        text = line.decode("utf-8")
-    except UnicodeDecodeError:
-        return "not UTF-8 text"
-    if "\0" in text or "\r" in text:
-        return "it holds a control character"
-    return form.explain(text)
+@dataclass
+class Rows:
+    """Chunk of a table: columns by name, and the numbers of its rows in the file, a text table's header being row 1."""
+
+    frame: pl.DataFrame
+    first: int
+    skipped: Sequence[int] = field(default=())
+    unit: str = "row"
+
+    def number(self, place: int) -> int:
+        """Return a row's number in the file, given its place in the chunk."""
+        found = self.first + place
+        for row in self.skipped:  # in order
+            found += row <= found
+        return found
 
 
-def _scan(form: LineFormat[C], block: LineBlock, bad: BadLines) -> C | None:
-    good = []
-    for offset, line in enumerate(block.data.split(b"\n")[:-1]):
-        line = line.removesuffix(b"\r")
-        reason = _explain(form, line)
-        if reason:
-            bad.add(f"{block.path}, line {block.first_line + offset}", reason)
+class Faults:
+    """Cells of a chunk that cannot be read."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self._found: list[tuple[NDArray[np.bool_], str, str]] = []
+
+    def record(self, bad: pl.Series, column: str, told: str) -> None:
+        """Record the rows in which `bad` is true; `told`: description of a valid cell, for the message."""
+        if bad.any():
+            self._found.append((bad.to_numpy(), column, told))
+
+    def readable_rows(self, file: SourceFile, bad: BadLines) -> NDArray[np.int64] | None:
+        """Count the unreadable rows; return the places of the others, None for all. Raises DataError past the limit."""
+        if not self._found:
+            return None
+        whole = np.logical_or.reduce([each for each, _, _ in self._found])
+        for place in np.flatnonzero(whole).tolist():
+            _, column, told = next(each for each in self._found if each[0][place])
+            cell = self.rows.frame[column][place]
+            cell = cell.to_list() if isinstance(cell, pl.Series) else cell
+            shown = "missing" if cell is None else repr(str(cell)[:60])
+            where = f"{file}, {self.rows.unit} {self.rows.number(place)}"
+            bad.add(where, f"the column {column} is {shown}, not {told}")
+        return np.flatnonzero(~whole)
+
+
+def rows_of(
+    block: LineBlock, separator: str, columns: Mapping[str, type[pl.DataType]], bad: BadLines
+) -> Rows | None:  # fmt: skip
+    """Parse the lines of a block that have exactly these columns; None if no line has.
+
+    Where polars does not read the whole block, all columns come as text. Raises DataError past the bad-line limit."""
+    data = block.data.replace(b"\r\n", b"\n") if b"\r" in block.data else block.data
+    texts = dict.fromkeys(columns, pl.String)
+    # polars would skip a blank or a + before a number
+    clean = not any(each in data for each in (b" ", b"+") if each != separator.encode())
+    frame = _frame(data, block.lines, separator, columns) if clean else None
+    if frame is None:
+        frame = _frame(data, block.lines, separator, texts)
+    if frame is not None:
+        return Rows(frame, block.first_line, unit="line")
+    good, skipped = list[bytes](), list[int]()
+    for number, line in enumerate(data.split(b"\n")[:-1], block.first_line):
+        if reason := _why_no_row(line, separator, len(columns)):
+            bad.add(f"{block.path}, line {number}", reason)
+            skipped.append(number)
         else:
             good.append(line)
-    if not good:
+    frame = _frame(b"\n".join([*good, b""]), len(good), separator, texts) if good else None
+    return None if frame is None else Rows(frame, block.first_line, skipped, "line")
+
+
+def _frame(
+    data: bytes, lines: int, separator: str, columns: Mapping[str, type[pl.DataType]]
+) -> pl.DataFrame | None:  # fmt: skip
+    """Parse delimited text with exactly these columns; None unless every line has all of them."""
+    if b"\0" in data or b"\r" in data or data.count(separator.encode()) != lines * (len(columns) - 1):
         return None
     try:
-        return form.fast(b"\n".join([*good, b""]), len(good))
-    except (FastPathMismatch, pl.exceptions.PolarsError) as error:
-        last = block.first_line + block.lines - 1
-        raise DataError(f"{block.path}, lines {block.first_line} to {last} cannot be read: {error}.") from None
+        frame = pl.read_csv(
+            data, has_header=False, separator=separator, quote_char=None, schema=columns, truncate_ragged_lines=False
+        )
+    except pl.exceptions.PolarsError:
+        return None
+    return frame if frame.height == lines else None
 
 
-def parse(form: LineFormat[C], block: LineBlock, bad: BadLines) -> C | None:
-    """Parse a block's readable lines into arrays; None if none is readable.
-
-    Raises DataError past the bad-line limit.
-    """
-    data = block.data.replace(b"\r\n", b"\n") if b"\r" in block.data else block.data
+def _why_no_row(line: bytes, separator: str, columns: int) -> str | None:
+    """Describe why a line is no row of so many columns; None if it is one."""
+    if b"\0" in line or b"\r" in line:
+        return "it holds a control character"
     try:
-        if b"\0" in data or b"\r" in data:
-            raise FastPathMismatch("control characters")
-        return form.fast(data, block.lines)
-    except (FastPathMismatch, pl.exceptions.PolarsError):
-        return _scan(form, block, bad)
+        cells = 1 + line.decode("utf-8").count(separator)
+    except UnicodeDecodeError:
+        return "not UTF-8 text"
+    return None if cells == columns else f"{cells} columns instead of {columns}"
 
 
-def table(data: bytes, lines: int, separator: str, schema: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
-    """Parse delimited text with exactly these columns. Raises FastPathMismatch unless every line has all of them."""
-    if data.count(separator.encode()) != lines * (len(schema) - 1):
-        raise FastPathMismatch("a line with another number of columns")
-    frame = pl.read_csv(
-        data,
-        has_header=False,
-        separator=separator,
-        quote_char=None,
-        schema=schema,
-        truncate_ragged_lines=False,
-    )
-    if frame.height != lines:
-        raise FastPathMismatch("a line that is not a row")
-    return frame
-
-
-def is_integer(text: str) -> bool:
-    """Return whether polars would read a text as a 64-bit integer."""
-    digits = text.removeprefix("-")
-    return digits.isascii() and digits.isdigit() and -(2**63) <= int(text) < 2**63
+def whole_numbers(column: pl.Series) -> pl.Series:
+    """Convert a column to Int64; null where a cell is missing, or more than digits and a sign -."""
+    return column if column.dtype == pl.Int64 else column.str.extract("^(-?[0-9]+)$").cast(pl.Int64, strict=False)
 
 
 def _texts(column: pl.Series, number: pl.Series) -> pl.Series:

@@ -1,4 +1,4 @@
-"""Engines, which place and run the processes of a run: NAME.py is `cluster=NAME`, base.py starts local processes.
+"""Engines, which place and run the processes of a run: NAME.py is `cluster=NAME`.
 
 On several hosts the launcher starts one agent a host by one command (ssh for `cluster=hosts`, srun for `cluster=slurm`,
 the user's for `cluster=exec`, a driver of Ray for `cluster=ray`), and talks to it over that command's standard input

@@ -28,8 +28,8 @@ from filelock import FileLock
 
 from gbactl import shared_memory_names
 from gbactl.cpu import available_cores, open_turn_counters, places
+from gbactl.data.cache import cache_root
 from gbactl.data.dataset import EVERY_ARRAY, META, open_dataset
-from gbactl.data.prepared_data import cache_root
 from gbactl.engine.agent_connection import MAGIC, PIECE, MessageDecoder, field, pack, write_all
 from gbactl.engine.fork_server import Started, send_bootstrap, start_node
 from gbactl.engine.host_info import ReachabilityProbe, dial, facts, import_error, interface_to

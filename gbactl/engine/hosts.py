@@ -12,7 +12,7 @@ from gbactl.engine.host_placement import hosts_of, place, slots
 from gbactl.errors import require
 
 if TYPE_CHECKING:
-    from gbactl.engine.base import LaunchContext
+    from gbactl.engine.local_processes import LaunchContext
 
 
 class HostsEngine(EngineInterface):

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from gbactl.config.engine_interface import EngineInterface
 
 if TYPE_CHECKING:
-    from gbactl.engine.base import LaunchContext
+    from gbactl.engine.local_processes import LaunchContext
 
 
 class LocalEngine(EngineInterface):
     """Engine that starts processes as children of the launcher."""
 
     def train(self, launch: LaunchContext) -> None:
-        from gbactl.engine.base import RunProcesses
+        from gbactl.engine.local_processes import RunProcesses
 
         launch.follow(RunProcesses(launch))
 

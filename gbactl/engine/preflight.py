@@ -14,11 +14,12 @@ from typing import Any
 
 from gbactl.collective import check_here
 from gbactl.config import RunConfig
-from gbactl.config.rounds_and_shards import row_bytes, shard_spec
+from gbactl.config.shard_specs import row_bytes, shard_spec
 from gbactl.data.dataset import Dataset
 from gbactl.engine.fork_server import dense_size
-from gbactl.engine.host_info import SAME, LinkMeasurement, free_memory
+from gbactl.engine.host_info import PACKAGES, SAME, LinkMeasurement
 from gbactl.errors import ConfigError
+from gbactl.host_limits import free_memory
 from gbactl.store.optimizers import dense_moments
 
 MEBI = 1 << 20
@@ -28,12 +29,13 @@ CUT = re.compile(r"lost its connection to (S\d+)\.|answers at ([\d.]+):")
 AGENT_PART = re.compile(r"\s*('cd .* ; exec )?\S+ -m gbactl\.engine\.agent'?")
 LAUNCHER = "the launcher"
 BIND = "type cluster.bind=ADDRESS, one of its own that all hosts reach"
-LABELS = {"gbactl": "gbactl", "python": "Python", "torch": "torch", "horovod": "Horovod"}
+LABELS = {"gbactl": "gbactl", "python": "Python", "torch": "torch", "horovod": "Horovod", "code": "gbactl source hash"}
 GET = {
     "gbactl": "install the same version there (make install in the same checkout)",
     "python": "make its environment with the same Python",
     "torch": "install the same version there: pip install torch=={}",
     "horovod": "build the same version there: python -m gbactl.install.horovod",
+    "code": "check out the same commit there, with the same changes, and type make install",
 }
 
 
@@ -64,7 +66,7 @@ class HostReport:
         facts = self.facts
         if not facts:
             return [self.host, "-", "-", "-", "-", "-", "no answer"]
-        versions = " ".join(str(facts.get(name) or "none") for name in SAME)
+        versions = " ".join(str(facts.get(name) or "none") for name in PACKAGES)
         memory = f"{facts.get('memory', 0) // MEBI:,}"
         needs = f" of {self.needs // MEBI:,} needed" if self.needs >= MEBI else ""
         state, cores = "ok" if self.ok else "see below", str(facts.get("cores", "-"))
@@ -86,11 +88,11 @@ def not_installed(program: str, host: str) -> str:
 
 
 def versions(host: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """List the package versions of a host that differ from this machine's, one sentence each."""
+    """List the versions of a host that differ from this machine's, one sentence each."""
     found = []
     for name in SAME:
         own, other = str(here.get(name, "")), str(there.get(name, ""))
-        if own != other:
+        if own != other and not (name == "code" and there.get("gbactl") != here.get("gbactl")):
             has = f"has {LABELS[name]} {other}" if other else f"has no {LABELS[name]}"
             found.append(f"Host {host} {has}, and this machine has {own or 'none'}; {GET[name].format(own)}.")
     return found
@@ -247,6 +249,17 @@ def check_collective(cfg: RunConfig) -> None:
     With several hosts, preflight checks them."""
     if cfg.engine.here and cfg.collects:
         check_here(cfg.collective.name)
+
+
+def check_model(cfg: RunConfig, dataset: Dataset) -> str:
+    """Test a user's own model on a batch; return why its runs could not be replayed, "" if they could.
+
+    Raises ConfigError, one sentence, where the model breaks the contract."""
+    if cfg.model.target is None:
+        return ""
+    from gbactl.models.dry_run import dry_run  # it imports torch, which takes a second
+
+    return dry_run(cfg.model, dataset, cfg.seed, cfg.precision)
 
 
 def check_memory(cfg: RunConfig, dataset: Dataset) -> None:

@@ -16,10 +16,11 @@ from gbactl.config import to_dict
 from gbactl.engine import preflight
 from gbactl.engine.agent import NODE, mark
 from gbactl.engine.agent_connection import AgentConnection, horovod_launcher
-from gbactl.engine.base import ChildProcess, LaunchContext, RunProcesses
 from gbactl.engine.fork_server import ProcessHandle
 from gbactl.engine.host_agents import HostAgents
 from gbactl.engine.host_placement import Host, hosts_of, place, successor
+from gbactl.engine.local_processes import ChildProcess, LaunchContext, RunProcesses
+from gbactl.engine.signals import resume_hint
 from gbactl.errors import ClusterError
 from gbactl.wire.bootstrap import Bootstrap
 
@@ -246,7 +247,8 @@ class RemoteRunProcesses(RunProcesses):
         elsewhere = [host for host in live if host != self.placed[name]]
         where = successor(name, self.placed, self.hosts, (again and elsewhere) or live)
         if where is None:
-            raise ClusterError("Every host is gone.")
+            why = self.agents.links[self.placed[name]].gone
+            raise ClusterError(f"Every host is gone, {self.placed[name]} because {why}{resume_hint(self.run_dir)}.")
         if again:
             before = next(child for child in reversed(self.abandoned) if child.name == name)
             again_there = f"{name} is started again on host {where}."

@@ -104,6 +104,12 @@ def leave_terminal() -> None:
                 os.dup2(nowhere.fileno(), fd)
 
 
+def resume_hint(run_dir: Path) -> str:
+    """Name the newest checkpoint of a run that has ended, and the command that resumes it; "" without a checkpoint."""
+    names = CheckpointFolder(run_dir / CHECKPOINTS).names()
+    return f"; the newest checkpoint is {names[-1]}, go on with 'gbactl train resume={run_dir}'" if names else ""
+
+
 class StopRequest:
     """Request to stop a run after a signal: the coordinator saves a checkpoint within `seconds`.
 
@@ -156,15 +162,13 @@ class StopRequest:
     def sentence(self, run_dir: Path) -> str:
         """Describe the checkpoint that was saved, and the command that resumes the run."""
         state = self.found.get("state")
-        command = f"go on with 'gbactl train resume={run_dir}'"
         if state == "saved":
             path, size = run_dir / CHECKPOINTS / self.found["name"], self.found["bytes"] / 1e6
-            return f"step {self.found['step']} is saved in {path} ({size:,.1f} MB); {command}"
+            saved = f"step {self.found['step']} is saved in {path} ({size:,.1f} MB)"
+            return f"{saved}; go on with 'gbactl train resume={run_dir}'"
         if state == "nothing" or not self.trains:
             return NOTHING
-        names = CheckpointFolder(run_dir / CHECKPOINTS).names()
-        older = f"; the newest checkpoint is {names[-1]}, {command}" if names else ""
-        return f"where it stood is not saved ({self._why}){older}"
+        return f"where it stood is not saved ({self._why}){resume_hint(run_dir)}"
 
     @property
     def _why(self) -> str:

@@ -8,7 +8,7 @@ from gbactl.config.engine_interface import EngineInterface
 from gbactl.config.groups import ClusterConfig
 
 if TYPE_CHECKING:
-    from gbactl.engine.base import LaunchContext
+    from gbactl.engine.local_processes import LaunchContext
 
 
 class VirtualEngine(EngineInterface):
@@ -23,7 +23,7 @@ class VirtualEngine(EngineInterface):
     def train(self, launch: LaunchContext) -> None:
         from gbactl.engine.signals import first_signal_recorded
         from gbactl.nodes.child_main import node_log
-        from gbactl.simulation.cluster import run_virtual
+        from gbactl.simulation.simulated_run import run_virtual
 
         with first_signal_recorded(), node_log(launch.run_dir, "virtual"):
             run_virtual(launch.cfg, launch.dataset, launch.run_dir, launch.on_event, launch.look_at_signals)

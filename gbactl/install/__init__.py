@@ -1,4 +1,4 @@
-"""Installation of a checkout: the virtual environment, the libraries, Horovod; progress of its long commands.
+"""Installation of a checkout (virtual environment, libraries, Horovod), and versions of packages and of the code.
 
 Standard library only. Costs one thread per command. The command's own output goes to a log file, whose end is shown
 when the command fails.
@@ -6,6 +6,8 @@ when the command fails.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import subprocess
 import sys
 import threading
@@ -19,6 +21,8 @@ from gbactl.errors import GbactlError
 
 HEARTBEAT_SECONDS = 15.0
 TAIL_LINES = 25
+PACKAGE = Path(__file__).resolve().parents[1]
+NUMBERS_DO_NOT_DEPEND_ON = ("advise", "calibration", "cli", "report", "tracking", "install", "doctor.py", "__pycache__")
 
 
 class InstallError(GbactlError):
@@ -31,6 +35,22 @@ def version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
+
+
+def code_version(package: Path = PACKAGE) -> str:
+    """Hash (12 hex digits) every source file on which a run's numbers can depend."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*")) or [package]:
+        parts = path.relative_to(package).parts
+        if path.suffix in (".py", ".cpp") and not set(parts) & set(NUMBERS_DO_NOT_DEPEND_ON):
+            digest.update("/".join(parts).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@functools.cache
+def running_code() -> str:
+    """Return the hash of the code that this process runs: as of the first call, before any later edits."""
+    return code_version()
 
 
 def say(text: str) -> None:

@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gbactl.atomic_files import replacing
 from gbactl.checkpoint.folder import CheckpointChain, CheckpointFolder, Manifest, read_manifest
 from gbactl.checkpoint.restore import arrays_of, dense_state, load_shard
 from gbactl.checkpoint.tensor_file import write_tensors
 from gbactl.config import RunConfig, from_dict
-from gbactl.config.rounds_and_shards import shard_spec
+from gbactl.config.shard_specs import shard_spec
 from gbactl.data.dataset import Schema
-from gbactl.disk_files import replacing
 from gbactl.errors import CheckpointError, UsageError
 from gbactl.launch import resume
 from gbactl.models import build, dimension_mask

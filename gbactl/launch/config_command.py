@@ -16,7 +16,7 @@ from gbactl.conf_catalogue import GROUPS, Entry
 from gbactl.config import RunConfig, to_dict
 from gbactl.config.engine_interface import engine_named
 from gbactl.config.run_config import effective_keys, when_effective
-from gbactl.data.prepared_data import options_class
+from gbactl.data.readers import options_class
 from gbactl.errors import UsageError
 from gbactl.policies.policy import names, policy_class
 

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gbactl.atomic_files import replacing
 from gbactl.config.engine_interface import engine_named
-from gbactl.disk_files import replacing
 from gbactl.errors import ConfigError, GbactlError, UsageError, WireError
 from gbactl.launch.run_dir import CONFIG, LOG, RESULT, find, lock
 from gbactl.policies.policy import names
@@ -28,7 +28,7 @@ from gbactl.wire.channel_interface import Channel
 from gbactl.wire.frames import CLOSED, Frame
 from gbactl.wire.listener import local
 from gbactl.wire.messages import Event, decode
-from gbactl.wire.socket_hub import SocketHub
+from gbactl.wire.node_connections import SocketHub
 
 FILE = "control.json"
 ROLE = "control"
@@ -239,32 +239,22 @@ def _virtual(run_dir: Path) -> bool:
 
 
 def mode_with(to: str, changes: tuple[str, ...]) -> dict[str, Any]:
-    """Load all keys of a mode from conf/mode/TO.yaml and apply KEY=VALUE changes.
+    """Load all keys of a mode from conf/mode/TO.yaml and apply KEY=VALUE changes, written as Hydra's overrides are.
 
     Raises UsageError for an unknown mode, and for a change that is not KEY=VALUE."""
-    import yaml
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
 
     from gbactl.launch.hydra_config import mode_file
 
     if to not in names() and not any(change.startswith(("target=", "mode.target=")) for change in changes):
         raise UsageError(f"--to {to} is no mode; type --to one of: {', '.join(names())}.")
-    values = mode_file(to)
+    values, parser = mode_file(to), OverridesParser.create()
     for change in changes:
-        key, equals, text = change.partition("=")
-        if not equals or not key:
-            raise UsageError(f"--set {change} is no KEY=VALUE; type for instance --set iota=4.")
-        try:
-            values[key.removeprefix("mode.")] = _number(yaml.safe_load(text))
-        except yaml.YAMLError as error:
-            raise UsageError(f"--set {change} has a value that cannot be read.") from error
+        with contextlib.suppress(HydraException):
+            override = parser.parse_override(change)
+            if override.key_or_group and not override.is_sweep_override() and change[0] not in "+~":
+                values[override.key_or_group.removeprefix("mode.")] = override.value()
+                continue
+        raise UsageError(f"--set {change} is no KEY=VALUE; type for instance --set iota=4.")
     return {**values, "name": to}
-
-
-def _number(value: Any) -> Any:
-    """Convert a text such as inf or 3e6 to a number; other values are returned unchanged.
-
-    YAML reads such numbers as text."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value

@@ -6,7 +6,6 @@ whether it is still there. A look-up costs as much as to fingerprint the source 
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import json
@@ -18,32 +17,15 @@ import yaml
 
 from gbactl.checkpoint.folder import MANIFEST
 from gbactl.config import RunConfig, TrackingConfig, to_dict
-from gbactl.data.prepared_data import data_fingerprint
+from gbactl.configured_classes import top_package
+from gbactl.data.cache import data_fingerprint
+from gbactl.install import code_version, running_code
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import shown_path
-from gbactl.targets import top_package
 from gbactl.tracking.final_metrics import config_hash, versions
 from gbactl.tracking.mlflow_connection import tracking_uri
 
-PACKAGE = Path(__file__).resolve().parents[1]
 INDEX = Path("runs/.finished")
-NUMBERS_DO_NOT_DEPEND_ON = ("advise", "calibration", "cli", "report", "tracking", "install", "doctor.py", "__pycache__")
-
-
-def code_version(package: Path = PACKAGE) -> str:
-    """Hash (12 hex digits) every source file on which a run's numbers can depend."""
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*")) or [package]:
-        parts = path.relative_to(package).parts
-        if path.suffix in (".py", ".cpp") and not set(parts) & set(NUMBERS_DO_NOT_DEPEND_ON):
-            digest.update("/".join(parts).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-@functools.cache
-def _code_at_start() -> str:
-    """Return the hash of the code that this process runs: as of the first call, before any later edits."""
-    return code_version()
 
 
 def cell_of(cfg: RunConfig, data: str) -> str:
@@ -56,7 +38,7 @@ def cell_of(cfg: RunConfig, data: str) -> str:
         config["packages"] = sorted(map(code_version, packages))
     if cfg.resume is not None:
         config["resume"] = hashlib.sha256((Path(cfg.resume) / MANIFEST).read_bytes()).hexdigest()
-    return f"{config_hash(config)}-{data[:12]}-{_code_at_start()}"
+    return f"{config_hash(config)}-{data[:12]}-{running_code()}"
 
 
 def keep(cell: str, path: Path) -> None:

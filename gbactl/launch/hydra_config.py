@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from gbactl import targets
+from gbactl import configured_classes
 from gbactl.checked_dataclasses import build, did_you_mean
 from gbactl.conf_catalogue import (
     GROUPS,
@@ -83,7 +83,7 @@ def to_run_config(cfg: DictConfig, typed: Sequence[str], own: Any) -> RunConfig:
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from error
     assert isinstance(values, dict)
-    for group in targets.GROUPS:
+    for group in configured_classes.GROUPS:
         values[group] = _targeted(group, values[group], str(own.runtime.choices.get(group)), typed)
     values["switch"]["modes"] = [mode_file(mode) for mode in _other_modes(values["switch"], values["mode"])]
     values["faults"]["plans"] = with_traces(values["faults"]["plans"])
@@ -104,7 +104,7 @@ def _targeted(group: str, found: dict[str, Any], option: str, typed: Sequence[st
     Keys in the file of the chosen `option` are for the target there: with another one, those that not every target has
     are left out unless `typed`, and so is the name. A target of gbactl's own follows from the name; it is left out."""
     target = found.get("target")
-    if target == targets.own(group, str(found["name"])):
+    if target == configured_classes.own(group, str(found["name"])):
         return {key: value for key, value in found.items() if key != "target"}
     file = _option_file(group, option)
     if target is not None and file.get("target") != target:
@@ -158,9 +158,18 @@ def defaults_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, **main, **{f"{group}.name": name for group in GROUPS if (name := default_option(group))}}
 
 
+def with_shown_engine(overrides: Sequence[str]) -> list[str]:
+    """Replace cluster=auto in overrides by the engine of the surroundings, and print it on standard error."""
+    found = with_engine(overrides)
+    if found != list(overrides):
+        name = detected_engine(os.environ)
+        print(f"cluster={AUTO}: in {engine_named(name).surroundings}, so cluster={name}", file=sys.stderr, flush=True)
+    return found
+
+
 def compose(overrides: list[str]) -> RunConfig:
     """Compose conf/train.yaml with Hydra overrides, and check it. Raises UsageError with the valid keys or options."""
-    overrides = with_engine(overrides)
+    overrides = with_shown_engine(overrides)
     with _explained():
         cfg = composed(overrides)
         rest = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
@@ -219,10 +228,7 @@ def run_hydra(
                 print(f"run {HydraConfig.get().job.num + 1} of {sweep.of}: {error}", file=sys.stderr, flush=True)
             return None
 
-    given, arguments = arguments, with_engine(arguments)
-    if arguments != given:
-        name = detected_engine(os.environ)
-        print(f"cluster={AUTO}: in {engine_named(name).surroundings}, so cluster={name}", file=sys.stderr, flush=True)
+    given, arguments = arguments, with_shown_engine(arguments)
     # Hydra derives its job name from sys.argv and prints tracebacks itself unless told not to.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     main = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=ROOT_CONFIG)(task)
@@ -288,7 +294,7 @@ def _opened(arguments: Sequence[str]) -> list[str]:
 
     As an override it is repeated with the run's command."""
     made = list[str]()
-    free = re.compile(rf"(({'|'.join(targets.GROUPS)})\.options|model\.dims)\.")
+    free = re.compile(rf"(({'|'.join(configured_classes.GROUPS)})\.options|model\.dims)\.")
     for text in arguments:
         if made and made[-1] in CONFIG_DIR:
             made[-1] = f"{SEARCH_PATH}[{_literal(Path(text).resolve().as_uri())}]"

@@ -26,11 +26,11 @@ from gbactl.checkpoint.folder import (
 from gbactl.config import RunConfig, to_dict
 from gbactl.config.engine_interface import engine_named
 from gbactl.config.groups import ClusterConfig
+from gbactl.configured_classes import in_files
 from gbactl.coordinator.state import JobPosition, config_at
 from gbactl.data.dataset import Dataset
 from gbactl.errors import CheckpointError, EventLogError, UsageError
 from gbactl.launch import run_dir as run_dirs
-from gbactl.targets import in_files
 from gbactl.tracking.final_metrics import config_hash
 
 KEY = "resume"

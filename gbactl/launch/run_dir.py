@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
+from gbactl.atomic_files import replacing, room_needed, take_room
 from gbactl.config import RunConfig, to_dict
-from gbactl.disk_files import replacing, room_needed, take_room
 from gbactl.errors import TrackingError, UsageError
 from gbactl.tracking.delivery import Backlog, send_backlog, status_of
 from gbactl.tracking.final_metrics import plain_name

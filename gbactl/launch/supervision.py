@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gbactl.coordinator.state import writes_journal
-from gbactl.engine.base import ChildProcess, RunProcesses
+from gbactl.engine.local_processes import ChildProcess, RunProcesses
 from gbactl.errors import ClusterError, WireError
 from gbactl.wire.messages import Event, Hello
+from gbactl.wire.node_connections import SocketHub
 from gbactl.wire.socket_channel import SocketChannel
-from gbactl.wire.socket_hub import SocketHub
 
 LOOK_SECONDS, AWAY_SECONDS = 0.1, 2.0
 Check = Callable[[RunProcesses, tuple[str, bool] | None, bool], None]

@@ -126,7 +126,7 @@ class OpenSweep:
             print("\n".join(f"{f'{purpose}:':<14} {text}" for purpose, text in commands), flush=True)
 
     def _comparison(self, tracked: TrackedRun) -> str:
-        from gbactl.report.command import sweep_table
+        from gbactl.report.report_command import sweep_table
 
         try:
             return sweep_table(tracking_uri(self.tracking.uri), tracked.opened(END_SECONDS) or "")
@@ -235,7 +235,7 @@ class SweepCallback(Callback):
     def _renew(self, figures: bool) -> None:
         if not self.run_id:
             return
-        from gbactl.report.command import renew_sweep
+        from gbactl.report.report_command import renew_sweep
 
         try:
             renew_sweep(self.uri, self.run_id, figures)

@@ -13,19 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from gbactl import shared_memory_names
+from gbactl.atomic_files import room_needed
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.collective.base import Rendezvous
-from gbactl.config import RunConfig, flatten, to_dict
-from gbactl.config.rounds_and_shards import rounds
+from gbactl.config import RunConfig, flatten, rounds, to_dict
 from gbactl.config.run_config import effective_keys
 from gbactl.coordinator.run_summary import METRICS, by_round
 from gbactl.cpu import SLOW_BF16, lacks_bf16
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import DAYS_BY_ROWS, Dataset, open_dataset
-from gbactl.data.prepared_data import prepare
-from gbactl.disk_files import room_needed
-from gbactl.engine.base import RunProcesses
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
-from gbactl.engine.preflight import check_collective, check_memory, too_few
+from gbactl.engine.local_processes import RunProcesses
+from gbactl.engine.preflight import check_collective, check_memory, check_model, too_few
 from gbactl.engine.signals import (
     NOTHING,
     StopRequest,
@@ -54,6 +53,7 @@ from gbactl.launch.supervision import (
 )
 from gbactl.launch.sweep_parent_run import parent_tags
 from gbactl.models import dimension_mask
+from gbactl.report.failures_and_slowdowns import slow_sentence
 from gbactl.switching.auto_controller import AUTO_FILE
 from gbactl.switching.switch_descriptions import answer, legend, mode_id, modes_sentence
 from gbactl.switching.switch_schedule import located
@@ -82,7 +82,7 @@ from gbactl.tracking.run_description import (
 from gbactl.tracking.tracked_run import SystemMetrics, TrackedRun
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.messages import Event, unpack
-from gbactl.wire.socket_hub import SocketHub
+from gbactl.wire.node_connections import SocketHub
 from gbactl.wire.times_and_traffic import TRACE_DIR, merge_traces
 
 EXIT_SECONDS = 15.0
@@ -143,11 +143,7 @@ def _train(
     show.job = JobProgress(sum(dataset.splits[part.split].rows for part in plan))
     located(cfg.entries, [dataset.splits[part.split].rows for part in plan])  # raises for an unreachable switch
     dimension_mask(cfg.model, dataset.schema, dataset.meta["field_names"])  # raises for a field that the data lack
-    obstacle = ""
-    if cfg.model.target is not None:
-        from gbactl.models.dry_run import dry_run  # it imports torch, which takes a second
-
-        obstacle = dry_run(cfg.model, dataset, cfg.seed, cfg.precision)
+    obstacle = check_model(cfg, dataset)
     check_memory(cfg, dataset)
     job = StartingPoint.of(cfg, dataset, len(plan))
     run_dir = job.run_dir(cfg)
@@ -524,7 +520,8 @@ class LaunchedRun:
             return run_note(headline, self.command)
         switched = f"modes: {modes_sentence(self.cfg.mode.name, self.switches)}" if self.switches else ""
         failed = f"failures: {failed_in_short(result)}" if result.get("recovery") else ""
-        happened = [switched, failed, *fault_lines(result), *result.get("warnings", ())]
+        slow = "" if "faults" in result else slow_sentence(result.get("time") or {})  # of itself, not by a fault plan
+        happened = [switched, failed, *fault_lines(result), slow, *result.get("warnings", ())]
         return run_note(headline, self.command, result, [each for each in happened if each])
 
     def _update_name(self, modes: str) -> None:
@@ -611,7 +608,7 @@ class LaunchedRun:
 
     def _report(self) -> list[Path]:
         """Write the run's report page into its directory, for the tracking store."""
-        from gbactl.report.command import run_page
+        from gbactl.report.report_command import run_page
 
         path = self.run_dir / run_dirs.REPORT
         try:

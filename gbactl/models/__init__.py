@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from gbactl.checked_dataclasses import Bounds, Count, ShareBelowOne, SomeShare, did_you_mean, expect
+from gbactl.configured_classes import found_class
 from gbactl.errors import ConfigError, require
-from gbactl.targets import found_class
 
 if TYPE_CHECKING:
     import numpy as np

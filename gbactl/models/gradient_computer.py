@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gbactl.data.dataset import Dataset
-from gbactl.metrics import ranked_pairs
 from gbactl.models import ModelConfig, build, dimension_mask
 from gbactl.models.flat_parameters import FlatModel
 from gbactl.models.pooling import RawField
+from gbactl.quality_metrics import ranked_pairs
 
 Floats = NDArray[np.float32]
 RawTensors = Sequence[tuple[Tensor, Tensor]]  # rows float32[B, L, W] and mask bool[B, L] of each raw field

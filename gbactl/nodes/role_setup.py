@@ -10,8 +10,8 @@ from typing import Any
 
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, identity
 from gbactl.checkpoint.restore import chain_at, keep_initial, load_initial, load_shard
-from gbactl.config import RunConfig, to_dict
-from gbactl.config.rounds_and_shards import samples_of, shard_spec
+from gbactl.config import RunConfig, samples_of, to_dict
+from gbactl.config.shard_specs import shard_spec
 from gbactl.coordinator.checkpointing import spare_bytes
 from gbactl.coordinator.membership import BEAT_SECONDS, start_heartbeat
 from gbactl.coordinator.state import JournalState, writes_journal
@@ -53,7 +53,7 @@ def header(cfg: RunConfig, dataset: Dataset) -> dict[str, Any]:
 def run_coordinator(boot: Bootstrap) -> None:
     """Run the coordinator of a run in this process."""
     from gbactl.coordinator.message_loop import Coordinator
-    from gbactl.wire.socket_hub import SocketHub
+    from gbactl.wire.node_connections import SocketHub
 
     listener = socket.socket(fileno=boot.listener)
     hub: Hub = SocketHub(bytes.fromhex(boot.key), boot.peer, listener=listener, **of_hub(boot.cfg))
@@ -70,7 +70,7 @@ def run_coordinator(boot: Bootstrap) -> None:
 
     if boot.cfg.resume is None:  # the clock of a resumed run leaves out the time between its parts
         coordinator.flow.amend = with_clock_time
-    if coordinator.context.journal.on:
+    if coordinator.context.journaled:
         start_heartbeat(
             lambda: coordinator.context.send_event("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4)
         )
@@ -91,7 +91,7 @@ def wrapped_hub(hub: Hub, cfg: RunConfig, me: Peer) -> Hub:
 
 def run_server(boot: Bootstrap) -> None:
     """Run a server on sockets: connect, build or load the shard, serve until stopped."""
-    from gbactl.wire.socket_hub import SocketHub
+    from gbactl.wire.node_connections import SocketHub
 
     cfg = boot.cfg
     where = local(boot.host or cfg.cluster.bind, cfg.cluster.transport)
@@ -150,7 +150,7 @@ def _shard_again(boot: Bootstrap, dataset: Dataset) -> tuple[Shard, Ready | Chec
 
 def run_worker(boot: Bootstrap) -> None:
     """Run a worker on sockets."""
-    from gbactl.wire.socket_hub import SocketHub
+    from gbactl.wire.node_connections import SocketHub
 
     cfg = boot.cfg
     hub = SocketHub(bytes.fromhex(boot.key), boot.peer, **of_hub(cfg))

@@ -14,7 +14,7 @@ from gbactl.collective import connect
 from gbactl.collective.base import FaultTolerantCollective, ring_item
 from gbactl.collective.ring_with_fallback import CollectiveWithFallback
 from gbactl.config import RunConfig
-from gbactl.config.rounds_and_shards import dense_block, dense_cuts, segment_bytes
+from gbactl.config.shard_specs import dense_block, dense_cuts
 from gbactl.cpu import CoreAssignment
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import WorkerSlowdown
@@ -78,6 +78,22 @@ def warm_up(computer: GradientComputer, dataset: Dataset, cfg: RunConfig) -> Non
     rows = np.zeros((count, schema.fields, row_width(cfg.model)), np.float32)
     raw = [(rows[:, :1].copy(), np.ones((count, 1), np.bool_)) for _ in computer.raw_fields]
     computer.gradient(numeric, np.zeros(count, np.float32), rows, 0, raw)
+
+
+def segment_bytes(cfg: RunConfig, dataset: Dataset, dense: int) -> tuple[int, int]:
+    """Compute the sizes of the shared-memory slots between one worker and one server.
+
+    They are the largest push and the largest answer, in bytes; (0, 0) over TCP. The server holds `dense` values of the
+    dense vector."""
+    if cfg.cluster.transport != "shm":
+        return 0, 0
+    ids, width = dataset.ids_of_sample, row_width(cfg.model)
+    # ids are spread by a modulo: only in unusual data a shard's slice exceeds twice its share; it then goes by wire
+    share = 1.0 if cfg.cluster.servers == 1 else min(1.0, 2.0 / cfg.cluster.servers)
+    local_batch = max(phase.local_batch for phase in cfg.possible)
+    push = int(local_batch * ids * share) * 4 * (width + 1) + 4 * dense
+    answer = int(max(local_batch, cfg.train.eval_batch) * ids * share) * 4 * width + 4 * dense
+    return push, answer
 
 
 def _settle(cfg: RunConfig) -> None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from gbactl.conf_catalogue import option_files
+from gbactl.configured_classes import found_class
 from gbactl.errors import AccountingError
-from gbactl.targets import found_class
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Policies of the replica modes, following ShadowSync: every worker is a trainer with its own dense replica.
 
 Batches go to any worker at once, and embedding gradients are applied one by one as in `async`; the dense step is the
-trainer's own. The rule that averages the replicas (gbactl/replicas/) is only named here.
+trainer's own. The rule that averages the replicas (gbactl/averaging_rules/) is only named here.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ShadowBlockOptions(BlockOptions, ShadowOptions):
 
 
 class ReplicaPolicy(AsyncPolicy):
-    """Policy of a replica mode. `rule` averages the replicas (see gbactl.replicas), in the background if `shadow`."""
+    """Policy of a replica mode. `rule` (gbactl.averaging_rules) averages replicas, in the background if `shadow`."""
 
     home: ClassVar[str] = "replicas"
     replayable: ClassVar[bool] = False  # exchanges happen at no fixed steps

@@ -75,7 +75,7 @@ def scan(path: Path) -> Recording:
 
     Raises EventLogError on damage or contents that are impossible.
     """
-    records = event_log.read(path, (event_log.FORMAT,))
+    records = event_log.read(path)
     first = next(records, None)
     if not isinstance(first, InfoRecord) or first.kind != event_log.HEADER:
         raise EventLogError(f"{path} has no header.")

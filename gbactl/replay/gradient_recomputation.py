@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.config import RunConfig
-from gbactl.config.rounds_and_shards import dense_block, shard_spec
+from gbactl.config.shard_specs import dense_block, shard_spec
 from gbactl.coordinator.event_log import AnnounceRecord
 from gbactl.data.dataset import Dataset
 from gbactl.kernels import codec_of

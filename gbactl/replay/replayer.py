@@ -17,6 +17,7 @@ from gbactl.coordinator.training_phase import (
     LoggedPhase,
     TrainingPhase,
     named,
+    step_order,
 )
 from gbactl.data.dataset import Dataset, Progress
 from gbactl.errors import EventLogError
@@ -86,7 +87,7 @@ class Replayer:
     def _carry_out(self, command: Command) -> None:
         """Carry out a command on the replay's own shards, once the log has confirmed it."""
         if isinstance(command, ApplyStep):
-            self._order(command.step, command.lr_scale)
+            self._order(command)
         elif isinstance(command, DiscardGradient):
             self._drop(command.drop.batch)
         elif isinstance(command, GiveUpBatch):  # no gradient is computed for it
@@ -156,12 +157,12 @@ class Replayer:
             shard.drop(batch)
         self.dropped += 1
 
-    def _order(self, step: Step, lr_scale: float) -> None:
+    def _order(self, command: ApplyStep) -> None:
         assert self._phase is not None
         self._captured.leave()
-        self.checks.apply(self.shards, store_order(step, lr_scale, self._phase.begin.local_batch), step)
+        self.checks.apply(self.shards, step_order(command, self._phase.begin.local_batch), command.step)
         if self.replica.home == "workers":
-            self.replica.step(step, lr_scale, self.cfg.processes)
+            self.replica.step(command.step, command.lr_scale, self.cfg.processes)
         self.step += 1
         if self.progress is not None:
             self.progress("replay", self.step / self.until)
@@ -174,15 +175,6 @@ class Replayer:
         self._ledger.add(self._logged.phase.policy.ledger)
         self.checks.close(self.shards, self._phase)
         self._phase = self._logged = self._captures = None
-
-
-def store_order(step: Step, lr_scale: float, local_batch: int) -> StepOrder:
-    """Convert a policy's step to the order that shards take."""
-    members = tuple((member.batch, member.weight) for member in step.members)
-    more: dict[str, Any] = {"accepted": step.accepted, "shares": step.shares(local_batch)}
-    if any(member.row_weights for member in step.members):
-        more["row_weights"] = tuple(member.row_weights for member in step.members)
-    return StepOrder(step.step, members, step.divisor, step.weight_sum, lr_scale, **more)
 
 
 class ChecksumComparison:

@@ -10,12 +10,13 @@ known to be longer than the run. The median counts it so, and is a lower bound w
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from gbactl.report.paired_statistics import Key
 
@@ -137,14 +138,7 @@ def _incidents(result: Mapping[str, Any], told: Sequence[Mapping[str, Any]]) -> 
 
 def _at(second: float, clock: Sequence[float], training: Sequence[float]) -> float:
     """Convert a time of the run's clock to seconds of training, by interpolation between points of the curve."""
-    if not clock:
-        return second
-    place = bisect_left(clock, second)
-    if place == len(clock):
-        return training[-1]
-    low, start = (clock[place - 1], training[place - 1]) if place else (0.0, 0.0)
-    share = (second - low) / (clock[place] - low) if clock[place] > low else 1.0
-    return start + max(0.0, share) * (training[place] - start)
+    return float(np.interp(second, [0.0, *clock], [0.0, *training])) if clock else second
 
 
 def shares(runs: Sequence[Curves]) -> dict[int, float]:

@@ -8,7 +8,6 @@ checkpoint, or the server goes back with all others: that costs what reading the
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections import Counter, deque
 from pathlib import Path
@@ -23,8 +22,8 @@ from gbactl.errors import WireError
 from gbactl.faults.slowdown import ServerSlowdown
 from gbactl.server.allreduce_fallback import SumHandlers
 from gbactl.server.checkpoint_writer import ShardSaver
-from gbactl.server.replica_averages import EasgdHandlers
-from gbactl.store.gradient_slice import GradientSlice, StepOrder
+from gbactl.server.replica_averaging import EasgdHandlers
+from gbactl.store.gradient_slice import GradientSlice
 from gbactl.store.optimizers import due
 from gbactl.store.shard import Shard
 from gbactl.wire import frames
@@ -210,11 +209,7 @@ class Server:
             held.popleft().detach()
 
     def _order(self, _: Channel, message: OrderStep, frame: Frame) -> None:
-        members = tuple(zip(message.batches, message.weights, strict=True))
-        order = StepOrder(
-            message.step, members, message.divisor, message.weight_sum, message.lr_scale, _row_weights(message),
-            message.accepted, tuple(message.shares),
-        )  # fmt: skip
+        order = message.order
         if due(self.norms_every, order.step):
             self.coordinator.send(GradientNorms(order.step, *self.shard.gradient_norms(order)))
         touched = self.shard.touched_rows(order) if message.checksum else None
@@ -330,16 +325,6 @@ class Server:
 
     def _stop(self, _: Channel, stop: Stop, frame: Frame) -> None:
         self.stopped = True
-
-
-def _row_weights(message: OrderStep) -> tuple[tuple[float, ...], ...]:
-    """Split an order's weights by row staleness per gradient. Raises WireError where their counts do not match."""
-    if not (message.row_counts or message.row_weights):
-        return ()
-    counts, weights = message.row_counts, iter(message.row_weights)
-    if sum(counts) != len(message.row_weights) or min(counts, default=0) < 0:
-        raise WireError("an order whose row weights do not fit its members")
-    return tuple(tuple(itertools.islice(weights, count)) for count in counts)
 
 
 def load_last(shard: Shard, folder: CheckpointFolder, resumed: Path | None) -> int:

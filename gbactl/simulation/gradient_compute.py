@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from gbactl.config import RunConfig
-from gbactl.config.rounds_and_shards import dense_cuts
+from gbactl.config.shard_specs import dense_cuts
 from gbactl.data.dataset import Dataset, Schema
 from gbactl.kernels import load
 from gbactl.kernels.base import Floats, Kernels

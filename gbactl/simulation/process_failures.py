@@ -36,7 +36,7 @@ from gbactl.wire.messages import Event, Save
 
 
 class FailingCluster(Protocol):
-    """Interface of VirtualCluster (cluster.py) to the simulation of failures."""
+    """Interface of VirtualCluster (simulated_run.py) to the simulation of failures."""
 
     cfg: RunConfig
     events: EventQueue

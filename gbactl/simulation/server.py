@@ -107,8 +107,8 @@ class VirtualServer(Server):
             if message.phase == self.phase:
                 self._sizes[message.batch] = (message.rows, message.dense)
         elif isinstance(message, OrderStep):
-            found = [self._sizes.pop(b, (0, 0)) for b in message.batches]
-            live = [size for size, weight in zip(found, message.weights, strict=True) if weight > 0]
+            found = [(self._sizes.pop(batch, (0, 0)), weight) for batch, weight in message.order.members]
+            live = [size for size, weight in found if weight > 0]
             if live:  # no dense gradients, and no step, where workers or replicas hold the parameters
                 dense = max(dense for _, dense in live)
                 seconds += self.cost.apply(sum(rows for rows, _ in live), len(live), dense)

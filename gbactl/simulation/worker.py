@@ -175,7 +175,7 @@ class Placements(Protocol):
         """Load the dense state from the servers: (optimizer steps, float32) of every shard."""
 
     def trainer(self, worker: VirtualWorker) -> Trainer:
-        """Return a worker's trainer, made at the first call."""
+        """Return the part of a worker that keeps its replica and exchanges it, made at the first call."""
 
 
 class Trainer(Protocol):

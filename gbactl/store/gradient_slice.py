@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,8 +63,7 @@ class GradientSlice:
             release()
 
 
-@dataclass(frozen=True, slots=True)
-class StepOrder:
+class StepOrder(NamedTuple):
     """Coordinator's order to apply staged gradients as step `step`; `members`: (batch, weight >= 0) in summing order.
 
     Rows and dense parameters are divided by `divisor`, batch-norm statistics by `weight_sum`. `row_weights`, if any,

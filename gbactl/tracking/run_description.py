@@ -9,6 +9,7 @@ import shlex
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gbactl.data.dataset import Dataset
@@ -201,10 +202,13 @@ def dataset_inputs(
 
 
 def _source(data: Mapping[str, Any]) -> dict[str, str]:
-    """Return the type of source and the source: the file or folder that was read, or the command that generates it."""
-    paths = [value for key, value in data.items() if isinstance(value, str) and "/" in value and key != "cache"]
+    """Return the type of source and the source: the files that were read, or the command that generates the data."""
+    given = [data[key] for key in ("path", "train", "validation", "test") if data.get(key)]
+    paths = [each for value in given for each in ([value] if isinstance(value, str) else value)]
     if paths:
-        return {"source_type": "local", "source": json.dumps({"uri": ", ".join(paths)})}
+        places = [each if "://" in each else str(Path(each).absolute()) for each in paths]
+        scheme = places[0].partition("://")[0] if "://" in places[0] else "local"
+        return {"source_type": scheme, "source": json.dumps({"uri": ", ".join(places)})}
     keys = " ".join(f"data.{key}={value}" for key, value in data.items() if key not in ("name", "cache"))
     tags = {"mlflow.source.name": f"gbactl data prepare data={data['name']} {keys}", "mlflow.source.type": "LOCAL"}
     return {"source_type": "code", "source": json.dumps({"tags": tags})}

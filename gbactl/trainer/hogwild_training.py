@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.averaging_rules import AveragingRule
 from gbactl.collective.base import Collective, FaultTolerantCollective
 from gbactl.errors import ClusterError
 from gbactl.kernels.base import Floats
 from gbactl.kernels.half_precision import Codec
 from gbactl.models.flat_parameters import FlatModel
-from gbactl.replicas import AveragingRule
 from gbactl.store.dense import DenseBlock
 from gbactl.trainer.replica_exchange import (
     AveragingRounds,
@@ -34,7 +34,7 @@ from gbactl.trainer.replica_exchange import (
     ExchangeKind,
     start_exchanges,
 )
-from gbactl.trainer.trainer_core import Replica, TrainerCore
+from gbactl.trainer.trainer_state import Replica, TrainerState
 from gbactl.wire.messages import AddReplica, ClosedReplicas, CloseReplicas, OpenReplicas, SaveReplica
 from gbactl.wire.times_and_traffic import ALL_REDUCE
 from gbactl.worker.client import WorkerClient
@@ -102,7 +102,7 @@ class TrainerDense(ComputeThread):
     ) -> None:  # fmt: skip
         super().__init__(flat, 0, self)
         self.slices, self.exchange = slices, slices.exchange
-        self.core = TrainerCore(self.exchange.index, make_block)
+        self.state = TrainerState(self.exchange.index, make_block)
         self.served, self.collective = served, collective
         self.codec, self.ring_item = codec, ring_item
         self.more_threads = more_threads
@@ -116,12 +116,12 @@ class TrainerDense(ComputeThread):
     @property
     def replica(self) -> Replica:
         """Dense replica of this trainer."""
-        return self.core.replica
+        return self.state.replica
 
     def handle(self, message: OpenReplicas | CloseReplicas) -> ClosedReplicas | None:
         """Open or close a phase at the coordinator's request. Raises GbactlError if another process has failed."""
         if isinstance(message, OpenReplicas):
-            if message.turn != self.core.opened:  # a new coordinator repeats what it has no record of
+            if message.turn != self.state.opened:  # a new coordinator repeats what it has no record of
                 self.open(message)
         elif message.last:
             return self.close(message)
@@ -133,12 +133,12 @@ class TrainerDense(ComputeThread):
 
     def open(self, message: OpenReplicas) -> None:
         """Begin a phase: fetch the replica if it is outdated, and start the exchanges."""
-        if self.core.open(message):
+        if self.state.open(message):
             self._fetch()
-        rule = self.core.begin(message)
+        rule = self.state.begin(message)
         self._use_threads(message.values["hogwild_threads"])
-        self.stands = self.exchange.core.threads > 1 and not self.core.pace.shadow
-        self._drive = start_exchanges(self.core.pace, self._exchange_of(rule), self._stopped)
+        self.stands = self.exchange.core.threads > 1 and not self.state.pace.shadow
+        self._drive = start_exchanges(self.state.pace, self._exchange_of(rule), self._stopped)
 
     def _use_threads(self, count: int) -> None:
         self.replica.grow(count)
@@ -155,7 +155,7 @@ class TrainerDense(ComputeThread):
             yield
 
     def _exchange_of(self, rule: AveragingRule) -> ExchangeKind:
-        replica, statistics = self.replica, self.core.statistics
+        replica, statistics = self.replica, self.state.statistics
         if rule.centralised:
             if self._elastic is None:
                 self._elastic = EasgdExchange(self.exchange, self.slices.held, self.flat.size)
@@ -165,33 +165,33 @@ class TrainerDense(ComputeThread):
             raise ClusterError("This worker is in no group that could average replicas; please report this.")
         if isinstance(self.collective, FaultTolerantCollective):
             self.collective.sum_live_ranks()
-        weight = float(self.core.trains)
+        weight = float(self.state.trains)
         return AveragingRounds(
             replica, rule, statistics, self.collective, weight=weight, codec=self.codec, item=self.ring_item
         )
 
     def on_step(self) -> None:
         assert self._drive is not None
-        self._drive.on_step(self.core.iterations)
+        self._drive.on_step(self.state.iterations)
 
     def close(self, message: CloseReplicas) -> ClosedReplicas:
         """Exchange until every trainer has finished, then send the servers this replica; may be called again."""
         if self._drive is not None:
             self._drive.close()
             self._drive, self.exchange.core.threads = None, 1
-        if self.core.trains:
+        if self.state.trains:
             self.slices.give(self.replica.block, lambda step: AddReplica(step, message.turn))
-        return self.core.closing_message(message.turn)
+        return self.state.closing_message(message.turn)
 
     # -- saving -------------------------------------------------------------------------------------
 
     def _save(self, message: SaveReplica) -> None:
         """Send the replica to the coordinator in a separate thread, so that the reading thread does not wait."""
-        trains = self._drive is not None and self.core.trains
+        trains = self._drive is not None and self.state.trains
         threading.Thread(target=self._tell, args=(message.number, trains), name="save", daemon=True).start()
 
     def _tell(self, number: int, trains: bool) -> None:
-        message, values = self.core.packed_replica(number, trains)
+        message, values = self.state.packed_replica(number, trains)
         self.exchange.coordinator.send(message, None if values is None else values.view(np.uint8))
 
     # -- batches ------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class TrainerDense(ComputeThread):
         if isinstance(self.collective, FaultTolerantCollective):
             self.collective.renew(turn)  # since it was formed, workers may have joined or summands been set
         self._fetch()
-        self.core.took_over()
+        self.state.took_over()
 
     def _fetch(self) -> None:
         self.slices.fetch(self.replica.block, self.replica.all_threads_paused())

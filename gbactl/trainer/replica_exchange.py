@@ -36,13 +36,13 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from gbactl.averaging_rules import AveragingRule
 from gbactl.collective.base import Collective, all_reduce_sum
 from gbactl.errors import PeerGoneError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.kernels.half_precision import Codec, round_here
-from gbactl.replicas import AveragingRule
 from gbactl.store.dense import Cut
-from gbactl.trainer.trainer_core import ExchangePace, ExchangeStatistics, Replica
+from gbactl.trainer.trainer_state import ExchangePace, ExchangeStatistics, Replica
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import EasgdCentre, EasgdUpdate
 from gbactl.worker.client import WorkerClient

@@ -1,6 +1,6 @@
 """Interface between nodes: a channel carries frames to one peer, a hub has many channels.
 
-Two implementations: sockets (socket_hub.py; payloads within one host in shared_memory.py) and queues in memory
+Two implementations: sockets (node_connections.py; payloads within one host in shared_memory.py) and queues in memory
 (tests/support/in_memory.py), with which whole clusters are tested without a socket.
 """
 

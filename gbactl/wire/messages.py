@@ -5,18 +5,20 @@ Decoding costs about 1 us. Payloads (raw tensors) travel beside a message, which
 
 from __future__ import annotations
 
-import typing
+from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from gbactl.errors import WireError
+from gbactl.store.gradient_slice import StepOrder
 from gbactl.wire.frames import Frame
 
 #: what a worker waits for, or does, besides computing: the order of `Push.waits`
 WAITS = ("batch", "rows", "turn", "push", "all_reduce")
 Integer = Annotated[int, msgspec.Meta(gt=-(1 << 62), lt=1 << 62)]  # leaves room for arithmetic in 64 bits
+Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class Hello(NamedTuple):
@@ -93,7 +95,7 @@ class DenseMoved(NamedTuple):
 class OpenReplicas(NamedTuple):
     """To a worker: in the phase that starts now, each of the workers 0 to `trainers` - 1 holds a dense replica.
 
-    `rule` synchronises them, with the mode's own keys as `values` (see gbactl/replicas/), in the background if
+    `rule` synchronises them, with the mode's own keys as `values` (see gbactl/averaging_rules/), in the background if
     `shadow`."""
 
     turn: Integer
@@ -114,12 +116,28 @@ class CloseReplicas(NamedTuple):
     last: bool = True
 
 
+@dataclass
+class ExchangeTotals:
+    """Totals of trainers' exchanges in a phase. Times are in seconds, `foreground` those in which training waits.
+
+    `iterations`: local ones. `sent`: bytes. `gaps`: counts of local iterations between two exchanges. `distances`:
+    (seconds into the phase, L2 distance of the replica from the mean or centre)."""
+
+    iterations: Natural = 0
+    exchanges: Natural = 0
+    seconds: float = 0.0
+    foreground: float = 0.0
+    sent: float = 0.0
+    gaps: dict[Natural, Natural] = field(default_factory=dict)
+    distances: list[tuple[float, float]] = field(default_factory=list)
+
+
 class ClosedReplicas(NamedTuple):
-    """Answer to CloseReplicas: statistics of the trainer's exchanges (ExchangeStatistics)."""
+    """Answer to CloseReplicas: the trainer's exchanges in the phase."""
 
     worker: Integer
     turn: Integer
-    notes: dict[str, Any]
+    totals: ExchangeTotals
 
 
 class EasgdUpdate(NamedTuple):
@@ -281,20 +299,11 @@ class Predictions(NamedTuple):
 
 
 class OrderStep(NamedTuple):
-    """To a server: apply the gradients of `batches`, with their `weights`, as step `step` (see StepOrder)."""
+    """To a server: apply staged gradients of a phase as one step, and send the step's checksum if `checksum`."""
 
     phase: Integer
-    step: Integer
-    batches: list[Integer]
-    weights: list[float]
-    divisor: float
-    weight_sum: float
-    lr_scale: float
-    row_weights: list[float]
-    row_counts: list[Integer]
+    order: StepOrder
     checksum: bool
-    accepted: bool = False
-    shares: list[float] = []  # noqa: RUF012
 
 
 class StepChecksum(NamedTuple):
@@ -524,13 +533,13 @@ class ReloadCheckpoint(NamedTuple):
 class ShardRelocated(NamedTuple):
     """To a worker: new address of a shard after a server failure; the worker repeats unanswered requests there.
 
-    Slices of `batches` ([phase, batch, phase, ...]) that were sent to the failed server are lost. Shard -1: every
-    server has gone back to a checkpoint, and the worker's versions are invalid."""
+    Slices of `batches` (phase, batch) that were sent to the failed server are lost. Shard -1: every server has gone
+    back to a checkpoint, and the worker's versions are invalid."""
 
     shard: Integer
     address: str
     incarnation: Integer
-    batches: list[Integer]
+    batches: list[tuple[Integer, Integer]]
 
 
 class Ping(NamedTuple):
@@ -567,13 +576,13 @@ class ServerState(NamedTuple):
 class WorkerState(NamedTuple):
     """A worker's answer to Takeover: its phase, its last granted batches, and those not yet pushed or given back.
 
-    `granted`: phase, batch, ... `held`, neither pushed nor given back: phase, batch, whether to train on it, ..."""
+    `granted`: (phase, batch) of each. `held`, neither pushed nor given back: (phase, batch, whether to train on it)."""
 
     worker: Integer
     term: Integer
     phase: Integer
-    granted: list[Integer]
-    held: list[Integer]
+    granted: list[tuple[Integer, Integer]]
+    held: list[tuple[Integer, Integer, bool]]
 
 
 class Event(NamedTuple):
@@ -587,20 +596,12 @@ class Stop(NamedTuple):
     """To a node: shut down in an orderly way."""
 
 
-Message = (
-    Hello | ShardAddresses | InstallDense | Ready | BeginPhase | TakeBatch | Granted | Staged
-    | Predictions | OrderStep | Barrier
-    | Reached | Inspect | Inspected | Pull | Rows | Push | Ack | Event | Stop | StepChecksum | GradientNorms | DropSlice
-    | MoveDense | DenseMoved | GetDense | DenseState | PutDense | Fence | Fenced | Abandon | ResetOptimizer
-    | Save | Saved | SaveDense | SaveReplica | DenseSaved
-    | Ping | Pong | WorkerFailed | NumberedMessage | Acknowledged
-    | OpenReplicas | CloseReplicas | ClosedReplicas | EasgdUpdate | EasgdCentre | AddReplica | AverageReplicas
-    | Summand | Sum | SummandsLost
-    | Takeover | ServerState | WorkerState
-    | CheckpointLoaded | AdoptVersion | ReloadCheckpoint | ShardRelocated
-    | RingBroken | PrefetchHint
-)  # fmt: skip
-MESSAGES: tuple[type[Any], ...] = typing.get_args(Message)
+#: every kind of message: the named tuples above, in their order
+MESSAGES: tuple[type[Any], ...] = tuple(
+    each
+    for each in list(globals().values())
+    if isinstance(each, type) and issubclass(each, tuple) and each.__module__ == __name__
+)
 KIND: dict[type[Any], int] = {cls: number for number, cls in enumerate(MESSAGES, start=1)}
 
 

@@ -151,9 +151,8 @@ class GrantedBatches:
 
     def worker_state(self, worker: int, term: int, phase: BeginPhase | None) -> WorkerState:
         """Build this worker's answer to the Takeover of the coordinator with this `term`."""
-        granted = [number for pair in self._granted for number in pair]
-        held = [number for pair, training in list(self._held.items()) for number in (*pair, int(training))]
-        return WorkerState(worker, term, 0 if phase is None else phase.number, granted, held)
+        held = [(*batch, training) for batch, training in list(self._held.items())]
+        return WorkerState(worker, term, 0 if phase is None else phase.number, list(self._granted), held)
 
 
 class StagedGradients:

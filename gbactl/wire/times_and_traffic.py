@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gbactl.disk_files import replacing
+from gbactl.atomic_files import replacing
 from gbactl.wire.messages import (
     WAITS,
     AddReplica,

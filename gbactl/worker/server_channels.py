@@ -87,8 +87,7 @@ class Routes:
 
     def renew(self, message: ShardRelocated, dial: Dial) -> Channel | None:
         """Connect to a shard's new server and push the slices that it lacks; None if the new server has failed, too."""
-        shard, numbers = message.shard, message.batches
-        wanted = set(zip(numbers[::2], numbers[1::2], strict=True))
+        shard, wanted = message.shard, set(message.batches)
         try:
             channel = dial(message.address, Peer("server", shard, message.incarnation))
         except WireError:

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from gbactl.config import CheckpointConfig, RunConfig, SwitchConfig, check
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.data.prepared_data import prepare
 from gbactl.errors import GbactlError
-from gbactl.simulation.cluster import VirtualCluster
+from gbactl.simulation.simulated_run import VirtualCluster
 from gbactl.wire.channel_interface import Channel
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import Event, kind_of, pack

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import types
 import typing
@@ -18,20 +19,36 @@ REALS = (0.0, -1.0, 0.5, 1e300, -1e-300, float("inf"), float("-inf"), float("nan
 TEXTS = ("", "gba", "../../etc/passwd", "W0", "\x00", "ä" * 40, "cut-000001")
 LENGTHS = (0, 1, 3, 4, frames.MAX_DESCRIPTOR - 1, frames.MAX_DESCRIPTOR + 1, (1 << 32) - 1)
 PAYLOADS = (0, 1, 5, 1 << 20, frames.MAX_PAYLOAD, frames.MAX_PAYLOAD + 1, (1 << 64) - 1)
-HINTS = {cls: list(typing.get_type_hints(cls).values()) for cls in MESSAGES}
+
+
+def hints_of(cls: type[Any]) -> list[Any]:
+    """Types of a class's fields, with the bounds of numbers."""
+    return list(typing.get_type_hints(cls, include_extras=True).values())
+
+
+HINTS = {cls: hints_of(cls) for cls in MESSAGES}
 
 
 def value_of(kind: Any, rng: random.Random) -> Any:
     """Something of a field's type."""
     origin = typing.get_origin(kind)
+    if origin is typing.Annotated:
+        least = kind.__metadata__[0].ge
+        return rng.choice([each for each in (*NUMBERS[:11], rng.randrange(100)) if least is None or each >= least])
+    if origin is tuple:
+        inside, *more = typing.get_args(kind)
+        kinds = [inside] * rng.choice((0, 1, 3)) if more == [...] else [inside, *more]
+        return tuple(value_of(each, rng) for each in kinds)
+    if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
+        return kind(*(value_of(each, rng) for each in hints_of(kind)))
     if origin is types.UnionType:
         return value_of(rng.choice(typing.get_args(kind)), rng)
     if origin is list:
         return [value_of(typing.get_args(kind)[0], rng) for _ in range(rng.choice((0, 1, 2, 5)))]
     if origin is dict:
-        values = typing.get_args(kind)[1]
+        keys, values = typing.get_args(kind)
         inside = int if values is Any else values
-        return {rng.choice(TEXTS): value_of(inside, rng) for _ in range(rng.choice((0, 1, 3)))}
+        return {value_of(keys, rng): value_of(inside, rng) for _ in range(rng.choice((0, 1, 3)))}
     if kind is bool:
         return rng.random() < 0.5
     if kind is int:
@@ -96,7 +113,7 @@ def odd_descriptor(rng: random.Random) -> tuple[int, bytes]:
         kind = rng.choice((0, len(MESSAGES) + 1, 200, ATTACH, ATTACHED, 255))
     elif draw < 0.6:
         return kind, nested(rng)
-    packed: bytes = msgpack.packb(fields, use_bin_type=True) if draw < 0.6 else mangled(pack(original), rng)
+    packed: bytes = msgpack.packb(fields, default=dataclasses.asdict) if draw < 0.6 else mangled(pack(original), rng)
     return kind, packed
 
 

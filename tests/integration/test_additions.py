@@ -45,7 +45,7 @@ class Noted(EngineInterface):
     Options = NotedOptions
 
     def train(self, launch):
-        from gbactl.engine.base import RunProcesses
+        from gbactl.engine.local_processes import RunProcesses
 
         name = self.options(launch.cfg.cluster).file
 

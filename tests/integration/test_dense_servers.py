@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.replay.replay_run import replay, sentence
+from gbactl.replay.replay_command import replay, sentence
 from tests.support.processes import Launched, Launcher
 from tests.support.slow import slow
 

@@ -128,9 +128,10 @@ def test_sync_has_the_same_bits_as_on_one_host(launcher: Launcher, engine: tuple
 
 @pytest.mark.slow
 @every_engine
+@pytest.mark.parametrize("mode", ["sync", "gba"])
 @pytest.mark.parametrize("plan", ["kill_worker", "kill_server"])
-def test_a_killed_process_is_replaced(launcher: Launcher, engine: tuple[str, ...], plan: str) -> None:
-    done = whole(launcher.start("mode=gba", *SAVED, f"faults={plan}", *engine).finish(), 4_000)
+def test_a_killed_process_is_replaced(launcher: Launcher, engine: tuple[str, ...], plan: str, mode: str) -> None:
+    done = whole(launcher.start(f"mode={mode}", *SAVED, f"faults={plan}", *engine).finish(), 4_000)
     assert [failed["process"] for failed in done.result["recovery"]] == [
         {"kill_worker": "W1", "kill_server": "S0"}[plan]
     ]
@@ -138,9 +139,10 @@ def test_a_killed_process_is_replaced(launcher: Launcher, engine: tuple[str, ...
 
 @pytest.mark.slow
 @every_engine
-def test_a_lost_host_s_processes_go_on_elsewhere(launcher: Launcher, engine: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("mode", ["sync", "gba"])
+def test_a_lost_host_s_processes_go_on_elsewhere(launcher: Launcher, engine: tuple[str, ...], mode: str) -> None:
     """Its agent is killed, and with it a worker and a server."""
-    launched = launcher.start("mode=gba", "checkpoint=cpr", *LONG, *engine)
+    launched = launcher.start(f"mode={mode}", "checkpoint=cpr", *LONG, *engine)
     launched.training()
     agent = int(Path(f"/proc/{launched.node('W1')}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(agent, signal.SIGKILL)
@@ -286,9 +288,11 @@ def test_an_allocation_without_no_kill_is_warned_of(allocated: Launcher) -> None
     assert "Warning: this allocation seems to be without --no-kill" in done.err
 
 
+@pytest.mark.quick(1)
 @pytest.mark.beside
-def test_ray_places_the_processes_and_none_of_them_loads_it(launcher: Launcher, ray: RayCluster) -> None:
-    launched = launcher.start("mode=gba", *ENGINES["ray"], "data.rows_per_day=20000")
+@pytest.mark.parametrize("mode", ["gba", "async"])
+def test_ray_places_the_processes_and_none_of_them_loads_it(launcher: Launcher, ray: RayCluster, mode: str) -> None:
+    launched = launcher.start(f"mode={mode}", *ENGINES["ray"], "data.rows_per_day=20000")
     pids = [launched.process.pid, *(launched.node(name) for name in ("C", "S0", "S1", "W0", "W1"))]
     loaded = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
     assert not any(word in maps for maps in loaded for word in ("/ray/", "/grpc"))
@@ -322,12 +326,19 @@ def test_the_processes_of_a_ray_node_that_is_lost_go_on_elsewhere(
 
 
 @pytest.mark.slow
-def test_a_ray_head_that_is_lost_ends_the_run_with_a_sentence(launcher: Launcher, ray: RayCluster) -> None:
-    launched = launcher.start("mode=async", *ENGINES["ray"], *LONG, *PACKED, "data.days=8")
-    launched.training()
+def test_a_run_outlives_ray_s_head_by_a_minute(launcher: Launcher, ray: RayCluster) -> None:
+    """Then Ray ends its other nodes. The run's last sentence says how to resume it, and its checkpoints are good."""
+    saved = ("checkpoint=full", "checkpoint.interval_steps=50", "model.hidden=[512,512]")
+    launched = launcher.start("mode=async", *ENGINES["ray"], *LONG, *PACKED, *saved, "data.days=24")
+    wait_for(lambda: list(launched.run_dir.glob("checkpoints/*/manifest.json")))
     ray.ask("remove n1")
     done = launched.finish()
-    assert done.code == 1 and "Host n1 is gone" in done.err
+    assert done.code == 1 and "Host n1 is gone" in done.err and "Traceback" not in done.err, done.err
+    told = (
+        r"Every host is gone, n2 because .+; the newest checkpoint is cut-\d+, go on with 'gbactl train resume=\S+'\.$"
+    )
+    assert re.search(told, done.err.strip()), done.err
+    assert "good" in launcher.gbactl("checkpoint", "verify", str(launched.run_dir)).stdout
 
 
 def submitted(launcher: Launcher, name: str, *typed: str, **variables: str) -> tuple[str, ...]:

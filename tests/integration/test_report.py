@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import gbactl
-from gbactl.cli.results import report
+from gbactl.cli.commands_after_training import report
 from gbactl.errors import GbactlError, TrackingError, UsageError
 from gbactl.tracking.final_metrics import metrics_of
 from gbactl.tracking.mlflow_connection import NOTE, VERDICT, connect, tracking_uri
@@ -159,7 +159,7 @@ def test_sending_a_run_that_was_sent() -> None:
     assert typed("--send", "gba-s1").stdout.startswith("Nothing to send")
 
 
-UI = "import sys; from gbactl.cli.results import ui; ui(sys.argv[1:])"
+UI = "import sys; from gbactl.cli.commands_after_training import ui; ui(sys.argv[1:])"
 
 
 @pytest.mark.slow

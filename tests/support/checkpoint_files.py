@@ -17,12 +17,15 @@ from gbactl.store.shard import DenseSpec, Shard, ShardSpec
 POSITION: dict[str, Any] = {
     "step": 3, "round": 0, "label": "day 0", "seconds": 1.5, "ended": False, "unread": [[16, 40], [48, 64]],
     "ledger": {"read": 24, "trained": 16, "decayed": 8, "lost": 0, "effective": 16.0},
-    "mode": {"name": "gba", "workers": 2}, "switches": 0, "stopping": None, "results": [], "phases": [], "curve": [],
+    "mode": {"name": "gba", "workers": 2}, "switches": 0, "stopping": None, "results": [], "modes": "gba",
+    "phases": [], "curve": [],
     "statistics": {
-        "staleness": [[0, 2]], "token_staleness": [], "samples_behind": 0.0, "gradients": {"applied": 2}, "workers": [],
+        "staleness": {"0": 2}, "token_staleness": {}, "samples_behind": 0.0, "gradients": {"applied": 2}, "workers": {},
     },
 }  # fmt: skip
-SCHEMA = {"numeric": 1, "cardinalities": [5, 6], "shared_ids": False, "fields": ["a", "b"]}
+SCHEMA = {
+    "numeric": 1, "cardinalities": [5, 6], "tables": [], "lists": [], "weighted": False, "fields": ["a", "b"]
+}  # fmt: skip
 
 
 def spec(shard: int, shards: int, rows: int = 11, optimizer: str = "adam", **more: Any) -> ShardSpec:

@@ -16,6 +16,7 @@ import numpy as np
 from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import (
+    AnnounceRecord,
     DropRecord,
     EventLog,
     FinishRecord,
@@ -24,13 +25,13 @@ from gbactl.coordinator.event_log import (
     LeftRecord,
     OrderRecord,
 )
+from gbactl.coordinator.training_phase import ApplyStep, step_order
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import open_dataset
-from gbactl.data.prepared_data import prepare
 from gbactl.nodes.role_setup import header
 from gbactl.policies import Drop, Grant, Phase, Policy, make
 from gbactl.policies.policy import Decision
 from gbactl.replay.gradient_recomputation import GradientRecomputer, index_of
-from gbactl.replay.replayer import store_order
 from gbactl.simulation.gradient_compute import answer_of
 from gbactl.store.gradient_slice import StepOrder
 from gbactl.store.optimizers import factor
@@ -155,7 +156,8 @@ class HandMade:
         for shard, part in zip(self.shards, self.gradients.compute(lease.pulled), strict=True):
             assert shard.stage(batch, part)
         shards = range(len(self.shards))
-        self.log.announce(lease.worker, batch, [lease.rows[s] for s in shards], [lease.dense[s] for s in shards])
+        versions = tuple(lease.rows[s] for s in shards), tuple(lease.dense[s] for s in shards)
+        self.log.write(AnnounceRecord(lease.worker, batch, *versions))
         before = policy.ledger.finished
         self._carry_out(policy, policy.announce(lease.worker, batch), before, lease.worker)
 
@@ -192,8 +194,8 @@ class HandMade:
                 finished += decision.samples
                 continue
             scale = factor(self.cfg.optim.schedule, (self.done + finished) / self.cfg.train.global_batch)
-            order = store_order(decision, scale, self.cfg.local_batch)
-            self.log.order(OrderRecord(order.step, order.divisor, order.weight_sum, scale, order.members))
+            order = step_order(ApplyStep(decision, scale), self.cfg.local_batch)
+            self.log.write(OrderRecord(order.step, order.divisor, order.weight_sum, scale, order.members))
             for queue in self.queues:
                 queue.append(order)
             finished += sum(member.samples for member in decision.members)

@@ -13,7 +13,7 @@ from gbactl.wire import auth
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import TakeBatch, unpack
-from gbactl.wire.socket_hub import SocketHub
+from gbactl.wire.node_connections import SocketHub
 from tests.support.in_memory import MemoryHub
 
 KEY = auth.new_key()

@@ -9,7 +9,7 @@ import numpy as np
 
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, OptimConfig, RunConfig, ScheduleConfig, TrainConfig
 from gbactl.config import check as checked
-from gbactl.data.prepared_data import prepare
+from gbactl.data.cache import prepare
 from tests.support.memory_cluster import run_in_memory
 from tests.support.samples import libfm
 

@@ -19,7 +19,7 @@ from gbactl.config import (
 )
 from gbactl.config.groups import CostConfig
 from gbactl.data.dataset import open_dataset
-from gbactl.simulation.cluster import run_virtual
+from gbactl.simulation.simulated_run import run_virtual
 from gbactl.wire.messages import Event
 from tests.support import small_data
 

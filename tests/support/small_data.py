@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gbactl.data.prepared_data import prepare
+from gbactl.data.cache import prepare
 
 
 def options(rows_per_day: int, days: int = 2) -> dict[str, Any]:

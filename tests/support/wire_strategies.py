@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import typing
-from typing import Any
+from typing import Annotated, Any
 
 from hypothesis import strategies as st
 
@@ -21,6 +22,15 @@ _LEAVES: dict[Any, st.SearchStrategy[Any]] = {
 def of(annotation: Any) -> st.SearchStrategy[Any]:
     """Values of an annotation."""
     origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:  # a bounded integer
+        bounds = inside[1]
+        return st.integers(bounds.gt + 1 if bounds.ge is None else bounds.ge, bounds.lt - 1)
+    if dataclasses.is_dataclass(annotation) or hasattr(annotation, "_fields"):
+        return of_class(annotation)
+    if origin is tuple and inside[-1] is ...:
+        return st.lists(of(inside[0]), max_size=5).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(of, inside))
     if origin is list:
         return st.lists(of(inside[0]), max_size=5)
     if origin is dict:
@@ -31,7 +41,7 @@ def of(annotation: Any) -> st.SearchStrategy[Any]:
 
 def of_class(cls: type[Any]) -> st.SearchStrategy[Any]:
     """Instances of one message class."""
-    return st.builds(cls, **{name: of(hint) for name, hint in typing.get_type_hints(cls).items()})
+    return st.builds(cls, **{name: of(hint) for name, hint in typing.get_type_hints(cls, include_extras=True).items()})
 
 
 messages = st.one_of([of_class(cls) for cls in MESSAGES])

@@ -14,7 +14,7 @@ import torch
 import gbactl
 from gbactl.data.dataset import open_dataset
 from gbactl.launch.hydra_config import compose
-from gbactl.metrics import auc
+from gbactl.quality_metrics import auc
 
 SMALL = (
     "cluster=virtual", "cluster.workers=2", "data.days=2", "data.rows_per_day=1500", "data.max_cardinality=50",
@@ -60,7 +60,7 @@ def test_the_model_predicts_as_the_evaluation_did(runs: list[gbactl.Run]) -> Non
 
 
 def _data(run: gbactl.Run) -> Path:
-    from gbactl.data.prepared_data import prepare
+    from gbactl.data.cache import prepare
 
     return prepare(compose([*SMALL, f"data.cache={run.config['data']['cache']}"]).data)
 
@@ -72,6 +72,8 @@ def test_a_comparison_is_a_table_and_shows_the_report(runs: list[gbactl.Run]) ->
     shown = table._repr_markdown_()
     assert "vs sync" in shown and table._repr_html_() is None and "vs sync" in repr(table)
     assert type(table[["mode"]]) is pandas.DataFrame
+    first = gbactl.compare(runs, round=runs[0].rounds["day"][0])
+    assert first["auc_mean"].tolist() == [run.rounds["auc"][0] for run in runs]
 
 
 def test_errors_are_those_of_the_project(tmp_path: Path) -> None:

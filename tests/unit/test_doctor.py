@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from gbactl import doctor
-from gbactl.cli import preparation
+from gbactl.cli import commands_before_training
 from gbactl.doctor import Check
 from tests.support.processes import collective
 
@@ -49,7 +49,7 @@ def test_every_item_of_the_list_is_there_and_what_is_not_ok_says_what_to_do(here
 
 def test_a_piped_table_is_at_most_80_columns_and_plain(here: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "from gbactl.cli.preparation import doctor; doctor()"],
+        [sys.executable, "-c", "from gbactl.cli.commands_before_training import doctor; doctor()"],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -61,7 +61,7 @@ def test_a_piped_table_is_at_most_80_columns_and_plain(here: Path) -> None:
 
 def test_json_has_the_same_checks_and_the_exit_code(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "CHECKS", (lambda: Check("torch", "none", False, True, "type make install"),))
-    outcome = CliRunner().invoke(preparation.doctor, ["--json"])
+    outcome = CliRunner().invoke(commands_before_training.doctor, ["--json"])
     assert outcome.exit_code == 1
     answer = json.loads(outcome.output)
     assert answer["ok"] is False
@@ -70,7 +70,7 @@ def test_json_has_the_same_checks_and_the_exit_code(here: Path, monkeypatch: pyt
 
 def test_a_table_shows_the_advice_beside_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "CHECKS", (lambda: Check("cmake", "none [x]", False, False, "install it"),))
-    outcome = CliRunner().invoke(preparation.doctor, [])
+    outcome = CliRunner().invoke(commands_before_training.doctor, [])
     assert outcome.exit_code == 0
     assert "note: install it" in outcome.output
     assert "none [x]" in outcome.output
@@ -142,7 +142,7 @@ def examined(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
         path.write_text(REACH + (then or ""))
         path.chmod(0o644 if then is None else 0o755)
         words = [f"cluster={engine}", "cluster.hosts=[far:2]", *(each.format(path=path) for each in ENGINES[engine])]
-        outcome = CliRunner().invoke(preparation.doctor, [*words, *typed, "--json"])
+        outcome = CliRunner().invoke(commands_before_training.doctor, [*words, *typed, "--json"])
         return outcome.exit_code, {each["name"]: Check(**each) for each in json.loads(outcome.output)["checks"]}
 
     return examine

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from gbactl.checked_dataclasses import Days, TableRows
+from gbactl.data.cache_writer import WrittenArrays, equal_days, write_all
 from gbactl.data.dataset import Batch, Progress, Schema
 from gbactl.data.text_files import find, read_all
-from gbactl.data.writer import WrittenArrays, equal_days, write_all
 from gbactl.errors import DataError
 
 FIELDS = ["user", "item"]

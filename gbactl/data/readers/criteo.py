@@ -15,25 +15,27 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Days, Natural, TableRows
+from gbactl.data.cache_writer import WrittenArrays, equal_days, splits_between, write_all
 from gbactl.data.dataset import Batch, Progress, Schema
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.text_files import (
     BadLines,
-    FastPathMismatch,
+    Faults,
+    LineBlock,
     find,
-    is_integer,
-    parse,
     read_all,
-    table,
+    rows_of,
     to_ids,
     to_numbers,
+    whole_numbers,
 )
-from gbactl.data.writer import WrittenArrays, equal_days, splits_between, write_all
 from gbactl.errors import DataError
 
 NUMERIC = [f"I{i}" for i in range(1, 14)]
 FIELDS = [f"C{i}" for i in range(1, 27)]
-HEX = set("0123456789abcdefABCDEF")
+COLUMNS: dict[str, type[pl.DataType]] = {
+    "label": pl.Int64, **dict.fromkeys(NUMERIC, pl.Int64), **dict.fromkeys(FIELDS, pl.String)
+}  # fmt: skip
 
 
 def signed_log(values: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -42,42 +44,30 @@ def signed_log(values: NDArray[np.float64]) -> NDArray[np.float32]:
     return logs
 
 
-@dataclass(frozen=True)
-class CriteoLines:
-    """Line format of Criteo files; ids are hashed into `buckets` values per field."""
-
-    buckets: int
-
-    def fast(self, data: bytes, lines: int) -> Batch:
-        if b" " in data or b"+" in data:
-            raise FastPathMismatch("characters that Criteo does not use")
-        schema = {"label": pl.Int64, **dict.fromkeys(NUMERIC, pl.Int64), **dict.fromkeys(FIELDS, pl.String)}
-        frame = table(data, lines, "\t", schema)
-        labels = frame["label"]
-        if labels.null_count() or not labels.is_in([0, 1]).all():
-            raise FastPathMismatch("label")
-        numbers = np.stack([frame[name].cast(pl.Float64).to_numpy() for name in NUMERIC], axis=1)
-        ids = np.empty((lines, len(FIELDS)), np.int32)
-        for f, name in enumerate(FIELDS):
-            number = to_numbers(frame[name])
-            if number.null_count() != frame[name].null_count() or (number < 0).any():
-                raise FastPathMismatch(name)
-            ids[:, f] = to_ids(frame[name], f, self.buckets, number)
-        return Batch(labels.to_numpy().astype(np.uint8), signed_log(numbers), ids)
-
-    def explain(self, line: str) -> str | None:
-        cells = line.split("\t")
-        if len(cells) != 40:
-            return f"{len(cells)} columns where Criteo has 40 (label, 13 integers, 26 ids, tab-separated)"
-        if not is_integer(cells[0]) or int(cells[0]) not in (0, 1):
-            return f"the label is {cells[0]!r}, not 0 or 1"
-        for name, cell in zip(NUMERIC, cells[1:14], strict=True):
-            if cell and not is_integer(cell):
-                return f"{name} is {cell!r}, not an integer"
-        for name, cell in zip(FIELDS, cells[14:], strict=True):
-            if not HEX.issuperset(cell) or len(cell) > 15:
-                return f"{name} is {cell!r}, not a hexadecimal id"
+def parse(block: LineBlock, buckets: int, bad: BadLines) -> Batch | None:
+    """Parse a block's readable lines; None if none is readable. Ids are hashed into `buckets` values per field."""
+    rows = rows_of(block, "\t", COLUMNS, bad)
+    if rows is None:
         return None
+    frame, faults = rows.frame, Faults(rows)
+    label = whole_numbers(frame["label"])
+    faults.record(~label.is_in([0, 1]).fill_null(False), "label", "0 or 1")
+    numbers = [whole_numbers(frame[name]) for name in NUMERIC]
+    for name, number in zip(NUMERIC, numbers, strict=True):
+        faults.record(number.is_null() & frame[name].is_not_null(), name, "a whole number")
+    ids = np.empty((len(frame), len(FIELDS)), np.int32)
+    for f, name in enumerate(FIELDS):
+        cells = frame[name]
+        number = to_numbers(cells)
+        strange = (number < 0).fill_null(cells.is_not_null())
+        if frame["label"].dtype == pl.String:  # of a block that may have signs
+            strange |= cells.str.starts_with("+").fill_null(False)
+        faults.record(strange, name, "a hexadecimal id")
+        ids[:, f] = to_ids(cells, f, buckets, number)
+    numeric = signed_log(np.stack([number.cast(pl.Float64).to_numpy() for number in numbers], axis=1))
+    batch = Batch(label.fill_null(0).to_numpy().astype(np.uint8), numeric, ids)
+    kept = faults.readable_rows(block.path, bad)
+    return batch if kept is None else batch.take(kept)
 
 
 @dataclass(frozen=True)
@@ -102,7 +92,7 @@ class Criteo:
         def chunks() -> Iterator[Batch]:
             rows = np.zeros(len(paths), np.int64)
             for i, block in read_all(paths, progress):
-                chunk = parse(CriteoLines(self.buckets), block, bad)
+                chunk = parse(block, self.buckets, bad)
                 if chunk is not None:
                     rows[i] += len(chunk)
                     yield chunk

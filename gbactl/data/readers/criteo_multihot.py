@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Days, TableRows
+from gbactl.data.cache_writer import WrittenArrays, equal_days, splits_between, write_all
 from gbactl.data.dataset import Batch, Jagged, ListField, Pooling, Progress, Schema
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.text_files import find
-from gbactl.data.writer import WrittenArrays, equal_days, splits_between, write_all
 from gbactl.errors import DataError
 
 CHUNK = 1 << 14

@@ -7,7 +7,7 @@ id + 1 rows). Three files: train, validation, test.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -15,52 +15,35 @@ import numpy as np
 import polars as pl
 
 from gbactl.checked_dataclasses import Natural
+from gbactl.data.cache_writer import WrittenArrays, splits_between, write_all
 from gbactl.data.dataset import USER, Batch, Progress, Schema
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.text_files import BadLines, FastPathMismatch, LineBlock, find, is_integer, parse, read_all, table
-from gbactl.data.writer import WrittenArrays, splits_between, write_all
+from gbactl.data.text_files import BadLines, Faults, LineBlock, find, read_all, rows_of, whole_numbers
 from gbactl.errors import DataError, require
 
 SPLITS = ("train", "validation", "test")
 LARGEST = 2**31 - 2
 
 
-@dataclass(frozen=True)
-class LibfmLines:
-    """Line format of libfm files with `fields` pairs `id:1` a line."""
-
-    fields: int
-
-    def fast(self, data: bytes, lines: int) -> Batch:
-        data = data.replace(b" \n", b"\n")
-        pairs = data.count(b":")
-        if pairs != lines * self.fields or data.count(b":1 ") + data.count(b":1\n") != pairs or b"+" in data:
-            raise FastPathMismatch("pairs")
-        bare = data.replace(b":1 ", b" ").replace(b":1\n", b"\n")
-        names = [f"f{i}" for i in range(self.fields)]
-        frame = table(bare, lines, " ", {"label": pl.Int64, **dict.fromkeys(names, pl.Int64)})
-        label = frame["label"]
-        if not label.is_in([-1, 0, 1]).fill_null(False).all():
-            raise FastPathMismatch("label")
-        wide = frame.select(names).fill_null(-1).to_numpy()
-        if wide.min() < 0 or wide.max() > LARGEST:
-            raise FastPathMismatch("id")
-        labels = (label.to_numpy() == 1).astype(np.uint8)
-        return Batch(labels, np.empty((lines, 0), np.float32), np.ascontiguousarray(wide, np.int32))
-
-    def explain(self, line: str) -> str | None:
-        label, *pairs = line.removesuffix(" ").split(" ")
-        if not is_integer(label) or int(label) not in (-1, 0, 1):
-            return f"the label is {label!r}, not 1, 0 or -1"
-        if len(pairs) != self.fields:
-            return f"{len(pairs)} id:1 pairs where the first line has {self.fields}"
-        for pair in pairs:
-            identity, _, value = pair.partition(":")
-            if not is_integer(identity) or not 0 <= int(identity) <= LARGEST:
-                return f"{pair!r} has no id from 0 to {LARGEST}"
-            if value != "1":
-                return f"{pair!r} has a value other than 1, which is not a one-hot field"
+def parse(block: LineBlock, fields: int, bad: BadLines) -> Batch | None:
+    """Parse a block's readable lines, with `fields` pairs `id:1` each; None if none is readable."""
+    data = block.data.replace(b"\r\n", b"\n").replace(b" \n", b"\n")
+    columns: dict[str, type[pl.DataType]] = {"label": pl.Int64, **{f"field{f}": pl.String for f in range(fields)}}
+    rows = rows_of(replace(block, data=data), " ", columns, bad)
+    if rows is None:
         return None
+    frame, faults = rows.frame, Faults(rows)
+    label = whole_numbers(frame["label"])
+    faults.record(~label.is_in([-1, 0, 1]).fill_null(False), "label", "1, 0 or -1")
+    ids = np.empty((len(frame), fields), np.int32)
+    for f, name in enumerate(frame.columns[1:]):
+        number = frame[name].str.extract("^([0-9]+):1$").cast(pl.Int64, strict=False)
+        good = number.is_between(0, LARGEST).fill_null(False)
+        faults.record(~good, name, f"an id from 0 to {LARGEST} with the value 1, as 7:1")
+        ids[:, f] = number.set(~good, 0).to_numpy()
+    batch = Batch((label == 1).fill_null(False).to_numpy().astype(np.uint8), np.empty((len(frame), 0), np.float32), ids)
+    kept = faults.readable_rows(block.path, bad)
+    return batch if kept is None else batch.take(kept)
 
 
 @dataclass(frozen=True)
@@ -87,26 +70,26 @@ class Libfm:
         rows, largest = np.zeros(len(paths), np.int64), 0
         blocks = read_all(paths, progress)
         first = next(blocks)
-        form = LibfmLines(_fields(first[1]))
-        told = f"data.user_field={self.user_field} is no field; type a number from 0 to {form.fields - 1}."
-        require((self.user_field or 0) < form.fields, told)
+        fields = _fields(first[1])
+        told = f"data.user_field={self.user_field} is no field; type a number from 0 to {fields - 1}."
+        require((self.user_field or 0) < fields, told)
 
         def chunks() -> Iterator[Batch]:
             nonlocal largest
             for i, block in chain([first], blocks):
-                chunk = parse(form, block, bad)
+                chunk = parse(block, fields, bad)
                 if chunk is not None:
                     rows[i] += len(chunk)
-                    largest = max(largest, int(chunk.ids.max()))
+                    largest = max(largest, int(chunk.ids.max(initial=0)))
                     yield chunk
 
         write_all(folder, chunks())
         for path, count in zip(paths, rows, strict=True):
             if not count:
                 raise DataError(f"{path} has no readable line.")
-        schema = Schema(0, (largest + 1,) * form.fields, tables=(0,) * form.fields)
+        schema = Schema(0, (largest + 1,) * fields, tables=(0,) * fields)
         splits = splits_between(np.cumsum(rows).tolist(), SPLITS)
-        names = [USER if i == self.user_field else f"field{i}" for i in range(form.fields)]
+        names = [USER if i == self.user_field else f"field{i}" for i in range(fields)]
         return WrittenArrays("splits", schema, splits, [], names, bad.count)
 
 

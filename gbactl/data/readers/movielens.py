@@ -8,7 +8,7 @@ a rating).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,70 +17,48 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Days, Natural
-from gbactl.data.dataset import USER, Batch, Progress, Schema, map_arrays
+from gbactl.data.cache_writer import Clock, WrittenArrays, equal_days, put_in_order, write_all
+from gbactl.data.dataset import USER, Batch, Progress, Schema
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.text_files import BadLines, FastPathMismatch, LineBlock, find, is_integer, parse, read_all, table
-from gbactl.data.writer import Clock, WrittenArrays, equal_days, reorder, write_all
+from gbactl.data.text_files import BadLines, Faults, LineBlock, find, read_all, rows_of, whole_numbers
 from gbactl.errors import DataError
 
 FIELDS = [USER, "item", "hour", "weekday"]
 CLICK = 4.0
-LIMITS = (2**31 - 2, 2**31 - 2, 2**40)
+LIMITS = {"user": 2**31 - 2, "item": 2**31 - 2, "time": 2**40}
+COLUMNS: dict[str, type[pl.DataType]] = {"user": pl.Int64, "item": pl.Int64, "rating": pl.Float64, "time": pl.Int64}
 HEADER = b"userId,movieId,rating,timestamp"
 
 
-@dataclass(frozen=True)
-class Ratings:
-    """Chunk of parsed ratings with the time of each row, in seconds since 1970 UTC."""
+def parse(block: LineBlock, separator: str, bad: BadLines) -> tuple[Batch, NDArray[np.int64]] | None:
+    """Parse a block's readable lines, with the time of each in seconds since 1970 UTC; None if none is readable.
 
-    batch: Batch
-    times: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class RatingLines:
-    """Line format of rating files with one separator: `::`, a tab or a comma."""
-
-    separator: str
-
-    def fast(self, data: bytes, lines: int) -> Ratings:
-        if b" " in data or b"+" in data:
-            raise FastPathMismatch("characters that polars would skip")
-        if data.count(self.separator.encode()) != 3 * lines:
-            raise FastPathMismatch("columns")
-        bare = data.replace(b"::", b"\t")
-        kinds = {"user": pl.Int64, "item": pl.Int64, "rating": pl.Float64, "time": pl.Int64}
-        frame = table(bare, lines, "," if self.separator == "," else "\t", kinds)
-        if sum(frame.null_count().row(0)) or not frame["rating"].is_between(0, 10).all():
-            raise FastPathMismatch("rating")
-        user, item, time = (frame[name].to_numpy() for name in ("user", "item", "time"))
-        if not all(a.min() >= 0 and a.max() <= top for a, top in zip((user, item, time), LIMITS, strict=True)):
-            raise FastPathMismatch("range")
-        ids = np.stack([user, item, time // 3600 % 24, (time // 86400 + 3) % 7], axis=1).astype(np.int32)
-        labels = (frame["rating"].to_numpy() >= CLICK).astype(np.uint8)
-        return Ratings(Batch(labels, np.empty((lines, 0), np.float32), ids), time)
-
-    def explain(self, line: str) -> str | None:
-        cells = line.split(self.separator)
-        if len(cells) != 4:
-            return f"{len(cells)} columns where there are 4 (user, item, rating, time)"
-        for name, at, limit in zip(("user", "item", "time"), (0, 1, 3), LIMITS, strict=True):
-            cell = cells[at]
-            if not is_integer(cell) or not 0 <= int(cell) <= limit:
-                return f"the {name} is {cell!r}, not a number from 0 to {limit}"
-        whole, _, part = cells[2].partition(".")
-        if not (whole + part).isdigit() or not cells[2].isascii() or not 0 <= float(cells[2]) <= 10:
-            return f"the rating is {cells[2]!r}, not a number from 0 to 10"
+    The separator is `::`, a tab or a comma."""
+    if separator == "::":
+        block, separator = replace(block, data=block.data.replace(b"::", b"\t")), "\t"
+    rows = rows_of(block, separator, COLUMNS, bad)
+    if rows is None:
         return None
+    frame, faults = rows.frame, Faults(rows)
+    numbers = {name: whole_numbers(frame[name]) for name in LIMITS}
+    for name, number in numbers.items():
+        faults.record(~number.is_between(0, LIMITS[name]).fill_null(False), name, f"a number from 0 to {LIMITS[name]}")
+    rating = frame["rating"].cast(pl.Float64, strict=False)
+    faults.record(~rating.is_between(0, 10).fill_null(False), "rating", "a number from 0 to 10")
+    user, item, time = (number.fill_null(0).to_numpy() for number in numbers.values())
+    ids = np.stack([user, item, time // 3600 % 24, (time // 86400 + 3) % 7], axis=1).astype(np.int32)
+    labels = (rating >= CLICK).fill_null(False).to_numpy().astype(np.uint8)
+    batch, kept = Batch(labels, np.empty((len(frame), 0), np.float32), ids), faults.readable_rows(block.path, bad)
+    return (batch, time) if kept is None else (batch.take(kept), time[kept])
 
 
-def _format(block: LineBlock) -> tuple[RatingLines, LineBlock]:
-    """Return the format of a file, from its first block, and that block without a header."""
+def _without_header(block: LineBlock) -> tuple[str, LineBlock]:
+    """Return the separator of a file, from its first block, and that block without a header."""
     head, _, rest = block.data.partition(b"\n")
     line = head.rstrip(b"\r")
     for separator in ("::", "\t", ","):
         if line.count(separator.encode()) == 3:
-            return RatingLines(separator), LineBlock(block.path, 2, rest) if line == HEADER else block
+            return separator, LineBlock(block.path, 2, rest) if line == HEADER else block
     raise DataError(f"{block.path}, line 1: not ratings (user, item, rating, time; apart by ::, tab or comma).")
 
 
@@ -97,15 +75,14 @@ class Movielens:
         """Find the ratings files."""
         return find(self.path, self.patterns)
 
-    def _parsed(self, progress: Progress, bad: BadLines) -> Iterator[Ratings]:
-        form: RatingLines | None = None
+    def _parsed(self, progress: Progress, bad: BadLines) -> Iterator[tuple[Batch, NDArray[np.int64]]]:
+        separator = ""
         for _, block in read_all(self.sources(), progress):
             if block.first_line == 1:
-                form, block = _format(block)
-            assert form is not None
-            rows = parse(form, block, bad) if block.data else None
-            if rows is not None:
-                yield rows
+                separator, block = _without_header(block)
+            found = parse(block, separator, bad) if block.data else None
+            if found is not None:
+                yield found
 
     def build(self, folder: Path, progress: Progress) -> WrittenArrays:
         """Write the cache's arrays, with rows sorted by time."""
@@ -115,13 +92,12 @@ class Movielens:
             clock = Clock(unsorted / "times")
 
             def chunks() -> Iterator[Batch]:
-                for rows in self._parsed(progress, bad):
-                    clock.add(rows.times)
-                    np.maximum(largest, rows.batch.ids[:, :2].max(axis=0), out=largest)
-                    yield rows.batch
+                for batch, times in self._parsed(progress, bad):
+                    clock.add(times)
+                    np.maximum(largest, batch.ids[:, :2].max(axis=0, initial=0), out=largest)
+                    yield batch
 
             splits = equal_days(write_all(unsorted, chunks()), self.days)
-            progress("sorting by time", 1.0)
             schema = Schema(0, (int(largest[0]) + 1, int(largest[1]) + 1, 24, 7))
-            reorder(map_arrays(unsorted, schema), folder, clock.order())
+            put_in_order(unsorted, folder, schema, clock.order(), progress)
         return WrittenArrays("days", schema, splits, [], FIELDS, bad.count)

@@ -19,6 +19,16 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Days, Natural, TableRows, did_you_mean
+from gbactl.data.cache_writer import (
+    AT_ONCE,
+    Clock,
+    Order,
+    WrittenArrays,
+    equal_days,
+    put_in_order,
+    splits_between,
+    write_all,
+)
 from gbactl.data.column_conversion import (
     day_name,
     days,
@@ -30,10 +40,10 @@ from gbactl.data.column_conversion import (
     timestamps,
     weights_of,
 )
-from gbactl.data.dataset import USER, Batch, Jagged, ListField, Progress, Schema, map_arrays
+from gbactl.data.dataset import USER, Batch, Jagged, ListField, Progress, Schema
 from gbactl.data.readers.criteo import signed_log
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.table_files import Rows, TextForm, columns_of, read_table
+from gbactl.data.table_files import TextForm, columns_of, read_table
 from gbactl.data.table_schema import (
     TIME_FIELDS,
     Categorical,
@@ -47,17 +57,7 @@ from gbactl.data.table_schema import (
     User,
     read_schema,
 )
-from gbactl.data.text_files import BadLines, find
-from gbactl.data.writer import (
-    AT_ONCE,
-    Clock,
-    Order,
-    WrittenArrays,
-    equal_days,
-    reorder,
-    splits_between,
-    write_all,
-)
+from gbactl.data.text_files import BadLines, Faults, Rows, find
 from gbactl.errors import DataError, require
 
 SAMPLE = 1 << 20  # values of the first day from which the borders of buckets come
@@ -134,32 +134,6 @@ class Layout:
         return any(kind.weights is not None for kind in self.lists.values())
 
 
-class Faults:
-    """Cells of a chunk that cannot be read."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
-        self._found: list[tuple[NDArray[np.bool_], str, str]] = []
-
-    def record(self, bad: pl.Series, column: str, told: str) -> None:
-        """Record the rows in which `bad` is true; `told`: description of a valid cell, for the message."""
-        if bad.any():
-            self._found.append((bad.to_numpy(), column, told))
-
-    def readable_rows(self, file: SourceFile, bad: BadLines) -> Integers | None:
-        """Count the unreadable rows; return the places of the others, None for all. Raises DataError past the limit."""
-        if not self._found:
-            return None
-        whole = np.logical_or.reduce([each for each, _, _ in self._found])
-        for place in np.flatnonzero(whole).tolist():
-            _, column, told = next(each for each in self._found if each[0][place])
-            cell = self.rows.frame[column][place]
-            cell = cell.to_list() if isinstance(cell, pl.Series) else cell
-            shown = "missing" if cell is None else repr(str(cell)[:60])
-            bad.add(f"{file}, row {self.rows.number(place)}", f"the column {column} is {shown}, not {told}")
-        return np.flatnonzero(~whole)
-
-
 @dataclass(frozen=True)
 class Table:
     """Options of the data source data=table."""
@@ -187,18 +161,13 @@ class Table:
         layout, bad = Layout(schema, self.buckets), BadLines(self.max_bad_lines)
         with TemporaryDirectory(dir=folder, prefix="staged-") as name:
             staged, ends = Path(name), list[int]()
-            clock = Clock(staged / "times", schema.clock is not None and isinstance(schema.columns[schema.clock], Day))
+            clock = Clock(staged / "times")
             chunks = self._chunks(files, layout, clock, bad, ends, progress)
             rows = write_all(staged, chunks)
             splits, by_rows = self._splits(rows, ends, layout, clock)
             order = clock.order()
             change = first_day_transform(np.load(staged / "numeric.npy", mmap_mode="r"), order, splits[0][2], layout)
-            if order is None and change is None:
-                for path in staged.glob("*.npy"):
-                    path.rename(folder / path.name)
-            else:
-                progress("sorting by time" if order is not None else "transforming", 1.0)
-                reorder(map_arrays(staged, layout.made), folder, order, change)
+            put_in_order(staged, folder, layout.made, order, progress, change)
         names = [*(name for name, _ in layout.fields), *layout.lists]
         return WrittenArrays("days", layout.made, splits, layout.numeric, names, bad.count, days_by_rows=by_rows)
 
@@ -221,7 +190,7 @@ class Table:
                     name for name in layout.lists if name not in parted and _is_parted(chunk.frame[name], layout)
                 }
                 if times is not None:
-                    clock.add(times)
+                    clock.add(times, times if schema.of_kind(Day) else None)
                 rows += len(batch)
                 yield batch
             if rows == (ends[-1] if ends else 0):
@@ -237,13 +206,12 @@ class Table:
     ) -> tuple[list[tuple[str, int, int]], bool]:
         """Divide the rows, in time order, into days. Also returns whether the division is by row count."""
         if self.days is None and clock.counts:
-            found = sorted(clock.counts)
-            if len(found) == 1:
+            if len(clock.counts) == 1:
+                [day] = clock.counts
                 raise DataError(
-                    f"All rows are of one day, {day_name(found[0])}; type data.days=7 to cut them into equal parts."
+                    f"All rows are of one day, {day_name(day)}; type data.days=7 to cut them into equal parts."
                 )
-            until = np.cumsum([clock.counts[day] for day in found]).tolist()
-            return splits_between(until, map(day_name, found)), False
+            return clock.splits(day_name), False
         if self.days is None and len(ends) > 1 and layout.schema.clock is None:
             return splits_between(ends), False
         return equal_days(rows, self.days), layout.schema.clock is None

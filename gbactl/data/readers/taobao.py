@@ -24,14 +24,13 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.checked_dataclasses import Bounds, Natural
+from gbactl.data.cache_writer import Clock, WrittenArrays, put_in_order, write_all
 from gbactl.data.column_conversion import ids_of, numbers
-from gbactl.data.dataset import USER, Batch, Jagged, ListField, Pooling, Progress, Schema, map_arrays, positions
+from gbactl.data.dataset import USER, Batch, Jagged, ListField, Pooling, Progress, Schema, positions
 from gbactl.data.readers.criteo import signed_log
-from gbactl.data.readers.table import Faults
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.table_files import Rows, TextForm, columns_of, read_table
-from gbactl.data.text_files import BadLines, find
-from gbactl.data.writer import Clock, WrittenArrays, reorder, splits_between, write_all
+from gbactl.data.table_files import TextForm, columns_of, read_table
+from gbactl.data.text_files import BadLines, Faults, Rows, find
 from gbactl.errors import DataError
 
 TABLES = ("raw_sample", "ad_feature", "user_profile", "behavior_log")
@@ -230,16 +229,18 @@ class Taobao:
                     if kept is not None:
                         batch, seconds = batch.take(kept), seconds[kept]
                     np.maximum(largest, batch.ids.max(axis=0, initial=0), out=largest)
-                    clock.add(seconds)
+                    clock.add(seconds, (seconds + CHINA) // 86_400)
                     step = BEHAVIOURS_AT_ONCE // (1 + self.history_length)
                     for low in range(0, len(batch), step):
                         yield self._with_history(batch.slice(low, low + step), seconds[low : low + step], behaviour)
 
             write_all(staged, chunks())
-            splits = _days(np.fromfile(clock.path, np.int64), sample)
-            progress("sorting by time", 1.0)
-            schema = self._schema(largest, bool(logs))
-            reorder(map_arrays(staged, schema), folder, clock.order())
+            if len(clock.counts) < 2:
+                told = "impressions of one day only" if clock.counts else "no readable row below its header"
+                needed = "two days are needed, one to train on and the next one to evaluate"
+                raise DataError(f"{sample} has {told}; {needed}.")
+            splits, schema = clock.splits(lambda day: str(np.datetime64(day, "D"))), self._schema(largest, bool(logs))
+            put_in_order(staged, folder, schema, clock.order(), progress)
         names = [*FIELDS, *(f"{each}_history" for each in BEHAVIOUR[: 3 if logs else 0])]
         return WrittenArrays("days", schema, splits, ["price"], names, bad.count)
 
@@ -270,12 +271,3 @@ def _impressions(frame: pl.DataFrame, ads: Lookup, profiles: Lookup, faults: Fau
     ids = np.column_stack([users, ad_ids, place, ad[:, :-1], profile]).astype(np.int32)
     labels = (clicks == 1).fill_null(False).to_numpy().astype(np.uint8)
     return Batch(labels, ad[:, -1:].astype(np.float32), ids), seconds
-
-
-def _days(times: Integers, file: SourceFile) -> list[tuple[str, int, int]]:
-    """Return the rows of each day, in order of time. Raises DataError for fewer than two days."""
-    days, counts = np.unique((times + CHINA) // 86_400, return_counts=True)
-    if len(days) < 2:
-        told = "no readable row below its header" if not len(days) else "impressions of one day only"
-        raise DataError(f"{file} has {told}; two days are needed, one to train on and the next one to evaluate.")
-    return splits_between(np.cumsum(counts).tolist(), [str(np.datetime64(day, "D")) for day in days.tolist()])

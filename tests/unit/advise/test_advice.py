@@ -141,6 +141,11 @@ def test_the_range_of_the_rate_and_of_the_ratio() -> None:
     assert "nothing is random" in advice_of(same, None).report.notes[-1]
 
 
+def test_a_cost_model_that_nobody_measured_is_named() -> None:
+    told = sentence(advice(ASYNC), 4, 3, 200, 150, "laptop")
+    assert told.endswith("; cost=laptop is no measurement of your cluster, gbactl calibrate makes one.")
+
+
 def test_it_is_rendered_and_plain() -> None:
     found = advice(ASYNC, outcomes("gba", 2300), x1=0.9)
     table = render(found.report, "table")

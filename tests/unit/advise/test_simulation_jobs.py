@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.advise.sample_splits import Sample, sample_of
+from gbactl.advise.data_subset import DataSubset, choose_subset
 from gbactl.advise.simulation_jobs import (
     FEWEST_SEEDS,
     MOST_SEEDS,
@@ -39,42 +39,42 @@ from tests.support.simulated_runs import config
 
 
 @pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+def subset(tmp_path_factory: pytest.TempPathFactory) -> DataSubset:
     cfg = config("sync")
-    return sample_of(small_data.prepared(tmp_path_factory.mktemp("cache"), 1500, 4), cfg.train, 800, 1024)
+    return choose_subset(small_data.prepared(tmp_path_factory.mktemp("cache"), 1500, 4), cfg.train, 800, 1024)
 
 
 @pytest.fixture(scope="module")
-def base(sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(subset: DataSubset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("advice") / "base-s3"
-    assert train_base(config("sync"), sample, folder) > 0
+    assert train_base(config("sync"), subset, folder) > 0
     return folder
 
 
-def test_a_mode_goes_on_from_the_base(sample: Sample, base: Path, tmp_path: Path) -> None:
+def test_a_mode_goes_on_from_the_base(subset: DataSubset, base: Path, tmp_path: Path) -> None:
     for mode in ("sync", "gba"):
-        found = simulate(in_mode(config("sync"), mode), sample, tmp_path / mode, base)
+        found = simulate(in_mode(config("sync"), mode), subset, tmp_path / mode, base)
         assert (found.mode, found.seed, found.diverged) == (mode, 3, "")
-        assert len(found.parts) == sample.parts and sum(part["samples"] for part in found.parts) == sample.trained
+        assert len(found.parts) == subset.parts and sum(part["samples"] for part in found.parts) == subset.trained
         assert all(part["mode"] == mode and 0 < part["auc"] < 1 for part in found.parts)
-        assert found.result["samples"]["read"] == sample.base + sample.trained
+        assert found.result["samples"]["read"] == subset.base + subset.trained
         assert found.result["mode"].partition("@")[0] == ("sync" if mode == "sync" else "sync>gba")
         assert found.eps > 0 and found.took.total > 0 and (tmp_path / mode / "result.json").exists()
     assert base_checkpoint(base).is_dir()
 
 
-def test_times_do_not_depend_on_gradients(sample: Sample, tmp_path: Path) -> None:
+def test_times_do_not_depend_on_gradients(subset: DataSubset, tmp_path: Path) -> None:
     cfg = config("gba", cost={"spread": "lognormal", "spread_scale": 0.3})
-    whole = replace(sample, base=0, part=sample.timed, parts=1, judged=1400)
+    whole = replace(subset, base=0, part=subset.timed, parts=1, judged=1400)
     trained = simulate(cfg, whole, tmp_path / "whole", None)
-    assert trained.result["phases"][-1]["samples"] == sample.timed
-    assert trained.eps == predicted_eps(cfg, sample, tmp_path / "times")
-    assert predicted_eps(replace(cfg, seed=4), sample, tmp_path / "times") != trained.eps
+    assert trained.result["phases"][-1]["samples"] == subset.timed
+    assert trained.eps == predicted_eps(cfg, subset, tmp_path / "times")
+    assert predicted_eps(replace(cfg, seed=4), subset, tmp_path / "times") != trained.eps
 
 
-def test_a_mode_that_diverges_is_an_outcome(sample: Sample, tmp_path: Path) -> None:
+def test_a_mode_that_diverges_is_an_outcome(subset: DataSubset, tmp_path: Path) -> None:
     wild = check(replace(config("async", hard=False), optim=OptimConfig(name="sgd", lr=1e30)))
-    found = simulate(wild, sample, tmp_path, None)
+    found = simulate(wild, subset, tmp_path, None)
     assert found.diverged and not found.result and found.eps > 0
 
 
@@ -90,7 +90,7 @@ def test_a_configuration_moves_to_the_virtual_cluster_and_to_another_mode() -> N
 
 
 MODES = {mode: config(mode) for mode in ("sync", "gba", "async")}
-SAMPLE = Sample(Path(), 0, 1, 1, 1, 1)
+SUBSET = DataSubset(Path(), 0, 1, 1, 1, 1)
 
 
 class FakePool:
@@ -101,7 +101,7 @@ class FakePool:
     def __init__(self, seconds: float) -> None:
         self.seconds, self.calls, self.most, self.now = seconds, list[str](), 0, 0.0
 
-    def submit(self, call: Any, cfg: Any, sample: Sample, folder: Path, base: Path | None = None) -> Future[Any]:
+    def submit(self, call: Any, cfg: Any, subset: DataSubset, folder: Path, base: Path | None = None) -> Future[Any]:
         self.calls.append(folder.name)
         if base is not None:
             assert base.name == f"base-s{cfg.seed}" and base.name in self.calls
@@ -125,7 +125,7 @@ def run(pool: FakePool, left: float, seeds: int | None, *kept: str) -> list[Outc
 
     folder = Path("advice")
     told = heard.append
-    made = Schedule(pool, MODES, SAMPLE, folder, 10.0, seconds, left, seeds, told, narrow)  # type: ignore[arg-type]
+    made = Schedule(pool, MODES, SUBSET, folder, 10.0, seconds, left, seeds, told, narrow)  # type: ignore[arg-type]
     assert made.run() == heard
     return heard
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.data.prepared_data import prepare
 from tests.support.calibration_runs import DATA
 
 

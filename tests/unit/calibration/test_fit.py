@@ -14,7 +14,7 @@ from gbactl.calibration.fit import GROUPS, Predict, averaged, fit, predict, scal
 from gbactl.calibration.measured_runs import Observation, ProgressLog
 from gbactl.config.groups import CostConfig
 from gbactl.data.dataset import Dataset
-from gbactl.simulation.cluster import run_virtual
+from gbactl.simulation.simulated_run import run_virtual
 from gbactl.wire.messages import Event
 from tests.support.calibration_runs import MACHINE, config
 

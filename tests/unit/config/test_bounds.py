@@ -12,12 +12,13 @@ import pytest
 
 from gbactl.conf_catalogue import option_files, options
 from gbactl.config import RunConfig, from_dict
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import open_dataset
-from gbactl.data.prepared_data import make_source, options_class, prepare
+from gbactl.data.readers import make_source, options_class
 from gbactl.errors import ConfigError, DivergedError
 from gbactl.faults.fault_kinds import KINDS, typed_name
 from gbactl.policies.policy import names, policy_class
-from gbactl.simulation.cluster import run_virtual
+from gbactl.simulation.simulated_run import run_virtual
 from gbactl.switching.switch_schedule import UNITS
 from tests.support import small_data
 

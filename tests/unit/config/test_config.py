@@ -1,13 +1,14 @@
-"""The schema: types, cross-field rules, and what each complaint tells the user to type."""
+"""The schema: types, cross-field rules, rounds, and what each complaint tells the user to type."""
 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from gbactl.config import RunConfig, check, flatten, from_dict, to_dict
+from gbactl.config import Round, RunConfig, TrainConfig, check, engine_interface, flatten, from_dict, rounds, to_dict
 from gbactl.config.run_config import effective_keys, when_effective
 from gbactl.config.validation import check_transport
 from gbactl.errors import ConfigError
@@ -36,7 +37,7 @@ def test_batches() -> None:
 
 
 def test_threads_are_shared_by_the_workers_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr(engine_interface, "usable_cores", lambda: 8)
     assert from_dict({"cluster": {"workers": 4, "servers": 1}}).threads == 2
     assert from_dict({"cluster": {"workers": 16}}).threads == 1
     assert from_dict({"cluster": {"threads": 3}}).threads == 3
@@ -217,3 +218,46 @@ def test_keys_that_do_not_act_are_left_out() -> None:
     assert "every" in effective_keys(config)["switch"]
     assert when_effective("seed") == when_effective("cost.name") == "in every run"
     assert when_effective("cluster.ssh") == "with a cluster= of several hosts"
+
+
+@dataclass
+class Data:
+    kind: str
+    splits: tuple[object, ...]
+
+
+def days(count: int) -> Data:
+    return Data("days", tuple(range(count)))
+
+
+def test_each_day_is_judged_by_the_next() -> None:
+    assert rounds(days(3), TrainConfig()) == [
+        Round(0, 0, "day 0", (1,), 1),
+        Round(1, 0, "day 1", (2,), 2),
+    ]
+
+
+def test_fewer_days_than_there_are() -> None:
+    assert [part.split for part in rounds(days(5), TrainConfig(days=2))] == [0, 1]
+
+
+def test_epochs_are_judged_by_the_validation_set_and_reported_on_the_test_set() -> None:
+    data = Data("splits", ("train", "validation", "test"))
+    assert rounds(data, TrainConfig(epochs=2)) == [
+        Round(0, 0, "epoch 0", (1, 2), 1),
+        Round(0, 1, "epoch 1", (1, 2), 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "train", "message"),
+    [
+        (days(1), TrainConfig(), r"type data\.days=2"),
+        (days(3), TrainConfig(epochs=2), r"type train\.epochs=1"),
+        (days(3), TrainConfig(days=3), r"train\.days=3 is not possible with 3 days; type 1 to 2"),
+        (days(3), TrainConfig(days=0), "type 1 to 2"),
+    ],
+)
+def test_rounds_that_cannot_be_say_what_to_type(data: Data, train: TrainConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rounds(data, train)

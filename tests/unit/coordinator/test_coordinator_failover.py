@@ -16,7 +16,7 @@ from gbactl.coordinator.event_log import InfoRecord
 from gbactl.coordinator.failure_recovery import FATES
 from gbactl.coordinator.run_context import RunContext
 from gbactl.coordinator.state import OVER, FailureRecords, JournalState, writes_journal
-from gbactl.replay.replay_run import replay, sentence
+from gbactl.replay.replay_command import replay, sentence
 from gbactl.wire.messages import Barrier, BeginPhase, DropSlice, Event, Fence, Granted, OrderStep
 from gbactl.worker.client import WorkerClient
 from gbactl.worker.dense_placement import ReplicatedDense
@@ -55,7 +55,7 @@ def went_well(result: dict[str, Any], folder: Path, deaths: int = 1) -> None:
 
 
 def go(cfg: RunConfig, folder: Path, **more: Any) -> dict[str, Any]:
-    from gbactl.data.prepared_data import prepare
+    from gbactl.data.cache import prepare
 
     return run(cfg, prepare(cfg.data), folder, **more)
 

@@ -60,6 +60,7 @@ class Cluster:
             for index in (0, 1):
                 self.run.members.channels[role, index] = cast(Any, Channel(Peer(role, index), self.out))
         self.run.members.settled = True
+        self.run.members.set_informed((0, 1))
         self.run.phase_number = 1
         self.run.log.info = self._logged  # type: ignore[method-assign]
         self.run.send_event = self._told  # type: ignore[method-assign]
@@ -106,8 +107,8 @@ def test_a_lost_server_is_told_of_and_the_next_one_brought_up_before_the_workers
         ("S1", BEGUN),
         ("S1", AdoptVersion(0, [], False)),
         ("log", {"shard": 1, "state": "back"}),
-        ("W0", ShardRelocated(1, "over there", 1, [1, 0])),
-        ("W1", ShardRelocated(1, "over there", 1, [1, 1])),
+        ("W0", ShardRelocated(1, "over there", 1, [(1, 0)])),
+        ("W1", ShardRelocated(1, "over there", 1, [(1, 1)])),
         ("launcher", "joined", "S1"),
     ]
     assert run.can_save and run.server_losses == 1

@@ -16,6 +16,7 @@ from gbactl.coordinator.statistics import Statistics
 from gbactl.coordinator.training_phase import StagedSlices, TrainingPhase
 from gbactl.errors import AccountingError, WireError
 from gbactl.policies import Phase, make
+from gbactl.store.gradient_slice import StepOrder
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import Granted, Hello, OrderStep, PrefetchHint, Staged
 
@@ -31,7 +32,7 @@ class Recorder:
     def send(self, message: Any, payload: Any = None) -> None:
         if isinstance(message, OrderStep):
             orders = [record.step for record in self.journal() if isinstance(record, OrderRecord)]
-            assert message.step in orders, "an order is in the file before it is sent"
+            assert message.order.step in orders, "an order is in the file before it is sent"
         self.sent.append(message)
 
     def reserve(self, nbytes: int) -> Any:
@@ -88,7 +89,7 @@ def test_a_full_buffer_is_one_order_to_every_server_after_the_journal(at: Settin
     assert at.of("S0", OrderStep) == []
     at.announce(0, 0)
     [order] = at.of("S0", OrderStep)
-    assert order == OrderStep(7, 0, [1, 0], [1.0, 1.0], 2.0, 2.0, 1.0, [], [], False)
+    assert order == OrderStep(7, StepOrder(0, ((1, 1.0), (0, 1.0)), 2.0, 2.0), False)
     assert at.of("S1", OrderStep) == [order]
     at.log.flush()
     kinds = [type(record) for record in read(at.path)][1:]
@@ -101,7 +102,10 @@ def test_an_order_says_what_a_short_batch_counts_and_that_weights_are_what_is_di
         at.training.take(0)
         at.announce(0, batch)
     at.training.finish()
-    assert [(order.accepted, order.shares) for order in at.of("S0", OrderStep)] == [(False, []), (True, [0.75])]
+    assert [(each.order.accepted, each.order.shares) for each in at.of("S0", OrderStep)] == [
+        (False, ()),
+        (True, (0.75,)),
+    ]
 
 
 @pytest.mark.parametrize("ahead", [True, False])
@@ -130,7 +134,7 @@ def test_the_rate_of_a_step_is_a_function_of_the_samples_finished_before_it(at: 
     for batch in range(4):
         at.training.take(0)
         at.announce(0, batch)
-    assert [order.lr_scale for order in at.of("S0", OrderStep)] == [1.0, 1 / 9]
+    assert [each.order.lr_scale for each in at.of("S0", OrderStep)] == [1.0, 1 / 9]
 
 
 def test_who_waits_is_served_as_soon_as_the_policy_allows(tmp_path: Path) -> None:
@@ -213,7 +217,7 @@ def test_the_end_applies_what_is_left(at: Setting) -> None:
         at.announce(0, batch)
     at.training.finish()
     at.training.finish()  # again, by a coordinator that took over behind it: nothing more happens
-    assert [(order.batches, order.divisor) for order in at.of("S0", OrderStep)][-1] == ([4], 1.0)
+    assert [(each.order.members, each.order.divisor) for each in at.of("S0", OrderStep)][-1] == (((4, 1.0),), 1.0)
 
 
 def test_the_clock_runs_from_the_first_hand_out_to_the_last_announced_gradient(at: Setting) -> None:
@@ -269,5 +273,7 @@ def test_a_gradient_waits_for_whoever_takes_a_lost_servers_place(at: Setting) ->
     assert at.training.unannounced(1) == [1] and at.training.unannounced(0) == [2]
     assert at.stage(0, 1, 1)
     [order] = [message for message in back.sent if isinstance(message, OrderStep)]
-    assert order.batches == [0, 1] and not [m for m in gone.sent if isinstance(m, OrderStep)]
+    assert [batch for batch, _ in order.order.members] == [0, 1] and not [
+        m for m in gone.sent if isinstance(m, OrderStep)
+    ]
     assert missed == [(0, 4, 0)]

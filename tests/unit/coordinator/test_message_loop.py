@@ -13,7 +13,16 @@ from gbactl.config import RunConfig
 from gbactl.coordinator.message_loop import Coordinator
 from gbactl.errors import ClusterError
 from gbactl.wire.auth import Peer
-from gbactl.wire.messages import ClosedReplicas, DenseSaved, GradientNorms, Hello, Inspected, Reached, TakeBatch
+from gbactl.wire.messages import (
+    ClosedReplicas,
+    DenseSaved,
+    ExchangeTotals,
+    GradientNorms,
+    Hello,
+    Inspected,
+    Reached,
+    TakeBatch,
+)
 from tests.support.in_memory import MemoryChannel, MemoryHub
 
 DATASET = SimpleNamespace(kind="splits", splits=[SimpleNamespace(rows=100)] * 3)
@@ -72,7 +81,8 @@ def test_a_stranger_to_the_run_is_refused_and_the_run_goes_on(
         (GradientNorms(0, -1.0, []), 0),
         (DenseSaved(0, 1, 2), 5),
         (DenseSaved(0, 1, 1000), 40),
-        (ClosedReplicas(1, 0, {"gaps": 7}), 0),
+        (ClosedReplicas(1, 0, ExchangeTotals(seconds=float("nan"))), 0),
+        (ClosedReplicas(1, 0, ExchangeTotals(foreground=float("inf"))), 0),
     ],
 )
 def test_what_a_node_may_not_say_of_itself(

@@ -29,7 +29,7 @@ from gbactl.coordinator.checkpointing import Checkpointing
 from gbactl.coordinator.message_loop import Coordinator
 from gbactl.coordinator.state import config_at
 from gbactl.launch.checkpoint_command import export
-from gbactl.server.replica_averages import EasgdHandlers
+from gbactl.server.replica_averaging import EasgdHandlers
 from gbactl.server.shard_server import Server
 from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense
 from gbactl.trainer.replica_exchange import CentreSlices, EasgdExchange

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gbactl.coordinator.run_context import Evaluation
 from gbactl.errors import DivergedError, WireError
-from gbactl.metrics import evaluate
+from gbactl.quality_metrics import evaluate
 from gbactl.wire.messages import Predictions
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from gbactl.checkpoint.failure_cost_counters import UnsavedWork
-from gbactl.config import RunConfig
 from gbactl.coordinator.run_summary import RunSummary
 from gbactl.coordinator.state import (
     TIMES_FILE,
@@ -22,13 +21,14 @@ from gbactl.coordinator.state import (
     FailureRecords,
     Incarnations,
     JobPosition,
-    Journal,
     LostGradientState,
     PhaseState,
     RunState,
     Standstill,
     decoded,
     encoded,
+    read_times,
+    write_times,
 )
 from gbactl.coordinator.statistics import ActivityTimes, SavedStatistics, WorkerRate
 from gbactl.errors import CheckpointError
@@ -70,20 +70,19 @@ def test_times_continue_from_their_file_on_another_clock(tmp_path: Path) -> None
             times.add(began + second, second % 3, 0.25, [0.5] * len(WAITS), "gba")
             times.on_heartbeat("S0", {"idle": float(second)})
 
-    journal = Journal(RunConfig(), tmp_path, RunState(), first=True)
-    assert journal.read_times() is None
+    assert read_times(tmp_path) is None
     plain, first = ActivityTimes(), ActivityTimes()
     add(plain, range(200), 0.0)
     add(first, range(90), 1000.0)
-    journal.write_times(first.shifted(-1000.0))
-    found = journal.read_times()
+    write_times(tmp_path, first.shifted(-1000.0))
+    found = read_times(tmp_path)
     assert found is not None
     second = found.shifted(5.0)
     add(second, range(90, 200), 5.0)
     assert second.shifted(-5.0) == plain and second.summary(5.0, {}) == plain.summary(0.0, {})
     for unusable in ('{"width": "long"}', '{"told": [1.0]}', "{"):
         (tmp_path / TIMES_FILE).write_text(unusable)
-        assert journal.read_times() is None
+        assert read_times(tmp_path) is None
 
 
 def test_numbers_of_numpy_and_losses_that_are_none_are_kept() -> None:
@@ -91,18 +90,6 @@ def test_numbers_of_numpy_and_losses_that_are_none_are_kept() -> None:
     read = JobPosition.read(values)
     assert read.results == [{"auc": 0.7}] and type(read.results[0]["auc"]) is float
     assert np.isnan(read.curve[0]["loss"])
-
-
-def test_a_position_of_an_older_checkpoint_is_read() -> None:
-    """Pairs stood in the place of maps, and there was no loss limit and no list of modes at first."""
-    now = json.loads(json.dumps(encoded(position(modes="gba", curve=[]))))
-    statistics = {
-        "staleness": [[0, 4], [2, 1]], "token_staleness": [[0, 5]], "samples_behind": 3.0,
-        "gradients": {"applied": 5}, "workers": [[3, 2, 64, 0.5]],
-    }  # fmt: skip
-    before = {key: value for key, value in now.items() if key != "modes"} | {"statistics": statistics}
-    assert JobPosition.read(before) == JobPosition.read(now)
-    assert JobPosition.read(before | {"statistics": {**statistics, "first_loss": 0.7}}).statistics.limit.first == 0.7
 
 
 @pytest.mark.parametrize("broken", [{}, {"step": "seven"}, {"statistics": None}, {"ledger": {"read": 1.5}}])

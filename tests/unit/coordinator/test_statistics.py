@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.coordinator.replica_phases import check_notes, curve, notes_summary, total_notes
+from gbactl.coordinator.replica_phases import curve, sum_of, summary
 from gbactl.coordinator.statistics import MOST_BINS, MOST_WORKERS, ActivityTimes, LossLimit, Statistics, quantiles
 from gbactl.errors import WireError
 from gbactl.policies import Member, Step
-from gbactl.trainer.trainer_core import ExchangeStatistics
+from gbactl.trainer.trainer_state import ExchangeStatistics
+from gbactl.wire.messages import KIND, ClosedReplicas, unpack
 
 TIMES = [0.1, 0.2, 0.0, 0.05, 0.4]  # seconds of each wait
 
@@ -97,15 +100,15 @@ def test_the_trainers_together() -> None:
     second.add(4, 3.0, 10.0)
     second.add(8, 0.0, 10.0)
     second.foreground = 0.25
-    told = notes_summary(total_notes([first.fields(), second.fields()]))
+    told = summary(sum_of([first.totals, second.totals]))
     assert told["sync_gap"]["mean"] == (2 + 4 + 4) / 3 and told["exchanges"] == 3
     assert (told["bytes_exchanged"], told["foreground_seconds"]) == (30, 0.25)
-    again = total_notes([total_notes([first.fields()]), second.fields()])
-    assert again == total_notes([first.fields(), second.fields()])
+    again = sum_of([sum_of([first.totals]), second.totals])
+    assert again == sum_of([first.totals, second.totals])
 
 
 def test_without_an_exchange_there_are_zeros() -> None:
-    told = notes_summary(total_notes([ExchangeStatistics().fields()]))
+    told = summary(sum_of([ExchangeStatistics().totals]))
     assert told["sync_gap"]["mean"] == 0.0 and told["exchange_ms"] == 0.0 and told["distance"] == []
 
 
@@ -121,25 +124,29 @@ def noted() -> ExchangeStatistics:
     return notes
 
 
+def closed(**changes: Any) -> ClosedReplicas:
+    """Message of a trainer, as decoded, with some of its totals replaced."""
+    totals = {**dataclasses.asdict(noted().totals), **changes}
+    found: ClosedReplicas = unpack(KIND[ClosedReplicas], msgspec.msgpack.encode((1, 0, totals)))
+    return found
+
+
 def test_what_a_trainer_tells_may_be_told() -> None:
-    check_notes(ExchangeStatistics().fields())
-    check_notes(noted().fields())
+    assert closed() == ClosedReplicas(1, 0, noted().totals)
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("iterations", -1), ("iterations", 1.0), ("exchanges", True), ("exchanges", None), ("seconds", "1"),
-        ("seconds", float("nan")), ("foreground", float("inf")), ("sent", [1]), ("gaps", []), ("gaps", {"x": 1}),
-        ("gaps", {"-1": 1}), ("gaps", {"1" * 5000: 1}), ("gaps", {"3": -1}), ("gaps", {"3": "1"}), ("gaps", {"3\n": 1}),
-        ("distances", {}), ("distances", [[1.0]]), ("distances", [1.0]), ("distances", [["a", "b"]]),
+        ("iterations", -1), ("iterations", 1.5), ("exchanges", True), ("exchanges", None), ("seconds", "1"),
+        ("sent", [1]), ("gaps", []), ("gaps", {"x": 1}), ("gaps", {-1: 1}), ("gaps", {1 << 63: 1}), ("gaps", {3: -1}),
+        ("gaps", {3: "1"}), ("distances", {}), ("distances", [[1.0]]), ("distances", [1.0]),
+        ("distances", [["a", "b"]]),
     ],
 )  # fmt: skip
-def test_what_are_no_notes(key: str, value: Any) -> None:
+def test_what_are_no_totals(key: str, value: Any) -> None:
     with pytest.raises(WireError):
-        check_notes({**noted().fields(), key: value})
-    with pytest.raises(WireError):
-        check_notes({name: own for name, own in noted().fields().items() if name != key})
+        closed(**{key: value})
 
 
 @pytest.mark.parametrize(

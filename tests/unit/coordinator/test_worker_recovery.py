@@ -26,7 +26,7 @@ from gbactl.coordinator.training_phase import ApplyStep
 from gbactl.errors import ClusterError, PeerGoneError
 from gbactl.faults.message_faults import MessageFaultStream
 from gbactl.nodes import worker_process as node
-from gbactl.replay.replay_run import replay, sentence
+from gbactl.replay.replay_command import replay, sentence
 from gbactl.wire.messages import Event
 from gbactl.wire.reliable import ReliableHub
 from gbactl.worker.client import WorkerClient

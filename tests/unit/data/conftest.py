@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.data.prepared_data import prepare
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gbactl.config import from_dict
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import Dataset, map_arrays, open_dataset
-from gbactl.data.prepared_data import prepare
 from gbactl.data.readers import criteo_multihot
 from gbactl.data.readers.criteo_multihot import CriteoMultihot
 from gbactl.errors import DataError
-from gbactl.simulation.cluster import run_virtual
+from gbactl.simulation.simulated_run import run_virtual
 from tests.support.samples import HOT, MlperfDay, write_mlperf_day
 
 Load = Callable[..., Dataset]

@@ -76,7 +76,7 @@ def test_errors_reach_the_command_line_as_one_sentence(cache: Path) -> None:
 def test_every_config_file_holds_exactly_the_options_of_its_source(name: str) -> None:
     import dataclasses
 
-    from gbactl.data.prepared_data import options_class
+    from gbactl.data.readers import options_class
     from gbactl.launch.hydra_config import compose
 
     composed = compose([f"data={name}"]).data

@@ -5,6 +5,7 @@ import json
 import lzma
 import os
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.data import text_files
+from gbactl.data.cache import NAMING
 from gbactl.data.dataset import Dataset, fingerprint
-from gbactl.data.prepared_data import NAMING
-from gbactl.data.readers.libfm import LibfmLines
-from gbactl.data.text_files import BadLines, LineBlock, parse
+from gbactl.data.readers.libfm import parse
+from gbactl.data.text_files import BadLines, LineBlock
 from gbactl.errors import ConfigError, DataError
 
 Load = Callable[..., Dataset]
@@ -69,14 +70,14 @@ def test_a_user_field_is_named_and_data_without_one_keep_their_cache(load: Load,
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("1 2:1 3:1", r"line 4: 2 id:1 pairs where the first line has 3"),
-        ("1 2:1 3:1 4:0.5", r"line 4: '4:0.5' has a value other than 1"),
-        ("2 2:1 3:1 4:1", r"line 4: the label is '2'"),
-        ("yes 2:1 3:1 4:1", r"line 4: the label is 'yes'"),
-        ("1 2:1 -3:1 4:1", r"line 4: '-3:1' has no id from 0"),
-        ("1 2:1 3 4:1", r"line 4: '3' has a value"),
-        ("1 2:1 99999999999:1 4:1", r"line 4: '99999999999:1' has no id"),
-        ("", r"line 4: the label is ''"),
+        ("1 2:1 3:1", r"line 4: 3 columns instead of 4"),
+        ("1 2:1 3:1 4:0.5", r"line 4: the column field2 is '4:0.5', not an id from 0 to \d+ with the value 1"),
+        ("2 2:1 3:1 4:1", r"line 4: the column label is '2', not 1, 0 or -1"),
+        ("yes 2:1 3:1 4:1", r"line 4: the column label is 'yes'"),
+        ("1 2:1 -3:1 4:1", r"line 4: the column field1 is '-3:1', not an id from 0"),
+        ("1 2:1 3 4:1", r"line 4: the column field1 is '3', not"),
+        ("1 2:1 99999999999:1 4:1", r"line 4: the column field1 is '99999999999:1', not an id"),
+        ("", r"line 4: 1 columns instead of 4"),
     ],
 )
 def test_bad_lines(line: str, message: str, load: Load, caches: Callable[[], list[str]], tmp_path: Path) -> None:
@@ -100,8 +101,8 @@ def test_a_file_of_another_kind_is_said(load: Load, tmp_path: Path) -> None:
 
 
 def test_a_trailing_space_is_no_fault() -> None:
-    found = LibfmLines(2).fast(b"1 2:1 3:1 \n-1 4:1 5:1\n", 2)
-    assert found.ids.tolist() == [[2, 3], [4, 5]]
+    found = parse(LineBlock(Path("f"), 1, b"1 2:1 3:1 \n-1 4:1 5:1\n"), 2, BadLines(0))
+    assert found is not None and found.ids.tolist() == [[2, 3], [4, 5]]
 
 
 CELL = st.sampled_from(
@@ -116,11 +117,11 @@ CELL = st.sampled_from(
         max_size=4,
     )
 )
-def test_fast_path_and_explanation_agree(table: list[tuple[str, list[str]]]) -> None:
-    form = LibfmLines(2)
+def test_the_readable_lines_are_those_of_the_format(table: list[tuple[str, list[str]]]) -> None:
     lines = [" ".join([label, *cells]) for label, cells in table]
-    good = [line for line in lines if form.explain(line) is None]
-    found = parse(form, LineBlock(Path("f"), 1, "".join(line + "\n" for line in lines).encode()), BadLines(99))
+    good = [line for line in lines if re.fullmatch("(-1|0|1)( [0-9]+:1){2} ?", line) and "2147483647" not in line]
+    block = LineBlock(Path("f"), 1, "".join(line + "\n" for line in lines).encode())
+    found = parse(block, 2, BadLines(99))
     ids = [] if found is None else found.ids.tolist()
     assert ids == [[int(pair.split(":")[0]) for pair in line.split()[1:]] for line in good]
 

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gbactl.data import writer
+from gbactl.data import cache_writer
+from gbactl.data.cache import data_fingerprint, prepare
+from gbactl.data.cache_writer import WrittenArrays, equal_days, reorder, write_all
 from gbactl.data.dataset import META, Batch, Dataset, Jagged, ListField, Schema, map_arrays, open_dataset
-from gbactl.data.prepared_data import data_fingerprint, prepare
 from gbactl.data.synthetic import Synthetic
-from gbactl.data.writer import WrittenArrays, equal_days, reorder, write_all
 from gbactl.errors import DataError
 
 Load = Callable[..., Dataset]
@@ -73,7 +73,7 @@ def test_what_is_written_in_chunks_is_read_sliced_and_selected(
         other = Path(folder) / "other"
         other.mkdir()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(writer, "AT_ONCE", 3)
+            patch.setattr(cache_writer, "AT_ONCE", 3)
             reorder(read, other, order)
         turned = map_arrays(other, schema)
     for batch, where in (
@@ -164,14 +164,7 @@ def test_a_cache_without_its_arrays_of_lists_or_with_others_is_refused(load: Loa
         ListField(3, "median")
 
 
-def test_a_cache_of_format_1_is_read_and_keeps_its_name(load: Load) -> None:
-    options = {**WITH_LISTS, "lists": 0, "history_length": 0}
-    data = load(**options)
-    stored = json.loads((data.path / META).read_text())
-    first = {key: value for key, value in stored.items() if key not in ("tables", "lists", "weighted")}
-    for shared, rows in ((False, data.schema.rows), (True, 300)):
-        (data.path / META).write_text(json.dumps({**first, "format": 1, "shared_ids": shared}))
-        assert open_dataset(data.path).schema.rows == rows
+def test_options_of_lists_that_are_not_used_keep_the_fingerprint() -> None:
     known = {"name": "synthetic", "rows_per_day": 70_000, "days": 2, "max_cardinality": 500}
     assert data_fingerprint(known).startswith("93a911ba0d656de5"), "caches made before lists existed are used on"
     assert data_fingerprint({**known, "lists": 1}) != data_fingerprint(known)

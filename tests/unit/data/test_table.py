@@ -3,7 +3,6 @@ from __future__ import annotations
 import datetime
 import gzip
 import itertools
-import json
 import math
 import random
 import re
@@ -21,10 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gbactl.data import table_files
+from gbactl.data.cache import data_fingerprint, prepare
 from gbactl.data.column_conversion import days, texts, timestamps
 from gbactl.data.data_summary import overview, summarise
 from gbactl.data.dataset import ARRAYS, DAYS_BY_ROWS, Batch, Dataset, ListField, Split, open_dataset
-from gbactl.data.prepared_data import data_fingerprint, prepare
 from gbactl.data.table_files import TextForm, read_table
 from gbactl.data.text_files import BadLines
 from gbactl.errors import ConfigError, DataError, GbactlError, MissingDependencyError
@@ -526,11 +525,3 @@ def test_urls_that_cannot_be_read(url: str, kind: type[GbactlError], message: st
         pytest.skip("s3fs is installed")
     with pytest.raises(kind, match=message):
         load(name="table", path=url, schema=schema)
-
-
-def test_the_meta_of_an_older_cache_says_nothing_of_its_days(load: Load, tmp_path: Path) -> None:
-    data = load(**small(tmp_path, GOOD))
-    meta = json.loads((data.path / "meta.json").read_text())
-    del meta["days_by_rows"]
-    (data.path / "meta.json").write_text(json.dumps(meta))
-    assert not open_dataset(data.path).days_by_rows

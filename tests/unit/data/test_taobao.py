@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from gbactl.config import from_dict
 from gbactl.data import table_files
+from gbactl.data.cache import prepare
 from gbactl.data.column_conversion import ids_of
 from gbactl.data.dataset import Batch, Dataset, map_arrays, open_dataset
-from gbactl.data.prepared_data import prepare
 from gbactl.data.readers import taobao
 from gbactl.data.readers.taobao import FIELDS, KINDS, PLACES, Taobao
 from gbactl.errors import DataError
-from gbactl.simulation.cluster import run_virtual
+from gbactl.simulation.simulated_run import run_virtual
 from tests.support.samples import ALIMAMA, MIDNIGHT, PIDS, TAGS, Tables, alimama, write_alimama
 
 Load = Callable[..., Dataset]

@@ -13,18 +13,27 @@ from gbactl.errors import ConfigError
 from gbactl.launch.hydra_config import compose
 from gbactl.launch.training_run import train
 
-HERE = {"gbactl": "0.1.0", "python": "3.11.2", "torch": "2.13.0", "horovod": "0.28.1"}
+HERE = {"gbactl": "0.1.0", "python": "3.11.2", "torch": "2.13.0", "horovod": "0.28.1", "code": "5a0f"}
+GBACTL = "gbactl 0.2.0, and this machine has 0.1.0; install the same version there (make install in the same checkout)."
+PYTHON = "Python 3.12.1, and this machine has 3.11.2; make its environment with the same Python."
+TORCH = "torch 2.12.0, and this machine has 2.13.0; install the same version there: pip install torch==2.13.0."
+HOROVOD = "no Horovod, and this machine has 0.28.1; build the same version there: python -m gbactl.install.horovod."
+CODE = "and this machine has 5a0f; check out the same commit there, with the same changes, and type make install."
 
 
-def test_versions() -> None:
-    assert preflight.versions("b", HERE, HERE) == []
-    other = {**HERE, "torch": "2.12.0", "horovod": ""}
-    assert preflight.versions("b", other, HERE) == [
-        "Host b has torch 2.12.0, and this machine has 2.13.0; install the same version there: "
-        "pip install torch==2.13.0.",
-        "Host b has no Horovod, and this machine has 0.28.1; build the same version there: "
-        "python -m gbactl.install.horovod.",
-    ]
+@pytest.mark.parametrize(
+    ("there", "told"),
+    [
+        ({}, []),
+        ({"gbactl": "0.2.0", "code": "91bc"}, [GBACTL]),
+        ({"python": "3.12.1"}, [PYTHON]),
+        ({"torch": "2.12.0", "horovod": ""}, [TORCH, HOROVOD]),
+        ({"code": "91bc"}, [f"gbactl source hash 91bc, {CODE}"]),
+        ({"code": ""}, [f"no gbactl source hash, {CODE}"]),
+    ],
+)  # fmt: skip
+def test_versions(there: dict[str, str], told: list[str]) -> None:
+    assert preflight.versions("b", {**HERE, **there}, HERE) == [f"Host b has {sentence}" for sentence in told]
 
 
 def test_memory() -> None:

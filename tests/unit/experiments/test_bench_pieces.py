@@ -13,7 +13,7 @@ import pytest
 
 from gbactl.coordinator.event_log import EventLog, GrantRecord, OrderRecord
 from gbactl.wire.auth import Peer, new_key
-from gbactl.wire.socket_hub import SocketHub
+from gbactl.wire.node_connections import SocketHub
 
 Modules = dict[str, ModuleType]
 
@@ -81,7 +81,7 @@ def event_log(path: Path, orders: int) -> tuple[bytes, list[int]]:
     log, ends = EventLog(path, {"gbactl": "0"}), []
     for step in range(orders):
         log.write(GrantRecord(0, step, 0))
-        log.order(OrderRecord(step, 1.0, 1.0, 1.0, ((2 * step, 1.0), (2 * step + 1, 1.0))))
+        log.write(OrderRecord(step, 1.0, 1.0, 1.0, ((2 * step, 1.0), (2 * step + 1, 1.0))))
         ends.append(log.bytes)
     log.flush()
     log.close()
@@ -122,13 +122,12 @@ def test_a_run_too_short_for_its_cpu_is_said_to_be(bench: Modules, tmp_path: Pat
 
 
 def test_synthetic_tsv_is_criteos_format(bench: Modules) -> None:
-    from gbactl.data.readers.criteo import CriteoLines
+    from gbactl.data.readers.criteo import parse
+    from gbactl.data.text_files import BadLines, LineBlock
 
     block = bench["tsv_preparation"].block(np.random.default_rng(0), 500)
-    lines = block.decode().splitlines()
-    form = CriteoLines(1000)
-    assert len(lines) == 500 and [form.explain(line) for line in lines] == [None] * 500
-    batch = form.fast(block, 500)
+    batch = parse(LineBlock(Path("f"), 1, block), 1000, BadLines(0))
+    assert batch is not None and len(batch) == 500
     assert set(batch.labels.tolist()) == {0, 1} and 0.05 < (batch.ids == 0).mean() < 0.15
 
 

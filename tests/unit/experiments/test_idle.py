@@ -12,7 +12,7 @@ import pytest
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
 from gbactl.config.groups import CostConfig
 from gbactl.data.dataset import open_dataset
-from gbactl.simulation.cluster import run_virtual
+from gbactl.simulation.simulated_run import run_virtual
 from tests.support import small_data
 from tests.support.modes import every_k
 

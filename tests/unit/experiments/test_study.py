@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
+import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
@@ -120,6 +124,38 @@ parts:
     assert not list((tmp_path / study.STUDIES).iterdir())
 
 
+SLEEPER = """
+import os, time
+from pathlib import Path
+
+def run(overrides, folder):
+    Path("pid.part").write_text(str(os.getpid()))
+    Path("pid.part").rename("pid")
+    time.sleep(60)
+"""
+
+
+def test_a_running_cell_ends_with_a_study_that_is_killed(study: Any, tmp_path: Path) -> None:
+    (tmp_path / "sleeping_runner.py").write_text(SLEEPER)
+    (tmp_path / "sweep.yaml").write_text("""
+study: tiny
+parts:
+  first: {jobs: 1, runner: sleeping_runner, grid: {seed: [1]}}
+""")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ran = subprocess.Popen([sys.executable, study.__file__, "sweep.yaml"], cwd=tmp_path, env=environment)
+    try:
+        while not (tmp_path / "pid").exists():
+            assert ran.poll() is None
+            time.sleep(0.05)
+    finally:
+        ran.kill()
+        ran.wait()
+    cell = int((tmp_path / "pid").read_text())
+    psutil.wait_procs([psutil.Process(cell)] if psutil.pid_exists(cell) else [], timeout=20)
+    assert not psutil.pid_exists(cell)
+
+
 def test_a_cell_is_a_run_of_gbactl_that_is_taken_if_it_has_finished(
     study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +198,7 @@ def test_cells_go_on_from_a_base_that_they_share(study: Any, sweep: Path, monkey
     given = list[Any]()
 
     class Pool(ThreadPoolExecutor):
-        def __init__(self, jobs: int, context: object) -> None:
+        def __init__(self, jobs: int, context: object, **_: object) -> None:
             super().__init__(jobs)
 
     def timed(cell: Any) -> tuple[float, Any]:

@@ -175,7 +175,7 @@ def test_steps_are_counted_in_a_log_that_is_being_written(scripts: Any, tmp_path
     assert scripts["pauses"].orders(path) == 0
     log = EventLog(path, {})
     for step in range(3):
-        log.order(OrderRecord(step, 1.0, 1.0, 1.0, ((step, 1.0),)))
+        log.write(OrderRecord(step, 1.0, 1.0, 1.0, ((step, 1.0),)))
     assert scripts["pauses"].orders(path) == 3
     path.write_bytes(path.read_bytes()[:-2])
     assert scripts["pauses"].orders(path) == 2

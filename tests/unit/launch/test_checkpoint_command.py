@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gbactl.cli.results import checkpoint
+from gbactl.cli.commands_after_training import checkpoint
 from gbactl.errors import CheckpointError
 from tests.support.checkpoint_files import save, shards_of
 

@@ -18,7 +18,7 @@ from gbactl.launch.control_socket import FILE, ControlClient, ControlSocket, ask
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import CLOSED
 from gbactl.wire.messages import Event, TakeBatch
-from gbactl.wire.socket_hub import SocketHub
+from gbactl.wire.node_connections import SocketHub
 
 PROGRESS = {"mode": "gba", "step": 7}
 
@@ -149,6 +149,7 @@ def test_a_mode_is_its_file_and_what_is_set() -> None:
     with pytest.raises(UsageError, match=r"^--to gbaa is no mode; type --to one of: async, bsp, .*gba, "):
         mode_with("gbaa", ())
     assert mode_with("own", ("target=a.Own", "size=3")) == {"name": "own", "target": "a.Own", "size": 3}
-    for change in ("iota", "=4", "iota={"):
-        with pytest.raises(UsageError, match=r"--set "):
+    assert mode_with("gba", ("iota=3e6", "prefetch='rows'", "decay=null"))["iota"] == 3e6
+    for change in ("iota", "=4", "iota={", "iota=3,4", "+iota=4"):
+        with pytest.raises(UsageError, match=r"--set .* is no KEY=VALUE"):
             mode_with("gba", (change,))

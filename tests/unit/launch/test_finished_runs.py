@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from gbactl.config import RunConfig, from_dict
-from gbactl.data.prepared_data import data_fingerprint
+from gbactl.data.cache import data_fingerprint
 from gbactl.errors import ConfigError, GbactlError, UsageError
+from gbactl.install import code_version
 from gbactl.launch import finished_runs
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.hydra_config import compose, run_hydra
@@ -52,7 +53,7 @@ def test_a_cell_is_configuration_data_and_code(here: Path, monkeypatch: pytest.M
     before = finished_runs.cell_of(resumed, DATA)
     (here / "cut-000001/manifest.json").write_text("b")
     assert len({cell, before, finished_runs.cell_of(resumed, DATA)}) == 3
-    monkeypatch.setattr(finished_runs, "_code_at_start", lambda: "other")
+    monkeypatch.setattr(finished_runs, "running_code", lambda: "other")
     assert cell != finished_runs.cell_of(config(), DATA)
 
 
@@ -60,11 +61,11 @@ def test_the_code_version_sees_what_numbers_depend_on(here: Path) -> None:
     (here / "policies").mkdir()
     (here / "report").mkdir()
     (here / "policies" / "gba.py").write_text("a = 1\n")
-    before = finished_runs.code_version(here)
+    before = code_version(here)
     (here / "report" / "render.py").write_text("b = 1\n")
-    assert finished_runs.code_version(here) == before
+    assert code_version(here) == before
     (here / "policies" / "gba.py").write_text("a = 2\n")
-    assert finished_runs.code_version(here) != before
+    assert code_version(here) != before
 
 
 def test_what_has_finished_is_found_as_long_as_it_is_there() -> None:

@@ -14,7 +14,7 @@ import pytest
 from gbactl.checkpoint.folder import CheckpointFolder, write_manifest
 from gbactl.config import CheckpointConfig, RunConfig, from_dict, to_dict
 from gbactl.coordinator.state import JobPosition, config_at
-from gbactl.data.prepared_data import prepare
+from gbactl.data.cache import prepare
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.launch import resume as resuming
 from gbactl.launch.checkpoint_command import verify_all, whole_rows

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gbactl.config import RunConfig
-from gbactl.engine.base import ChildProcess, RunProcesses
+from gbactl.engine.local_processes import ChildProcess, RunProcesses
 from gbactl.errors import ClusterError
 from gbactl.launch.supervision import (
     MOST_TRIES,

@@ -11,7 +11,7 @@ from gbactl.errors import GbactlError
 from gbactl.launch.hydra_config import run_hydra
 from gbactl.launch.sweep_parent_run import PARENT_RUN, parent_tags, sweep_name
 from gbactl.launch.training_run import train
-from gbactl.report.command import selected
+from gbactl.report.report_command import selected
 from gbactl.tracking.mlflow_connection import NOTE, PARENT, VERDICT, connect, read_runs, tracking_uri
 
 SMALL = (
@@ -57,7 +57,8 @@ def test_a_sweep_compares_its_runs_and_those_that_it_takes_as_they_were(
     assert all(VERDICT in run.data.tags for run in (parent, *children) if run.info.run_name[:4] != "sync")
     client = connect(tracking_uri())
     files = {file.path for file in client.list_artifacts(parent.info.run_id, "plots")}
-    assert {"plots/auc-over-samples.svg", "plots/samples-per-second-eps.svg"} <= files
+    bars = {"plots/samples-per-second-eps.svg", "plots/seconds-of-training-to-sync-s-last-auc.svg"}
+    assert {"plots/auc-over-samples.svg", *bars} <= files
     page = Path(client.download_artifacts(parent.info.run_id, "report.html", str(tmp_path))).read_text()
     assert "Against sync: gba: " in page and page.count("<figure") >= 5
     assert len(read_runs(tracking_uri(), ["gbactl"], [])) == 2, "a report leaves the parent out"

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from gbactl.config import ModelConfig
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.data.prepared_data import prepare
 from gbactl.errors import ConfigError
 from gbactl.models import build, dense_size, row_width
 from gbactl.models.dry_run import dry_run

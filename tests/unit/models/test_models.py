@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from gbactl.conf_catalogue import entries, option_files, options
 from gbactl.config import ModelConfig
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.data.prepared_data import prepare
 from gbactl.errors import ConfigError
 from gbactl.models import _parameters, build, dense_size, row_width
 from gbactl.models.base import ClickModel, Dice

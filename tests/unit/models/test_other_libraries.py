@@ -1,13 +1,13 @@
 """Layers of the models against those of FuxiCTR, DeepCTR-Torch and TorchRec, with the same weights.
 
-Each test is skipped where its library is missing: pip install --no-deps fuxictr deepctr-torch torchrec (fuxictr also
-needs h5py). MaskNet, FinalMLP and DLRM's products are in none of these packages, or do not load; test_models.py has
-their formulas. The GRU is compared with torch's.
+Each test is skipped where its library is missing; .ci/run installs them. MaskNet, FinalMLP and DLRM's products are in
+none of these packages, or do not load; test_models.py has their formulas. The GRU is compared with torch's.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,17 @@ def assert_same(ours: nn.Module, theirs: nn.Module, pairs: list[tuple[Tensor, An
     two = torch.autograd.grad((b * weights).sum(), [y, *(other for _, other in pairs)])
     for of_own, of_other in zip(one, two, strict=True):
         torch.testing.assert_close(of_own.reshape(of_other.shape), of_other, rtol=1e-3, atol=1e-4)
+
+
+def deepctr(name: str) -> Any:
+    """Import a module of DeepCTR-Torch, whose thread that asks the network for a newer version gets no answer."""
+    before = set(threading.enumerate())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("requests.get", None)
+        found = pytest.importorskip(f"deepctr_torch.{name}", exc_type=ImportError)
+        for thread in set(threading.enumerate()) - before:
+            thread.join()
+    return found
 
 
 def chained(layers: Any, start: Tensor) -> Tensor:
@@ -99,7 +110,7 @@ def test_the_interaction_network_is_that_of_fuxictr() -> None:
 
 
 def test_the_interaction_network_is_that_of_deepctr() -> None:
-    layers = pytest.importorskip("deepctr_torch.layers", exc_type=ImportError)
+    layers = deepctr("layers")
     ours = model("xdeepfm", maps=[3, 2])
     theirs = layers.CIN(F, (3, 2), activation="linear", split_half=False)
     pairs = [
@@ -112,7 +123,7 @@ def test_the_interaction_network_is_that_of_deepctr() -> None:
 @pytest.mark.parametrize("scale", [False, True])
 def test_attention_is_that_of_deepctr(scale: bool) -> None:
     """Theirs always has a matrix for the residual: the identity here."""
-    layers = pytest.importorskip("deepctr_torch.layers", exc_type=ImportError)
+    layers = deepctr("layers")
     [ours] = model("autoint", layers=1, heads=2, attention_dim=DIM, scale=scale).layers
     theirs = layers.InteractingLayer(DIM, head_num=2, scaling=scale)
     theirs.W_Res.data = torch.eye(DIM)
@@ -139,7 +150,7 @@ def gates(order: str) -> Tensor:
 
 
 def test_attentional_updates_are_those_of_deepctr() -> None:
-    sequence = pytest.importorskip("deepctr_torch.layers.sequence", exc_type=ImportError)
+    sequence = deepctr("layers.sequence")
     ours, theirs = model("dien").interests[0].evolution, sequence.AUGRUCell(DIM, DIM)
     attention = torch.rand(B, F, generator=torch.Generator().manual_seed(7))
     nn.init.normal_(ours.inputs.bias, generator=torch.Generator().manual_seed(8))

@@ -243,7 +243,7 @@ def test_policies_know_no_torch_no_numpy_and_no_clock() -> None:
         "gbactl.policies",
         "gbactl.errors",
         "gbactl.checked_dataclasses",
-        "gbactl.targets",
+        "gbactl.configured_classes",
         "gbactl.conf_catalogue",
     )
     assert all(name.startswith(known) for name in imported if "gbactl" in name)

@@ -13,14 +13,14 @@ import pytest
 from gbactl.config import FaultsConfig, RunConfig, SwitchConfig
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import AnnounceRecord, ForgoRecord, GrantRecord, OrderRecord, StopRecord
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import open_dataset
-from gbactl.data.prepared_data import prepare
 from gbactl.errors import EventLogError, UsageError
 from gbactl.hashes_and_random_numbers import digest
 from gbactl.kernels.native import flushes
-from gbactl.replay import replay_run
-from gbactl.replay.replay_run import failed, replay, sentence
-from gbactl.simulation.cluster import run_virtual
+from gbactl.replay import replay_command
+from gbactl.replay.replay_command import failed, replay, sentence
+from gbactl.simulation.simulated_run import run_virtual
 from tests.support.hand_made import HandMade
 from tests.support.modes import SERVED
 from tests.support.recorded import config, record, splits
@@ -92,7 +92,7 @@ def test_a_log_of_an_older_format_is_refused(data: dict[str, Any], tmp_path: Pat
     content = bytearray(log.read_bytes())
     content[8] = event_log.FORMAT - 1
     log.write_bytes(content)
-    with pytest.raises(EventLogError, match=f"this gbactl reads {event_log.FORMAT} here; use the one that wrote it"):
+    with pytest.raises(EventLogError, match=f"this gbactl reads {event_log.FORMAT}; use the one that wrote it"):
         replay(tmp_path)
 
 
@@ -270,7 +270,7 @@ def test_numbers_that_are_denormal_are_flushed_alike_everywhere(tmp_path: Path, 
 
 def test_another_machine_is_told_from_this() -> None:
     header = {"machine": "x86_64", "cpu_flags": "avx2", "torch": "2.13.0", "kernels": "native"}
-    assert replay_run.machine_differences(header, {**header, "kernels": "twin"}) == []
-    assert replay_run.machine_differences(header, {**header, "torch": "2.14.0", "machine": "arm"}) == [
+    assert replay_command.machine_differences(header, {**header, "kernels": "twin"}) == []
+    assert replay_command.machine_differences(header, {**header, "torch": "2.14.0", "machine": "arm"}) == [
         "processor", "version of torch",
     ]  # fmt: skip

@@ -11,11 +11,11 @@ import pytest
 
 from gbactl.config import CollectiveConfig, RunConfig, SwitchConfig, check
 from gbactl.coordinator import event_log
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import open_dataset
-from gbactl.data.prepared_data import prepare
 from gbactl.replay.gradient_recomputation import ReplayedReplica
-from gbactl.replay.replay_run import replay, sentence
-from gbactl.simulation.cluster import run_virtual
+from gbactl.replay.replay_command import replay, sentence
+from gbactl.simulation.simulated_run import run_virtual
 from tests.support.recorded import config, record
 
 FILE: dict[str, Any] = {"local_batch": 16, "prefetch": "rows"}

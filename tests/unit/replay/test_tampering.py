@@ -21,7 +21,7 @@ from gbactl.coordinator.event_log import (
     Record,
 )
 from gbactl.errors import EventLogError, GbactlError
-from gbactl.replay.replay_run import failed, replay, sentence
+from gbactl.replay.replay_command import failed, replay, sentence
 from tests.support.edited_log import first, info, nth, rewrite
 
 in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)

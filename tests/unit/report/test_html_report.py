@@ -17,9 +17,9 @@ import pytest
 
 from gbactl.errors import GbactlError
 from gbactl.report import charts
-from gbactl.report.command import with_times
 from gbactl.report.compare import compare
 from gbactl.report.html_report import binned, page, rerun_commands, write_figures
+from gbactl.report.report_command import with_times
 from gbactl.report.run_curves import Curves, curves_of
 from gbactl.tracking.mlflow_connection import COMMAND, Run
 from tests.support.report_examples import run, three

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.errors import UsageError
-from gbactl.report.command import with_times
 from gbactl.report.compare import Report, compare
 from gbactl.report.render import FORMATS, render, sentences
+from gbactl.report.report_command import with_times
 from gbactl.report.run_curves import (
     CensoredMedian,
     Curves,

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gbactl.averaging_rules import make
 from gbactl.errors import WireError
-from gbactl.replicas import make
 from gbactl.server.shard_server import Server
 from gbactl.store.dense import DenseSpec
 from gbactl.store.optimizers import OptimizerSpec

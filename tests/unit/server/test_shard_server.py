@@ -10,6 +10,7 @@ import pytest
 from gbactl.errors import WireError
 from gbactl.server.shard_server import Server
 from gbactl.store.dense import DenseSpec
+from gbactl.store.gradient_slice import StepOrder
 from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire import frames
@@ -84,9 +85,9 @@ class Setting:
         self.workers[worker].send(Pull(ticket, 0, len(index), True, after, have), payload)
 
     def order(self, step: int, *batches: int, checksum: bool = False) -> None:
-        weights = [1.0] * len(batches)
         total = float(len(batches))
-        self.coordinator.send(OrderStep(1, step, list(batches), weights, total, total, 1.0, [], [], checksum))
+        order = StepOrder(step, tuple((batch, 1.0) for batch in batches), total, total)
+        self.coordinator.send(OrderStep(1, order, checksum))
 
     def tickets(self, worker: int = 0) -> list[tuple[int, int]]:
         return [(m.ticket, m.version) for m in self.told(self.w_hubs[worker]) if isinstance(m, Rows)]
@@ -292,7 +293,7 @@ REFUSED = {
         Push(1, 0, 1, 1, *TOLD),
         np.concatenate([indices(1), floats(WIDTH + 1)]),
     ),
-    "an order from a worker": (OrderStep(1, 0, [], [], 1.0, 1.0, 1.0, [], [], False), floats(0)),
+    "an order from a worker": (OrderStep(1, StepOrder(0, (), 1.0, 1.0), False), floats(0)),
     "a barrier from a worker": (Barrier(0), floats(0)),
     "a stop from a worker": (Stop(), floats(0)),
     "a phase from a worker": (phase(9), floats(0)),
@@ -327,9 +328,9 @@ def test_a_message_that_cannot_be_read(at: Setting, descriptor: bytes) -> None:
 @pytest.mark.parametrize(
     "order",
     [
-        OrderStep(1, 0, [7], [1.0], 1.0, 1.0, 1.0, [], [], False),
-        OrderStep(1, 5, [], [], 1.0, 1.0, 1.0, [], [], False),
-        OrderStep(1, 0, [1, 2], [1.0], 1.0, 1.0, 1.0, [], [], False),
+        OrderStep(1, StepOrder(0, ((7, 1.0),), 1.0, 1.0), False),
+        OrderStep(1, StepOrder(5, (), 1.0, 1.0), False),
+        OrderStep(1, StepOrder(0, ((1, 1.0), (1, 1.0)), 1.0, 1.0), False),
     ],
 )
 def test_an_order_that_cannot_be_followed_ends_the_server_with_a_sentence(at: Setting, order: OrderStep) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.data.prepared_data import prepare
+from gbactl.data.cache import prepare
 from tests.support.simulated_runs import DATA
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.data.prepared_data import prepare
+from gbactl.data.cache import prepare
 from gbactl.tracking.final_metrics import metrics_of
 from gbactl.wire.messages import Event
 from tests.support import recorded

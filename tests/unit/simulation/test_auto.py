@@ -12,7 +12,7 @@ import pytest
 
 from gbactl.config import RunConfig, SwitchConfig, check
 from gbactl.coordinator.mode_switch import ModeSwitch
-from gbactl.data.prepared_data import prepare
+from gbactl.data.cache import prepare
 from gbactl.switching.auto_controller import AUTO_FILE
 from gbactl.wire.messages import Event
 from tests.support.memory_cluster import run_in_memory

@@ -15,7 +15,7 @@ from gbactl.config import CheckpointConfig, RunConfig, from_dict
 from gbactl.coordinator.state import config_at
 from gbactl.data.dataset import open_dataset
 from gbactl.errors import Stopped
-from gbactl.simulation.cluster import run_virtual
+from gbactl.simulation.simulated_run import run_virtual
 from gbactl.wire.messages import Event
 from tests.support.simulated_runs import config, run
 from tests.support.slow import slow

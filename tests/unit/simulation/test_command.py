@@ -13,7 +13,7 @@ import pytest
 
 from gbactl.coordinator import event_log
 from gbactl.cpu import SLOW_BF16, lacks_bf16
-from gbactl.data.prepared_data import prepare
+from gbactl.data.cache import prepare
 from gbactl.errors import UsageError
 from gbactl.launch.hydra_config import compose
 from tests.support.processes import Launcher, environment, wait_for

@@ -10,7 +10,7 @@ import pytest
 
 from gbactl.config import RunConfig, check
 from gbactl.errors import ConfigError
-from gbactl.replay.replay_run import replay
+from gbactl.replay.replay_command import replay
 from tests.support.memory_cluster import run_in_memory
 from tests.support.simulated_runs import adds_up, config, model, run
 from tests.unit.simulation.test_switch_within_a_day import UNEVEN, infos, no_sample_twice
@@ -74,7 +74,7 @@ def test_it_is_what_a_new_run_would_have_been(four_days: Path, tmp_path: Path) -
 @pytest.mark.parametrize("after", ["gba", "async", "hop_bs"])
 def test_it_comes_out_again(four_days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str) -> None:
     result = run(config("bsp", cost=UNEVEN, switches=plan(after)), four_days, tmp_path)
-    monkeypatch.setattr("gbactl.replay.replay_run.prepare", lambda *_: four_days)
+    monkeypatch.setattr("gbactl.replay.replay_command.prepare", lambda *_: four_days)
     verdict = replay(tmp_path)
     assert verdict["identical"] and verdict["steps"] == result["global_step"], verdict["divergence"]
 

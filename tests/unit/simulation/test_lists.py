@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from gbactl.config import RunConfig
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import Batch, Dataset, Jagged, ListField, Schema, Split, open_dataset
-from gbactl.data.prepared_data import prepare
-from gbactl.replay.replay_run import replay, sentence
-from gbactl.simulation.cluster import run_virtual
+from gbactl.replay.replay_command import replay, sentence
+from gbactl.simulation.simulated_run import run_virtual
 from tests.support import small_data
 from tests.support.memory_cluster import run_in_memory
 from tests.support.simulated_runs import adds_up, config, model

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gbactl.config import ModelConfig
-from gbactl.data.prepared_data import prepare
+from gbactl.data.cache import prepare
 from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.server import VirtualServer
 from gbactl.wire.messages import EasgdUpdate

@@ -17,9 +17,9 @@ from gbactl.coordinator.state import config_at
 from gbactl.data.dataset import open_dataset
 from gbactl.errors import ClusterError, EventLogError
 from gbactl.replay.event_log_scan import scan
-from gbactl.simulation.cluster import simulate_timing
 from gbactl.simulation.process_failures import FailureInjection, ServerFailures
 from gbactl.simulation.server import VirtualServer
+from gbactl.simulation.simulated_run import simulate_timing
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import KIND, AddReplica, BeginPhase, Event, Inspect, Pull, ReloadCheckpoint, Save
 from tests.support.failures import logged

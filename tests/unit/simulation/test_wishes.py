@@ -11,8 +11,8 @@ import pytest
 
 from gbactl.config import check
 from gbactl.data.dataset import open_dataset
-from gbactl.replay.replay_run import replay
-from gbactl.simulation.cluster import VirtualCluster
+from gbactl.replay.replay_command import replay
+from gbactl.simulation.simulated_run import VirtualCluster
 from gbactl.wire.messages import Event
 from tests.support.modes import SERVED, WITHOUT_REPLICAS
 from tests.support.simulated_runs import adds_up, config
@@ -87,7 +87,7 @@ def test_what_was_asked_comes_out_again(
 ) -> None:
     result, said = ask_at_random(four_days, tmp_path, 100 + seed, SERVED, drain)
     assert any(each["state"] == "done" for each in said)
-    monkeypatch.setattr("gbactl.replay.replay_run.prepare", lambda *_: four_days)
+    monkeypatch.setattr("gbactl.replay.replay_command.prepare", lambda *_: four_days)
     verdict = replay(tmp_path)
     assert verdict["identical"], verdict["divergence"]
     assert verdict["steps"] == result["global_step"]

@@ -9,7 +9,7 @@ import pytest
 
 from gbactl.coordinator.event_log import GrantRecord, InfoRecord, read
 from gbactl.errors import ConfigError
-from gbactl.replay.replay_run import replay
+from gbactl.replay.replay_command import replay
 from tests.support.memory_cluster import run_in_memory
 from tests.support.simulated_runs import adds_up, config, model, run
 from tests.unit.simulation.test_switch_within_a_day import at, no_sample_twice, unchanged
@@ -64,7 +64,7 @@ def test_lock_step_with_other_workers_is_sync_with_as_many(four_days: Path, tmp_
 def test_it_comes_out_again(four_days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = [at("samples", 300, "hop_bw", workers=8, backup=2), at("samples", 900, "bsp", workers=2)]
     run(config("gba", cost=UNEVEN, switches=plan), four_days, tmp_path)
-    monkeypatch.setattr("gbactl.replay.replay_run.prepare", lambda *_: four_days)
+    monkeypatch.setattr("gbactl.replay.replay_command.prepare", lambda *_: four_days)
     assert replay(tmp_path)["identical"]
 
 

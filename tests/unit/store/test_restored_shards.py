@@ -58,7 +58,7 @@ def test_lost_parts_where_rows_have_a_staleness_of_their_own(kernels: Kernels, w
     shard.take_over(0, [0])
     shard.note_pull(1, np.array([2], np.int32))
     shard.stage(1, part(2))
-    shard.apply(replace(order(0, 0, 1), row_weights=((1.0, weight), (1.0, weight))))
+    shard.apply(order(0, 0, 1)._replace(row_weights=((1.0, weight), (1.0, weight))))
     assert shard.table[:, 0].tolist() == [0, 0, -0.5, 0, 0, 0]
 
 

@@ -217,8 +217,8 @@ def test_a_row_s_sum_is_divided_as_the_rule_says(
     divisor = weight_sum if accepted else sum(m.share for m in members)
     order = StepOrder(0, tuple((b, m.weight) for b, m in enumerate(members)), divisor, weight_sum, accepted=accepted)
     if by_row:
-        order = replace(order, row_weights=tuple(tuple(f * m.share for f in m.factors) for m in members))
-    shard.apply(replace(order, shares=tuple(m.share for m in members)))
+        order = order._replace(row_weights=tuple(tuple(f * m.share for f in m.factors) for m in members))
+    shard.apply(order._replace(shares=tuple(m.share for m in members)))
     for row in range(6):
         moved = sum((m.own(row) if by_row else m.weight) * m.value for m in members if row in m.touched)
         if divisor and moved:
@@ -389,6 +389,6 @@ def test_rows_no_fresher_than_their_token_give_the_bits_of_row_staleness_token(
             for batch in chosen:
                 shard.stage(batch, GradientSlice(np.arange(6, dtype=np.int32), rng.standard_normal((6, 2)).astype(F)))
             order = StepOrder(step, tuple((b, weights[-1]) for b in chosen), 3.0, weights[-1] * members)
-            shard.apply(replace(order, row_weights=(weights,) * members) if staleness == "row" else order)
+            shard.apply(order._replace(row_weights=(weights,) * members) if staleness == "row" else order)
         tables.append(shard.table.view(np.int32).copy())
     np.testing.assert_array_equal(*tables)

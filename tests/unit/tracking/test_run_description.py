@@ -97,8 +97,14 @@ def test_what_was_trained_and_evaluated_on(tmp_path: Path) -> None:
     columns = json.loads(train["schema"])["mlflow_colspec"]
     assert [columns[0]["name"], len(columns)] == ["label", 1 + 3 + 4]
     assert "data=synthetic data.rows_per_day=100" in train["source"] and train["source_type"] == "code"
-    files = dataset_inputs(dataset, {"name": "libfm", "train": "/data/train.libfm", "cache": "/cache"}, {0}, {1})
-    assert json.loads(files[0]["source"]) == {"uri": "/data/train.libfm"} and files[0]["source_type"] == "local"
+    for given, uri, kind in [
+        ({"train": "/data/train.libfm"}, "/data/train.libfm", "local"),
+        ({"path": "bank.csv", "schema": "/there/schema.yaml"}, f"{Path.cwd()}/bank.csv", "local"),
+        ({"path": ["a.csv", "b.csv"], "patterns": ["*.csv"]}, f"{Path.cwd()}/a.csv, {Path.cwd()}/b.csv", "local"),
+        ({"path": "s3://clicks/day_0.parquet"}, "s3://clicks/day_0.parquet", "s3"),
+    ]:
+        files = dataset_inputs(dataset, {"name": "table", "cache": "/cache", **given}, {0}, {1})
+        assert (json.loads(files[0]["source"]), files[0]["source_type"]) == ({"uri": uri}, kind)
 
 
 def test_a_long_command_is_broken_between_words_and_means_the_same() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gbactl.averaging_rules import make
 from gbactl.errors import ClusterError
 from gbactl.kernels.half_precision import CODECS
-from gbactl.replicas import make
 from gbactl.store.dense import DenseBlock, DenseSpec
 from gbactl.store.optimizers import OptimizerSpec
 from gbactl.trainer.replica_exchange import (
@@ -20,7 +20,7 @@ from gbactl.trainer.replica_exchange import (
     ShadowDriver,
     start_exchanges,
 )
-from gbactl.trainer.trainer_core import ExchangePace, ExchangeStatistics, Replica
+from gbactl.trainer.trainer_state import ExchangePace, ExchangeStatistics, Replica
 from tests.support.in_memory_collective import MemoryGroup
 
 SIZE = 4

@@ -9,7 +9,7 @@ import pytest
 from gbactl.wire import frames, socket_channel
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import DropSlice, TakeBatch, unpack
-from gbactl.wire.socket_hub import SocketHub
+from gbactl.wire.node_connections import SocketHub
 from tests.support.hubs import KEY, SECONDS, SERVER, Pair, noise, while_polling
 
 KILO, MEGA = 1 << 10, 1 << 20

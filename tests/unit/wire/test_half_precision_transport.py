@@ -12,7 +12,7 @@ import pytest
 from gbactl.config import CollectiveConfig, RunConfig, TransportConfig
 from gbactl.kernels.half_precision import CODECS, rounded
 from gbactl.nodes.role_setup import wrapped_hub
-from gbactl.replay.replay_run import replay, sentence
+from gbactl.replay.replay_command import replay, sentence
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
 from gbactl.wire.half_precision_transport import HalfPrecisionHub, with_half_precision

@@ -18,7 +18,7 @@ from gbactl.wire import auth, listener
 from gbactl.wire.auth import Peer
 from gbactl.wire.listener import UNIX, Admission, AuthenticatedConnection, UnauthenticatedConnection
 from gbactl.wire.messages import TakeBatch, unpack
-from gbactl.wire.socket_hub import SocketHub
+from gbactl.wire.node_connections import SocketHub
 from tests.support.hubs import KEY, SECONDS, SERVER, WORKER, while_polling
 
 GAVE_WAY = "A connection gave way to others before it proved itself."

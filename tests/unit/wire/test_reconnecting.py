@@ -149,7 +149,7 @@ def test_what_was_granted_and_what_of_it_is_held() -> None:
     found.on_returned(grant(7, 1))
     found.on_granted(grant(8, 1), phase(8, training=False))
     told = found.worker_state(3, 2, phase(8))
-    assert told == WorkerState(3, 2, 8, [7, 0, 7, 1, 7, 2, 8, 1], [7, 0, 1, 7, 2, 1, 8, 1, 0])
+    assert told == WorkerState(3, 2, 8, [(7, 0), (7, 1), (7, 2), (8, 1)], [(7, 0, True), (7, 2, True), (8, 1, False)])
     found.on_returned(grant(7, 1))
 
 
@@ -161,7 +161,7 @@ def test_old_grants_are_forgotten_and_held_ones_never() -> None:
             found.on_returned(grant(1, batch))
     told = found.worker_state(0, 1, phase(1))
     last = reconnecting.LAST
-    assert told.held == [1, 0, 1] and len(told.granted) == 2 * last and told.granted[1] == last
+    assert told.held == [(1, 0, True)] and len(told.granted) == last and told.granted[0] == (1, last)
 
 
 class Held:

@@ -12,7 +12,7 @@ import pytest
 from gbactl.errors import WireError
 from gbactl.wire import auth, frames
 from gbactl.wire.messages import DropSlice, TakeBatch
-from gbactl.wire.socket_hub import SocketHub
+from gbactl.wire.node_connections import SocketHub
 from tests.support.hubs import KEY, SECONDS, SERVER, WORKER, Pair, noise, while_polling
 from tests.support.relays import Relay
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from gbactl.config import RunConfig, TransportConfig, check
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import open_dataset
-from gbactl.data.prepared_data import prepare
 from gbactl.models import build
 from gbactl.models.flat_parameters import FlatModel
-from gbactl.simulation.cluster import run_virtual
+from gbactl.simulation.simulated_run import run_virtual
 from gbactl.wire import frames
 from gbactl.wire.messages import EasgdUpdate, Predictions, Pull, Push, Rows, TakeBatch, pack
 from gbactl.wire.times_and_traffic import KINDS, PREFIX, TrafficCounter, traffic_summary

@@ -26,7 +26,7 @@ from gbactl.coordinator.event_log import DENSE_LOST, MOVED, InfoRecord, OrderRec
 from gbactl.coordinator.failure_recovery import LostDenseGradients
 from gbactl.errors import ClusterError, EventLogError
 from gbactl.nodes import worker_process as node
-from gbactl.replay.replay_run import replay
+from gbactl.replay.replay_command import replay
 from gbactl.server.shard_server import Server
 from gbactl.wire.messages import KIND, Event, MoveDense, RingBroken, Sum, Summand, WorkerFailed
 from gbactl.worker.client import WorkerClient

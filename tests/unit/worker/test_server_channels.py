@@ -45,7 +45,7 @@ def lost(batch: int, phase: int = 1) -> tuple[Push, None]:
 
 
 def relocated(*batches: int) -> ShardRelocated:
-    return ShardRelocated(0, "there", 1, [number for batch in batches for number in (1, batch)])
+    return ShardRelocated(0, "there", 1, [(1, batch) for batch in batches])
 
 
 def test_what_had_been_sent_is_lost_and_what_waited_is_sent() -> None:

@@ -372,7 +372,7 @@ def test_another_coordinator_is_told_what_is_here_and_its_questions_alone_count(
     at.core.handle(QUESTION)
     at.core.handle(opening)
     assert at.core.handle(Takeover(2)) == [
-        TellCoordinator(WorkerState(5, 2, 4, [4, 0, 4, 1, 4, 2], [4, 1, 1, 4, 2, 1]))
+        TellCoordinator(WorkerState(5, 2, 4, [(4, 0), (4, 1), (4, 2)], [(4, 1, True), (4, 2, True)]))
     ]
     assert [each for each, _ in at.core.questions] == [opening]
 

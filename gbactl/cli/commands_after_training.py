@@ -104,7 +104,7 @@ def report(
     gbactl report --send runs/RUN_DIR
     """
     from gbactl.launch.run_dir import RESULT, end_orphans, find
-    from gbactl.report.command import ReportOptions, report, send
+    from gbactl.report.report_command import ReportOptions, report, send
 
     if run_dir is not None:
         send(run_dir, uri, click.echo)
@@ -144,7 +144,7 @@ def replay(run: str, until: int | None, keep: Path | None, as_json: bool, uri: s
     Exit code 1 and the first difference, with step, workers and batches, where the run is not reproduced.
     Checksums are in the log every train.checksum_every steps and at the end of each phase.
     """
-    from gbactl.replay.replay_run import run_and_show
+    from gbactl.replay.replay_command import run_and_show
 
     run_and_show(run, until, keep, uri, as_json)
 

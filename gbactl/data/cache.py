@@ -1,9 +1,7 @@
-"""Data sources, and the caches of their data: built once, reused while source and options are the same.
+"""Cache of prepared data: built once from a data source, reused while source and options are the same.
 
-A source is a frozen dataclass of its options with the methods of `Source`, named by `data.target`. Its module is
-imported when it is asked for: most read text with polars, which takes a quarter of a second to import. A cache is built
-in a temporary folder beside its final place, under a file lock, and renamed when complete, so a folder with its final
-name is complete. Reuse reads every byte once for its checksum (1 GB/s) up to 4 GiB, samples beyond.
+A cache is built in a temporary folder beside its final place, under a file lock, and renamed when complete, so a folder
+with its final name is complete. Reuse reads every byte once for its checksum (1 GB/s) up to 4 GiB, samples beyond.
 """
 
 from __future__ import annotations
@@ -16,11 +14,12 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from filelock import FileLock, Timeout
 
-from gbactl.checked_dataclasses import build
+from gbactl.atomic_files import sync_to_disk
+from gbactl.data.cache_writer import WrittenArrays
 from gbactl.data.dataset import (
     FORMAT,
     META,
@@ -32,45 +31,14 @@ from gbactl.data.dataset import (
     open_dataset,
     read_meta,
 )  # fmt: skip
-from gbactl.data.remote_files import SourceFile
-from gbactl.data.writer import WrittenArrays
-from gbactl.disk_files import sync_to_disk
+from gbactl.data.readers import Source, make_source
 from gbactl.errors import DataError
-from gbactl.targets import found_class
 
 NAMING = 1  # part of what a cache is named after; a format that older caches are read in keeps the names
 LATER: dict[str, Any] = {"user_field": None, "lists": 0, "list_length": 10, "history_length": 0, "pooling": "mean"}
 CHECKED_ROWS = 1 << 16
-COMMON = ("name", "target", "cache")  # keys that all sources have
 READ_ALL = 4 << 30  # bytes of a cache that is read whole before it is reused
 PATHS = ("path", "patterns", "schema", "train", "validation", "test")  # of files that `sources` lists
-
-
-class Source(Protocol):
-    """Data source: options that find their source files and write the cache's arrays."""
-
-    def sources(self) -> list[SourceFile]:
-        """Find the source files. Raises ConfigError or DataError."""
-
-    def build(self, folder: Path, progress: Progress) -> WrittenArrays:
-        """Write the arrays (labels.npy, numeric.npy and ids.npy at least) into the folder. Raises DataError."""
-
-
-def options_class(name: str, target: str | None = None) -> type[Any]:
-    """Return a data source's options class: `target` if given, else that of source `name`. Raises ConfigError."""
-
-    def fits(found: Any) -> bool:
-        return dataclasses.is_dataclass(found) and hasattr(found, "sources") and hasattr(found, "build")
-
-    return found_class("data", name, target, "a reader, a dataclass with the methods sources and build", fits)
-
-
-def make_source(cfg_data: Mapping[str, Any]) -> Source:
-    """Build the data source that the configuration group `data` selects. Raises ConfigError for an unknown one."""
-    name = str(cfg_data.get("name"))
-    own = {key: value for key, value in cfg_data.items() if key not in COMMON}
-    source: Source = build(options_class(name, cfg_data.get("target")), own, "data.", f"data={name}")
-    return source
 
 
 def cache_root(cfg_data: Mapping[str, Any]) -> Path:

@@ -222,6 +222,8 @@ def renew_sweep(uri: str, run_id: str, figures: bool = True) -> None:
     if not figures:
         return
     curves, _ = read_curves(uri, runs, made)
+    if made.baseline is not None:
+        made = with_times(made, curves, "baseline")
     with tempfile.TemporaryDirectory() as folder:
         drawn = write_figures(made, curves, Path(folder) / "plots")
         written = Path(folder) / "report.html"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from gbactl.replicas import AveragingRule, make
+from gbactl.averaging_rules import AveragingRule, make
 
 BLOCK: dict[str, Any] = {"block_momentum": 0.0, "block_lr": 1.0, "nesterov": False}
 numbers = st.floats(-100, 100, width=32)

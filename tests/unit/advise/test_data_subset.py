@@ -1,4 +1,4 @@
-"""Sample on which modes are compared: what is before the switch, after it, and judged, in whole global batches."""
+"""Subset of the data for a comparison of modes: before the switch, after it, and judged, in whole global batches."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gbactl.advise import sample_splits as sampling
-from gbactl.advise.sample_splits import BASE, PARTS, Sample, SampleSplits, sample_of, samples_that_fit
+from gbactl.advise import data_subset as sampling
+from gbactl.advise.data_subset import BASE, PARTS, DataSubset, SwitchSplits, choose_subset, samples_that_fit
 from gbactl.config import TrainConfig
 from gbactl.data.dataset import Batch, Dataset, open_dataset
 from gbactl.errors import UsageError
@@ -29,8 +29,8 @@ def joined(batches: list[Batch]) -> np.ndarray:
 
 def test_rows_of_days_are_consecutive_up_to_the_switch_and_after_it(cache: Path) -> None:
     path = small_data.prepared(cache, 1000, 5)
-    found = sample_of(path, TRAIN, 350, 640)
-    assert found == Sample(path, BASE * 256, 128, PARTS, 256, 640)
+    found = choose_subset(path, TRAIN, 350, 640)
+    assert found == DataSubset(path, BASE * 256, 128, PARTS, 256, 640)
     taken, whole = found.dataset(), open_dataset(path)
     assert taken.kind == "parts" and len(taken.splits) == 2 + PARTS + 1
     before = joined([split.whole for split in taken.splits[:2]])
@@ -42,10 +42,10 @@ def test_rows_of_days_are_consecutive_up_to_the_switch_and_after_it(cache: Path)
 
 def test_two_days_are_divided_and_days_can_be_left_out(cache: Path) -> None:
     path = small_data.prepared(cache, 1000, 5)
-    two = SampleSplits.divide(open_dataset(path), 1)
+    two = SwitchSplits.divide(open_dataset(path), 1)
     assert [split.rows for split in (*two.before, two.after, two.judge)] == [800, 200, 1000]
-    assert len(SampleSplits.divide(open_dataset(path), 2).before) == 1
-    assert sample_of(path, replace(TRAIN, days=1), 10_000, 10_000).trained == 128
+    assert len(SwitchSplits.divide(open_dataset(path), 2).before) == 1
+    assert choose_subset(path, replace(TRAIN, days=1), 10_000, 10_000).trained == 128
 
 
 def test_as_many_samples_fit_as_the_time_and_the_base_allow() -> None:
@@ -60,7 +60,7 @@ def test_a_training_and_a_test_file_are_sampled_at_random(monkeypatch: pytest.Mo
         return replace(open_dataset(place), kind="splits")
 
     monkeypatch.setattr(sampling, "opened", as_files)
-    found = sample_of(path, TRAIN, 300, 300)
+    found = choose_subset(path, TRAIN, 300, 300)
     taken, train = found.dataset(), as_files(path).splits[0]
     base = taken.splits[0].whole.ids
     assert not np.array_equal(base, train.whole.ids[: len(base)])
@@ -71,14 +71,14 @@ def test_a_training_and_a_test_file_are_sampled_at_random(monkeypatch: pytest.Mo
 
 def test_few_steps_make_fewer_parts_and_none_is_told(cache: Path) -> None:
     path = small_data.prepared(cache, 1000, 3)
-    assert (found := sample_of(path, replace(TRAIN, global_batch=600), 5000, 1)).parts == 1
+    assert (found := choose_subset(path, replace(TRAIN, global_batch=600), 5000, 1)).parts == 1
     assert found.timed == found.part == 600
     with pytest.raises(UsageError, match=r"type a smaller train\.global_batch"):
-        sample_of(path, replace(TRAIN, global_batch=1001), 5000, 1)
+        choose_subset(path, replace(TRAIN, global_batch=1001), 5000, 1)
 
 
 def test_times_are_simulated_on_the_rows_after_the_switch(cache: Path) -> None:
     path = small_data.prepared(cache, 1000, 4)
-    timed = sample_of(path, TRAIN, 64, 640).timed_dataset()
+    timed = choose_subset(path, TRAIN, 64, 640).timed_dataset()
     assert (timed.kind, timed.splits[0].rows) == ("days", 640)
     assert np.array_equal(timed.splits[0].whole.ids, open_dataset(path).splits[2].whole.ids[:640])

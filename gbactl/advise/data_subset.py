@@ -1,4 +1,4 @@
-"""Sample of a data set for the comparison of modes: data for the base, for training in each mode, and for evaluation.
+"""Subset of a data set on which modes are compared: data for the base, for training in each mode, and for evaluation.
 
 Of days it takes consecutive rows: the beginning of the last day that is trained on, the rows just before it as the
 base, and the beginning of the day after it to judge by. Of data with a training and a test file it takes random rows of
@@ -24,7 +24,7 @@ opened = functools.lru_cache(maxsize=2)(open_dataset)  # its files are checked o
 
 
 @dataclass(frozen=True)
-class SampleSplits:
+class SwitchSplits:
     """Parts of a data set: training data before the switch in time order, training data after it, evaluation data."""
 
     before: tuple[Split, ...]
@@ -32,7 +32,7 @@ class SampleSplits:
     judge: Split
 
     @classmethod
-    def divide(cls, dataset: Dataset, days: int | None = None) -> SampleSplits:
+    def divide(cls, dataset: Dataset, days: int | None = None) -> SwitchSplits:
         """Divide the first `days` training days of a data set (None: all) into stretches. Raises UsageError."""
         if dataset.kind == "splits":
             train, _, test = dataset.splits
@@ -60,8 +60,8 @@ def _part(split: Split, low: int, high: int) -> Split:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Sizes of a sample in rows, and the prepared data that it is taken from.
+class DataSubset:
+    """Sizes of a subset in rows, and the prepared data that it is taken from.
 
     `base`: rows before the switch, `part`: rows of each of `parts` parts after it, `judged`: rows to judge by. `timed`:
     rows of the simulations for times alone. `days`: as train.days."""
@@ -80,9 +80,9 @@ class Sample:
         return self.parts * self.part
 
     def dataset(self) -> Dataset:
-        """Build the sample as a data set of parts; its last split is the evaluation data."""
+        """Build the subset as a data set of parts; its last split is the evaluation data."""
         whole = opened(self.path)
-        stretches = SampleSplits.divide(whole, self.days)
+        stretches = SwitchSplits.divide(whole, self.days)
         base, after, judge = stretches.before, stretches.after, stretches.judge
         if whole.kind == "splits":
             base = (_chosen(base[0], self.base),)
@@ -97,7 +97,7 @@ class Sample:
     def timed_dataset(self) -> Dataset:
         """Build a data set for predictions of the EPS: rows after the switch as one day, and a few to evaluate."""
         whole = opened(self.path)
-        stretches = SampleSplits.divide(whole, self.days)
+        stretches = SwitchSplits.divide(whole, self.days)
         judge = _part(stretches.judge, 0, min(self.judged, 2048))
         return replace(whole, splits=(_part(stretches.after, 0, self.timed), judge), kind="days", best_auc={})
 
@@ -118,12 +118,12 @@ def _chosen(split: Split, rows: int) -> Split:
     return Split(split.name, split.take(permuted(0, rows, split.rows, key_of(split.rows))))
 
 
-def sample_of(path: Path, train: TrainConfig, wanted: int, timed: int) -> Sample:
-    """Choose the sizes of a sample: about `wanted` samples to train in each mode, or fewer if the data have fewer.
+def choose_subset(path: Path, train: TrainConfig, wanted: int, timed: int) -> DataSubset:
+    """Choose the sizes of a subset: about `wanted` samples to train in each mode, or fewer if the data have fewer.
 
     Parts are whole global batches, so that no step but the run's last is partial. Raises UsageError for data with less
     than a global batch."""
-    stretches, size = SampleSplits.divide(opened(path), train.days), train.global_batch
+    stretches, size = SwitchSplits.divide(opened(path), train.days), train.global_batch
     steps = min(wanted, stretches.after.rows) // size
     if steps < 1 or stretches.base_rows < size:
         raise UsageError(
@@ -135,7 +135,7 @@ def sample_of(path: Path, train: TrainConfig, wanted: int, timed: int) -> Sample
     base = min(BASE * parts * part, stretches.base_rows)
     judged = min(parts * part, MOST_JUDGED, stretches.judge.rows)
     limited = min(stretches.after.rows, max(timed, size))
-    return Sample(path, _whole(base, size), part, parts, judged, _whole(limited, size), train.days)
+    return DataSubset(path, _whole(base, size), part, parts, judged, _whole(limited, size), train.days)
 
 
 def samples_that_fit(seconds: float, a_sample: float, a_base_sample: float, base_rows: int) -> float:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.averaging_rules import make
 from gbactl.errors import WireError
 from gbactl.kernels.base import Floats
-from gbactl.replicas import make
 from gbactl.store.shard import Shard
 from gbactl.wire.channel_interface import Channel
 from gbactl.wire.frames import Frame

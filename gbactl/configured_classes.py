@@ -1,4 +1,4 @@
-"""Classes that a configuration names by `target`: the policy of a mode, a model, the reader of a data set.
+"""Import of the classes that a configuration names by `target`: policy of a mode, model, reader of a data set.
 
 A target is MODULE.CLASS. The files of conf/ name gbactl's classes in this way, and a file or an override of the user
 names a class of any installed package; there is no other registry. A configuration without a target, as most runs

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gbactl import metrics
+from gbactl import quality_metrics as metrics
 
 PAIRS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 20)), min_size=2, max_size=40)
 

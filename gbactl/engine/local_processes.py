@@ -1,7 +1,7 @@
-"""Base of the engines: interface of the launcher to them, and the child processes of a local run.
+"""Processes of a run on this host, started by its launcher; also the interface of the launcher to an engine.
 
-To add an engine: engine/NAME.py with its ENGINE (config/engine_interface.py), conf/cluster/NAME.yaml, one test.
-tests/integration/test_additions.py does it.
+An engine of several hosts extends `RunProcesses` (remote_processes.py). To add an engine: engine/NAME.py with its
+ENGINE (config/engine_interface.py), conf/cluster/NAME.yaml, one test. tests/integration/test_additions.py does it.
 """
 
 from __future__ import annotations

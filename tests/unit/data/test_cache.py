@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from gbactl.data import dataset
+from gbactl.data.cache import cache_root, prepare
 from gbactl.data.dataset import META, Batch, Schema, Split, fingerprint, open_dataset
-from gbactl.data.prepared_data import cache_root, prepare
 from gbactl.data.readers.criteo import Criteo
 from gbactl.data.synthetic import Generator, Synthetic
 from gbactl.errors import ConfigError, DataError

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gbactl import replicas as rules
+from gbactl import averaging_rules as rules
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
 from gbactl.data.dataset import open_dataset
-from gbactl.simulation.cluster import run_virtual
+from gbactl.simulation.simulated_run import run_virtual
 from tests.support import small_data
 
 RULE = """
 import numpy as np
 
-from gbactl.replicas import AveragingRule, register
+from gbactl.averaging_rules import AveragingRule, register
 
 
 @register("nudge")
@@ -44,7 +44,7 @@ def nudge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nudging.py").write_text(MODE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(rules, "__path__", [*rules.__path__, str(folder)])
-    for module in ("gbactl.replicas.nudge", "nudging"):
+    for module in ("gbactl.averaging_rules.nudge", "nudging"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setattr(rules, "_RULES", dict(rules._RULES))
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.data.dataset import Batch, Schema
+from gbactl.data.dataset import Batch, Progress, Schema, map_arrays
 from gbactl.errors import DataError
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -118,22 +118,22 @@ def allocate(folder: Path, schema: Schema, rows: int, values: int) -> Batch:
 class Clock:
     """Times of all rows, in a file; tells whether they are in order, and counts the rows of each day."""
 
-    def __init__(self, path: Path, by_day: bool = False) -> None:
-        self.path, self._by_day = path, by_day
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.in_order, self.counts = True, Counter[int]()
         self._last = np.iinfo(np.int64).min
         path.touch()
 
-    def add(self, times: NDArray[np.int64]) -> None:
-        """Add the times of the next rows. Raises DataError for too many days."""
+    def add(self, times: NDArray[np.int64], days: NDArray[np.int64] | None = None) -> None:
+        """Add the times of the next rows and, to count them, their day numbers. Raises DataError for too many days."""
         if not len(times):
             return
         self.in_order &= bool(times[0] >= self._last and (np.diff(times) >= 0).all())
         self._last = times[-1]
         with self.path.open("ab") as file:
             file.write(times.tobytes())
-        if self._by_day:
-            found, counts = np.unique(times, return_counts=True)
+        if days is not None:
+            found, counts = np.unique(days, return_counts=True)
             self.counts.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
             if len(self.counts) > MOST_DAYS:
                 raise DataError(f"The column of kind day has more than {MOST_DAYS:,} days; type kind: time.")
@@ -141,6 +141,24 @@ class Clock:
     def order(self) -> Order:
         """Return the row numbers sorted by time; None if the rows already are in order."""
         return None if self.in_order else np.argsort(np.fromfile(self.path, np.int64), kind="stable")
+
+    def splits(self, name: Callable[[int], str]) -> list[tuple[str, int, int]]:
+        """Return the rows of each day, in order of time, as (name, first, end); `name` makes names of day numbers."""
+        days = sorted(self.counts)
+        return splits_between(np.cumsum([self.counts[day] for day in days]).tolist(), map(name, days))
+
+
+def put_in_order(
+    staged: Path, folder: Path, schema: Schema, order: Order, progress: Progress,
+    change: Callable[[Batch], Batch] | None = None,
+) -> None:  # fmt: skip
+    """Move the arrays of the folder `staged` to another one, in the order of time, with the `change` of reorder()."""
+    if order is None and change is None:
+        for path in staged.glob("*.npy"):
+            path.rename(folder / path.name)
+        return
+    progress("transforming" if order is None else "sorting by time", 1.0)
+    reorder(map_arrays(staged, schema), folder, order, change)
 
 
 def reorder(whole: Batch, folder: Path, order: Order, change: Callable[[Batch], Batch] | None = None) -> None:

@@ -81,8 +81,8 @@ def _schema_place(file: SourceFile, out: str | None) -> Path:
 
 def _prepared(overrides: tuple[str, ...]) -> Dataset:
     """Build or reuse the cache of the data that the overrides select; shows its progress on standard error."""
+    from gbactl.data.cache import prepare
     from gbactl.data.dataset import open_dataset
-    from gbactl.data.prepared_data import prepare
     from gbactl.launch.hydra_config import compose
     from gbactl.launch.progress import ProgressDisplay
 

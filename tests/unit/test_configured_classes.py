@@ -10,7 +10,7 @@ import pytest
 
 from gbactl.conf_catalogue import option_files, set_search_folders
 from gbactl.config import RunConfig, from_dict, to_dict
-from gbactl.data.prepared_data import make_source
+from gbactl.data.readers import make_source
 from gbactl.errors import ConfigError, UsageError
 from gbactl.launch.finished_runs import cell_of
 from gbactl.launch.hydra_config import compose, mode_file

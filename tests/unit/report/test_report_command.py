@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gbactl.errors import UsageError
-from gbactl.report.command import conditions, run_at, selected, sweep_table
 from gbactl.report.compare import compare
+from gbactl.report.report_command import conditions, run_at, selected, sweep_table
 from gbactl.tracking.final_metrics import ORIGIN
 from gbactl.tracking.mlflow_connection import PARENT, Run
 from tests.support.report_examples import run
@@ -28,7 +28,7 @@ def runs() -> list[Run]:
 def test_a_sweep_from_a_base_compares_the_last_round(monkeypatch: pytest.MonkeyPatch) -> None:
     days = {"auc/day 2": 0.7, "eps/day 2": 5.0, "auc/day 10": 0.75, "eps/day 10": 7.0}
     found = [replace(each, metrics={**each.metrics, **days}) for each in runs()]
-    monkeypatch.setattr("gbactl.report.command.read_children", lambda *_: found)
+    monkeypatch.setattr("gbactl.report.report_command.read_children", lambda *_: found)
     assert "alone" not in sweep_table("", "")
     found = [replace(each, tags={ORIGIN: "abc@step9"}) for each in found]
     table = sweep_table("", "")

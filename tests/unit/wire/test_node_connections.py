@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from gbactl.errors import WireError
 from gbactl.wire import auth, frames, shared_memory
 from gbactl.wire.messages import DropSlice, TakeBatch, kind_of, pack, unpack
+from gbactl.wire.node_connections import SocketHub
 from gbactl.wire.socket_channel import ATTACH, ATTACHED
-from gbactl.wire.socket_hub import SocketHub
 from tests.support.hubs import KEY, SECONDS, SERVER, SLOT, WORKER, Pair, noise, while_polling
 
 

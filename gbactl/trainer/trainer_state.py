@@ -1,6 +1,6 @@
-"""Core of a trainer without clock or connections: its dense replica, statistics, and pace of exchanges.
+"""State of a trainer through its phases: its dense replica, statistics and pace of exchanges. No clock, no connections.
 
-A shell carries it out: threads and connections in a real worker (hogwild_training.py, replica_exchange.py), events
+A shell drives it: threads and connections in a real worker (hogwild_training.py, replica_exchange.py), events
 on a virtual clock in a simulated one (simulation/replica_trainer.py). The shell decides when exchanges happen;
 replica_exchange.py says what happens in one.
 
@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.averaging_rules import AveragingRule, make
 from gbactl.kernels.base import Floats
-from gbactl.replicas import AveragingRule, make
 from gbactl.store.dense import DenseBlock
-from gbactl.wire.messages import ClosedReplicas, DenseSaved, OpenReplicas
+from gbactl.wire.messages import ClosedReplicas, DenseSaved, ExchangeTotals, OpenReplicas
 
 
 class Replica:
@@ -82,19 +82,10 @@ SPACING = 1.1  # distances are taken at exchanges 1, 2, 3, ... 10, 12, 14, ...: 
 
 
 @dataclass
-class ExchangeStatistics:
-    """Statistics of one trainer's exchanges.
+class ExchangeStatistics(ExchangeTotals):
+    """Statistics of one trainer's exchanges. Those that it only answers, because it is `idle`, make no gap."""
 
-    Times are seconds; `gaps` counts local iterations between two exchanges. Those that the
-    trainer only answers, because it is `idle`, make no gap."""
-
-    iterations: int = 0
-    exchanges: int = 0
-    seconds: float = 0.0
-    foreground: float = 0.0
-    sent: float = 0.0
     gaps: Counter[int] = field(default_factory=Counter)
-    distances: list[tuple[float, float]] = field(default_factory=list)
     idle: bool = False
     _last: int = 0
     _next: float = 1.0
@@ -116,14 +107,13 @@ class ExchangeStatistics:
         self.seconds += seconds
         self.sent += sent
 
-    def fields(self) -> dict[str, Any]:
-        """Convert the statistics to the fields of a message."""
-        return {
-            "iterations": self.iterations, "exchanges": self.exchanges, "seconds": self.seconds,
-            "foreground": self.foreground, "sent": self.sent,
-            "gaps": {str(gap): count for gap, count in sorted(self.gaps.items())},
-            "distances": [list(point) for point in self.distances],
-        }  # fmt: skip
+    @property
+    def totals(self) -> ExchangeTotals:
+        """Copy of the totals, for a message."""
+        return ExchangeTotals(
+            self.iterations, self.exchanges, self.seconds, self.foreground, self.sent, dict(sorted(self.gaps.items())),
+            list(self.distances),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -152,8 +142,8 @@ class ExchangePace:
         return cls(True, values["shadow_interval"], part=(index + 1) / trainers if rule.centralised else 1.0)
 
 
-class TrainerCore:
-    """Core of one trainer. `make_block` builds its replica when first used, the same on all trainers."""
+class TrainerState:
+    """State of one trainer. `make_block` builds its replica when first used, the same on all trainers."""
 
     def __init__(self, index: int, make_block: Callable[[], DenseBlock]) -> None:
         self.index, self._make_block = index, make_block
@@ -211,7 +201,7 @@ class TrainerCore:
     def closing_message(self, turn: int) -> ClosedReplicas:
         """Make the ClosedReplicas message of a finished phase; `turn`: number of the phase's opening in the run."""
         self.statistics.iterations = self.iterations
-        return ClosedReplicas(self.index, turn, self.statistics.fields())
+        return ClosedReplicas(self.index, turn, self.statistics.totals)
 
     def packed_replica(self, number: int, trains: bool) -> tuple[DenseSaved, Floats | None]:
         """Pack the current replica for checkpoint `number`; no values for a worker that does not train."""

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gbactl.config import ModeConfig, RunConfig
-from gbactl.engine.base import MOST_COORDINATOR_TRIES, ChildProcess, RunProcesses
 from gbactl.engine.fork_server import thread_environment
+from gbactl.engine.local_processes import MOST_COORDINATOR_TRIES, ChildProcess, RunProcesses
 from tests.support.processes import launch_of
 
 

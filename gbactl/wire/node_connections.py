@@ -1,4 +1,4 @@
-"""Socket connections of one node of any role: TCP, or Unix sockets within one host, polled by one selector.
+"""All socket connections of one node (its hub): TCP, or Unix sockets within one host, polled by one selector.
 
 One thread polls; any thread may reserve and send (one lock a hub).
 """

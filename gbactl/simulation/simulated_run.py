@@ -1,6 +1,6 @@
-"""Virtual cluster in the current thread: connects the nodes, runs to the end, and passes events to a launcher.
+"""Simulation of one run in the current thread: connects the nodes of a virtual cluster, and trains to the end.
 
-Building one takes what building one model and its tables takes; 1,000 workers add 20 ms.
+Building a cluster takes what building one model and its tables takes; 1,000 workers add 20 ms.
 
 Times do not depend on values. So for times alone there is a cluster without the model's arithmetic: its throughput,
 staleness and traffic are those of the same training with gradients, which takes several times as long. Its AUC and
@@ -18,8 +18,8 @@ import numpy as np
 
 from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_shard
 from gbactl.collective.base import ring_item
-from gbactl.config import RunConfig
-from gbactl.config.rounds_and_shards import dense_block, samples_of, shard_spec
+from gbactl.config import RunConfig, samples_of
+from gbactl.config.shard_specs import dense_block, shard_spec
 from gbactl.coordinator.checkpointing import spare_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import ServerSlowdown

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import open_dataset
-from gbactl.data.prepared_data import prepare
-from gbactl.simulation.cluster import VirtualCluster, place, run_virtual
+from gbactl.simulation.simulated_run import VirtualCluster, place, run_virtual
 from gbactl.simulation.worker import VirtualWorker
 from gbactl.wire.messages import Granted
 from gbactl.worker.loop import MappedBatchSource

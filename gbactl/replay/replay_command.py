@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gbactl.atomic_files import replacing
 from gbactl.checkpoint.restore import arrays_of
 from gbactl.config import RunConfig, to_dict
 from gbactl.coordinator.training_phase import Divergence, DivergenceError
+from gbactl.data.cache import prepare
 from gbactl.data.dataset import Dataset, Progress, open_dataset
-from gbactl.data.prepared_data import prepare
-from gbactl.disk_files import replacing
+from gbactl.engine.preflight import check_model
 from gbactl.errors import DataError, EventLogError, UsageError
 from gbactl.kernels.native import flushed
 from gbactl.launch.progress import ProgressDisplay
 from gbactl.launch.run_dir import LOG, find, tracked_as
-from gbactl.models.dry_run import dry_run
 from gbactl.models.gradient_computer import torch_threads
 from gbactl.nodes.role_setup import header
 from gbactl.replay.event_log_scan import Recording, scan
@@ -86,7 +86,7 @@ def replay(
     last = _last_step(recording, until)
     dataset = _dataset(recording, progress)
     cfg = recording.cfg
-    if cfg.model.target is not None and (why := dry_run(cfg.model, dataset, cfg.seed, cfg.precision)):
+    if why := check_model(cfg, dataset):
         raise EventLogError(why)
     differences = machine_differences(recording.header, header(recording.cfg, dataset))
     with torch_threads(recording.header["threads"]), flushed():

@@ -1,0 +1,51 @@
+"""The command before its simulations: which modes it compares, and which models it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gbactl.advise.advise_command import AdviseOptions, Advising, default_modes
+from gbactl.errors import ConfigError, UsageError
+
+SMALL = ("data.days=3", "data.rows_per_day=600", "data.fields=2", "data.numeric=2", "train.global_batch=64",
+         "mode.local_batch=16", "tracking.enabled=false")  # fmt: skip
+MODEL = """
+from torch import nn
+
+class Flat(nn.Module):
+    def __init__(self, **_):
+        super().__init__()
+        self.bias = nn.Linear(1, 1)
+
+    def forward(self, numeric, fields):
+        return numeric
+"""
+
+
+def advising(*overrides: str, modes: str | None = None) -> Advising:
+    options = AdviseOptions(modes, 1.0, None, None, None, 1, "table")
+    return Advising((*SMALL, *overrides), options, lambda text: None)
+
+
+def test_a_typed_mode_is_compared_beside_the_others() -> None:
+    assert list(advising().modes) == default_modes()
+    replicas = advising("mode=local_sgd", "mode.k=7").modes
+    assert list(replicas) == [*default_modes(), "local_sgd"] and replicas["local_sgd"].mode.options["k"] == 7
+    own = ("mode=hop_bw", "mode.name=mine", "mode.target=gbactl.policies.hop_bw.HopBwPolicy")
+    assert list(advising(*own).modes) == [*default_modes(), "mine"]
+    assert list(advising(*own, modes="gba,mine").modes) == ["sync", "gba", "mine"]
+    with pytest.raises(UsageError, match="--modes mine is not known"):
+        advising(modes="gba,mine")
+
+
+def test_a_model_that_breaks_the_contract_is_refused_before_any_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flat_model.py").write_text(MODEL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"model\.target=flat_model\.Flat"):
+        advising("model.target=flat_model.Flat").run()
+    assert not (tmp_path / "runs").exists()

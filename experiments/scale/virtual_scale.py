@@ -18,7 +18,7 @@ import virtual_run  # a script of the folder above
 from numpy.typing import NDArray
 from timing_only import STEADY, repeated
 
-from gbactl.coordinator.training_phase_io import LivePhase
+from gbactl.coordinator.live_phase import LivePhase
 from gbactl.cpu import settle_garbage
 from gbactl.simulation.simulated_run import ZeroComputeCluster
 from gbactl.wire.messages import WAITS, Event

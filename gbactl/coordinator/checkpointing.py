@@ -26,11 +26,11 @@ from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.checkpoint.restore import BEGINNING, chain_at
 from gbactl.config import RunConfig, to_dict
 from gbactl.coordinator import event_log
+from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.run_context import Flow, RunContext, WaitCondition
 from gbactl.coordinator.state import JobPosition, encoded
 from gbactl.coordinator.statistics import ADVICE
 from gbactl.coordinator.training_phase import StagedSlices
-from gbactl.coordinator.training_phase_io import LivePhase
 from gbactl.errors import CheckpointError, DivergedError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.models import row_width

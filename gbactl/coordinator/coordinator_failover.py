@@ -20,10 +20,10 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import AnnounceRecord, InfoRecord
 from gbactl.coordinator.event_routing import CoordinatorCore
 from gbactl.coordinator.failure_recovery import UNANSWERED
+from gbactl.coordinator.live_phase import MOST_JOINS, LivePhase
 from gbactl.coordinator.run_context import Flow, WaitCondition
 from gbactl.coordinator.state import EVALUATE, OVER, TRAIN, JournalState
 from gbactl.coordinator.training_phase import ApplyStep, Command, HandOut, LoggedPhase
-from gbactl.coordinator.training_phase_io import MOST_JOINS, LivePhase
 from gbactl.errors import ClusterError, PeerGoneError, WireError
 from gbactl.policies import Grant
 from gbactl.wire.auth import Peer

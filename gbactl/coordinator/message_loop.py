@@ -15,11 +15,11 @@ from gbactl.config import RunConfig
 from gbactl.coordinator.coordinator_failover import Failover
 from gbactl.coordinator.event_log import CHECKSUM
 from gbactl.coordinator.event_routing import CoordinatorCore
+from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.run_context import RunContext, WaitCondition
 from gbactl.coordinator.run_flow import RunFlow
 from gbactl.coordinator.state import JournalState
 from gbactl.coordinator.statistics import NORMS_FILE, NormLog
-from gbactl.coordinator.training_phase_io import LivePhase
 from gbactl.data.dataset import Dataset
 from gbactl.errors import ClusterError, DivergedError, NoRoomError, PeerGoneError, WireError
 from gbactl.wire import frames

@@ -20,9 +20,9 @@ from gbactl.config import RunConfig, mode_values
 from gbactl.config.shard_specs import row_bytes
 from gbactl.config.validation import switch_obstacle, switched_config
 from gbactl.coordinator import event_log
+from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.run_context import Flow, NodeRequests, RunContext, WaitCondition
 from gbactl.coordinator.run_summary import checksums
-from gbactl.coordinator.training_phase_io import LivePhase
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.policies import Policy
 from gbactl.switching.auto_controller import AutoSwitch

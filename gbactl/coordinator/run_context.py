@@ -25,6 +25,7 @@ from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.config import RunConfig, mode_values, rounds
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog
+from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.membership import Fencing, Membership
 from gbactl.coordinator.run_summary import RecoveryTimes, RunSummary
 from gbactl.coordinator.state import (
@@ -40,7 +41,6 @@ from gbactl.coordinator.state import (
     writes_journal,
 )
 from gbactl.coordinator.statistics import ActivityTimes
-from gbactl.coordinator.training_phase_io import LivePhase
 from gbactl.data.dataset import Dataset
 from gbactl.errors import DivergedError, WireError
 from gbactl.faults.measured_effects import ObservedBatches

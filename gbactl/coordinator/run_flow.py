@@ -15,10 +15,10 @@ from gbactl.config import Round, samples_of
 from gbactl.coordinator import event_log
 from gbactl.coordinator.coordinator_failover import Failover
 from gbactl.coordinator.event_routing import CoordinatorCore
+from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.run_context import Evaluation, Flow, WaitCondition
 from gbactl.coordinator.state import EVALUATE, OVER, TRAIN
 from gbactl.coordinator.training_phase import TrainingPhase
-from gbactl.coordinator.training_phase_io import LivePhase
 from gbactl.errors import ClusterError, DivergedError
 from gbactl.policies import Phase
 from gbactl.store.optimizers import factor

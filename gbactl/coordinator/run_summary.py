@@ -20,9 +20,9 @@ from typing import Any
 
 from gbactl.checkpoint.failure_cost_counters import ServerFailureLoss
 from gbactl.config import Round
+from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.state import EarlyStopping, FailureRecord, FailureRecords, JobPosition
 from gbactl.coordinator.statistics import Statistics, histogram_to_json, quantiles
-from gbactl.coordinator.training_phase_io import LivePhase
 from gbactl.errors import ClusterError
 from gbactl.hashes_and_random_numbers import MODULUS
 from gbactl.policies import Ledger

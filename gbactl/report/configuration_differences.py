@@ -1,6 +1,6 @@
 """Parts of a run's configuration that can change a result, and the keys that differ between runs. Pure.
 
-A key that a run has not logged has its default.
+A key that an older run has not logged takes its current default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.config.engine_interface import engine_named
 from gbactl.errors import ConfigError
 from gbactl.policies.policy import names, policy_class
-from gbactl.switching.switch_descriptions import each_mode
+from gbactl.switching.switch_descriptions import each_mode, from_listed
 from gbactl.tracking.final_metrics import ORIGIN
 from gbactl.tracking.mlflow_connection import Run
 from gbactl.tracking.run_description import MODE_TAG
@@ -55,7 +55,7 @@ def value_of(run: Run, key: str) -> str:
     own = run.params.get(key, run.params.get(f"{key}.name", "-"))
     if key not in ("mode", "mode.name"):
         return own
-    return run.tags.get(MODE_TAG) or own
+    return run.tags.get(MODE_TAG) or from_listed(run.tags.get("gbactl.phases", own))
 
 
 def without(found: Settings, listed: Iterable[str]) -> dict[str, str]:
@@ -174,7 +174,7 @@ def _labels(group: str, runs: Sequence[Run], found: Sequence[Settings], beyond: 
 def _name(group: str, run: Run, found: Settings) -> str:
     """Return the name of the option that a run chose for a group of keys; "" where it has no name.
 
-    Fault plans typed by hand have none."""
+    Fault plans typed by hand, or of an older run, have none."""
     if not any(key.startswith(f"{group}.") for key in found):
         return ""
     name = run.params.get(f"{group}.name", "")

@@ -83,7 +83,9 @@ def curves_of(seed: str, result: Mapping[str, Any]) -> Curves:
             switches.append(SwitchPoint(mode, samples, seconds))
         last = mode
         samples += sum(phase.get(fate) or 0 for fate in ("samples", "decayed", "lost"))
-        seconds += (phase.get("seconds") or 0) + (phase.get("closing_seconds") or 0)
+        # results of older runs have drain_seconds: since the last batch was granted
+        rest = phase.get("closing_seconds", phase.get("drain_seconds"))
+        seconds += (phase.get("seconds") or 0) + (rest or 0)
         if phase.get("auc") is not None:
             points.append((samples, seconds, phase["auc"]))
     counts = {int(steps): count for steps, count in (result.get("staleness_histogram") or {}).items()}
@@ -110,14 +112,14 @@ def _bytes(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _training_point(told: Mapping[str, Any]) -> TrainingPoint:
-    at, speeds = told["training_seconds"], told.get("speeds") or {}
-    return TrainingPoint(told["samples"], at, told.get("loss"), told.get("auc"), speeds)
+    at = told.get("training_seconds", told["seconds"])  # older runs have the clock with evaluations alone
+    return TrainingPoint(told["samples"], at, told.get("loss"), told.get("auc"), told.get("speeds") or {})
 
 
 def _incidents(result: Mapping[str, Any], told: Sequence[Mapping[str, Any]]) -> list[Incident]:
     """List failures and slow-downs, with times of the run's clock converted to seconds of training."""
     clock = [each["seconds"] for each in told]
-    training = [each["training_seconds"] for each in told]
+    training = [each.get("training_seconds", each["seconds"]) for each in told]
     found = [
         (each["process"], each["failure"], each["at_s"], each["at_s"] + (each["useful_s"] or 0.0), None)
         for each in result.get("recovery") or () if each.get("at_s") is not None

@@ -6,6 +6,7 @@ switched run is named by its modes: sync>gba@day2, where @ gives the point of th
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -51,6 +52,19 @@ def modes_sentence(first: str, switches: Iterable[Mapping[str, Any]]) -> str:
         for each in switches
     ]
     return "; ".join([first, *told])
+
+
+def from_listed(text: str) -> str:
+    """Build the list of modes in a run's name from the sentence of `modes_sentence`."""
+    name, *rest = text.split("; ")
+    for each in rest:
+        found = re.fullmatch(r"(\S+) from (\S+) (\d+), sample (\d+)(, optimizer anew)?", each)
+        if found is None:
+            return text
+        to, unit, number, sample, fresh = found.groups()
+        point = f"{unit}{number}" if sample == "0" else f"{unit}{number}:{sample}"
+        name = switched(name, to, point, fresh is not None)
+    return name
 
 
 def answer(found: dict[str, Any]) -> str:

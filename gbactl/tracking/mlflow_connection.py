@@ -183,6 +183,12 @@ def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
     return str(found.experiment_id)
 
 
+FORMERLY = {
+    "best_auc": "best_possible_auc", "worker_eps": "worker_compute_eps",
+    "recovery_samples_lost": "recovery_samples_undone", "recovery_lost_updates": "recovery_row_updates_undone",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Run:
     """One training run as read from MLflow; `params` are strings, times are in milliseconds."""
@@ -202,7 +208,7 @@ class Run:
 
     @property
     def command(self) -> str:
-        """Command that runs the run again; "" where none is known."""
+        """Command that runs the run again; "" for a run of an older version."""
         return self.tags.get(COMMAND, "")
 
     @property
@@ -358,7 +364,7 @@ def _run(entity: Any) -> Run:
         status=info.status,
         start_ms=info.start_time or 0,
         params=_configuration(data),
-        metrics={plain_name(metric): value for metric, value in data.metrics.items()},
+        metrics={_current_name(metric): value for metric, value in data.metrics.items()},
         tags=dict(data.tags),
     )
 
@@ -376,3 +382,9 @@ def params_of(config: dict[str, Any]) -> dict[str, str]:
     """Flatten a nested configuration to a run's parameters, as texts."""
     flat = {key: str(value) for key, value in flatten(config).items()}
     return {**flat, "mode": flat.get("mode.name", "-")}
+
+
+def _current_name(metric: str) -> str:
+    """Return the current plain name of a metric, also if an older run logged it under another name."""
+    family, slash, rest = plain_name(metric).partition("/")
+    return FORMERLY.get(family, family) + slash + rest

@@ -128,9 +128,10 @@ def test_sync_has_the_same_bits_as_on_one_host(launcher: Launcher, engine: tuple
 
 @pytest.mark.slow
 @every_engine
+@pytest.mark.parametrize("mode", ["sync", "gba"])
 @pytest.mark.parametrize("plan", ["kill_worker", "kill_server"])
-def test_a_killed_process_is_replaced(launcher: Launcher, engine: tuple[str, ...], plan: str) -> None:
-    done = whole(launcher.start("mode=gba", *SAVED, f"faults={plan}", *engine).finish(), 4_000)
+def test_a_killed_process_is_replaced(launcher: Launcher, engine: tuple[str, ...], plan: str, mode: str) -> None:
+    done = whole(launcher.start(f"mode={mode}", *SAVED, f"faults={plan}", *engine).finish(), 4_000)
     assert [failed["process"] for failed in done.result["recovery"]] == [
         {"kill_worker": "W1", "kill_server": "S0"}[plan]
     ]
@@ -138,9 +139,10 @@ def test_a_killed_process_is_replaced(launcher: Launcher, engine: tuple[str, ...
 
 @pytest.mark.slow
 @every_engine
-def test_a_lost_host_s_processes_go_on_elsewhere(launcher: Launcher, engine: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("mode", ["sync", "gba"])
+def test_a_lost_host_s_processes_go_on_elsewhere(launcher: Launcher, engine: tuple[str, ...], mode: str) -> None:
     """Its agent is killed, and with it a worker and a server."""
-    launched = launcher.start("mode=gba", "checkpoint=cpr", *LONG, *engine)
+    launched = launcher.start(f"mode={mode}", "checkpoint=cpr", *LONG, *engine)
     launched.training()
     agent = int(Path(f"/proc/{launched.node('W1')}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(agent, signal.SIGKILL)
@@ -286,9 +288,11 @@ def test_an_allocation_without_no_kill_is_warned_of(allocated: Launcher) -> None
     assert "Warning: this allocation seems to be without --no-kill" in done.err
 
 
+@pytest.mark.quick(1)
 @pytest.mark.beside
-def test_ray_places_the_processes_and_none_of_them_loads_it(launcher: Launcher, ray: RayCluster) -> None:
-    launched = launcher.start("mode=gba", *ENGINES["ray"], "data.rows_per_day=20000")
+@pytest.mark.parametrize("mode", ["gba", "async"])
+def test_ray_places_the_processes_and_none_of_them_loads_it(launcher: Launcher, ray: RayCluster, mode: str) -> None:
+    launched = launcher.start(f"mode={mode}", *ENGINES["ray"], "data.rows_per_day=20000")
     pids = [launched.process.pid, *(launched.node(name) for name in ("C", "S0", "S1", "W0", "W1"))]
     loaded = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
     assert not any(word in maps for maps in loaded for word in ("/ray/", "/grpc"))

@@ -29,7 +29,7 @@ ROWS = [("sync", 1, 0.80), ("sync", 2, 0.81), ("gba", 1, 0.79), ("gba", 2, 0.80)
 
 
 def result(mode: str, seed: int, auc: float) -> dict[str, object]:
-    phases = [{"day": 0, "samples": 50, "seconds": 1.0, "closing_seconds": 0.0, "auc": auc}]
+    phases = [{"day": 0, "samples": 50, "seconds": 1.0, "drain_seconds": 0.0, "auc": auc}]
     samples = {"read": 50, "trained": 50, "decayed": 0, "lost": 0}
     told = {"mode": mode, "seed": seed, "status": "FINISHED", "command": f"gbactl train mode={mode} seed={seed}"}
     return {**told, "auc": auc, "eps": 50.0, "samples": samples, "phases": phases, "staleness_histogram": {"0": 5}}

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.state import JOURNAL_FILE
-from gbactl.coordinator.training_phase_io import LivePhase
 from gbactl.server.shard_server import Server
 from gbactl.wire.messages import KIND
 from gbactl.worker.client import WorkerClient

@@ -11,9 +11,9 @@ import pytest
 from gbactl.checkpoint.failure_cost_counters import UnsavedWork
 from gbactl.config import CheckpointConfig, RunConfig
 from gbactl.coordinator.event_routing import CoordinatorCore
+from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.run_context import NodeRequests, RunContext
 from gbactl.coordinator.training_phase import TrainingPhase
-from gbactl.coordinator.training_phase_io import LivePhase
 from gbactl.policies import Phase, make
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import (

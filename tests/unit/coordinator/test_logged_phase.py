@@ -21,10 +21,10 @@ from gbactl.coordinator.event_log import (
     LeftRecord,
     OrderRecord,
 )
+from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.membership import Membership
 from gbactl.coordinator.statistics import Statistics
 from gbactl.coordinator.training_phase import ApplyStep, Command, LoggedPhase, StagedSlices, TrainingPhase
-from gbactl.coordinator.training_phase_io import LivePhase
 from gbactl.policies import Phase, Policy, make
 from gbactl.policies.async_bsp import AsyncPolicy
 from gbactl.policies.hop_bw import HopBwOptions

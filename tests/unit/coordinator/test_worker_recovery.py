@@ -21,8 +21,8 @@ from gbactl.config import (
     check,
 )
 from gbactl.coordinator.failure_recovery import FATES
+from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.training_phase import ApplyStep
-from gbactl.coordinator.training_phase_io import LivePhase
 from gbactl.errors import ClusterError, PeerGoneError
 from gbactl.faults.message_faults import MessageFaultStream
 from gbactl.nodes import worker_process as node

@@ -317,6 +317,23 @@ def test_extra_columns_and_the_best_possible_auc() -> None:
     assert report.notes == ("Best possible AUC on these data: 0.85000.",)
 
 
+def test_metrics_of_older_runs_have_the_names_of_now() -> None:
+    info = SimpleNamespace(run_id="a", run_name="a", status="FINISHED", start_time=0)
+    old = {
+        "best_auc": 0.85, "worker_eps/W0": 7.0, "recovery_samples_lost/S0.kill": 64.0, "recovery_count/S0.kill": 1.0,
+        "recovery_lost_updates/S0.kill": 9.0, "samples_lost": 3.0, "auc": 0.8, "eps/day 0": 5.0,
+    }  # fmt: skip
+    found = _run(SimpleNamespace(info=info, data=SimpleNamespace(params={"mode": "gba"}, metrics=old, tags={})))
+    assert set(found.metrics) - set(old) == {
+        "best_possible_auc", "worker_compute_eps/W0", "recovery_samples_undone/S0.kill",
+        "recovery_row_updates_undone/S0.kill",
+    }  # fmt: skip
+    report = compare([found])
+    assert "Best possible AUC on these data: 0.85000." in report.notes
+    [line] = report.failures
+    assert (line.stats["samples_undone"].mean, line.stats["row_updates_undone"].mean) == (64.0, 9.0)  # type: ignore[union-attr]
+
+
 def test_runs_of_before_and_after_parameters_were_few_pair() -> None:
     """Older runs have every key as a parameter; newer ones have them in a tag, and their metrics in groups."""
 
@@ -356,9 +373,14 @@ def test_what_was_judged_of_replicas_is_said_and_their_gap_shown() -> None:
     assert not any("Evaluated" in note or "gap" in note for note in compare(three()).notes)
 
 
-def test_a_run_that_was_switched_counts_in_no_mean_of_its_first_mode() -> None:
+@pytest.mark.parametrize(
+    "tags",
+    [{"gbactl.mode": "sync>gba@day2"}, {"gbactl.phases": "sync; gba from day 2, sample 0"}],
+    ids=["now", "before"],
+)
+def test_a_run_that_was_switched_counts_in_no_mean_of_its_first_mode(tags: dict[str, str]) -> None:
     switched = [
-        replace(run("sync", seed, auc, at=9, switch__schedule="[{...}]"), tags={"gbactl.mode": "sync>gba@day2"})
+        replace(run("sync", seed, auc, at=9, switch__schedule="[{...}]"), tags=tags)
         for seed, auc in ((1, 0.81), (2, 0.82), (3, 0.83))
     ]
     report = compare([*three(), *switched])

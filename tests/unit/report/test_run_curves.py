@@ -125,8 +125,8 @@ def test_the_table_fits_and_numbers_are_in_full_elsewhere() -> None:
 RESULT = {
     "eps": 100.0,
     "phases": [
-        {"samples": 10, "seconds": 2.0, "closing_seconds": 0.5, "auc": 0.6},
-        {"samples": 10, "seconds": 1.0, "closing_seconds": None, "auc": None},
+        {"samples": 10, "seconds": 2.0, "drain_seconds": 0.5, "auc": 0.6},
+        {"samples": 10, "seconds": 1.0, "drain_seconds": None, "auc": None},
         {"samples": 20, "seconds": 3.0, "closing_seconds": 0.5, "auc": 0.7},
     ],
     "staleness_histogram": {"0": 1, "2": 3},

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from gbactl.coordinator.event_log import AnnounceRecord, EventLog, GrantRecord, LeftRecord, OrderRecord, read
+from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.membership import Membership
 from gbactl.coordinator.statistics import Statistics
 from gbactl.coordinator.training_phase import StagedSlices, TrainingPhase
-from gbactl.coordinator.training_phase_io import LivePhase
 from gbactl.errors import AccountingError, WireError
 from gbactl.policies import Phase, make
 from gbactl.store.gradient_slice import StepOrder

@@ -73,7 +73,7 @@ class EmulatedNodes:
         if isinstance(message, Granted):
             self._granted(channel, message)
         elif isinstance(message, OrderStep):
-            self.version = max(self.version, message.step + 1)
+            self.version = max(self.version, message.order.step + 1)
         elif isinstance(message, BeginPhase):
             channel.training = message.training
         elif (answer := reply(message, channel.emulated)) is not None:

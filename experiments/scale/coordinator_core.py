@@ -171,7 +171,7 @@ class EmulatedHub:
         return time.process_time(), self.received, self.sent.total()
 
     def _ordered(self, node: Node, order: OrderStep) -> None:
-        self.version = order.step + 1
+        self.version = order.order.step + 1
 
     def _begins(self, node: Node, message: BeginPhase) -> None:
         self.training = message.training

@@ -37,7 +37,7 @@ from gbactl.coordinator.training_phase import (
     step_order,
 )
 from gbactl.errors import WireError
-from gbactl.policies import Grant, Policy
+from gbactl.policies import Grant
 from gbactl.store.optimizers import due
 from gbactl.wire.messages import DropSlice, Granted, OrderStep, PrefetchHint, Staged
 
@@ -77,6 +77,7 @@ class LivePhase:
         now: Callable[[], float] = time.monotonic, checksum_every: int = 0,
     ) -> None:  # fmt: skip
         self.number, self.phase, self.members, self.log, self.waiting = number, phase, members, log, waiting
+        self.policy = phase.policy  # decides about batches and steps
         self.clock, self.checksum_every = PhaseClock(now), checksum_every
         self.ranges: Ranges = ((0, self.policy.phase.samples),)
         self.granted: Callable[[int, int], None] = lambda worker, token: None
@@ -96,11 +97,6 @@ class LivePhase:
         self.shards = members.expected["server"]
         self._reach_servers()
         self.workers = members.channels_of("worker")
-
-    @property
-    def policy(self) -> Policy:
-        """Policy of the phase, which decides about batches and steps."""
-        return self.phase.policy
 
     @property
     def finished(self) -> FinishedBatches:
@@ -255,7 +251,7 @@ class LivePhase:
     def _announce(self, slices: list[Staged], samples: int) -> None:
         """Log a gradient that every shard has staged, and carry out the policy's decisions."""
         one = slices[0]
-        rows, dense = tuple(each.row_version for each in slices), tuple(each.dense_version for each in slices)
+        rows, dense = tuple([each.row_version for each in slices]), tuple([each.dense_version for each in slices])
         self._check(rows, dense)
         self.told_loss(one.worker, one.loss)
         counted = () if self.phase.slices is None else tuple(each.rows for each in slices)

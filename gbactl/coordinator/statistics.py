@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -35,7 +36,7 @@ Row = list[float]  # batches, then seconds of each of ACTIVITIES
 
 def _add(rows: dict[int, Row], worker: int, row: Sequence[float]) -> None:
     found = rows.get(worker)
-    rows[worker] = list(row) if found is None else [a + b for a, b in zip(found, row, strict=True)]
+    rows[worker] = list(row) if found is None else list(map(operator.add, found, row))
 
 
 def _rounded(told: Mapping[str, float]) -> dict[str, float]:
@@ -77,7 +78,7 @@ class ActivityTimes:
 
         Reports with another number of waits, or values that are negative or not finite, are ignored."""
         row = [1.0, compute, *waits]
-        if len(waits) != len(WAITS) or not all(0.0 <= each < math.inf for each in row):
+        if len(waits) != len(WAITS) or min(row) < 0.0 or not math.isfinite(sum(row)):
             return
         _add(self.totals, worker, row)
         _add(self.recent, worker, row)
@@ -85,8 +86,9 @@ class ActivityTimes:
         while (place := int(max(0.0, now - self.began) / self.width)) >= MOST_BINS:
             self._merge()
         if len(self.totals) <= MOST_WORKERS:
-            self.bins.extend({} for _ in range(place + 1 - len(self.bins)))
-            self.modes.extend([mode] * (place + 1 - len(self.modes)))
+            if place >= len(self.bins):
+                self.bins.extend({} for _ in range(place + 1 - len(self.bins)))
+                self.modes.extend([mode] * (place + 1 - len(self.modes)))
             _add(self.bins[place], worker, row)
             self.modes[place] = mode
 
@@ -328,7 +330,7 @@ class Statistics(SavedStatistics):
         before = self.samples_at[step.step]
         for member in step.members:
             self._member(step, member, before)
-        self.samples_at.append(before + sum(m.samples for m in step.members))
+        self.samples_at.append(before + step.samples)
 
     def _member(self, step: Step, member: Member, before: int) -> None:
         pulled = self.pulled.pop(member.batch)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gbactl.checkpoint.remaining_samples import FinishedBatches
 from gbactl.coordinator import event_log
@@ -36,8 +36,7 @@ from gbactl.policies import Decision, Drop, Grant, Policy, Step
 from gbactl.store.gradient_slice import StepOrder
 
 
-@dataclass(frozen=True, slots=True)
-class Take:
+class Take(NamedTuple):
     """Event: a worker asks for its next batch. Not logged: the event log has the resulting hand-out instead."""
 
     worker: int
@@ -51,8 +50,7 @@ class Forgo:
 Event = Take | Forgo | AnnounceRecord | LeftRecord | JoinedRecord | StopRecord | FinishRecord
 
 
-@dataclass(frozen=True, slots=True)
-class HandOut:
+class HandOut(NamedTuple):
     """Command: send a worker its batch. `lr_scale`: learning-rate factor if workers apply the step (`sync`), else 0."""
 
     worker: int
@@ -60,24 +58,21 @@ class HandOut:
     lr_scale: float
 
 
-@dataclass(frozen=True, slots=True)
-class ApplyStep:
+class ApplyStep(NamedTuple):
     """Command: every shard applies a step, with this learning-rate factor."""
 
     step: Step
     lr_scale: float
 
 
-@dataclass(frozen=True, slots=True)
-class DiscardGradient:
+class DiscardGradient(NamedTuple):
     """Command: every shard discards an announced gradient. `worker`: its sender (-1: none in particular)."""
 
     worker: int
     drop: Drop
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUpBatch:
+class GiveUpBatch(NamedTuple):
     """Command: every shard discards its slice of a batch in flight; `worker`: holder of its lease (-1: none)."""
 
     worker: int
@@ -206,7 +201,7 @@ class TrainingPhase:
         return [HandOut(worker, grant, self.lr_scale_of(grant))]
 
     def _count(self, record: AnnounceRecord) -> None:
-        pulled = min(version for version in (*record.row_versions, *record.dense_versions) if version >= 0)
+        pulled = min([version for version in (*record.row_versions, *record.dense_versions) if version >= 0])
         self.statistics.count_gradient(record.worker, record.batch, self.policy.phase.size(record.batch), pulled)
         if self.slices is not None and record.part_rows:
             self.slices.add(record.batch, record.part_rows)
@@ -224,7 +219,7 @@ class TrainingPhase:
                 finished += decision.samples
             else:
                 commands.append(ApplyStep(decision, self.lr_scale(finished)))
-                finished += sum(member.samples for member in decision.members)
+                finished += decision.samples
         return commands
 
 
@@ -389,7 +384,7 @@ def named(gradients: Sequence[tuple[int, int]]) -> str:
 
 
 def _members(step: Step) -> tuple[tuple[int, float], ...]:
-    return tuple((member.batch, member.weight) for member in step.members)
+    return tuple([(member.batch, member.weight) for member in step.members])
 
 
 def _shown(due: Command | None) -> str:

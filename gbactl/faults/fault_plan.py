@@ -67,8 +67,9 @@ class FaultPlan:
         """Return the slow-down factor, at least 1, of a worker's batch number `turn`, begun `seconds` into training.
 
         `turn` counts the worker's own batches with samples from 0 through the whole run; evaluation is not slowed."""
-        acting = self.acting_faults(f"W{worker}", turn, seconds) if self._of else ()
-        return math.prod((factor for _, factor in acting), start=1.0)
+        if not self._of:
+            return 1.0
+        return math.prod((factor for _, factor in self.acting_faults(f"W{worker}", turn, seconds)), start=1.0)
 
     def acting_faults(self, process: str, turn: int, seconds: float) -> list[tuple[int, float]]:
         """Return (index, factor) of the faults that slow a process (W1 or S0) at this time.

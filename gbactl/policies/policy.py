@@ -99,13 +99,17 @@ class Step:
     @property
     def weight_sum(self) -> float:
         """Sum of the members' weights, in order."""
-        return sum(m.weight for m in self.members)
+        return sum([m.weight for m in self.members])
+
+    @property
+    def samples(self) -> int:
+        """Number of the members' samples."""
+        return sum([m.samples for m in self.members])
 
     def shares(self, local_batch: int) -> tuple[float, ...]:
         """Compute each member's samples / local batch; empty where all are full-sized."""
-        if all(m.samples == local_batch for m in self.members):
-            return ()
-        return tuple(m.samples / local_batch for m in self.members)
+        found = [m.samples / local_batch for m in self.members]
+        return () if found.count(1.0) == len(found) else tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

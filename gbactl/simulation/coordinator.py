@@ -59,13 +59,13 @@ class VirtualHub:
             while self.is_down:
                 events.step()
             return []
-        deadline = float("inf") if timeout is None else events.now + timeout
+        deadline = math.inf if timeout is None else events.now + timeout
         if timeout and deadline == events.now:  # shorter than the clock's resolution: the clock would never advance
             deadline = math.nextafter(deadline, math.inf)
         events.run(deadline, self._inbox)
         if not self._inbox:
             if not len(events):
-                if self._waited >= self.waits or deadline == float("inf"):
+                if self._waited >= self.waits or deadline == math.inf:
                     raise ClusterError(
                         "Nothing is left to happen in the virtual cluster; this is a bug, please report it."
                     )

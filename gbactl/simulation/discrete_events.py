@@ -13,6 +13,8 @@ from collections.abc import Callable, Sized
 from heapq import heappop, heappush
 from typing import Any
 
+INFINITE = math.inf
+
 
 class EventQueue:
     """Queue of events. `now`: virtual seconds of work since the start, changed only by `step` and `wait`.
@@ -29,14 +31,14 @@ class EventQueue:
 
     def schedule_at(self, time: float, call: Callable[..., None], *args: Any) -> None:
         """Schedule a call at a time. Raises ValueError for a past or infinite time, or NaN."""
-        if not self.now <= time < math.inf:
+        if not self.now <= time < INFINITE:
             raise ValueError(f"an event at {time} was planned at {self.now}")
         self._sequence += 1
         heappush(self._heap, (time, self._sequence, call, args))
 
     def schedule_after(self, delay: float, call: Callable[..., None], *args: Any) -> None:
         """Schedule a call `delay` seconds from now. Raises ValueError for a negative or infinite delay, or NaN."""
-        if not 0.0 <= delay < math.inf:
+        if not 0.0 <= delay < INFINITE:
             raise ValueError(f"an event was planned {delay} seconds after {self.now}")
         self._sequence += 1
         heappush(self._heap, (self.now + delay, self._sequence, call, args))
@@ -202,30 +204,30 @@ class InterfaceDirection(SharedCores):
     def __init__(self, events: EventQueue) -> None:
         super().__init__(events, 1)
         self._taken = self._owed = 0.0
-        self._packets = Fifo(events)
+        self._small_until = 0.0  # end of the last small packet
 
     def run(self, seconds: float, done: Done, *args: Any) -> None:
         """Send a message that takes `seconds` at full bandwidth, then call `done`."""
         self._taken += seconds
         owed, self._owed = self._owed, 0.0
-        super().run(seconds + owed, done, *args)
+        SharedCores.run(self, seconds + owed, done, *args)
 
     def send_small(self, seconds: float) -> float:
         """Send a small packet, which waits for other packets but not for messages; return the time of its end.
 
         While a large message is in transit, a packet's time is charged to the next one. Returns when it is through."""
-        self._packets.reserve(seconds)
+        self._small_until = until = max(self.events.now, self._small_until) + seconds
         self._taken += seconds
         if self._jobs:
             self._owed += seconds
-        return self._packets.free
+        return until
 
     @property
     def busy_seconds(self) -> float:
         """Seconds so far in which this direction was in use."""
         self._advance()
         waiting = sum(mark - self._attained for mark, *_ in self._jobs) + self._owed
-        return self._taken - waiting - max(0.0, self._packets.free - self.events.now)
+        return self._taken - waiting - max(0.0, self._small_until - self.events.now)
 
 
 class SerialProcess:

@@ -30,7 +30,7 @@ from gbactl.wire.auth import Peer
 from gbactl.wire.channel_interface import NO_BYTES
 from gbactl.wire.frames import CLOSED, Bytes, Frame
 from gbactl.wire.half_precision_transport import VALUES, ids_of, narrowed_bytes
-from gbactl.wire.messages import kind_of
+from gbactl.wire.messages import KIND
 from gbactl.wire.reliable import RETRY_SECONDS, message_faults_of
 from gbactl.wire.times_and_traffic import TrafficCounter
 
@@ -208,7 +208,7 @@ class VirtualChannel:
             ids = ids_of(message)
             values = self.network.arrived(data[ids:].view(np.float32))
             data = np.concatenate([data[:ids], values.view(np.uint8)])
-        self.carry(Frame(kind_of(message), b"", data, None, message), data.nbytes)
+        self.carry(Frame(KIND[type(message)], b"", data, None, message), data.nbytes)
 
     def carry(self, frame: Frame, nbytes: int) -> None:
         """Send a frame whose size is computed as for a payload of `nbytes` before compression."""

@@ -614,16 +614,19 @@ def kind_of(message: Any) -> int:
     return KIND[type(message)]
 
 
-def pack(message: Any) -> bytes:
-    """Encode a message as a frame's descriptor."""
-    return msgspec.msgpack.encode(message, enc_hook=plain_number)
-
-
 def plain_number(value: Any) -> Any:
     """Convert a numpy scalar, which metrics contain, to a Python number: the hook of encoders. Raises TypeError."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{type(value).__name__} is no part of a message")
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=plain_number)
+
+
+def pack(message: Any) -> bytes:
+    """Encode a message as a frame's descriptor."""
+    return _ENCODER.encode(message)
 
 
 def unpack(kind: int, descriptor: bytes) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from gbactl.cli import preparation
+from gbactl.cli.commands_before_training import data as data_command
 from gbactl.conf_catalogue import option_files
 from gbactl.data.data_summary import summarise
 from gbactl.data.dataset import Dataset
@@ -38,7 +38,7 @@ def test_the_summary_counts_what_is_there(load: Load, criteo_lines: Callable[[in
 
 
 def test_describe_fits_80_columns_and_names_everything(overrides: list[str]) -> None:
-    result = CliRunner().invoke(preparation.data, ["describe", *overrides])
+    result = CliRunner().invoke(data_command, ["describe", *overrides])
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert all(len(line) <= 80 for line in lines if not line.startswith("cache: "))
@@ -50,23 +50,21 @@ def test_describe_fits_80_columns_and_names_everything(overrides: list[str]) -> 
 
 
 def test_json_is_json_alone(overrides: list[str]) -> None:
-    result = CliRunner().invoke(preparation.data, ["describe", "--json", *overrides])
+    result = CliRunner().invoke(data_command, ["describe", "--json", *overrides])
     summary = json.loads(result.stdout)
     assert (summary["rows"], [s["name"] for s in summary["splits"]]) == (1200, ["day0", "day1"])
     assert 0.7 < summary["splits"][1]["best_possible_auc"] < 0.95
 
 
 def test_prepare_prints_the_days_only(overrides: list[str]) -> None:
-    result = CliRunner().invoke(preparation.data, ["prepare", *overrides])
+    result = CliRunner().invoke(data_command, ["prepare", *overrides])
     assert result.exit_code == 0
     assert "day1" in result.stdout
     assert "top id" not in result.stdout
 
 
 def test_errors_reach_the_command_line_as_one_sentence(cache: Path) -> None:
-    result = CliRunner().invoke(
-        preparation.data, ["prepare", "data=criteo", "data.path=/nowhere", f"data.cache={cache}"]
-    )
+    result = CliRunner().invoke(data_command, ["prepare", "data=criteo", "data.path=/nowhere", f"data.cache={cache}"])
     assert isinstance(result.exception, DataError)
     assert result.exception.exit_code == 1
     assert str(result.exception) == "/nowhere does not exist; set data.path to a file, a directory or a glob."

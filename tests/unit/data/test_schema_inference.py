@@ -13,7 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from gbactl.cli import preparation
+from gbactl.cli.commands_before_training import data as data_command
 from gbactl.data import schema_inference
 from gbactl.data.dataset import Dataset
 from gbactl.data.schema_inference import Inferred, infer
@@ -189,7 +189,7 @@ def test_the_command_writes_a_schema_that_is_read(
     monkeypatch.chdir(tmp_path)
     guess(tmp_path, {"a: b": of("x, y".replace(",", ""), "#"), "click": of(0, 1), "x": NUMBERS})
     (tmp_path / "t.csv").rename(tmp_path / "my table.csv")
-    result = CliRunner().invoke(preparation.data, ["infer-schema", "my table.csv"])
+    result = CliRunner().invoke(data_command, ["infer-schema", "my table.csv"])
     assert result.exit_code == 0, result.output
     assert all(len(line) <= 80 for line in result.output.splitlines() if not line.startswith("  gbactl"))
     assert "'data.path=\"my table.csv\"' data.schema=schema.yaml train.global_batch=16" in result.output
@@ -199,14 +199,14 @@ def test_the_command_writes_a_schema_that_is_read(
     }
     data = load(name="table", path="my table.csv", schema="schema.yaml")
     assert data.rows == ROWS and data.days_by_rows
-    again = CliRunner().invoke(preparation.data, ["infer-schema", "my table.csv"])
+    again = CliRunner().invoke(data_command, ["infer-schema", "my table.csv"])
     assert isinstance(again.exception, UsageError)
     assert str(again.exception) == "schema.yaml exists; type --force to overwrite it, or --out FILE."
-    assert CliRunner().invoke(preparation.data, ["infer-schema", "my table.csv", "--force"]).exit_code == 0
-    assert CliRunner().invoke(preparation.data, ["infer-schema", "my table.csv", "--out", "o.yaml"]).exit_code == 0
-    nowhere = CliRunner().invoke(preparation.data, ["infer-schema", "my table.csv", "--out", "no/o.yaml"])
+    assert CliRunner().invoke(data_command, ["infer-schema", "my table.csv", "--force"]).exit_code == 0
+    assert CliRunner().invoke(data_command, ["infer-schema", "my table.csv", "--out", "o.yaml"]).exit_code == 0
+    nowhere = CliRunner().invoke(data_command, ["infer-schema", "my table.csv", "--out", "no/o.yaml"])
     assert "no/o.yaml cannot be written" in str(nowhere.exception)
     fsspec.filesystem("memory").pipe("/guess/t.csv", Path("my table.csv").read_bytes())
     Path("schema.yaml").unlink()
-    assert CliRunner().invoke(preparation.data, ["infer-schema", "memory://guess/t.csv"]).exit_code == 0
+    assert CliRunner().invoke(data_command, ["infer-schema", "memory://guess/t.csv"]).exit_code == 0
     assert Path("schema.yaml").exists()

@@ -54,15 +54,16 @@ def parse(block: LineBlock, buckets: int, bad: BadLines) -> Batch | None:
     faults.record(~label.is_in([0, 1]).fill_null(False), "label", "0 or 1")
     numbers = [whole_numbers(frame[name]) for name in NUMERIC]
     for name, number in zip(NUMERIC, numbers, strict=True):
-        faults.record(number.is_null() & frame[name].is_not_null(), name, "a whole number")
+        if number.null_count() > frame[name].null_count():
+            faults.record(number.is_null() & frame[name].is_not_null(), name, "a whole number")
     ids = np.empty((len(frame), len(FIELDS)), np.int32)
     for f, name in enumerate(FIELDS):
         cells = frame[name]
         number = to_numbers(cells)
-        strange = (number < 0).fill_null(cells.is_not_null())
-        if frame["label"].dtype == pl.String:  # of a block that may have signs
-            strange |= cells.str.starts_with("+").fill_null(False)
-        faults.record(strange, name, "a hexadecimal id")
+        signed = frame["label"].dtype == pl.String  # of a block that may have signs
+        if signed or number.null_count() > cells.null_count() or (number < 0).any():
+            strange = (number < 0).fill_null(cells.is_not_null()) | cells.str.starts_with("+").fill_null(False)
+            faults.record(strange, name, "a hexadecimal id")
         ids[:, f] = to_ids(cells, f, buckets, number)
     numeric = signed_log(np.stack([number.cast(pl.Float64).to_numpy() for number in numbers], axis=1))
     batch = Batch(label.fill_null(0).to_numpy().astype(np.uint8), numeric, ids)

@@ -22,7 +22,7 @@ from gbactl.tracking.mlflow_connection import quiet_mlflow
 from tests.support import forked_server, stores
 
 ROOT = str(Path(gbactl.__file__).parents[1])
-MODULES = ("training", "results", "preparation")
+MODULES = ("training", "commands_after_training", "commands_before_training")
 IMPORTED = (
     "torch", "mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store", "alembic.command",
     "gbactl.launch.training_run", "gbactl.tracking.tracked_run", "gbactl.simulation",

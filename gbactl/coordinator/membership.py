@@ -28,7 +28,8 @@ class Membership:
         self.settled = False  # all nodes have joined: a node that connects now is a successor
         self.joining: dict[int, Channel] = {}
         self._returning: dict[int, tuple[Channel, str]] = {}  # successors: channel and address
-        self._told: set[int] = set()
+        self._told: set[int] = set()  # workers that know the servers' addresses
+        self._waiting: dict[int, Channel] = {}  # workers that wait for them
 
     def hello(self, channel: Channel, hello: Hello) -> None:
         """Register a node by its Hello; workers get the servers' addresses once all are known. Raises WireError."""
@@ -47,6 +48,8 @@ class Membership:
         else:  # it becomes a member when it is admitted
             self.joining[number] = channel
             self._told.discard(number)
+        if hello.role == "worker" and number not in self._told:
+            self._waiting[number] = channel
         self._tell_addresses()
 
     def set_informed(self, workers: Collection[int]) -> None:
@@ -70,13 +73,15 @@ class Membership:
         self._tell_addresses()
 
     def _tell_addresses(self) -> None:
-        """Send the servers' addresses to the workers that do not know them, once all servers are members."""
-        if len(self.channels_of("server")) < self.expected["server"]:
+        """Send the servers' addresses to the workers that wait for them, once all servers are members."""
+        shards = range(self.expected["server"])
+        if not all(("server", shard) in self.channels for shard in shards):
             return
-        for number, channel in (*self.channels_of("worker").items(), *self.joining.items()):
-            if number not in self._told:
+        for number, channel in self._waiting.items():
+            if channel is self.channels.get(("worker", number)) or channel is self.joining.get(number):
                 self._told.add(number)
-                channel.send(ShardAddresses([self.addresses[shard] for shard in range(self.expected["server"])]))
+                channel.send(ShardAddresses([self.addresses[shard] for shard in shards]))
+        self._waiting.clear()
 
     def tell_joining(self, message: Any) -> None:
         """Send a message to every joining worker that knows the servers' addresses."""

@@ -34,7 +34,7 @@ from gbactl.data.dataset import (
 from gbactl.data.readers import Source, make_source
 from gbactl.errors import DataError
 
-NAMING = 1  # part of what a cache is named after; a format that older caches are read in keeps the names
+NAMING = 1  # part of what a cache is named after, and so of the fingerprint of its data
 LATER: dict[str, Any] = {"user_field": None, "lists": 0, "list_length": 10, "history_length": 0, "pooling": "mean"}
 CHECKED_ROWS = 1 << 16
 READ_ALL = 4 << 30  # bytes of a cache that is read whole before it is reused

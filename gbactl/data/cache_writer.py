@@ -31,7 +31,6 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 HEADER = 128
 DEFAULT_DAYS = 7
-MOST_DAYS = 100_000
 AT_ONCE = 1 << 18  # rows that are copied at once
 Order = NDArray[np.int64] | None  # row numbers sorted by time; None: the rows are in order
 
@@ -125,7 +124,7 @@ class Clock:
         path.touch()
 
     def add(self, times: NDArray[np.int64], days: NDArray[np.int64] | None = None) -> None:
-        """Add the times of the next rows and, to count them, their day numbers. Raises DataError for too many days."""
+        """Add the times of the next rows and, to count them, their day numbers."""
         if not len(times):
             return
         self.in_order &= bool(times[0] >= self._last and (np.diff(times) >= 0).all())
@@ -135,8 +134,6 @@ class Clock:
         if days is not None:
             found, counts = np.unique(days, return_counts=True)
             self.counts.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
-            if len(self.counts) > MOST_DAYS:
-                raise DataError(f"The column of kind day has more than {MOST_DAYS:,} days; type kind: time.")
 
     def order(self) -> Order:
         """Return the row numbers sorted by time; None if the rows already are in order."""

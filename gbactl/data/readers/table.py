@@ -60,6 +60,7 @@ from gbactl.data.table_schema import (
 from gbactl.data.text_files import BadLines, Faults, Rows, find
 from gbactl.errors import DataError, require
 
+MOST_DAYS = 100_000
 SAMPLE = 1 << 20  # values of the first day from which the borders of buckets come
 LARGEST = float(np.finfo(np.float32).max)
 WAITING = ("standardize", "bucketize")  # transforms that wait for the statistics of the first day
@@ -191,6 +192,8 @@ class Table:
                 }
                 if times is not None:
                     clock.add(times, times if schema.of_kind(Day) else None)
+                    if len(clock.counts) > MOST_DAYS:
+                        raise DataError(f"The column of kind day has more than {MOST_DAYS:,} days; type kind: time.")
                 rows += len(batch)
                 yield batch
             if rows == (ends[-1] if ends else 0):

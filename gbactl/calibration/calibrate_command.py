@@ -129,7 +129,6 @@ class Calibration:
     def run(self) -> FittedModel:
         """Measure and fit the cost model. Raises GbactlError."""
         dataset = self._dataset()
-        check_model(self.plan.config("async", self.plan.workers[0]), dataset)
         start = self._prices(dataset)
         with tempfile.TemporaryDirectory(prefix="gbactl-calibrate-") as folder:
             enough = self._enough_data(dataset, start)
@@ -145,6 +144,7 @@ class Calibration:
     def _prices(self, dataset: Dataset) -> CostConfig:
         """Measure the costs of one worker and of one server, each in a single process."""
         cfg = self.plan.config("async", self.plan.workers[0])
+        check_model(cfg, dataset)
         self.say(f"a worker by itself, batches around {cfg.local_batch}")
         prices = measure_worker(cfg, dataset, self.plan.seconds)
         self.say("a server's kernels")

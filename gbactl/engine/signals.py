@@ -104,10 +104,15 @@ def leave_terminal() -> None:
                 os.dup2(nowhere.fileno(), fd)
 
 
+def _go_on(run_dir: Path) -> str:
+    """Name the command that resumes a run."""
+    return f"go on with 'gbactl train resume={run_dir}'"
+
+
 def resume_hint(run_dir: Path) -> str:
     """Name the newest checkpoint of a run that has ended, and the command that resumes it; "" without a checkpoint."""
     names = CheckpointFolder(run_dir / CHECKPOINTS).names()
-    return f"; the newest checkpoint is {names[-1]}, go on with 'gbactl train resume={run_dir}'" if names else ""
+    return f"; the newest checkpoint is {names[-1]}, {_go_on(run_dir)}" if names else ""
 
 
 class StopRequest:
@@ -164,8 +169,7 @@ class StopRequest:
         state = self.found.get("state")
         if state == "saved":
             path, size = run_dir / CHECKPOINTS / self.found["name"], self.found["bytes"] / 1e6
-            saved = f"step {self.found['step']} is saved in {path} ({size:,.1f} MB)"
-            return f"{saved}; go on with 'gbactl train resume={run_dir}'"
+            return f"step {self.found['step']} is saved in {path} ({size:,.1f} MB); {_go_on(run_dir)}"
         if state == "nothing" or not self.trains:
             return NOTHING
         return f"where it stood is not saved ({self._why}){resume_hint(run_dir)}"

@@ -22,7 +22,7 @@ HERE = "@_here_"  # in the defaults of an option's file: a file in a folder belo
 COMMENT = re.compile(r"\s#\s*(.*)$")
 ROOT = "train.yaml"
 GROUPS = {
-    "mode": "How gradients meet parameters: where dense parameters are, when a gradient is applied, with what weight.",
+    "mode": "The training mode: where dense parameters are, when a gradient is applied, and with what weight.",
     "train": "Batches, epochs and evaluation.",
     "data": "The data set. Each kind of data has keys of its own.",
     "model": "The click model.",

@@ -57,7 +57,7 @@ def _split(values: tuple[str, ...]) -> list[str]:
 @click.option(
     "--time-to-auc",
     metavar="AUC|baseline",
-    help="Add the seconds and samples until this AUC is reached, or the last AUC of the baseline's run of the same seed.",
+    help="Add the seconds and samples until this AUC, or until the last AUC of the baseline's run of the same seed.",
 )
 @click.option(
     "--metric",

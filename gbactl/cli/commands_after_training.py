@@ -44,9 +44,7 @@ def _split(values: tuple[str, ...]) -> list[str]:
 @click.option(
     "--baseline", metavar="VALUE", help="Group with which the others are compared (default: sync, if there is one)."
 )
-@click.option(
-    "--on", metavar="METRIC", default="auc", show_default=True, help="Metric in which groups are compared."
-)
+@click.option("--on", metavar="METRIC", default="auc", show_default=True, help="Metric in which groups are compared.")
 @click.option(
     "--margin",
     type=click.FloatRange(min=0, min_open=True),

@@ -103,7 +103,7 @@ def switch(
     The point of a switch is a day, epoch, samples, step, seconds or fraction.
     `set` changes keys of the new mode, or the number of workers that train.
     `fresh_optimizer: true` resets the optimizer's state.
-      gbactl switch mode=sync switch=auto            a controller chooses sync or gba
+      gbactl switch mode=sync switch=auto            gbactl chooses sync or gba
 
     \b
     While it runs:

@@ -29,7 +29,7 @@ GROUPS = {
     "optim": "The optimizer of the dense parameters and of the embedding rows.",
     "cluster": "Processes, their hosts, and what happens when one of them fails.",
     "transport": "Encryption and number format of the messages of a run.",
-    "collective": "The all-reduce behind `mode=sync` and behind the mean of replicas.",
+    "collective": "The all-reduce of `mode=sync` and of the modes that average replicas.",
     "switch": "Changes of the mode within a run.",
     "checkpoint": "What a checkpoint saves, how often, and which processes load it after a server failure.",
     "faults": "The fault plan: a list of faults, each with a `kind`.",

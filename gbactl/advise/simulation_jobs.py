@@ -24,8 +24,8 @@ from typing import Any
 
 from gbactl import __version__
 from gbactl.advise.data_subset import DataSubset
+from gbactl.checkpoint.costs_and_interval import CheckpointConfig
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
-from gbactl.checkpoint.planning import CheckpointConfig
 from gbactl.config import RunConfig, check
 from gbactl.data.dataset import Dataset
 from gbactl.engine.signals import deferred, raise_if_stopped

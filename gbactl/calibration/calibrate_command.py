@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.calibration.fit import FittedModel, fit, predict
-from gbactl.calibration.measured_runs import WARM_UP, Observation, undisturbed
 from gbactl.calibration.microbenchmarks import measure_server, measure_worker
+from gbactl.calibration.short_local_runs import WARM_UP, Observation, undisturbed
 from gbactl.conf_catalogue import as_yaml, conf_dir
 from gbactl.config import RunConfig
 from gbactl.config.groups import CostConfig

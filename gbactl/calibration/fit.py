@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.calibration.measured_runs import LongEnough, Observation, ProgressLog
+from gbactl.calibration.short_local_runs import LongEnough, Observation, ProgressLog
 from gbactl.config import RunConfig
 from gbactl.config.groups import CostConfig
 from gbactl.data.dataset import Dataset

@@ -18,9 +18,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gbactl import __version__
+from gbactl.checkpoint.costs_and_interval import CostEstimate, estimate_of, job_named, save_schedule_of
 from gbactl.checkpoint.failure_cost_counters import UnsavedWork
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, FileEntry, Manifest, identity, read_manifest
-from gbactl.checkpoint.planning import CostEstimate, estimate_of, job_named, save_schedule_of
 from gbactl.checkpoint.publishing import Publication, ReplicaMean, fits, unpacked
 from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.checkpoint.restore import BEGINNING, chain_at

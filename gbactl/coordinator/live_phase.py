@@ -117,7 +117,9 @@ class LivePhase:
         self.phase.on_server_failure(shard)
 
     def on_server_replaced(self) -> list[int]:
-        """Connect a failed server's successor. Returns the announced, unapplied batches: it lacks their slices."""
+        """Connect a failed server's successor. Returns the batches whose gradients arrived and are not applied yet.
+
+        The successor has no slices of these gradients."""
         self._reach_servers()
         return [] if self.phase.slices is None else self.phase.slices.unapplied
 

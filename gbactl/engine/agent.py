@@ -31,8 +31,8 @@ from gbactl.cpu import available_cores, open_turn_counters, places
 from gbactl.data.cache import cache_root
 from gbactl.data.dataset import EVERY_ARRAY, META, open_dataset
 from gbactl.engine.agent_connection import MAGIC, PIECE, MessageDecoder, field, pack, write_all
-from gbactl.engine.fork_server import Started, send_bootstrap, start_node
-from gbactl.engine.host_info import ReachabilityProbe, dial, facts, import_error, interface_to
+from gbactl.engine.fork_server import Started, send_startup_document, start_node
+from gbactl.engine.host_and_network_facts import ReachabilityProbe, dial, facts, import_error, interface_to
 from gbactl.errors import DataError, GbactlError, WireError
 from gbactl.wire import listener
 from gbactl.wire.auth import TlsContexts, relay
@@ -95,7 +95,7 @@ class AgentProcesses:
         line = json.dumps({**boot, "run_dir": str(self._folder), "place": place}).encode() + b"\n"
         process = start_node(environment, log, [] if place is None else place[:1])
         self.all[name] = AgentProcess(name, process, log)
-        send_bootstrap(process, line)
+        send_startup_document(process, line)
         return process.pid
 
     def _place(self, seat: list[int] | None) -> tuple[int, int, int] | None:

@@ -26,7 +26,7 @@ from gbactl.collective.gloo import address_of_own_name
 from gbactl.engine import preflight
 from gbactl.engine.agent import FILES, mark
 from gbactl.engine.agent_connection import PIECE, AgentConnection, address_of_host, is_here
-from gbactl.engine.host_info import LinkMeasurement, ReachabilityProbe, dial, facts, route_to
+from gbactl.engine.host_and_network_facts import LinkMeasurement, ReachabilityProbe, dial, facts, route_to
 from gbactl.engine.preflight import BIND, LAUNCHER, HostReport, ring
 from gbactl.errors import ClusterError, GbactlError, UsageError
 from gbactl.wire.listener import allow_descriptors

@@ -20,12 +20,18 @@ from gbactl.config import RunConfig
 from gbactl.coordinator.state import JOURNAL_FILE, writes_journal
 from gbactl.cpu import available_cores, open_turn_counters, places
 from gbactl.data.dataset import Dataset
-from gbactl.engine.fork_server import ProcessHandle, await_fork_server, send_bootstrap, start_node, thread_environment
+from gbactl.engine.fork_server import (
+    ProcessHandle,
+    await_fork_server,
+    send_startup_document,
+    start_node,
+    thread_environment,
+)
 from gbactl.engine.signals import deferred
 from gbactl.nodes.child_main import FAILED_LINE, NOTICED_LINE
-from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.listener import address_of, listen, local
 from gbactl.wire.messages import Event
+from gbactl.wire.startup_document import StartupDocument
 
 GRACE_SECONDS = 3.0
 MOST_COORDINATOR_TRIES = 3  # replacement coordinators in a row that may be killed before they continue the run
@@ -204,20 +210,20 @@ class RunProcesses:
         missed: tuple[float, str, float] = (0.0, "", 0.0),
     ) -> None:  # fmt: skip
         fd = -1 if listener is None else listener.fileno()
-        boot = Bootstrap(
+        boot = StartupDocument(
             role, index, self.key.hex(), self.coordinator, str(self.run_dir),
             str(self.dataset.path), self.config, fd, place, incarnation, missed=missed,
         )  # fmt: skip
         log = self.run_dir / "logs" / f"{boot.log_name}.log"
         self._begin(boot, {**thread_environment(threads), **environment}, log)
 
-    def _begin(self, boot: Bootstrap, environment: dict[str, str], log: Path) -> None:
-        """Start a process on this host and send it its bootstrap document."""
+    def _begin(self, boot: StartupDocument, environment: dict[str, str], log: Path) -> None:
+        """Start a process on this host and send it its start-up document."""
         fds = [fd for fd in (boot.listener, *(boot.place or ())[:1]) if fd >= 0]
         with deferred():  # else a signal could leave the started process without an owner
             process = start_node(environment, log, fds)
             self.running.append(ChildProcess(str(boot.peer), process, log))
-        send_bootstrap(process, boot.dumps())
+        send_startup_document(process, boot.dumps())
 
     def failure(self) -> tuple[str, bool] | None:
         """Return (sentence, whether it is the root cause) of the failure that ends the run, or None.

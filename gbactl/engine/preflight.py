@@ -17,7 +17,7 @@ from gbactl.config import RunConfig
 from gbactl.config.shard_specs import row_bytes, shard_spec
 from gbactl.data.dataset import Dataset
 from gbactl.engine.fork_server import dense_size
-from gbactl.engine.host_info import PACKAGES, SAME, LinkMeasurement
+from gbactl.engine.host_and_network_facts import PACKAGES, SAME, LinkMeasurement
 from gbactl.errors import ConfigError
 from gbactl.host_limits import free_memory
 from gbactl.store.optimizers import dense_moments

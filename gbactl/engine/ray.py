@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from gbactl.config.groups import ClusterConfig
 from gbactl.engine.host_placement import hosts_of
-from gbactl.engine.hosts import HostsEngine
+from gbactl.engine.ssh import HostsEngine
 from gbactl.errors import ClusterError, ConfigError, GbactlError, MissingDependencyError, WireError, first_line
 
 NODES_SECONDS, KNOCK_SECONDS, FREE_SECONDS = 30.0, 5.0, 10.0

@@ -22,7 +22,7 @@ from gbactl.engine.host_placement import Host, hosts_of, place, successor
 from gbactl.engine.local_processes import ChildProcess, LaunchContext, RunProcesses
 from gbactl.engine.signals import resume_hint
 from gbactl.errors import ClusterError
-from gbactl.wire.bootstrap import Bootstrap
+from gbactl.wire.startup_document import StartupDocument
 
 START_SECONDS, WAIT_SECONDS, RESTORE_SECONDS = 20.0, 2.0, 5.0
 FAILED = 1  # exit code of a process that could not be started
@@ -283,7 +283,7 @@ class RemoteRunProcesses(RunProcesses):
             self.placed.get(child.name, ""), child.exit_sentence() or "", {**addresses, **places}
         )
 
-    def _begin(self, boot: Bootstrap, environment: dict[str, str], log: Path) -> None:
+    def _begin(self, boot: StartupDocument, environment: dict[str, str], log: Path) -> None:
         if boot.role == "coordinator":
             super()._begin(boot, environment, log)
             return

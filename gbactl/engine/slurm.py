@@ -16,7 +16,7 @@ from gbactl.checked_dataclasses import Bounds, Processes
 from gbactl.config.engine_interface import EngineOptions
 from gbactl.config.groups import ClusterConfig
 from gbactl.engine.host_placement import Host
-from gbactl.engine.hosts import HostsEngine
+from gbactl.engine.ssh import HostsEngine
 from gbactl.errors import ConfigError, require
 
 # -u: without it srun keeps output until a newline. --overlap: agents, and steps of others, share the nodes' cores;

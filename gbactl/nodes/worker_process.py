@@ -27,10 +27,10 @@ from gbactl.models.gradient_computer import GradientComputer
 from gbactl.store.dense import DenseBlock
 from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense, start
 from gbactl.wire.auth import Peer
-from gbactl.wire.bootstrap import await_setup, install_dense
 from gbactl.wire.channel_interface import Channel, Hub
 from gbactl.wire.listener import shares_memory
 from gbactl.wire.messages import Hello, Ready, RingBroken, WorkerFailed
+from gbactl.wire.startup_document import await_setup, install_dense
 from gbactl.worker.allreduce_fallback import ServerSums
 from gbactl.worker.client import WorkerClient
 from gbactl.worker.dense_placement import (
@@ -45,11 +45,11 @@ from gbactl.worker.loop import BatchComputer, MappedBatchSource, WorkerLoop
 from gbactl.worker.worker_core import ReplicatedSteps
 
 if TYPE_CHECKING:
-    from gbactl.wire.bootstrap import Bootstrap
+    from gbactl.wire.startup_document import StartupDocument
 
 
 def work(
-    hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset, collective: Any = None
+    hub: Hub, coordinator: Channel, boot: StartupDocument, cfg: RunConfig, dataset: Dataset, collective: Any = None
 ) -> None:
     """Run a worker from its Hello message to its end. `collective` replaces the one that the environment names."""
     _settle(cfg)
@@ -105,7 +105,7 @@ def _settle(cfg: RunConfig) -> None:
 class WorkerProcess:
     """Parts of a worker process, built once its Hello is answered. Raises PeerGoneError if the run ends meanwhile."""
 
-    def __init__(self, hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset) -> None:
+    def __init__(self, hub: Hub, coordinator: Channel, boot: StartupDocument, cfg: RunConfig, dataset: Dataset) -> None:
         self.boot, self.cfg, self.dataset, self.kernels = boot, cfg, dataset, load()
         self.core_slots, self.codec = core_slots(None), codec_of(cfg.transport.wire_dtype)
         self.ring_item = ring_item(cfg.collective.name, cfg.transport.wire_dtype)

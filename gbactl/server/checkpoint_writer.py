@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.checkpoint import row_priority
+from gbactl.checkpoint.costs_and_interval import save_schedule_of
 from gbactl.checkpoint.failure_cost_counters import RowUpdates
 from gbactl.checkpoint.folder import CHECKPOINTS, CUT
-from gbactl.checkpoint.planning import save_schedule_of
 from gbactl.checkpoint.restore import arrays_of
 from gbactl.checkpoint.row_priority import RowPriority
 from gbactl.checkpoint.tensor_file import FileWriter, Layout, layout_of, with_bf16

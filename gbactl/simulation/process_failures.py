@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from gbactl.checkpoint.costs_and_interval import costs_of
 from gbactl.checkpoint.failure_cost_counters import CostSeconds
-from gbactl.checkpoint.planning import costs_of
 from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
 from gbactl.errors import ClusterError

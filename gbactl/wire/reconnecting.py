@@ -172,7 +172,7 @@ class StagedGradients:
             self._most = MOST + 2 * len(self._sent)
 
     def still_staged(self, shard: Shard) -> list[Staged]:
-        """Return the Staged messages of slices that are still staged in the shard."""
+        """Return the Staged messages about gradient slices that the shard holds and has not applied or discarded."""
         return [self._sent[batch] for batch in shard.staged if batch in self._sent]
 
     def clear(self) -> None:

@@ -19,11 +19,11 @@ from gbactl.errors import PeerGoneError, WireError
 from gbactl.nodes.role_setup import header, serve, wrapped_hub
 from gbactl.nodes.worker_process import work
 from gbactl.wire.auth import Peer
-from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.channel_interface import Hub
 from gbactl.wire.frames import CLOSED
 from gbactl.wire.messages import Event, Hello, unpack
 from gbactl.wire.reliable import with_message_faults
+from gbactl.wire.startup_document import StartupDocument
 from tests.support.in_memory import MemoryHub
 from tests.support.in_memory_collective import MemoryGroup
 
@@ -86,8 +86,8 @@ def run_in_memory(
     over, failed = threading.Event(), threading.Event()
     epochs: Counter[str] = Counter()
 
-    def boot(role: str, index: int) -> Bootstrap:
-        return Bootstrap(role, index, "", "C", str(run_dir), str(data), to_dict(cfg))
+    def boot(role: str, index: int) -> StartupDocument:
+        return StartupDocument(role, index, "", "C", str(run_dir), str(data), to_dict(cfg))
 
     def server(index: int, epoch: int = 0) -> None:
         mine = joined(Peer("server", index, epoch))

@@ -138,7 +138,7 @@ class Behaviour:
         self.ids: Ids = np.memmap(folder / "ids", np.int32, "r").reshape(-1, len(BEHAVIOUR))
 
     def last_before(self, user_ids: Integers, seconds: Integers, longest: int) -> Jagged:
-        """Return the last behaviour of users before given seconds, as one list for each name in BEHAVIOUR."""
+        """Return up to `longest` last log entries of each user before a time, as a list for each field in BEHAVIOUR."""
         end = np.searchsorted(self.keys, _keys(user_ids, seconds))
         first = np.maximum(np.searchsorted(self.keys, _keys(user_ids, np.zeros_like(seconds))), end - longest)
         rows = self.ids[positions(first, end - first)]

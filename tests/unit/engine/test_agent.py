@@ -18,7 +18,7 @@ from gbactl.data.cache import prepare
 from gbactl.engine.agent import FILES
 from gbactl.engine.agent_connection import AGENT, AgentConnection, MessageDecoder, command, pack
 from gbactl.engine.host_agents import HostAgents
-from gbactl.engine.host_info import ReachabilityProbe, dial
+from gbactl.engine.host_and_network_facts import ReachabilityProbe, dial
 from gbactl.errors import ClusterError
 from gbactl.install import code_version
 from gbactl.wire import auth, listener

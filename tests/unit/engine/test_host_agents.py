@@ -11,7 +11,7 @@ import pytest
 
 from gbactl.engine import host_agents
 from gbactl.engine.host_agents import HostAgents, HostFindings, NetworkParameters
-from gbactl.engine.host_info import LinkMeasurement, ReachabilityProbe
+from gbactl.engine.host_and_network_facts import LinkMeasurement, ReachabilityProbe
 from gbactl.engine.preflight import LAUNCHER, HostReport
 from gbactl.errors import UsageError
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gbactl.checkpoint.costs_and_interval import PARTIAL
 from gbactl.checkpoint.folder import CheckpointFolder
-from gbactl.checkpoint.planning import PARTIAL
 from gbactl.checkpoint.restore import arrays_of, load_shard
 from gbactl.config import CheckpointConfig, RunConfig, check, from_dict
 from gbactl.coordinator.state import config_at

@@ -69,7 +69,7 @@ def run_coordinator(boot: Bootstrap) -> None:
         result["time"]["began_at"] = time.time() - coordinator.context.record.seconds
 
     if boot.cfg.resume is None:  # the clock of a resumed run leaves out the time between its parts
-        coordinator.flow.amend = with_clock_time
+        coordinator.flow.amend_result = with_clock_time
     if coordinator.context.journaled:
         start_heartbeat(
             lambda: coordinator.context.send_event("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4)

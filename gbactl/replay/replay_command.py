@@ -130,7 +130,7 @@ def _run(replayer: Replayer) -> Divergence | None:
     try:
         replayer.run()
     except DivergenceError as error:
-        return error.found
+        return error.divergence
     return replayer.checks.first
 
 

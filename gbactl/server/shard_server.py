@@ -163,7 +163,7 @@ class Server:
             if dense:
                 shard.pull_dense(values[:dense])
         frame.release()
-        channel.send(Rows(pull.ticket, shard.version, pull.rows, dense), out)
+        channel.send(Rows(pull.request, shard.version, pull.rows, dense), out)
 
     def _dense_floats(self, pull: Pull) -> int:
         """Number of floats of the dense slice in the answer to a pull."""

@@ -133,4 +133,4 @@ class VirtualCoordinator(Coordinator):
             if "checkpoint" in result:
                 result["checkpoint"] |= told(self.context.record.seconds)
 
-        self.flow.amend = amend
+        self.flow.amend_result = amend

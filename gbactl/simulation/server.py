@@ -183,7 +183,7 @@ class VirtualServer(Server):
         self.shard.note_pull(pull.batch, index)
         self.shard.pull_rows(index, rows)
         rows = self.network.arrived(rows)
-        message = Rows(pull.ticket, self.shard.version, pull.rows, dense)
+        message = Rows(pull.request, self.shard.version, pull.rows, dense)
         held = self._snapshot() if pull.dense else None
         channel.carry(PullAnswer(kind_of(message), b"", NO_BYTES, None, message, rows, held), rows.nbytes + 4 * dense)
 

@@ -121,7 +121,7 @@ class TrainerDense(ComputeThread):
     def handle(self, message: OpenReplicas | CloseReplicas) -> ClosedReplicas | None:
         """Open or close a phase at the coordinator's request. Raises GbactlError if another process has failed."""
         if isinstance(message, OpenReplicas):
-            if message.turn != self.state.opened:  # a new coordinator repeats what it has no record of
+            if message.request != self.state.opened:  # a new coordinator repeats what it has no record of
                 self.open(message)
         elif message.last:
             return self.close(message)
@@ -180,8 +180,8 @@ class TrainerDense(ComputeThread):
             self._drive.close()
             self._drive, self.exchange.core.threads = None, 1
         if self.state.trains:
-            self.slices.give(self.replica.block, lambda step: AddReplica(step, message.turn))
-        return self.state.closing_message(message.turn)
+            self.slices.give(self.replica.block, lambda step: AddReplica(step, message.request))
+        return self.state.closing_message(message.request)
 
     # -- saving -------------------------------------------------------------------------------------
 
@@ -215,10 +215,10 @@ class TrainerDense(ComputeThread):
         self.served.leave()
         self._evaluating = False
 
-    def take_over(self, turn: int) -> None:
+    def take_over(self, request: int) -> None:
         """Load the servers' dense parameters into this trainer's replica at a mode switch."""
         if isinstance(self.collective, FaultTolerantCollective):
-            self.collective.renew(turn)  # since it was formed, workers may have joined or summands been set
+            self.collective.renew(request)  # since it was formed, workers may have joined or summands been set
         self._fetch()
         self.state.took_over()
 

@@ -185,7 +185,7 @@ class CentreSlices:
     def on_slice(self, shard: int, message: EasgdCentre, payload: Bytes) -> None:
         """Store a server's slice of the centre. Raises WireError for a slice that was not requested."""
         low, high = self.cuts[shard]
-        if message.ticket != self._request or payload.size != 4 * (high - low):
+        if message.request != self._request or payload.size != 4 * (high - low):
             raise WireError(f"S{shard} answered an exchange with {payload.size} bytes.")
         self.centre[low:high] = payload.view(np.float32)
         self.missing.discard(shard)

@@ -172,7 +172,7 @@ class TrainerState:
         """Open a phase; return whether the replica is outdated and must be fetched from the servers.
 
         A worker that is no trainer in the phase only answers the others."""
-        self.opened, self.trains = message.turn, self.index < message.trainers
+        self.opened, self.trains = message.request, self.index < message.trainers
         behind, self._fresh = self.trains and not self._fresh, self.trains
         self.statistics, self._first = ExchangeStatistics(), self.replica.iterations
         return behind
@@ -198,10 +198,10 @@ class TrainerState:
         """Record that this replica, like all others, was loaded from the servers, so that all are equal."""
         self._fresh = self._common = True
 
-    def closing_message(self, turn: int) -> ClosedReplicas:
-        """Make the ClosedReplicas message of a finished phase; `turn`: number of the phase's opening in the run."""
+    def closing_message(self, request: int) -> ClosedReplicas:
+        """Make the ClosedReplicas message of a finished phase; `request`: number of the phase's opening in the run."""
         self.statistics.iterations = self.iterations
-        return ClosedReplicas(self.index, turn, self.statistics.totals)
+        return ClosedReplicas(self.index, request, self.statistics.totals)
 
     def packed_replica(self, number: int, trains: bool) -> tuple[DenseSaved, Floats | None]:
         """Pack the current replica for checkpoint `number`; no values for a worker that does not train."""

@@ -41,7 +41,7 @@ class TrainingProgress:
     replacement process counts from its own start, as for its slow-downs. Thread-safe."""
 
     def __init__(self, plan: FaultPlan, now: Callable[[], float]) -> None:
-        self.now, self._storms, self._lock = now, plan.active_periods(), threading.Lock()
+        self.now, self._fault_periods, self._lock = now, plan.fault_periods(), threading.Lock()
         self._began, self._step = math.inf, -1
 
     def on_message(self, message: Any) -> None:
@@ -64,7 +64,7 @@ class TrainingProgress:
     def active_faults(self) -> frozenset[int]:
         """Indexes, in the fault plan, of the periods of message faults that are active now."""
         with self._lock:
-            return self._storms.active_indexes(self._step, self.now() - self._began)
+            return self._fault_periods.active_indexes(self._step, self.now() - self._began)
 
 
 @dataclass

@@ -120,7 +120,7 @@ class SocketChannel:
         self._pool, self._traffic = BufferPool(), traffic
         self._out = SendQueue(sock, self._pool, all_queued)
         self._buffer = bytearray(RECEIVE_BYTES)
-        self._start = self._end = self._turn = 0
+        self._start = self._end = self._turn_bytes = 0
         self._awaited = 1
         self._partial: tuple[Header, bytes, Bytes, int] | None = None
         self._layout: shared_memory.SegmentLayout | None = None
@@ -207,9 +207,9 @@ class SocketChannel:
         """Append every complete frame to `found`. Raises WireError (malformed) or OSError (closed).
 
         Frames before an error are appended too. Returns whether there may be more that no selector reports."""
-        more, self._turn = True, AT_ONCE
+        more, self._turn_bytes = True, AT_ONCE
         while more:
-            if self._turn <= 0:
+            if self._turn_bytes <= 0:
                 return True
             try:
                 more = self._read_payload(found) if self._partial else self._read_buffer()
@@ -241,7 +241,7 @@ class SocketChannel:
         if got == 0:
             raise ConnectionResetError
         self._end += got
-        self._turn -= got
+        self._turn_bytes -= got
         return got == room or self._encrypted  # the selector does not see what TLS has read ahead
 
     def _read_payload(self, found: list[Frame]) -> bool:
@@ -251,7 +251,7 @@ class SocketChannel:
         if got == 0:
             raise ConnectionResetError
         filled += got
-        self._turn -= got
+        self._turn_bytes -= got
         self._partial = (header, descriptor, payload, filled)
         if filled == header.payload_bytes:
             self._partial = None

@@ -41,14 +41,14 @@ class Placements:
         """This worker's replica as a dense placement (see trainer/hogwild_training.py)."""
         return self.placements["replicas"]
 
-    def move(self, home: str, gives: bool, turn: int = 0) -> None:
+    def move(self, home: str, gives: bool, request: int = 0) -> None:
         """Switch to the dense placement `home`, and transfer this worker's part of the dense parameters.
 
-        `turn` is the same for all workers. The move may be repeated, then with `gives`, where the worker that was to
+        `request` is the same for all workers. The move may be repeated, then with `gives`, where the worker that was to
         give the parameters failed."""
         if self.now is not self.placements[home]:
             self.now.leave()
-            self.placements[home].take_over(turn)
+            self.placements[home].take_over(request)
         if home == "servers" and gives:
             self.placements["workers"].hand_over()
         self.now = self.placements[home]
@@ -81,8 +81,8 @@ class DensePlacement(ABC):
     def leave(self) -> None:  # noqa: B027
         """Release borrowed memory before the worker switches to another dense placement."""
 
-    def take_over(self, turn: int) -> None:  # noqa: B027
-        """Fetch dense parameters and optimizer state from the servers at a mode switch, number `turn` in the run."""
+    def take_over(self, request: int) -> None:  # noqa: B027
+        """Fetch dense parameters and optimizer state from the servers at a mode switch, number `request` in the run."""
 
     def hand_over(self) -> None:  # noqa: B027
         """Send the servers the dense parameters and optimizer state at a mode switch."""
@@ -163,9 +163,9 @@ class ReplicatedDense(DensePlacement):
     def leave(self) -> None:
         self.flat.listen(None)
 
-    def take_over(self, turn: int) -> None:
+    def take_over(self, request: int) -> None:
         if self.recovery is not None:
-            self.recovery.renew(turn)
+            self.recovery.renew(request)
         self.steps.taken = -1
         self.slices.fetch(self.block)
         self.restored()

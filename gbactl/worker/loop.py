@@ -210,8 +210,8 @@ class WorkerLoop:
             found = self.dense.packed(question.step)
             return LATER if found is None else (DenseSaved(question.number, *found[:2]), found[2].view(np.uint8))
         if isinstance(question, MoveDense):
-            self.placements.move(question.home, question.giver == self.exchange.index, question.turn)
-            return DenseMoved(self.exchange.index, question.turn)
+            self.placements.move(question.home, question.giver == self.exchange.index, question.request)
+            return DenseMoved(self.exchange.index, question.request)
         return self._inspect() if isinstance(question, Inspect) else self.placements.trainer.handle(question)
 
     def _inspect(self) -> Inspected:

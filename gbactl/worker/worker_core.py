@@ -292,11 +292,11 @@ class WorkerCore:
 
     def rows(self, shard: int, rows: Rows, frame: Frame) -> list[Command]:
         """Store a shard's answer to a Pull."""
-        item = self.pulls[rows.ticket]
+        item = self.pulls[rows.request]
         item.answers[shard] = (rows, frame)
         complete = len(item.answers) == self.servers
         if complete:
-            del self.pulls[rows.ticket]
+            del self.pulls[rows.request]
         if item.abandoned:
             return [ReleaseFrames(item)] if complete else []
         if rows.dense:

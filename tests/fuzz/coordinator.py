@@ -117,7 +117,7 @@ class Intruder:
         likely = {
             "worker": peer.index, "shard": peer.index, "number": peer.index, "role": peer.role, "node": str(peer),
             "phase": c.context.phase_number, "batch": rng.choice(leases), "step": c.context.step_now,
-            "turn": c.core.replicas.request,
+            "request": c.core.replicas.request,
             "row_version": 0, "dense_version": 0, "samples": 60, "name": "switch", "params": rng.choice((-1, 5)),
         }  # fmt: skip
         if type(said).__name__ in ("Saved", "DenseSaved"):

@@ -97,7 +97,7 @@ def setting(servers: int = 2, begun: BeginPhase | None = None) -> Setting:
 
 def pulled(commands: list[Command]) -> list[tuple[int, int]]:
     """(request, shard) of what is pulled."""
-    return [(each.pull.ticket, each.shard) for each in commands if isinstance(each, PullRows)]
+    return [(each.pull.request, each.shard) for each in commands if isinstance(each, PullRows)]
 
 
 def names(commands: list[Command]) -> list[str]:
@@ -489,7 +489,7 @@ class AnyOrder(RuleBasedStateMachine):
     def carry_out(self, commands: list[Command]) -> None:
         for command in commands:
             if isinstance(command, PullRows):
-                request, shard = command.pull.ticket, command.shard
+                request, shard = command.pull.request, command.shard
                 assert command.pull.batch in {batch for _, batch in self.granted}, (
                     "nothing is pulled before it is granted"
                 )

@@ -117,7 +117,7 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset) -> 
     coordinator.send(ready)
     server = Server(hub, coordinator, shard, cfg.train.norms_every, saver)
     server.served_dense = cfg.home != "workers"  # a resumed run may switch before its first phase
-    server.slowness = ServerSlowdown.of(cfg.fault_plan(), boot.index)
+    server.slowdown = ServerSlowdown.of(cfg.fault_plan(), boot.index)
     server.run()
 
 

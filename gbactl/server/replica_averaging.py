@@ -28,10 +28,10 @@ class EasgdHandlers:
         self._count = self._step = 0
         self._request = -1
         #: message -> its handler, called by the server; first those of workers
-        self.from_workers: dict[type[Any], Any] = {EasgdUpdate: self._elastic, AddReplica: self._give}
-        self.handlers = {**self.from_workers, AverageReplicas: self._settle}
+        self.from_workers: dict[type[Any], Any] = {EasgdUpdate: self._on_update, AddReplica: self._on_replica}
+        self.handlers = {**self.from_workers, AverageReplicas: self._average}
 
-    def _elastic(self, channel: Channel, message: EasgdUpdate, frame: Frame) -> None:
+    def _on_update(self, channel: Channel, message: EasgdUpdate, frame: Frame) -> None:
         """Send a trainer the centre, then move the centre towards the trainer's replica by the EASGD rule."""
         value = self.shard.dense_block().value
         if frame.payload.size != value.nbytes or not 0.0 <= message.alpha <= 1.0:
@@ -44,7 +44,7 @@ class EasgdHandlers:
         frame.release()
         channel.send(EasgdCentre(message.request), out)
 
-    def _give(self, channel: Channel, message: AddReplica, frame: Frame) -> None:
+    def _on_replica(self, channel: Channel, message: AddReplica, frame: Frame) -> None:
         block = self.shard.dense_block()
         expected = block.value.nbytes + sum(moment.nbytes for moment in block.moments.values())
         if frame.payload.size != expected or message.step < 0:
@@ -63,7 +63,7 @@ class EasgdHandlers:
     def _begin(self, request: int) -> None:
         self._sum, self._count, self._step, self._request = None, 0, 0, request
 
-    def _settle(self, _: Channel, message: AverageReplicas, frame: Frame) -> None:
+    def _average(self, _: Channel, message: AverageReplicas, frame: Frame) -> None:
         if self._sum is not None:
             block = self.shard.dense_block()
             mean = (self._sum / self._count).astype(np.float32)

@@ -214,7 +214,7 @@ class ReplicatedDense(DensePlacement):
 
     def _step(self, item: BatchInProgress) -> None:
         grant = item.grant
-        self._stepping, self.steps.taken = False, grant.token
+        self._stepping, self.steps.last_step = False, grant.token
         np.copyto(self._previous, self.block.value)
         total = self._sum.take()
         round_here(self.codec, total)
@@ -251,7 +251,7 @@ class ReplicatedDense(DensePlacement):
         for (step, values), cut in zip(states, self.compute.held.values(), strict=True):
             self.block.unpack(*cut, values, step)
         self.flat.load(self.block.value.copy())
-        self.steps.taken, self._checksum = -1, (-1, ("", ""))
+        self.steps.last_step, self._checksum = -1, (-1, ("", ""))
 
     def leave(self) -> None:
         """Do nothing when this placement ends: the model computes with the dense vector directly, so it is kept."""

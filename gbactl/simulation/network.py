@@ -233,7 +233,7 @@ class LossyChannel(VirtualChannel):
         super().__init__(network, near, far)
         self.message_faults = message_faults
         self._next = self._expected = 0
-        self._early: dict[int, Frame] = {}
+        self._out_of_order: dict[int, Frame] = {}
 
     def carry(self, frame: Frame, nbytes: int) -> None:
         """Send a frame with random loss, delay and duplication; the notice of a closed channel is exempt."""
@@ -259,11 +259,11 @@ class LossyChannel(VirtualChannel):
         self.wire.carry(nbytes, self._receive_in_order, number, frame)
 
     def _receive_in_order(self, number: int, frame: Frame) -> None:
-        if number < self._expected or number in self._early:
+        if number < self._expected or number in self._out_of_order:
             return
-        self._early[number] = frame
-        while self._expected in self._early:
-            self._arrive(self._early.pop(self._expected))
+        self._out_of_order[number] = frame
+        while self._expected in self._out_of_order:
+            self._arrive(self._out_of_order.pop(self._expected))
             self._expected += 1
 
 

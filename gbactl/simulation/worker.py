@@ -313,7 +313,7 @@ class VirtualWorker:
             elif type(command) is TellCoordinator:
                 self.coordinator.send(command.message)
             elif type(command) is ComputeNext:
-                command.item.first_at = self.shared.events.now
+                command.item.became_next_at = self.shared.events.now
                 if not command.item.pulled:  # otherwise it begins when its rows have arrived
                     self.shared.placements.now.resume(self)
             elif type(command) is ReleaseFrames:
@@ -412,7 +412,7 @@ class VirtualWorker:
     def _begin(self, item: BatchInProgress) -> None:
         shared, samples, now = self.shared, item.grant.samples, self.shared.events.now
         idle = self._idle.popleft() if self._idle else now
-        granted = max(idle, item.first_at)
+        granted = max(idle, item.became_next_at)
         self._waits[BATCH] += granted - idle
         self._waits[ROWS] += now - granted
         if not item.phase.training:
@@ -425,12 +425,12 @@ class VirtualWorker:
         elif self.slot is None:
             self._differentiate(item)
         else:
-            item.first_at = now
+            item.became_next_at = now
             self.slot.take(self._differentiate_in_slot, item)
 
     def _differentiate_in_slot(self, item: BatchInProgress) -> None:
         self._in_slot = True
-        self._waits[TURN] += self.shared.events.now - item.first_at
+        self._waits[TURN] += self.shared.events.now - item.became_next_at
         if self.dead:
             self._leave_slot()
         else:

@@ -119,7 +119,7 @@ def test_a_worker_without_data_in_the_last_step_takes_that_step_though_the_coord
         plain(this, message, payload)
 
     def later(this: Any) -> bool:
-        if where == "in its queue" and this.exchange.index >= 2 and this.steps.taken == BATCHES // 4 - 2:
+        if where == "in its queue" and this.client.index >= 2 and this.steps.last_step == BATCHES // 4 - 2:
             assert dead.wait(30)
             time.sleep(0.2)
         return summed(this)

@@ -94,7 +94,7 @@ def uneven(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = ComputeThread.finish
 
     def finish(this: Any, item: Any, gradient: Any) -> None:
-        if this.trainer.exchange.index == 0:
+        if this.trainer.client.index == 0:
             time.sleep(0.01)
         plain(this, item, gradient)
 
@@ -221,9 +221,9 @@ def test_a_trainer_that_dies_while_it_is_asked_is_in_no_mean(
     plain, died = TrainerDense._save, []
 
     def save(this: Any, message: SaveReplica) -> None:
-        if this.exchange.index == 1 and not died:
+        if this.client.index == 1 and not died:
             died.append(message.number)
-            this.exchange.hub.close()
+            this.client.hub.close()
             raise Killed
         plain(this, message)
 
@@ -489,7 +489,7 @@ def test_a_trainer_dies_and_then_the_coordinator(
     plain, died = ComputeThread.finish, []
 
     def finish(this: Any, item: Any, gradient: Any) -> None:
-        if this.trainer.exchange.index == 1 and item.grant.batch >= 8 and not died:
+        if this.trainer.client.index == 1 and item.grant.batch >= 8 and not died:
             died.append(1)
             raise Killed
         plain(this, item, gradient)

@@ -41,7 +41,7 @@ def dies_when_moving(monkeypatch: pytest.MonkeyPatch, victim: int) -> None:
     plain = Placements.move
 
     def move(self: Any, home: str, gives: bool, turn: int = 0) -> None:
-        if self.now.exchange.index == victim:
+        if self.now.client.index == victim:
             raise Killed
         plain(self, home, gives, turn)
 

@@ -133,12 +133,12 @@ def dies_at(monkeypatch: pytest.MonkeyPatch, victim: int, batch: int, once: bool
     plain, dead = TrainerDense.finish, threading.Event()
 
     def finish(self: Any, item: Any, gradient: Any) -> None:
-        if self.exchange.index == victim and item.grant.batch >= batch and not (once and dead.is_set()):
+        if self.client.index == victim and item.grant.batch >= batch and not (once and dead.is_set()):
             dead.set()
             time.sleep(0.2)  # the others have run out of data, if that was the end of it
             raise Killed
         if item.grant.batch >= batch - 6 and not dead.is_set():
-            time.sleep(0.03 * (self.exchange.index != victim))  # the victim has to come by such a batch
+            time.sleep(0.03 * (self.client.index != victim))  # the victim has to come by such a batch
         plain(self, item, gradient)
 
     monkeypatch.setattr(TrainerDense, "finish", finish)
@@ -190,7 +190,7 @@ def test_one_that_dies_while_all_evaluate_is_not_waited_for_the_next_day(
     plain = TrainerDense.load
 
     def load(self: Any, item: Any) -> None:
-        if self.exchange.index == 1 and not item.phase.training:
+        if self.client.index == 1 and not item.phase.training:
             raise Killed
         plain(self, item)
 

@@ -274,7 +274,7 @@ def test_another_one_that_dies_while_all_get_the_same_again(
     plain, deaths = ReplicatedDense.take_over, [0]
 
     def take_over(this: Any, turn: int) -> None:
-        if this.exchange.index == 2 and dying.pushes == dying.turn and not deaths[0]:
+        if this.client.index == 2 and dying.pushes == dying.turn and not deaths[0]:
             deaths[0] += 1
             raise Killed
         plain(this, turn)

@@ -121,7 +121,7 @@ def train(*overrides: str) -> Run:
         result = train_run(compose(typed), CommandLine("train", tuple(typed)), display=display())
     except Stopped as stopped:
         if stopped.number == signal.SIGINT:
-            raise KeyboardInterrupt(stopped.told) from None
+            raise KeyboardInterrupt(stopped.outcome) from None
         raise
     return Run(Path(result["run_dir"]), result)
 

@@ -18,9 +18,9 @@ class Stopped(BaseException):
     `told`: the outcome of what was stopped, as the second half of a sentence.
     """
 
-    def __init__(self, number: int, told: str = "") -> None:
+    def __init__(self, number: int, outcome: str = "") -> None:
         super().__init__(number)
-        self.number, self.told = number, told
+        self.number, self.outcome = number, outcome
 
 
 class UsageError(GbactlError):

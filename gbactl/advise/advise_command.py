@@ -81,7 +81,7 @@ def advise(overrides: Sequence[str], options: AdviseOptions, out: Callable[[str]
         with stoppable():
             Advising(overrides, options, out).run()
     except Stopped as stopped:
-        stopped.told = stopped.told or "there is no advice yet"
+        stopped.outcome = stopped.outcome or "there is no advice yet"
         raise
 
 

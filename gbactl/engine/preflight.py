@@ -76,10 +76,10 @@ class HostReport:
 HEADINGS = ("host", "address", "cores", "gbactl Python torch Horovod", "MiB free", "data", "state")
 
 
-def unreachable(host: str, said: str, why: str, command: str) -> str:
+def unreachable(host: str, output: str, why: str, command: str) -> str:
     """Describe the fault of a host whose agent does not answer; `command`: what should have started the agent."""
-    told, trial = said.rstrip(".") or why, AGENT_PART.sub(" true", command)
-    return f"Host {host} cannot be reached ({told}); see that `{trial}` works without a question."
+    reason, trial = output.rstrip(".") or why, AGENT_PART.sub(" true", command)
+    return f"Host {host} cannot be reached ({reason}); see that `{trial}` works without a question."
 
 
 def not_installed(program: str, host: str) -> str:

@@ -215,11 +215,11 @@ def _screen(client: ControlClient, run_dir: Path) -> None:
         while found is not None:
             live.update(screen(name, found, keys.said), refresh=True)
             key = read(max(0.0, due - time.monotonic()))
-            wish = keys.on_key(key) if key else None
-            if wish == "quit":
+            action = keys.on_key(key) if key else None
+            if action == "quit":
                 return
-            if wish:
-                keys.said = _switched(run_dir, wish)
+            if action:
+                keys.said = _switched(run_dir, action)
             if time.monotonic() >= due:
                 found, due = _asked(client), time.monotonic() + SECONDS
     print(_ended(run_dir))

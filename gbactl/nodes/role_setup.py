@@ -62,8 +62,8 @@ def run_coordinator(boot: Bootstrap) -> None:
     import sklearn.metrics  # noqa: F401  (takes a second: now, while the workers import torch)
 
     run_dir = Path(boot.run_dir)
-    found = JournalState.of(run_dir, boot.incarnation, *boot.missed) if boot.incarnation else None
-    coordinator = Coordinator(hub, boot.cfg, dataset, run_dir, header(boot.cfg, dataset), found)
+    journal = JournalState.of(run_dir, boot.incarnation, *boot.coordinator_failure) if boot.incarnation else None
+    coordinator = Coordinator(hub, boot.cfg, dataset, run_dir, header(boot.cfg, dataset), journal)
 
     def with_clock_time(result: dict[str, Any]) -> None:
         result["time"]["began_at"] = time.time() - coordinator.context.record.seconds

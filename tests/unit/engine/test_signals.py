@@ -127,7 +127,7 @@ def test_the_first_signal_has_the_run_saved_and_ends_it_when_that_is_done() -> N
         os.kill(os.getpid(), signal.SIGHUP)
         for _ in range(2):
             stop.poll(told.append)
-        stop.tell_again()
+        stop.repeat()
         stop.poll(told.append)
         stop.on_event(Event("stop", {"state": "saved"}))
         stop.poll(told.append)
@@ -157,7 +157,7 @@ def test_a_sentence_says_what_became_of_it(
     trains: bool, found: dict[str, object], sentence: str, tmp_path: Path
 ) -> None:
     stop = StopRequest(30.0, lambda text: None)
-    stop.trains, stop.found = trains, found
+    stop.trains, stop.answer = trains, found
     assert stop.sentence(tmp_path) == sentence.format(run=tmp_path)
 
 
@@ -173,10 +173,10 @@ def test_an_older_checkpoint_is_named_where_nothing_newer_is(tmp_path: Path) -> 
 def test_what_fails_while_it_is_saved_is_why_it_is_not() -> None:
     stop = StopRequest(30.0, lambda text: None)
     error = ClusterError("C was killed.")
-    assert stop.stopped_by(error) is None and stop.found == {}
+    assert stop.stopped_by(error) is None and stop.answer == {}
     with stoppable(), first_signal_recorded():
         os.kill(os.getpid(), signal.SIGTERM)
         stopped = stop.stopped_by(error)
         assert stopped is not None and stopped.number == signal.SIGTERM
-        assert stop.found == {"state": "failed", "why": "C was killed"}
+        assert stop.answer == {"state": "failed", "why": "C was killed"}
         assert stop.stopped_by(ValueError("a mistake in here")) is None

@@ -60,8 +60,8 @@ def model(path: Path = TOLD) -> str:
 
 def features(path: Path = TOLD) -> tuple[str, ...]:
     """Return the processor's features by Linux's names ("avx2"), in Linux's order; empty where unknown."""
-    told = _cpuinfo(path)
-    return tuple((told.get("flags") or told.get("Features", "")).split())  # x86, ARM
+    info = _cpuinfo(path)
+    return tuple((info.get("flags") or info.get("Features", "")).split())  # x86, ARM
 
 
 def vectors(path: Path = TOLD) -> str:

@@ -201,9 +201,9 @@ def examine_hosts(cfg: RunConfig, engine: HostsEngine, measure: bool) -> tuple[l
         if report.ok:
             checks.append(_host(host, report))
     unseen = [host for host, report in found.reports.items() if not report.shared]
-    told = f"{runs.resolve()}: {'not seen by ' + ', '.join(unseen) if unseen else 'seen by every host that answers'}"
+    finding = f"{runs.resolve()}: {'not seen by ' + ', '.join(unseen) if unseen else 'seen by every host that answers'}"
     advice = "for runs with checkpoint=, type run_dir= on a file system that all hosts share"
-    checks.append(Check("run directory", told, not unseen, cfg.checkpoint.name != "none", advice))
+    checks.append(Check("run directory", finding, not unseen, cfg.checkpoint.name != "none", advice))
     more = [*found.advice, *filter(None, [engine.warning(cluster)])]
     return [*checks, *(failure("note", sentence, essential=False) for sentence in more)], found
 

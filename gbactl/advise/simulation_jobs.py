@@ -242,7 +242,7 @@ class Schedule:
 
     `modes`: configurations by mode, the first one is the base's; `base_seconds`, `seconds`: estimates of a simulation
     of the base and of each mode; `deadline`: by time.monotonic(); `seeds`: how many, each with all modes, None: as the
-    time allows; `told` hears of each outcome."""
+    time allows; `on_outcome` hears of each outcome."""
 
     pool: SimulationPool
     modes: Mapping[str, RunConfig]
@@ -252,7 +252,7 @@ class Schedule:
     seconds: Mapping[str, float]
     deadline: float
     seeds: int | None
-    told: Callable[[Outcome], None]
+    on_outcome: Callable[[Outcome], None]
     narrow: Callable[[Sequence[Outcome]], Sequence[str]]
     outcomes: list[Outcome] = field(default_factory=list)
     _begun: int = 0  # seeds
@@ -268,7 +268,7 @@ class Schedule:
             while len(self._running) < self.pool.jobs and (work := self._next()) is not None:
                 self._running[self._submitted(work)] = replace(work, began=time.monotonic())
             for outcome in self.outcomes[heard:]:  # while the processes have work again
-                self.told(outcome)
+                self.on_outcome(outcome)
             heard = len(self.outcomes)
             if not self._running:
                 return self.outcomes

@@ -116,11 +116,11 @@ class Residuals:
     def __call__(self, factors: Vector) -> Vector:
         """Compute residuals: logarithms of predicted / observed, then priors that keep undetermined factors near 1."""
         found = []
-        for seen, told in zip(self.observed, self.predicted(factors), strict=True):
-            found.append(math.log(told.eps / seen.eps))
-            known = [role for role in told.cpu if seen.cpu.get(role, 0.0) > 0 and told.cpu[role] > 0]
+        for observed, predicted in zip(self.observed, self.predicted(factors), strict=True):
+            found.append(math.log(predicted.eps / observed.eps))
+            known = [role for role in predicted.cpu if observed.cpu.get(role, 0.0) > 0 and predicted.cpu[role] > 0]
             found += [
-                CPU_WEIGHT * _weight_of_role(seen, role) * math.log(told.cpu[role] / seen.cpu[role]) for role in known
+                CPU_WEIGHT * _weight_of_role(observed, role) * math.log(predicted.cpu[role] / observed.cpu[role]) for role in known
             ]
         return np.array([*found, *(PRIOR[group] * f for group, f in zip(GROUPS, factors, strict=True))])
 

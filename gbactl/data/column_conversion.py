@@ -46,8 +46,8 @@ def _parsed(written: pl.Series, form: str) -> pl.Series:
     try:
         found = written.str.to_datetime(form, strict=False, time_unit="us")
     except pl.exceptions.PolarsError as error:
-        told = str(error).partition("\n")[0]
-        raise ConfigError(f"The format {form!r} cannot be ({told}); type for instance '%d/%m/%Y %H:%M'.") from None
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"The format {form!r} cannot be ({reason}); type for instance '%d/%m/%Y %H:%M'.") from None
     return found.cast(pl.Datetime("us")).cast(pl.Int64)
 
 

@@ -153,7 +153,7 @@ def _workers(found: Status) -> RenderableType:
 
 def server_shares(found: Status) -> dict[str, dict[str, float]]:
     """Compute the share of time that each server spent in each activity in the latest second of training."""
-    each = {name: shares_of(told) for name, told in found.get("times", {}).items() if name.startswith("S")}
+    each = {name: shares_of(times) for name, times in found.get("times", {}).items() if name.startswith("S")}
     return {name: shares for name, shares in each.items() if shares}
 
 

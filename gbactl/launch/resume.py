@@ -73,9 +73,9 @@ def identity_of(run: Path) -> str:
 
     for path in sorted(run.glob("events*.log")):
         try:
-            told = next(iter(event_log.read(path)))
-            if isinstance(told, event_log.InfoRecord) and told.kind == event_log.HEADER:
-                return identity(told.fields["config"], told.fields["data"])
+            header = next(iter(event_log.read(path)))
+            if isinstance(header, event_log.InfoRecord) and header.kind == event_log.HEADER:
+                return identity(header.fields["config"], header.fields["data"])
         except (EventLogError, KeyError, TypeError, StopIteration):  # a session without a first step
             continue
     return ""

@@ -74,8 +74,8 @@ def _check_parameters(cfg: ModelConfig, model: nn.Module) -> None:
         require(not lazy, f"{what} has the lazy parameter {name}; give its layer the width of its input.")
         kind = str(parameter.dtype).removeprefix("torch.")
         require(kind == "float32", f"{what} has the parameter {name} of type {kind}; all of them have to be float32.")
-        told = f"{what} has the parameter {name} without a gradient (requires_grad=False); make it a buffer."
-        require(parameter.requires_grad, told)
+        problem = f"{what} has the parameter {name} without a gradient (requires_grad=False); make it a buffer."
+        require(parameter.requires_grad, problem)
 
 
 @contextlib.contextmanager

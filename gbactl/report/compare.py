@@ -147,10 +147,10 @@ def compare(
     alone = [] if label is None else [f"All columns are of {label} alone."]
     below = (*alone, *notes, *_evaluated(usable), *_collectives(usable), *_ceiling(usable), *_days(usable))
     found = zip(groups, verdicts(judged, scale, chosen or ""), strict=True)
-    told = tuple(replace(group, verdict=verdict) for group, verdict in found)
+    with_verdicts = tuple(replace(group, verdict=verdict) for group, verdict in found)
     more = (tuple(slowed), on, rule.varied, tuple(failed), scale.margin)
     rounds = _rounds(usable[0]) if len(usable) == 1 else ()
-    return Report(keys, columns, told, chosen, tuple(left_out), below, *more, rounds=rounds)
+    return Report(keys, columns, with_verdicts, chosen, tuple(left_out), below, *more, rounds=rounds)
 
 
 def last_round(runs: Sequence[Run]) -> str | None:
@@ -198,12 +198,12 @@ def _lines(runs: Sequence[Run]) -> tuple[Key, list[Line]]:
     If several lines have the same mode, a second key names the differences."""
     members: dict[tuple[str, Key, Key], list[tuple[Run, Key]]] = defaultdict(list)
     for run, each in zip(runs, differing(runs), strict=True):
-        members[value_of(run, "mode"), each.beyond, each.own].append((run, each.told))
-    told = {place: min((each for _, each in found), key=len) for place, found in members.items()}
-    several = any(told.values())
+        members[value_of(run, "mode"), each.beyond, each.own].append((run, each.labels))
+    labels = {place: min((each for _, each in found), key=len) for place, found in members.items()}
+    several = any(labels.values())
     lines = []
     for (mode, beyond, own), found in members.items():
-        key = (mode, ", ".join(told[mode, beyond, own])) if several else (mode,)
+        key = (mode, ", ".join(labels[mode, beyond, own])) if several else (mode,)
         lines.append(Line(key, beyond, (mode, *own), [run for run, _ in found]))
     return (("mode", DIFFERS) if several else ("mode",)), lines
 

@@ -276,8 +276,8 @@ def _bytes(drawn: Mapping[str, Sequence[Curves]], kinds: Sequence[str]) -> list[
     """Make a bar of a part for each kind of bytes, the first part the darkest."""
     made = []
     for name, runs in drawn.items():
-        told = [run.bytes_per_sample for run in runs if run.bytes_per_sample]
-        means = [float(np.mean([each.get(kind, 0.0) for each in told])) for kind in kinds if told]
+        known = [run.bytes_per_sample for run in runs if run.bytes_per_sample]
+        means = [float(np.mean([each.get(kind, 0.0) for each in known])) for kind in kinds if known]
         for number, (kind, begin, mean) in enumerate(zip(kinds, np.cumsum([0.0, *means]), means, strict=False)):
             part = _bar(name, sum(means), f"{sum(means):,.0f}", f"{kind}: {mean:,.0f} bytes per sample")
             part |= {"begin": float(begin), "end": float(begin) + mean, "opacity": max(0.15, 1 - 0.22 * number)}

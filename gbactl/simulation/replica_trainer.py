@@ -136,8 +136,8 @@ class VirtualTrainer:
 
     def save(self, message: SaveReplica) -> None:
         """Send the coordinator the replica as it is now, for a checkpoint."""
-        told, values = self.state.packed_replica(message.number, self.state.trains and self._begun)
-        self.worker.coordinator.send(told, None if values is None else values.view(np.uint8))
+        saved, values = self.state.packed_replica(message.number, self.state.trains and self._begun)
+        self.worker.coordinator.send(saved, None if values is None else values.view(np.uint8))
 
     # -- steps --------------------------------------------------------------------------------------
 

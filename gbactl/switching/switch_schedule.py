@@ -104,11 +104,11 @@ def located(found: Sequence[ScheduleEntry], rows: Sequence[int]) -> list[int | N
     for number, (entry, point) in enumerate(zip(found, points, strict=True)):
         if point is None:
             continue
-        told = f"{name(number)} is at {entry.unit} {entry.value:g}"
+        problem = f"{name(number)} is at {entry.unit} {entry.value:g}"
         if point >= total:
-            raise ConfigError(f"{told}, but the run ends after {len(rows)} days or epochs, {total} samples.")
+            raise ConfigError(f"{problem}, but the run ends after {len(rows)} days or epochs, {total} samples.")
         if point <= last:
-            raise ConfigError(f"{told}, sample {point} of the run, not after the one before it; list them in order.")
+            raise ConfigError(f"{problem}, sample {point} of the run, not after the one before it; list them in order.")
         last = point
     return points
 

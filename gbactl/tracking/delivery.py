@@ -78,7 +78,7 @@ class MlflowSender:
         if path.is_file():
             client.log_artifact(self._run_id, str(path))
 
-    def model(self, told: Record) -> None:
+    def model(self, record: Record) -> None:
         """Register the run's model and its metrics in the store; no effect in a store that does not support models."""
         from mlflow.entities import LoggedModelOutput, Metric
         from mlflow.exceptions import MlflowException
@@ -88,7 +88,7 @@ class MlflowSender:
         experiment: str = run.info.experiment_id
         try:
             found = client.search_logged_models([experiment], f"source_run_id = '{run_id}'")
-            named = told["name"], run_id, told["tags"], told["params"]
+            named = record["name"], run_id, record["tags"], record["params"]
             model_id = (found[0] if found else client.create_logged_model(experiment, *named)).model_id
         except MlflowException as error:
             if error.error_code == "ENDPOINT_NOT_FOUND":  # a server older than version 3
@@ -96,9 +96,9 @@ class MlflowSender:
             raise
         client.finalize_logged_model(model_id, "READY")
         if not (run.outputs and run.outputs.model_outputs):
-            client.log_outputs(run_id, [LoggedModelOutput(model_id, told["step"])])
-        at, step, (data, digest) = told["at"], told["step"], told["on"]
-        rows = [Metric(key, each, at, step, model_id, data, digest, run_id) for key, each in told["metrics"].items()]
+            client.log_outputs(run_id, [LoggedModelOutput(model_id, record["step"])])
+        at, step, (data, digest) = record["at"], record["step"], record["on"]
+        rows = [Metric(key, value, at, step, model_id, data, digest, run_id) for key, value in record["metrics"].items()]
         client.log_batch(run_id, metrics=rows)
 
     def tag(self, tags: Mapping[str, str]) -> None:

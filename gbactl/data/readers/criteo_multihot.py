@@ -97,8 +97,8 @@ def _opened(files: dict[str, SourceFile], stack: ExitStack) -> Day:
     ]
     for array, name in ((dense, DENSE), *((field, SPARSE) for field in fields)):
         if array.rows != labels.rows:
-            told = f"{array.rows:,} rows and {files[LABELS]} {labels.rows:,}"
-            raise DataError(f"{files[name]} has {told}; fetch all files of this day again.")
+            counts = f"{array.rows:,} rows and {files[LABELS]} {labels.rows:,}"
+            raise DataError(f"{files[name]} has {counts}; fetch all files of this day again.")
     if not labels.rows:
         raise DataError(f"{files[LABELS]} has no rows; leave this day out.")
     return Day(str(files[SPARSE]), labels, dense, fields)

@@ -149,8 +149,8 @@ class Table:
     def sources(self) -> list[SourceFile]:
         """Find the tables and, as the last one, the schema file."""
         tables = find(self.path, self.patterns)
-        told = f"data.schema is not set; type data.schema=FILE (gbactl data infer-schema {tables[0]} writes one)."
-        require(bool(self.schema), told)
+        problem = f"data.schema is not set; type data.schema=FILE (gbactl data infer-schema {tables[0]} writes one)."
+        require(bool(self.schema), problem)
         found = find(self.schema, ["schema.yaml"], "data.schema")
         require(len(found) == 1, f"data.schema stands for {len(found)} files; name one.")
         return [*tables, *found]
@@ -182,10 +182,10 @@ class Table:
         for place, file in enumerate(files):
             _check_columns(file, columns_of(file, form), schema)
 
-            def told(stage: str, fraction: float, before: int = place) -> None:
+            def report_progress(stage: str, fraction: float, before: int = place) -> None:
                 progress(stage, (before + fraction) / len(files))
 
-            for chunk in read_table(file, form, schema.read, bad, told):
+            for chunk in read_table(file, form, schema.read, bad, report_progress):
                 batch, times = _arrays(chunk, file, layout, bad)
                 parted |= {
                     name for name in layout.lists if name not in parted and _is_parted(chunk.frame[name], layout)

@@ -236,9 +236,9 @@ class Taobao:
 
             write_all(staged, chunks())
             if len(clock.counts) < 2:
-                told = "impressions of one day only" if clock.counts else "no readable row below its header"
+                problem = "impressions of one day only" if clock.counts else "no readable row below its header"
                 needed = "two days are needed, one to train on and the next one to evaluate"
-                raise DataError(f"{sample} has {told}; {needed}.")
+                raise DataError(f"{sample} has {problem}; {needed}.")
             splits, schema = clock.splits(lambda day: str(np.datetime64(day, "D"))), self._schema(largest, bool(logs))
             put_in_order(staged, folder, schema, clock.order(), progress)
         names = [*FIELDS, *(f"{each}_history" for each in BEHAVIOUR[: 3 if logs else 0])]

@@ -61,8 +61,8 @@ def adds_up(result: dict[str, Any], samples: int = 1500) -> None:
     assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == samples
 
 
-def names(told: list[Event], name: str) -> list[str]:
-    return [event.fields["process"] for event in told if event.name == name]
+def names(events: list[Event], name: str) -> list[str]:
+    return [event.fields["process"] for event in events if event.name == name]
 
 
 @pytest.mark.quick
@@ -72,13 +72,13 @@ def test_the_others_go_on_and_every_sample_counts_once(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, when: str
 ) -> None:
     Victim(monkeypatch, 1, 3, when)
-    told: list[Event] = []
-    result = run_in_memory(config(mode), data, tmp_path, told=told)
+    events: list[Event] = []
+    result = run_in_memory(config(mode), data, tmp_path, events=events)
     adds_up(result)
     [failed] = result["recovery"]
     assert (failed["process"], failed["failure"]) == ("W1", "death") and 0.0 < failed["detected_s"] < 2.0
     assert (failed["samples_undone"], failed["pls"]) == (0, 0.0)
-    assert names(told, "lost") == ["W1"]
+    assert names(events, "lost") == ["W1"]
 
 
 @pytest.mark.quick(2)
@@ -86,13 +86,13 @@ def test_the_others_go_on_and_every_sample_counts_once(
 def test_the_only_worker_is_waited_for(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     """Nobody else can finish the run, so the successor did."""
     Victim(monkeypatch, 0, 4, "before")
-    told: list[Event] = []
+    events: list[Event] = []
     options = {"backup": 0} if mode == "hop_bw" else {}
     cfg = config("async", workers=1)
     cfg.mode = ModeConfig(mode, options=options)
-    result = run_in_memory(check(cfg), data, tmp_path, told=told)
+    result = run_in_memory(check(cfg), data, tmp_path, events=events)
     adds_up(result)
-    assert names(told, "joined") == ["W0"]
+    assert names(events, "joined") == ["W0"]
     [failed] = result["recovery"]
     assert 0.0 <= failed["detected_s"] <= failed["loaded_s"] <= failed["useful_s"]
 
@@ -116,10 +116,10 @@ def test_who_dies_before_it_has_joined_is_replaced_again(
 
 def test_without_replacement_those_left_finish(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Victim(monkeypatch, 2, 2, "before")
-    told: list[Event] = []
-    result = run_in_memory(config("gba", lost="continue"), data, tmp_path, told=told)
+    events: list[Event] = []
+    result = run_in_memory(config("gba", lost="continue"), data, tmp_path, events=events)
     adds_up(result)
-    assert names(told, "joined") == [] and result["recovery"][0]["loaded_s"] is None
+    assert names(events, "joined") == [] and result["recovery"][0]["loaded_s"] is None
 
 
 @pytest.mark.parametrize(("mode", "lost"), [("gba", "end"), ("sync", "end")])
@@ -211,13 +211,13 @@ def test_a_successor_takes_part_in_sync(
 
     monkeypatch.setattr(node, "warm_up", warm_up)
     monkeypatch.setattr(WorkerClient, "push", push)
-    told: list[Event] = []
+    events: list[Event] = []
     cfg = config("sync", data={**small_data.options(1500), "cache": str(data.parent)})
-    result = run_in_memory(cfg, data, tmp_path, told=told)
+    result = run_in_memory(cfg, data, tmp_path, events=events)
     adds_up(result)
     verdict = replay(tmp_path)
     assert verdict["identical"], sentence(verdict)
-    assert names(told, "joined") == ["W1"] and model(result) == model(undisturbed)
+    assert names(events, "joined") == ["W1"] and model(result) == model(undisturbed)
     [failed] = result["recovery"]
     assert failed["useful_s"] is not None
     assert [phase["mode"] for phase in result["phases"]] == ["sync", "sync"]

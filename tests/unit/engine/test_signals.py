@@ -119,28 +119,28 @@ def test_who_is_patient_is_told_of_the_first_and_ended_by_the_second(number: int
 
 def test_the_first_signal_has_the_run_saved_and_ends_it_when_that_is_done() -> None:
     said: list[str] = []
-    told: list[Event] = []
+    events: list[Event] = []
     stop = StopRequest(30.0, said.append)
     with pytest.raises(Stopped), stoppable(), first_signal_recorded():
-        stop.poll(told.append)
-        assert told == [] and said == []
+        stop.poll(events.append)
+        assert events == [] and said == []
         os.kill(os.getpid(), signal.SIGHUP)
         for _ in range(2):
-            stop.poll(told.append)
+            stop.poll(events.append)
         stop.repeat()
-        stop.poll(told.append)
+        stop.poll(events.append)
         stop.on_event(Event("stop", {"state": "saved"}))
-        stop.poll(told.append)
-    assert [(event.name, event.fields) for event in told] == [("stop", {"seconds": 30.0})] * 2
+        stop.poll(events.append)
+    assert [(event.name, event.fields) for event in events] == [("stop", {"seconds": 30.0})] * 2
     assert said == ["stopping: saving where the run stands (up to 30 s; Ctrl-C again ends at once)"]
 
 
 def test_with_no_time_to_stop_it_ends_at_once() -> None:
-    told: list[Event] = []
+    events: list[Event] = []
     with pytest.raises(Stopped), stoppable(), first_signal_recorded():
         os.kill(os.getpid(), signal.SIGINT)
-        StopRequest(0.0, lambda text: None).poll(told.append)
-    assert told == []
+        StopRequest(0.0, lambda text: None).poll(events.append)
+    assert events == []
 
 
 @pytest.mark.parametrize(

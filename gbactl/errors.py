@@ -15,7 +15,7 @@ class GbactlError(Exception):
 class Stopped(BaseException):
     """Raised when signal `number` stops the program.
 
-    `told`: the outcome of what was stopped, as the second half of a sentence.
+    `outcome`: that of what was stopped, as the second half of a sentence.
     """
 
     def __init__(self, number: int, outcome: str = "") -> None:

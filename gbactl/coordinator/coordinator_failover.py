@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class Failover:
-    """Takeover of a run by a new coordinator, until every node continues. `found`: state that the failed one left."""
+    """Takeover of a run by a new coordinator, until every node continues. `journal`: state that the failed one left."""
 
     def __init__(self, core: CoordinatorCore, journal: JournalState) -> None:
         self.core, self.run, self.journal, self.state = core, core.run, journal, journal.state
@@ -124,12 +124,12 @@ class Failover:
         return isinstance(message, TakeBatch) and message.worker not in self._worker_states
 
     def server_state(self, message: ServerState) -> None:
-        """Record a server's answer to Revive; ignore one for an earlier coordinator."""
+        """Record a server's answer to Takeover; ignore one for an earlier coordinator."""
         if message.term == self.journal.term:
             self._server_states[message.shard] = message
 
     def worker_state(self, message: WorkerState) -> None:
-        """Record a worker's answer to Revive; ignore one for an earlier coordinator."""
+        """Record a worker's answer to Takeover; ignore one for an earlier coordinator."""
         if message.term == self.journal.term:
             self._worker_states[message.worker] = message
 

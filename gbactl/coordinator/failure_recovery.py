@@ -179,7 +179,7 @@ class WorkerRecovery:
     def admit(self, begin_phase: BeginPhase | None, home: str | None = None) -> None:
         """Admit ready successors of failed workers.
 
-        `begin_phase`: the current phase, which the successors do not know; `home`: the holder of the dense parameters."""
+        `begin_phase`: the current one, which the successors do not know; `home`: the holder of the dense parameters."""
         for worker in sorted(self._ready):
             if not self.run.fencing.fencing(worker):
                 self._ready.discard(worker)
@@ -277,7 +277,7 @@ class ServerRecovery:
         self._recovering.discard(shard)
 
     def restore(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Restore after a coordinator failover; `records`: records of server failures, logged since the last standstill.
+        """Restore after a coordinator failover; `records`: those of server failures, logged since the last standstill.
 
         Raises ClusterError where a server had no successor yet, or a rollback was pending: the log does not tell what
         each node holds."""

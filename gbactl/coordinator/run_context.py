@@ -282,7 +282,7 @@ class RunContext:
 class NodeRequests:
     """Requests to all nodes, with waits for their answers.
 
-    `asking` is called when servers are asked, with whether they read all their data, and when all have answered."""
+    `on_request` is called when servers are asked, with whether they read all their data, and when all have answered."""
 
     def __init__(self, run: RunContext, on_request: Callable[[bool], None]) -> None:
         self.run, self.on_request = run, on_request

@@ -31,7 +31,7 @@ GOODBYE_SECONDS = 5.0
 class RunFlow:
     """Flow of one run, as generators that yield the conditions that they wait for.
 
-    `failover` brings the run to where a failed coordinator left it; `amend` adds to the result."""
+    `failover` brings the run to where a failed coordinator left it; `amend_result` adds to the result."""
 
     def __init__(self, core: CoordinatorCore, failover: Failover | None) -> None:
         self.core, self.run, self.failover = core, core.run, failover

@@ -295,7 +295,7 @@ class RecoveryTimes:
         self.failures.append(FailureRecord(process, kind, at, self.now()))
 
     def record_takeover(self, process: str, failure: str, detected: float, last_sign: float) -> None:
-        """Record that this process replaces a failed one; `detected`: time of detection, `last_sign`: last sign of life."""
+        """Record that this process replaces a failed one; `detected`: time of detection; `last_sign`: of life."""
         kind, at = self.state.injected.pop(process, (failure, last_sign))
         self._own_failure = FailureRecord(process, kind, min(at, detected), detected, self.now())
         self.failures.append(self._own_failure)

@@ -41,7 +41,7 @@ TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
 class Incarnations:
     """Incarnation numbers of a run's nodes: how often each was replaced.
 
-    `failed_workers`: failed workers without a successor, in the order in which they were detected; `workers`, `servers`:
+    `failed_workers`: those without a successor, in the order in which they were detected; `workers`, `servers`:
     incarnations of those that are successors."""
 
     failed_workers: list[int] = field(default_factory=list)
@@ -88,8 +88,8 @@ class FailureRecord:
 class FailureRecords:
     """Failures of a run so far.
 
-    `injected`: injected failures that are not detected yet, and their times; `last_injection`: step and seconds of training
-    of the fault plan's last injection."""
+    `injected`: injected failures that are not detected yet, and their times; `last_injection`: step and seconds of
+    training of the fault plan's last one."""
 
     failed: list[FailureRecord] = field(default_factory=list)
     injected: dict[str, tuple[str, float]] = field(default_factory=dict)
@@ -257,9 +257,9 @@ class ReplicaState:
 class Standstill:
     """State of the run's flow at a moment when no batch is in flight.
 
-    Round `round` enters `stage`, with the `rest` of its samples to train; `round_begun`: it has begun. `offset`: bytes of
-    the event log; `phase`: number of the last one; `at`, `began`: this moment and the start of the run, in seconds of
-    the machine's clock; `empty_grants`: empty grants of the training phase before, with the workers that they were sent to."""
+    Round `round` enters `stage`, with the `rest` of its samples to train, at its beginning or not (`round_begun`). `offset`:
+    bytes of the event log; `phase`: number of the last one; `at`, `began`: this moment and the start of the run, in seconds of
+    the machine's clock; `empty_grants`: those of the training phase before, with the workers that they were sent to."""
 
     stage: str = TRAIN
     round: int = 0
@@ -306,7 +306,7 @@ def writes_journal(cfg: RunConfig) -> bool:
 class JournalState:
     """State that a failed coordinator left: the last saved state with later notes applied, and the log since then.
 
-    `end`: offset of the log's last complete record; `term` of the successor; `detected_at`: when the failure was detected,
+    `end`: offset of the log's last complete record; `term` of the successor; `detected_at`: when it had failed,
     in seconds of the machine's clock; `failure`: its kind; `last_sign`: the last sign of life."""
 
     state: RunState

@@ -374,7 +374,7 @@ class Statistics(SavedStatistics):
 
 
 class NormLog:
-    """Writer of gradient norms per step, each combined from the shares that `tellers` nodes send."""
+    """Writer of gradient norms per step, each combined from the shares that several nodes send."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -85,7 +85,7 @@ Command = HandOut | ApplyStep | DiscardGradient | GiveUpBatch
 class StagedSlices:
     """Staged slices of announced gradients that are not applied yet, and those that a failed shard has lost.
 
-    `hit(shard, rows)` is called for a slice that is applied, `missed(shard, samples, rows)` for one that is
+    `on_applied(shard, rows)` is called for a slice that is applied, `on_missed(shard, samples, rows)` for one that is
     not, because its shard failed."""
 
     def __init__(self, on_applied: Callable[[int, int], None], on_missed: Callable[[int, int, int], None]) -> None:
@@ -97,7 +97,7 @@ class StagedSlices:
         self._rows[batch] = list(rows)
 
     def report_step(self, batch: int, samples: int, weight: float) -> None:
-        """Report an ordered step's gradient slices by calling `hit`, or `missed` for those on failed shards."""
+        """Report an ordered step's gradient slices by calling `on_applied`, or `on_missed` for those on failed shards."""
         rows = self._rows.pop(batch, ())
         for shard, count in enumerate(rows if weight > 0 else ()):
             if count >= 0:
@@ -116,7 +116,7 @@ class StagedSlices:
 
     @contextmanager
     def delayed_calls(self) -> Iterator[list[tuple[Callable[..., None], tuple[int, ...]]]]:
-        """Delay calls of `on_applied` and `on_missed` within this context; at its end make those still in the yielded list."""
+        """Delay calls of the two callbacks within this context; at its end make those still in the yielded list."""
         calls: list[tuple[Callable[..., None], tuple[int, ...]]] = []
         on_applied, on_missed = self.on_applied, self.on_missed
         self.on_applied, self.on_missed = lambda *args: calls.append((on_applied, args)), lambda *args: calls.append((on_missed, args))

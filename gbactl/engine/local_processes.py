@@ -173,7 +173,7 @@ class RunProcesses:
     def replace_coordinator(self, failure: str, last_sign: float) -> None:
         """Start a replacement coordinator on the same listening socket.
 
-        Nodes may already have dialled it again. `last_sign`: when the failed one was last heard of, by the machine's clock.
+        Nodes may already have dialled it again. `last_sign`: when the failed one last sent something, by the machine's clock.
         """
         self.abandoned.append(self.running.pop(0))
         self._coordinator_tries -= 1

@@ -118,7 +118,7 @@ def resume_hint(run_dir: Path) -> str:
 class StopRequest:
     """Request to stop a run after a signal: the coordinator saves a checkpoint within `seconds`.
 
-    `trains`: whether training has begun; `found`: the coordinator's answer."""
+    `trains`: whether training has begun; `answer`: the coordinator's."""
 
     def __init__(self, seconds: float, say: Callable[[str], None]) -> None:
         self.seconds, self.say = seconds, say

@@ -135,7 +135,7 @@ class TimedFault(Fault):
 class NextOccurrence:
     """Next occurrence of a fault: its `step`, or its time in `seconds`; infinity where there is none.
 
-    `turn`: occurrences so far."""
+    `occurrences`: their number so far."""
 
     def __init__(self, fault: TimedFault, key: int) -> None:
         self.fault, self.key, self.occurrences = fault, key, 0

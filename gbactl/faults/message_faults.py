@@ -2,7 +2,7 @@
 
 It concerns messages between a worker and a server or the coordinator. A reordered message is delayed so shortly that
 only the next one overtakes it. Each fault has a probability, drawn for every transmission on every connection and
-direction separately, while the plan's storm is active: always, or from a step, a time or the times of a distribution
+direction separately, while the fault is active: always, or from a step, a time or the times of a distribution
 (see fault_kinds.py). About 5 us a draw.
 """
 
@@ -85,7 +85,7 @@ class TransmissionOutcome(NamedTuple):
 
 
 class MessageFaultStream:
-    """Random message faults in one direction of a worker's connection. `plans`: (index, fault, random key)."""
+    """Random message faults in one direction of a worker's connection. `faults`: (index, fault, random key)."""
 
     def __init__(self, faults: Sequence[tuple[int, MessageFaults, int]], peer: str, outward: bool) -> None:
         direction = (ord(peer[0]), int(peer[1:] or 0), int(outward))

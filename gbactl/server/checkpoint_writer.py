@@ -2,7 +2,7 @@
 
 A piece (1 MiB, about 0.2 ms) is copied after each message, and at once while there is none: a row that
 changes before it was copied costs more than its copy, since it is copied first, once. Memory: 4 bytes per row, and
-`most_kept` bytes for pieces that wait for the disk and rows that changed before they were copied. Where those rows take
+`max_copied_bytes` for pieces that wait for the disk and rows that changed before they were copied. Where those rows take
 more than half of it, the thread writes as fast as it can; where they take more than all of it, the server finishes
 copying before it serves again. A step costs a look at 4 bytes for each row that it touches.
 """

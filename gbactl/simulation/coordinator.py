@@ -126,7 +126,7 @@ class VirtualCoordinator(Coordinator):
         super()._handle(channel, frame)
 
     def add_virtual_time(self, checkpoint_fields: Callable[[float], dict[str, Any]]) -> None:
-        """Add the virtual time passed, and to the entry `checkpoint` the fields from `checkpoint_fields`, to the run's result."""
+        """Add the virtual time passed to the run's result, and the `checkpoint_fields` to its entry `checkpoint`."""
 
         def amend(result: dict[str, Any]) -> None:
             result["virtual_seconds"] = self.hub.now()

@@ -146,8 +146,8 @@ class _Passing:
 class Network:
     """Network of a virtual cluster: cost model, compression, traffic counters and message faults of all its channels.
 
-    `plan`: a fault plan, whose message faults its channels have; `active_faults`: the message faults that are active; `counts`:
-    what happened to transmissions."""
+    `plan`: a fault plan, whose message faults its channels have; `active_faults`: indexes of those that are active;
+    `counts`: what happened to transmissions."""
 
     events: EventQueue
     cost: CostModel
@@ -227,7 +227,7 @@ class VirtualChannel:
 
 
 class LossyChannel(VirtualChannel):
-    """End of a lossy channel. `weather` decides the faults of its messages."""
+    """End of a lossy channel. `message_faults` are drawn for each of its messages."""
 
     def __init__(self, network: Network, near: Endpoint, far: Endpoint, message_faults: MessageFaultStream) -> None:
         super().__init__(network, near, far)

@@ -102,10 +102,10 @@ class TensorFile:
 
     def __init__(self, path: Path, layout: Layout, metadata: Mapping[str, str], spare: int = 0) -> None:
         self.path, self._partial = path, path.with_name(f".{path.name}.partial")
-        header, self._at, size = _header(layout, metadata)
+        header, self._offsets, size = _header(layout, metadata)
         self.not_finite = ""
         self._kinds = {name: NAMES[kind.name] for name, (kind, _) in layout.items()}
-        self._halved = {name for name, (kind, _) in layout.items() if kind == HALVED}
+        self._stored_as_bf16 = {name for name, (kind, _) in layout.items() if kind == HALVED}
         self._hashes = {name: hashlib.sha256() for name in layout}
         self._sums = {"": hashlib.sha256(header).hexdigest()}
         self.bytes = len(header)
@@ -119,7 +119,7 @@ class TensorFile:
 
     def add(self, name: str, values: NDArray[Any]) -> None:
         """Write the next piece of a tensor; float32 values are rounded if the file stores bf16."""
-        if name in self._halved and values.dtype == np.float32:
+        if name in self._stored_as_bf16 and values.dtype == np.float32:
             values = to_bf16(values)
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         for low in range(0, len(data), PIECE):
@@ -128,8 +128,8 @@ class TensorFile:
                 self.not_finite = name
             piece = values.data
             self._hashes[name].update(piece)
-            self._put(piece, self._at[name])
-            self._at[name] += len(piece)
+            self._put(piece, self._offsets[name])
+            self._offsets[name] += len(piece)
             self.bytes += len(piece)
 
     def _put(self, data: bytes | memoryview, at: int) -> None:

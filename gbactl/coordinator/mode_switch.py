@@ -321,7 +321,7 @@ class ModeSwitch:
             self._report(training.clock.gradients[0])
         if self.auto is not None:
             self._ask_controller(self.auto, training)
-        if not self._stopping and self.plan.called(self.run.record.seconds):
+        if not self._stopping and self.plan.must_end_phase(self.run.record.seconds):
             self._stopping = True
             to = self._switch_request["to"] if self._switch_request else "" if self.plan.next is None else self.plan.next.to
             log.info("a switch to %s is due: at step %d hand-out ends", to, training.policy.step)
@@ -383,7 +383,7 @@ class ModeSwitch:
         if why_not:
             self.run.send_event("switch", {**report, "state": "refused", "why": why_not})
             return
-        self.plan.asked, self._switch_request = cfg, {**request, "to": cfg.mode.name}
+        self.plan.requested, self._switch_request = cfg, {**request, "to": cfg.mode.name}
         self.run.send_event("switch", {**report, "state": "accepted"})
 
     @property

@@ -140,7 +140,7 @@ class WorkerProcess:
         """Make the dense placements of all modes of this run, by holder of the dense parameters."""
         flat = self.dense_vector
         if collective is not None:
-            collective.moved = self.client.hub.traffic.count_all_reduce
+            collective.on_bytes_sent = self.client.hub.traffic.count_all_reduce
         if isinstance(collective, FaultTolerantCollective):
             self.client.coordinator_handlers[WorkerFailed] = lambda message: collective.leave_out(message.worker)
         if isinstance(collective, CollectiveWithFallback):

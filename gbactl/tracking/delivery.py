@@ -183,8 +183,8 @@ class Delivery:
         """Start with `records` that are in the backlog already; the first one describes the run."""
         self._sender = sender
         self._backlog = backlog
-        self._waiting = deque(records)
-        self._known: str | None = None
+        self._queued = deque(records)
+        self._store_run_id: str | None = None
         self._open = False
         self._sent = 0
         self.done = False
@@ -192,42 +192,42 @@ class Delivery:
     @property
     def run_id(self) -> str | None:
         """Id of the run in the store; None until the store has answered."""
-        return self._known
+        return self._store_run_id
 
     def resume(self, run_id: str | None, sent: int) -> None:
         """Skip the first `sent` records, which an earlier delivery sent, if the store still has the run `run_id`."""
-        self._known, self._sent = run_id, sent
+        self._store_run_id, self._sent = run_id, sent
 
     def add(self, records: Sequence[Record]) -> None:
         """Queue records and write them to the backlog; records that cannot be written are still sent."""
-        self._waiting.extend(records)
+        self._queued.extend(records)
         self._backlog.append(list(records))
 
     def push(self) -> None:
         """Send all queued records. Raises any error of the sender."""
         if not self._open:
             self._begin()
-        while self._waiting:
-            head = self._waiting[0]
+        while self._queued:
+            head = self._queued[0]
             count = self._send_metrics() if head["kind"] == "metrics" else self._send_one(head)
             for _ in range(count):
-                self._waiting.popleft()
+                self._queued.popleft()
             self._sent += count
             self._backlog.sent(self._sent)
         if self.done:
             self._backlog.remove()
 
     def _begin(self) -> None:
-        run_id = self._sender.open(self._waiting[0], self._known)
-        if run_id != self._known:
+        run_id = self._sender.open(self._queued[0], self._store_run_id)
+        if run_id != self._store_run_id:
             self._backlog.opened(run_id)
             self._sent = 0
-        for _ in range(min(self._sent, len(self._waiting))):
-            taken = self._waiting.popleft()
+        for _ in range(min(self._sent, len(self._queued))):
+            taken = self._queued.popleft()
             self.done |= taken["kind"] == "finish"
             if taken["kind"] == "tags":  # opening the run has set its first tags again, over later ones
                 self._sender.tag(taken["tags"])
-        self._known, self._open = run_id, True
+        self._store_run_id, self._open = run_id, True
 
     def _send_one(self, record: Record) -> int:
         if record["kind"] == "artifact":
@@ -248,7 +248,7 @@ class Delivery:
         """Send as many queued metrics records as fit into one batch; a larger record takes several batches."""
         rows: list[MetricRow] = []
         count = 0
-        for record in takewhile(lambda waiting: waiting["kind"] == "metrics", self._waiting):
+        for record in takewhile(lambda waiting: waiting["kind"] == "metrics", self._queued):
             if count and len(rows) + len(record["rows"]) > BATCH:
                 break
             rows += [(name, value, time, step) for name, value, time, step in record["rows"]]

@@ -52,7 +52,7 @@ class ServerSums(RingFallback):
     def __init__(self, client: WorkerClient, rank: int, size: int) -> None:
         self.client, self.rank, self.size = client, rank, size
         self.wanted: Callable[[], bool] = lambda: False
-        self.moved: Moved = ignore_bytes  # messages, which are counted where they are sent
+        self.on_bytes_sent: Moved = ignore_bytes  # messages, which are counted where they are sent
         self._lock = threading.Lock()  # may be taken while the client's lock is held, never the other way round
         self._generation, self._fallback_active = 0, False
         self._assignment: tuple[int, int | None, int, int] | None = None

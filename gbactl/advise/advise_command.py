@@ -103,8 +103,8 @@ class Advising:
         if self.options.modes is None:
             return list(dict.fromkeys([*default_modes(), own]))
         typed = [name.strip() for name in self.options.modes.split(",") if name.strip()]
-        if strange := [name for name in typed if name not in {own, *names()}]:
-            raise UsageError(f"--modes {strange[0]} is not known; type some of: {', '.join(names())}.")
+        if unknown := [name for name in typed if name not in {own, *names()}]:
+            raise UsageError(f"--modes {unknown[0]} is not known; type some of: {', '.join(names())}.")
         return list(dict.fromkeys([SYNC, *typed]))
 
     def run(self) -> None:

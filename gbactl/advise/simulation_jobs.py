@@ -145,7 +145,7 @@ def _run(cfg: RunConfig, dataset: Dataset) -> tuple[dict[str, Any], float]:
     began, clock, heard = time.process_time(), time.monotonic(), dict[str, Any]()
 
     def listen(event: Event) -> None:
-        heard.setdefault(event.name, (event.fields, time.process_time() - began))
+        events.setdefault(event.name, (event.fields, time.process_time() - began))
 
     run_dir = run_dirs.create(cfg)
     run_virtual(cfg, dataset, run_dir, listen)

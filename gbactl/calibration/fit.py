@@ -145,9 +145,9 @@ def _jacobian(residuals: Residuals) -> Callable[[Vector], Vector]:
     """Return a function for the Jacobian: finite differences of STEP, well above the noise of a short simulated run."""
 
     def slopes(at: Vector) -> Vector:
-        here = residuals(at)
+        current = residuals(at)
         moved = [at + STEP * np.eye(len(at))[n] for n in range(len(at))]
-        return np.stack([(residuals(each) - here) / STEP for each in moved], axis=1)
+        return np.stack([(residuals(each) - current) / STEP for each in moved], axis=1)
 
     return slopes
 
@@ -160,14 +160,14 @@ class ProgressListener:
     """Event listener that ends a simulated run when enough progress events were recorded."""
 
     notes: ProgressLog
-    heard: int = 0
+    reports: int = 0
 
     def __call__(self, event: Event) -> None:
         """Record a progress event. Raises LongEnough at the last one needed."""
         if event.name != "progress":
             return
-        self.heard += 1
-        if self.heard > SKIPPED and self.notes.add(event.fields) and self.heard >= SKIPPED + ENOUGH:
+        self.reports += 1
+        if self.reports > SKIPPED and self.notes.add(event.fields) and self.reports >= SKIPPED + ENOUGH:
             raise LongEnough
 
 

@@ -145,9 +145,9 @@ def take_over(shard: Shard, other: Shard, with_dense: bool = True) -> None:
     """Copy another shard's rows, their optimizer state and, if wanted, its dense slice into a shard.
 
     The version stays."""
-    here, there = arrays_of(shard), arrays_of(other)
-    for name, array in here.items():
-        np.copyto(array, there[name])
+    target, source = arrays_of(shard), arrays_of(other)
+    for name, array in target.items():
+        np.copyto(array, source[name])
     if with_dense and shard.dense is not None:
         shard.dense_block().load_state(other.dense_state())
 

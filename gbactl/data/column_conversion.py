@@ -119,11 +119,11 @@ def lists_of(
     lengths, flat = _flat(column, separator)
     rows = np.repeat(np.arange(len(column)), lengths)
     written = texts(flat)
-    there = np.flatnonzero(written.is_not_null().to_numpy())
-    rows = rows[there]
+    present = np.flatnonzero(written.is_not_null().to_numpy())
+    rows = rows[present]
     lengths = np.bincount(rows, minlength=len(column))
     place = np.arange(len(rows)) - (np.cumsum(lengths) - lengths)[rows]
-    taken = there[place >= lengths[rows] - longest if newest else place < longest]
+    taken = present[place >= lengths[rows] - longest if newest else place < longest]
     return np.minimum(lengths, longest), written.gather(taken), taken
 
 

@@ -338,7 +338,7 @@ def _clock(column: pl.Series, guess: Guess, whole: bool) -> Guess | None:
     count = (at // DAY).n_unique()
     clear = (2 if whole else 1) <= count <= MOST_DAYS and len(at) >= (1 if whole else 10) * ROWS_A_DAY * count
     hours, weeks = bool((at % DAY != 0).any()), count >= 14
-    parts = [name for name, there in (("hour", hours), ("weekday", hours or weeks)) if there]
+    parts = [name for name, given in (("hour", hours), ("weekday", hours or weeks)) if given]
     options = {
         "kind": "day" if clear else "time",
         **({"format": form} if form else {}),

@@ -262,8 +262,8 @@ def _one(values: Mapping[str, Any], where: str) -> Fault:
     if cls is None:
         raise ConfigError(f"{where} has kind {values.get('kind')!r}; type kind: one of: {', '.join(sorted(KINDS))}.")
     hints, given = _hints(cls), {name: value for name, value in values.items() if name != "kind"}
-    strange = sorted(set(given) - set(hints))
-    require(not strange, f"{where} (kind {cls.kind}) has no key {', '.join(strange)}; keys are: {', '.join(hints)}.")
+    unknown = sorted(set(given) - set(hints))
+    require(not unknown, f"{where} (kind {cls.kind}) has no key {', '.join(unknown)}; keys are: {', '.join(hints)}.")
     for name, value in given.items():
         if name in ("workers", "servers"):
             sort = 'indices, a number, a share like 1/8, or "all"'
@@ -336,12 +336,12 @@ class LoadTrace(Fault):
     def check(self, where: str) -> None:
         require(bool(self.points), f"{where} needs points [[seconds, factor], ...], or file: a CSV of these.")
         for number, point in enumerate(self.points or ()):
-            here = f"{where}.points[{number}]"
-            require(len(point) in (2, 3), f"{here}={point} is not [seconds, factor] or [seconds, factor, worker].")
-            expect(f"{here}.seconds", point[0], Seconds)
-            expect(f"{here}.factor", point[1], Slower)
+            entry = f"{where}.points[{number}]"
+            require(len(point) in (2, 3), f"{entry}={point} is not [seconds, factor] or [seconds, factor, worker].")
+            expect(f"{entry}.seconds", point[0], Seconds)
+            expect(f"{entry}.factor", point[1], Slower)
             named = len(point) == 2 or point[2] in range(2**16)
-            require(named, f"{here} is of no worker ({point[-1]}); type the number of one, from 0.")
+            require(named, f"{entry} is of no worker ({point[-1]}); type the number of one, from 0.")
         times = [(*point[2:], point[0]) for point in self.points or ()]
         last: dict[tuple[float, ...], float] = {}
         for number, (*worker, seconds) in enumerate(times):

@@ -55,8 +55,8 @@ def _check_raw_fields(cfg: ModelConfig, asked: Sequence[int], schema: Schema) ->
     """Raise ConfigError unless each field that the model wants raw is a multi-valued field of the data."""
     listed = list(range(schema.columns, schema.fields))
     for field in asked:
-        there = f"the multi-valued fields are {listed}" if listed else "the data have no multi-valued fields"
-        require(field in listed, f"model.target={cfg.target} wants field {field} raw (raw_fields), but {there}.")
+        available = f"the multi-valued fields are {listed}" if listed else "the data have no multi-valued fields"
+        require(field in listed, f"model.target={cfg.target} wants field {field} raw (raw_fields), but {available}.")
 
 
 def _head(field: RawField, count: int) -> RawField:

@@ -177,9 +177,9 @@ def _of_round(runs: Sequence[Run], label: str) -> list[Run]:
 def _metrics_of_round(metrics: Mapping[str, float], ending: str) -> dict[str, float]:
     of_rounds = {name.partition("/")[0] for name in metrics if "/" in name}
     found = {name.removesuffix(ending): value for name, value in metrics.items() if name.endswith(ending)}
-    fates = [found[name] for name in ("samples_trained", "samples_decayed", "samples_lost") if name in found]
+    counts = [found[name] for name in ("samples_trained", "samples_decayed", "samples_lost") if name in found]
     kept = {name: value for name, value in metrics.items() if name not in of_rounds}
-    return {**kept, **found, "samples_read": sum(fates)}
+    return {**kept, **found, "samples_read": sum(counts)}
 
 
 def _rounds(run: Run) -> tuple[tuple[str, Mapping[str, float]], ...]:
@@ -260,8 +260,8 @@ def _completed(run: Run) -> Run:
 
 
 def _with_decayed(metrics: Mapping[str, float]) -> dict[str, float]:
-    fates = [metrics.get(name, 0.0) for name in ("samples_trained", "samples_decayed", "samples_lost")]
-    read, decayed = metrics.get("samples_read", sum(fates)), metrics.get("samples_decayed")
+    counts = [metrics.get(name, 0.0) for name in ("samples_trained", "samples_decayed", "samples_lost")]
+    read, decayed = metrics.get("samples_read", sum(counts)), metrics.get("samples_decayed")
     more = {"decayed_percent": 100.0 * decayed / read} if read and decayed is not None else {}
     return {**metrics, **more}
 

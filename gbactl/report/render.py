@@ -163,9 +163,9 @@ def answer(report: Report) -> str:
         return f"Against {report.baseline}: {'; '.join([*decided[:MOST_TOLD], *more, *rest])}."
     best: list[tuple[Column, Group]] = []
     for column in {column.metrics[0]: column for column in (report.columns[0], *STANDARD)}.values():
-        there = [group for group in report.groups if group.stats.get(column.metrics[0])]
-        if there and column.metrics in (report.columns[0].metrics, ("eps",)):
-            best.append((column, max(there, key=lambda group: _mean(group, column.metrics[0]))))
+        with_values = [group for group in report.groups if group.stats.get(column.metrics[0])]
+        if with_values and column.metrics in (report.columns[0].metrics, ("eps",)):
+            best.append((column, max(with_values, key=lambda group: _mean(group, column.metrics[0]))))
     if not best:
         return "No run has figures that can be compared."
     texts = [f"{column.title} {column.write(_mean(group, column.metrics[0]))}" for column, group in best]

@@ -307,12 +307,12 @@ def _of_sweep(runs: Sequence[Run], sweep: str) -> list[Run]:
 
 def _none_with(condition: Condition, runs: Sequence[Run]) -> None:
     """Raise the UsageError for a condition that none of the runs meets."""
-    there = sorted({value_of(run, condition.key) for run in runs} - {"-"})
+    values = sorted({value_of(run, condition.key) for run in runs} - {"-"})
     typed = f"{condition.key}={','.join(condition.values)}"
-    if not there:
+    if not values:
         raise UsageError(f"No run has the key {condition.key}; type --where KEY=VALUE with a key of the configuration.")
-    more = f" and {len(there) - _MOST} more" if len(there) > _MOST else ""
-    raise UsageError(f"None of the {len(runs)} runs has {typed}; there are: {', '.join(there[:_MOST])}{more}.")
+    more = f" and {len(values) - _MOST} more" if len(values) > _MOST else ""
+    raise UsageError(f"None of the {len(runs)} runs has {typed}; there are: {', '.join(values[:_MOST])}{more}.")
 
 
 def _same(own: str, value: str) -> bool:

@@ -82,7 +82,7 @@ def curves_of(seed: str, result: Mapping[str, Any]) -> Curves:
         if last is not None and mode is not None and mode != last:
             switches.append(SwitchPoint(mode, samples, seconds))
         last = mode
-        samples += sum(phase.get(fate) or 0 for fate in ("samples", "decayed", "lost"))
+        samples += sum(phase.get(outcome) or 0 for outcome in ("samples", "decayed", "lost"))
         # results of older runs have drain_seconds: since the last batch was granted
         rest = phase.get("closing_seconds", phase.get("drain_seconds"))
         seconds += (phase.get("seconds") or 0) + (rest or 0)

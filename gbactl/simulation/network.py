@@ -307,9 +307,9 @@ class SimulatedRing:
             if not left:
                 summed()
 
-        for here, there in links:
-            here.outward.run(seconds, sent)
-            there.inward.run(seconds, sent)
+        for source, target in links:
+            source.outward.run(seconds, sent)
+            target.inward.run(seconds, sent)
         if not links:
             summed()
 
@@ -322,40 +322,40 @@ class RingRounds:
 
     def __init__(self, ring: SimulatedRing) -> None:
         self.ring = ring
-        self._living = set(range(len(ring.hosts)))
-        self._summing = False
-        self._there: dict[int, tuple[Floats, Callable[[], None]]] = {}
+        self._live = set(range(len(ring.hosts)))
+        self._sum_in_progress = False
+        self._arrived: dict[int, tuple[Floats, Callable[[], None]]] = {}
 
     @property
     def ranks(self) -> int:
         """Number of live ranks."""
-        return len(self._living)
+        return len(self._live)
 
     def join_round(self, rank: int, vector: Floats, done: Callable[[], None]) -> None:
         """Join a round with the vector f32[n], which is overwritten by the sum before `done` is called."""
-        self._there[rank] = (vector, done)
-        self._look()
+        self._arrived[rank] = (vector, done)
+        self._sum_if_complete()
 
     def remove_rank(self, rank: int) -> None:
         """Remove a failed rank: rounds no longer wait for it."""
-        self._living.discard(rank)
-        self._look()
+        self._live.discard(rank)
+        self._sum_if_complete()
 
     def add_rank(self, rank: int) -> None:
         """Add a rank, perhaps a failed rank's successor, while no round is in progress."""
-        self._living.add(rank)
+        self._live.add(rank)
 
-    def _look(self) -> None:
-        if self._summing or not self._there or not self._living <= self._there.keys():
+    def _sum_if_complete(self) -> None:
+        if self._sum_in_progress or not self._arrived or not self._live <= self._arrived.keys():
             return
-        self._summing = True
-        self.ring.sum(next(iter(self._there.values()))[0].size, sorted(self._there), 0.0, self._sum)
+        self._sum_in_progress = True
+        self.ring.sum(next(iter(self._arrived.values()))[0].size, sorted(self._arrived), 0.0, self._sum)
 
     def _sum(self) -> None:
-        self._summing = False
-        there, self._there = [self._there[rank] for rank in sorted(self._there)], {}
-        total = sum_in_rank_order([vector for vector, _ in there])
-        for vector, _ in there:
+        self._sum_in_progress = False
+        arrived, self._arrived = [self._arrived[rank] for rank in sorted(self._arrived)], {}
+        total = sum_in_rank_order([vector for vector, _ in arrived])
+        for vector, _ in arrived:
             np.copyto(vector, total)
-        for _, done in there:
+        for _, done in arrived:
             done()

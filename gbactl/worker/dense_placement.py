@@ -203,9 +203,9 @@ class ReplicatedDense(DensePlacement):
         self._filling.filled(part)
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
-        there = self.steps.has_applied(after)
-        if not there:
-            return None if there is None else NOT_HERE
+        applied = self.steps.has_applied(after)
+        if not applied:
+            return None if applied is None else NOT_HERE
         return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
 
     def restored(self) -> None:

@@ -220,18 +220,18 @@ class Table:
         return equal_days(rows, self.days), layout.schema.clock is None
 
 
-def _check_columns(file: SourceFile, there: list[str], schema: TableSchema) -> None:
+def _check_columns(file: SourceFile, columns: list[str], schema: TableSchema) -> None:
     """Raise DataError unless a file has each of the schema's columns once."""
     for name in schema.read:
-        count = there.count(name)
+        count = columns.count(name)
         if count > 1:
             raise DataError(f"{file} has {count} columns {name}; name them apart, or leave {name} out of the schema.")
         if not count:
-            meant = did_you_mean(name, there)
+            meant = did_you_mean(name, columns)
             hint = f" {meant}" if meant else ""
-            if len(there) == 1 and len(schema.columns) > 1:
+            if len(columns) == 1 and len(schema.columns) > 1:
                 hint = " Its columns seem to be apart by another character: type separator: ';' or so in the schema."
-            shown = ", ".join(there[:20]) + (", ..." if len(there) > 20 else "")
+            shown = ", ".join(columns[:20]) + (", ..." if len(columns) > 20 else "")
             raise DataError(f"{file} has no column {name}, which the schema names; its columns are: {shown}.{hint}")
 
 

@@ -42,7 +42,7 @@ def on_virtual_cluster(cfg: RunConfig) -> RunConfig:
     """Return the configuration on the virtual cluster, whatever cluster was configured. Raises ConfigError.
 
     Checkpoints are left out unless the fault plan kills or stops processes."""
-    checkpoint = cfg.checkpoint if cfg.fault_plan().fails else CheckpointConfig()
+    checkpoint = cfg.checkpoint if cfg.fault_plan().has_failures else CheckpointConfig()
     cluster = replace(cfg.cluster, name="virtual", options={})
     return check(replace(cfg, cluster=cluster, checkpoint=checkpoint))
 
@@ -142,20 +142,20 @@ def predicted_eps(cfg: RunConfig, subset: DataSubset, folder: Path) -> float:
 
 def _run(cfg: RunConfig, dataset: Dataset) -> tuple[dict[str, Any], float]:
     """Run a simulation in its folder; return its result, and the CPU seconds until its first gradient."""
-    began, clock, heard = time.process_time(), time.monotonic(), dict[str, Any]()
+    began, clock, events = time.process_time(), time.monotonic(), dict[str, Any]()
 
     def listen(event: Event) -> None:
         events.setdefault(event.name, (event.fields, time.process_time() - began))
 
     run_dir = run_dirs.create(cfg)
     run_virtual(cfg, dataset, run_dir, listen)
-    fields, _ = heard["result"]
+    fields, _ = events["result"]
     result = run_dirs.plain({
         **fields, "seed": cfg.seed, "status": "FINISHED", "clock": cfg.engine.clock, "run_dir": str(run_dir),
         "wall_seconds": time.monotonic() - clock, "gbactl": __version__,
     })  # fmt: skip
     run_dirs.write_result(run_dir, result)
-    return result, heard["progress"][1]
+    return result, events["progress"][1]
 
 
 FEWEST_SEEDS, MOST_SEEDS = 3, 16  # of the modes that matter; all modes have the first; unless the user says how many
@@ -331,4 +331,7 @@ class Schedule:
             self.outcomes.append(found)
         else:
             self._trained_seeds.add(work.seed)
-        self._finished_seconds = self._finished_seconds[0] + work.seconds, self._finished_seconds[1] + time.monotonic() - work.began
+        self._finished_seconds = (
+            self._finished_seconds[0] + work.seconds,
+            self._finished_seconds[1] + time.monotonic() - work.began,
+        )

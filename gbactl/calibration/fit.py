@@ -120,7 +120,8 @@ class Residuals:
             found.append(math.log(predicted.eps / observed.eps))
             known = [role for role in predicted.cpu if observed.cpu.get(role, 0.0) > 0 and predicted.cpu[role] > 0]
             found += [
-                CPU_WEIGHT * _weight_of_role(observed, role) * math.log(predicted.cpu[role] / observed.cpu[role]) for role in known
+                CPU_WEIGHT * _weight_of_role(observed, role) * math.log(predicted.cpu[role] / observed.cpu[role])
+                for role in known
             ]
         return np.array([*found, *(PRIOR[group] * f for group, f in zip(GROUPS, factors, strict=True))])
 

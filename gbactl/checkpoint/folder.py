@@ -173,7 +173,12 @@ class CheckpointChain:
 
     def files(self, shard: int) -> list[Path]:
         """Return a shard's files in all checkpoints of the chain, oldest first."""
-        return [self.folder / manifest.name / entry.name for manifest in self.manifests for entry in manifest.files if entry.shard == shard]
+        return [
+            self.folder / manifest.name / entry.name
+            for manifest in self.manifests
+            for entry in manifest.files
+            if entry.shard == shard
+        ]
 
 
 class CheckpointFolder:

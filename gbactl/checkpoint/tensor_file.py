@@ -183,7 +183,11 @@ def not_finite(path: Path, tensor: str) -> NotFiniteError:
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str], needs_finite: bool = False, spare: int = 0
+    path: Path,
+    tensors: Mapping[str, NDArray[Any]],
+    metadata: Mapping[str, str],
+    needs_finite: bool = False,
+    spare: int = 0,
 ) -> WrittenFile:
     """Write complete arrays to a file. Raises OSError; NotFiniteError if `needs_finite` and a value is not.
 

@@ -71,7 +71,9 @@ class OpenCheckpoint:
     @property
     def finite(self) -> bool:
         """Whether no node found an infinity or NaN in the parameters to save."""
-        return all(part.finite for part in self.parts.values()) and (self.publication is None or self.publication.finite)
+        return all(part.finite for part in self.parts.values()) and (
+            self.publication is None or self.publication.finite
+        )
 
 
 class Checkpointing:
@@ -150,7 +152,11 @@ class Checkpointing:
 
     def remaining_ranges(self, number: int, samples: int) -> Ranges:
         """Untrained sample ranges of round `number` (`samples` samples), according to the checkpoint resumed from."""
-        unread = self.restored_position.unread if self.restored_position is not None and self.restored_position.round == number else None
+        unread = (
+            self.restored_position.unread
+            if self.restored_position is not None and self.restored_position.round == number
+            else None
+        )
         return ((0, samples),) if unread is None else tuple(unread)
 
     @property
@@ -345,7 +351,11 @@ class Checkpointing:
 
     def _complete(self) -> None:
         checkpoint = self._open
-        if checkpoint is None or checkpoint.publication is not None or len(checkpoint.parts) < checkpoint.manifest.shards:
+        if (
+            checkpoint is None
+            or checkpoint.publication is not None
+            or len(checkpoint.parts) < checkpoint.manifest.shards
+        ):
             return
         if checkpoint.error:
             self._give_up(checkpoint, checkpoint.error)
@@ -360,7 +370,9 @@ class Checkpointing:
             checkpoint.manifest.files.append(FileEntry(f"S{s}.safetensors", s, part.bytes, part.rows, part.sums))
         cfg = self.run.cfg
         inline = not cfg.engine.real or checkpoint.manifest.position["ended"]
-        checkpoint.publication = Publication(self.folder, checkpoint.manifest, dense, cfg.checkpoint.keep, inline, self._spare_bytes)
+        checkpoint.publication = Publication(
+            self.folder, checkpoint.manifest, dense, cfg.checkpoint.keep, inline, self._spare_bytes
+        )
         self.poll()
 
     def _waits_for_dense(self, checkpoint: OpenCheckpoint) -> bool:
@@ -399,7 +411,9 @@ class Checkpointing:
         self.run.log_note()
         self.run.save_times()
         fields = {"number": manifest.number, "step": manifest.step, "kind": manifest.kind, "bytes": manifest.bytes}
-        self.run.send_event("checkpoint", {"state": "saved", **fields, "seconds": seconds, "samples": checkpoint.samples})
+        self.run.send_event(
+            "checkpoint", {"state": "saved", **fields, "seconds": seconds, "samples": checkpoint.samples}
+        )
         if checkpoint.ends_run:
             self.run.send_progress()
             self.run.log.flush()
@@ -408,7 +422,9 @@ class Checkpointing:
     def _count_saved(self, checkpoint: OpenCheckpoint) -> None:
         """Record the work in a complete checkpoint as saved: a server failure no longer undoes it."""
         kind, step = checkpoint.manifest.kind, checkpoint.manifest.step
-        updates = {s: checkpoint.updates[s] if kind == "whole" else part.updates for s, part in checkpoint.parts.items()}
+        updates = {
+            s: checkpoint.updates[s] if kind == "whole" else part.updates for s, part in checkpoint.parts.items()
+        }
         self.unsaved.record_save(step, None if kind == "chosen" else checkpoint.samples, updates)
 
     def finish_or_abandon(self, why: str) -> None:
@@ -457,7 +473,9 @@ class Checkpointing:
             checkpoint.replicas.forget(worker)
             self._complete()
             return
-        asked = self._planned is not None or (checkpoint is not None and checkpoint.with_dense and checkpoint.publication is None)
+        asked = self._planned is not None or (
+            checkpoint is not None and checkpoint.with_dense and checkpoint.publication is None
+        )
         if worker == self._dense_sender and asked and self._number - 1 not in self._received_dense:
             self.abandon(f"W{worker} is gone")
             self._planned = None

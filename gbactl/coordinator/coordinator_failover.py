@@ -92,7 +92,9 @@ class Failover:
     def hello(self, channel: Channel, hello: Hello) -> None:
         """Let a node reconnect. Raises WireError for one that the journal does not know."""
         incarnation = self.incarnations.get(hello.number, 0)
-        if hello.role == "worker" and (hello.number not in self.live_workers or channel.peer.incarnation != incarnation):
+        if hello.role == "worker" and (
+            hello.number not in self.live_workers or channel.peer.incarnation != incarnation
+        ):
             raise WireError(f"{channel.peer} is not who was there before.")
         if hello.role == "server" and channel.peer.incarnation != self.servers.get(hello.number, 0):
             raise WireError(f"{channel.peer} is not who served there before.")
@@ -172,7 +174,11 @@ class Failover:
         Raises ClusterError or DivergenceError where the log does not belong to this run."""
         begin_phase, policy = self.begin_phase, training.policy
         assert begin_phase is not None
-        if (policy.phase.samples, policy.step, training.number) != (begin_phase.samples, begin_phase.first_step, begin_phase.number):
+        if (policy.phase.samples, policy.step, training.number) != (
+            begin_phase.samples,
+            begin_phase.first_step,
+            begin_phase.number,
+        ):
             raise ClusterError(f"The event log has a phase {begin_phase.number} that this run cannot have had.")
         logged = LoggedPhase(training.phase)
         commands = self._replay_records(logged)
@@ -184,8 +190,15 @@ class Failover:
         for shard, state in sorted(self._server_states.items()):
             self._update_server(training, self.run.members.channels_of("server")[shard], state, commands)
         training.resume_after_failover(logged.due, set(self._worker_states))
-        joins = [worker_state for worker_state in commands if isinstance(worker_state, HandOut) and not worker_state.grant.samples]
-        missing = {worker: self._unreceived_grants(training, worker_state, joins) for worker, worker_state in self._worker_states.items()}
+        joins = [
+            worker_state
+            for worker_state in commands
+            if isinstance(worker_state, HandOut) and not worker_state.grant.samples
+        ]
+        missing = {
+            worker: self._unreceived_grants(training, worker_state, joins)
+            for worker, worker_state in self._worker_states.items()
+        }
         yield from self._resume(training, missing)
 
     def _replay_records(self, logged: LoggedPhase) -> list[Command]:
@@ -216,7 +229,9 @@ class Failover:
         assert self.begin_phase is not None
         return self.begin_phase._replace(served_dense=self.run.home != "workers")
 
-    def _unreceived_grants(self, training: LivePhase, state: WorkerState, empty_grants: Sequence[HandOut]) -> list[Grant]:
+    def _unreceived_grants(
+        self, training: LivePhase, state: WorkerState, empty_grants: Sequence[HandOut]
+    ) -> list[Grant]:
         """Grants that a worker never received: of its leased batches, and of the last few empty grants."""
         received = set(state.granted)
         leases = [grant for owner, grant in training.policy.leases.values() if owner == state.worker]
@@ -232,7 +247,9 @@ class Failover:
 
     def _empty_grants(self, worker: int) -> dict[tuple[int, int], Granted]:
         """Empty grants that a worker was sent in the phase before the last standstill, by phase and batch."""
-        return {(grant.phase, grant.batch): grant for owner, grant in self.state.standstill.empty_grants if owner == worker}
+        return {
+            (grant.phase, grant.batch): grant for owner, grant in self.state.standstill.empty_grants if owner == worker
+        }
 
     # -- going on -----------------------------------------------------------------------------------
 
@@ -287,7 +304,10 @@ class Failover:
         It is about to hold the empty grants among `missing`, and `unreceived` more of the phase before."""
         policy, worker = None if training is None else training.policy, state.worker
         leased = set() if policy is None else {batch for batch, (owner, _) in policy.leases.items() if owner == worker}
-        held, empty_grants = len(leased) + sum(grant.samples == 0 for grant in missing) + unreceived, self._empty_grants(worker)
+        held, empty_grants = (
+            len(leased) + sum(grant.samples == 0 for grant in missing) + unreceived,
+            self._empty_grants(worker),
+        )
         for phase, batch, trains in state.held:
             if phase == self.number and batch in leased:
                 continue

@@ -78,7 +78,9 @@ class CoordinatorCore:
         if training is not None and training.on_staged(message):
             self.run.failures.record_useful_work(f"W{message.worker}")
             wants_next = training.requested(message.batch)
-        if wants_next or (self.switch.abandoned.staged(message) and message.worker not in self.run.fencing.failed_workers):
+        if wants_next or (
+            self.switch.abandoned.staged(message) and message.worker not in self.run.fencing.failed_workers
+        ):
             self.run.hand_out(message.worker)
 
     # -- failures -----------------------------------------------------------------------------------

@@ -44,8 +44,8 @@ def hang_error(peer: Peer, seconds: float) -> ClusterError:
     if peer.role == "worker":
         return ClusterError(f"{silent}; type {longer} if it was only slow.")
     return ClusterError(
-        f"{silent}, and no other can take its place without checkpoints; type checkpoint=cpr, or {longer} if it was only "
-        "slow."
+        f"{silent}, and no other can take its place without checkpoints; type checkpoint=cpr, or {longer} if it was "
+        "only slow."
     )
 
 
@@ -82,7 +82,9 @@ class WorkerRecovery:
         if not self.run.members.settled or self.run.stopped:
             return seconds
         least = min(seconds, self.heartbeat.beat_seconds) if self._uses_heartbeat else seconds
-        return max(0.0, min(least, self.injector.next_seconds - self.run.record.seconds)) if self._has_failures else least
+        return (
+            max(0.0, min(least, self.injector.next_seconds - self.run.record.seconds)) if self._has_failures else least
+        )
 
     def poll(self) -> list[int]:
         """Inject the faults that are due. Returns the workers that have been silent for too long."""

@@ -65,7 +65,9 @@ class ReplicaPhases:
         self._close(worker for worker in self.members.channels_of("worker") if worker >= trainers)
         threads = options.hogwild_threads
         live = [worker for worker in self.members.channels_of("worker") if worker < trainers]
-        self._extra_requests = [worker for _ in range((threads - 1) * (1 + cfg.mode.prefetched_batches)) for worker in live]
+        self._extra_requests = [
+            worker for _ in range((threads - 1) * (1 + cfg.mode.prefetched_batches)) for worker in live
+        ]
         self.run.waiting.extend(self._extra_requests if began is None else ())
         self.state.last = {
             "evaluated": "mean of the replicas" if self._policy.collective else "centre",
@@ -77,7 +79,13 @@ class ReplicaPhases:
         """Once all batches of the phase are handed out, inform the trainers that average in the foreground.
 
         Called between two messages."""
-        if self._policy is None or self._policy.shadow or not self._policy.collective or self._idle_sent or not policy.exhausted:
+        if (
+            self._policy is None
+            or self._policy.shadow
+            or not self._policy.collective
+            or self._idle_sent
+            or not policy.exhausted
+        ):
             return
         self._idle_sent = True
         for worker in sorted(set(self.members.channels_of("worker")) - self._asked):

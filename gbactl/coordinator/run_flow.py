@@ -136,7 +136,9 @@ class RunFlow:
                 scores = yield from self._score(round_, number, rest)
                 if self._rollback_due:
                     return False
-                self._report_scores(round_, scores, f"{round_.label}, {rows - total_samples(rest):,} of {rows:,} samples")
+                self._report_scores(
+                    round_, scores, f"{round_.label}, {rows - total_samples(rest):,} of {rows:,} samples"
+                )
             if not entered:
                 yield from core.switch.go_on(number, rest[0][0], begun, core.replicas.kind_of_dense)
                 run.save_standstill(TRAIN, number, rest, begun)
@@ -166,7 +168,9 @@ class RunFlow:
         yield from core.switch.drain(training)
         yield from core.replicas.close()
         training.finish()
-        run.state.standstill.empty_grants = [(worker, grant) for worker, grants in training.empty_grants.items() for grant in grants]
+        run.state.standstill.empty_grants = [
+            (worker, grant) for worker, grants in training.empty_grants.items() for grant in grants
+        ]
         run.step = policy.step
         core.sums.on_phase_end(policy.phase)
         yield from core.requests.barrier(run.step)

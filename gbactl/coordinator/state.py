@@ -257,9 +257,10 @@ class ReplicaState:
 class Standstill:
     """State of the run's flow at a moment when no batch is in flight.
 
-    Round `round` enters `stage`, with the `rest` of its samples to train, at its beginning or not (`round_begun`). `offset`:
-    bytes of the event log; `phase`: number of the last one; `at`, `began`: this moment and the start of the run, in seconds of
-    the machine's clock; `empty_grants`: those of the training phase before, with the workers that they were sent to."""
+    Round `round` enters `stage`, with the `rest` of its samples to train, at its beginning or not (`round_begun`).
+    `offset`: bytes of the event log; `phase`: number of the last one; `at`, `began`: this moment and the start of the
+    run, in seconds of the machine's clock; `empty_grants`: those of the training phase before, with the workers that
+    they were sent to."""
 
     stage: str = TRAIN
     round: int = 0

@@ -71,7 +71,9 @@ class ActivityTimes:
     servers: dict[str, dict[str, float]] = field(default_factory=dict)  # seconds between the last two heartbeats
     beats: dict[str, dict[str, float]] = field(default_factory=dict)  # seconds at the last heartbeat
     ended: dict[str, dict[str, float]] = field(default_factory=dict)  # seconds of servers' processes that are gone
-    reported: list[float] = field(default_factory=lambda: [0.0] * len(ACTIVITIES))  # sums at the last call of `take_shares`
+    reported: list[float] = field(
+        default_factory=lambda: [0.0] * len(ACTIVITIES)
+    )  # sums at the last call of `take_shares`
 
     def add(self, now: float, worker: int, compute: float, waits: Sequence[float], mode: str) -> None:
         """Add a gradient's seconds of computation and of waits (in the order of WAITS) in a mode.
@@ -138,7 +140,8 @@ class ActivityTimes:
         bins = self.bins if len(self.totals) <= MOST_WORKERS else []
         served = {name: _sum(self.ended.get(name, {}), servers.get(name, {})) for name in {**self.ended, **servers}}
         return {
-            "processes": _named(self.totals) | {name: _rounded(times) for name, times in sorted(served.items()) if times},
+            "processes": _named(self.totals)
+            | {name: _rounded(times) for name, times in sorted(served.items()) if times},
             "since_second": self.since,
             "bin_seconds": self.width,
             "first_second": 0.0 if self.began is None else self.began - began,
@@ -264,7 +267,9 @@ class Statistics(SavedStatistics):
     times: ActivityTimes = field(default_factory=ActivityTimes)
     pulled: dict[int, int] = field(default_factory=dict)
     observed: ObservedBatches | None = None
-    on_gradient: Callable[[int, int, float], None] | None = None  # called with worker, samples, seconds of every gradient
+    on_gradient: Callable[[int, int, float], None] | None = (
+        None  # called with worker, samples, seconds of every gradient
+    )
     last_rates: tuple[dict[int, int], float] = field(default_factory=lambda: ({}, 0.0))
 
     @property

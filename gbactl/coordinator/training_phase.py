@@ -97,7 +97,7 @@ class StagedSlices:
         self._rows[batch] = list(rows)
 
     def report_step(self, batch: int, samples: int, weight: float) -> None:
-        """Report an ordered step's gradient slices by calling `on_applied`, or `on_missed` for those on failed shards."""
+        """Report an ordered step's gradient slices to `on_applied`, or to `on_missed` if they were on failed shards."""
         rows = self._rows.pop(batch, ())
         for shard, count in enumerate(rows if weight > 0 else ()):
             if count >= 0:
@@ -119,7 +119,10 @@ class StagedSlices:
         """Delay calls of the two callbacks within this context; at its end make those still in the yielded list."""
         calls: list[tuple[Callable[..., None], tuple[int, ...]]] = []
         on_applied, on_missed = self.on_applied, self.on_missed
-        self.on_applied, self.on_missed = lambda *args: calls.append((on_applied, args)), lambda *args: calls.append((on_missed, args))
+        self.on_applied, self.on_missed = (
+            lambda *args: calls.append((on_applied, args)),
+            lambda *args: calls.append((on_missed, args)),
+        )
         yield calls
         self.on_applied, self.on_missed = on_applied, on_missed
         for call, args in calls:

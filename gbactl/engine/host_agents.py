@@ -67,7 +67,9 @@ class HostAgents:
             report.facts = link.request("facts", self.patience)
         except ClusterError as error:
             report.faults.append(
-                preflight.unreachable(link.host, link.last_error(), link.lost_reason or str(error), self.start(link.host))
+                preflight.unreachable(
+                    link.host, link.last_error(), link.lost_reason or str(error), self.start(link.host)
+                )
             )
             return
         report.faults += preflight.versions(link.host, report.facts, facts())

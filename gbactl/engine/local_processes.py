@@ -146,7 +146,10 @@ class RunProcesses:
             self._start_worker(index)
 
     def _start_worker(self, index: int) -> None:
-        place, incarnation = self._core_assignments[index] if self._core_assignments else None, self._incarnations[f"W{index}"]
+        place, incarnation = (
+            self._core_assignments[index] if self._core_assignments else None,
+            self._incarnations[f"W{index}"],
+        )
         self._spawn("worker", index, self.cfg.threads, self._environments[index], place=place, incarnation=incarnation)
 
     def _start_server(self, index: int) -> None:
@@ -173,13 +176,21 @@ class RunProcesses:
     def replace_coordinator(self, failure: str, last_sign: float) -> None:
         """Start a replacement coordinator on the same listening socket.
 
-        Nodes may already have dialled it again. `last_sign`: when the failed one last sent something, by the machine's clock.
-        """
+        Nodes may already have dialled it again. `last_sign`: when the failed one last sent something, by the machine's
+        clock."""
         self.abandoned.append(self.running.pop(0))
         self._coordinator_tries -= 1
         self._coordinators += 1
         coordinator_failure = (time.monotonic(), failure, last_sign)
-        self._spawn("coordinator", 0, 1, {}, self._listener, incarnation=self._coordinators, coordinator_failure=coordinator_failure)
+        self._spawn(
+            "coordinator",
+            0,
+            1,
+            {},
+            self._listener,
+            incarnation=self._coordinators,
+            coordinator_failure=coordinator_failure,
+        )
         self.running.insert(0, self.running.pop())
 
     def coordinator_continues(self) -> None:

@@ -279,17 +279,17 @@ def too_large(cfg: RunConfig, dataset: Dataset, free: int) -> str:
     dense = vector * vectors(cfg)
     if not free or rows + dense <= free:
         return ""
-    free_memory = f"{free / GIBI:,.1f} GiB of memory are free"
+    room = f"{free / GIBI:,.1f} GiB of memory are free"
     if rows > free:
         return (
             f"The table's {dataset.schema.rows:,} rows of {row_bytes(cfg)} bytes (values and {cfg.optim.name}'s state) "
-            f"need {rows / GIBI:,.1f} GiB, and {free_memory}; use data with fewer ids, a smaller model.dim or "
+            f"need {rows / GIBI:,.1f} GiB, and {room}; use data with fewer ids, a smaller model.dim or "
             "optim=rowwise_adagrad, or spread the servers over machines with cluster=hosts."
         )
     return (
         f"The dense part's {vector // FLOAT:,} values of {FLOAT} bytes, {vectors(cfg)} times (values, gradients and "
         f"{cfg.optim.name}'s state of {cfg.processes} workers and the servers), need at least {dense / GIBI:,.1f} GiB "
-        f"beside the table's {rows / GIBI:,.1f}, and {free_memory}; use a smaller model.hidden or fewer cluster.workers, or "
+        f"beside the table's {rows / GIBI:,.1f}, and {room}; use a smaller model.hidden or fewer cluster.workers, or "
         "spread them over machines with cluster=hosts."
     )
 

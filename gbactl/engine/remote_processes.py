@@ -223,7 +223,11 @@ class RemoteRunProcesses(RunProcesses):
         lost, self.agents.links[host] = self.agents.links[host], agents.links[host]
         lost.close()
         self.agents.reports[host] = agents.reports[host]
-        moved = [child for child in list(self.running) if self._original_hosts.get(child.name) == host and child.name[0] == "W"]
+        moved = [
+            child
+            for child in list(self.running)
+            if self._original_hosts.get(child.name) == host and child.name[0] == "W"
+        ]
         self.show.print_line(
             f"  Host {host} is there again; it gets {', '.join(child.name for child in moved) or 'no worker'}."
         )

@@ -75,7 +75,9 @@ class FaultPlan:
         """Return (index, factor) of the faults that slow a process (W1 or S0) at this time.
 
         A server's `number` counts the pulls, pushes and orders that it handles."""
-        found = [(index, fault.factor_at(key, number, seconds)) for index, fault, key in self._faults_of.get(process, ())]
+        found = [
+            (index, fault.factor_at(key, number, seconds)) for index, fault, key in self._faults_of.get(process, ())
+        ]
         return [(index, factor) for index, factor in found if factor > 1.0]
 
     def fault_indexes(self, process: str) -> list[int]:

@@ -188,7 +188,11 @@ def with_injected(faults: Mapping[str, Any], injected: Iterable[Mapping[str, Any
     ]  # fmt: skip
     acted = [*faults["acted"], *more]
     acted_indexes = {entry["plan"] for entry in acted}
-    return {**faults, "acted": acted, "never": [index for index in range(len(faults["plans"])) if index not in acted_indexes]}
+    return {
+        **faults,
+        "acted": acted,
+        "never": [index for index in range(len(faults["plans"])) if index not in acted_indexes],
+    }
 
 
 def fault_lines(result: Mapping[str, Any]) -> list[str]:

@@ -162,7 +162,9 @@ class ServerSlowdown:
 def add_acted(acted: FaultRecord, counters: Mapping[str, Mapping[str, int]]) -> None:
     """Add the slow-downs that servers have counted to the record of the faults that acted."""
     for server, counted in counters.items():
-        for index in (int(name.split("_")[1]) for name in counted if name.startswith("acted_") and name.endswith(SPAN[0])):
+        for index in (
+            int(name.split("_")[1]) for name in counted if name.startswith("acted_") and name.endswith(SPAN[0])
+        ):
             begin, end, factor = (counted[f"acted_{index}_{name}"] / 1e6 for name in SPAN)
             acted.add(index, server, begin, end, factor)
 

@@ -621,7 +621,11 @@ class LaunchedRun:
     def _finish_tracking(self, status: str, result: dict[str, Any]) -> None:
         assert self.tracked is not None
         if status == "FINISHED":
-            metrics: dict[str, float | None] = {**metrics_of(result), **fault_metrics(result), **failure_metrics(result)}
+            metrics: dict[str, float | None] = {
+                **metrics_of(result),
+                **fault_metrics(result),
+                **failure_metrics(result),
+            }
             self._log(metrics, result["samples"]["read"])
             self._log_model(result)
             if result.get("recovery"):

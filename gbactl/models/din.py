@@ -30,7 +30,9 @@ class HistoryModel(ClickModel):
         first = self.fields - len(self.list_targets)
         self.targets = [target for target in self.list_targets if target is not None]
         self.raw_fields = [first + i for i, target in enumerate(self.list_targets) if target is not None]
-        problem = "needs a history: a multi-valued field that shares the embedding table of a field with one id a sample"
+        problem = (
+            "needs a history: a multi-valued field that shares the embedding table of a field with one id a sample"
+        )
         hint = "with data=synthetic type for instance data.history_length=20"
         require(bool(self.targets), f"model={type(self).__name__.lower()} {problem}; {hint}.")
         every = range(len(self.targets))

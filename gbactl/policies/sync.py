@@ -50,7 +50,11 @@ class Dealer:
     @property
     def exhausted(self) -> bool:
         """Whether every batch was handed out, and every live worker has begun the phase's last step."""
-        return self._workers_behind == 0 and self._pending == 0 and (bool(self._next_step) or self.steps_begun >= self.steps)
+        return (
+            self._workers_behind == 0
+            and self._pending == 0
+            and (bool(self._next_step) or self.steps_begun >= self.steps)
+        )
 
     def next(self, worker: int) -> DealtBatch | None:
         """Remove and return a worker's next batch, earlier steps first; None where the worker has none left.

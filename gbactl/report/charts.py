@@ -173,7 +173,11 @@ def heat_map(title: str, shares: Mapping[str, Mapping[str, float]]) -> Spec:
         for process, each in shares.items()
         for phase, share in each.items()
     ]
-    tooltip = [{"field": "process"}, {"field": "phase"}, {"field": "share", "format": ".0%", "title": "share of its time"}]
+    tooltip = [
+        {"field": "process"},
+        {"field": "phase"},
+        {"field": "share", "format": ".0%", "title": "share of its time"},
+    ]
     axis = {"orient": "top", "labelAngle": 0}
     opacity = {**_quantitative("share"), "scale": {"domain": [0, 1], "range": [0, 1]}, "legend": None}
     encoding = {

@@ -300,7 +300,9 @@ def _of_sweep(runs: Sequence[Run], sweep: str) -> list[Run]:
     found = [max(parents, key=parents.__getitem__)] if parents and sweep == LAST else []
     found = found or [parent for parent in parents if parent.startswith(sweep)]
     if len(found) != 1:
-        problem = f"{sweep} is the beginning of {len(found)} sweeps" if found else f"None of the runs is of sweep {sweep}"
+        problem = (
+            f"{sweep} is the beginning of {len(found)} sweeps" if found else f"None of the runs is of sweep {sweep}"
+        )
         raise UsageError(f"{problem}; type --sweep last, or more of the MLflow id of the sweep's run.")
     return [run for run in runs if found[0] in run.sweeps]
 

@@ -2,8 +2,8 @@
 
 A piece (1 MiB, about 0.2 ms) is copied after each message, and at once while there is none: a row that
 changes before it was copied costs more than its copy, since it is copied first, once. Memory: 4 bytes per row, and
-`max_copied_bytes` for pieces that wait for the disk and rows that changed before they were copied. Where those rows take
-more than half of it, the thread writes as fast as it can; where they take more than all of it, the server finishes
+`max_copied_bytes` for pieces that wait for the disk and rows that changed before they were copied. Where those rows
+take more than half of it, the thread writes as fast as it can; where they take more than all of it, the server finishes
 copying before it serves again. A step costs a look at 4 bytes for each row that it touches.
 """
 
@@ -43,7 +43,9 @@ class RowChooser:
     A `share` (r) of the rows of the large tables, whose local rows are `spans`, is chosen by priority. 4 bytes per row
     count the updates that a failure would undo. Without a priority every save is whole."""
 
-    def __init__(self, shard: Shard, priority: RowPriority | None, spans: Sequence[tuple[int, int]], share: float) -> None:
+    def __init__(
+        self, shard: Shard, priority: RowPriority | None, spans: Sequence[tuple[int, int]], share: float
+    ) -> None:
         self.table, self.priority, self.spans, self.share = shard.rows.table, priority, spans, share
         self.updates = None if priority is None else RowUpdates(len(self.table))
 

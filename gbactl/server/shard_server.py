@@ -98,8 +98,8 @@ class Server:
             Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
             DropSlice: self._drop, GetDense: self._get_dense, PutDense: self._put_dense,
             ResetOptimizer: self._reset_optimizer, BeginPhase: self._begin_phase, Inspect: self._inspect,
-            Stop: self._stop, Fence: self._fence, Save: self._save, Takeover: self._on_takeover, AdoptVersion: self._adopt,
-            ReloadCheckpoint: self._reload, Ping: self._ping,
+            Stop: self._stop, Fence: self._fence, Save: self._save, Takeover: self._on_takeover,
+            AdoptVersion: self._adopt, ReloadCheckpoint: self._reload, Ping: self._ping,
         }  # fmt: skip
 
     def run(self) -> None:
@@ -287,7 +287,9 @@ class Server:
             checksum, model_sum = self.shard.checksum(), "" if total is None else str(total)
         refused = dict(self.refused + self.hub.refused)
         times = self.times.total(self.hub.traffic.training)
-        self.coordinator.send(Inspected(f"S{self.index}", checksum, model_sum, self.shard.nbytes, counters, refused, times))
+        self.coordinator.send(
+            Inspected(f"S{self.index}", checksum, model_sum, self.shard.nbytes, counters, refused, times)
+        )
 
     def _traffic_counters(self) -> dict[str, int]:
         """Traffic counters of this node."""

@@ -286,7 +286,11 @@ class SimulatedRing:
 
         Call `done` when they have the sum."""
         hosts = [self.hosts[rank] for rank in ranks]
-        links = [(source, target) for source, target in zip(hosts, [*hosts[1:], hosts[0]], strict=True) if source is not target]
+        links = [
+            (source, target)
+            for source, target in zip(hosts, [*hosts[1:], hosts[0]], strict=True)
+            if source is not target
+        ]
         nbytes, over = self.item * floats, len(set(map(id, hosts)))
         seconds = self.cost.all_reduce(nbytes, len(ranks), over, compute, self.agreed)
         sending = min(seconds, self.cost.sending(nbytes, len(ranks), over)) if links else 0.0

@@ -202,7 +202,9 @@ class VirtualTrainer:
 
     def _work(self, call: Callable[..., None], *args: Any) -> None:
         """Run half of an exchange's computation on the host's cores (vector passes, part of a ring), then `call`."""
-        self.worker.host.cores.run(self._exchange_seconds() / 2 if self.state.trains else 0.0, self._after_work, call, *args)
+        self.worker.host.cores.run(
+            self._exchange_seconds() / 2 if self.state.trains else 0.0, self._after_work, call, *args
+        )
 
     def _exchange_seconds(self) -> float:
         cost, floats = self.worker.shared.cost, len(self.replica.value)

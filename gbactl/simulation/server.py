@@ -185,7 +185,9 @@ class VirtualServer(Server):
         rows = self.network.arrived(rows)
         message = Rows(pull.request, self.shard.version, pull.rows, dense)
         dense_copy = self._snapshot() if pull.dense else None
-        channel.carry(PullAnswer(kind_of(message), b"", NO_BYTES, None, message, rows, dense_copy), rows.nbytes + 4 * dense)
+        channel.carry(
+            PullAnswer(kind_of(message), b"", NO_BYTES, None, message, rows, dense_copy), rows.nbytes + 4 * dense
+        )
 
     def _snapshot(self) -> Floats:
         """Copy of the dense slice as it is now, made once per version."""

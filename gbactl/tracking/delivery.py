@@ -98,7 +98,9 @@ class MlflowSender:
         if not (run.outputs and run.outputs.model_outputs):
             client.log_outputs(run_id, [LoggedModelOutput(model_id, record["step"])])
         at, step, (data, digest) = record["at"], record["step"], record["on"]
-        rows = [Metric(key, value, at, step, model_id, data, digest, run_id) for key, value in record["metrics"].items()]
+        rows = [
+            Metric(key, value, at, step, model_id, data, digest, run_id) for key, value in record["metrics"].items()
+        ]
         client.log_batch(run_id, metrics=rows)
 
     def tag(self, tags: Mapping[str, str]) -> None:

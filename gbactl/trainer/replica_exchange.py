@@ -220,7 +220,9 @@ class EasgdExchange:
         None where none does. Raises GbactlError when the run is over, or a server is gone for good."""
         self.client.wait_until(self._any_connected, AWAY_SECONDS)
         with self.client.connected() as served:
-            requests = [(served[shard], update, part) for shard, update, part in self._slices.ask(replica, alpha, served)]
+            requests = [
+                (served[shard], update, part) for shard, update, part in self._slices.ask(replica, alpha, served)
+            ]
         for channel, update, part in requests:
             out = channel.reserve(part.nbytes)
             out.view(np.float32)[:] = part

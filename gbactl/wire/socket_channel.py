@@ -371,8 +371,8 @@ def _set_tcp_options(sock: socket.socket, silence: float) -> None:
     that time."""
     interval = min(LONGEST_IDLE, max(1, int(silence / 4)))
     options = (
-        (socket.TCP_NODELAY, 1), (socket.TCP_KEEPIDLE, interval), (socket.TCP_KEEPINTVL, interval), (socket.TCP_KEEPCNT, 3),
-        (socket.TCP_USER_TIMEOUT, int(1000 * min(silence, LONGEST_SILENCE))),
+        (socket.TCP_NODELAY, 1), (socket.TCP_KEEPIDLE, interval), (socket.TCP_KEEPINTVL, interval),
+        (socket.TCP_KEEPCNT, 3), (socket.TCP_USER_TIMEOUT, int(1000 * min(silence, LONGEST_SILENCE))),
     )  # fmt: skip
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

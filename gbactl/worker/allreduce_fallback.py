@@ -100,7 +100,12 @@ class ServerSums(RingFallback):
         array = as_array(buffer)
         with self._lock:
             current = self._current_rounds.get(name)
-            number, part, parts, after = self._assignment or (1 if current is None else current.number + 1, self.rank, 0, 0)
+            number, part, parts, after = self._assignment or (
+                1 if current is None else current.number + 1,
+                self.rank,
+                0,
+                0,
+            )
             if current is None or current.number != number:
                 current = self._next(name, _Round(number, parts, after, len(array)))
             if part is not None and part not in current.parts:

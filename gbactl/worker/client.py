@@ -228,7 +228,11 @@ class WorkerClient:
     def connected(self) -> Iterator[dict[int, Channel]]:
         """Context that yields the connected servers' channels by shard, and defers the loss or replacement of any."""
         with self._cv:
-            yield {shard: channel for shard, channel in enumerate(self.servers) if not isinstance(channel, ParkedConnection)}
+            yield {
+                shard: channel
+                for shard, channel in enumerate(self.servers)
+                if not isinstance(channel, ParkedConnection)
+            }
 
     def wait_until(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
         """Wait, at most `seconds`, until a condition holds or the run ends. Raises the error that ended the run."""

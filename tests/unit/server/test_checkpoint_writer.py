@@ -129,11 +129,11 @@ def test_before_it_holds_too_much_it_writes_as_fast_as_it_can(tmp_path: Path, mo
     (tmp_path / "cut-000001").mkdir()
     saver.begin(Save(1, 0, "cut-000001", "whole", True, SLOW))
     writer = saver._writer
-    assert writing is not None
+    assert writer is not None
     step(shard, np.arange(ROWS - 100, ROWS))
-    assert writing.pace == SLOW
+    assert writer.pace == SLOW
     step(shard, np.arange(ROWS - 110, ROWS - 90))
-    assert writing.pace == 0 and saver._snapshot is not None
+    assert writer.pace == 0 and saver._snapshot is not None
     step(shard, np.arange(ROWS - 300, ROWS - 100))
     assert saver._snapshot is None, "it did not hold more than it may"
     assert ended(saver, told).error == ""

@@ -176,7 +176,7 @@ class SwitchPlan(Generic[T]):
         return self.requested is not None or (entry is not None and entry.unit == "seconds" and entry.value <= seconds)
 
     def last_batch(self, policy: Policy, progress: RunProgress) -> int | None:
-        """Batch, in a phase that began at `progress`, before which the next scheduled switch is due; None if unknown."""
+        """Batch, in a phase that began at `progress`, before which the next scheduled switch is due (None: unknown)."""
         entry, point = self.next, None if self.next is None else self.points[self.taken]
         if entry is None or entry.unit in ("day", "epoch"):
             return None

@@ -46,12 +46,12 @@ def each_mode(name: str) -> list[str]:
 
 def modes_sentence(first: str, switches: Iterable[Mapping[str, Any]]) -> str:
     """Describe a run's modes in a sentence: the first one, and where each later one starts."""
-    switches_told = [
+    entries = [
         f"{each['to']} from {each['day']}, sample {each['first_sample']}"
         f"{', optimizer anew' if each.get('fresh_optimizer') else ''}"
         for each in switches
     ]
-    return "; ".join([first, *switches_told])
+    return "; ".join([first, *entries])
 
 
 def from_listed(text: str) -> str:

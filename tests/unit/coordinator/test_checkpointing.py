@@ -51,7 +51,7 @@ class Cluster:
         self.members = SimpleNamespace(channels_of=lambda role: self.nodes[role], send_to_all=self._tell, settled=True)
         self.events: list[dict[str, Any]] = []
         self.evaluation, self.training, self.taking_over = None, None, False
-        self.failures = SimpleNamespace(cost=lambda process, loss: None)
+        self.failures = SimpleNamespace(add_loss=lambda process, loss: None)
         self.log = SimpleNamespace(flush=lambda: None)
         self.log_note = self.save_times = self.send_progress = lambda: None
         self.trainers, self.centred = list[int](), False

@@ -13,7 +13,7 @@ import pytest
 from gbactl.config import ClusterConfig, FaultsConfig, ModeConfig, RunConfig, SwitchConfig
 from gbactl.coordinator import event_log, run_context
 from gbactl.coordinator.event_log import InfoRecord
-from gbactl.coordinator.failure_recovery import FATES
+from gbactl.coordinator.failure_recovery import MESSAGE_OUTCOMES
 from gbactl.coordinator.run_context import RunContext
 from gbactl.coordinator.state import OVER, FailureRecords, JournalState, writes_journal
 from gbactl.replay.replay_command import replay, sentence
@@ -290,7 +290,7 @@ def test_in_a_storm(data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mo
     Death(monkeypatch, tmp_path, 300)
     result = go(cfg, tmp_path)
     went_well(result, tmp_path)
-    assert set(result["messages"]) == set(FATES)
+    assert set(result["messages"]) == set(MESSAGE_OUTCOMES)
 
 
 def test_what_a_plan_did_is_not_done_again(

@@ -306,13 +306,13 @@ def test_what_a_lost_server_was_given_all_give_again(
 ) -> None:
     """It dies when two of three have given: the mean is that of all three all the same."""
     settled: list[int] = []
-    plain = EasgdHandlers._settle
+    plain = EasgdHandlers._average
 
     def settle(this: Any, *args: Any) -> None:
         settled.append(this._count)
         plain(this, *args)
 
-    monkeypatch.setattr(EasgdHandlers, "_settle", settle)
+    monkeypatch.setattr(EasgdHandlers, "_average", settle)
     Victim(monkeypatch, AddReplica, 2, after=True)
     adds_up(run_in_memory(config(mode), data, tmp_path))
     assert settled == [3] * 4, "two servers, two days"

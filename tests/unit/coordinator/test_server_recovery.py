@@ -26,7 +26,7 @@ from gbactl.config import (
     check,
 )
 from gbactl.coordinator import event_log
-from gbactl.coordinator.failure_recovery import FATES
+from gbactl.coordinator.failure_recovery import MESSAGE_OUTCOMES
 from gbactl.errors import ClusterError, EventLogError, PeerGoneError
 from gbactl.replay.event_log_scan import scan
 from gbactl.server import shard_server
@@ -244,7 +244,7 @@ def test_in_a_storm(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     result = run_in_memory(config("gba", faults=FaultsConfig(plans=[storm])), data, tmp_path)
     adds_up(result)
     counted(result)
-    assert set(result["messages"]) == set(FATES)
+    assert set(result["messages"]) == set(MESSAGE_OUTCOMES)
 
 
 @pytest.mark.parametrize("foreign", [False, True])

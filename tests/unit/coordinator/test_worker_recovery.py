@@ -20,7 +20,7 @@ from gbactl.config import (
     TrainConfig,
     check,
 )
-from gbactl.coordinator.failure_recovery import FATES
+from gbactl.coordinator.failure_recovery import MESSAGE_OUTCOMES
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.training_phase import ApplyStep
 from gbactl.errors import ClusterError, PeerGoneError
@@ -244,12 +244,12 @@ def test_lost_doubled_late_and_overtaken_messages_change_no_account(data: Path, 
     adds_up(result)
     assert sum(result["gradients"].values()) == -(-1500 // 32)
     assert result["refused_frames"] == 0
-    assert set(result["messages"]) == set(FATES)
+    assert set(result["messages"]) == set(MESSAGE_OUTCOMES)
 
 
 def test_sync_has_the_same_bits_in_a_storm(data: Path, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     result = run_in_memory(config("sync", faults=FaultsConfig(plans=[STORM])), data, tmp_path)
-    assert model(result) == model(undisturbed) and set(result["messages"]) == set(FATES)
+    assert model(result) == model(undisturbed) and set(result["messages"]) == set(MESSAGE_OUTCOMES)
 
 
 @pytest.mark.parametrize("mode", ["gba", "sync"])
@@ -278,7 +278,7 @@ def test_a_storm_begins_at_a_step(
     monkeypatch.setattr(ReliableHub, "__init__", made)
     result = run_in_memory(config(mode, faults=FaultsConfig(plans=[{**STORM, "step": 6}])), data, tmp_path)
     adds_up(result)
-    assert set(result["messages"]) == set(FATES) and min(met) >= 6
+    assert set(result["messages"]) == set(MESSAGE_OUTCOMES) and min(met) >= 6
     ends = {hub.me.role for hub in hubs if hub.counts.total() > hub.counts["retried"]}
     assert ends == {"coordinator", "server", "worker"}
     assert mode != "sync" or model(result) == model(undisturbed)
@@ -288,7 +288,7 @@ def test_a_worker_dies_in_a_storm(data: Path, tmp_path: Path, monkeypatch: pytes
     Victim(monkeypatch, 1, 3, "after")
     result = run_in_memory(config("gba", faults=FaultsConfig(plans=[STORM])), data, tmp_path)
     adds_up(result)
-    assert set(result["messages"]) == set(FATES)
+    assert set(result["messages"]) == set(MESSAGE_OUTCOMES)
 
 
 # -- hanging ----------------------------------------------------------------------------------------

@@ -139,7 +139,9 @@ def storming(
         patched.setattr(MessageFaultStream, "draw", draws)
         result = trained({**STORM, **when})
     adds_up(result, 1500)
-    assert set(result["messages"]) == set(MESSAGE_OUTCOMES) and (mode != "sync" or result["checksums"] == plain["checksums"])
+    assert set(result["messages"]) == set(MESSAGE_OUTCOMES) and (
+        mode != "sync" or result["checksums"] == plain["checksums"]
+    )
     return seen
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gbactl.checked_dataclasses import did_you_mean
 from gbactl.errors import TrackingError, UsageError
 from gbactl.faults.measured_effects import fault_metrics
 from gbactl.report.compare import Report, compare, last_round
@@ -310,7 +311,10 @@ def _none_with(condition: Condition, runs: Sequence[Run]) -> None:
     there = sorted({value_of(run, condition.key) for run in runs} - {"-"})
     told = f"{condition.key}={','.join(condition.values)}"
     if not there:
-        raise UsageError(f"No run has the key {condition.key}; type --where KEY=VALUE with a key of the configuration.")
+        meant = did_you_mean(condition.key, sorted({key for run in runs for key in run.params}))
+        raise UsageError(
+            f"No run has the key {condition.key}. {meant or 'Type --where KEY=VALUE with a key of the configuration.'}"
+        )
     more = f" and {len(there) - _MOST} more" if len(there) > _MOST else ""
     raise UsageError(f"None of the {len(runs)} runs has {told}; there are: {', '.join(there[:_MOST])}{more}.")
 

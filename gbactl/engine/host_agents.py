@@ -134,10 +134,11 @@ class HostAgents:
         self.each(lambda link: targets.update({link.host: str(link.request("listen", ANSWER_SECONDS)["address"])}))
         self._probe = self._listen()
         targets[LAUNCHER] = self._probe.address
-        one_by_one = threading.Lock()
+        one_by_one, names = threading.Lock(), list(targets)
 
         def ask(link: AgentConnection) -> None:
-            others = {name: where for name, where in targets.items() if name != link.host}
+            after = names.index(link.host) + 1  # each begins with the next: one probe does not serve all hosts at once
+            others = {name: targets[name] for name in (*names[after:], *names[: after - 1])}
             if measure:
                 others.pop(LAUNCHER)
                 with one_by_one:

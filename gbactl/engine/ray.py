@@ -138,7 +138,8 @@ def run_agent(name: str, cpus: int, others: list[str], command: list[str], out: 
             print(f"Node {name}: {why}", file=sys.stderr, flush=True)
             os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
     contexts = TlsContexts(key)
     connection: TlsConnection | None = None
     launcher = select.poll()
@@ -148,7 +149,7 @@ def run_agent(name: str, cpus: int, others: list[str], command: list[str], out: 
         try:
             knocking, _ = listener.accept()
         except TimeoutError:
-            if launcher.poll(0):
+            if launcher.poll(0) or not watching.is_alive():  # the launcher, or the command, has ended
                 return
             print(f"Ray has not yet given {cpus} CPUs of node {name}; see `ray status`.", file=sys.stderr, flush=True)
             continue

@@ -205,9 +205,11 @@ class RemoteRunProcesses(RunProcesses):
             threading.Thread(target=self._restore, args=(host,), daemon=True).start()
 
     def _restore(self, host: str) -> None:
-        """Start agents for a lost host until one answers, and move the host's workers to it.
+        """Start agents for a lost host until one can be used, and move the host's workers to it.
 
-        Servers stay where they are: what they hold would be lost."""
+        Servers stay where they are: what they hold would be lost. Why an agent that answers cannot be used is printed,
+        once for each reason."""
+        printed = set[str]()
         while not self._over.wait(RESTORE_SECONDS):
             agents = HostAgents([host], self.agents.start, self.agents.folder, self.agents.patience)
             self._restoring.append(agents)
@@ -217,6 +219,10 @@ class RemoteRunProcesses(RunProcesses):
                 break
             self._restoring.remove(agents)
             agents.close()
+            why = " ".join(agents.faults)
+            if agents.found[host].facts and why not in printed and not self._over.is_set():
+                printed.add(why)
+                self.show.print_line(f"  Host {host} is there again, but cannot be used. {why}")
         else:
             return
         self._watch(agents.links[host])

@@ -56,10 +56,12 @@ def submit(overrides: Sequence[str], more: Sequence[str] = ()) -> None:
 
 
 def _wants_to_cancel(job: str) -> bool:
-    """Ask at a terminal whether to cancel the job; without a terminal the answer is no."""
+    """Ask at a terminal whether to cancel the job; another Ctrl-C, or no terminal, means no."""
     import click
 
-    return sys.stdin.isatty() and click.confirm(f"\nCancel job {job}?", err=True)
+    with contextlib.suppress(click.Abort):
+        return sys.stdin.isatty() and click.confirm(f"\nCancel job {job}?", err=True)
+    return False
 
 
 class FollowedJob:
@@ -81,9 +83,9 @@ class FollowedJob:
         """Print output and changes of state until Slurm no longer lists the job; it may be queued again meanwhile."""
         while True:
             state = self._asked()
-            if state not in (None, "", self._state):
-                self._state = state or ""
-                self.say(f"is {self._state}")
+            if state not in ("", self._state):
+                self._state = state
+                self.say(f"is {state}")
                 if self._headless():
                     self.say(f"has lost the node of its launcher; {_queue_again(self.number)}")
             until = time.monotonic() + ASK_SECONDS
@@ -94,11 +96,11 @@ class FollowedJob:
                 self._print()
                 return
 
-    def _asked(self) -> str | None:
-        """Return state and nodes (or what it waits for); "" for a job that has ended, None if Slurm does not answer."""
+    def _asked(self) -> str:
+        """Return state and nodes (or what it waits for); "" for a job that has ended."""
         done = run_slurm("squeue", "-h", "-j", self.number, "-o", "%T %R")
         if done.returncode:
-            return "" if "Invalid job id" in done.stderr else None
+            return "" if "Invalid job id" in done.stderr else f"in an unknown state: {error_text(done)}"
         state, _, where = done.stdout.strip().partition(" ")
         return f"{state.lower()} {where}".strip()
 

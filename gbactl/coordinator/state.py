@@ -165,8 +165,12 @@ class JobPosition:
         return self.ended and self.stopping is not None and self.stopping.stops
 
     def modes_with(self, mode: str) -> str:
-        """Mode name of a run that continues from this position in `mode`."""
-        return self.modes if mode == self.mode["name"] else switched(self.modes, mode, f"step{self.step}")
+        """Mode name of a run that continues from this position in `mode`: sync>gba@day2, or @step60 within a day."""
+        if mode == self.mode["name"]:
+            return self.modes
+        between = self.unread is None and self.round > 0
+        point = f"{self.label.partition(' ')[0]}{self.round}" if between else f"step{self.step}"
+        return switched(self.modes, mode, point)
 
 
 def config_at(chain: CheckpointChain) -> dict[str, Any]:

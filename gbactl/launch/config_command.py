@@ -13,7 +13,7 @@ import yaml
 from gbactl import conf_catalogue
 from gbactl.checked_dataclasses import shown
 from gbactl.conf_catalogue import GROUPS, Entry
-from gbactl.config import RunConfig, to_dict
+from gbactl.config import RunConfig
 from gbactl.config.engine_interface import engine_named
 from gbactl.config.run_config import effective_keys, when_effective
 from gbactl.data.readers import options_class
@@ -88,7 +88,7 @@ def filled_in(overrides: list[str]) -> str:
     """Compose a configuration, and write those keys that have an effect as YAML. Raises UsageError, ConfigError."""
     from gbactl.launch.hydra_config import compose
 
-    return yaml.safe_dump(effective_keys(to_dict(compose(overrides))), sort_keys=False)
+    return yaml.safe_dump(effective_keys(compose(overrides)), sort_keys=False)
 
 
 def _wrapped(first: str, text: str) -> list[str]:

@@ -123,7 +123,7 @@ def screen(name: str, found: Status, said: str) -> RenderableType:
     ):
         head.add_row(Text(what, style="dim"), value)
     events = [*map(switch_sentence, found["switches"]), *found.get("failures", ())][-MOST_EVENTS:]
-    parts = [Text(name, style="bold", overflow="ellipsis", no_wrap=True), head, Text(), _workers(found)]
+    parts = [Text(name, style="bold", overflow="fold"), head, Text(), _workers(found)]
     parts += [Text(), _servers(shares)] if (shares := server_shares(found)) else []
     parts += [Text(), *(Text(each) for each in events)] if events else []
     return Group(*parts, Text(), Text(said, style="bold" if said.endswith("?") else "dim"))

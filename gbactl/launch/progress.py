@@ -148,12 +148,22 @@ class ProgressDisplay:
             self.print_line(f"  {text}: {'  '.join(details)}")
 
     def _draw(self, text: str, fraction: float, details: list[str]) -> None:
-        """Draw the bar in the columns that the text leaves free; drop the last details if they do not fit."""
-        free = self.console.width - len(f"  {text} ") - LEAST_BAR
-        while len(details) > 1 and len(f" {' '.join(details)}") > free:
+        """Draw the bar in the columns that the text leaves free.
+
+        What does not fit is written shorter, then without the percentage that the bar shows, then without the last
+        details."""
+
+        def free() -> int:
+            return self.console.width - len(f"  {text}  {' '.join(details)}")
+
+        if free() < LEAST_BAR:
+            text, details = text.replace(" of ", "/"), [each.replace(" samples/", "/") for each in details]
+        if free() < LEAST_BAR:
+            details = details[1:] or details
+        while free() < LEAST_BAR and len(details) > 1:
             details = details[:-1]
         detail = " ".join(details)
-        self._length.bar_width = max(LEAST_BAR, min(LONGEST_BAR, free + LEAST_BAR - len(f" {detail}")))
+        self._length.bar_width = max(LEAST_BAR, min(LONGEST_BAR, free()))
         if self._bar is None:
             columns = TextColumn("  {task.description}"), self._length, TextColumn("{task.fields[detail]}")
             self._bar = Progress(*columns, console=self.console, transient=True)

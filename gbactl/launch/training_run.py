@@ -487,7 +487,7 @@ class LaunchedRun:
             tags |= {ORIGIN: self.job.origin}
         if origin := self._origin_run():
             tags |= {ORIGIN_RUN: origin}
-        params = parameters(flatten(effective_keys(config)), self.command, defaults_of(config))
+        params = parameters(flatten(effective_keys(self.cfg)), self.command, defaults_of(config))
         self.tracked = TrackedRun(
             tracking_uri(t.uri), t.experiment, tags["mlflow.runName"], params, tags, self.run_dir,
             warn=self.show.print_line, resumed=self.job.tracked if self.job.same_run else None, beside=end_orphans,
@@ -515,12 +515,13 @@ class LaunchedRun:
         if self.job.chain is not None and not self.job.same_run:
             origin = run_of(self.job.chain)
             headline += f"\n\nIt goes on from `{origin.name}/{self.job.chain.last.name}`"
-            headline += f", MLflow run `{found}`." if (found := self._origin_run()) else "."
+            headline += f", [MLflow run `{found}`](#/runs/{found})." if (found := self._origin_run()) else "."
         if result is None:
             return run_note(headline, self.command)
         switched = f"modes: {modes_sentence(self.cfg.mode.name, self.switches)}" if self.switches else ""
         failed = f"failures: {failed_in_short(result)}" if result.get("recovery") else ""
-        slow = "" if "faults" in result else slow_sentence(result.get("time") or {})  # of itself, not by a fault plan
+        slowed = (result.get("faults") or {}).get("workers")  # by a fault plan, which says so
+        slow = "" if slowed else slow_sentence(result.get("time") or {})
         events = [switched, failed, *fault_lines(result), slow, *result.get("warnings", ())]
         return run_note(headline, self.command, result, [event for event in events if event])
 

@@ -67,8 +67,10 @@ def curves(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str)
     settled = [row for row in points if row["x"] >= SETTLED * end] or points
     low, high = min(row["low"] for row in settled), max(row["high"] for row in settled)
     pad = 0.06 * (high - low) or 0.01 * (abs(high) or 1.0)
+    labels = max((row["number"] + 1 for row in rows if row["kind"] == "switch"), default=0)
+    top = high + pad + 0.05 * labels * (high - low)  # their labels are above the curves
     x = {"scale": {"domain": [0, 1.01 * end], "nice": False}, "title": x_title, "axis": {**SHORT, "grid": False}}
-    mean = {**_quantitative("mean"), "title": None, "scale": {"domain": [low - pad, high + pad], "nice": False}}
+    mean = {**_quantitative("mean"), "title": None, "scale": {"domain": [low - pad, top], "nice": False}}
     tooltip = {"tooltip": [
         {"field": "group", "title": "line"}, {"field": "x", "title": x_title, "format": ",.4~r"},
         *({"field": each, "format": ".5~f"} for each in ("mean", "low", "high")),

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gbactl.checked_dataclasses import did_you_mean
 from gbactl.errors import TrackingError, UsageError
 from gbactl.faults.measured_effects import fault_metrics
 from gbactl.report.compare import Report, compare, last_round
@@ -312,7 +313,10 @@ def _none_with(condition: Condition, runs: Sequence[Run]) -> None:
     values = sorted({value_of(run, condition.key) for run in runs} - {"-"})
     typed = f"{condition.key}={','.join(condition.values)}"
     if not values:
-        raise UsageError(f"No run has the key {condition.key}; type --where KEY=VALUE with a key of the configuration.")
+        meant = did_you_mean(condition.key, sorted({key for run in runs for key in run.params}))
+        raise UsageError(
+            f"No run has the key {condition.key}. {meant or 'Type --where KEY=VALUE with a key of the configuration.'}"
+        )
     more = f" and {len(values) - _MOST} more" if len(values) > _MOST else ""
     raise UsageError(f"None of the {len(runs)} runs has {typed}; there are: {', '.join(values[:_MOST])}{more}.")
 

@@ -88,12 +88,12 @@ def _pause(milliseconds: float | None) -> str:
 
 
 def status(run_dir: Path, found: dict[str, Any]) -> str:
-    """Format the status of a run, in lines of at most 80 columns."""
-    name = textwrap.shorten(run_dir.name, WIDTH - 10, placeholder="...")
+    """Format the status of a run: its name, and lines of at most 80 columns."""
     if "mode" not in found:
-        return f"{name}: starting"
-    lines = [name, *(f"  {what:<11}{value}" for what, value in _values(found))]
-    return "\n".join(line for each in lines for line in textwrap.wrap(each, WIDTH, subsequent_indent=" " * 13))
+        return f"{run_dir.name}: starting"
+    lines = (f"  {what:<11}{value}" for what, value in _values(found))
+    wrapped = (line for each in lines for line in textwrap.wrap(each, WIDTH, subsequent_indent=" " * 13))
+    return "\n".join([run_dir.name, *wrapped])
 
 
 def _values(found: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -133,7 +133,7 @@ def doctor(overrides: tuple[str, ...], wants_json: bool, out: Path | None) -> No
 def _examine(overrides: tuple[str, ...], measure: bool) -> tuple[list[Check], HostFindings | None]:
     """Check this machine, or the hosts of the cluster that the overrides choose."""
     from gbactl import doctor
-    from gbactl.engine.ssh import HostsEngine
+    from gbactl.engine.hosts import HostsEngine
     from gbactl.errors import ClusterError, ConfigError, MissingDependencyError
 
     if not overrides:

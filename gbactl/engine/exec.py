@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from gbactl.config.engine_interface import EngineOptions
 from gbactl.config.groups import ClusterConfig
-from gbactl.engine.ssh import HostsEngine
+from gbactl.engine.hosts import HostsEngine
 from gbactl.errors import require
 
 HOSTS = "GBACTL_HOSTS"  # POD:SLOTS of each pod, with commas between them, as a manifest can set it

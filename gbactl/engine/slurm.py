@@ -16,7 +16,7 @@ from gbactl.checked_dataclasses import Bounds, Processes
 from gbactl.config.engine_interface import EngineOptions
 from gbactl.config.groups import ClusterConfig
 from gbactl.engine.host_placement import Host
-from gbactl.engine.ssh import HostsEngine
+from gbactl.engine.hosts import HostsEngine
 from gbactl.errors import ConfigError, require
 
 # -u: without it srun keeps output until a newline. --overlap: agents, and steps of others, share the nodes' cores;
@@ -138,8 +138,8 @@ class SlurmEngine(HostsEngine):
         super().check(cluster, workers)
         options = self.options(cluster)
         assert isinstance(options, SlurmOptions)
-        strange = [each for each in options.slurm.sbatch if not OPTION.fullmatch(each)]
-        require(not strange, f"cluster.slurm.sbatch has {strange[:1]}, which is no NAME:VALUE; type [partition:long].")
+        invalid = [each for each in options.slurm.sbatch if not OPTION.fullmatch(each)]
+        require(not invalid, f"cluster.slurm.sbatch has {invalid[:1]}, which is no NAME:VALUE; type [partition:long].")
 
     def warning(self, cluster: ClusterConfig) -> str:
         return MORTAL if len(cluster.hosts) > 1 and not outlives_nodes(os.environ) else ""

@@ -31,12 +31,7 @@ FORK_SERVER, READY = "fork-server", b"ready"
 CPU_HOG = "cpu-hog"
 FAILED_LINE = "failed: "
 NOTICED_LINE = "noticed: "
-IMPORTED = (
-    "gbactl.nodes.worker_process",
-    "gbactl.coordinator.event_routing",
-    "gbactl.server.shard_server",
-    "sklearn.metrics",
-)
+IMPORTED = ("gbactl.nodes.worker_process", "gbactl.coordinator.event_routing", "gbactl.server.shard_server")
 MOST_BYTES, MOST_FDS = 1 << 20, 16  # limits of a request to fork
 
 

@@ -59,17 +59,15 @@ def run_coordinator(boot: StartupDocument) -> None:
     hub: Hub = SocketHub(bytes.fromhex(boot.key), boot.peer, listener=listener, **of_hub(boot.cfg))
     hub = with_message_faults(hub, boot.peer, boot.cfg.fault_plan())
     dataset = open_dataset(Path(boot.dataset))
-    import sklearn.metrics  # noqa: F401  (takes a second: now, while the workers import torch)
-
     run_dir = Path(boot.run_dir)
-    found = JournalState.of(run_dir, boot.incarnation, *boot.missed) if boot.incarnation else None
-    coordinator = Coordinator(hub, boot.cfg, dataset, run_dir, header(boot.cfg, dataset), found)
+    journal = JournalState.of(run_dir, boot.incarnation, *boot.coordinator_failure) if boot.incarnation else None
+    coordinator = Coordinator(hub, boot.cfg, dataset, run_dir, header(boot.cfg, dataset), journal)
 
     def with_clock_time(result: dict[str, Any]) -> None:
         result["time"]["began_at"] = time.time() - coordinator.context.record.seconds
 
     if boot.cfg.resume is None:  # the clock of a resumed run leaves out the time between its parts
-        coordinator.flow.amend = with_clock_time
+        coordinator.flow.amend_result = with_clock_time
     if coordinator.context.journaled:
         start_heartbeat(
             lambda: coordinator.context.send_event("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4)
@@ -117,7 +115,7 @@ def serve(hub: Hub, coordinator: Channel, boot: StartupDocument, dataset: Datase
     coordinator.send(ready)
     server = Server(hub, coordinator, shard, cfg.train.norms_every, saver)
     server.served_dense = cfg.home != "workers"  # a resumed run may switch before its first phase
-    server.slowness = ServerSlowdown.of(cfg.fault_plan(), boot.index)
+    server.slowdown = ServerSlowdown.of(cfg.fault_plan(), boot.index)
     server.run()
 
 

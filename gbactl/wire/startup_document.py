@@ -37,7 +37,11 @@ class StartupDocument:
     place: tuple[int, int, int] | None = None  # see gbactl/cpu.py
     incarnation: int = 0  # above 0: it replaces a failed process
     host: str = ""  # the address of its host, where a run has several
-    missed: tuple[float, str, float] = (0.0, "", 0.0)  # coordinator: (time of failure, cause, last heard of)
+    coordinator_failure: tuple[float, str, float] = (
+        0.0,
+        "",
+        0.0,
+    )  # coordinator: (time of failure, cause, last heard of)
 
     def dumps(self) -> bytes:
         """Encode the document as one line of JSON."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gbactl.config.engine_interface import engine_named
-from gbactl.engine.ssh import HostsEngine
+from gbactl.engine.hosts import HostsEngine
 from gbactl.errors import ConfigError
 from gbactl.launch.hydra_config import compose
 

@@ -15,7 +15,7 @@ import pytest
 from gbactl.config.engine_interface import engine_named
 from gbactl.config.groups import ClusterConfig
 from gbactl.engine import ray
-from gbactl.engine.ssh import HostsEngine
+from gbactl.engine.hosts import HostsEngine
 from gbactl.errors import ClusterError, ConfigError, MissingDependencyError
 
 CLUSTER = ClusterConfig("ray", workers=4, hosts=["n1:2", "n2:2"], python="/opt/python")

@@ -12,7 +12,7 @@ from gbactl.config.engine_interface import engine_named
 from gbactl.config.groups import ClusterConfig
 from gbactl.engine.host_placement import Host
 from gbactl.engine.slurm import NO_KILL, allocation, counts, outlives_nodes
-from gbactl.engine.ssh import HostsEngine
+from gbactl.engine.hosts import HostsEngine
 from gbactl.errors import ConfigError
 
 

@@ -151,7 +151,7 @@ def test_ctrl_c_cancels_the_job_only_if_that_is_wanted(
     else:
         with pytest.raises(Stopped) as stopped:
             submit(RUN)
-        assert stopped.value.told.endswith("'scancel -b -s TERM 7' saves and ends it")
+        assert stopped.value.outcome.endswith("'scancel -b -s TERM 7' saves and ends it")
     assert ("scancel --batch --signal=TERM 7" in calls.read_text()) is cancels
     assert ("Cancel job 7? [y/N]:" in capfd.readouterr().err) is (typed is not None)
 
@@ -166,7 +166,7 @@ def test_a_job_whose_time_ends_is_queued_again_unless_its_run_has_finished(
         with pytest.raises(Stopped) as stopped, requeued([*RUN]) as given:
             assert given == list(RUN)
             os.kill(os.getpid(), signal.SIGUSR1)
-        assert stopped.value.told == "job 7 is queued again" and calls.read_text() == "scontrol requeue 7\n"
+        assert stopped.value.outcome == "job 7 is queued again" and calls.read_text() == "scontrol requeue 7\n"
         Path("run").mkdir()
         Path("run/result.json").write_text('{"status": "FINISHED"}')
         with pytest.raises(Stopped), requeued([*RUN]):
@@ -195,6 +195,6 @@ def test_a_job_that_slurm_starts_again_goes_on_with_its_run(
             assert given == ["resume=run", "cluster.python=/opt/python"]
         with pytest.raises(Stopped) as stopped, requeued(typed):
             os.kill(os.getpid(), signal.SIGUSR1)
-        assert stopped.value.told == "job 7 is not queued again; give it more time"
+        assert stopped.value.outcome == "job 7 is not queued again; give it more time"
     finally:
         signal.signal(signal.SIGUSR1, before)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from gbactl.config import RunConfig
     from gbactl.engine.host_agents import HostFindings
     from gbactl.engine.host_placement import Host
-    from gbactl.engine.preflight import HostReport
     from gbactl.engine.hosts import HostsEngine
+    from gbactl.engine.preflight import HostReport
 
 MEBI = 1 << 20
 ENOUGH_SHARED = 256 * MEBI

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from gbactl.config.engine_interface import engine_named
 from gbactl.config.groups import ClusterConfig
 from gbactl.engine.host_placement import Host
-from gbactl.engine.slurm import NO_KILL, allocation, counts, outlives_nodes
 from gbactl.engine.hosts import HostsEngine
+from gbactl.engine.slurm import NO_KILL, allocation, counts, outlives_nodes
 from gbactl.errors import ConfigError
 
 

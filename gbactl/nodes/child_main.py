@@ -161,7 +161,7 @@ def use_core(core: str, begin: str, end: str) -> None:
 
 
 def main() -> None:
-    """Run the node of the start-up document, and exit 0; on failure log one sentence (and the traceback), and exit 1."""
+    """Run the node of the start-up document and exit 0; on failure log one sentence (and the traceback) and exit 1."""
     special = sys.argv[1] in (FORK_SERVER, CPU_HOG)
     parent = int(sys.argv[2 if special else 1])
     die_with_parent(parent)

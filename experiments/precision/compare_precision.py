@@ -6,41 +6,39 @@ Part of `make precision`. Costs a second.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import study
-from report_tables import against, by_line, written
+from report_tables import against, written
 from study_results import Done, Results, size
 
 from gbactl.report.paired_statistics import Difference
 
 STUDY = Results(Path(__file__).resolve().with_name("sweep.yaml"))
 TARGET = 0.0003  # AUC
-VARIED = ("precision", "transport.wire_dtype")
+VARIED, FP32 = ("precision", "transport.wire_dtype"), "fp32"
 HEADS = "| data | mode | what | n | AUC, fp32 | - fp32 | log loss, fp32 | - fp32 |"
 
 
-def varied(cells: Sequence[Done]) -> str:
-    """Name of the setting in which these cells differ."""
-    return next(name for name in VARIED if name in cells[0].options)
+def setting(cell: Done) -> str:
+    """Name of a cell's setting: the one value that is not fp32, else fp32."""
+    return next((f"{name}={cell.options[name]}" for name in VARIED if cell.options.get(name, FP32) != FP32), FP32)
 
 
-def difference(cells: Sequence[Done], metric: str, kind: str) -> Difference:
-    """Difference `kind` minus fp32, over the seeds of both."""
-    found = against(by_line(cells, varied(cells), lambda result: float(result[metric])), kind, "fp32")
-    assert found is not None
-    return found
+def line(name: str, mode: str, cells: Mapping[str, Sequence[Done]], kind: str) -> str:
+    """Row of the table: the setting `kind` minus fp32, over the seeds of both."""
 
+    def difference(metric: str) -> Difference:
+        values = {each: {c.seed: float(c.result[metric]) for c in of} for each, of in cells.items()}
+        found = against(values, kind, FP32)
+        assert found is not None
+        return found
 
-def line(name: str, mode: str, cells: Sequence[Done], kind: str) -> str:
-    """Row of the table."""
-    what = varied(cells)
-    plain = [cell.result for cell in cells if cell.options[what] == "fp32"]
+    plain = [cell.result for cell in cells[FP32]]
     auc, loss = (sum(result[metric] for result in plain) / len(plain) for metric in ("auc", "logloss"))
-    off = written(difference(cells, "auc", kind), 5, "+", TARGET)
-    worse = written(difference(cells, "logloss", kind), 5, "+")
-    return f"| {name} | {mode} | `{what}={kind}` | {len(plain)} | {auc:.5f} | {off} | {loss:.5f} | {worse} |"
+    off, worse = written(difference("auc"), 5, "+", TARGET), written(difference("logloss"), 5, "+")
+    return f"| {name} | {mode} | `{kind}` | {len(plain)} | {auc:.5f} | {off} | {loss:.5f} | {worse} |"
 
 
 def table(rows: Sequence[str]) -> str:
@@ -49,12 +47,14 @@ def table(rows: Sequence[str]) -> str:
 
 
 def lines(name: str, cells: Sequence[Done]) -> list[str]:
-    """Rows for each mode and kind of a part."""
+    """Rows for each mode and setting of a part."""
     found = []
     for mode in dict.fromkeys(cell.options["mode"] for cell in cells):
-        of_mode = [cell for cell in cells if cell.options["mode"] == mode]
-        kinds = dict.fromkeys(cell.options[varied(cells)] for cell in of_mode)
-        found += [line(name, mode, of_mode, kind) for kind in kinds if kind != "fp32"]
+        by_setting: dict[str, list[Done]] = {}
+        for cell in cells:
+            if cell.options["mode"] == mode:
+                by_setting.setdefault(setting(cell), []).append(cell)
+        found += [line(name, mode, by_setting, kind) for kind in by_setting if kind != FP32]
     return found
 
 

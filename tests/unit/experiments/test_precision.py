@@ -25,10 +25,15 @@ def test_every_training_is_there_in_both(scripts: Any, size: str) -> None:
     from gbactl.launch.hydra_config import compose
 
     for part in scripts["study"].read_study(FOLDER / "sweep.yaml", size):
-        cells = [scripts["study_results"].options(cell.overrides) for cell in part.cells]
-        what, kinds = ("precision", 2) if "precision" in cells[0] else ("transport.wire_dtype", 3)
-        pairs = {each: {(c["mode"], c["seed"]) for c in cells if c[what] == each} for each in {c[what] for c in cells}}
-        assert len(pairs) == kinds and all(each == pairs["fp32"] for each in pairs.values())
+        cells = [
+            scripts["study_results"].Done(scripts["study_results"].options(c.overrides), {}, Path()) for c in part.cells
+        ]
+        pairs: dict[str, set[tuple[str, str]]] = {}
+        for cell in cells:
+            pairs.setdefault(scripts["compare_precision"].setting(cell), set()).add((cell.options["mode"], cell.seed))
+        bf16 = {"precision=bf16"}
+        wanted = bf16 if part.name == "frappe" else {"transport.wire_dtype=fp16", "transport.wire_dtype=bf16", *bf16}
+        assert pairs.keys() == {"fp32", *wanted} and all(each == pairs["fp32"] for each in pairs.values())
         assert len(pairs["fp32"]) >= 10
         cfg = compose([*part.cells[0].overrides, "data=synthetic"])
         assert cfg.tracking.experiment == "precision" and cfg.cluster.name == "virtual"
@@ -50,14 +55,19 @@ def test_bf16_is_compared_with_fp32_of_the_same_seed(scripts: Any) -> None:
     assert "| gba | `precision=bf16` | 2 | 0.75000 | -0.00100 +-0.00000 |" in gba
 
 
-def test_each_kind_of_wire_has_its_row(scripts: Any) -> None:
+def test_each_setting_has_its_row(scripts: Any) -> None:
     made, found = scripts["study_results"].Done, []
     for kind, off in (("fp32", 0.0), ("fp16", 0.001), ("bf16", -0.002)):
         for seed, auc in (("1", 0.8), ("2", 0.7)):
             options = {"mode": "gba", "seed": seed, "transport.wire_dtype": kind}
             found.append(made(options, {"auc": auc + off, "logloss": 0.5}, Path()))
-    rows = scripts["compare_precision"].lines("wire", found)
-    assert [row.split(" | ")[2] for row in rows] == ["`transport.wire_dtype=fp16`", "`transport.wire_dtype=bf16`"]
+    found += [made({"mode": "gba", "seed": "1", "precision": "bf16"}, {"auc": 0.8, "logloss": 0.5}, Path())]
+    rows = scripts["compare_precision"].lines("synthetic", found)
+    assert [row.split(" | ")[2] for row in rows] == [
+        "`transport.wire_dtype=fp16`",
+        "`transport.wire_dtype=bf16`",
+        "`precision=bf16`",
+    ]
     assert "| 2 | 0.75000 | +0.00100 +-0.00000 |" in rows[0]
     assert "| 2 | 0.75000 | -0.00200 +-0.00000 |" in rows[1]
 
@@ -66,7 +76,7 @@ def test_a_part_that_is_not_asked_for_stays_as_it_is(scripts: Any) -> None:
     text = (FOLDER / "results.md").read_text()
     for part in scripts["study"].read_study(FOLDER / "sweep.yaml", "default"):
         rows, origin = scripts["compare_precision"].kept(text, part.name)
-        kinds = 2 if part.name == "wire" else 1
+        kinds = 3 if part.name == "synthetic" else 1
         assert [row.split(" | ")[1] for row in rows] == ["sync"] * kinds + ["gba"] * kinds
         assert all(row in scripts["compare_precision"].table(rows).splitlines() for row in rows)
         assert f"{len(part.cells)} runs" in origin and "code version" in origin

@@ -32,7 +32,7 @@ install: ## make .venv with everything in it, Horovod too (HOROVOD=no leaves it 
 	@$(PYTHON) -m gbactl.install $(FLAGS)
 
 test: install ## every test that is not marked slow
-	$(BIN)/python -m pytest -m "beside and not slow" -n 3 --dist worksteal tests
+	$(BIN)/python -m pytest -m "beside and not slow" -n 4 --dist worksteal tests
 	$(BIN)/python -m pytest -m "not beside and not slow" tests/integration
 
 test-slow: install ## the tests marked slow: quality gates, wheel, long runs

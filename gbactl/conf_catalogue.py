@@ -22,14 +22,14 @@ HERE = "@_here_"  # in the defaults of an option's file: a file in a folder belo
 COMMENT = re.compile(r"\s#\s*(.*)$")
 ROOT = "train.yaml"
 GROUPS = {
-    "mode": "How gradients meet parameters: where dense parameters are, when a gradient is applied, with what weight.",
+    "mode": "The training mode: where dense parameters are, when a gradient is applied, and with what weight.",
     "train": "Batches, epochs and evaluation.",
     "data": "The data set. Each kind of data has keys of its own.",
     "model": "The click model.",
     "optim": "The optimizer of the dense parameters and of the embedding rows.",
     "cluster": "Processes, their hosts, and what happens when one of them fails.",
     "transport": "Encryption and number format of the messages of a run.",
-    "collective": "The all-reduce behind `mode=sync` and behind the mean of replicas.",
+    "collective": "The all-reduce of `mode=sync` and of the modes that average replicas.",
     "switch": "Changes of the mode within a run.",
     "checkpoint": "What a checkpoint saves, how often, and which processes load it after a server failure.",
     "faults": "The fault plan: a list of faults, each with a `kind`.",
@@ -135,9 +135,9 @@ def single_keys() -> dict[str, Entry]:
 def headline(group: str, option: str) -> str:
     """Return the first comment of an option's file, which describes the option."""
     lines = option_files(group)[option].read_text().splitlines()
-    told = [line[1:].strip() for line in lines if line.startswith("#")]
-    told = [line for line in told if not line.startswith(("@package", "gbactl ", "GBACTL_DATA"))]
-    return told[0] if told else ""
+    comments = [line[1:].strip() for line in lines if line.startswith("#")]
+    comments = [line for line in comments if not line.startswith(("@package", "gbactl ", "GBACTL_DATA"))]
+    return comments[0] if comments else ""
 
 
 def entries_of(key: str) -> dict[str, Entry]:

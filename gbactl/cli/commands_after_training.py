@@ -30,34 +30,32 @@ def _split(values: tuple[str, ...]) -> list[str]:
     metavar="KEY=VALUE",
     help="Only runs with this value, or one of VALUE,VALUE; or a filter in MLflow's syntax. May be repeated.",
 )
-@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the N newest of these runs.")
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the N newest of the selected runs.")
 @click.option(
-    "--sweep", metavar="last|ID", help="Only the runs of the newest sweep, or of the one with this MLflow id."
+    "--sweep", metavar="last|ID", help="Only the runs of the newest sweep (last), or of the sweep with this MLflow id."
 )
 @click.option(
     "--by",
     multiple=True,
     metavar="KEY,...",
-    help="Parameters to group by, or tags (tags.NAME), with means over what else differs [default: mode, and all that "
-    "differs beyond the seed]",
+    help="Parameters or tags (tags.NAME) by which runs are grouped, one line a group; means are over all else that "
+    "differs [default: the mode, and all parameters that differ except the seed]",
 )
 @click.option(
-    "--baseline", metavar="VALUE", help="Group that the others are compared with (default: sync, if there is one)."
+    "--baseline", metavar="VALUE", help="Group with which the others are compared (default: sync, if there is one)."
 )
-@click.option(
-    "--on", metavar="METRIC", default="auc", show_default=True, help="Metric that is compared with the baseline."
-)
+@click.option("--on", metavar="METRIC", default="auc", show_default=True, help="Metric in which groups are compared.")
 @click.option(
     "--margin",
     type=click.FloatRange(min=0, min_open=True),
     metavar="NUMBER",
-    help="Largest difference to the baseline that counts as none; of eps, a share such as .02 [default: .0005 of AUC]",
+    help="Largest difference from the baseline that counts as none; of eps a share (.02) [default: .0005 of AUC]",
 )
 @click.option("--round", metavar="ROUND", help='Only the metrics of one day or epoch, for instance "day 2".')
 @click.option(
     "--time-to-auc",
     metavar="AUC|baseline",
-    help="Add the seconds and samples until this AUC, or the last one of the baseline's run with the same seed.",
+    help="Add the seconds and samples until this AUC, or until the last AUC of the baseline's run of the same seed.",
 )
 @click.option(
     "--metric",
@@ -74,22 +72,23 @@ def _split(values: tuple[str, ...]) -> list[str]:
     type=click.Choice(["table", "md", "csv", "tex", "html", "json"]),
 )
 @click.option("--plots", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Write figures to DIR.")
-@click.option("--log", is_flag=True, help="Write the table to the experiment's note in MLflow, verdicts to its runs.")
+@click.option("--log", is_flag=True, help="Write the table to the MLflow experiment's note, and verdicts to its runs.")
 @uri_option
 @click.option(
     "--send",
     "run_dir",
     type=click.Path(path_type=Path),
     metavar="RUN_DIR",
-    help="Print no report, but send to MLflow what this run could not send while it ran.",
+    help="Print no report, but send to MLflow the figures that the run in RUN_DIR could not send while it ran.",
 )
 def report(
     runs: tuple[str, ...], by: tuple[str, ...], metrics: tuple[str, ...], uri: str | None, run_dir: Path | None,
     **others: Any,
 ) -> None:  # fmt: skip
-    """Compare runs: mean and deviation over seeds, paired difference to a baseline.
+    """Compare runs: means and standard deviations over seeds, and paired differences from a baseline.
 
-    RUN is a run directory, an MLflow run id, or the beginning of either's name: the report is of these runs alone.
+    RUN is a run directory, an MLflow run id, or the beginning of one of the two. With RUN, the report has only the runs
+    that are named.
 
     \b
     gbactl report
@@ -117,23 +116,23 @@ def report(
 @click.command("replay")
 @click.argument("run", metavar="RUN")
 @click.option(
-    "--until", type=int, metavar="STEP", help="Stop when this number of steps is applied, and keep the model."
+    "--until", type=int, metavar="STEP", help="Stop when STEP steps are applied, and write the model to a file."
 )
 @click.option(
     "--keep",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="PATH",
-    help="Where to keep the model, as .npz (default with --until: RUN/replay-STEP.npz).",
+    help="File for the replayed model, as .npz (default with --until: RUN/replay-STEP.npz).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 @uri_option
 def replay(run: str, until: int | None, keep: Path | None, as_json: bool, uri: str | None) -> None:
     """Execute a run again from its event log and compare, to the last bit.
 
-    RUN is a run directory, an MLflow run id, or the beginning of either's name. The log says which worker pulled
-    which version of which server and what was announced; the policy must make the same decisions again, and
-    every checksum in the log must match. A run whose trainers have replicas cannot be replayed; one of mode=sync can
-    where its gradients were summed in a known order: with collective=shm, two workers, or cluster=virtual.
+    RUN is a run directory, an MLflow run id, or the beginning of one of the two. The event log says which worker pulled
+    which version from which server, and which gradients were announced. The policy must make the same decisions again,
+    and every checksum in the event log must match. A run in a mode with replicas cannot be replayed. A run in sync can
+    be replayed if its gradients were summed in a known order: with collective=shm, two workers, or cluster=virtual.
 
     \b
     gbactl replay runs/20260101-120000-gba-s0-1a2b3c
@@ -141,8 +140,8 @@ def replay(run: str, until: int | None, keep: Path | None, as_json: bool, uri: s
     gbactl replay RUN --until 500               the model after 500 steps
     gbactl replay RUN --until 500 --keep m.npz  numpy.load reads it
 
-    Exit code 1 and the first difference, with step, workers and batches, where the run is not reproduced.
-    Checksums are in the log every train.checksum_every steps and at the end of each phase.
+    If the replay differs from the run, gbactl replay prints the first difference with its step, workers and batches,
+    and the exit code is 1. The event log has a checksum every train.checksum_every steps and at the end of each phase.
     """
     from gbactl.replay.replay_command import run_and_show
 
@@ -153,22 +152,22 @@ def replay(run: str, until: int | None, keep: Path | None, as_json: bool, uri: s
 def checkpoint() -> None:
     """List, verify and export the checkpoints of a run.
 
-    RUN is a run directory, an MLflow run id, or the beginning of either's name; or the folder of one checkpoint.
+    RUN is a run directory, an MLflow run id, or the beginning of one of the two, or the folder of one checkpoint.
 
     \b
-    gbactl train checkpoint=cpr_ssu            save
-    gbactl checkpoint ls RUN                   what there is
-    gbactl checkpoint verify RUN               whether it is good, to the last bit
-    gbactl checkpoint export RUN --out model   for other programs
-    gbactl train resume=RUN                    continue from it
+    gbactl train checkpoint=cpr_ssu            save checkpoints
+    gbactl checkpoint ls RUN                   list them
+    gbactl checkpoint verify RUN               compare all checksums
+    gbactl checkpoint export RUN --out model   write a model for other programs
+    gbactl train resume=RUN                    continue the run
     """
 
 
 @checkpoint.command("ls")
 @click.argument("run")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a checkpoint.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object for each checkpoint.")
 def ls(run: str, as_json: bool) -> None:
-    """List a run's checkpoints, oldest first; only their manifests are read."""
+    """List the checkpoints of a run, oldest first. Only the manifests of the checkpoints are read."""
     from gbactl.launch.checkpoint_command import show_list
 
     show_list(run, as_json)
@@ -177,7 +176,7 @@ def ls(run: str, as_json: bool) -> None:
 @checkpoint.command("verify")
 @click.argument("run")
 def verify(run: str) -> None:
-    """Read every byte of every checkpoint and compare checksums. Exit code 1, with its name, if one is damaged."""
+    """Read every byte of every checkpoint and compare checksums. If one is damaged, print it; the exit code is 1."""
     from gbactl.launch.checkpoint_command import verify_all
 
     verify_all(run)
@@ -185,14 +184,14 @@ def verify(run: str) -> None:
 
 @checkpoint.command("export")
 @click.argument("run")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="A folder (default: RUN/export).")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Output folder (default: RUN/export).")
 def export(run: str, out: Path | None) -> None:
-    """Write the model of the newest good checkpoint, for any number of servers.
+    """Write the model of a run's newest good checkpoint to files. The run may have had any number of servers.
 
     \b
     model.safetensors  rows of all tables, dense vector, optimizer state
     model.pt           a state dict: torch.load(path, weights_only=True)
-    model.json         what is in them, and the configuration
+    model.json         description of the two files, and the configuration
     """
     from gbactl.launch.checkpoint_command import export_newest
 

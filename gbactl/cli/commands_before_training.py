@@ -23,13 +23,13 @@ OVERRIDES = {"ignore_unknown_options": True}  # Hydra's --config-dir stands amon
 
 @click.group("data")
 def data() -> None:
-    """Prepare and describe data sets (overrides as for `train`: data=criteo data.path=FILE)."""
+    """Prepare and describe data sets. OVERRIDES are those of gbactl train, such as data=criteo data.path=FILE."""
 
 
 @data.command("prepare", context_settings=OVERRIDES)
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
 def prepare(overrides: tuple[str, ...]) -> None:
-    """Read or generate the data once, and store them in the cache."""
+    """Read or generate the data that OVERRIDES name once, and store them in the data cache."""
     from gbactl.data.data_summary import show
 
     show(_prepared(overrides), fields=False)
@@ -39,7 +39,7 @@ def prepare(overrides: tuple[str, ...]) -> None:
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe(overrides: tuple[str, ...], as_json: bool) -> None:
-    """Print rows, days, click rate (CTR), and fields with cardinalities and skew."""
+    """Print the samples, days and click rate (CTR) of a data set, and its fields with their cardinality and skew."""
     from gbactl.data.data_summary import show, summarise
 
     dataset = _prepared(overrides)
@@ -52,10 +52,10 @@ def describe(overrides: tuple[str, ...], as_json: bool) -> None:
 @data.command("infer-schema")
 @click.argument("file")
 @click.option("--label", metavar="COLUMN", help="The column that says whether a sample was clicked.")
-@click.option("--out", metavar="FILE", help="Where the schema is written; default: schema.yaml beside FILE.")
+@click.option("--out", metavar="FILE", help="File for the schema; default: schema.yaml beside FILE.")
 @click.option("--force", is_flag=True, help="Overwrite an existing schema file.")
 def infer_schema(file: str, label: str | None, out: str | None, force: bool) -> None:
-    """Write a first schema of a table (CSV, TSV, Parquet) for data=table, and say what was guessed and why."""
+    """Write a first schema of a table (CSV, TSV, Parquet) for data=table; print what is guessed and why."""
     from gbactl.data.data_summary import show_guesses
     from gbactl.data.schema_inference import infer
     from gbactl.data.text_files import find
@@ -105,16 +105,16 @@ BATCHES, CHOICES = ("mode=async", "mode.local_batch=1"), ("mode", "train.", "exp
 @click.option("--json", "wants_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-    help="Measure the connections between the hosts, and write them for gbactl calibrate --network.",
+    help="Measure the connections between the hosts, and write them to FILE for gbactl calibrate --network.",
 )  # fmt: skip
 def doctor(overrides: tuple[str, ...], wants_json: bool, out: Path | None) -> None:
-    """Check this machine, or the hosts of a cluster; exit code 1 when something essential is missing.
+    """Check whether this machine, or each host of a cluster, has what a run needs.
 
-    OVERRIDES are those of gbactl train.
+    OVERRIDES are those of gbactl train. The exit code is 1 if something that a run needs is missing.
 
     \b
     gbactl doctor
-    gbactl doctor cluster=slurm                      in an allocation
+    gbactl doctor cluster=slurm                      in an allocation of Slurm
     gbactl doctor cluster=hosts cluster.hosts='[a:4,b:4]' --out network.yaml
     """
     from gbactl import doctor
@@ -157,7 +157,7 @@ def _examine(overrides: tuple[str, ...], measure: bool) -> tuple[list[Check], Ho
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("calibrated.yaml"), show_default=True,
-    metavar="FILE", help="Where to write the cost model.",
+    metavar="FILE", help="File for the cost model.",
 )  # fmt: skip
 @click.option(
     "--workers", default="2,4", show_default=True, metavar="N,N", help="Numbers of workers of the measured runs."
@@ -174,13 +174,13 @@ def _examine(overrides: tuple[str, ...], measure: bool) -> tuple[list[Check], Ho
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Measured runs of each mode and number of workers.",
+    help="Number of measured runs of each mode with each number of workers.",
 )
 @click.option(
     "--network", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-    help="Measured connections between hosts, a file of gbactl doctor --out.",
+    help="File with the measured connections between hosts, which gbactl doctor --out has written.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the comparison of measured and predicted runs as JSON.")
 def calibrate(
     overrides: tuple[str, ...], out: Path, workers: str, seconds: float, repeat: int, network: Path | None,
     as_json: bool,
@@ -191,17 +191,17 @@ def calibrate(
     gbactl calibrate                            writes calibrated.yaml (3 minutes)
     gbactl calibrate model.dim=32 --out big.yaml
     gbactl train cluster=virtual cost=big.yaml cluster.workers=16 model.dim=32
-    gbactl calibrate --network network.yaml     of gbactl doctor --out
+    gbactl calibrate --network network.yaml     a file of gbactl doctor --out
 
     \b
-    It first measures one worker and one server, each alone, then short local
-    runs of sync, async and gba. OVERRIDES are those of `gbactl train`: they
-    choose the model, the data and the local batch, and the cost model holds
-    for these only. A table compares the measured runs with the cost model's
-    predictions for them.
+    gbactl calibrate first measures one worker and one server, each alone,
+    then short local runs of sync, async and gba. OVERRIDES are those of
+    gbactl train: they choose the model, the data and the local batch, and
+    the cost model holds for these alone. The output is a table that compares
+    the measured runs with the cost model's predictions for these runs.
 
-    Nothing else should run on this machine meanwhile.
-    Exit code 1 if the measurements give no usable cost model.
+    While gbactl calibrate measures, nothing else should run on this machine.
+    The exit code is 1 if the measurements give no usable cost model.
     """
     try:
         counts = tuple(int(count) for count in workers.split(","))
@@ -226,23 +226,23 @@ def calibrate(
     "--seeds",
     type=click.IntRange(1),
     metavar="N",
-    help="Seeds of each mode [default: 1, and 3 or more for modes that may be named].",
+    help="Number of seeds of each mode [default: 1, and 3 or more for modes that may be named].",
 )
 @click.option(
     "--samples",
     type=click.IntRange(1),
     metavar="N",
-    help="Samples trained in each mode [default: as many as --minutes allows].",
+    help="Number of samples trained in each mode [default: as many as --minutes allows].",
 )
 @click.option(
     "--margin", type=click.FloatRange(min=0, min_open=True), metavar="NUMBER",
-    help="Largest difference in AUC to sync that counts as none [default: .0005].",
+    help="Largest difference in AUC between a mode and sync that counts as no difference [default: .0005].",
 )  # fmt: skip
 @click.option(
     "--jobs",
     type=click.IntRange(1),
     metavar="N",
-    help="Simulations that run at the same time [default: as many as cores].",
+    help="Number of simulations that run at the same time [default: the number of cores].",
 )
 @click.option(
     "--format", "form", default="table", show_default=True, type=click.Choice(["table", "md", "json"]),
@@ -256,17 +256,19 @@ def advise(overrides: tuple[str, ...], **options: Any) -> None:
     gbactl advise cost=mine.yaml data=criteo data.path=day_0.gz model.dim=32
     gbactl advise --modes gba,shadow_ma --format json
 
-    OVERRIDES are those of gbactl train. Each seed trains a base in sync, and goes on from it in each mode, on a sample
-    of the data, with real gradients in modelled time. The table has predicted samples per second (EPS), the
-    difference in AUC to sync, and the time until sync's AUC. Keys mode.* hold for mode= alone.
+    OVERRIDES are those of gbactl train. For each seed, a base is trained in sync, and each mode goes on from this base,
+    on a sample of the data, with real gradients in modelled time. The output is a table with each mode's predicted
+    samples per second (EPS), its difference in AUC from sync, and the time until it reaches the AUC of sync. Keys
+    mode.* in OVERRIDES hold for the mode in mode= alone.
 
     \b
-    The mode that is named is the fastest whose AUC is shown to be the same as
-    sync's within the margin, or better. A better AUC of a mode that takes more
-    steps than sync does not count. Within 5 % of the fastest sync is named,
-    else the mode whose AUC is best shown.
+    gbactl advise names the mode with the highest EPS of those modes whose AUC
+    is shown to equal that of sync within the margin, or to be better. A better
+    AUC does not count in a mode that takes more steps than sync. Among modes
+    within 5 % of the highest EPS, sync is named, else the mode whose AUC is
+    shown best.
 
-    Logged to MLflow's experiment advise, with the simulations as child runs.
+    The simulations are logged as child runs to the MLflow experiment advise.
     """
     from gbactl.advise.advise_command import AdviseOptions, advise
 

@@ -21,16 +21,16 @@ NO_NODES = ("--cfg", "--info", "-i")  # options with which no process is started
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--trace", is_flag=True, help="Write trace.json, a timeline of 200 steps for ui.perfetto.dev.")
-@click.option("--submit", is_flag=True, help="With cluster=slurm: submit the run as a batch job, and follow it.")
-@click.option("--cfg", "-c", metavar="job", help="Print the keys that have an effect, and train nothing.")
+@click.option("--submit", is_flag=True, help="With cluster=slurm: submit the run as a batch job and follow its output.")
+@click.option("--cfg", "-c", metavar="job", help="Print the keys that have an effect in the run, and train nothing.")
 def train(overrides: tuple[str, ...], as_json: bool, trace: bool, submit: bool, cfg: str | None) -> None:
-    """Train a click model; OVERRIDES are Hydra's: GROUP=OPTION or KEY=VALUE.
+    """Train a click model. OVERRIDES are those of Hydra: GROUP=OPTION or KEY=VALUE.
 
     \b
     gbactl train experiment=smoke mode=gba              a first run
     gbactl train -m mode=sync,async,gba seed=1,2,3      every combination
     gbactl train resume=RUN mode=async                  continue a run
-    gbactl train mode=gba --cfg job                     its keys, no training
+    gbactl train mode=gba --cfg job                     print keys, no training
     """
     if cfg == "job" and not any(text.startswith("-") for text in overrides):
         from gbactl.launch.config_command import filled_in
@@ -80,12 +80,12 @@ def _real(overrides: Sequence[str]) -> bool:
 @click.option(
     "--run", metavar="RUN", help="A running job: its directory, its MLflow run id, or the beginning of one of the two."
 )
-@click.option("--to", metavar="MODE", help="The mode to switch to.")
+@click.option("--to", metavar="MODE", help="The mode to which the running job switches.")
 @click.option(
-    "--set", "changes", metavar="KEY=VALUE", multiple=True, help="Change a key of conf/mode/MODE.yaml. May be repeated."
+    "--set", "changes", metavar="KEY=VALUE", multiple=True, help="Change a key of the new mode. May be repeated."
 )
 @click.option("--wait", is_flag=True, help="Return when the first gradient in the new mode has been computed.")
-@click.option("--status", is_flag=True, help="Print mode, step, rates, staleness and workers of the running job.")
+@click.option("--status", is_flag=True, help="Print mode, step, samples per second, staleness and workers of the job.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @uri_option
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
@@ -100,10 +100,10 @@ def switch(
       gbactl switch mode=sync switch.schedule='[{at: {day: 1}, to: gba}]'
       gbactl switch switch.schedule='[{at: {samples: 3e6}, to: gba,
         set: {iota: 4}}, {at: {fraction: 0.8}, to: sync}]'
-    Points: day epoch samples step seconds fraction; `set` changes keys of
-    conf/mode/MODE.yaml, and how many workers train; fresh_optimizer: true
-    begins the optimizer's state anew.
-      gbactl switch mode=sync switch=auto            chooses sync or gba by itself
+    The point of a switch is a day, epoch, samples, step, seconds or fraction.
+    `set` changes keys of the new mode, or the number of workers that train.
+    `fresh_optimizer: true` resets the optimizer's state.
+      gbactl switch mode=sync switch=auto            gbactl chooses sync or gba
 
     \b
     While it runs:
@@ -111,8 +111,9 @@ def switch(
       gbactl switch --run runs/DIR --to gba --set iota=4
       gbactl switch --run 4f1c --status
 
-    Gradients in flight arrive, the dense parameters move, and the rest of the day goes on in the new mode with the
-    same processes, optimizer state, step and learning rate. To ask for sync later, start with switch.prepare=all.
+    At a switch the gradients in flight arrive, the dense parameters move to where the new mode keeps them, and the
+    rest of the day is trained in the new mode with the same processes, optimizer state, step and learning rate.
+    If the job is to switch to sync by a later command, start it with switch.prepare=all.
     """
     from gbactl.launch.control_socket import ask, tell_status
 
@@ -136,11 +137,11 @@ def switch(
 @uri_option
 @click.argument("run", required=False, metavar="[RUN]")
 def top(run: str | None, uri: str | None) -> None:
-    """Watch a running job: rates, slow workers, staleness, switches, failures.
+    """Show a running job: samples per second, slow workers, staleness, switches and failures.
 
-    RUN is its directory, its MLflow run id, or how either begins; without it,
-    the only job that runs below runs/. On a terminal the key s switches the
-    mode, and q leaves the job alone and quits. On a pipe: one line a second.
+    RUN is the job's run directory, its MLflow run id, or the beginning of one of the two. Without RUN, gbactl top shows
+    the only job that runs below runs/. On a terminal the key s switches the job's mode, and the key q ends gbactl top
+    while the job goes on. If its output is a pipe, gbactl top prints one line each second.
 
     \b
     gbactl top

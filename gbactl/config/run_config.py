@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gbactl.checked_dataclasses import Processes, Seed, build, expect
-from gbactl.checkpoint.planning import CheckpointConfig
+from gbactl.checkpoint.costs_and_interval import CheckpointConfig
 from gbactl.config.engine_interface import EngineInterface, engine_named
 from gbactl.config.groups import (
     NEW_KEYS,
@@ -40,6 +40,8 @@ CYCLE_MS, CYCLE_BATCH = 3.0, 1024
 AUTO_KEYS = ("changes", "every", "window", "margin", "hysteresis", "minimum_stay")
 ON_HOSTS = "with a cluster= of several hosts"
 REMOTE_KEYS = ("hosts", "placement", "ssh", "python", "forward")
+REAL_KEYS = ("transport", "bind", "threads", "pin")
+HOROVOD = "horovod"
 
 
 @contextlib.contextmanager
@@ -263,14 +265,19 @@ class Condition(NamedTuple):
     group: str
     keys: tuple[str, ...]
     when: str
-    holds: Callable[[Mapping[str, Any]], bool]
+    holds: Callable[[RunConfig], bool]
 
 
 CONDITIONS = (
-    Condition("checkpoint", (), "with another checkpoint= than none", lambda c: c["checkpoint"]["name"] != "none"),
-    Condition("cost", (), "with cluster=virtual", lambda c: not engine_named(c["cluster"]["name"]).real),
-    Condition("cluster", REMOTE_KEYS, ON_HOSTS, lambda c: not engine_named(c["cluster"]["name"]).one_host),
-    Condition("switch", AUTO_KEYS, "with switch=auto", lambda c: c["switch"]["name"] == "auto"),
+    Condition("checkpoint", (), "with another checkpoint= than none", lambda cfg: cfg.checkpoint.name != "none"),
+    Condition("cost", (), "with cluster=virtual", lambda cfg: not cfg.engine.real),
+    Condition("cluster", REMOTE_KEYS, ON_HOSTS, lambda cfg: not cfg.engine.one_host),
+    Condition("cluster", REAL_KEYS, "on real processes", lambda cfg: cfg.engine.real),
+    Condition("transport", ("encrypt",), "on real processes", lambda cfg: cfg.engine.real),
+    Condition("collective", ("cycle_time_ms",), "with collective=horovod", lambda cfg: cfg.collective.name == HOROVOD),
+    Condition("collective", (), "with an all-reduce: mode=sync, or a mean of replicas", lambda cfg: cfg.collects),
+    Condition("faults", ("seed",), "with faults", lambda cfg: bool(cfg.faults.plans)),
+    Condition("switch", AUTO_KEYS, "with switch=auto", lambda cfg: cfg.switch.name == "auto"),
 )
 
 
@@ -281,14 +288,13 @@ def when_effective(key: str) -> str:
     return found[0] if found and rest != "name" else "in every run"
 
 
-def effective_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a nested configuration without the keys that have no effect, which are neither printed nor logged.
+def effective_keys(cfg: RunConfig) -> dict[str, Any]:
+    """Return a run's configuration as `to_dict` does, without the keys that have no effect.
 
-    The name of a group's option is kept."""
-    found = {key: dict(value) if isinstance(value, Mapping) else value for key, value in config.items()}
+    They are neither printed nor logged. The name of a group's option is kept."""
+    found = to_dict(cfg)
     for each in CONDITIONS:
-        if each.group in found and not each.holds(config):
-            inert = each.keys or tuple(found[each.group])
-            for key in set(inert) - {"name"}:
+        if not each.holds(cfg):
+            for key in set(each.keys or found[each.group]) - {"name"}:
                 found[each.group].pop(key, None)
     return found

@@ -83,23 +83,29 @@ class JoinedRecord(NamedTuple):
 
 
 class StopRecord(NamedTuple):
-    """Event log record: the phase ends before this batch, for a switch, a successor of a worker or a full recovery."""
+    """Event log record: the phase ends before the batch numbered `batch`, as the run switches its mode, a worker's
+    successor needs the dense parameters, or a full recovery begins."""
 
     batch: int
 
 
 class ForgoRecord(NamedTuple):
-    """Event log record: gradients had not arrived at the deadline of a switch; the number of their batches."""
+    """Event log record: the gradients of `batches` batches had not arrived at the deadline of a switch.
+
+    The samples of these batches count as decayed."""
 
     batches: int
 
 
 class FinishRecord(NamedTuple):
-    """Event log record: no batch is in flight any more, and the gradients left in the phase's buffer are applied."""
+    """Event log record: no batch of the phase is in flight any more, and gradients left in the buffer are applied."""
 
 
 class OrderRecord(NamedTuple):
-    """Event log record: a step was ordered. `members`: the batches of its gradients, with the gradients' weights."""
+    """Event log record: a step was ordered.
+
+    `members`: the batches of the step's gradients, with the gradients' weights. `divisor`: the weighted sum of the
+    gradients is divided by it. `weight_sum`: the sum of the weights. `lr_scale`: the factor of the learning rates."""
 
     step: int
     divisor: float

@@ -98,9 +98,9 @@ class Starter:
 
     def run(self, command: list[str], folder: str, key: str) -> str:
         """Run an agent, which reads its connection key on standard input. Returns why it failed; "" if it did not."""
-        there = folder if os.path.isdir(folder) else None
+        cwd = folder if os.path.isdir(folder) else None
         try:
-            done = subprocess.run(command, input=f"{key}\n", cwd=there, stderr=subprocess.PIPE, text=True)
+            done = subprocess.run(command, input=f"{key}\n", cwd=cwd, stderr=subprocess.PIPE, text=True)
         except OSError as error:
             return str(error)
         lines = done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"]
@@ -112,8 +112,8 @@ def _place(ray: Any, name: str, cpus: int, others: list[str]) -> dict[str, Any]:
     live = _live(ray)
     if name in live:
         node, total = live[name]
-        there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-        return {"num_cpus": min(cpus, total), "scheduling_strategy": there}
+        affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        return {"num_cpus": min(cpus, total), "scheduling_strategy": affinity}
     taken = [live[other][0] for other in others if other in live]
     return {"num_cpus": cpus, "label_selector": {"ray.io/node-id": f"!in({','.join(taken)})"} if taken else {}}
 
@@ -138,7 +138,8 @@ def run_agent(name: str, cpus: int, others: list[str], command: list[str], out: 
             print(f"Node {name}: {why}", file=sys.stderr, flush=True)
             os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
     contexts = TlsContexts(key)
     connection: TlsConnection | None = None
     launcher = select.poll()
@@ -148,7 +149,7 @@ def run_agent(name: str, cpus: int, others: list[str], command: list[str], out: 
         try:
             knocking, _ = listener.accept()
         except TimeoutError:
-            if launcher.poll(0):
+            if launcher.poll(0) or not watching.is_alive():  # the launcher, or the command, has ended
                 return
             print(f"Ray has not yet given {cpus} CPUs of node {name}; see `ray status`.", file=sys.stderr, flush=True)
             continue

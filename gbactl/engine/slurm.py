@@ -9,7 +9,6 @@ import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from shlex import quote
 from typing import Annotated, ClassVar
 
@@ -57,13 +56,18 @@ def error_text(done: subprocess.CompletedProcess[str]) -> str:
     return (lines[-1] if lines else f"exit code {done.returncode}").split("error: ")[-1].rstrip(".")
 
 
+def node_list(environment: Mapping[str, str]) -> str:
+    """Return the allocation's nodes as Slurm writes them: n[1-2]. Raises ConfigError outside an allocation."""
+    nodes = environment.get("SLURM_JOB_NODELIST", "")
+    require(bool(nodes), f"cluster=slurm works in an allocation, and this is none; {HOW}.")
+    return nodes
+
+
 def allocation(environment: Mapping[str, str]) -> tuple[Host, ...]:
     """Return the allocation's nodes. A node's slots are its tasks where these were asked for, else its CPUs.
 
     Raises ConfigError outside an allocation."""
-    if "SLURM_JOB_NODELIST" not in environment:
-        raise ConfigError(f"cluster=slurm works in an allocation, and this is none; {HOW}.")
-    done = run_slurm("scontrol", "show", "hostnames", environment["SLURM_JOB_NODELIST"])
+    done = run_slurm("scontrol", "show", "hostnames", node_list(environment))
     require(
         not done.returncode, f"cluster=slurm finds no nodes: scontrol failed ({error_text(done)}); type scontrol ping."
     )
@@ -80,27 +84,17 @@ def outlives_nodes(environment: Mapping[str, str]) -> bool:
 
     Slurm shows that neither in a job's environment nor in its description. It is read from the variables of salloc and
     sbatch, from the command line of the salloc above this process, and from the batch script."""
+    import psutil
+
     if {"SALLOC_NO_KILL", "SBATCH_NO_KILL"} & set(environment):
         return True
-    lines: list[str] = []
+    asked = list[str]()
+    with contextlib.suppress(psutil.Error):
+        asked += [" ".join(each.cmdline()) for each in psutil.Process().parents() if each.name() == "salloc"]
     with contextlib.suppress(ConfigError):
-        done = run_slurm("scontrol", "write", "batch_script", environment.get("SLURM_JOB_ID", ""), "-")
-        lines = done.stdout.splitlines()
-    asked = [line.removeprefix("#SBATCH") for line in lines if line.startswith("#SBATCH")]
-    return any(NO_KILL.search(text) for text in [*asked, *(" ".join(each) for each in _ancestor_commands("salloc"))])
-
-
-def _ancestor_commands(program: str) -> Iterator[list[str]]:
-    """Yield the command line of every ancestor of this process that runs `program`."""
-    pid = os.getppid()
-    while pid > 1:
-        try:
-            arguments = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
-            return
-        if Path(arguments[0]).name == program:
-            yield arguments
+        script = run_slurm("scontrol", "write", "batch_script", environment.get("SLURM_JOB_ID", ""), "-").stdout
+        asked += [line.removeprefix("#SBATCH") for line in script.splitlines() if line.startswith("#SBATCH")]
+    return any(NO_KILL.search(text) for text in asked)
 
 
 @dataclass(frozen=True)
@@ -137,14 +131,15 @@ class SlurmEngine(HostsEngine):
     def agent(self, cluster: ClusterConfig, host: str) -> str:
         from gbactl.engine.agent_connection import agent_command
 
+        node_list(os.environ)  # outside an allocation srun would wait for one of its own
         return f"{SRUN} --nodelist={quote(host)} {agent_command(cluster.python)}"
 
     def check(self, cluster: ClusterConfig, workers: int) -> None:
         super().check(cluster, workers)
         options = self.options(cluster)
         assert isinstance(options, SlurmOptions)
-        strange = [each for each in options.slurm.sbatch if not OPTION.fullmatch(each)]
-        require(not strange, f"cluster.slurm.sbatch has {strange[:1]}, which is no NAME:VALUE; type [partition:long].")
+        invalid = [each for each in options.slurm.sbatch if not OPTION.fullmatch(each)]
+        require(not invalid, f"cluster.slurm.sbatch has {invalid[:1]}, which is no NAME:VALUE; type [partition:long].")
 
     def warning(self, cluster: ClusterConfig) -> str:
         return MORTAL if len(cluster.hosts) > 1 and not outlives_nodes(os.environ) else ""

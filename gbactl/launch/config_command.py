@@ -13,7 +13,7 @@ import yaml
 from gbactl import conf_catalogue
 from gbactl.checked_dataclasses import shown
 from gbactl.conf_catalogue import GROUPS, Entry
-from gbactl.config import RunConfig, to_dict
+from gbactl.config import RunConfig
 from gbactl.config.engine_interface import engine_named
 from gbactl.config.run_config import effective_keys, when_effective
 from gbactl.data.readers import options_class
@@ -88,7 +88,7 @@ def filled_in(overrides: list[str]) -> str:
     """Compose a configuration, and write those keys that have an effect as YAML. Raises UsageError, ConfigError."""
     from gbactl.launch.hydra_config import compose
 
-    return yaml.safe_dump(effective_keys(to_dict(compose(overrides))), sort_keys=False)
+    return yaml.safe_dump(effective_keys(compose(overrides)), sort_keys=False)
 
 
 def _wrapped(first: str, text: str) -> list[str]:
@@ -103,8 +103,8 @@ def _overview() -> str:
     lines = ["Groups; type gbactl config GROUP for the keys of one, gbactl config KEY for a key:", ""]
     for group, text in GROUPS.items():
         options = conf_catalogue.options(group)
-        told = f" {' | '.join(options)}" if len(options) > 1 else ""
-        lines += _wrapped(f"  {group:<12}", f"{text.replace('`', '')}{told}")
+        choices = f" {' | '.join(options)}" if len(options) > 1 else ""
+        lines += _wrapped(f"  {group:<12}", f"{text.replace('`', '')}{choices}")
     lines += _wrapped(
         f"  {'experiment':<12}", f"Named combinations. {' | '.join(conf_catalogue.options('experiment'))}"
     )
@@ -164,8 +164,8 @@ def _key(key: str, found: dict[str, Entry]) -> str:
     for text, having in meanings.items():
         lines += _wrapped("  ", f"{text}{_of(group, having, len(meanings))}")
     lines += _wrapped("  type     ", re.sub(r"\d{5,}", lambda match: f"{int(match[0]):,}", kind))
-    told = "; ".join(f"{value}{_of(group, options, len(defaults))}" for value, options in defaults.items())
-    return "\n".join([*lines, *_wrapped("  default  ", told), *_wrapped("  acts     ", acts)])
+    defaults_text = "; ".join(f"{value}{_of(group, options, len(defaults))}" for value, options in defaults.items())
+    return "\n".join([*lines, *_wrapped("  default  ", defaults_text), *_wrapped("  acts     ", acts)])
 
 
 def _of(group: str, options: list[str], several: int) -> str:

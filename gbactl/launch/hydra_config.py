@@ -332,9 +332,9 @@ def _cost_keys(path: Path) -> list[str]:
         raise UsageError(f"The cost model {path} cannot be read: {_one_line(error)}") from error
     keys = [field.name for field in dataclasses.fields(CostConfig)]
     found = {str(key): value for key, value in values.items()} if isinstance(values, dict) else {"(none)": 0}
-    told, strange = ", ".join(keys), sorted(set(found) - set(keys))
-    if strange or not found:
-        raise UsageError(f"{path} is no cost model: it has {', '.join(strange) or 'no keys'}, and keys are: {told}.")
+    listed, unknown = ", ".join(keys), sorted(set(found) - set(keys))
+    if unknown or not found:
+        raise UsageError(f"{path} is no cost model: it has {', '.join(unknown) or 'no keys'}, and keys are: {listed}.")
     return [f"cost.{key}={_literal(value)}" for key, value in found.items()]
 
 

@@ -45,8 +45,8 @@ def submit(overrides: Sequence[str], more: Sequence[str] = ()) -> None:
         except KeyboardInterrupt:
             if cancelled or not _wants_to_cancel(job.number):
                 end = f"'scancel -b -s TERM {job.number}' saves and ends it"
-                told = f"job {job.number} goes on; its output is in {run / OUTPUT}; {end}"
-                raise Stopped(signal.SIGINT, told) from None
+                outcome = f"job {job.number} goes on; its output is in {run / OUTPUT}; {end}"
+                raise Stopped(signal.SIGINT, outcome) from None
             cancelled = True
             job.cancel()
     after = _result(run)
@@ -56,10 +56,12 @@ def submit(overrides: Sequence[str], more: Sequence[str] = ()) -> None:
 
 
 def _wants_to_cancel(job: str) -> bool:
-    """Ask at a terminal whether to cancel the job; without a terminal the answer is no."""
+    """Ask at a terminal whether to cancel the job; another Ctrl-C, or no terminal, means no."""
     import click
 
-    return sys.stdin.isatty() and click.confirm(f"\nCancel job {job}?", err=True)
+    with contextlib.suppress(click.Abort):
+        return sys.stdin.isatty() and click.confirm(f"\nCancel job {job}?", err=True)
+    return False
 
 
 class FollowedJob:
@@ -81,9 +83,9 @@ class FollowedJob:
         """Print output and changes of state until Slurm no longer lists the job; it may be queued again meanwhile."""
         while True:
             state = self._asked()
-            if state not in (None, "", self._state):
-                self._state = state or ""
-                self.say(f"is {self._state}")
+            if state not in ("", self._state):
+                self._state = state
+                self.say(f"is {state}")
                 if self._headless():
                     self.say(f"has lost the node of its launcher; {_queue_again(self.number)}")
             until = time.monotonic() + ASK_SECONDS
@@ -94,11 +96,11 @@ class FollowedJob:
                 self._print()
                 return
 
-    def _asked(self) -> str | None:
-        """Return state and nodes (or what it waits for); "" for a job that has ended, None if Slurm does not answer."""
+    def _asked(self) -> str:
+        """Return state and nodes (or what it waits for); "" for a job that has ended."""
         done = run_slurm("squeue", "-h", "-j", self.number, "-o", "%T %R")
         if done.returncode:
-            return "" if "Invalid job id" in done.stderr else None
+            return "" if "Invalid job id" in done.stderr else f"in an unknown state: {error_text(done)}"
         state, _, where = done.stdout.strip().partition(" ")
         return f"{state.lower()} {where}".strip()
 
@@ -199,9 +201,9 @@ def requeued(overrides: list[str]) -> Iterator[list[str]]:
     except Stopped as stopped:
         if stopped.number == signal.SIGUSR1 and _result(run).get("status") != "FINISHED":
             job = os.environ["SLURM_JOB_ID"]
-            in_vain = restarted and stopped.told in ("", NOTHING)  # it could go on so for ever
+            in_vain = restarted and stopped.outcome in ("", NOTHING)  # it could go on so for ever
             again = f"job {job} is not queued again; give it more time" if in_vain else _queue_again(job)
-            stopped.told = "; ".join(filter(None, (stopped.told, again)))
+            stopped.outcome = "; ".join(filter(None, (stopped.outcome, again)))
         raise
 
 

@@ -55,8 +55,8 @@ def _check_raw_fields(cfg: ModelConfig, asked: Sequence[int], schema: Schema) ->
     """Raise ConfigError unless each field that the model wants raw is a multi-valued field of the data."""
     listed = list(range(schema.columns, schema.fields))
     for field in asked:
-        there = f"the multi-valued fields are {listed}" if listed else "the data have no multi-valued fields"
-        require(field in listed, f"model.target={cfg.target} wants field {field} raw (raw_fields), but {there}.")
+        available = f"the multi-valued fields are {listed}" if listed else "the data have no multi-valued fields"
+        require(field in listed, f"model.target={cfg.target} wants field {field} raw (raw_fields), but {available}.")
 
 
 def _head(field: RawField, count: int) -> RawField:
@@ -74,8 +74,8 @@ def _check_parameters(cfg: ModelConfig, model: nn.Module) -> None:
         require(not lazy, f"{what} has the lazy parameter {name}; give its layer the width of its input.")
         kind = str(parameter.dtype).removeprefix("torch.")
         require(kind == "float32", f"{what} has the parameter {name} of type {kind}; all of them have to be float32.")
-        told = f"{what} has the parameter {name} without a gradient (requires_grad=False); make it a buffer."
-        require(parameter.requires_grad, told)
+        problem = f"{what} has the parameter {name} without a gradient (requires_grad=False); make it a buffer."
+        require(parameter.requires_grad, problem)
 
 
 @contextlib.contextmanager

@@ -5,13 +5,11 @@ A key that an older run has not logged takes its current default.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.config.engine_interface import engine_named
@@ -20,12 +18,11 @@ from gbactl.policies.policy import names, policy_class
 from gbactl.switching.switch_descriptions import each_mode, from_listed
 from gbactl.tracking.final_metrics import ORIGIN
 from gbactl.tracking.mlflow_connection import Run
-from gbactl.tracking.run_description import MODE_TAG
+from gbactl.tracking.run_description import MODE_TAG, short
 
 TAGS = "tags."
 OF_THE_MODE = ("mode", "mode.", "switch.", "collective.")
 LABELLED = ("faults", "cost")  # groups whose name stands for all of their keys
-LONGEST = 60  # characters of a value that are shown
 _IRRELEVANT = (
     "run_dir", "tracking.", "cluster.start_timeout", "cluster.stop_seconds", "cluster.bind", "cluster.ssh",
     "cluster.exec", "cluster.python", "cluster.forward",
@@ -38,11 +35,11 @@ Settings = Mapping[str, str]
 class DifferingKeys(NamedTuple):
     """Values of the configuration keys in which a run differs from others.
 
-    `beyond`: of keys other than the mode's. `own`: of the mode's own keys. `told`: all of them as key=value."""
+    `beyond`: of keys other than the mode's. `own`: of the mode's own keys. `labels`: all of them as key=value."""
 
     beyond: tuple[str, ...]
     own: tuple[str, ...]
-    told: tuple[str, ...]
+    labels: tuple[str, ...]
 
 
 def value_of(run: Run, key: str) -> str:
@@ -142,11 +139,11 @@ def differing(runs: Sequence[Run]) -> list[DifferingKeys]:
     labels = {group: _labels(group, runs, found, beyond) for group in LABELLED}
     made = []
     for place, (each, mode) in enumerate(zip(found, modes, strict=True)):
-        told = [token for group in LABELLED for token in labels[group][place]]
+        texts = [token for group in LABELLED for token in labels[group][place]]
         plain = [key for key in (*beyond, *own[mode]) if key.split(".")[0] not in LABELLED and key in each]
-        told += [f"{key.removesuffix('.name')}={short(each[key])}" for key in plain]
+        texts += [f"{key.removesuffix('.name')}={short(each[key])}" for key in plain]
         values = [tuple(each.get(key, "") for key in keys) for keys in (beyond, own[mode])]
-        made.append(DifferingKeys(values[0], values[1], tuple(told)))
+        made.append(DifferingKeys(values[0], values[1], tuple(texts)))
     return made
 
 
@@ -190,62 +187,5 @@ def mixed(runs: Sequence[Run]) -> list[str]:
 
     Group keys where the group's name does not tell them apart.
     """
-    told = {token.partition("=")[0] for each in differing(runs) for token in each.told}
-    return sorted(name for name in told if not any(each.startswith(f"{name}.") for each in told if name in LABELLED))
-
-
-def short(value: str) -> str:
-    """Shorten a value to a readable text of limited length that still differs for different values.
-
-    A structure (fault plans, a switch schedule) is named by its entries, not shown."""
-    if value[:2] == "[{":
-        return _structure(value)
-    try:
-        text = _plain(ast.literal_eval(value)) if value[:1] in "[{" else value
-    except (ValueError, SyntaxError):
-        text = value
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 8]}...{_hash(value)}"
-
-
-def _hash(value: str) -> str:
-    return hashlib.sha256(value.encode()).hexdigest()[:4]
-
-
-def _structure(value: str) -> str:
-    """Name a list of entries, as "constant W1 x4 + kill S0"; a hash is appended if the name is incomplete."""
-    named = [("", False)]
-    with contextlib.suppress(ValueError, SyntaxError):
-        named = [_entry(each) for each in ast.literal_eval(value)]
-    text = " + ".join(name for name, _ in named)
-    text = text if len(text) <= LONGEST - 8 else f"{len(named)} entries"
-    complete = all(whole for _, whole in named) and text[:1].isalpha()
-    return text if complete else f"{text} #{_hash(value)}".lstrip()
-
-
-def _entry(each: Any) -> tuple[str, bool]:
-    """Name an entry of a list; return also whether the name describes the entry completely."""
-    if not isinstance(each, dict):
-        return "", False
-    rest = {
-        key: value for key, value in each.items() if key not in ("at", "to", "kind", "workers", "servers", "factor")
-    }
-    if "to" in each:
-        point = "".join(f"{unit}{value}" for unit, value in dict(each.get("at") or {}).items())
-        return f"{each['to']}@{point}", not rest
-    who = [_targets(key, each[key]) for key in ("workers", "servers") if key in each]
-    factor = [f"x{each['factor']}"] if "factor" in each else []
-    return " ".join([str(each.get("kind", "entry")), *who, *factor]), not rest
-
-
-def _targets(key: str, chosen: Any) -> str:
-    """Name the processes that a fault concerns: W0,2 or all workers."""
-    return f"{key[0].upper()}{_plain(chosen).strip('[]')}" if isinstance(chosen, list) else f"{chosen} {key}"
-
-
-def _plain(value: Any) -> str:
-    """Format a value without Python's quotes and braces."""
-    if isinstance(value, dict):
-        return " ".join(f"{key} {_plain(each)}" for key, each in value.items())
-    if isinstance(value, list):
-        return f"[{','.join(_plain(each) for each in value)}]"
-    return str(value)
+    names = {token.partition("=")[0] for each in differing(runs) for token in each.labels}
+    return sorted(name for name in names if not any(each.startswith(f"{name}.") for each in names if name in LABELLED))

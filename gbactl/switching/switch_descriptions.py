@@ -46,12 +46,12 @@ def each_mode(name: str) -> list[str]:
 
 def modes_sentence(first: str, switches: Iterable[Mapping[str, Any]]) -> str:
     """Describe a run's modes in a sentence: the first one, and where each later one starts."""
-    told = [
+    entries = [
         f"{each['to']} from {each['day']}, sample {each['first_sample']}"
         f"{', optimizer anew' if each.get('fresh_optimizer') else ''}"
         for each in switches
     ]
-    return "; ".join([first, *told])
+    return "; ".join([first, *entries])
 
 
 def from_listed(text: str) -> str:
@@ -88,12 +88,12 @@ def _pause(milliseconds: float | None) -> str:
 
 
 def status(run_dir: Path, found: dict[str, Any]) -> str:
-    """Format the status of a run, in lines of at most 80 columns."""
-    name = textwrap.shorten(run_dir.name, WIDTH - 10, placeholder="...")
+    """Format the status of a run: its name, and lines of at most 80 columns."""
     if "mode" not in found:
-        return f"{name}: starting"
-    lines = [name, *(f"  {what:<11}{value}" for what, value in _values(found))]
-    return "\n".join(line for each in lines for line in textwrap.wrap(each, WIDTH, subsequent_indent=" " * 13))
+        return f"{run_dir.name}: starting"
+    lines = (f"  {what:<11}{value}" for what, value in _values(found))
+    wrapped = (line for each in lines for line in textwrap.wrap(each, WIDTH, subsequent_indent=" " * 13))
+    return "\n".join([run_dir.name, *wrapped])
 
 
 def _values(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -115,5 +115,5 @@ def _values(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def switch_sentence(each: dict[str, Any]) -> str:
     """Describe a switch that was done, or why the mode stayed."""
-    told = f"step {each['step']}: {each['from']} to {each['to']}"
-    return f"{told}, not done: {each['why']}" if each["state"] == "stayed" else told + _pause(each.get("pause_ms"))
+    text = f"step {each['step']}: {each['from']} to {each['to']}"
+    return f"{text}, not done: {each['why']}" if each["state"] == "stayed" else text + _pause(each.get("pause_ms"))

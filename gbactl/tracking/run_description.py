@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
 import json
 import shlex
 import zlib
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from gbactl.data.dataset import Dataset
 
@@ -19,6 +23,7 @@ UNNAMED = (
     "objective", "rerun",
 )  # fmt: skip
 LONGEST_VALUE, LONGEST_NAME = 20, 100  # characters in a run's name
+LONGEST = 60  # characters of a value that are shown
 ALWAYS = ("mode.name", "data.name", "cluster.name", "faults.name", "seed")
 NOT_LOGGED = (
     "run_dir", "tracking", "tracking.", "hydra", "hydra.", "hydra/", "switch.modes", "data.cache",
@@ -89,12 +94,12 @@ def run_name(modes: str, seed: int, command: CommandLine) -> str:
     """Name a run by its modes, by what was typed (in a sweep: what the sweep varies), and by its seed: gba iota=3 s1.
 
     Paths and keys that do not change what is trained are left out."""
-    told = [
-        f"{key.rpartition('.')[2]}={_cut(value)}" for key, value in command.overrides_by_key().items()
+    parts = [
+        f"{key.rpartition('.')[2]}={_cut(short(value))}" for key, value in command.overrides_by_key().items()
         if (command.swept is None or key in command.swept) and not _matches(key, UNNAMED) and "/" not in value
     ]  # fmt: skip
     ending = f" s{seed}"
-    return " ".join([modes, *told])[: LONGEST_NAME - len(ending)] + ending
+    return " ".join([modes, *parts])[: LONGEST_NAME - len(ending)] + ending
 
 
 def _matches(key: str, listed: Sequence[str]) -> bool:
@@ -104,6 +109,68 @@ def _matches(key: str, listed: Sequence[str]) -> bool:
 
 def _cut(value: str) -> str:
     return value if len(value) <= LONGEST_VALUE else f"{value[: LONGEST_VALUE - 3]}..."
+
+
+def short(value: str) -> str:
+    """Shorten a value to a readable text of limited length that still differs for different values.
+
+    A structure (fault plans, a switch schedule) is named by its entries, not shown."""
+    if value[:2] == "[{":
+        return _structure(value)
+    text = _plain(_parsed(value)) if value[:1] in ("[", "{") else value
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 8]}...{_hash(value)}"
+
+
+def _hash(value: str) -> str:
+    return hashlib.sha256(value.encode()).hexdigest()[:4]
+
+
+def _parsed(value: str) -> Any:
+    """Read a list or dictionary as Python shows it or as Hydra takes it; other text is returned as it is."""
+    with suppress(ValueError, SyntaxError):
+        return ast.literal_eval(value)
+    with suppress(yaml.YAMLError):
+        return yaml.safe_load(value)
+    return value
+
+
+def _structure(value: str) -> str:
+    """Name a list of entries, as "constant W1 x4 + kill S0"; a hash is appended if the name is incomplete."""
+    entries = _parsed(value)
+    named = [_entry(each) for each in entries] if isinstance(entries, list) else [("", False)]
+    text = " + ".join(name for name, _ in named)
+    text = text if len(text) <= LONGEST - 8 else f"{len(named)} entries"
+    complete = all(whole for _, whole in named) and text[:1].isalpha()
+    return text if complete else f"{text} #{_hash(value)}".lstrip()
+
+
+def _entry(each: Any) -> tuple[str, bool]:
+    """Name an entry of a list; return also whether the name describes the entry completely."""
+    if not isinstance(each, dict):
+        return "", False
+    rest = {
+        key: value for key, value in each.items() if key not in ("at", "to", "kind", "workers", "servers", "factor")
+    }
+    if "to" in each:
+        point = "".join(f"{unit}{value}" for unit, value in dict(each.get("at") or {}).items())
+        return f"{each['to']}@{point}", not rest
+    who = [_targets(key, each[key]) for key in ("workers", "servers") if key in each]
+    factor = [f"x{each['factor']}"] if "factor" in each else []
+    return " ".join([str(each.get("kind", "entry")), *who, *factor]), not rest
+
+
+def _targets(key: str, chosen: Any) -> str:
+    """Name the processes that a fault concerns: W0,2 or all workers."""
+    return f"{key[0].upper()}{_plain(chosen).strip('[]')}" if isinstance(chosen, list) else f"{chosen} {key}"
+
+
+def _plain(value: Any) -> str:
+    """Format a value without Python's quotes and braces."""
+    if isinstance(value, dict):
+        return " ".join(f"{key} {_plain(each)}" for key, each in value.items())
+    if isinstance(value, list):
+        return f"[{','.join(_plain(each) for each in value)}]"
+    return str(value)
 
 
 def config_tag(config: Mapping[str, Any]) -> str:
@@ -131,13 +198,14 @@ def parameters(config: Mapping[str, Any], command: CommandLine, defaults: Mappin
     """Return the parameters to log: typed keys, keys that differ from the defaults, and the keys in ALWAYS.
 
     `config` and `defaults` have flattened keys. A group's choice is logged under the group's name: faults=one_slow. The
-    whole configuration is in the tag CONFIG_TAG."""
+    whole configuration is in the tag CONFIG_TAG. A structure, such as fault plans, is named by its entries."""
     typed = {key.partition("@")[0]: value for key, value in command.overrides_by_key().items()}
     found = {key: value for key, value in config.items() if key in typed or value != defaults.get(key)}
     found |= {key: config[key] for key in ALWAYS if key in config}
     named = {key.removesuffix(".name") if key.count(".") == 1 else key: value for key, value in found.items()}
     groups = {key: value for key, value in typed.items() if "." not in key and key not in config}
-    return {key: str(value) for key, value in {**named, **groups}.items() if not _matches(key, NOT_LOGGED)}
+    kept = {key: str(value) for key, value in {**named, **groups}.items() if not _matches(key, NOT_LOGGED)}
+    return {key: short(value) if value.startswith("[{") else value for key, value in kept.items()}
 
 
 def run_note(

@@ -1,9 +1,10 @@
-"""The MLflow UI in a real browser, as a new user meets it after a sweep."""
+"""The MLflow UI and the HTML report in a real browser, as a new user meets them after a sweep."""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,11 +29,17 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def address(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The page that `gbactl ui` says to open, on the store of a sweep."""
-    folder = tmp_path_factory.mktemp("ui")
+def folder(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Working directory in which a sweep was run."""
+    made = tmp_path_factory.mktemp("ui")
     sweep = ("train", "-m", *SMALL, f"mode={','.join(MODES)}", f"seed={','.join(SEEDS)}")
-    subprocess.run([*COMMAND, *sweep], cwd=folder, env=environment(), check=True, timeout=200)
+    subprocess.run([*COMMAND, *sweep], cwd=made, env=environment(), check=True, timeout=200)
+    return made
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    """The page that `gbactl ui` says to open, on the store of the sweep."""
     with mlflow_ui(folder) as found:
         yield found
 
@@ -76,3 +83,26 @@ def test_a_sweep_is_one_line_whose_page_says_what_was_found(address: str, page: 
     page.get_by_text("mode gba: 4 workers").first.wait_for()
     page.get_by_text("train/samples_read").first.wait_for()
     assert page.get_by_text("synthetic (").first.is_visible(), "its data sets"
+
+
+def test_the_html_report_draws_its_charts_sorts_its_table_and_hides_lines(folder: Path, page: Any) -> None:
+    with (folder / "report.html").open("w") as out:
+        subprocess.run([*COMMAND, "report", "--format", "html"], cwd=folder, env=environment(), check=True, stdout=out)
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto((folder / "report.html").as_uri())
+    charts = page.locator("figure").count()
+    wait_for(lambda: page.locator("figure svg.marks").count() == charts, 60)
+    table = page.locator("table").first
+    titles = table.locator("th").all_inner_texts()
+    for title, begins in (("staleness mean / p50 / p99", float), ("mode", str)):
+        for down in (False, True):
+            table.locator("th").nth(titles.index(title)).click()
+            cells = table.locator(f"td:nth-child({titles.index(title) + 1})").all_inner_texts()
+            found = [begins(cell.partition("/")[0].strip()) for cell in cells]
+            assert found == sorted(found, reverse=down) and len(set(cells)) == len(MODES)
+    line = page.locator("figure").first.locator("path[stroke='var(--c1)']")
+    assert line.count() > 0
+    page.locator(".legend button").nth(1).click()
+    wait_for(lambda: line.count() == 0, 30)
+    assert page.pdf().startswith(b"%PDF") and not wrong

@@ -134,6 +134,7 @@ ENGINES = {
 def examined(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, dict[str, Check]]]:
     """Examines an engine whose host `far` is reached by a script that ends with `then`."""
     monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "far")
 
     def examine(engine: str, then: str | None, *typed: str) -> tuple[int, dict[str, Check]]:
         if then is None:

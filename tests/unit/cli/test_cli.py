@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import gbactl
-from gbactl.cli import main
+from gbactl.cli import VERBS, main
 from tests.support.commands import run
 
 HELP = """\
@@ -56,9 +56,6 @@ def test_the_surface_of_the_command() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == HELP
     assert gbactl_command("-h").stdout == done.stdout
-
-
-VERBS = ["train", "switch", "advise", "report", "replay", "checkpoint", "calibrate", "data", "config", "doctor", "ui"]
 
 
 @pytest.mark.parametrize("verb", VERBS)

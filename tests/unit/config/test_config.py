@@ -206,18 +206,23 @@ def test_what_no_encryption_reaches_is_refused_between_hosts(collective: str) ->
 
 def test_keys_that_do_not_act_are_left_out() -> None:
     whole = to_dict(RunConfig())
-    found = effective_keys(whole)
+    found = effective_keys(RunConfig())
     assert found["checkpoint"] == {"name": "none"} and found["cost"] == {"name": "laptop"}
     assert "hosts" not in found["cluster"] and "every" not in found["switch"] and found["optim"] == whole["optim"]
-    used = {"cluster": {"name": "virtual", "workers": 2}, "checkpoint": {"name": "full"}, "switch": {"name": "auto"}}
-    config = to_dict(from_dict(used))
-    assert (
-        effective_keys(config)["cost"] == config["cost"]
-        and effective_keys(config)["checkpoint"] == config["checkpoint"]
-    )
-    assert "every" in effective_keys(config)["switch"]
+    assert found["collective"] == whole["collective"] and "pin" in found["cluster"] and "seed" not in found["faults"]
+    used: dict[str, Any] = {
+        "cluster": {"name": "virtual", "workers": 2}, "checkpoint": {"name": "full"}, "switch": {"name": "auto"},
+        "collective": {"name": "shm"}, "faults": {"plans": [{"kind": "constant", "workers": [1], "factor": 4}]},
+    }  # fmt: skip
+    config, acting = to_dict(from_dict(used)), effective_keys(from_dict(used))
+    assert all(acting[group] == config[group] for group in ("cost", "checkpoint", "faults"))
+    assert "every" in acting["switch"] and not {"pin", "transport", "threads", "bind"} & set(acting["cluster"])
+    assert acting["collective"] == {"name": "shm", "buckets": 2} and acting["transport"] == {"wire_dtype": "fp32"}
+    gba = effective_keys(from_dict({"mode": {"name": "gba"}}))
+    assert gba["collective"] == {"name": "horovod"} and gba["seed"] == 0
     assert when_effective("seed") == when_effective("cost.name") == "in every run"
     assert when_effective("cluster.ssh") == "with a cluster= of several hosts"
+    assert when_effective("collective.cycle_time_ms") == "with collective=horovod"
 
 
 @dataclass

@@ -48,6 +48,13 @@ def position(**changes: Any) -> JobPosition:
     return JobPosition(**values | changes)
 
 
+def test_a_position_between_days_names_the_day_in_which_another_mode_goes_on() -> None:
+    assert position().modes_with("gba") == "sync>gba@day1"
+    assert position().modes_with("async") == "sync>gba@day1>async@step7"
+    assert position(unread=None, round=2).modes_with("async") == "sync>gba@day1>async@day2"
+    assert position(unread=None, round=0, label="").modes_with("async").endswith(">async@step7")
+
+
 def test_the_whole_tree_is_the_same_after_json() -> None:
     failures = FailureRecords([FailureRecord("W1", "death", 1.0, 2.0)], {"S0": ("kill", 3.0)}, (4, 2.5))
     checkpoints = CheckpointState(1, 2, 300, 4.0, 5, UnsavedWork.begin(1000, 2, 4, 100))
@@ -80,7 +87,7 @@ def test_times_continue_from_their_file_on_another_clock(tmp_path: Path) -> None
     second = found.shifted(5.0)
     add(second, range(90, 200), 5.0)
     assert second.shifted(-5.0) == plain and second.summary(5.0, {}) == plain.summary(0.0, {})
-    for unusable in ('{"width": "long"}', '{"told": [1.0]}', "{"):
+    for unusable in ('{"width": "long"}', '{"reported": [1.0]}', "{"):
         (tmp_path / TIMES_FILE).write_text(unusable)
         assert read_times(tmp_path) is None
 

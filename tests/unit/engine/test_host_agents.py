@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gbactl.engine import host_agents
 from gbactl.engine.host_agents import HostAgents, HostFindings, NetworkParameters
-from gbactl.engine.host_info import LinkMeasurement
-from gbactl.engine.preflight import HostReport
+from gbactl.engine.host_and_network_facts import LinkMeasurement, ReachabilityProbe
+from gbactl.engine.preflight import LAUNCHER, HostReport
 from gbactl.errors import UsageError
 
 
@@ -64,9 +67,28 @@ def test_where_only_the_engine_knows_the_hosts_the_launcher_is_at_its_own_name(
     monkeypatch.setattr(host_agents, "address_of_own_name", lambda: "10.1.2.3")
     for hosts, address in ((["here", "pod-0"], "10.1.2.3"), (["here"], "127.0.0.1")):
         agents = HostAgents(hosts, str, tmp_path, 1.0)
-        for report in agents.found.values():
+        for report in agents.reports.values():
             report.facts = {"client": None}
         assert agents._own_address() == address
+
+
+def test_hosts_do_not_all_dial_the_same_one_at_the_same_time(tmp_path: Path) -> None:
+    """A probe serves 64 at once, and closes the connections of others."""
+    names, dialled = [f"h{n}" for n in range(5)], dict[str, list[str]]()
+    agents = HostAgents(names, str, tmp_path, 1.0)
+    agents.bind, probe = "127.0.0.1", ReachabilityProbe("127.0.0.1", agents.token)
+
+    def request(host: str, name: str, _: float, **fields: Any) -> dict[str, Any]:
+        dialled.setdefault(host, []).extend(fields.get("targets", ()))
+        return {"address": probe.address, "lines": {}}
+
+    agents.links = {name: SimpleNamespace(host=name, request=partial(request, name)) for name in names}  # type: ignore[misc]
+    try:
+        agents.lines()
+    finally:
+        probe.close()
+    assert not agents.faults and all(len(set(places)) == 5 for places in zip(*dialled.values(), strict=True))
+    assert all({host, *others} == {*names, LAUNCHER} for host, others in dialled.items())
 
 
 def test_nothing_measured_nothing_written() -> None:

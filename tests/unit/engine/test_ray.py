@@ -83,9 +83,42 @@ def test_the_last_line_of_the_process_that_asks_ray_is_the_reason(
         ray.nodes()
 
 
-def test_a_driver_that_waits_for_cpus_ends_with_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher may be killed, and its end of the pipe is then closed."""
+@pytest.mark.parametrize(
+    ("live", "cpus", "place"),
+    [
+        ({"n1": 4, "n2": 2}, 2, ("n2-id", False)),
+        ({"n1": 4, "n2": 1}, 1, ("n2-id", False)),
+        ({"n1": 4, "n3": 2}, 2, {"ray.io/node-id": "!in(n1-id)"}),  # n2 was lost since it was named
+        ({"n3": 2}, 2, {}),
+    ],
+)
+def test_an_agent_s_place_is_its_node_or_one_that_is_no_host(live: dict[str, int], cpus: int, place: object) -> None:
+    def node(name: str, count: int, alive: bool = True) -> dict[str, Any]:
+        return {"NodeName": name, "NodeID": f"{name}-id", "Alive": alive, "Resources": {"CPU": count}}
+
+    affinity = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: (node, soft))
+    known = [*(node(*each) for each in live.items()), node("n4", 8, False)]
+    cluster = SimpleNamespace(nodes=lambda: known, util=SimpleNamespace(scheduling_strategies=affinity))
+    found = ray._place(cluster, "n2", 2, ["n1"])
+    assert found.pop("num_cpus") == cpus and list(found.values()) == [place]
+
+
+def test_why_an_agent_does_not_start() -> None:
+    starter = ray.Starter()
+    assert "No such file or directory: '/there/is/no/python'" in starter.run(["/there/is/no/python"], "/nowhere", "ab")
+    failing = "import sys; sys.exit('no gbactl' if sys.stdin.read() == 'ab\\n' else 'no key')"
+    assert starter.run([sys.executable, "-c", failing], "/nowhere", "ab") == "no gbactl"
+    assert starter.run(["true"], "/nowhere", "ab") == ""
+
+
+@pytest.mark.parametrize("command_ends", [False, True])
+def test_a_driver_that_waits_for_an_agent_ends_with_its_launcher_or_its_command(
+    monkeypatch: pytest.MonkeyPatch, command_ends: bool
+) -> None:
+    """The launcher may be killed, and its end of the pipe is then closed; the command may be `true`, to try it."""
     before, (pipe, launcher), over = os.dup(0), os.pipe(), threading.Event()
+    if command_ends:
+        over.set()
     typed = os.fdopen(launcher, "wb")
 
     def end(_: object) -> str:
@@ -102,9 +135,10 @@ def test_a_driver_that_waits_for_cpus_ends_with_its_launcher(monkeypatch: pytest
         driver = threading.Thread(target=ray.run_agent, args=("n1", 2, [""], ["agent"], 1), daemon=True)
         driver.start()
         driver.join(10)
-        assert typed.closed and not driver.is_alive()
+        assert typed.closed is not command_ends and not driver.is_alive()
     finally:
         over.set()
+        typed.close()
         os.dup2(before, 0)
         for each in (before, pipe):
             os.close(each)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gbactl.config.engine_interface import engine_named
 from gbactl.config.groups import ClusterConfig
+from gbactl.engine.host_placement import Host
 from gbactl.engine.hosts import HostsEngine
 from gbactl.engine.slurm import NO_KILL, allocation, counts, outlives_nodes
 from gbactl.errors import ConfigError
@@ -37,9 +38,36 @@ def test_outside_an_allocation_it_says_how_to_get_one(monkeypatch: pytest.Monkey
         allocation({"SLURM_JOB_NODELIST": "n[1-2]"})
 
 
-def test_an_agent_is_started_by_srun_on_its_node() -> None:
+@pytest.mark.parametrize(
+    ("variables", "slots"),
+    [
+        ({"SLURM_JOB_CPUS_PER_NODE": "16(x2)"}, (16, 16)),
+        ({"SLURM_JOB_CPUS_PER_NODE": "16,8", "SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "2,1"}, (2, 1)),
+        ({"SLURM_JOB_CPUS_PER_NODE": "16(x3)"}, None),
+        ({"SLURM_NTASKS": "3"}, None),
+    ],
+)
+def test_slots_are_a_node_s_tasks_or_else_its_cpus(
+    variables: dict[str, str], slots: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\necho n1; echo n2\n")
+    scontrol.chmod(0o755)
+    environment = {"SLURM_JOB_NODELIST": "n[1-2]", **variables}
+    if slots is None:
+        with pytest.raises(ConfigError, match=r"^Slurm's SLURM_\w+ does not fit its nodes; type cluster\.hosts="):
+            allocation(environment)
+    else:
+        assert allocation(environment) == tuple(map(Host, ("n1", "n2"), slots))
+
+
+def test_an_agent_is_started_by_srun_on_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_named("slurm")
     assert isinstance(engine, HostsEngine)
+    with pytest.raises(ConfigError, match="works in an allocation, and this is none"):  # srun would ask for one
+        engine.agent(ClusterConfig("slurm"), "n1")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
     told = engine.agent(ClusterConfig("slurm", python="/opt/python"), "n1")
     assert told.startswith("srun -u --overlap ") and told.endswith(" --nodelist=n1 /opt/python -m gbactl.engine.agent")
     assert engine.defaults({"hosts": ["n1:2"], "workers": None}) == {"workers": 2}

@@ -22,12 +22,12 @@ FOUND: dict[str, Any] = {
 }  # fmt: skip
 
 
-def drawn(found: dict[str, Any], said: str = "") -> str:
+def drawn(found: dict[str, Any], said: str = "", name: str = "runs/demo") -> str:
     from rich.console import Console
 
     console = Console(width=80, height=40, color_system=None)
     with console.capture() as capture:
-        console.print(screen("runs/demo", found, said))
+        console.print(screen(name, found, said))
     return capture.get()
 
 
@@ -54,6 +54,7 @@ def test_the_screen_has_workers_events_and_keys() -> None:
     ):  # fmt: skip
         assert told in text, told
     assert "starting" in drawn({"switches": []})
+    assert "runs/demo" + "x" * 90 in drawn(FOUND, name="runs/demo" + "x" * 90).replace("\n", ""), "one may copy it"
     many = {f"W{n}": 100.0 + n for n in range(100)}
     text = drawn({**FOUND, "workers": many, "speeds": many})
     assert "W0 " in text and "W99" not in text and "76 faster ones" in text

@@ -168,13 +168,19 @@ def test_one_bar_for_the_job_fits_80_columns(monkeypatch: pytest.MonkeyPatch) ->
     show.console = module.Terminal(file=out, force_terminal=True, width=80, highlight=False)
     show.job = JobProgress(2000)
     show.job.auc = 0.71234
-    for share in (0.2, 0.6):
-        show.show_progress(progress(share, mode="shadow_easgd"))
-    assert show._bar is not None
-    [task] = show._bar.tasks
-    assert task.description == "day 0 of 2, shadow_easgd" and task.completed == 0.3
-    assert re.fullmatch(r" 30 % \d+:\d\d left 12,346 samples/s AUC 0.7123", task.fields["detail"]), "no room for more"
-    assert len(f"  {task.description} {task.fields['detail']} ") + show._length.bar_width <= 80
+    for mode, unit, place, text, told in (
+        ("gba", "samples/s", None, "day 0 of 2, gba", r" 30 % \d:\d\d left 12,346 samples/s"),
+        ("shadow_easgd", "samples/s", None, "day 0/2, shadow_easgd", r" 30 % \d:\d\d left 12,346/s"),
+        ("shadow_easgd", "samples/virtual s", None, "day 0/2, shadow_easgd", r"\d:\d\d left 12,346/virtual s"),
+        ("gba", "samples/s", SweepPlace(2, 4), "run 2/4, day 0/2, gba", r" 32 % \d:\d\d left 12,346/s"),
+    ):
+        show.unit, show.place = unit, place
+        for share in (0.2, 0.6):
+            show.show_progress(progress(share, mode=mode))
+        assert show._bar is not None
+        [task] = show._bar.tasks
+        assert task.description == text and re.fullmatch(f"{told} AUC 0.7123 loss 0.500", task.fields["detail"]), text
+        assert len(f"  {task.description} {task.fields['detail']} ") + show._length.bar_width <= 80
     show.clear()
     assert [duration(5), duration(65), duration(3725)] == ["0:05", "1:05", "1:02:05"]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,15 +110,37 @@ def test_what_is_not_submitted(commands: Commands, typed: list[str], why: str) -
     assert not Path("run").exists() and not Path("calls").exists()
 
 
-@pytest.mark.parametrize("cancels", [False, True])
+def test_that_slurm_does_not_answer_is_said_once(commands: Commands, capfd: pytest.CaptureFixture[str]) -> None:
+    fail = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
+    dead = f"{FIRST}for n in 1 2; do [ -e $n ] || {{ : > $n; {fail}; }}; done\n"
+    commands(sbatch="echo 7", squeue=dead + finished(), scontrol="echo n1")
+    submit(RUN)
+    told = capfd.readouterr()
+    assert told.err.count("job 7 is in an unknown state: Unable to contact slurm controller (connect failure)\n") == 1
+    assert "job 7 is running n1\n" in told.err and told.out == "the end\n"
+
+
+class Terminal(io.StringIO):
+    """Standard input on a terminal, on which nothing or a line is typed, or Ctrl-C."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self, size: int | None = -1, /) -> str:
+        if self.getvalue() == "^C":
+            raise KeyboardInterrupt
+        return super().readline(size or -1)
+
+
+@pytest.mark.parametrize("typed", [None, "", "n\n", "^C", "y\n"])
 def test_ctrl_c_cancels_the_job_only_if_that_is_wanted(
-    commands: Commands, monkeypatch: pytest.MonkeyPatch, cancels: bool
+    commands: Commands, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], typed: str | None
 ) -> None:
+    cancels = typed == "y\n"
     calls = commands(
         sbatch="echo 7", squeue=f"{FIRST}[ -e gone ] || echo RUNNING n1", scontrol="echo n1", scancel=": > gone"
     )
-    if cancels:
-        monkeypatch.setattr(slurm_job, "_wants_to_cancel", lambda job: True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO() if typed is None else Terminal(typed))
     pressed = iter([KeyboardInterrupt])
 
     def press(_: float) -> None:
@@ -130,8 +154,9 @@ def test_ctrl_c_cancels_the_job_only_if_that_is_wanted(
     else:
         with pytest.raises(Stopped) as stopped:
             submit(RUN)
-        assert stopped.value.told.endswith("'scancel -b -s TERM 7' saves and ends it")
+        assert stopped.value.outcome.endswith("'scancel -b -s TERM 7' saves and ends it")
     assert ("scancel --batch --signal=TERM 7" in calls.read_text()) is cancels
+    assert ("Cancel job 7? [y/N]:" in capfd.readouterr().err) is (typed is not None)
 
 
 def test_a_job_whose_time_ends_is_queued_again_unless_its_run_has_finished(
@@ -144,7 +169,7 @@ def test_a_job_whose_time_ends_is_queued_again_unless_its_run_has_finished(
         with pytest.raises(Stopped) as stopped, requeued([*RUN]) as given:
             assert given == list(RUN)
             os.kill(os.getpid(), signal.SIGUSR1)
-        assert stopped.value.told == "job 7 is queued again" and calls.read_text() == "scontrol requeue 7\n"
+        assert stopped.value.outcome == "job 7 is queued again" and calls.read_text() == "scontrol requeue 7\n"
         Path("run").mkdir()
         Path("run/result.json").write_text('{"status": "FINISHED"}')
         with pytest.raises(Stopped), requeued([*RUN]):
@@ -173,6 +198,6 @@ def test_a_job_that_slurm_starts_again_goes_on_with_its_run(
             assert given == ["resume=run", "cluster.python=/opt/python"]
         with pytest.raises(Stopped) as stopped, requeued(typed):
             os.kill(os.getpid(), signal.SIGUSR1)
-        assert stopped.value.told == "job 7 is not queued again; give it more time"
+        assert stopped.value.outcome == "job 7 is not queued again; give it more time"
     finally:
         signal.signal(signal.SIGUSR1, before)

@@ -45,6 +45,7 @@ def test_a_run_that_goes_on_from_another_one_is_tagged_with_that(tmp_path: Path)
                 "data.days=3",
                 "data.rows_per_day=2000",
                 "train.days=1",
+                "cost.worker_scale=[1,3,1,1]",
                 "checkpoint=full",
                 f"run_dir={tmp_path / 'first'}",
             ]
@@ -54,8 +55,10 @@ def test_a_run_that_goes_on_from_another_one_is_tagged_with_that(tmp_path: Path)
         compose([f"resume={tmp_path / 'first'}", "mode=async", "train.days=2", f"run_dir={tmp_path / 'then'}"])
     )
     tags = connect(uri).get_run(then["run_id"]).data.tags
-    assert tags[ORIGIN_RUN] == first["run_id"] and f"MLflow run `{first['run_id']}`" in tags[NOTE]
-    assert ORIGIN_RUN not in connect(uri).get_run(first["run_id"]).data.tags
+    assert tags[ORIGIN_RUN] == first["run_id"] and then["mode"] == "sync>async@day1"
+    assert f"[MLflow run `{first['run_id']}`](#/runs/{first['run_id']})" in tags[NOTE]
+    of_first = connect(uri).get_run(first["run_id"]).data.tags
+    assert ORIGIN_RUN not in of_first and "- W1's compute takes 3.0 times the median" in of_first[NOTE]
 
 
 @pytest.mark.parametrize(("lr", "useless"), [("10", True), ("1e-3", False)])

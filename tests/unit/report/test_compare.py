@@ -13,12 +13,12 @@ from gbactl.data.dataset import DAYS_BY_ROWS
 from gbactl.errors import UsageError
 from gbactl.launch.hydra_config import compose
 from gbactl.report.compare import Report, compare
-from gbactl.report.configuration_differences import LONGEST, settings, short, value_of
+from gbactl.report.configuration_differences import settings, value_of
 from gbactl.report.paired_statistics import Difference, Stat, paired, paired_ratio, stat
 from gbactl.report.render import render
 from gbactl.tracking.final_metrics import DAYS_TAG, logged_name
 from gbactl.tracking.mlflow_connection import Run, _run
-from gbactl.tracking.run_description import CONFIG_TAG, config_tag
+from gbactl.tracking.run_description import CONFIG_TAG, LONGEST, config_tag, short
 from tests.support.report_examples import run, three
 
 SLOW = "[{'kind': 'constant', 'workers': [1], 'factor': 4}]"

@@ -157,6 +157,12 @@ def test_charts_are_files_that_stand_alone(tmp_path: Path) -> None:
         assert "--c0: #" in text and "var(--c1)" in text and "NaN" not in text and "undefined" not in text
     texts = [each.text for each in ElementTree.fromstring(found["auc-over-samples.svg"]).iter() if each.text]
     assert texts.count("to gba") == 2, "the mark of each line's switch"
+    drawn, plain = (
+        specs_of(page(report, {g.key: [curves_of("1", each)] for g in report.groups}))["AUC over samples"]
+        for each in (switched, result("gba", 0.8))
+    )
+    (_, top), (_, low) = (each["layer"][1]["encoding"]["y"]["scale"]["domain"] for each in (drawn, plain))
+    assert top > low + 0.01, "the marks' labels are above the curves"
     assert {*names, "AUC over samples"} <= set(texts)
     assert page(report, curves).count("</script>") == page(compare(three()), curves).count("</script>")
     (tmp_path / "file").touch()

@@ -82,7 +82,8 @@ def test_the_newest_and_those_of_a_sweep() -> None:
     ("where", "sweep", "sentence"),
     [
         (["mode=bsp"], None, "None of the 3 runs has mode=bsp; there are: gba, sync."),
-        (["colour=red"], None, "No run has the key colour; type --where KEY=VALUE"),
+        (["colour=red"], None, "No run has the key colour. Type --where KEY=VALUE"),
+        (["mdoe=gba"], None, "No run has the key mdoe. Did you mean mode"),
         ([], "a", "a is the beginning of 2 sweeps; type --sweep last"),
         ([], "zz", "None of the runs is of sweep zz"),
     ],

@@ -50,8 +50,8 @@ PROGRESS: dict[str, Any] = {
 
 
 def test_a_job_fits_a_terminal() -> None:
-    lines = status(Path("/a") / ("20260101-" + "x" * 100), PROGRESS).splitlines()
-    assert max(map(len, lines)) <= 80
+    name, *lines = status(Path("/a") / ("20260101-" + "x" * 100), PROGRESS).splitlines()
+    assert name == "20260101-" + "x" * 100 and max(map(len, lines)) <= 80
     text = "\n".join(lines)
     for part in ("gba (day 1 of 3, 25 % of it)", "1,234", "98,765", "p99 3", "63, W7 is lost", "W63:1,563",
                  "step 100: sync to gba, after a pause of 31 ms", "not done: W7 died"):  # fmt: skip

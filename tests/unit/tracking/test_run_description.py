@@ -27,6 +27,7 @@ from gbactl.tracking.run_description import (
 )
 from tests.support.small_data import options, prepared
 
+PLANS = "[{kind: constant, workers: [1], factor: 4}]"
 SMOKE = ("experiment=smoke", "mode=gba", "mode.iota=3", "seed=1", "run_dir=runs/a", "+tracking.tags.a=b")
 
 
@@ -34,6 +35,7 @@ def test_a_run_is_named_by_what_was_typed() -> None:
     assert run_name("gba", 1, CommandLine("train", SMOKE)) == "gba iota=3 s1"
     assert run_name("sync>gba@day2", 0, CommandLine("switch", ("switch.schedule=[{at: 1}]",))) == "sync>gba@day2 s0"
     assert run_name("gba", 0, CommandLine("train", ("faults=one_slow", "data.path=/a/b"))) == "gba faults=one_slow s0"
+    assert run_name("gba", 0, CommandLine("train", (f"faults.plans={PLANS}",))) == "gba plans=constant W1 x4 s0"
 
 
 def test_a_run_of_a_sweep_is_named_by_what_varies() -> None:
@@ -74,6 +76,9 @@ def test_parameters_are_what_was_typed_and_what_differs() -> None:
         "mode": "gba", "mode.iota": "3", "data": "frappe", "experiment": "frappe", "faults": "one_slow", "seed": "0",
         "cluster": "local", "train.global_batch": "64", "optim.schedule.name": "cosine",
     }  # fmt: skip
+    slow = {"faults.plans": [{"kind": "constant", "workers": [1], "factor": 4}], "model.hidden": [8, 4]}
+    typed = CommandLine("train", (f"faults.plans={PLANS}",))
+    assert parameters(slow, typed, {}) == {"faults.plans": "constant W1 x4", "model.hidden": "[8, 4]"}
 
 
 def test_a_note_says_what_happened_and_how_to_run_it_again() -> None:

@@ -85,8 +85,8 @@ class Run:
         return trained_model(str(self.run_dir))
 
     def _repr_html_(self) -> str:
-        told = {name: self.result[name] for name in SHOWN if self.result.get(name) is not None}
-        return str(pandas.Series(told, name="").to_frame().to_html(header=False))
+        values = {name: self.result[name] for name in SHOWN if self.result.get(name) is not None}
+        return str(pandas.Series(values, name="").to_frame().to_html(header=False))
 
 
 class Comparison(pandas.DataFrame):  # type: ignore[misc]
@@ -121,7 +121,7 @@ def train(*overrides: str) -> Run:
         result = train_run(compose(typed), CommandLine("train", tuple(typed)), display=display())
     except Stopped as stopped:
         if stopped.number == signal.SIGINT:
-            raise KeyboardInterrupt(stopped.told) from None
+            raise KeyboardInterrupt(stopped.outcome) from None
         raise
     return Run(Path(result["run_dir"]), result)
 

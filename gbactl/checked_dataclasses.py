@@ -67,11 +67,11 @@ def build(cls: type[T], values: Mapping[str, Any], path: str, owner: str = "", c
     `path`: prefix of the keys, such as "mode.". An error about a key that the class does not have names the `owner` of
     its keys, such as "mode=gba", and lists them, after the `common` keys of all such owners. Raises ConfigError."""
     known = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    if strange := sorted(set(values) - set(known)):
+    if unknown := sorted(set(values) - set(known)):
         keys = [*common, *known]
         listed = f"keys are: {', '.join(keys)}" if keys else "it has none of its own"
-        told = f"{owner or path.rstrip('.') or 'The configuration'} has no key {', '.join(strange)}; {listed}."
-        raise ConfigError(f"{told} {did_you_mean(strange[0], keys)}".rstrip())
+        problem = f"{owner or path.rstrip('.') or 'The configuration'} has no key {', '.join(unknown)}; {listed}."
+        raise ConfigError(f"{problem} {did_you_mean(unknown[0], keys)}".rstrip())
     if lacking := [
         name for name, each in known.items() if name not in values and default_of(each) is dataclasses.MISSING
     ]:
@@ -103,8 +103,8 @@ def expect(key: str, value: Any, hint: Any, default: Any = dataclasses.MISSING) 
     if get_origin(hint) is Literal:
         what = key.removesuffix(".name") if key.count(".") == 1 else key  # GROUP=NAME chooses GROUP.name
         words = list(map(str, get_args(hint)))
-        told = f"{what}={value} is not known; type {what}= one of: {', '.join(words)}."
-        raise ConfigError(f"{told} {did_you_mean(str(value), words)}".rstrip())
+        problem = f"{what}={value} is not known; type {what}= one of: {', '.join(words)}."
+        raise ConfigError(f"{problem} {did_you_mean(str(value), words)}".rstrip())
     example = "" if default is dataclasses.MISSING else f"; type for instance {key}={_typed(default)}"
     raise ConfigError(f"{key}={value!r} is not {shown(hint)}{example}.")
 

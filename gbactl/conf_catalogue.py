@@ -135,9 +135,9 @@ def single_keys() -> dict[str, Entry]:
 def headline(group: str, option: str) -> str:
     """Return the first comment of an option's file, which describes the option."""
     lines = option_files(group)[option].read_text().splitlines()
-    told = [line[1:].strip() for line in lines if line.startswith("#")]
-    told = [line for line in told if not line.startswith(("@package", "gbactl ", "GBACTL_DATA"))]
-    return told[0] if told else ""
+    comments = [line[1:].strip() for line in lines if line.startswith("#")]
+    comments = [line for line in comments if not line.startswith(("@package", "gbactl ", "GBACTL_DATA"))]
+    return comments[0] if comments else ""
 
 
 def entries_of(key: str) -> dict[str, Entry]:

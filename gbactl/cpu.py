@@ -60,8 +60,8 @@ def model(path: Path = TOLD) -> str:
 
 def features(path: Path = TOLD) -> tuple[str, ...]:
     """Return the processor's features by Linux's names ("avx2"), in Linux's order; empty where unknown."""
-    told = _cpuinfo(path)
-    return tuple((told.get("flags") or told.get("Features", "")).split())  # x86, ARM
+    info = _cpuinfo(path)
+    return tuple((info.get("flags") or info.get("Features", "")).split())  # x86, ARM
 
 
 def vectors(path: Path = TOLD) -> str:
@@ -76,9 +76,9 @@ def lacks_bf16(path: Path = TOLD) -> bool:
 
 def widest(path: Path = TOLD) -> str:
     """Return the widest vector instructions, as "AVX-512 with bf16", "AVX2", or "" where unknown."""
-    there = {*features(path)}
-    name = "AVX-512" if "avx512f" in there else "AVX2" if "avx2" in there else ""
-    return f"{name} with bf16" if name and BF16 & there else name
+    present = {*features(path)}
+    name = "AVX-512" if "avx512f" in present else "AVX2" if "avx2" in present else ""
+    return f"{name} with bf16" if name and BF16 & present else name
 
 
 def available_cores() -> list[int]:

@@ -196,14 +196,14 @@ def examine_hosts(cfg: RunConfig, engine: HostsEngine, measure: bool) -> tuple[l
     found = examine(names, lambda host: engine.agent(cluster, host), cluster.bind, runs, measure, environment, classes)
     checks = [Check("slots", f"{slots(hosts)} for {cluster.workers} workers: {', '.join(cluster.hosts)}")]
     for host in hosts:
-        report = found.found[host.name]
+        report = found.reports[host.name]
         checks += [failure(f"host {host.name}", sentence) for sentence in report.faults]
         if report.ok:
             checks.append(_host(host, report))
-    unseen = [host for host, report in found.found.items() if not report.shared]
-    told = f"{runs.resolve()}: {'not seen by ' + ', '.join(unseen) if unseen else 'seen by every host that answers'}"
+    unseen = [host for host, report in found.reports.items() if not report.shared]
+    finding = f"{runs.resolve()}: {'not seen by ' + ', '.join(unseen) if unseen else 'seen by every host that answers'}"
     advice = "for runs with checkpoint=, type run_dir= on a file system that all hosts share"
-    checks.append(Check("run directory", told, not unseen, cfg.checkpoint.name != "none", advice))
+    checks.append(Check("run directory", finding, not unseen, cfg.checkpoint.name != "none", advice))
     more = [*found.advice, *filter(None, [engine.warning(cluster)])]
     return [*checks, *(failure("note", sentence, essential=False) for sentence in more)], found
 

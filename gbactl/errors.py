@@ -15,12 +15,12 @@ class GbactlError(Exception):
 class Stopped(BaseException):
     """Raised when signal `number` stops the program.
 
-    `told`: the outcome of what was stopped, as the second half of a sentence.
+    `outcome`: that of what was stopped, as the second half of a sentence.
     """
 
-    def __init__(self, number: int, told: str = "") -> None:
+    def __init__(self, number: int, outcome: str = "") -> None:
         super().__init__(number)
-        self.number, self.told = number, told
+        self.number, self.outcome = number, outcome
 
 
 class UsageError(GbactlError):

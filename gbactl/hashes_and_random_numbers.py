@@ -63,9 +63,9 @@ def key_of(*parts: int) -> int:
     return state
 
 
-def uniform(key: int, turn: int) -> float:
-    """Return random number `turn` (a counter) of the sequence with this key, uniform in the open interval (0, 1)."""
-    return ((key_of(key, turn) >> 12) + 0.5) * 2.0**-52
+def uniform(key: int, counter: int) -> float:
+    """Return random number `counter` (a counter) of the sequence with this key, uniform in the open interval (0, 1)."""
+    return ((key_of(key, counter) >> 12) + 0.5) * 2.0**-52
 
 
 def exponential(u: float, _: float | None = None) -> float:

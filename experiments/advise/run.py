@@ -31,7 +31,7 @@ import study  # noqa: E402  (a script in the same folder, not a package)
 import truth  # noqa: E402
 
 from gbactl.advise.advise_command import default_modes  # noqa: E402
-from gbactl.calibration.measured_runs import machine_cpu  # noqa: E402
+from gbactl.calibration.short_local_runs import machine_cpu  # noqa: E402
 
 DAYS = 2  # of the base
 SPARSE = ("data.rows_per_day=20000",)

@@ -24,7 +24,7 @@ sys.path.insert(0, str(HERE.parent))
 import accuracy  # noqa: E402  (a script in the same folder, not a package)
 import study  # noqa: E402
 
-from gbactl.calibration.measured_runs import QUIET, undisturbed  # noqa: E402
+from gbactl.calibration.short_local_runs import QUIET, undisturbed  # noqa: E402
 from gbactl.cpu import available_cores  # noqa: E402
 from gbactl.data.cache import prepare  # noqa: E402
 from gbactl.data.dataset import open_dataset  # noqa: E402

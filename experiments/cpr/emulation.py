@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gbactl.checkpoint.costs_and_interval import JobCosts, SaveSchedule
 from gbactl.checkpoint.failure_cost_counters import CostSeconds, PlsCounter
-from gbactl.checkpoint.planning import JobCosts, SaveSchedule
 from gbactl.config import FaultsConfig
 from gbactl.faults.fault_plan import FaultInjector, FaultPlan
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from emulation import EmulationResult, emulate  # a script of this folder, not a package
 
-from gbactl.checkpoint.planning import JobCosts, SaveSchedule, costs_of, estimate
+from gbactl.checkpoint.costs_and_interval import JobCosts, SaveSchedule, costs_of, estimate
 from gbactl.config import CheckpointConfig
 
 SERVERS, TARGET = 8, 0.035

@@ -117,7 +117,7 @@ def _measured(rows: int, batch: int, steps: int, rounds: int) -> dict[str, Any]:
             seconds[name].append(bench.step(name, bench.parts(steps)))
             if name != "none":
                 choices[name].append(bench.choice(name))
-    nbytes = {name: 0 if c.order is None else c.order.nbytes for name, c in bench.choosers.items()}
+    nbytes = {name: 0 if c.priority is None else c.priority.nbytes for name, c in bench.choosers.items()}
     return {
         "rows": rows, "batch": batch, "rounds": rounds, "worker": worker_seconds(batch, rounds), "seconds": seconds,
         "choices": choices, "bytes_a_row": {name: count / rows for name, count in nbytes.items()},

@@ -23,7 +23,7 @@ from ratio_sides import Bench, SideError, steady
 from server_cpu import watched
 from table_sizes import bytes_a_row, max_cardinality, table_rows
 
-from gbactl.engine.host_info import free_memory
+from gbactl.engine.host_and_network_facts import free_memory
 
 HERE = Path(__file__).resolve().parent
 DIM, WORKERS = 16, 4

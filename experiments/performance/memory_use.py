@@ -25,7 +25,6 @@ from gbactl.launch.hydra_config import compose
 from gbactl.store.gradient_slice import StepOrder
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer, new_key
-from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.messages import (
     Ack,
     Barrier,
@@ -44,6 +43,7 @@ from gbactl.wire.messages import (
     unpack,
 )
 from gbactl.wire.node_connections import SocketHub
+from gbactl.wire.startup_document import StartupDocument
 
 CHUNK, MEMBERS, DENSE = 13_312, 4, 493_000
 WIDTH = 16
@@ -78,7 +78,7 @@ class Served:
             self.working = stack.enter_context(_Hub(key, Peer("worker", 0)))
             address = self.coordinating.hub.address
             path = prepared(overrides(rows))
-            boot = Bootstrap("server", 0, key.hex(), address, str(folder), path, to_dict(cfg))
+            boot = StartupDocument("server", 0, key.hex(), address, str(folder), path, to_dict(cfg))
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "gbactl.nodes.child_main", str(os.getpid())], stdin=subprocess.PIPE
             )

@@ -86,7 +86,7 @@ def record(pids: Mapping[str, int], seconds: float, scratch: Path) -> dict[str, 
 
 def watch(bench: Bench, seconds: float) -> tuple[dict[str, Any], Any, dict[str, list[Stack]]]:
     """Run `async` once; return result.json, CPU by role, and stacks by node."""
-    from gbactl.calibration.measured_runs import node_pids
+    from gbactl.calibration.short_local_runs import node_pids
 
     folder, done = bench.scratch / "watched", dict[str, Any]()
     run = threading.Thread(

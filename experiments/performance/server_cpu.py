@@ -15,7 +15,7 @@ from typing import Any
 from bench_lines import Line, Tell
 from ratio_sides import Bench, Side, SideError
 
-from gbactl.calibration.measured_runs import cpu_by_role, machine_cpu
+from gbactl.calibration.short_local_runs import cpu_by_role, machine_cpu
 
 EVERY_SECONDS = 0.05
 LEAST = 20

@@ -18,16 +18,16 @@ from typing import Any
 
 from coordinator_core import TINY, predicted, reply, staged
 
-from gbactl.calibration.measured_runs import process_cpu
+from gbactl.calibration.short_local_runs import process_cpu
 from gbactl.config import to_dict
 from gbactl.data.cache import prepare
 from gbactl.launch.hydra_config import compose
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer, new_key
-from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.listener import address_of, listen
 from gbactl.wire.messages import BeginPhase, Granted, Hello, OrderStep, Ready, Stop, TakeBatch, decode
 from gbactl.wire.node_connections import SocketHub
+from gbactl.wire.startup_document import StartupDocument
 
 WAITING = 2  # batches a worker asks for at a time, as with prefetch
 
@@ -105,7 +105,7 @@ def run(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
     path, key = prepare(cfg.data), new_key()
     (folder / "logs").mkdir()
     with listen("unix:") as listener:
-        boot = Bootstrap(
+        boot = StartupDocument(
             "coordinator", 0, key.hex(), "", str(folder), str(path), to_dict(cfg), listener.fileno()
         )  # fmt: skip
         process = subprocess.Popen(

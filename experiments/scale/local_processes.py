@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gbactl.calibration.measured_runs import node_pids, process_cpu
+from gbactl.calibration.short_local_runs import node_pids, process_cpu
 from gbactl.launch.hydra_config import compose
 from gbactl.launch.training_run import train
 from gbactl.tracking.run_description import CommandLine, SweepPlace

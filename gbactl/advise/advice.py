@@ -156,8 +156,8 @@ def _ranges(outcomes: Sequence[Outcome], standings: Sequence[ModeComparison]) ->
     found = {each.mode: [o.eps for o in outcomes if o.mode == each.mode] for each in standings}
     if all(max(eps) - min(eps) < 1e-6 * max(eps) for eps in found.values()):
         return ["EPS is the same for all seeds: in this cost model and these faults nothing is random."]
-    told = (f"{mode} {min(eps):,.0f} to {max(eps):,.0f}" for mode, eps in found.items())
-    return [f"EPS over the seeds: {'; '.join(told)}."]
+    texts = (f"{mode} {min(eps):,.0f} to {max(eps):,.0f}" for mode, eps in found.items())
+    return [f"EPS over the seeds: {'; '.join(texts)}."]
 
 
 def _with_times(report: Report, outcomes: Sequence[Outcome]) -> Report:

@@ -81,7 +81,7 @@ def advise(overrides: Sequence[str], options: AdviseOptions, out: Callable[[str]
         with stoppable():
             Advising(overrides, options, out).run()
     except Stopped as stopped:
-        stopped.told = stopped.told or "there is no advice yet"
+        stopped.outcome = stopped.outcome or "there is no advice yet"
         raise
 
 
@@ -103,8 +103,8 @@ class Advising:
         if self.options.modes is None:
             return list(dict.fromkeys([*default_modes(), own]))
         typed = [name.strip() for name in self.options.modes.split(",") if name.strip()]
-        if strange := [name for name in typed if name not in {own, *names()}]:
-            raise UsageError(f"--modes {strange[0]} is not known; type some of: {', '.join(names())}.")
+        if unknown := [name for name in typed if name not in {own, *names()}]:
+            raise UsageError(f"--modes {unknown[0]} is not known; type some of: {', '.join(names())}.")
         return list(dict.fromkeys([SYNC, *typed]))
 
     def run(self) -> None:
@@ -210,7 +210,7 @@ class Advising:
         base = took[SYNC].setting_up + subset.base / self.probed * took[SYNC].training
         deadline = time.monotonic() + self._left - self._reserve(took, pool.jobs)
 
-        def told(outcome: Outcome) -> None:
+        def on_outcome(outcome: Outcome) -> None:
             spent = 1 - self._left / (60 * self.options.minutes)
             self.show.show_step(f"simulated: {outcome.mode}, seed {outcome.seed}", min(0.99, spent))
             self._log_simulation(outcome, folder, tracked)
@@ -219,7 +219,7 @@ class Advising:
             return modes_needing_seeds(outcomes, self.options.margin)
 
         seeds = self.options.seeds
-        return Schedule(pool, self.modes, subset, folder, base, seconds, deadline, seeds, told, narrow)
+        return Schedule(pool, self.modes, subset, folder, base, seconds, deadline, seeds, on_outcome, narrow)
 
     def _with_slow_downs(self, found: Advice, pool: SimulationPool, subset: DataSubset, folder: Path) -> Advice:
         """Add the EPS of `found.beside` (the advised mode, or next to sync) over sync's, by slow-down of a worker."""
@@ -264,27 +264,27 @@ class Advising:
         base = self.subset.base // self.cfg.train.global_batch
         assumed = self.cfg.cost.name if self.cfg.cost.name in option_files("cost") else ""
         words = sentence(found, self.cfg.cluster.workers, self.options.minutes, base, steps, assumed)
-        told = {
+        result = {
             "sentence": words, **plain(found), "workers": self.cfg.cluster.workers, "cost": self.cfg.cost.name,
             "faults": self.cfg.faults.name, "worthwhile": WORTHWHILE,
             "sample": {name: getattr(self.subset, name) for name in ("base", "trained", "judged", "timed")},
             "seconds": time.monotonic() - self.began, "run_dir": str(folder),
             "run_id": None if tracked is None else tracked.run_id,
         }  # fmt: skip
-        told = dict(run_dirs.plain(told))
-        (folder / RESULT).write_text(json.dumps(told, indent=2) + "\n")
+        result = dict(run_dirs.plain(result))
+        (folder / RESULT).write_text(json.dumps(result, indent=2) + "\n")
         if tracked is not None:
-            metrics: dict[str, float | None] = {"seconds": told["seconds"]}
-            for each in told["modes"]:
+            metrics: dict[str, float | None] = {"seconds": result["seconds"]}
+            for mode in result["modes"]:
                 names_ = ("eps", "eps_ratio", "auc", "auc_difference")
-                metrics |= {f"{name}/{each['mode']}": each[name] for name in names_}
-            tracked.log(metrics, 0, told["seconds"])
+                metrics |= {f"{name}/{mode['mode']}": mode[name] for name in names_}
+            tracked.log(metrics, 0, result["seconds"])
             note = run_note(f"{words}\n\n{markdown(found.report)}", self.command)
             tracked.tag(**{NOTE.replace(".", "_", 1): note, "gbactl_advice": words})
             tracked.artifact(folder / RESULT)
             self._finish(tracked, "FINISHED")
         if self.options.form == "json":
-            self.out(json.dumps(told))
+            self.out(json.dumps(result))
             return
         self.out(render(found.report, self.options.form, *on_terminal()).rstrip("\n"))
         self.out(f"\n{words}")

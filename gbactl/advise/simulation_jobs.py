@@ -23,8 +23,8 @@ from typing import Any
 
 from gbactl import __version__
 from gbactl.advise.data_subset import DataSubset
+from gbactl.checkpoint.costs_and_interval import CheckpointConfig
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
-from gbactl.checkpoint.planning import CheckpointConfig
 from gbactl.config import RunConfig, check
 from gbactl.data.dataset import Dataset
 from gbactl.engine.signals import deferred, raise_if_stopped
@@ -41,7 +41,7 @@ def on_virtual_cluster(cfg: RunConfig) -> RunConfig:
     """Return the configuration on the virtual cluster, whatever cluster was configured. Raises ConfigError.
 
     Checkpoints are left out unless the fault plan kills or stops processes."""
-    checkpoint = cfg.checkpoint if cfg.fault_plan().fails else CheckpointConfig()
+    checkpoint = cfg.checkpoint if cfg.fault_plan().has_failures else CheckpointConfig()
     cluster = replace(cfg.cluster, name="virtual", options={})
     return check(replace(cfg, cluster=cluster, checkpoint=checkpoint))
 
@@ -141,20 +141,20 @@ def predicted_eps(cfg: RunConfig, subset: DataSubset, folder: Path) -> float:
 
 def _run(cfg: RunConfig, dataset: Dataset) -> tuple[dict[str, Any], float]:
     """Run a simulation in its folder; return its result, and the CPU seconds until its first gradient."""
-    began, clock, heard = time.process_time(), time.monotonic(), dict[str, Any]()
+    began, clock, events = time.process_time(), time.monotonic(), dict[str, Any]()
 
     def listen(event: Event) -> None:
-        heard.setdefault(event.name, (event.fields, time.process_time() - began))
+        events.setdefault(event.name, (event.fields, time.process_time() - began))
 
     run_dir = run_dirs.create(cfg)
     run_virtual(cfg, dataset, run_dir, listen)
-    fields, _ = heard["result"]
+    fields, _ = events["result"]
     result = run_dirs.plain({
         **fields, "seed": cfg.seed, "status": "FINISHED", "clock": cfg.engine.clock, "run_dir": str(run_dir),
         "wall_seconds": time.monotonic() - clock, "gbactl": __version__,
     })  # fmt: skip
     run_dirs.write_result(run_dir, result)
-    return result, heard["progress"][1]
+    return result, events["progress"][1]
 
 
 FEWEST_SEEDS, MOST_SEEDS = 3, 16  # of the modes that matter; all modes have the first; unless the user says how many
@@ -240,7 +240,7 @@ class Schedule:
 
     `modes`: configurations by mode, the first one is the base's; `base_seconds`, `seconds`: estimates of a simulation
     of the base and of each mode; `deadline`: by time.monotonic(); `seeds`: how many, each with all modes, None: as the
-    time allows; `told` hears of each outcome."""
+    time allows; `on_outcome` hears of each outcome."""
 
     pool: SimulationPool
     modes: Mapping[str, RunConfig]
@@ -250,39 +250,39 @@ class Schedule:
     seconds: Mapping[str, float]
     deadline: float
     seeds: int | None
-    told: Callable[[Outcome], None]
+    on_outcome: Callable[[Outcome], None]
     narrow: Callable[[Sequence[Outcome]], Sequence[str]]
     outcomes: list[Outcome] = field(default_factory=list)
-    _begun: int = 0  # seeds
-    _trained: set[int] = field(default_factory=set)  # seeds with a base, whose modes are not chosen yet
-    _ready: deque[Work] = field(default_factory=deque)
+    _seeds_begun: int = 0  # seeds
+    _trained_seeds: set[int] = field(default_factory=set)  # seeds with a base, whose modes are not chosen yet
+    _queued: deque[Work] = field(default_factory=deque)
     _running: dict[Future[Any], Work] = field(default_factory=dict)
-    _spent: tuple[float, float] = (0.0, 0.0)  # seconds of finished simulations: estimated, taken
+    _finished_seconds: tuple[float, float] = (0.0, 0.0)  # seconds of finished simulations: estimated, taken
 
     def run(self) -> list[Outcome]:
         """Run all simulations. Raises GbactlError."""
-        heard = 0
+        reported = 0
         while True:
             while len(self._running) < self.pool.jobs and (work := self._next()) is not None:
-                self._running[self._submitted(work)] = replace(work, began=time.monotonic())
-            for outcome in self.outcomes[heard:]:  # while the processes have work again
-                self.told(outcome)
-            heard = len(self.outcomes)
+                self._running[self._submit(work)] = replace(work, began=time.monotonic())
+            for outcome in self.outcomes[reported:]:  # while the processes have work again
+                self.on_outcome(outcome)
+            reported = len(self.outcomes)
             if not self._running:
                 return self.outcomes
             for future in self.pool.first_done(self._running):
                 self._ended(self._running.pop(future), result_of(future))
 
     def _next(self) -> Work | None:
-        if not self._ready and self._trained and (modes := self._modes_of(seed := min(self._trained))):
-            self._trained.remove(seed)
-            self._ready += [Work(seed, mode, self.seconds[mode]) for mode in modes]
-        if self._ready:
-            return self._ready.popleft()
+        if not self._queued and self._trained_seeds and (modes := self._modes_of(seed := min(self._trained_seeds))):
+            self._trained_seeds.remove(seed)
+            self._queued += [Work(seed, mode, self.seconds[mode]) for mode in modes]
+        if self._queued:
+            return self._queued.popleft()
         if not self._may_begin():
             return None
-        self._begun += 1
-        return Work(self._first + self._begun - 1, "", self.base_seconds)
+        self._seeds_begun += 1
+        return Work(self._first + self._seeds_begun - 1, "", self.base_seconds)
 
     @property
     def _first(self) -> int:
@@ -300,15 +300,15 @@ class Schedule:
     def _may_begin(self) -> bool:
         """Tell whether to train a further base: it is needed, none waits, and its simulations will be done in time."""
         if self.seeds is not None:
-            return self._begun < self.seeds
-        if self._begun < AHEAD:
+            return self._seeds_begun < self.seeds
+        if self._seeds_begun < AHEAD:
             return True
-        modes = self._modes_of(self._first + self._begun)
-        if self._trained or self._begun >= MOST_SEEDS or not modes:
+        modes = self._modes_of(self._first + self._seeds_begun)
+        if self._trained_seeds or self._seeds_begun >= MOST_SEEDS or not modes:
             return False
-        if self._begun < FEWEST_SEEDS:
+        if self._seeds_begun < FEWEST_SEEDS:
             return True
-        estimated, taken = self._spent
+        estimated, taken = self._finished_seconds
         pace = taken / estimated if estimated else 1.0
         left = sum(work.seconds + (0 if work.mode else self._total(modes)) for work in self._running.values())
         needed = pace * (left + self.base_seconds + self._total(modes)) / self.pool.jobs
@@ -317,7 +317,7 @@ class Schedule:
     def _total(self, modes: Iterable[str]) -> float:
         return sum(self.seconds[mode] for mode in modes)
 
-    def _submitted(self, work: Work) -> Future[Any]:
+    def _submit(self, work: Work) -> Future[Any]:
         cfg = replace(self.modes[work.mode] if work.mode else next(iter(self.modes.values())), seed=work.seed)
         base = self.folder / f"base-s{work.seed}"
         if not work.mode:
@@ -328,5 +328,8 @@ class Schedule:
         if isinstance(found, Outcome):
             self.outcomes.append(found)
         else:
-            self._trained.add(work.seed)
-        self._spent = self._spent[0] + work.seconds, self._spent[1] + time.monotonic() - work.began
+            self._trained_seeds.add(work.seed)
+        self._finished_seconds = (
+            self._finished_seconds[0] + work.seconds,
+            self._finished_seconds[1] + time.monotonic() - work.began,
+        )

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.calibration.fit import FittedModel, fit, predict
-from gbactl.calibration.measured_runs import WARM_UP, Observation, undisturbed
 from gbactl.calibration.microbenchmarks import measure_server, measure_worker
+from gbactl.calibration.short_local_runs import WARM_UP, Observation, undisturbed
 from gbactl.conf_catalogue import as_yaml, conf_dir
 from gbactl.config import RunConfig
 from gbactl.config.groups import CostConfig
@@ -51,8 +51,8 @@ def cost_file_text(cost: CostConfig, header: Sequence[str]) -> str:
     for line in (conf_dir() / "cost" / "laptop.yaml").read_text().splitlines():
         found = KEY.match(line)
         if found is not None and found[1] in values:
-            told = f"{found[1]}: {_yaml(values[found[1]])}"
-            lines.append(f"{told:<27} {(found[2] or '').strip()}".rstrip())
+            setting = f"{found[1]}: {_yaml(values[found[1]])}"
+            lines.append(f"{setting:<27} {(found[2] or '').strip()}".rstrip())
     return "\n".join(lines) + "\n"
 
 
@@ -74,9 +74,9 @@ HEAD = ("mode", "workers", "measured", "predicted", "error")
 
 def error_table(found: FittedModel) -> list[str]:
     """Format the table of measured and predicted rates as aligned lines, with a header."""
-    told = [HEAD, *error_rows(found)]
-    widths = [max(len(row[n]) for row in told) for n in range(len(HEAD))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in told]
+    rows = [HEAD, *error_rows(found)]
+    widths = [max(len(row[n]) for row in rows) for n in range(len(HEAD))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
 MODES = ("sync", "async", "gba")
@@ -216,10 +216,10 @@ def calibrate(
 def _header(plan: CalibrationPlan, found: FittedModel) -> list[str]:
     from gbactl import __version__
 
-    told = " ".join(plan.overrides) or "no overrides"
+    overrides = " ".join(plan.overrides) or "no overrides"
     return [
         f"Measured by gbactl {__version__} calibrate on {time.strftime('%Y-%m-%d')}: {found.cost.cores} cores, local "
-        f"batch {plan.local_batch}, {told}.",
+        f"batch {plan.local_batch}, {overrides}.",
         "Use: gbactl train cluster=virtual cost=THIS_FILE. Samples a second, as fitted:",
         *(f"  {line}" for line in error_table(found)),
     ]
@@ -229,9 +229,9 @@ def _show(out: Path, found: FittedModel, as_json: bool) -> None:
     if not as_json:
         print("\n".join([*error_table(found), f"Written: {out}. Use it: gbactl train cluster=virtual cost={out}"]))
         return
-    told = [
+    runs = [
         {"mode": o.mode, "workers": o.workers, "measured": o.eps, "predicted": p.eps}
         for o, p in zip(found.observed, found.predicted, strict=True)
     ]
     print("\n".join(error_table(found)), file=sys.stderr)
-    print(json.dumps({"file": str(out), "runs": told}), flush=True)
+    print(json.dumps({"file": str(out), "runs": runs}), flush=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.calibration.measured_runs import LongEnough, Observation, ProgressLog
+from gbactl.calibration.short_local_runs import LongEnough, Observation, ProgressLog
 from gbactl.config import RunConfig
 from gbactl.config.groups import CostConfig
 from gbactl.data.dataset import Dataset
@@ -116,11 +116,12 @@ class Residuals:
     def __call__(self, factors: Vector) -> Vector:
         """Compute residuals: logarithms of predicted / observed, then priors that keep undetermined factors near 1."""
         found = []
-        for seen, told in zip(self.observed, self.predicted(factors), strict=True):
-            found.append(math.log(told.eps / seen.eps))
-            known = [role for role in told.cpu if seen.cpu.get(role, 0.0) > 0 and told.cpu[role] > 0]
+        for observed, predicted in zip(self.observed, self.predicted(factors), strict=True):
+            found.append(math.log(predicted.eps / observed.eps))
+            known = [role for role in predicted.cpu if observed.cpu.get(role, 0.0) > 0 and predicted.cpu[role] > 0]
             found += [
-                CPU_WEIGHT * _weight_of_role(seen, role) * math.log(told.cpu[role] / seen.cpu[role]) for role in known
+                CPU_WEIGHT * _weight_of_role(observed, role) * math.log(predicted.cpu[role] / observed.cpu[role])
+                for role in known
             ]
         return np.array([*found, *(PRIOR[group] * f for group, f in zip(GROUPS, factors, strict=True))])
 
@@ -145,9 +146,9 @@ def _jacobian(residuals: Residuals) -> Callable[[Vector], Vector]:
     """Return a function for the Jacobian: finite differences of STEP, well above the noise of a short simulated run."""
 
     def slopes(at: Vector) -> Vector:
-        here = residuals(at)
+        current = residuals(at)
         moved = [at + STEP * np.eye(len(at))[n] for n in range(len(at))]
-        return np.stack([(residuals(each) - here) / STEP for each in moved], axis=1)
+        return np.stack([(residuals(each) - current) / STEP for each in moved], axis=1)
 
     return slopes
 
@@ -160,14 +161,14 @@ class ProgressListener:
     """Event listener that ends a simulated run when enough progress events were recorded."""
 
     notes: ProgressLog
-    heard: int = 0
+    reports: int = 0
 
     def __call__(self, event: Event) -> None:
         """Record a progress event. Raises LongEnough at the last one needed."""
         if event.name != "progress":
             return
-        self.heard += 1
-        if self.heard > SKIPPED and self.notes.add(event.fields) and self.heard >= SKIPPED + ENOUGH:
+        self.reports += 1
+        if self.reports > SKIPPED and self.notes.add(event.fields) and self.reports >= SKIPPED + ENOUGH:
             raise LongEnough
 
 

@@ -187,6 +187,6 @@ def measure_server(cfg: RunConfig, dataset: Dataset, seconds: float) -> dict[str
     with flushed():
         found = _medians(jobs, seconds)
     each = max(0.0, found["many"] - found["one"]) / (PARTS - 1)
-    told = {key: found[key] for key in ("row_pull_ns", "row_apply_ns", "dense_pull_ns")}
-    times = {**told, "dense_apply_ns": each, "dense_step_ns": max(0.0, found["one"] - each)}
+    measured = {key: found[key] for key in ("row_pull_ns", "row_apply_ns", "dense_pull_ns")}
+    times = {**measured, "dense_apply_ns": each, "dense_step_ns": max(0.0, found["one"] - each)}
     return {key: 1e9 * value for key, value in times.items()}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.checkpoint.planning import JobCosts
+from gbactl.checkpoint.costs_and_interval import JobCosts
 
 MOST_SAVES = 256  # newest checkpoints that UnsavedWork remembers: more than are kept on disk
 PARTS = ("saving", "loading", "rescheduling", "again")
@@ -60,7 +60,7 @@ class PlsCounter:
 
     @property
     def total(self) -> float:
-        """Sum of the PLS over all shards."""
+        """Portion of lost samples (PLS), summed over all shards."""
         return sum(self.of)
 
 

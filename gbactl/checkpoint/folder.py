@@ -164,16 +164,21 @@ class CheckpointChain:
     """Checkpoint with the earlier ones that must be loaded before it, oldest first; `folder` contains them all."""
 
     folder: Path
-    cuts: tuple[Manifest, ...]
+    manifests: tuple[Manifest, ...]
 
     @property
     def last(self) -> Manifest:
         """Manifest of the checkpoint itself, the last of the chain."""
-        return self.cuts[-1]
+        return self.manifests[-1]
 
     def files(self, shard: int) -> list[Path]:
         """Return a shard's files in all checkpoints of the chain, oldest first."""
-        return [self.folder / cut.name / entry.name for cut in self.cuts for entry in cut.files if entry.shard == shard]
+        return [
+            self.folder / manifest.name / entry.name
+            for manifest in self.manifests
+            for entry in manifest.files
+            if entry.shard == shard
+        ]
 
 
 class CheckpointFolder:
@@ -204,20 +209,20 @@ class CheckpointFolder:
         if self.identity and last.identity != self.identity:
             what = "its model, data, optimizer or seed is not that of this one"
             raise CheckpointError(f"{self.path / name} is of another run: {what}.")
-        cuts = [*(read_manifest(self.path / base) for base in last.base), last]
-        for name_, cut in zip(last.base, cuts, strict=False):
-            if cut.name != name_ or cut.identity != last.identity or cut.shards != last.shards:
+        manifests = [*(read_manifest(self.path / base) for base in last.base), last]
+        for name_, manifest in zip(last.base, manifests, strict=False):
+            if manifest.name != name_ or manifest.identity != last.identity or manifest.shards != last.shards:
                 raise CheckpointError(f"{self.path / name_} does not belong to {name}.")
-        return CheckpointChain(self.path, tuple(cuts))
+        return CheckpointChain(self.path, tuple(manifests))
 
     def verified(self, name: str, part: Part = None) -> CheckpointChain:
         """Return a checkpoint's chain after verifying all its files, or those that shard `part` loads.
 
         Raises CheckpointError that names the damaged file."""
         chain = self.chain(name)
-        for cut in chain.cuts:
-            for entry in loaded_by(part, cut):
-                check(self.path / cut.name / entry.name, entry)
+        for manifest in chain.manifests:
+            for entry in loaded_by(part, manifest):
+                check(self.path / manifest.name / entry.name, entry)
         return chain
 
     def newest(self, refused: Refused = lambda _: None, part: Part = None) -> CheckpointChain:
@@ -236,20 +241,20 @@ class CheckpointFolder:
 
         Returns the names of those removed."""
         names = self.names()
-        kept: set[str] = set()
+        needed: set[str] = set()
         for name in names[-max(1, count) :]:
-            kept.add(name)
+            needed.add(name)
             try:
-                kept.update(read_manifest(self.path / name).base)
+                needed.update(read_manifest(self.path / name).base)
             except CheckpointError:
                 return []  # unknown which checkpoints the newest ones build on: remove none
         found = [entry.name for entry in self.path.iterdir() if CUT.fullmatch(entry.name)] if names else []
-        gone = [name for name in found if name not in kept and number_of(name) < number_of(names[-1])]
-        for name in gone:
+        removed = [name for name in found if name not in needed and number_of(name) < number_of(names[-1])]
+        for name in removed:
             self.remove(name)
         for trash in self.path.glob(f"{TRASH}*"):  # left by a process that ended during a removal
             shutil.rmtree(trash, ignore_errors=True)
-        return sorted(gone)
+        return sorted(removed)
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint: first rename it away atomically, then delete its files."""
@@ -262,8 +267,8 @@ class CheckpointFolder:
     def sweep(self) -> None:
         """Remove incomplete checkpoints; call it only while no checkpoint is being written."""
         for path in list(self.path.iterdir()) if self.path.is_dir() else []:
-            half = CUT.fullmatch(path.name) and not (path / MANIFEST).exists()
-            if half or path.name.startswith(TRASH):
+            incomplete = CUT.fullmatch(path.name) and not (path / MANIFEST).exists()
+            if incomplete or path.name.startswith(TRASH):
                 shutil.rmtree(path, ignore_errors=True)
 
     def begin(self, number: int) -> Path:
@@ -278,13 +283,13 @@ def number_of(name: str) -> int:
     return int(name.partition("-")[2])
 
 
-def loaded_by(part: Part, cut: Manifest) -> list[FileEntry]:
+def loaded_by(part: Part, manifest: Manifest) -> list[FileEntry]:
     """Return the files of a checkpoint that a shard has to load.
 
     These are its own file and the dense parameters', or all files where the number of shards differs."""
-    if part is None or part[1] != cut.shards:
-        return cut.files
-    return [entry for entry in cut.files if entry.shard in (part[0], -1)]
+    if part is None or part[1] != manifest.shards:
+        return manifest.files
+    return [entry for entry in manifest.files if entry.shard in (part[0], -1)]
 
 
 def check(path: Path, entry: FileEntry) -> None:
@@ -294,11 +299,11 @@ def check(path: Path, entry: FileEntry) -> None:
     try:
         if path.is_symlink() or path.stat().st_size != entry.bytes:
             raise ValueError(f"it has {path.stat().st_size} bytes, not {entry.bytes}")
-        strange = _check_sums(path, entry)
+        not_finite_tensor = _check_sums(path, entry)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is damaged ({error}).") from error
-    if strange:
-        raise not_finite(path, strange)
+    if not_finite_tensor:
+        raise not_finite(path, not_finite_tensor)
 
 
 def _check_sums(path: Path, entry: FileEntry) -> str:
@@ -311,15 +316,15 @@ def _check_sums(path: Path, entry: FileEntry) -> str:
         tensors = {name: info for name, info in json.loads(header).items() if name != "__metadata__"}
         if set(tensors) != set(entry.sums) - {""}:
             raise ValueError("it holds other tensors")
-        strange = ""
+        not_finite_tensor = ""
         for name, info in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
             low, high = info["data_offsets"]
             file.seek(8 + len(header) + low)
             digest, is_finite = _digest(file, high - low, info["dtype"])
             if digest != entry.sums[name]:
                 raise ValueError(f"{name} has another checksum")
-            strange = strange or ("" if is_finite else name)
-    return strange
+            not_finite_tensor = not_finite_tensor or ("" if is_finite else name)
+    return not_finite_tensor
 
 
 def _digest(file: object, size: int, kind: str) -> tuple[str, bool]:

@@ -30,9 +30,9 @@ INITIAL_FOLDER = "beginning"
 log = logging.getLogger(__name__)
 
 
-def chain_at(cut: Path) -> CheckpointChain:
-    """Read the checkpoint in folder `cut` and the checkpoints that it builds on. Raises CheckpointError."""
-    return CheckpointFolder(cut.parent).chain(cut.name)
+def chain_at(path: Path) -> CheckpointChain:
+    """Read the checkpoint in folder `path` and the checkpoints that it builds on. Raises CheckpointError."""
+    return CheckpointFolder(path.parent).chain(path.name)
 
 
 def load_shard(shard: Shard, chain: CheckpointChain, with_dense: bool = True) -> None:
@@ -43,8 +43,8 @@ def load_shard(shard: Shard, chain: CheckpointChain, with_dense: bool = True) ->
     last, spec = chain.last, shard.spec
     if (last.table_rows, last.width) != (spec.rows, spec.width):
         raise CheckpointError(f"{chain.folder / last.name} is of a table of {last.table_rows} x {last.width}.")
-    for cut in chain.cuts:
-        load_rows(arrays_of(shard), chain.folder, cut, spec.shard, spec.shards)
+    for manifest in chain.manifests:
+        load_rows(arrays_of(shard), chain.folder, manifest, spec.shard, spec.shards)
     if with_dense and shard.dense is not None:
         load_dense(shard.dense, dense_state(chain))
     shard.version = last.step
@@ -57,31 +57,31 @@ def arrays_of(shard: Shard) -> Arrays:
     return found if shard.rows.counts is None else {**found, "row_counts": shard.rows.counts}
 
 
-def load_rows(into: Arrays, folder: Path, cut: Manifest, shard: int, shards: int) -> None:
+def load_rows(into: Arrays, folder: Path, manifest: Manifest, shard: int, shards: int) -> None:
     """Copy one checkpoint's rows of shard `shard` of `shards` into the arrays `into`, by local row."""
-    for entry in cut.files:
-        if entry.shard < 0 or (cut.shards == shards and entry.shard != shard):
+    for entry in manifest.files:
+        if entry.shard < 0 or (manifest.shards == shards and entry.shard != shard):
             continue
-        path = folder / cut.name / entry.name
+        path = folder / manifest.name / entry.name
         with _open(path) as file:
             names = {name for name in file.keys() if name.startswith("row")}  # noqa: SIM118
             if names != set(into):
                 raise CheckpointError(f"{path} holds {', '.join(sorted(names))}, not {', '.join(sorted(into))}.")
             for local, low, high in _pieces(file, entry, into["rows"].shape[1]):
-                rows = local * cut.shards + entry.shard
-                mine = np.flatnonzero(rows % shards == shard)
-                if len(mine):
-                    _copy(file, path, into, (low, high), mine, rows[mine] // shards)
+                rows = local * manifest.shards + entry.shard
+                own = np.flatnonzero(rows % shards == shard)
+                if len(own):
+                    _copy(file, path, into, (low, high), own, rows[own] // shards)
 
 
-def _copy(file: Any, path: Path, into: Arrays, piece: tuple[int, int], mine: Any, target: Any) -> None:
+def _copy(file: Any, path: Path, into: Arrays, piece: tuple[int, int], own: Any, target: Any) -> None:
     for name, array in into.items():
         values = file.get_slice(name)[piece[0] : piece[1]]
         if values.dtype == HALVED and array.dtype == np.float32:
             values = from_bf16(values)
         if values.dtype != array.dtype or values.shape[1:] != array.shape[1:] or int(target.max()) >= len(array):
             raise CheckpointError(f"{path}: {name} is of another table or optimizer.")
-        array[target] = values[mine]
+        array[target] = values[own]
 
 
 def _pieces(file: Any, entry: FileEntry, width: int) -> Iterator[tuple[NDArray[np.int64], int, int]]:
@@ -107,14 +107,14 @@ def dense_state(chain: CheckpointChain) -> Arrays:
 
     value f32[P + Q], moment.* f32[P], step int64[1]. With an EASGD centre the servers' files have the values, and the
     trainers' file has the optimizer's state. Raises CheckpointError where there is none."""
-    cut = chain.last
-    names = [entry.name for entry in sorted(cut.files, key=lambda entry: entry.shard)]
-    files = [DENSE] if cut.home == "workers" else [name for name in names if name != DENSE]
-    states = [_dense_of(chain.folder / cut.name / name) for name in files]
+    manifest = chain.last
+    names = [entry.name for entry in sorted(manifest.files, key=lambda entry: entry.shard)]
+    files = [DENSE] if manifest.home == "workers" else [name for name in names if name != DENSE]
+    states = [_dense_of(chain.folder / manifest.name / name) for name in files]
     whole = {name: np.concatenate([state[name] for state in states]) for name in states[0] if name != "step"}
     whole["step"] = states[0]["step"]
-    if cut.home != "workers" and DENSE in names:
-        whole |= _dense_of(chain.folder / cut.name / DENSE, ("step",))
+    if manifest.home != "workers" and DENSE in names:
+        whole |= _dense_of(chain.folder / manifest.name / DENSE, ("step",))
     return whole
 
 
@@ -145,9 +145,9 @@ def take_over(shard: Shard, other: Shard, with_dense: bool = True) -> None:
     """Copy another shard's rows, their optimizer state and, if wanted, its dense slice into a shard.
 
     The version stays."""
-    here, there = arrays_of(shard), arrays_of(other)
-    for name, array in here.items():
-        np.copyto(array, there[name])
+    target, source = arrays_of(shard), arrays_of(other)
+    for name, array in target.items():
+        np.copyto(array, source[name])
     if with_dense and shard.dense is not None:
         shard.dense_block().load_state(other.dense_state())
 

@@ -80,9 +80,9 @@ def finite(kind: str, data: NDArray[np.uint8] | bytes) -> bool:
     return kind != NAMES["float32"] or bool(np.isfinite(np.frombuffer(data, np.float32)).all())
 
 
-def _header(layout: Layout, told: Mapping[str, str]) -> tuple[bytes, dict[str, int], int]:
+def _header(layout: Layout, metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int], int]:
     """Build a file's header; returns (header, each tensor's offset, size of the file)."""
-    entries: dict[str, Any] = {"__metadata__": dict(told)}
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     starts, end = {}, 0
     for name, (kind, shape) in layout.items():
         size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
@@ -100,12 +100,12 @@ class TensorFile:
     Every method may raise OSError; `discard` then removes the partial file. `spare`: bytes that must stay free on the
     disk. `not_finite`: the first tensor with an infinity or NaN, "" so far."""
 
-    def __init__(self, path: Path, layout: Layout, told: Mapping[str, str], spare: int = 0) -> None:
+    def __init__(self, path: Path, layout: Layout, metadata: Mapping[str, str], spare: int = 0) -> None:
         self.path, self._partial = path, path.with_name(f".{path.name}.partial")
-        header, self._at, size = _header(layout, told)
+        header, self._offsets, size = _header(layout, metadata)
         self.not_finite = ""
         self._kinds = {name: NAMES[kind.name] for name, (kind, _) in layout.items()}
-        self._halved = {name for name, (kind, _) in layout.items() if kind == HALVED}
+        self._stored_as_bf16 = {name for name, (kind, _) in layout.items() if kind == HALVED}
         self._hashes = {name: hashlib.sha256() for name in layout}
         self._sums = {"": hashlib.sha256(header).hexdigest()}
         self.bytes = len(header)
@@ -119,7 +119,7 @@ class TensorFile:
 
     def add(self, name: str, values: NDArray[Any]) -> None:
         """Write the next piece of a tensor; float32 values are rounded if the file stores bf16."""
-        if name in self._halved and values.dtype == np.float32:
+        if name in self._stored_as_bf16 and values.dtype == np.float32:
             values = to_bf16(values)
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         for low in range(0, len(data), PIECE):
@@ -128,8 +128,8 @@ class TensorFile:
                 self.not_finite = name
             piece = values.data
             self._hashes[name].update(piece)
-            self._put(piece, self._at[name])
-            self._at[name] += len(piece)
+            self._put(piece, self._offsets[name])
+            self._offsets[name] += len(piece)
             self.bytes += len(piece)
 
     def _put(self, data: bytes | memoryview, at: int) -> None:
@@ -183,14 +183,18 @@ def not_finite(path: Path, tensor: str) -> NotFiniteError:
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, NDArray[Any]], told: Mapping[str, str], needs_finite: bool = False, spare: int = 0
+    path: Path,
+    tensors: Mapping[str, NDArray[Any]],
+    metadata: Mapping[str, str],
+    needs_finite: bool = False,
+    spare: int = 0,
 ) -> WrittenFile:
     """Write complete arrays to a file. Raises OSError; NotFiniteError if `needs_finite` and a value is not.
 
     After an error no file is left."""
     file: TensorFile | None = None
     try:
-        file = TensorFile(path, layout_of(tensors), told, spare)
+        file = TensorFile(path, layout_of(tensors), metadata, spare)
         for name, array in tensors.items():
             file.add(name, array)
         if needs_finite and file.not_finite:
@@ -210,10 +214,10 @@ class FileWriter:
     a thread, and held until then. `spare`: see TensorFile."""
 
     def __init__(
-        self, path: Path, layout: Layout, told: Mapping[str, str], pace: float = 0.0, inline: bool = False,
+        self, path: Path, layout: Layout, metadata: Mapping[str, str], pace: float = 0.0, inline: bool = False,
         spare: int = 0,
     ) -> None:  # fmt: skip
-        self.path, self._layout, self._told, self._spare = path, layout, told, spare
+        self.path, self._layout, self._metadata, self._spare = path, layout, metadata, spare
         self.pace = 0.0 if inline else pace
         self.written: WrittenFile | None = None
         self.error = ""
@@ -298,7 +302,7 @@ class FileWriter:
     def _write(self) -> None:
         file: TensorFile | None = None
         try:
-            file = TensorFile(self.path, self._layout, self._told, self._spare)
+            file = TensorFile(self.path, self._layout, self._metadata, self._spare)
             for piece in self._queued_pieces():
                 if self._given_up:
                     break

@@ -88,5 +88,5 @@ def main() -> None:
         sys.exit(130)
     except Stopped as stopped:
         with contextlib.suppress(OSError):  # the terminal may be gone
-            click.echo(f"gbactl: stopped{'; ' * bool(stopped.told)}{stopped.told}.", err=True)
+            click.echo(f"gbactl: stopped{'; ' * bool(stopped.outcome)}{stopped.outcome}.", err=True)
         sys.exit(128 + stopped.number)

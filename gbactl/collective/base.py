@@ -26,7 +26,7 @@ Moved = Callable[[int, bool], None]
 
 
 def ignore_bytes(nbytes: int, shared: bool) -> None:
-    """Ignore the number of bytes that a collective sends: the default callback Collective.moved."""
+    """Ignore the number of bytes that a collective sends: the default callback Collective.on_bytes_sent."""
 
 
 class Collective(Protocol):
@@ -39,7 +39,7 @@ class Collective(Protocol):
     rank: int
     size: int
     #: called with the bytes that this rank has sent for a sum, or (True) written to shared memory
-    moved: Moved
+    on_bytes_sent: Moved
 
     def start(self, name: str, buffer: Any) -> Any:
         """Begin summing `buffer` (f32[n]) over the ranks, and return a handle for `wait` at once."""
@@ -135,7 +135,7 @@ class SingleRankCollective:
     size = 1
 
     def __init__(self) -> None:
-        self.moved: Moved = ignore_bytes
+        self.on_bytes_sent: Moved = ignore_bytes
 
     def start(self, name: str, buffer: Any) -> Any:
         """Return at once after checking the buffer, which already is the sum."""
@@ -160,7 +160,7 @@ class FaultTolerantCollective(ABC):
     """Collective that continues when a rank fails; a wait raises InterruptedSum once `wanted`, polled, is True."""
 
     wanted: Callable[[], bool]
-    moved: Moved  # see Collective
+    on_bytes_sent: Moved  # see Collective
 
     @abstractmethod
     def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:

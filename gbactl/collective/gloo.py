@@ -29,7 +29,7 @@ from gbactl.errors import ClusterError
 PATIENCE = datetime.timedelta(seconds=1)  # interval at which a wait checks whether it was given up
 STEP_TIMEOUT = datetime.timedelta(hours=1)  # a straggler is no failure; a failed peer is noticed at once
 _HANDLER = ctypes.CFUNCTYPE(None)
-_kept: list[Any] = []  # keeps alive what C++ points to
+_handlers: list[Any] = []  # keeps alive what C++ points to
 log = logging.getLogger(__name__)
 
 
@@ -81,8 +81,8 @@ class GlooCollective:
         self._dist = dist
         self.rank = int(environment["GBACTL_RANK"])
         self.size = int(environment["GBACTL_SIZE"])
-        self.moved: Moved = ignore_bytes
-        self._handed = WireTensors(item)
+        self.on_bytes_sent: Moved = ignore_bytes
+        self._wire_tensors = WireTensors(item)
         survive_thread_errors()
         store = FileStore(environment["GBACTL_GLOO_STORE"], self.size)
         store.set_timeout(datetime.timedelta(seconds=float(environment["GBACTL_COLLECTIVE_TIMEOUT"])))
@@ -103,7 +103,7 @@ class GlooCollective:
         self._abandoned = True
 
     def start(self, name: str, buffer: Any) -> _Handle:
-        tensor = self._handed.to_ring(name, buffer)
+        tensor = self._wire_tensors.to_ring(name, buffer)
         try:
             work = self._dist.all_reduce(tensor, async_op=True)
         except Exception as error:
@@ -118,8 +118,8 @@ class GlooCollective:
             except Exception as error:
                 if self._abandoned or handle.work.is_completed():
                     raise rank_failed_error(handle.name, self.rank) from error
-        self._handed.from_ring(handle.tensor, handle.buffer)
-        self.moved(ring_share(handle.tensor.numel(), self.size, self.rank, self._handed.item), False)
+        self._wire_tensors.from_ring(handle.tensor, handle.buffer)
+        self.on_bytes_sent(ring_share(handle.tensor.numel(), self.size, self.rank, self._wire_tensors.item), False)
 
     def close(self) -> None:
         """Leave the process group, also after a failure: torch aborts a process that exits without leaving."""
@@ -136,7 +136,7 @@ class _TypeInfo(ctypes.Structure):
 
 def survive_thread_errors() -> None:
     """Install a handler that keeps this process alive when a Gloo thread throws; no effect without libstdc++."""
-    if _kept:
+    if _handlers:
         return
     try:
         library = ctypes.CDLL("libstdc++.so.6")
@@ -146,8 +146,8 @@ def survive_thread_errors() -> None:
         return
     current.restype = ctypes.POINTER(_TypeInfo)
     replace.argtypes, replace.restype = (_HANDLER,), _HANDLER
-    _kept.append(_HANDLER(lambda: _ended(current, _kept[1])))
-    _kept.append(replace(_kept[0]))
+    _handlers.append(_HANDLER(lambda: _ended(current, _handlers[1])))
+    _handlers.append(replace(_handlers[0]))
 
 
 def _ended(current: Callable[[], Any], usual: Callable[[], None]) -> None:

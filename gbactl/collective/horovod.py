@@ -81,7 +81,7 @@ class HorovodCollective:
     """Rank of a Horovod group, one instance a process; `item`: bytes of a float on the wire, 4 or 2 (fp16)."""
 
     def __init__(self, item: int = 4) -> None:
-        self._handed, self._hvd = WireTensors(item), import_horovod()
+        self._wire_tensors, self._hvd = WireTensors(item), import_horovod()
         survive_thread_errors()
         try:
             self._hvd.init()
@@ -89,16 +89,16 @@ class HorovodCollective:
             raise ClusterError("Horovod could not form its ring; see the worker's log.") from error
         self.rank: int = self._hvd.rank()
         self.size: int = self._hvd.size()
-        self.moved: Moved = ignore_bytes
+        self.on_bytes_sent: Moved = ignore_bytes
         self._open = True
         self._abandoned: float | None = None
-        self._usual: dict[str, float] = {}
+        self._usual_seconds: dict[str, float] = {}
 
     def abandon(self) -> None:
         self._abandoned = time.monotonic()
 
     def start(self, name: str, buffer: Any) -> _Handle:
-        tensor = self._handed.to_ring(name, buffer)
+        tensor = self._wire_tensors.to_ring(name, buffer)
         try:
             number = self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Sum)
         except Exception as error:
@@ -113,7 +113,7 @@ class HorovodCollective:
         began = time.perf_counter()
         try:
             if not self._hvd.poll(handle.number):
-                time.sleep(FIRST_SLEEP * self._usual.get(handle.name, 0.0))
+                time.sleep(FIRST_SLEEP * self._usual_seconds.get(handle.name, 0.0))
             while not self._hvd.poll(handle.number):
                 time.sleep(POLL_SECONDS)
                 if self._abandoned is not None and time.monotonic() > self._abandoned + PATIENCE_SECONDS:
@@ -121,14 +121,14 @@ class HorovodCollective:
             self._hvd.synchronize(handle.number)
         except Exception as error:
             raise rank_failed_error(handle.name, self.rank) from error
-        self._note(handle.name, time.perf_counter() - began)
-        self._handed.from_ring(handle.tensor, handle.buffer)
-        self.moved(ring_share(handle.tensor.numel(), self.size, self.rank, self._handed.item), False)
+        self._update_usual(handle.name, time.perf_counter() - began)
+        self._wire_tensors.from_ring(handle.tensor, handle.buffer)
+        self.on_bytes_sent(ring_share(handle.tensor.numel(), self.size, self.rank, self._wire_tensors.item), False)
 
-    def _note(self, name: str, seconds: float) -> None:
+    def _update_usual(self, name: str, seconds: float) -> None:
         """Update the average duration of waits; a wait prolonged by a straggler counts as LONGEST_USUAL."""
-        usual = self._usual.get(name, 0.0)
-        self._usual[name] = usual + ADAPTING * (min(seconds, LONGEST_USUAL) - usual)
+        usual = self._usual_seconds.get(name, 0.0)
+        self._usual_seconds[name] = usual + ADAPTING * (min(seconds, LONGEST_USUAL) - usual)
 
     def close(self) -> None:
         if self._open:
@@ -294,33 +294,33 @@ class RequestLimit:
     def __init__(self, refuse: Callable[[], None], most: int = MOST_VISITORS, seconds: float = VISIT_SECONDS) -> None:
         self.most, self.seconds, self._refuse = most, seconds, refuse
         self._lock = threading.Lock()
-        self._here: dict[socket.socket, float] = {}  # deadlines, in order of arrival
+        self._deadlines: dict[socket.socket, float] = {}  # deadlines, in order of arrival
 
     def __len__(self) -> int:
-        return len(self._here)
+        return len(self._deadlines)
 
     def register(self, visitor: socket.socket) -> None:
         """Register a new connection; at the limit, close the oldest connection."""
         with self._lock:
-            if len(self._here) >= self.most:
-                self._send_away(next(iter(self._here)))
-            self._here[visitor] = time.monotonic() + self.seconds
+            if len(self._deadlines) >= self.most:
+                self._shut_down(next(iter(self._deadlines)))
+            self._deadlines[visitor] = time.monotonic() + self.seconds
 
     def unregister(self, visitor: socket.socket) -> None:
         """Unregister a connection whose request was answered."""
         with self._lock:
-            self._here.pop(visitor, None)
+            self._deadlines.pop(visitor, None)
 
     def close_overdue(self) -> None:
         """Close all connections whose deadline has passed."""
         now = time.monotonic()
         with self._lock:
-            for visitor in [visitor for visitor, until in self._here.items() if until <= now]:
-                self._send_away(visitor)
+            for visitor in [visitor for visitor, deadline in self._deadlines.items() if deadline <= now]:
+                self._shut_down(visitor)
 
-    def _send_away(self, visitor: socket.socket) -> None:
+    def _shut_down(self, visitor: socket.socket) -> None:
         """Shut a connection down, which ends the thread that reads from it."""
-        del self._here[visitor]
+        del self._deadlines[visitor]
         self._refuse()
         with contextlib.suppress(OSError):
             visitor.shutdown(socket.SHUT_RDWR)

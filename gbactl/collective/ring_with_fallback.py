@@ -41,7 +41,7 @@ class CollectiveWithFallback(FaultTolerantCollective):
     def __init__(self, ring: InterruptibleRing | None, fallback: RingFallback) -> None:
         self.ring, self.fallback = ring, fallback
         self.rank, self.size = fallback.rank, fallback.size
-        self._room = True
+        self._fallback_has_memory = True
         if ring is None:
             fallback.fall_back()
 
@@ -54,15 +54,15 @@ class CollectiveWithFallback(FaultTolerantCollective):
         self.fallback.wanted = wanted
 
     @property
-    def moved(self) -> Moved:
+    def on_bytes_sent(self) -> Moved:
         """Callback that counts the bytes sent by the ring and by its fallback."""
-        return self.fallback.moved
+        return self.fallback.on_bytes_sent
 
-    @moved.setter
-    def moved(self, moved: Moved) -> None:
-        self.fallback.moved = moved
+    @on_bytes_sent.setter
+    def on_bytes_sent(self, callback: Moved) -> None:
+        self.fallback.on_bytes_sent = callback
         if self.ring is not None:
-            self.ring.moved = moved
+            self.ring.on_bytes_sent = callback
 
     def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
         self.fallback.assign_summand(number, part, parts, after)
@@ -71,12 +71,12 @@ class CollectiveWithFallback(FaultTolerantCollective):
         self.fallback.sum_live_ranks()
 
     def leave_out(self, rank: int) -> None:
-        self._break(f"rank {rank} is gone")
+        self._leave_ring(f"rank {rank} is gone")
         self.fallback.leave_out(rank)
 
     def fall_back(self) -> None:
         """Leave the ring because another rank has found it broken. Callable from any thread."""
-        self._break("another rank's ring is broken")
+        self._leave_ring("another rank's ring is broken")
 
     def interrupt(self) -> None:
         self.fallback.interrupt()
@@ -85,20 +85,20 @@ class CollectiveWithFallback(FaultTolerantCollective):
         self.fallback.renew(generation)
 
     def start(self, name: str, buffer: Any) -> _Handle:
-        in_fallback, ring, of_ring = self._give(name, buffer), self.ring, None
+        in_fallback, ring, of_ring = self._start_fallback(name, buffer), self.ring, None
         if ring is not None:
             try:
                 of_ring = ring.start(name, buffer)
             except ClusterError as error:
                 ring = None
-                self._break(str(error))
+                self._leave_ring(str(error))
         return _Handle(ring, of_ring, in_fallback)
 
-    def _give(self, name: str, buffer: Any) -> Any:
+    def _start_fallback(self, name: str, buffer: Any) -> Any:
         """Hand this rank's buffer to the fallback, in case the ring breaks. Returns its handle; None if out of memory.
 
         A failed rank then ends the run."""
-        if not self._room:
+        if not self._fallback_has_memory:
             return None
         try:
             return self.fallback.start(name, buffer)
@@ -106,7 +106,7 @@ class CollectiveWithFallback(FaultTolerantCollective):
             if self.ring is None:
                 raise
             log.warning("%s If a worker dies the run will end.", error)
-            self._room = False
+            self._fallback_has_memory = False
             return None
 
     def wait(self, handle: _Handle) -> None:
@@ -119,12 +119,12 @@ class CollectiveWithFallback(FaultTolerantCollective):
             except ClusterError as error:
                 if handle.in_fallback is None:
                     raise
-                self._break(str(error))
+                self._leave_ring(str(error))
         if handle.in_fallback is None:
             raise ClusterError(f"rank {self.rank} cannot go on: its ring is broken, and there is no room beside it.")
         self.fallback.wait(handle.in_fallback)
 
-    def _break(self, why: str) -> None:
+    def _leave_ring(self, why: str) -> None:
         ring, self.ring = self.ring, None
         if ring is not None:
             log.warning("%s: from now on this run sums without its ring", why)

@@ -112,19 +112,19 @@ class SharedMemoryCollective(RingFallback):
     def __init__(self, folder: Path, rank: int, size: int) -> None:
         self.folder, self.rank, self.size = folder, rank, size
         self.wanted: Callable[[], bool] = lambda: False
-        self.moved: Moved = ignore_bytes
+        self.on_bytes_sent: Moved = ignore_bytes
         self._root = folder
         self._buckets: dict[str, _Bucket] = {}
-        self._dealt: tuple[int, int | None, int] | None = None
+        self._assignment: tuple[int, int | None, int] | None = None
         self._absent: set[int] = set()
-        self._spares = False
-        self._held: int | None = None
+        self._sums_live_ranks = False
+        self._lock_fd: int | None = None
 
     def sum_live_ranks(self) -> None:
-        self._dealt, self._spares = None, True
+        self._assignment, self._sums_live_ranks = None, True
 
     def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
-        self._dealt = (number, part, parts)
+        self._assignment = (number, part, parts)
 
     def leave_out(self, rank: int) -> None:
         self._absent.add(rank)
@@ -138,7 +138,7 @@ class SharedMemoryCollective(RingFallback):
     def renew(self, generation: int) -> None:
         self._buckets.clear()
         self._absent.clear()
-        self._dealt, self._spares = None, False
+        self._assignment, self._sums_live_ranks = None, False
         self.folder = self._root / str(generation)
 
     def start(self, name: str, buffer: Any) -> _Handle:
@@ -147,12 +147,12 @@ class SharedMemoryCollective(RingFallback):
         bucket = self._buckets.get(name) or self._open(name, len(array))
         if len(array) != bucket.length:
             raise ValueError(f"{name} has {bucket.length} floats in this group, not {len(array)}")
-        number, part, parts = self._dealt or (bucket.round + 1, self.rank, self.size)
+        number, part, parts = self._assignment or (bucket.round + 1, self.rank, self.size)
         bucket.round = number
         if part is not None:
             self._make_room(bucket, number)
             bucket.slots[number & 1][part][:] = array
-            self.moved(array.nbytes, True)
+            self.on_bytes_sent(array.nbytes, True)
             line = bucket.lines[part]
             line.round = number
             _libc.syscall(FUTEX, ctypes.byref(line), FUTEX_WAKE, EVERYONE, None)
@@ -200,12 +200,12 @@ class SharedMemoryCollective(RingFallback):
         line = handle.bucket.lines[part]
         while (seen := line.round) < handle.round:
             slept = _libc.syscall(FUTEX, ctypes.byref(line), FUTEX_WAIT, seen, ctypes.byref(_PATIENCE), None, 0)
-            if self._dealt is not None:
+            if self._assignment is not None:
                 if self.wanted():
                     raise InterruptedSum
                 continue
             if self._cannot_write(part, line, bool(slept)) and line.round < handle.round:
-                if self._spares:
+                if self._sums_live_ranks:
                     return False
                 raise ClusterError(f"all-reduce {handle.name} failed on rank {self.rank}: rank {part} is gone.")
         return True
@@ -213,7 +213,7 @@ class SharedMemoryCollective(RingFallback):
     def _cannot_write(self, rank: int, line: Any, slept: bool) -> bool:
         """Whether a rank can no longer write: its process has ended, or it was excluded before its first write."""
         if not line.pid:
-            return self._spares and rank in self._absent
+            return self._sums_live_ranks and rank in self._absent
         return slept and not is_alive(line.pid)
 
     def _open(self, name: str, length: int) -> _Bucket:
@@ -255,14 +255,14 @@ class SharedMemoryCollective(RingFallback):
 
     def _hold(self) -> None:
         """Lock the group's folder against clean-ups. Raises FileNotFoundError if a clean-up has removed it."""
-        held, self._held = self._held, shared_memory_names.open_locked(self._root)
+        held, self._lock_fd = self._lock_fd, shared_memory_names.open_locked(self._root)
         if held is not None:
             os.close(held)
 
     def close(self) -> None:
         """Leave the group; its memory is freed with the last view of it."""
         self._buckets.clear()
-        held, self._held = self._held, None
+        held, self._lock_fd = self._lock_fd, None
         if held is not None:
             os.close(held)
 
@@ -276,7 +276,7 @@ class SharedMemoryRendezvous(Rendezvous):
         self.folder = SHARED_MEMORY / shared_memory_names.new()
         try:
             self.folder.mkdir(mode=0o700)
-            self._held: int | None = shared_memory_names.open_locked(self.folder)
+            self._lock_fd: int | None = shared_memory_names.open_locked(self.folder)
         except OSError as error:
             raise _unusable(error.strerror or "") from error
 
@@ -289,7 +289,7 @@ class SharedMemoryRendezvous(Rendezvous):
         }
 
     def close(self) -> None:
-        held, self._held = self._held, None
+        held, self._lock_fd = self._lock_fd, None
         if held is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
             os.close(held)

@@ -4,7 +4,7 @@ Only the launcher composes and checks; every other process reads the resolved re
 """
 
 from gbactl.checked_dataclasses import flatten
-from gbactl.checkpoint.planning import CheckpointConfig
+from gbactl.checkpoint.costs_and_interval import CheckpointConfig
 from gbactl.config.groups import (
     ClusterConfig,
     CollectiveConfig,

@@ -1,7 +1,7 @@
 """Dataclasses of the groups of a run's configuration, one for each group in conf/.
 
 A group that one module uses as a whole is defined beside that module: faults/fault_plan.py,
-checkpoint/planning.py, models/__init__.py, store/optimizers.py.
+checkpoint/costs_and_interval.py, models/__init__.py, store/optimizers.py.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gbactl.checked_dataclasses import Processes, Seed, build, expect
-from gbactl.checkpoint.planning import CheckpointConfig
+from gbactl.checkpoint.costs_and_interval import CheckpointConfig
 from gbactl.config.engine_interface import EngineInterface, engine_named
 from gbactl.config.groups import (
     NEW_KEYS,

@@ -149,8 +149,8 @@ def _check_model(cfg: ModelConfig) -> None:
     files = option_files("model")
     require(cfg.name in files, f"model={cfg.name} is not known; type model= one of: {', '.join(files)}.")
     if cfg.options:
-        strange = [key for key in cfg.options if key not in (known := entries(files[cfg.name]))]
-        require(not strange, f"model has no key {', '.join(strange)}; keys are: {', '.join(known)}.")
+        unknown = [key for key in cfg.options if key not in (known := entries(files[cfg.name]))]
+        require(not unknown, f"model has no key {', '.join(unknown)}; keys are: {', '.join(known)}.")
 
 
 def check(cfg: RunConfig) -> RunConfig:

@@ -18,9 +18,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gbactl import __version__
+from gbactl.checkpoint.costs_and_interval import CostEstimate, estimate_of, job_named, save_schedule_of
 from gbactl.checkpoint.failure_cost_counters import UnsavedWork
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, FileEntry, Manifest, identity, read_manifest
-from gbactl.checkpoint.planning import CostEstimate, estimate_of, job_named, save_schedule_of
 from gbactl.checkpoint.publishing import Publication, ReplicaMean, fits, unpacked
 from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.checkpoint.restore import BEGINNING, chain_at
@@ -57,10 +57,10 @@ class OpenCheckpoint:
     began: float
     with_dense: bool
     replicas: ReplicaMean | None = None
-    stops: bool = False  # the run ends once it is complete
+    ends_run: bool = False  # the run ends once it is complete
     updates: list[int] = field(default_factory=list)
     parts: dict[int, Saved] = field(default_factory=dict)
-    closing: Publication | None = None
+    publication: Publication | None = None
 
     @property
     def error(self) -> str:
@@ -71,7 +71,9 @@ class OpenCheckpoint:
     @property
     def finite(self) -> bool:
         """Whether no node found an infinity or NaN in the parameters to save."""
-        return all(part.finite for part in self.parts.values()) and (self.closing is None or self.closing.finite)
+        return all(part.finite for part in self.parts.values()) and (
+            self.publication is None or self.publication.finite
+        )
 
 
 class Checkpointing:
@@ -83,21 +85,21 @@ class Checkpointing:
     def __init__(self, run: RunContext, gathering: Callable[[], ReplicaMean | None]) -> None:
         self.run, self.gathering = run, gathering
         cfg, self.state = run.cfg, run.state.ongoing.checkpoints
-        self.on = cfg.checkpoint.name != "none"
+        self.enabled = cfg.checkpoint.name != "none"
         self.folder = CheckpointFolder(run.run_dir / CHECKPOINTS)
         self.estimate: CostEstimate = estimate_of(cfg.checkpoint, cfg.cluster.servers)
-        self.rhythm = save_schedule_of(cfg.checkpoint, cfg.cluster.servers)
-        self._spare = 0  # bytes that must stay free on the disk
+        self.schedule = save_schedule_of(cfg.checkpoint, cfg.cluster.servers)
+        self._spare_bytes = 0  # bytes that must stay free on the disk
         self.resumed: JobPosition | None = None
-        self.at: JobPosition | None = None  # position from which the job was continued last
+        self.restored_position: JobPosition | None = None  # position from which the job was continued last
         self._number = 1
         self._base: list[str] | None = []  # base of the next partial checkpoint; None: it must save all rows
         self._due = float("inf")
         self._planned: tuple[int, int] | None = None
-        self._dense: dict[int, tuple[int, int, Floats]] = {}
+        self._received_dense: dict[int, tuple[int, int, Floats]] = {}
         self._open: OpenCheckpoint | None = None
-        self._giver = -1  # the worker that was asked for the dense parameters
-        self._mixed = False  # a server was restored since the checkpoint in progress began
+        self._dense_sender = -1  # the worker that was asked for the dense parameters
+        self._server_restored = False  # a server was restored since the checkpoint in progress began
         self._stop: tuple[float, float] | None = None  # a stop is requested: deadline; seconds allowed
 
     @property
@@ -121,18 +123,18 @@ class Checkpointing:
         self.folder.identity = identity(to_dict(run.cfg), run.dataset.fingerprint)
         if run.cfg.resume is not None:
             self._resume(Path(run.cfg.resume))
-        self.at = self.resumed
-        self.beginning = self.resumed or run.position(run.step)
+        self.restored_position = self.resumed
+        self.initial_position = self.resumed or run.position(run.step)
         if run.taking_over:
             self._base = None
         else:
             step = run.step if self.resumed else BEGINNING
             finished = run.record.ledger.finished
             self.state.unsaved = UnsavedWork.begin(samples, run.cfg.cluster.servers, step, finished)
-        self._number, self._spare = self.folder.next_number(), spare_bytes(run.cfg, samples)
-        if self.on:
-            self._due = run.hub.now() + self.rhythm.seconds_between
-            sentence = self.estimate.sentence(self.rhythm.every_steps, job_named(run.cfg.checkpoint))
+        self._number, self._spare_bytes = self.folder.next_number(), spare_bytes(run.cfg, samples)
+        if self.enabled:
+            self._due = run.hub.now() + self.schedule.seconds_between
+            sentence = self.estimate.sentence(self.schedule.every_steps, job_named(run.cfg.checkpoint))
             run.send_event("checkpoint", {"state": "planned", **self.estimate.to_result(), "sentence": sentence})
         if self.resumed is not None and run.home == "replicas" and not run.taking_over:
             sentence = f"Every replica begins with {self.resumed.dense} of step {self.resumed.step}."
@@ -150,19 +152,23 @@ class Checkpointing:
 
     def remaining_ranges(self, number: int, samples: int) -> Ranges:
         """Untrained sample ranges of round `number` (`samples` samples), according to the checkpoint resumed from."""
-        left = self.at.unread if self.at is not None and self.at.round == number else None
-        return ((0, samples),) if left is None else tuple(left)
+        unread = (
+            self.restored_position.unread
+            if self.restored_position is not None and self.restored_position.round == number
+            else None
+        )
+        return ((0, samples),) if unread is None else tuple(unread)
 
     @property
     def trained(self) -> bool:
         """Whether the job resumed from the final checkpoint of a training that early stopping had ended."""
-        return self.at is not None and self.at.stopped_early
+        return self.restored_position is not None and self.restored_position.stopped_early
 
     def save_last(self) -> Flow[None]:
         """Save the final model after training; give up a checkpoint in progress unless its files are all written."""
-        if self._open is not None and self._open.closing is not None:
+        if self._open is not None and self._open.publication is not None:
             yield from self._wait()
-        self._forget()
+        self._discard()
         self._begin_between_steps(ended=True)
         yield from self._wait()
 
@@ -176,16 +182,16 @@ class Checkpointing:
 
     def summary(self) -> dict[str, Any]:
         """Checkpoint fields of result.json."""
-        if not self.on and self.resumed is None:
+        if not self.enabled and self.resumed is None:
             return {}
         state, unsaved = self.state, self.unsaved
-        told = {
+        fields = {
             "name": self.run.cfg.checkpoint.name, **self.estimate.to_result(),
             "saved": state.done, "failed": state.failed, "bytes": state.bytes, "seconds": state.seconds,
             "pls": unsaved.pls.total, "row_updates": unsaved.updates.total, "lost_updates": unsaved.updates.share,
             "resumed_at": None if self.resumed is None else self.resumed.step,
         }  # fmt: skip
-        return {"checkpoint": told}
+        return {"checkpoint": fields}
 
     # -- stopping at a signal -----------------------------------------------------------------------
 
@@ -198,9 +204,9 @@ class Checkpointing:
             self._answer_stop({"state": "nothing"})
             return
         self._stop = time.monotonic() + seconds, seconds
-        cut = self._open
-        if cut is not None and cut.closing is None and not cut.manifest.position["ended"]:
-            self._forget()  # this checkpoint is written at a limited rate
+        checkpoint = self._open
+        if checkpoint is not None and checkpoint.publication is None and not checkpoint.manifest.position["ended"]:
+            self._discard()  # this checkpoint is written at a limited rate
 
     def end_stop(self) -> Flow[None]:
         """Wait, after the last evaluation, for the checkpoint of a stop request; drop a request that is too late."""
@@ -208,42 +214,42 @@ class Checkpointing:
             yield from self._wait()
         self._stop = None
 
-    def _check_stop(self, until: float, seconds: float) -> None:
+    def _check_stop(self, deadline: float, seconds: float) -> None:
         """Save at once if an evaluation is under way; after the deadline of the stop request, give up saving."""
-        if time.monotonic() >= until:
-            self._forget()
+        if time.monotonic() >= deadline:
+            self._discard()
             self._answer_stop({"state": "failed", "why": f"it took longer than cluster.stop_seconds={seconds:g}"})
         elif self.run.evaluation is not None and self._open is None and self.run.can_save:
             self._planned = None
             self._begin_between_steps()
 
-    def _answer_stop(self, told: dict[str, Any]) -> None:
+    def _answer_stop(self, fields: dict[str, Any]) -> None:
         self._stop = None
-        self.run.send_event("stop", told)
+        self.run.send_event("stop", fields)
 
     # -- when to save -------------------------------------------------------------------------------
 
     def watch(self, training: LivePhase) -> None:
         """Connect checkpointing to a phase that begins, so that its steps trigger checkpoints."""
         self._planned = None
-        training.granted, training.ordered = self._on_grant, self._on_order
-        if self.on:
+        training.on_grant, training.on_order = self._on_grant, self._on_order
+        if self.enabled:
             training.phase.slices = StagedSlices(self.unsaved.updates.count_applied, self._count_missed)
 
     def _count_missed(self, shard: int, samples: int, rows: int) -> None:
         """Count a gradient slice that is not applied because it was in flight when its server failed."""
         if self.estimate.recovery != "full":
-            self.run.failures.cost(f"S{shard}", self.unsaved.count_missed(shard, samples, rows))
+            self.run.failures.add_loss(f"S{shard}", self.unsaved.count_missed(shard, samples, rows))
 
     def _is_due(self, step: int) -> bool:
-        if self._stop is None and not self.on:
+        if self._stop is None and not self.enabled:
             return False
         if self._open is not None or self._planned is not None or not self.run.can_save:
             return False
         if self._stop is not None:
             return True
-        gap = self.rhythm.steps_between
-        return self.run.hub.now() >= self._due if gap is None else step % gap == 0
+        every = self.schedule.steps_between
+        return self.run.hub.now() >= self._due if every is None else step % every == 0
 
     def _on_grant(self, worker: int, token: int) -> None:
         """Ask a worker for the dense parameters to save, when it receives its batch of step `token` and a save is due.
@@ -256,7 +262,7 @@ class Checkpointing:
             self._ask_dense(worker, token + 1)
 
     def _ask_dense(self, worker: int, step: int) -> None:
-        self._giver = worker
+        self._dense_sender = worker
         self.run.members.channels_of("worker")[worker].send(SaveDense(self._number - 1, step))
 
     def _plan(self) -> int:
@@ -271,7 +277,7 @@ class Checkpointing:
             number = self._plan()
         else:
             return
-        kind = "whole" if self._base is None or self._stop else self.rhythm.kind(self.state.tick)
+        kind = "whole" if self._base is None or self._stop else self.schedule.kind(self.state.tick)
         self._begin(step, number, kind, self.run.training)
 
     # -- saving ------------------------------------------------------------------------------------
@@ -296,17 +302,17 @@ class Checkpointing:
             number, step, kind, run.cfg.cluster.servers, run.dataset.schema.rows, row_width(run.cfg.model), home, [],
             encoded(position), to_dict(run.cfg), self._schema(), self.folder.identity, base, __version__,
         )  # fmt: skip
-        unsaved, stops = list(self.unsaved.updates.pending), self._stop is not None
+        unsaved, ends_run = list(self.unsaved.updates.pending), self._stop is not None
         self._open = OpenCheckpoint(
-            manifest, position.ledger.read, run.hub.now(), run.home == "workers", gathering, stops, unsaved
+            manifest, position.ledger.read, run.hub.now(), run.home == "workers", gathering, ends_run, unsaved
         )
-        self._mixed, self._due = False, run.hub.now() + self.rhythm.seconds_between
+        self._server_restored, self._due = False, run.hub.now() + self.schedule.seconds_between
         try:
             self.folder.begin(number)
         except OSError as error:
             self._give_up(self._open, f"{self.folder.path} could not be made ({error.strerror})")
             return
-        pace = 0.0 if ended or stops else 1e6 * run.cfg.checkpoint.mb_per_second
+        pace = 0.0 if ended or ends_run else 1e6 * run.cfg.checkpoint.mb_per_second
         run.members.send_to_all("server", Save(number, step, manifest.name, kind, home == "servers", pace))
         for worker in sorted(() if gathering is None else gathering.due):
             run.members.channels_of("worker")[worker].send(SaveReplica(number))
@@ -317,21 +323,21 @@ class Checkpointing:
 
     def on_saved(self, message: Saved) -> None:
         """Record that a server has written its file of the checkpoint, or has failed to write it."""
-        cut = self._open
-        if cut is not None and message.number == cut.manifest.number:
-            cut.parts[message.shard] = message
+        checkpoint = self._open
+        if checkpoint is not None and message.number == checkpoint.manifest.number:
+            checkpoint.parts[message.shard] = message
             self._complete()
 
     def on_dense(self, message: DenseSaved, values: Floats, worker: int = -1) -> None:
         """Store the dense parameters and optimizer state that a worker sends for saving, or its reply that it has none.
 
         Raises WireError where their sizes do not match."""
-        cut = self._open
+        checkpoint = self._open
         if message.params >= 0 and not fits(message.params, len(values), self.run.cfg.optim.name):
             raise WireError(f"W{worker} tells {len(values)} values for {message.params} dense parameters.")
-        if cut is not None and cut.replicas is not None:
-            if message.number == cut.manifest.number:
-                cut.replicas.add(worker, message.step, message.params, values)
+        if checkpoint is not None and checkpoint.replicas is not None:
+            if message.number == checkpoint.manifest.number:
+                checkpoint.replicas.add(worker, message.step, message.params, values)
                 self._complete()
             return
         if message.params < 0:
@@ -340,81 +346,91 @@ class Checkpointing:
             return
         if message.number != self._number - 1:
             return
-        self._dense = {message.number: (message.step, message.params, values)}
+        self._received_dense = {message.number: (message.step, message.params, values)}
         self._complete()
 
     def _complete(self) -> None:
-        cut = self._open
-        if cut is None or cut.closing is not None or len(cut.parts) < cut.manifest.shards:
+        checkpoint = self._open
+        if (
+            checkpoint is None
+            or checkpoint.publication is not None
+            or len(checkpoint.parts) < checkpoint.manifest.shards
+        ):
             return
-        if cut.error:
-            self._give_up(cut, cut.error)
+        if checkpoint.error:
+            self._give_up(checkpoint, checkpoint.error)
             return
-        if self._waits_for_dense(cut):
+        if self._waits_for_dense(checkpoint):
             return
-        dense = self._told_dense(cut)
-        if cut.replicas is not None and dense is None:
+        dense = self._dense_tensors(checkpoint)
+        if checkpoint.replicas is not None and dense is None:
             self.abandon("no trainer has a replica")
             return
-        for s, part in sorted(cut.parts.items()):
-            cut.manifest.files.append(FileEntry(f"S{s}.safetensors", s, part.bytes, part.rows, part.sums))
+        for s, part in sorted(checkpoint.parts.items()):
+            checkpoint.manifest.files.append(FileEntry(f"S{s}.safetensors", s, part.bytes, part.rows, part.sums))
         cfg = self.run.cfg
-        inline = not cfg.engine.real or cut.manifest.position["ended"]
-        cut.closing = Publication(self.folder, cut.manifest, dense, cfg.checkpoint.keep, inline, self._spare)
+        inline = not cfg.engine.real or checkpoint.manifest.position["ended"]
+        checkpoint.publication = Publication(
+            self.folder, checkpoint.manifest, dense, cfg.checkpoint.keep, inline, self._spare_bytes
+        )
         self.poll()
 
-    def _waits_for_dense(self, cut: OpenCheckpoint) -> bool:
+    def _waits_for_dense(self, checkpoint: OpenCheckpoint) -> bool:
         """Whether a checkpoint still waits for a worker to send dense parameters."""
-        if cut.replicas is not None:
-            return bool(cut.replicas.due)
-        return cut.with_dense and cut.manifest.number not in self._dense
+        if checkpoint.replicas is not None:
+            return bool(checkpoint.replicas.due)
+        return checkpoint.with_dense and checkpoint.manifest.number not in self._received_dense
 
-    def _told_dense(self, cut: OpenCheckpoint) -> dict[str, NDArray[Any]] | None:
+    def _dense_tensors(self, checkpoint: OpenCheckpoint) -> dict[str, NDArray[Any]] | None:
         """Dense tensors that workers sent to be saved in a checkpoint; None if no worker sent any."""
         optimizer = self.run.cfg.optim.name
-        if cut.replicas is not None:
-            return cut.replicas.tensors(optimizer)
-        told = self._dense.pop(cut.manifest.number, None)
-        return None if told is None else unpacked(*told, optimizer)
+        if checkpoint.replicas is not None:
+            return checkpoint.replicas.tensors(optimizer)
+        received = self._received_dense.pop(checkpoint.manifest.number, None)
+        return None if received is None else unpacked(*received, optimizer)
 
     def poll(self) -> None:
         """Finish the checkpoint in progress if its manifest was written. Called between two messages."""
         if self._stop is not None:
             self._check_stop(*self._stop)
-        cut = self._open
-        if cut is None or cut.closing is None or not cut.closing.ended:
+        checkpoint = self._open
+        if checkpoint is None or checkpoint.publication is None or not checkpoint.publication.ended:
             return
-        if cut.closing.error:
-            self._give_up(cut, cut.closing.error)
+        if checkpoint.publication.error:
+            self._give_up(checkpoint, checkpoint.publication.error)
             return
         self._open = None
         self.state.tick += 1
-        manifest, seconds = cut.manifest, self.run.hub.now() - cut.began
-        rests_on = [] if manifest.kind == "whole" else manifest.base
-        self._base = None if self._mixed else [*rests_on, manifest.name]
+        manifest, seconds = checkpoint.manifest, self.run.hub.now() - checkpoint.began
+        base = [] if manifest.kind == "whole" else manifest.base
+        self._base = None if self._server_restored else [*base, manifest.name]
         self.state.done += 1
         self.state.bytes += manifest.bytes
         self.state.seconds += seconds
-        self._count_saved(cut)
+        self._count_saved(checkpoint)
         self.run.log_note()
         self.run.save_times()
-        told = {"number": manifest.number, "step": manifest.step, "kind": manifest.kind, "bytes": manifest.bytes}
-        self.run.send_event("checkpoint", {"state": "saved", **told, "seconds": seconds, "samples": cut.samples})
-        if cut.stops:
+        fields = {"number": manifest.number, "step": manifest.step, "kind": manifest.kind, "bytes": manifest.bytes}
+        self.run.send_event(
+            "checkpoint", {"state": "saved", **fields, "seconds": seconds, "samples": checkpoint.samples}
+        )
+        if checkpoint.ends_run:
             self.run.send_progress()
             self.run.log.flush()
             self._answer_stop({"state": "saved", "name": manifest.name, "step": manifest.step, "bytes": manifest.bytes})
 
-    def _count_saved(self, cut: OpenCheckpoint) -> None:
+    def _count_saved(self, checkpoint: OpenCheckpoint) -> None:
         """Record the work in a complete checkpoint as saved: a server failure no longer undoes it."""
-        kind, step = cut.manifest.kind, cut.manifest.step
-        safe = {s: cut.updates[s] if kind == "whole" else part.updates for s, part in cut.parts.items()}
-        self.unsaved.record_save(step, None if kind == "chosen" else cut.samples, safe)
+        kind, step = checkpoint.manifest.kind, checkpoint.manifest.step
+        updates = {
+            s: checkpoint.updates[s] if kind == "whole" else part.updates for s, part in checkpoint.parts.items()
+        }
+        self.unsaved.record_save(step, None if kind == "chosen" else checkpoint.samples, updates)
 
     def finish_or_abandon(self, why: str) -> None:
         """End the checkpoint in progress: wait for it if all its files are written, else give it up."""
-        if self._open is not None and self._open.closing is not None:
-            self._open.closing.wait(CLOSING_SECONDS)
+        if self._open is not None and self._open.publication is not None:
+            self._open.publication.wait(CLOSING_SECONDS)
             self.poll()
         if self._open is not None:
             self.abandon(why)
@@ -422,7 +438,7 @@ class Checkpointing:
     def on_server_failure(self, shard: int) -> None:
         """Handle a server failure: give up the checkpoint in progress; the next one saves all rows of every shard."""
         self.finish_or_abandon(f"S{shard} is gone")
-        self._base, self._mixed = None, True
+        self._base, self._server_restored = None, True
 
     def newest(self) -> tuple[str, JobPosition]:
         """Folder ("" for the beginning) and position of the newest complete checkpoint."""
@@ -431,7 +447,7 @@ class Checkpointing:
             chain = self.folder.newest(lambda why: log.warning("%s", why))
         except CheckpointError:
             if resume is None:
-                return "", self.beginning
+                return "", self.initial_position
             chain = chain_at(Path(resume))
         return str(chain.folder / chain.last.name), JobPosition.read(chain.last.position)
 
@@ -441,47 +457,49 @@ class Checkpointing:
         Clock and mode do not go back. No checkpoint may be in progress (see settle)."""
         self.run.record.restore(position)
         self.run.record.modes = position.modes_with(self.run.current.mode.name)
-        self.at, self.run.step, self._base = position, position.step, None
+        self.restored_position, self.run.step, self._base = position, position.step, None
         self.unsaved.updates.drop_repeated()
 
     def on_failover(self) -> None:
         """Give up the checkpoint in progress after a coordinator failover, unless it is the final one."""
         if self._open is None or not self._open.manifest.position["ended"]:
-            self._forget()
+            self._discard()
             self._base = None
 
     def on_worker_failure(self, worker: int) -> None:
         """Handle a worker failure: give up a checkpoint that needs its dense parameters, or leave out its replica."""
-        cut = self._open
-        if cut is not None and cut.replicas is not None:
-            cut.replicas.forget(worker)
+        checkpoint = self._open
+        if checkpoint is not None and checkpoint.replicas is not None:
+            checkpoint.replicas.forget(worker)
             self._complete()
             return
-        asked = self._planned is not None or (cut is not None and cut.with_dense and cut.closing is None)
-        if worker == self._giver and asked and self._number - 1 not in self._dense:
+        asked = self._planned is not None or (
+            checkpoint is not None and checkpoint.with_dense and checkpoint.publication is None
+        )
+        if worker == self._dense_sender and asked and self._number - 1 not in self._received_dense:
             self.abandon(f"W{worker} is gone")
             self._planned = None
 
-    def _give_up(self, cut: OpenCheckpoint, why: str) -> None:
+    def _give_up(self, checkpoint: OpenCheckpoint, why: str) -> None:
         """Give up a checkpoint that was not completed. Raises DivergedError if a diverged model is to end the run."""
         if self._stop is not None:
-            self._forget()
+            self._discard()
             self._answer_stop({"state": "failed", "why": why.rstrip(".")})
             return
         self.abandon(why)
-        if not cut.finite and self.run.cfg.train.on_divergence == "stop":
-            step, found = cut.manifest.step, why.rstrip(".")
-            raise DivergedError(f"The model diverged at or before step {step}: {found}; {ADVICE}")
+        if not checkpoint.finite and self.run.cfg.train.on_divergence == "stop":
+            step, reason = checkpoint.manifest.step, why.rstrip(".")
+            raise DivergedError(f"The model diverged at or before step {step}: {reason}; {ADVICE}")
 
     def resume_hint(self, *keys: str) -> str:
         """Sentence that names the newest good checkpoint and the command that resumes from it, with `keys` appended.
 
         Empty where there is no checkpoint. Reads it to its end. A checkpoint in progress is given up, unless all its
         files are written."""
-        if self._open is not None and self._open.closing is not None:
-            self._open.closing.wait(CLOSING_SECONDS)
-        elif self.on:
-            self._forget()
+        if self._open is not None and self._open.publication is not None:
+            self._open.publication.wait(CLOSING_SECONDS)
+        elif self.enabled:
+            self._discard()
         try:
             last, run = self.folder.newest().last, self.folder.path.parent
         except CheckpointError:
@@ -494,22 +512,22 @@ class Checkpointing:
 
     def abandon(self, why: str) -> None:
         """Give up the checkpoint in progress, if any, and report why; the next interval begins another."""
-        cut = self._forget()
-        if cut is None:
+        checkpoint = self._discard()
+        if checkpoint is None:
             return
         self.state.failed += 1
         self.run.log_note()
-        log.warning("checkpoint %s: %s", cut.manifest.name, why)
-        self.run.send_event("checkpoint", {"state": "failed", "step": cut.manifest.step, "why": why})
+        log.warning("checkpoint %s: %s", checkpoint.manifest.name, why)
+        self.run.send_event("checkpoint", {"state": "failed", "step": checkpoint.manifest.step, "why": why})
 
-    def _forget(self) -> OpenCheckpoint | None:
+    def _discard(self) -> OpenCheckpoint | None:
         """Discard and return the checkpoint in progress; the next one saves all rows."""
-        cut, self._open = self._open, None
+        checkpoint, self._open = self._open, None
         self._planned = None
-        if cut is not None:
+        if checkpoint is not None:
             self._base = None
             try:
-                self.folder.remove(cut.manifest.name)
+                self.folder.remove(checkpoint.manifest.name)
             except OSError as error:
                 log.warning("what there is of it stays: %s", error)
-        return cut
+        return checkpoint

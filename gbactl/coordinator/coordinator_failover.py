@@ -48,26 +48,26 @@ log = logging.getLogger(__name__)
 
 
 class Failover:
-    """Takeover of a run by a new coordinator, until every node continues. `found`: state that the failed one left."""
+    """Takeover of a run by a new coordinator, until every node continues. `journal`: state that the failed one left."""
 
-    def __init__(self, core: CoordinatorCore, found: JournalState) -> None:
-        self.core, self.run, self.found, self.state = core, core.run, found, found.state
-        lives, self.stage = found.state.ongoing.lives, found.state.stood.stage
-        self.incarnations, self.servers = dict(lives.workers), dict(lives.servers)
-        self.gone = list(lives.gone)
-        self.known = set(range(core.run.cfg.processes)) - set(self.gone)
-        infos = [record for record in found.records if isinstance(record, InfoRecord)]
+    def __init__(self, core: CoordinatorCore, journal: JournalState) -> None:
+        self.core, self.run, self.journal, self.state = core, core.run, journal, journal.state
+        incarnations, self.stage = journal.state.ongoing.lives, journal.state.standstill.stage
+        self.incarnations, self.servers = dict(incarnations.workers), dict(incarnations.servers)
+        self.failed_workers = list(incarnations.failed_workers)
+        self.live_workers = set(range(core.run.cfg.processes)) - set(self.failed_workers)
+        infos = [record for record in journal.records if isinstance(record, InfoRecord)]
         phases = [record.fields for record in infos if record.kind == event_log.PHASE]
-        self.number = found.state.stood.phase + len(phases)
-        self.begun = BeginPhase(**phases[-1]) if phases and self.stage == TRAIN else None
-        self.server_records = [record.fields for record in infos if record.kind == event_log.SERVER]
+        self.number = journal.state.standstill.phase + len(phases)
+        self.begin_phase = BeginPhase(**phases[-1]) if phases and self.stage == TRAIN else None
+        self.server_failures = [record.fields for record in infos if record.kind == event_log.SERVER]
         self.failures = [record.fields for record in infos if record.kind == event_log.FAILURE]
-        self.announced = any(isinstance(record, AnnounceRecord) for record in found.records)
-        self._standing: dict[int, ServerState] = {}
-        self._holding: dict[int, WorkerState] = {}
+        self.announced = any(isinstance(record, AnnounceRecord) for record in journal.records)
+        self._server_states: dict[int, ServerState] = {}
+        self._worker_states: dict[int, WorkerState] = {}
         self._staged: list[tuple[Channel, Staged]] = []
         self._sums: list[SummandsLost | RingBroken] = []
-        self._stood: tuple[int, tuple[Ranges, bool, bool]] | None = None
+        self._round_state: tuple[int, tuple[Ranges, bool, bool]] | None = None
 
     # -- reconnecting nodes -------------------------------------------------------------------------
 
@@ -77,35 +77,37 @@ class Failover:
         Raises ClusterError that names the missing servers, or those that were lost just before."""
         run, cluster = self.run, self.run.cfg.cluster
         servers = set(range(cluster.servers))
-        self.core.servers.restore(self.server_records)
-        run.members.set_informed(self.known)
+        self.core.servers.restore(self.server_failures)
+        run.members.set_informed(self.live_workers)
 
-        def there() -> bool:
-            return servers <= set(self._standing) and run.launcher is not None
+        def all_connected() -> bool:
+            return servers <= set(self._server_states) and run.launcher is not None
 
-        if not (yield WaitCondition(there, run.hub.now() + cluster.start_timeout)):
-            missing = ", ".join(f"S{shard}" for shard in sorted(servers - set(self._standing))) or "The launcher"
+        if not (yield WaitCondition(all_connected, run.hub.now() + cluster.start_timeout)):
+            missing = ", ".join(f"S{shard}" for shard in sorted(servers - set(self._server_states))) or "The launcher"
             raise ClusterError(f"{missing} did not come back when another coordinator took over.")
-        yield WaitCondition(lambda: self.known <= set(self._holding), run.hub.now() + cluster.hang_seconds)
+        yield WaitCondition(lambda: self.live_workers <= set(self._worker_states), run.hub.now() + cluster.hang_seconds)
         run.members.settled = True
 
     def hello(self, channel: Channel, hello: Hello) -> None:
         """Let a node reconnect. Raises WireError for one that the journal does not know."""
         incarnation = self.incarnations.get(hello.number, 0)
-        if hello.role == "worker" and (hello.number not in self.known or channel.peer.incarnation != incarnation):
+        if hello.role == "worker" and (
+            hello.number not in self.live_workers or channel.peer.incarnation != incarnation
+        ):
             raise WireError(f"{channel.peer} is not who was there before.")
         if hello.role == "server" and channel.peer.incarnation != self.servers.get(hello.number, 0):
             raise WireError(f"{channel.peer} is not who served there before.")
         self.run.members.hello(channel, hello)
         self.run.members.ready.add((hello.role, hello.number))
-        channel.send(Takeover(self.found.term))
+        channel.send(Takeover(self.journal.term))
 
     def on_lost(self, channel: Channel) -> bool:
         """Forget a node whose connection is lost. Returns whether the failover goes on, as the node may reconnect."""
         if self.run.members.settled:
             return False
         if self.run.members.forget(channel):
-            answers: dict[int, Any] = self._standing if channel.peer.role == "server" else self._holding
+            answers: dict[int, Any] = self._server_states if channel.peer.role == "server" else self._worker_states
             answers.pop(channel.peer.index, None)
         return True
 
@@ -115,54 +117,54 @@ class Failover:
         Raises WireError where its sender may not send it."""
         if isinstance(message, Staged):
             self.run.members.authentic(channel, "server", message.shard)
-            if message.shard in self._standing:
+            if message.shard in self._server_states:
                 self._staged.append((channel, message))
             return True
         if isinstance(message, SummandsLost | RingBroken):
             self._sums.append(message)
             return True
-        return isinstance(message, TakeBatch) and message.worker not in self._holding
+        return isinstance(message, TakeBatch) and message.worker not in self._worker_states
 
     def server_state(self, message: ServerState) -> None:
-        """Record a server's answer to Revive; ignore one for an earlier coordinator."""
-        if message.term == self.found.term:
-            self._standing[message.shard] = message
+        """Record a server's answer to Takeover; ignore one for an earlier coordinator."""
+        if message.term == self.journal.term:
+            self._server_states[message.shard] = message
 
     def worker_state(self, message: WorkerState) -> None:
-        """Record a worker's answer to Revive; ignore one for an earlier coordinator."""
-        if message.term == self.found.term:
-            self._holding[message.worker] = message
+        """Record a worker's answer to Takeover; ignore one for an earlier coordinator."""
+        if message.term == self.journal.term:
+            self._worker_states[message.worker] = message
 
     # -- restoring the run --------------------------------------------------------------------------
 
     def restore(self) -> Flow[bool]:
         """Restore the run to the last point at which no batch was in flight. Returns whether all rounds are over."""
-        run, stood, position = self.run, self.state.stood, self.state.stood.position
+        run, standstill, position = self.run, self.state.standstill, self.state.standstill.position
         assert position is not None
         run.record.restore(position)
         run.record.inherited = position.inherited
-        run.record.continue_clock(run.hub.now() - stood.began)
+        run.record.continue_clock(run.hub.now() - standstill.began)
         run.restore_times(replaced=False)
         run.step, run.phase_number, run.started = position.step, self.number, True
         if position.mode != mode_values(run.current):
             run.current = run.cfg.in_mode(position.mode)
-        self.core.switch.restore(stood.round, position.switches)
+        self.core.switch.restore(standstill.round, position.switches)
         if self.announced:  # a switch before this phase is reported without its pause, whose start is unknown
             self.state.switch.gradient = None
         run.record.statistics.restore_observed_faults(self.state.ongoing.acted)
         run.failures.restore_from_log(self.failures)
-        inside = stood.inside or self.stage == EVALUATE
-        self._stood = (stood.round, (tuple(stood.rest), inside, self.stage == TRAIN))
-        if self.begun is None:
-            yield from self._go_on(None, {})
+        round_begun = standstill.round_begun or self.stage == EVALUATE
+        self._round_state = (standstill.round, (tuple(standstill.rest), round_begun, self.stage == TRAIN))
+        if self.begin_phase is None:
+            yield from self._resume(None, {})
         return self.stage == OVER
 
     def resumed_round(self, number: int) -> tuple[Ranges, bool, bool] | None:
         """Return the state of round `number` if the failed coordinator had begun it, at the first call; else None."""
-        if self._stood is None or self._stood[0] != number:
+        if self._round_state is None or self._round_state[0] != number:
             return None
-        stood, self._stood = self._stood[1], None
-        return stood
+        state, self._round_state = self._round_state[1], None
+        return state
 
     # -- within a phase -----------------------------------------------------------------------------
 
@@ -170,83 +172,98 @@ class Failover:
         """Restore a resumed phase, on the coordinator and every node, to the point where the log ends.
 
         Raises ClusterError or DivergenceError where the log does not belong to this run."""
-        begun, policy = self.begun, training.policy
-        assert begun is not None
-        if (policy.phase.samples, policy.step, training.number) != (begun.samples, begun.first_step, begun.number):
-            raise ClusterError(f"The event log has a phase {begun.number} that this run cannot have had.")
+        begin_phase, policy = self.begin_phase, training.policy
+        assert begin_phase is not None
+        if (policy.phase.samples, policy.step, training.number) != (
+            begin_phase.samples,
+            begin_phase.first_step,
+            begin_phase.number,
+        ):
+            raise ClusterError(f"The event log has a phase {begin_phase.number} that this run cannot have had.")
         logged = LoggedPhase(training.phase)
         commands = self._replay_records(logged)
         clock = training.clock
         if any(isinstance(command, HandOut) for command in commands):
-            clock.first, clock.last = self.state.stood.at, self.run.hub.now()
+            clock.first, clock.last = self.state.standstill.at, self.run.hub.now()
         if self.announced:  # the latest time possible: the log has no times
-            clock.gradients = (self.found.missed, self.found.missed)
-        for shard, standing in sorted(self._standing.items()):
-            self._tell_server(training, self.run.members.channels_of("server")[shard], standing, commands)
-        training.resume_after_failover(logged.due, set(self._holding))
-        joins = [each for each in commands if isinstance(each, HandOut) and not each.grant.samples]
-        missing = {worker: self._unreceived_grants(training, each, joins) for worker, each in self._holding.items()}
-        yield from self._go_on(training, missing)
+            clock.gradients = (self.journal.detected_at, self.journal.detected_at)
+        for shard, state in sorted(self._server_states.items()):
+            self._update_server(training, self.run.members.channels_of("server")[shard], state, commands)
+        training.resume_after_failover(logged.due, set(self._worker_states))
+        joins = [
+            worker_state
+            for worker_state in commands
+            if isinstance(worker_state, HandOut) and not worker_state.grant.samples
+        ]
+        missing = {
+            worker: self._unreceived_grants(training, worker_state, joins)
+            for worker, worker_state in self._worker_states.items()
+        }
+        yield from self._resume(training, missing)
 
     def _replay_records(self, logged: LoggedPhase) -> list[Command]:
         """Replay the log's records on a phase. Returns the policy's commands that are in the log."""
         commands: list[Command] = []
         slices = logged.phase.slices
-        with nullcontext(list[Any]()) if slices is None else slices.delayed_calls() as counted:
-            for record in self.found.records:
+        with nullcontext(list[Any]()) if slices is None else slices.delayed_calls() as calls:
+            for record in self.journal.records:
                 if isinstance(record, InfoRecord) and record.kind == event_log.NOTE:
-                    counted.clear()  # a note contains all row updates before it
+                    calls.clear()  # a note contains all row updates before it
                 commands += logged.feed(record)
         return commands
 
-    def _tell_server(
-        self, training: LivePhase, channel: Channel, standing: ServerState, commands: Sequence[Command]
+    def _update_server(
+        self, training: LivePhase, channel: Channel, state: ServerState, commands: Sequence[Command]
     ) -> None:
         """Send a server the phase and the step orders that it has not received."""
-        assert self.begun is not None
-        if standing.phase != training.number:
-            channel.send(self._begun_for_servers)
+        assert self.begin_phase is not None
+        if state.phase != training.number:
+            channel.send(self._begin_phase_for_servers)
         for command in commands:
-            if isinstance(command, ApplyStep) and command.step.step >= standing.version:
+            if isinstance(command, ApplyStep) and command.step.step >= state.version:
                 channel.send(training.order_message(command))
 
     @property
-    def _begun_for_servers(self) -> BeginPhase:
+    def _begin_phase_for_servers(self) -> BeginPhase:
         """Message that announces the current phase to servers (see RunFlow._begin)."""
-        assert self.begun is not None
-        return self.begun._replace(served_dense=self.run.home != "workers")
+        assert self.begin_phase is not None
+        return self.begin_phase._replace(served_dense=self.run.home != "workers")
 
-    def _unreceived_grants(self, training: LivePhase, holding: WorkerState, joins: Sequence[HandOut]) -> list[Grant]:
+    def _unreceived_grants(
+        self, training: LivePhase, state: WorkerState, empty_grants: Sequence[HandOut]
+    ) -> list[Grant]:
         """Grants that a worker never received: of its leased batches, and of the last few empty grants."""
-        heard = set(holding.granted)
-        leases = [grant for owner, grant in training.policy.leases.values() if owner == holding.worker]
-        joined = [each.grant for each in joins if each.worker == holding.worker][-MOST_JOINS:]
-        return [grant for grant in (*leases, *joined) if (self.number, grant.batch) not in heard]
+        received = set(state.granted)
+        leases = [grant for owner, grant in training.policy.leases.values() if owner == state.worker]
+        empty = [command.grant for command in empty_grants if command.worker == state.worker][-MOST_JOINS:]
+        return [grant for grant in (*leases, *empty) if (self.number, grant.batch) not in received]
 
-    def _unreceived_empty_grants(self, holding: WorkerState) -> list[Granted]:
+    def _unreceived_empty_grants(self, state: WorkerState) -> list[Granted]:
         """Empty grants of the phase before the last standstill that a worker never received.
 
         A worker that knows a later phase has received them, since messages keep their order."""
-        heard, joins = set(holding.granted), self._empty_grants(holding.worker)
-        return [grant for batch, grant in joins.items() if grant.phase == holding.phase and batch not in heard]
+        received, empty_grants = set(state.granted), self._empty_grants(state.worker)
+        return [grant for batch, grant in empty_grants.items() if grant.phase == state.phase and batch not in received]
 
     def _empty_grants(self, worker: int) -> dict[tuple[int, int], Granted]:
         """Empty grants that a worker was sent in the phase before the last standstill, by phase and batch."""
-        return {(grant.phase, grant.batch): grant for owner, grant in self.state.stood.joins if owner == worker}
+        return {
+            (grant.phase, grant.batch): grant for owner, grant in self.state.standstill.empty_grants if owner == worker
+        }
 
     # -- going on -----------------------------------------------------------------------------------
 
-    def _go_on(self, training: LivePhase | None, missing: dict[int, list[Grant]]) -> Flow[None]:
+    def _resume(self, training: LivePhase | None, missing: dict[int, list[Grant]]) -> Flow[None]:
         run, core = self.run, self.core
-        unheard = {worker: self._unreceived_empty_grants(each) for worker, each in self._holding.items()}
-        waits = {
-            worker: self._batches_awaited(training, each, missing.get(worker, []), len(unheard[worker]))
-            for worker, each in self._holding.items()
+        unreceived = {worker: self._unreceived_empty_grants(state) for worker, state in self._worker_states.items()}
+        awaited = {
+            worker: self._batches_awaited(training, state, missing.get(worker, []), len(unreceived[worker]))
+            for worker, state in self._worker_states.items()
         }
         run.taking_over = False
         self._handle_lost_workers(training)
         if training is not None:
-            core.workers.begun, core.servers.begun = self.begun, self._begun_for_servers
+            core.workers.begin_phase, core.servers.begin_phase = self.begin_phase, self._begin_phase_for_servers
             for channel, staged in self._staged:
                 if run.members.channels.get(("server", staged.shard)) is channel:
                     core.on_staged(staged)
@@ -254,67 +271,70 @@ class Failover:
         for channel in run.members.channels_of("server").values():
             if channel.peer.incarnation:
                 core.tell_workers_of(channel)
-        for worker, holding in sorted(self._holding.items()):
+        for worker, state in sorted(self._worker_states.items()):
             if worker in run.members.channels_of("worker"):
-                for grant in unheard[worker]:
+                for grant in unreceived[worker]:
                     run.members.channels_of("worker")[worker].send(grant)
                 if training is not None:
-                    self._tell_worker(training, holding, missing[worker])
-                for _ in range(waits[worker]):
+                    self._update_worker(training, state, missing[worker])
+                for _ in range(awaited[worker]):
                     run.hand_out(worker)
         if training is not None:
             training.resume_hand_out()
         yield from core.migration.complete_migration(run.home)
         run.fencing.tell_workers()
-        for told in self._sums:
-            core.on_summed(told)
+        for message in self._sums:
+            core.on_summed(message)
         self._report_takeover()
 
-    def _tell_worker(self, training: LivePhase, holding: WorkerState, missing: list[Grant]) -> None:
+    def _update_worker(self, training: LivePhase, state: WorkerState, missing: list[Grant]) -> None:
         """Send a worker the dense placement, the phase and the batches that it has not received."""
-        if self.run.home == "servers" and self.incarnations.get(holding.worker):
-            self.run.members.channels_of("worker")[holding.worker].send(MoveDense("servers", -1, UNANSWERED))
-        if holding.phase != training.number:
-            self.run.members.channels_of("worker")[holding.worker].send(self.begun)
+        if self.run.home == "servers" and self.incarnations.get(state.worker):
+            self.run.members.channels_of("worker")[state.worker].send(MoveDense("servers", -1, UNANSWERED))
+        if state.phase != training.number:
+            self.run.members.channels_of("worker")[state.worker].send(self.begin_phase)
         for grant in missing:
-            training.send_grant(holding.worker, grant, training.phase.lr_scale_of(grant))
+            training.send_grant(state.worker, grant, training.phase.lr_scale_of(grant))
 
     def _batches_awaited(
-        self, training: LivePhase | None, holding: WorkerState, missing: list[Grant], unheard: int
+        self, training: LivePhase | None, state: WorkerState, missing: list[Grant], unreceived: int
     ) -> int:
         """Number of batches that a worker still waits for: the number it may hold, less the number it holds.
 
-        It is about to hold the empty grants among `missing`, and `unheard` more of the phase before."""
-        policy, worker = None if training is None else training.policy, holding.worker
-        mine = set() if policy is None else {batch for batch, (owner, _) in policy.leases.items() if owner == worker}
-        has, joined = len(mine) + sum(grant.samples == 0 for grant in missing) + unheard, self._empty_grants(worker)
-        for phase, batch, trains in holding.held:
-            if phase == self.number and batch in mine:
+        It is about to hold the empty grants among `missing`, and `unreceived` more of the phase before."""
+        policy, worker = None if training is None else training.policy, state.worker
+        leased = set() if policy is None else {batch for batch, (owner, _) in policy.leases.items() if owner == worker}
+        held, empty_grants = (
+            len(leased) + sum(grant.samples == 0 for grant in missing) + unreceived,
+            self._empty_grants(worker),
+        )
+        for phase, batch, trains in state.held:
+            if phase == self.number and batch in leased:
                 continue
-            has += 1
+            held += 1
             joins = phase == self.number and policy is not None and batch >= policy.phase.batches
-            if trains and not joins and (phase, batch) not in joined:  # this batch was given up at a switch
+            if trains and not joins and (phase, batch) not in empty_grants:  # this batch was given up at a switch
                 self.core.switch.abandoned.add(phase, [(worker, batch, set())])
                 self.run.members.channels_of("worker")[worker].send(Abandon(phase))
-        may_have = 1 + max(each.mode.prefetched_batches for each in self.run.cfg.possible)
+        may_have = 1 + max(mode.mode.prefetched_batches for mode in self.run.cfg.possible)
         may_have += self.core.replicas.extra_requests(worker)
-        if has > may_have:
-            self.run.surplus[worker] = has - may_have
-        return max(0, may_have - has)
+        if held > may_have:
+            self.run.surplus_requests[worker] = held - may_have
+        return max(0, may_have - held)
 
     def _handle_lost_workers(self, training: LivePhase | None) -> None:
         """Handle as failed the workers that had failed before the failover, and those that have not reconnected."""
         run, core = self.run, self.core
-        run.fencing.gone.clear()
-        for worker in self.gone:
+        run.fencing.failed_workers.clear()
+        for worker in self.failed_workers:
             batches = [] if training is None else training.ignore_worker(worker)
             if batches:
                 run.fencing.fence(worker, self.number, batches, self.incarnations.get(worker, 0))
             else:
-                run.fencing.gone.append(worker)
+                run.fencing.failed_workers.append(worker)
             run.members.send_to_all("worker", WorkerFailed(worker))
             core.report_lost(Peer("worker", worker, self.incarnations.get(worker, 0)), len(batches))
-        for worker in sorted(self.known - set(self._holding)):
+        for worker in sorted(self.live_workers - set(self._worker_states)):
             peer = Peer("worker", worker, self.incarnations.get(worker, 0))
             silent = run.members.channels_of("worker").get(worker)
             if silent is not None:
@@ -322,16 +342,16 @@ class Failover:
             if not core.on_worker_lost(peer):
                 raise PeerGoneError(f"{peer} is gone.")
         if training is not None:
-            self._let_in(training)
+            self._add_reconnected_workers(training)
 
-    def _let_in(self, training: LivePhase) -> None:
+    def _add_reconnected_workers(self, training: LivePhase) -> None:
         """Add reconnected workers to the phase if the log does not record that they had joined it."""
         policy, members = training.policy, self.run.members.channels_of("worker")
-        for worker in sorted(set(self._holding) & set(members) & set(policy.phase.workers) - policy.live):
+        for worker in sorted(set(self._worker_states) & set(members) & set(policy.phase.workers) - policy.live):
             training.on_worker_joined(worker)
 
     def _report_takeover(self) -> None:
         """Report in log, result and launcher that the new coordinator has taken over."""
-        found = self.found
-        log.info("coordinator %d goes on at step %d", found.term, self.run.step_now)
-        self.core.on_took_over(found.failure, found.missed, found.sign)
+        journal = self.journal
+        log.info("coordinator %d goes on at step %d", journal.term, self.run.step_now)
+        self.core.on_took_over(journal.failure, journal.detected_at, journal.last_sign)

@@ -55,10 +55,10 @@ class CoordinatorCore:
         run = self.run
         self.checkpoints.poll()
         for worker in self.workers.poll():
-            self._silent("worker", worker)
+            self._on_silent("worker", worker)
         self.workers.look_for_successors()
         for shard in self.servers.poll():
-            self._silent("server", shard)
+            self._on_silent("server", shard)
         if run.training is not None:
             self.switch.poll()
             self.replicas.poll(run.training.policy)
@@ -78,7 +78,9 @@ class CoordinatorCore:
         if training is not None and training.on_staged(message):
             self.run.failures.record_useful_work(f"W{message.worker}")
             wants_next = training.requested(message.batch)
-        if wants_next or (self.switch.abandoned.staged(message) and message.worker not in self.run.fencing.gone):
+        if wants_next or (
+            self.switch.abandoned.staged(message) and message.worker not in self.run.fencing.failed_workers
+        ):
             self.run.hand_out(message.worker)
 
     # -- failures -----------------------------------------------------------------------------------
@@ -87,7 +89,7 @@ class CoordinatorCore:
         """Handle the failure of a server or worker that is already removed. Returns whether the run goes on."""
         return self.on_server_lost(peer.index, failure) if peer.role == "server" else self.on_worker_lost(peer, failure)
 
-    def _silent(self, role: str, index: int) -> None:
+    def _on_silent(self, role: str, index: int) -> None:
         """Treat a node that does not answer as failed; its later messages are refused."""
         channel = self.run.members.channels_of(role)[index]
         log.warning("%s has not answered for %.1f s", channel.peer, self.run.cfg.cluster.hang_seconds)
@@ -138,9 +140,9 @@ class CoordinatorCore:
     def report_lost(self, peer: Peer, batches: int) -> None:
         """Report a worker failure to the launcher, with the number of batches that were leased to the worker."""
         run = self.run
-        told = {"step": run.step_now, "batches": batches, "shared": run.current.collective_now}
+        fields = {"step": run.step_now, "batches": batches, "shared": run.current.collective_now}
         run.send_event(
-            "lost", {"process": str(peer), "replaced": self.workers.replaces, **told, "epoch": peer.incarnation}
+            "lost", {"process": str(peer), "replaced": self.workers.replaces, **fields, "epoch": peer.incarnation}
         )
 
     def on_summed(self, message: SummandsLost | RingBroken) -> None:
@@ -170,12 +172,12 @@ class CoordinatorCore:
             run.training.on_server_failure(shard)
         self.checkpoints.on_server_failure(shard)
         if not self.servers.full:
-            run.failures.cost(f"S{shard}", self.checkpoints.unsaved.count_lost(shard, run.finished))
+            run.failures.add_loss(f"S{shard}", self.checkpoints.unsaved.count_lost(shard, run.finished))
         if self.migration.moving:
             self.workers.on_server_failure()
         run.log.info(event_log.SERVER, {"shard": shard, "state": "lost", "step": run.step_now})
-        told = {"step": run.step_now, "batches": 0, "shared": False, "recovery": self.checkpoints.estimate.recovery}
-        run.send_event("lost", {"process": f"S{shard}", "replaced": True, **told})
+        fields = {"step": run.step_now, "batches": 0, "shared": False, "recovery": self.checkpoints.estimate.recovery}
+        run.send_event("lost", {"process": f"S{shard}", "replaced": True, **fields})
         return True
 
     def on_server_loaded(self, channel: Channel, message: CheckpointLoaded) -> None:
@@ -190,24 +192,24 @@ class CoordinatorCore:
         run.members.admit_server(shard)
         if run.stopped:  # the run is over and its log closed: the server is dismissed with the others
             return
-        self._bring_up(channel, message.step)
+        self._update_server_successor(channel, message.step)
         if not self.servers.full:
-            run.failures.cost(f"S{shard}", self.checkpoints.unsaved.count_older(shard, message.step))
+            run.failures.add_loss(f"S{shard}", self.checkpoints.unsaved.count_older(shard, message.step))
         self.servers.on_replaced(shard)
         run.log_note()
         run.log.info(event_log.SERVER, {"shard": shard, "state": "back", "step": run.step_now, "loaded": message.step})
         self.tell_workers_of(channel)
         run.send_event("joined", {"process": f"S{shard}", "step": run.step_now, "loaded": message.step})
 
-    def _bring_up(self, channel: Channel, loaded: int) -> None:
+    def _update_server_successor(self, channel: Channel, loaded: int) -> None:
         """Send a server's successor the state of the run: phase, failed workers, number of steps, open requests."""
         run = self.run
-        if self.servers.begun is not None:
-            channel.send(self.servers.begun)
+        if self.servers.begin_phase is not None:
+            channel.send(self.servers.begin_phase)
         run.fencing.tell_successor(channel)
         waiting = [] if run.training is None else run.training.on_server_replaced()
-        fresh = run.fresh_at is not None and loaded <= run.fresh_at
-        channel.send(AdoptVersion(run.step_now, waiting, fresh))
+        reset = run.optimizer_reset_at is not None and loaded <= run.optimizer_reset_at
+        channel.send(AdoptVersion(run.step_now, waiting, reset))
         self.requests.repeat(channel)
 
     def tell_workers_of(self, server: Channel) -> None:
@@ -216,13 +218,13 @@ class CoordinatorCore:
 
     # -- coordinators -------------------------------------------------------------------------------
 
-    def on_took_over(self, failure: str, missed: float, sign: float) -> None:
-        """Record a coordinator failover. `failure`: kind of the failure; `missed`: time at which it was detected.
+    def on_took_over(self, failure: str, detected: float, last_sign: float) -> None:
+        """Record a coordinator failover. `failure`: kind of the failure; `detected`: time at which it was detected.
 
-        `sign`: the last sign of life."""
+        `last_sign`: the last sign of life."""
         run = self.run
         run.record.statistics.rates(run.record.seconds)  # rates are counted from here
-        run.failures.record_takeover("C", failure, missed, sign)
+        run.failures.record_takeover("C", failure, detected, last_sign)
         run.log_note()
         run.send_event("joined", {"process": "C", "step": run.step_now})
 

@@ -33,19 +33,19 @@ from gbactl.wire.channel_interface import Channel
 from gbactl.wire.messages import BeginPhase, Inspected, MoveDense, ShardRelocated, Staged, Stop, SummandsLost
 
 log = logging.getLogger(__name__)
-FATES = ("dropped", "duplicated", "reordered", "delayed", "retried")
+MESSAGE_OUTCOMES = ("dropped", "duplicated", "reordered", "delayed", "retried")
 UNANSWERED = -1  # request number of a MoveDense whose answer is ignored
 
 
 def hang_error(peer: Peer, seconds: float) -> ClusterError:
     """Error for a node that does not answer and that the run cannot continue without."""
     silent = f"{peer} has not answered for {seconds:g} s (is it stopped?)"
-    more = f"cluster.hang_seconds={2 * seconds:g}"
+    longer = f"cluster.hang_seconds={2 * seconds:g}"
     if peer.role == "worker":
-        return ClusterError(f"{silent}; type {more} if it was only slow.")
+        return ClusterError(f"{silent}; type {longer} if it was only slow.")
     return ClusterError(
-        f"{silent}, and no other can take its place without checkpoints; type checkpoint=cpr, or {more} if it was only "
-        "slow."
+        f"{silent}, and no other can take its place without checkpoints; type checkpoint=cpr, or {longer} if it was "
+        "only slow."
     )
 
 
@@ -56,13 +56,13 @@ class WorkerRecovery:
         self.run = run
         cfg, plan = run.cfg, run.cfg.fault_plan()
         self.injector = FaultInjector(plan)
-        self.injector.due(*run.state.ongoing.failures.struck)
+        self.injector.due(*run.state.ongoing.failures.last_injection)
         self.heartbeat = Heartbeat(cfg.cluster.hang_seconds, run.hub.now)
-        self.begun: BeginPhase | None = None  # last phase announced to workers
-        self._beats = cfg.engine.real or any(isinstance(fault, Hang) for fault in plan.faults)
-        self._fails = plan.fails
-        self._storms = plan.active_periods() if plan.has_message_faults else None
-        self._takes: dict[int, int] = {}  # batches that a successor asked for before it was admitted
+        self.begin_phase: BeginPhase | None = None  # last phase announced to workers
+        self._uses_heartbeat = cfg.engine.real or any(isinstance(fault, Hang) for fault in plan.faults)
+        self._has_failures = plan.has_failures
+        self._fault_periods = plan.fault_periods() if plan.has_message_faults else None
+        self._early_requests: dict[int, int] = {}  # batches that a successor asked for before it was admitted
         self._ready: set[int] = set()
 
     @property
@@ -71,7 +71,7 @@ class WorkerRecovery:
         return self.run.cfg.cluster.lost_worker == "replace"
 
     @property
-    def so_far(self) -> tuple[int, float]:
+    def training_progress(self) -> tuple[int, float]:
         """Global step and seconds of training so far; negative values before training begins."""
         return (self.run.step_now, self.run.record.seconds) if self.run.members.settled else (-1, -1.0)
 
@@ -81,32 +81,34 @@ class WorkerRecovery:
         """Shorten a wait of `seconds` to end when the next fault or heartbeat is due."""
         if not self.run.members.settled or self.run.stopped:
             return seconds
-        least = min(seconds, self.heartbeat.beat_seconds) if self._beats else seconds
-        return max(0.0, min(least, self.injector.next_seconds - self.run.record.seconds)) if self._fails else least
+        least = min(seconds, self.heartbeat.beat_seconds) if self._uses_heartbeat else seconds
+        return (
+            max(0.0, min(least, self.injector.next_seconds - self.run.record.seconds)) if self._has_failures else least
+        )
 
     def poll(self) -> list[int]:
         """Inject the faults that are due. Returns the workers that have been silent for too long."""
         run = self.run
         if not run.members.settled or run.stopped:
             return []
-        if self._storms is not None and run.training is not None:
-            run.record.statistics.note_message_faults(self._storms.active_indexes(*self.so_far))
-        if self._fails:
-            at = self.so_far
-            for injection in self.injector.due(*at):
-                self._inject(injection, at)
-        if not (self._beats and self.heartbeat.due):
+        if self._fault_periods is not None and run.training is not None:
+            run.record.statistics.note_message_faults(self._fault_periods.active_indexes(*self.training_progress))
+        if self._has_failures:
+            progress = self.training_progress
+            for injection in self.injector.due(*progress):
+                self._inject(injection, progress)
+        if not (self._uses_heartbeat and self.heartbeat.due):
             return []
         return self.heartbeat.silent(run.members.channels_of("worker"))
 
-    def _inject(self, injection: Injection, at: tuple[int, float]) -> None:
+    def _inject(self, injection: Injection, progress: tuple[int, float]) -> None:
         run = self.run
         if self._is_member(injection.process):
             run.failures.record_injection(injection.process, injection.kind)
-        run.state.ongoing.failures.struck = at
+        run.state.ongoing.failures.last_injection = progress
         run.log_note()
-        told = {"step": run.step_now, "at": run.record.seconds, "seconds": injection.seconds, "plan": injection.place}
-        run.send_event("inject", {"kind": injection.kind, "process": injection.process, **told})
+        fields = {"step": run.step_now, "at": run.record.seconds, "seconds": injection.seconds, "plan": injection.index}
+        run.send_event("inject", {"kind": injection.kind, "process": injection.process, **fields})
 
     def look_for_successors(self) -> None:
         """Admit ready successors of failed workers, or end the phase so that they can be admitted."""
@@ -115,7 +117,7 @@ class WorkerRecovery:
             return
         unequal = run.state.ongoing.unequal
         if self._ready and run.home == "servers" and (run.training is not None or run.evaluation is not None):
-            self.admit(self.begun)
+            self.admit(self.begin_phase)
         elif (self._ready or unequal) and run.training is not None and run.training.stopped is None:
             run.training.stop()  # a successor gets the dense parameters between two steps: a new phase begins with it
 
@@ -141,7 +143,7 @@ class WorkerRecovery:
         """Queue a batch request of a successor that is not admitted yet. Returns whether the request came from one."""
         if self.run.members.joining.get(worker) is not channel:
             return False
-        self._takes[worker] = self._takes.get(worker, 0) + 1
+        self._early_requests[worker] = self._early_requests.get(worker, 0) + 1
         return True
 
     def on_ready(self, channel: Channel, worker: int) -> bool:
@@ -154,52 +156,52 @@ class WorkerRecovery:
     def on_joiner_lost(self, channel: Channel) -> bool:
         """Forget a successor that failed before it was admitted. Returns whether the lost channel was a successor's."""
         joining = self.run.members.joining
-        for worker, known in list(joining.items()):
-            if known is channel:
+        for worker, joiner in list(joining.items()):
+            if joiner is channel:
                 del joining[worker]
                 self._ready.discard(worker)
-                self._takes.pop(worker, None)
+                self._early_requests.pop(worker, None)
                 return True
         return False
 
     @property
     def survivable(self) -> bool:
         """Whether the current mode can continue after the worker failures so far."""
-        now = self.run.current
-        trainers = [worker for worker in self.run.members.channels_of("worker") if worker < now.cluster.workers]
-        if now.home == "workers" and now.engine.real:
-            return not now.engine.one_host or available()  # else they cannot sum once their ring is broken
-        return now.home != "replicas" or bool(trainers)
+        cfg = self.run.current
+        trainers = [worker for worker in self.run.members.channels_of("worker") if worker < cfg.cluster.workers]
+        if cfg.home == "workers" and cfg.engine.real:
+            return not cfg.engine.one_host or available()  # else they cannot sum once their ring is broken
+        return cfg.home != "replicas" or bool(trainers)
 
     @property
     def can_admit(self) -> bool:
         """Whether the successor of a failed worker waits and can be admitted."""
         return any(not self.run.fencing.fencing(worker) for worker in self._ready)
 
-    def admit(self, begun: BeginPhase | None, home: str | None = None) -> None:
+    def admit(self, begin_phase: BeginPhase | None, home: str | None = None) -> None:
         """Admit ready successors of failed workers.
 
-        `begun`: the current phase, which the successors do not know; `home`: the holder of the dense parameters."""
+        `begin_phase`: the current one, which the successors do not know; `home`: the holder of the dense parameters."""
         for worker in sorted(self._ready):
             if not self.run.fencing.fencing(worker):
                 self._ready.discard(worker)
-                self._admit(worker, begun, home or self.run.home)
+                self._admit(worker, begin_phase, home or self.run.home)
 
-    def _admit(self, worker: int, begun: BeginPhase | None, home: str) -> None:
+    def _admit(self, worker: int, begin_phase: BeginPhase | None, home: str) -> None:
         run = self.run
         channel = run.members.admit(worker)
         run.fencing.on_replaced(worker)
         run.state.ongoing.lives.workers[worker] = channel.peer.incarnation
         run.log_note()
         channel.send(MoveDense(home, -1, UNANSWERED))
-        if begun is not None:
-            channel.send(begun)
+        if begin_phase is not None:
+            channel.send(begin_phase)
         if run.training is not None:
             run.training.on_worker_joined(worker)
         run.failures.record_ready(f"W{worker}")
         run.log_note()
         run.send_event("joined", {"process": f"W{worker}", "step": run.step_now})
-        for _ in range(self._takes.pop(worker, 0)):
+        for _ in range(self._early_requests.pop(worker, 0)):
             run.hand_out(worker)
 
     def summary(self, inspected: Mapping[str, Inspected]) -> dict[str, Any]:
@@ -207,8 +209,8 @@ class WorkerRecovery:
         counts: Counter[str] = Counter(getattr(self.run.hub, "counts", None))
         for node in inspected.values():
             counts.update(node.counters)
-        fates = {name: counts[name] for name in FATES if counts[name]}
-        messages = {"messages": fates} if fates else {}
+        outcomes = {name: counts[name] for name in MESSAGE_OUTCOMES if counts[name]}
+        messages = {"messages": outcomes} if outcomes else {}
         return {
             "fenced_frames": counts["fenced"],
             "recovery": self.run.failures.to_result(self.run.record.began),
@@ -226,8 +228,8 @@ class ServerRecovery:
 
     def __init__(self, run: RunContext, full: bool) -> None:
         self.run, self.full = run, full
-        self.begun: BeginPhase | None = None  # last phase announced to servers
-        self._unproven: set[int] = set()  # successors that have not done useful work yet
+        self.begin_phase: BeginPhase | None = None  # last phase announced to servers
+        self._recovering: set[int] = set()  # successors that have not done useful work yet
         self.heartbeat = self._new_heartbeat(False)
 
     def _new_heartbeat(self, reading: bool) -> Heartbeat:
@@ -253,12 +255,12 @@ class ServerRecovery:
             run.training.stop()
         if not run.cfg.engine.real:
             return []
-        self._check_returns()
+        self._check_successor_deadlines()
         return self.heartbeat.silent(run.members.channels_of("server")) if self.heartbeat.due else []
 
-    def _check_returns(self) -> None:
+    def _check_successor_deadlines(self) -> None:
         limit = self.run.cfg.cluster.start_timeout
-        for shard, since in self.run.servers_gone.items():
+        for shard, since in self.run.failed_servers.items():
             if self.run.hub.now() - since > limit:
                 raise ClusterError(
                     f"S{shard} did not come back within {limit:.0f} s; look into its logs, or type "
@@ -273,26 +275,26 @@ class ServerRecovery:
     def on_failure(self, shard: int) -> None:
         """Record a server failure whose successor is expected."""
         self.run.server_losses += 1
-        self.run.servers_gone[shard] = self.run.hub.now()
-        self._unproven.discard(shard)
+        self.run.failed_servers[shard] = self.run.hub.now()
+        self._recovering.discard(shard)
 
-    def restore(self, told: Sequence[Mapping[str, Any]]) -> None:
-        """Restore after a coordinator failover; `told`: records of server failures, logged since the last standstill.
+    def restore(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Restore after a coordinator failover; `records`: those of server failures, logged since the last standstill.
 
         Raises ClusterError where a server had no successor yet, or a rollback was pending: the log does not tell what
         each node holds."""
-        back = {each["shard"] for each in told if each["state"] == "back"}
-        lost = {each["shard"] for each in told if each["state"] == "lost"}
-        if told and (self.full or lost - back or told[-1]["state"] == "lost"):
+        replaced = {record["shard"] for record in records if record["state"] == "back"}
+        lost = {record["shard"] for record in records if record["state"] == "lost"}
+        if records and (self.full or lost - replaced or records[-1]["state"] == "lost"):
             which = ", ".join(f"S{shard}" for shard in sorted(lost))
             raise ClusterError(f"{which} was lost, and then the coordinator, before all was well again; type resume=.")
-        self.run.server_losses = sum(each["state"] == "lost" for each in told)
+        self.run.server_losses = sum(record["state"] == "lost" for record in records)
 
     # -- successors ---------------------------------------------------------------------------------
 
     def on_replaced(self, shard: int) -> None:
         """Record that a failed server's successor has loaded a checkpoint and replaces it."""
-        del self.run.servers_gone[shard]
+        del self.run.failed_servers[shard]
         if self.full:
             self.run.rollback_pending = True
         else:
@@ -301,7 +303,7 @@ class ServerRecovery:
     def on_loaded(self, shard: int) -> None:
         """Record that a server has loaded its state; its first staged slice will complete the recovery."""
         self.run.failures.record_ready(f"S{shard}")
-        self._unproven.add(shard)
+        self._recovering.add(shard)
 
     def tell_workers(self, server: Channel, abandoned: Mapping[int, Sequence[tuple[int, int]]]) -> None:
         """Tell workers the new address of a shard, and which gradients need a slice on its new server.
@@ -318,8 +320,8 @@ class ServerRecovery:
 
     def on_staged(self, message: Staged) -> None:
         """Record a staged slice: the first one on a successor shows that it has recovered."""
-        if message.rows >= 0 and message.shard in self._unproven:
-            self._unproven.discard(message.shard)
+        if message.rows >= 0 and message.shard in self._recovering:
+            self._recovering.discard(message.shard)
             self.run.failures.record_useful_work(f"S{message.shard}")
 
 
@@ -333,12 +335,12 @@ class LostDenseGradients:
 
     def on_phase_begin(self, phase: Phase) -> None:
         """Record the start of a phase; called a second time if a failover or rollback repeats it."""
-        before = [each for each in self.state.phases if each[3] < phase.first_step]
-        self.state.phases[:] = [*before[-1:], _shape_of(phase)]
+        before = [saved for saved in self.state.phases if saved[3] < phase.first_step]
+        self.state.phases[:] = [*before[-1:], _saved_phase(phase)]
 
     def on_phase_end(self, phase: Phase) -> None:
         """Record a phase's final number of samples at its end: a switch may have shortened the phase."""
-        self.state.phases[-1] = _shape_of(phase)
+        self.state.phases[-1] = _saved_phase(phase)
 
     def add(self, message: SummandsLost) -> None:
         """Record the dense gradients that a server's all-reduce sum lacks. Raises WireError for an unknown phase."""
@@ -360,7 +362,7 @@ class LostDenseGradients:
         raise WireError(f"a part of step {step}, which is of no phase that is known")
 
 
-def _shape_of(phase: Phase) -> tuple[int, int, int, int]:
+def _saved_phase(phase: Phase) -> tuple[int, int, int, int]:
     return (phase.samples, phase.local_batch, phase.global_batch, phase.first_step)
 
 

@@ -80,22 +80,26 @@ class LivePhase:
         self.policy = phase.policy  # decides about batches and steps
         self.clock, self.checksum_every = PhaseClock(now), checksum_every
         self.ranges: Ranges = ((0, self.policy.phase.samples),)
-        self.granted: Callable[[int, int], None] = lambda worker, token: None
-        self.ordered: Callable[[int], None] = lambda steps: None
-        self.told_loss: Callable[[int, float], None] = lambda worker, loss: None  # called before the gradient is logged
+        self.on_grant: Callable[[int, int], None] = lambda worker, token: None
+        self.on_order: Callable[[int], None] = lambda steps: None
+        self.on_loss: Callable[[int, float], None] = lambda worker, loss: None  # called before the gradient is logged
         self.mode = ""  # its name, for statistics
         self.stop_at: int | None = None  # the global step at which the phase ends
         self.stopped: float | None = None  # time at which the phase was ordered to end
-        self.one_each = False  # whether a worker gets no second batch while it has one: without prefetch in this phase
-        self._flying: Counter[int] = Counter()  # per worker: batches in flight
+        self.single_batch = (
+            False  # whether a worker gets no second batch while it has one: without prefetch in this phase
+        )
+        self._in_flight: Counter[int] = Counter()  # per worker: batches in flight
         self._openings = -1
         self._staged: dict[int, dict[int, Staged]] = {}  # batch -> shard -> its staged gradient slice
-        self._leaving: set[int] = set()
-        self.joins: dict[int, deque[Granted]] = {}  # per worker: its last empty grants, which no gradient confirms
-        self._untold: set[int] = set()  # workers to which the phase was not announced yet
-        self._unasked: set[int] = set()
+        self._ignored: set[int] = set()
+        self.empty_grants: dict[
+            int, deque[Granted]
+        ] = {}  # per worker: its last empty grants, which no gradient confirms
+        self._uninformed: set[int] = set()  # workers to which the phase was not announced yet
+        self._unrequested: set[int] = set()
         self.shards = members.expected["server"]
-        self._reach_servers()
+        self._refresh_servers()
         self.workers = members.channels_of("worker")
 
     @property
@@ -103,7 +107,7 @@ class LivePhase:
         """Batches of the phase whose samples are accounted for: trained, decayed or lost."""
         return self.phase.finished
 
-    def _reach_servers(self) -> None:
+    def _refresh_servers(self) -> None:
         """Refresh the list of connected servers.
 
         A missing one's successor does not need the messages sent meanwhile."""
@@ -111,14 +115,16 @@ class LivePhase:
 
     def on_server_failure(self, shard: int) -> None:
         """Handle a server failure: announce a gradient only after the server's successor has staged its slice."""
-        self._reach_servers()
-        for told in self._staged.values():
-            told.pop(shard, None)
+        self._refresh_servers()
+        for staged in self._staged.values():
+            staged.pop(shard, None)
         self.phase.on_server_failure(shard)
 
     def on_server_replaced(self) -> list[int]:
-        """Connect a failed server's successor. Returns the announced, unapplied batches: it lacks their slices."""
-        self._reach_servers()
+        """Connect a failed server's successor. Returns the batches whose gradients arrived and are not applied yet.
+
+        The successor has no slices of these gradients."""
+        self._refresh_servers()
         return [] if self.phase.slices is None else self.phase.slices.unapplied
 
     def unannounced(self, worker: int) -> list[int]:
@@ -135,23 +141,25 @@ class LivePhase:
             if not self.take(worker):
                 self.waiting.append(worker)
 
-    def take(self, worker: int, asked: bool = True) -> bool:
+    def take(self, worker: int, requested: bool = True) -> bool:
         """Hand a worker its next batch, if the policy allows."""
-        absent = worker not in self.workers or worker in self._untold  # or does not know the phase yet after a failover
-        if absent or (self.one_each and self._flying[worker]):
+        unreachable = (
+            worker not in self.workers or worker in self._uninformed
+        )  # or does not know the phase yet after a failover
+        if unreachable or (self.single_batch and self._in_flight[worker]):
             return False
         commands = self.phase.apply(Take(worker))
         for command in commands:
-            if not asked and isinstance(command, HandOut):
-                self._unasked.add(command.grant.batch)
+            if not requested and isinstance(command, HandOut):
+                self._unrequested.add(command.grant.batch)
             self._carry_out(command)
         return bool(commands)
 
-    def _tell_ahead(self) -> None:
+    def _send_hints(self) -> None:
         """Announce to workers the batches that they will get next, if the policy has already fixed those."""
         phase = self.policy.phase
         for worker, batch in self.policy.ahead:
-            if worker in self.workers and worker not in self._leaving | self._untold:
+            if worker in self.workers and worker not in self._ignored | self._uninformed:
                 message = PrefetchHint(self.number, batch, batch * phase.local_batch, phase.size(batch))
                 self.workers[worker].send(message)
 
@@ -170,14 +178,14 @@ class LivePhase:
         )
         self.workers[worker].send(message)
         if not grant.samples:
-            self.joins.setdefault(worker, deque(maxlen=MOST_JOINS)).append(message)
+            self.empty_grants.setdefault(worker, deque(maxlen=MOST_JOINS)).append(message)
 
-    def resume_after_failover(self, due: Iterable[Command], untold: set[int]) -> None:
+    def resume_after_failover(self, due: Iterable[Command], uninformed: set[int]) -> None:
         """Continue a phase after a coordinator failover, once the log's records are applied to it.
 
-        `due`: commands still to be carried out; `untold`: workers that get no message before `resume_hand_out`."""
-        self._untold = untold
-        self._flying.update(owner for owner, _ in self.policy.leases.values())
+        `due`: commands still to be carried out; `uninformed`: workers that get no message before `resume_hand_out`."""
+        self._uninformed = uninformed
+        self._in_flight.update(owner for owner, _ in self.policy.leases.values())
         if self.phase.stopped:
             self.stop_at, self.stopped = None, self.clock.now()
         for command in due:
@@ -185,9 +193,9 @@ class LivePhase:
 
     def resume_hand_out(self) -> None:
         """Resume the hand-out after a failover, once all workers know the phase."""
-        self._untold, self._openings = set(), -1
+        self._uninformed, self._openings = set(), -1
         self.serve()
-        self._hand_out_unasked()
+        self._hand_out_unrequested()
 
     @property
     def remaining_ranges(self) -> Ranges:
@@ -197,7 +205,7 @@ class LivePhase:
     def on_staged(self, message: Staged) -> bool:
         """Record a shard's staged gradient slice. Returns whether all shards have theirs, so that it is announced."""
         owner, grant = self.policy.leases.get(message.batch, (None, None))
-        if grant is None or message.worker in self._leaving or owner != message.worker or message.phase != self.number:
+        if grant is None or message.worker in self._ignored or owner != message.worker or message.phase != self.number:
             return False
         staged = self._staged.setdefault(message.batch, {})
         staged[message.shard] = message
@@ -209,39 +217,39 @@ class LivePhase:
 
     def ignore_worker(self, worker: int) -> list[int]:
         """Ignore a failed worker's messages from now on. Returns the batches that it holds."""
-        self._leaving.add(worker)
-        mine = sorted(batch for batch, (owner, _) in self.policy.leases.items() if owner == worker)
-        for batch in mine:
+        self._ignored.add(worker)
+        leased = sorted(batch for batch, (owner, _) in self.policy.leases.items() if owner == worker)
+        for batch in leased:
             self._staged.pop(batch, None)
-        self._flying.pop(worker, None)  # a successor holds no batch of the phase
-        self.joins.pop(worker, None)
-        return mine
+        self._in_flight.pop(worker, None)  # a successor holds no batch of the phase
+        self.empty_grants.pop(worker, None)
+        return leased
 
     def release_batches(self, worker: int) -> None:
         """Let a failed worker's batches be handed out again, once every server refuses its messages."""
         if worker not in self.policy.live:
             return
-        self._leaving.add(worker)
+        self._ignored.add(worker)
         self._log_and_decide(LeftRecord(worker))
         self.serve()
-        self._hand_out_unasked()
+        self._hand_out_unrequested()
 
-    def _hand_out_unasked(self) -> None:
+    def _hand_out_unrequested(self) -> None:
         """Hand a failed worker's batches of open steps to the workers that take part in those steps, unrequested."""
         for worker in sorted(self.policy.live):
-            while self.policy.owes_batch(worker) and self.take(worker, asked=False):
+            while self.policy.owes_batch(worker) and self.take(worker, requested=False):
                 pass
 
     def requested(self, batch: int) -> bool:
         """Whether the worker requested this batch; only then its announced gradient also requests the next one."""
-        if batch not in self._unasked:
+        if batch not in self._unrequested:
             return True
-        self._unasked.discard(batch)
+        self._unrequested.discard(batch)
         return False
 
     def on_worker_joined(self, worker: int) -> None:
         """Add a failed worker's successor to the phase, if the phase admits this worker."""
-        self._leaving.discard(worker)
+        self._ignored.discard(worker)
         self.workers[worker] = self.members.channels_of("worker")[worker]
         if worker not in (*self.policy.phase.workers, *self.policy.phase.joiners):
             return
@@ -250,19 +258,24 @@ class LivePhase:
 
     def _announce(self, slices: list[Staged], samples: int) -> None:
         """Log a gradient that every shard has staged, and carry out the policy's decisions."""
-        one = slices[0]
-        rows, dense = tuple([each.row_version for each in slices]), tuple([each.dense_version for each in slices])
+        first = slices[0]
+        rows, dense = (
+            tuple([staged.row_version for staged in slices]),
+            tuple([staged.dense_version for staged in slices]),
+        )
         self._check(rows, dense)
-        self.told_loss(one.worker, one.loss)
-        counted = () if self.phase.slices is None else tuple(each.rows for each in slices)
-        gradient = AnnounceRecord(one.worker, one.batch, rows, dense, counted)
+        self.on_loss(first.worker, first.loss)
+        counted = () if self.phase.slices is None else tuple(staged.rows for staged in slices)
+        gradient = AnnounceRecord(first.worker, first.batch, rows, dense, counted)
         self.log.write(gradient if self.log.ahead else gradient._replace(part_rows=()))
-        self._flying[one.worker] -= 1
+        self._in_flight[first.worker] -= 1
         self.clock.announced()
         commands = self.phase.apply(gradient)
-        self.phase.statistics.add_timing(one.worker, samples, one.loss, one.seconds, one.slowdown, (one.won, one.pairs))
+        self.phase.statistics.add_timing(
+            first.worker, samples, first.loss, first.seconds, first.slowdown, (first.won, first.pairs)
+        )
         times = self.phase.statistics.times
-        times.add(self.clock.now(), one.worker, one.seconds, one.waits, self.mode)
+        times.add(self.clock.now(), first.worker, first.seconds, first.waits, self.mode)
         for command in commands:
             self._carry_out(command)
         if self.stop_at is not None and self.policy.step >= self.stop_at:
@@ -287,10 +300,12 @@ class LivePhase:
         for command in commands:
             self._carry_out(command)
         staged = {
-            each.batch: set(self._staged.pop(each.batch, ())) for each in commands if isinstance(each, GiveUpBatch)
+            command.batch: set(self._staged.pop(command.batch, ()))
+            for command in commands
+            if isinstance(command, GiveUpBatch)
         }
-        given_up = [each for each in commands if isinstance(each, GiveUpBatch) and each.worker >= 0]
-        return [(each.worker, each.batch, staged[each.batch]) for each in given_up]
+        given_up = [command for command in commands if isinstance(command, GiveUpBatch) and command.worker >= 0]
+        return [(command.worker, command.batch, staged[command.batch]) for command in given_up]
 
     def finish(self) -> None:
         """Apply the gradients left in the buffer once no batch is in flight, and check the sample counts."""
@@ -316,12 +331,12 @@ class LivePhase:
     def _hand_out(self, command: HandOut) -> None:
         worker, grant = command.worker, command.grant
         self.clock.tick()
-        self._flying[worker] += grant.samples > 0
+        self._in_flight[worker] += grant.samples > 0
         self.log.write(GrantRecord(worker, grant.batch, grant.token))
         self.phase.account(command)
         self.send_grant(worker, grant, command.lr_scale)
-        self._tell_ahead()
-        self.granted(worker, grant.token)
+        self._send_hints()
+        self.on_grant(worker, grant.token)
 
     def _drop(self, command: DiscardGradient | GiveUpBatch) -> None:
         batch = command.drop.batch if isinstance(command, DiscardGradient) else command.batch
@@ -337,7 +352,7 @@ class LivePhase:
         for channel in self.servers:
             channel.send(order)
         self.phase.account(command)
-        self.ordered(command.step.step + 1)
+        self.on_order(command.step.step + 1)
 
     def order_message(self, command: ApplyStep) -> OrderStep:
         """Convert a step command to the message that orders it on the servers."""

@@ -27,49 +27,49 @@ class Membership:
         self.ready: set[tuple[str, int]] = set()
         self.settled = False  # all nodes have joined: a node that connects now is a successor
         self.joining: dict[int, Channel] = {}
-        self._returning: dict[int, tuple[Channel, str]] = {}  # successors: channel and address
-        self._told: set[int] = set()  # workers that know the servers' addresses
-        self._waiting: dict[int, Channel] = {}  # workers that wait for them
+        self._server_successors: dict[int, tuple[Channel, str]] = {}  # successors: channel and address
+        self._informed: set[int] = set()  # workers that know the servers' addresses
+        self._uninformed: dict[int, Channel] = {}  # workers that wait for them
 
     def hello(self, channel: Channel, hello: Hello) -> None:
         """Register a node by its Hello; workers get the servers' addresses once all are known. Raises WireError."""
         number, peer, node = hello.number, channel.peer, (hello.role, hello.number)
-        vacant = 0 <= number < self.expected.get(hello.role, 0) and node not in self.channels
-        before = self.joining.get(number) if self.settled and hello.role == "worker" else None
-        later = not self.settled or peer.incarnation > (0 if before is None else before.peer.incarnation)
-        if not vacant or not later or node != (peer.role, peer.index):
+        expected = 0 <= number < self.expected.get(hello.role, 0) and node not in self.channels
+        earlier = self.joining.get(number) if self.settled and hello.role == "worker" else None
+        later = not self.settled or peer.incarnation > (0 if earlier is None else earlier.peer.incarnation)
+        if not expected or not later or node != (peer.role, peer.index):
             raise WireError(f"{peer} does not belong to this run as {hello.role} {number}.")
         if not self.settled:
             self.channels[node] = channel
             if hello.role == "server":
                 self.addresses[number] = hello.address
         elif hello.role == "server":  # it becomes a member when it has loaded a checkpoint
-            self._returning[number] = (channel, hello.address)
+            self._server_successors[number] = (channel, hello.address)
         else:  # it becomes a member when it is admitted
             self.joining[number] = channel
-            self._told.discard(number)
-        if hello.role == "worker" and number not in self._told:
-            self._waiting[number] = channel
+            self._informed.discard(number)
+        if hello.role == "worker" and number not in self._informed:
+            self._uninformed[number] = channel
         self._tell_addresses()
 
     def set_informed(self, workers: Collection[int]) -> None:
         """Record the workers that already know the servers' addresses."""
-        self._told.update(workers)
+        self._informed.update(workers)
 
     def is_successor(self, channel: Channel, number: int) -> bool:
         """Whether a channel belongs to a successor of server `number` that is not yet a member."""
-        return number in self._returning and self._returning[number][0] is channel
+        return number in self._server_successors and self._server_successors[number][0] is channel
 
-    def on_returner_lost(self, channel: Channel) -> bool:
+    def on_server_successor_lost(self, channel: Channel) -> bool:
         """Forget a server's pending successor that failed. Returns whether the lost channel was a successor's."""
-        found = [number for number, (known, _) in self._returning.items() if known is channel]
-        for number in found:
-            del self._returning[number]
-        return bool(found)
+        numbers = [number for number, (successor, _) in self._server_successors.items() if successor is channel]
+        for number in numbers:
+            del self._server_successors[number]
+        return bool(numbers)
 
     def admit_server(self, number: int) -> None:
         """Make a server's pending successor a member, and tell the workers that wait for all servers."""
-        self.channels["server", number], self.addresses[number] = self._returning.pop(number)
+        self.channels["server", number], self.addresses[number] = self._server_successors.pop(number)
         self._tell_addresses()
 
     def _tell_addresses(self) -> None:
@@ -77,16 +77,16 @@ class Membership:
         shards = range(self.expected["server"])
         if not all(("server", shard) in self.channels for shard in shards):
             return
-        for number, channel in self._waiting.items():
+        for number, channel in self._uninformed.items():
             if channel is self.channels.get(("worker", number)) or channel is self.joining.get(number):
-                self._told.add(number)
+                self._informed.add(number)
                 channel.send(ShardAddresses([self.addresses[shard] for shard in shards]))
-        self._waiting.clear()
+        self._uninformed.clear()
 
     def tell_joining(self, message: Any) -> None:
         """Send a message to every joining worker that knows the servers' addresses."""
         for number, channel in self.joining.items():
-            if number in self._told:
+            if number in self._informed:
                 channel.send(message)
 
     def admit(self, number: int) -> Channel:
@@ -137,21 +137,21 @@ class Membership:
 class Fencing:
     """Fencing of failed workers: all servers refuse a failed worker's messages before its successor joins."""
 
-    def __init__(self, members: Membership, gone: list[int]) -> None:
-        self.members, self.gone = members, gone
-        self._closed: dict[int, set[int]] = {}
+    def __init__(self, members: Membership, failed_workers: list[int]) -> None:
+        self.members, self.failed_workers = members, failed_workers
+        self._confirmed: dict[int, set[int]] = {}
         self._incarnations: dict[int, int] = {}  # worker -> its last incarnation that has ended
 
     def fence(self, worker: int, phase: int, batches: list[int], incarnation: int) -> None:
         """Order every server to refuse a failed worker's messages and discard the slices of its unannounced batches."""
-        self.gone.append(worker)
-        self._closed[worker] = set()
+        self.failed_workers.append(worker)
+        self._confirmed[worker] = set()
         self._incarnations[worker] = incarnation
         self.members.send_to_all("server", Fence(worker, phase, batches, incarnation))
 
     def tell_workers(self) -> None:
         """Tell the workers, who form a new all-reduce group, which workers have failed before."""
-        for worker in self.gone:
+        for worker in self.failed_workers:
             self.members.send_to_all("worker", WorkerFailed(worker))
 
     def tell_successor(self, server: Channel) -> None:
@@ -161,21 +161,21 @@ class Fencing:
 
     def fencing(self, worker: int) -> bool:
         """Whether some server has yet to confirm that it refuses a failed worker."""
-        return worker in self._closed
+        return worker in self._confirmed
 
     def on_replaced(self, worker: int) -> None:
         """Record that a failed worker was replaced: its successor was admitted."""
-        self.gone.remove(worker)
+        self.failed_workers.remove(worker)
 
     def on_fenced(self, message: Fenced) -> bool:
         """Record that a server refuses a failed worker. Returns whether it was the last server to do so."""
-        closed = self._closed.get(message.worker)
-        if closed is None:
+        confirmed = self._confirmed.get(message.worker)
+        if confirmed is None:
             return False
-        closed.add(message.shard)
-        if len(closed) < self.members.expected["server"]:
+        confirmed.add(message.shard)
+        if len(confirmed) < self.members.expected["server"]:
             return False
-        del self._closed[message.worker]
+        del self._confirmed[message.worker]
         return True
 
 
@@ -202,38 +202,38 @@ class Heartbeat:
         self.patience, self.now = patience, now
         self.beat_seconds = min(BEAT_SECONDS, patience / 4)
         self._beat = 0
-        self._last: float | None = None
-        self._looked: float | None = None
-        self._heard: dict[int, float] = {}
+        self._last_ping: float | None = None
+        self._last_check: float | None = None
+        self._last_answers: dict[int, float] = {}
 
     def on_answer(self, message: Pong) -> None:
         """Record a worker's answer to a ping."""
-        if message.worker in self._heard:
-            self._heard[message.worker] = self.now()
+        if message.worker in self._last_answers:
+            self._last_answers[message.worker] = self.now()
 
     @property
     def due(self) -> bool:
         """Whether it is time to check for silent nodes again: four times per heartbeat interval."""
-        return self._looked is None or self.now() >= self._looked + self.beat_seconds / 4
+        return self._last_check is None or self.now() >= self._last_check + self.beat_seconds / 4
 
     def silent(self, workers: Mapping[int, Channel]) -> list[int]:
         """Ping the given nodes. Returns those that have been silent for longer than `patience`."""
         now = self.now()
         self._extend_deadlines(now)
-        self._heard = {worker: self._heard.get(worker, now) for worker in workers}
-        if self._last is None or now >= self._last + self.beat_seconds:
-            self._last = now
+        self._last_answers = {worker: self._last_answers.get(worker, now) for worker in workers}
+        if self._last_ping is None or now >= self._last_ping + self.beat_seconds:
+            self._last_ping = now
             self._beat += 1
             for worker in sorted(workers):
                 workers[worker].send(Ping(self._beat))
-        gone = [worker for worker, heard in self._heard.items() if now - heard > self.patience]
-        for worker in gone:
-            del self._heard[worker]
-        return gone
+        silent = [worker for worker, last_answer in self._last_answers.items() if now - last_answer > self.patience]
+        for worker in silent:
+            del self._last_answers[worker]
+        return silent
 
     def _extend_deadlines(self, now: float) -> None:
         """Extend all nodes' deadlines if this coordinator itself was stopped for two beats: answers may be unread."""
-        away = 0.0 if self._looked is None else now - self._looked
-        self._looked = now
-        if away > 2 * self.beat_seconds:
-            self._heard = {worker: heard + away for worker, heard in self._heard.items()}
+        stopped = 0.0 if self._last_check is None else now - self._last_check
+        self._last_check = now
+        if stopped > 2 * self.beat_seconds:
+            self._last_answers = {worker: last_answer + stopped for worker, last_answer in self._last_answers.items()}

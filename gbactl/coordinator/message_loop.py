@@ -62,13 +62,13 @@ class Coordinator:
 
     def __init__(
         self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any],
-        found: JournalState | None = None,
+        journal: JournalState | None = None,
     ) -> None:  # fmt: skip
-        """Set up a coordinator. `found`: the state that a failed one left, if this one replaces it."""
+        """Set up a coordinator. `journal`: the state that a failed one left, if this one replaces it."""
         self.hub = hub
-        self.context = RunContext(hub, cfg, dataset, run_dir, header, found)
-        self.core = CoordinatorCore(self.context, 0 if found is None else found.term)
-        self.failover = None if found is None else Failover(self.core, found)
+        self.context = RunContext(hub, cfg, dataset, run_dir, header, journal)
+        self.core = CoordinatorCore(self.context, 0 if journal is None else journal.term)
+        self.failover = None if journal is None else Failover(self.core, journal)
         self.flow = RunFlow(self.core, self.failover)
         self.norms = NormLog(run_dir / NORMS_FILE)
         self._next_progress, self._reported = 0.0, (0, 0)
@@ -118,13 +118,13 @@ class Coordinator:
 
     def _loop(self) -> None:
         flow = self.flow.run_all()
-        held: bool | None = None
+        condition_held: bool | None = None
         while True:
             try:
-                until = next(flow) if held is None else flow.send(held)
+                until = next(flow) if condition_held is None else flow.send(condition_held)
             except StopIteration:
                 return
-            held = self._wait(until)
+            condition_held = self._wait(until)
 
     def _wait(self, until: WaitCondition) -> bool:
         """Handle messages until a condition holds; False when its deadline passes first."""
@@ -187,8 +187,8 @@ class Coordinator:
             raise PeerGoneError("The launcher is gone.")
         if (failover := self._failover_under_way) is not None and failover.on_lost(channel):
             return
-        joined_not = core.workers.on_joiner_lost(channel) or run.members.on_returner_lost(channel)
-        if joined_not or not run.members.forget(channel) or run.stopped:
+        not_a_member = core.workers.on_joiner_lost(channel) or run.members.on_server_successor_lost(channel)
+        if not_a_member or not run.members.forget(channel) or run.stopped:
             return
         if not core.on_node_lost(peer):
             raise PeerGoneError(f"{peer} is gone.")

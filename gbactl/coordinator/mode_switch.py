@@ -43,29 +43,29 @@ class AbandonedGradients:
 
     def __init__(self, servers: int) -> None:
         self.servers = servers
-        self._seen: dict[tuple[int, int], tuple[int, set[int]]] = {}
+        self._pending: dict[tuple[int, int], tuple[int, set[int]]] = {}
 
     def add(self, phase: int, given_up: Iterable[tuple[int, int, set[int]]]) -> None:
         """Add a phase's abandoned gradients, each as (worker, batch, shards that have staged its slice)."""
-        for worker, batch, seen in given_up:
-            self._seen[phase, batch] = (worker, set(seen))
+        for worker, batch, staged in given_up:
+            self._pending[phase, batch] = (worker, set(staged))
 
     def by_worker(self) -> dict[int, list[tuple[int, int]]]:
         """Abandoned gradients that are still to arrive, as (phase, batch) for each worker."""
-        found: dict[int, list[tuple[int, int]]] = {}
-        for key, (owner, _) in self._seen.items():
-            found.setdefault(owner, []).append(key)
-        return found
+        gradients: dict[int, list[tuple[int, int]]] = {}
+        for key, (owner, _) in self._pending.items():
+            gradients.setdefault(owner, []).append(key)
+        return gradients
 
     def staged(self, message: Staged) -> bool:
         """Record a shard's slice of an abandoned gradient. Returns whether all shards have received this gradient."""
-        worker, seen = self._seen.get((message.phase, message.batch), (-1, None))
-        if seen is None or worker != message.worker:
+        worker, shards = self._pending.get((message.phase, message.batch), (-1, None))
+        if shards is None or worker != message.worker:
             return False
-        seen.add(message.shard)
-        if len(seen) < self.servers:
+        shards.add(message.shard)
+        if len(shards) < self.servers:
             return False
-        del self._seen[message.phase, message.batch]
+        del self._pending[message.phase, message.batch]
         return True
 
 
@@ -81,7 +81,7 @@ class DenseMigration:
 
     def on_moved(self, message: DenseMoved) -> None:
         """Record that a worker has done its part of the migration."""
-        if message.turn == self.state.request:
+        if message.request == self.state.request:
             self._moved.add(message.worker)
 
     def migrate(self, to: str, source: str = "") -> Flow[bool]:
@@ -106,10 +106,10 @@ class DenseMigration:
     def complete_migration(self, home: str) -> Flow[None]:
         """Migrate the dense parameters to `home`, whatever state a failed coordinator left a migration in."""
         state = self.state
-        way, state.to, state.source = (state.to, state.source), "", ""
-        if way == ("", "") and state.home == home:
+        migration, state.to, state.source = (state.to, state.source), "", ""
+        if migration == ("", "") and state.home == home:
             return
-        if way == ("servers", "workers"):
+        if migration == ("servers", "workers"):
             yield from self.migrate("servers", "workers")
         else:
             yield from self._ask("servers", -1, lambda: False)  # the servers have kept what they gave
@@ -119,14 +119,14 @@ class DenseMigration:
 
     def _migrate(self, to: str, source: str) -> Flow[bool]:
         if source == "workers":
-            yield from self._give()
+            yield from self._send_to_servers()
         if to == "servers":
             if source == "replicas":
                 yield from self._ask("servers", -1, lambda: False)
             return True
-        gone = len(self.fencing.gone)
-        yield from self._ask(to, -1, lambda: len(self.fencing.gone) > gone)
-        if len(self.fencing.gone) == gone:
+        failed_before = len(self.fencing.failed_workers)
+        yield from self._ask(to, -1, lambda: len(self.fencing.failed_workers) > failed_before)
+        if len(self.fencing.failed_workers) == failed_before:
             return True
         if source == "workers":
             raise ClusterError("A worker died while the dense parameters were on their way between workers.")
@@ -142,11 +142,11 @@ class DenseMigration:
         finally:
             self.moving = False
 
-    def _give(self) -> Flow[None]:
+    def _send_to_servers(self) -> Flow[None]:
         """Have one worker send the dense parameters to the servers; if it fails meanwhile, have another do so."""
         while True:
             giver = min(self.members.channels_of("worker"))
-            yield from self._ask("servers", giver, lambda giver=giver: giver in self.fencing.gone)  # type: ignore[misc]
+            yield from self._ask("servers", giver, lambda giver=giver: giver in self.fencing.failed_workers)  # type: ignore[misc]
             if giver in self._moved:
                 return
 
@@ -173,11 +173,11 @@ class ModeSwitch:
         self.plan, self.auto = run.switch_plan, run.auto
         self.abandoned = AbandonedGradients(run.cfg.cluster.servers)
         self._round = 0
-        self._rest = 0
-        self._stopping = self._under_way = self._fresh = False
-        self._drained: str | None = None
-        self._losses = 0  # server failures before the checksum: a successor's state is older
-        self._wish: dict[str, Any] = {}
+        self._remaining = 0
+        self._stopping = self._under_way = self._optimizer_reset = False
+        self._drained_checksum: str | None = None
+        self._losses_at_drain = 0  # server failures before the checksum: a successor's state is older
+        self._switch_request: dict[str, Any] = {}
 
     def restore(self, number: int, taken: int) -> None:
         """Restore the switches at round `number`: the first `taken` entries of the schedule are already done."""
@@ -185,53 +185,58 @@ class ModeSwitch:
 
     # -- between two phases -------------------------------------------------------------------------
 
-    def go_on(self, number: int, first: int, inside: bool, kept: str) -> Flow[None]:
+    def go_on(self, number: int, first: int, begun: bool, kind_of_dense: str) -> Flow[None]:
         """Switch the mode, if a switch is due, before the phase of round `number` that begins at sample `first`.
 
-        `inside`: the day has begun before; `kept`: what the replicas of the previous phase became."""
+        `begun`: the day has begun before; `kind_of_dense`: what the replicas of the previous phase became."""
         self._round = number
         self._report(None)
         cfg = self.plan.take(self._position())
-        self._fresh = False
+        self._optimizer_reset = False
         if cfg is not None:
             self._under_way = True
-            yield from self._switch(cfg, first, inside, kept)
+            yield from self._switch(cfg, first, begun, kind_of_dense)
         self._under_way = self._stopping = False
 
-    def _switch(self, cfg: RunConfig, first: int, inside: bool, kept: str) -> Flow[None]:
-        run, wish, self._wish = self.run, self._wish, {}
-        self._losses = run.server_losses
+    def _switch(self, cfg: RunConfig, first: int, begun: bool, kind_of_dense: str) -> Flow[None]:
+        run, request, self._switch_request = self.run, self._switch_request, {}
+        self._losses_at_drain = run.server_losses
         servers = yield from self.requests.inspect("server", what=self.checksum_scope)
-        if inside:
+        if begun:
             self.log_checksums(servers)
-        why_not = self._reason(cfg) or (yield from self._migrate_and_check(cfg, servers, inside))
-        dense = {"dense": kept} if run.home == "replicas" else {}
-        report = {**wish, "from": run.current.mode.name, "to": cfg.mode.name, "step": run.step, **dense}
+        why_not = self._worker_obstacle(cfg) or (yield from self._migrate_and_check(cfg, servers, begun))
+        dense = {"dense": kind_of_dense} if run.home == "replicas" else {}
+        report = {**request, "from": run.current.mode.name, "to": cfg.mode.name, "step": run.step, **dense}
         if why_not:
-            self._drained = None
+            self._drained_checksum = None
             run.send_event("switch", {**report, "state": "stayed", "why": why_not})
             return
-        point = self.plan.point or ("auto" if wish.get("id") == BY_AUTO else f"step{run.step}")
-        modes = run.record.modes = switched(run.record.modes, cfg.mode.name, point, self._fresh)
-        here = {"day": run.record.label, "first_sample": first, "samples": run.record.ledger.read, "modes": modes}
-        self.state.report = {**report, **here, "state": "done", **({"fresh_optimizer": True} if self._fresh else {})}
+        point = self.plan.point or ("auto" if request.get("id") == BY_AUTO else f"step{run.step}")
+        modes = run.record.modes = switched(run.record.modes, cfg.mode.name, point, self._optimizer_reset)
+        place = {"day": run.record.label, "first_sample": first, "samples": run.record.ledger.read, "modes": modes}
+        self.state.report = {
+            **report,
+            **place,
+            "state": "done",
+            **({"fresh_optimizer": True} if self._optimizer_reset else {}),
+        }
         run.current = cfg
         run.log.info(event_log.SWITCH, {"mode": mode_values(cfg), "step": run.step, **dense})
 
-    def _migrate_and_check(self, cfg: RunConfig, servers: dict[str, Inspected], inside: bool) -> Flow[str]:
+    def _migrate_and_check(self, cfg: RunConfig, servers: dict[str, Inspected], begun: bool) -> Flow[str]:
         """Compute checksums and migrate the dense parameters for a switch. Returns an error sentence, empty if none."""
         workers: dict[str, Inspected] = {}
         if "workers" in (cfg.home, self.run.home):
             workers = yield from self.requests.inspect("worker", what=self.checksum_scope, seconds=self._drain_seconds)
             if not workers:
                 return "a worker did not answer"
-        if reason := self._reason(cfg):
+        if reason := self._worker_obstacle(cfg):
             return reason
-        self.state.gradient = self.run.record.last_gradient if inside else None
-        self._drained = self._combine_checksums("drained", {**servers, **workers})
+        self.state.gradient = self.run.record.last_gradient if begun else None
+        self._drained_checksum = self._combine_checksums("drained", {**servers, **workers})
         home = (yield from self._reset_optimizer(cfg)) if self.plan.fresh else self.run.home
         if cfg.home != home and not (yield from self.migration.migrate(cfg.home, home)):
-            note = "; the optimizer's state begins anew all the same" if self._fresh else ""
+            note = "; the optimizer's state begins anew all the same" if self._optimizer_reset else ""
             return f"a worker died while the dense parameters were moved{note}"
         return ""
 
@@ -242,22 +247,22 @@ class ModeSwitch:
         run = self.run
         if run.home != "servers":
             yield from self.migration.migrate("servers", run.home)
-            if reason := self._reason(cfg):
+            if reason := self._worker_obstacle(cfg):
                 raise ClusterError(f"{reason}.")
-        run.fresh_at = run.step
+        run.optimizer_reset_at = run.step
         run.members.send_to_all("server", ResetOptimizer())
         yield from self.requests.barrier(run.step)
         run.log.info(event_log.SWITCH, {"mode": mode_values(run.current), "step": run.step, "fresh": True})
         run.record.record_optimizer_reset()
-        self._fresh, self._drained = True, None  # checksums before and after differ
+        self._optimizer_reset, self._drained_checksum = True, None  # checksums before and after differ
         return "servers"
 
-    def _reason(self, cfg: RunConfig) -> str:
+    def _worker_obstacle(self, cfg: RunConfig) -> str:
         """Reason why a due switch to `cfg` is impossible; empty if it is possible."""
         if not cfg.collective_now:
             return ""
-        gone = ", ".join(f"W{worker}" for worker in self.run.fencing.gone)
-        return f"{gone} died, and {cfg.mode.name} needs every worker" if gone and cfg.home != "replicas" else ""
+        failed = ", ".join(f"W{worker}" for worker in self.run.fencing.failed_workers)
+        return f"{failed} died, and {cfg.mode.name} needs every worker" if failed and cfg.home != "replicas" else ""
 
     @property
     def _drain_seconds(self) -> float:
@@ -269,9 +274,9 @@ class ModeSwitch:
         cfg, size = self.run.cfg, self.run.dataset.schema.rows * row_bytes(self.run.cfg)
         return "checksum" if cfg.switch.checksum == "all" or size <= SMALL_TABLES else "dense"
 
-    def _combine_checksums(self, when: str, found: dict[str, Inspected]) -> str:
+    def _combine_checksums(self, when: str, inspected: dict[str, Inspected]) -> str:
         """Combine the checksums of all inspected nodes into the model's checksum, and log it."""
-        total = checksums(found)["model"] or ""
+        total = checksums(inspected)["model"] or ""
         self.run.log.info(
             event_log.CHECKSUM, {"step": self.run.step - 1, "model": total, "when": when, "of": self.checksum_scope}
         )
@@ -279,20 +284,20 @@ class ModeSwitch:
 
     def log_checksums(self, servers: dict[str, Inspected]) -> None:
         """Log the checksum of every shard's state at a pause, which a replay compares."""
-        for name, found in servers.items():
-            whole = {"shard": int(name[1:]), "step": self.run.step - 1, "whole": found.checksum}
+        for name, inspected in servers.items():
+            whole = {"shard": int(name[1:]), "step": self.run.step - 1, "whole": inspected.checksum}
             self.run.log.info(event_log.CHECKSUM, whole)
 
     def resumed(self) -> Flow[None]:
         """Check by checksums that a switch left the model unchanged, once servers know the next phase.
 
         Raises ClusterError if it has."""
-        if self._drained is None:
+        if self._drained_checksum is None:
             return
-        drained, self._drained = self._drained, None
+        before, self._drained_checksum = self._drained_checksum, None
         roles = ["server", *(["worker"] if self.run.home == "workers" else [])]
-        now = self._combine_checksums("resumed", (yield from self.requests.inspect(*roles, what=self.checksum_scope)))
-        if now != drained and self._losses == self.run.server_losses:
+        after = self._combine_checksums("resumed", (yield from self.requests.inspect(*roles, what=self.checksum_scope)))
+        if after != before and self._losses_at_drain == self.run.server_losses:
             raise ClusterError(f"The switch to {self.run.current.mode.name} changed the model; please report this.")
 
     # -- within a phase -----------------------------------------------------------------------------
@@ -301,7 +306,7 @@ class ModeSwitch:
         """Limit a new phase: it ends before the batch at which the schedule's next switch of that day is due.
 
         Returns the global step that ends the phase if that batch is not known in advance."""
-        self._rest = policy.phase.samples
+        self._remaining = policy.phase.samples
         if self.auto is not None:
             self.auto.begin(self.run.current.mode.name, policy)
         batch = self.plan.last_batch(policy, self._position())
@@ -321,24 +326,30 @@ class ModeSwitch:
             self._report(training.clock.gradients[0])
         if self.auto is not None:
             self._ask_controller(self.auto, training)
-        if not self._stopping and self.plan.called(self.run.record.seconds):
+        if not self._stopping and self.plan.must_end_phase(self.run.record.seconds):
             self._stopping = True
-            to = self._wish["to"] if self._wish else "" if self.plan.next is None else self.plan.next.to
+            to = (
+                self._switch_request["to"]
+                if self._switch_request
+                else ""
+                if self.plan.next is None
+                else self.plan.next.to
+            )
             log.info("a switch to %s is due: at step %d hand-out ends", to, training.policy.step)
             training.stop()
 
     def _ask_controller(self, auto: AutoSwitch, training: LivePhase) -> None:
         """Ask switch=auto for a decision, and request the switch that it recommends."""
-        look = None if self._busy else auto.poll(training.policy)
-        if look is None:
+        decision = None if self._busy else auto.poll(training.policy)
+        if decision is None:
             return
-        to = self.run.cfg.candidates[look.wanted]
-        obstacle = self._obstacle(to) if look.wanted != look.mode else ""
+        to = self.run.cfg.candidates[decision.wanted]
+        obstacle = self._obstacle(to) if decision.wanted != decision.mode else ""
         record, policy = self.run.record, training.policy
         position = {"day": record.label, "step": policy.step, "samples": record.ledger.read + policy.ledger.read}
-        auto.log_decision(look, position, obstacle)
-        if look.wanted != look.mode and not obstacle:
-            log.info("auto: %s", look.reason)
+        auto.log_decision(decision, position, obstacle)
+        if decision.wanted != decision.mode and not obstacle:
+            log.info("auto: %s", decision.reason)
             self.ask({"mode": mode_values(to)})
 
     def _report(self, first: float | None) -> None:
@@ -348,7 +359,7 @@ class ModeSwitch:
         report, self.state.report = self.state.report, None
         last, self.state.gradient = self.state.gradient, None
         pause = None if last is None or first is None else 1000.0 * (first - last)
-        self.run.record.pause(pause)
+        self.run.record.record_pause(pause)
         self.run.send_event("switch", {**report, "pause_ms": pause})
 
     def drain(self, training: LivePhase) -> Flow[None]:
@@ -357,7 +368,7 @@ class ModeSwitch:
         The deadline counts from the order to stop the phase, or else from its last hand-out."""
         run, policy = self.run, training.policy
         yield WaitCondition(lambda: policy.exhausted or training.stopped is not None)
-        early = policy.phase.samples < self._rest and policy.forgoes
+        early = policy.phase.samples < self._remaining and policy.forgoes
         begin = run.hub.now() if training.stopped is None else training.stopped
         deadline = begin + run.cfg.switch.drain_seconds if early else None
         if not (yield WaitCondition(lambda: policy.idle, deadline)):
@@ -369,26 +380,26 @@ class ModeSwitch:
 
     def ask(self, fields: dict[str, Any]) -> None:
         """Handle a `gbactl switch` request {id, mode: {...}} that the launcher passes on; it is always answered."""
-        wish = {"id": fields.get("id", BY_AUTO)}
+        request = {"id": fields.get("id", BY_AUTO)}
         try:
             cfg = switched_config(self.run.cfg, self.run.current, fields.get("mode"))
         except ConfigError as error:
-            self.run.send_event("switch", {**wish, "state": "refused", "why": str(error)})
+            self.run.send_event("switch", {**request, "state": "refused", "why": str(error)})
             return
-        told = {**wish, "from": self.run.current.mode.name, "to": cfg.mode.name}
+        report = {**request, "from": self.run.current.mode.name, "to": cfg.mode.name}
         if mode_values(cfg) == mode_values(self.run.current) and not self._busy:
-            self.run.send_event("switch", {**told, "state": "same"})
+            self.run.send_event("switch", {**report, "state": "same"})
             return
         why_not = "another switch is under way" if self._busy else self._obstacle(cfg)
         if why_not:
-            self.run.send_event("switch", {**told, "state": "refused", "why": why_not})
+            self.run.send_event("switch", {**report, "state": "refused", "why": why_not})
             return
-        self.plan.asked, self._wish = cfg, {**wish, "to": cfg.mode.name}
-        self.run.send_event("switch", {**told, "state": "accepted"})
+        self.plan.requested, self._switch_request = cfg, {**request, "to": cfg.mode.name}
+        self.run.send_event("switch", {**report, "state": "accepted"})
 
     @property
     def _busy(self) -> bool:
-        return self._stopping or self._under_way or bool(self._wish) or self.state.report is not None
+        return self._stopping or self._under_way or bool(self._switch_request) or self.state.report is not None
 
     def _obstacle(self, cfg: RunConfig) -> str:
         training = self.run.training
@@ -396,15 +407,15 @@ class ModeSwitch:
         more = training is not None and not training.policy.exhausted
         if last and not more and self.run.started:
             return "the run has handed out its last batch"
-        return self._reason(cfg) or switch_obstacle(self.run.cfg, cfg)
+        return self._worker_obstacle(cfg) or switch_obstacle(self.run.cfg, cfg)
 
     def ended(self) -> None:
         """Answer a pending `gbactl switch` request at the end of the run."""
         self._report(None)
-        if self._wish:
+        if self._switch_request:
             now = {"from": self.run.current.mode.name, "step": self.run.step}
-            told = {**self._wish, **now, "state": "stayed", "why": "the run ended before it"}
-            self.run.send_event("switch", told)
+            report = {**self._switch_request, **now, "state": "stayed", "why": "the run ended before it"}
+            self.run.send_event("switch", report)
 
     def _position(self) -> RunProgress:
         record = self.run.record

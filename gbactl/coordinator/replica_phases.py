@@ -35,10 +35,10 @@ class ReplicaPhases:
         self.run, self.members, self.state = run, run.members, run.state.replicas
         self._began = 0.0
         self.request = term << 20  # number of the request to close a phase; unique across coordinators
-        self._kind: type[ReplicaPolicy] | None = None
-        self._told: set[int] = set()
-        self._idle = False
-        self._more: list[int] = []
+        self._policy: type[ReplicaPolicy] | None = None
+        self._asked: set[int] = set()
+        self._idle_sent = False
+        self._extra_requests: list[int] = []
         self._totals: dict[int, ExchangeTotals] = {}
 
     def open(self, began: float | None = None) -> None:
@@ -48,27 +48,29 @@ class ReplicaPhases:
         seconds into the run is continued after a failover: trainers that know it ignore the message, and waiting ones
         are known already."""
         cfg = self.run.current
-        kind = cfg.mode.policy
+        policy = cfg.mode.policy
         self.state.last = {}
-        self._kind = kind if issubclass(kind, ReplicaPolicy) else None
-        if self._kind is None:
+        self._policy = policy if issubclass(policy, ReplicaPolicy) else None
+        if self._policy is None:
             return
         options, trainers = cfg.policy_options(), cfg.cluster.workers
         assert isinstance(options, ReplicaOptions)
         values = dataclasses.asdict(options)
         self._began = self.run.record.seconds if began is None else began
-        self._ask_anew()
-        self._idle = False
-        rule, shadow = self._kind.rule, self._kind.shadow
+        self._renew_request()
+        self._idle_sent = False
+        rule, shadow = self._policy.rule, self._policy.shadow
         self.members.send_to_all("worker", OpenReplicas(self.run.phase_number, rule, shadow, trainers, values))
         self.run.fencing.tell_workers()
         self._close(worker for worker in self.members.channels_of("worker") if worker >= trainers)
         threads = options.hogwild_threads
         live = [worker for worker in self.members.channels_of("worker") if worker < trainers]
-        self._more = [worker for _ in range((threads - 1) * (1 + cfg.mode.prefetched_batches)) for worker in live]
-        self.run.waiting.extend(self._more if began is None else ())
+        self._extra_requests = [
+            worker for _ in range((threads - 1) * (1 + cfg.mode.prefetched_batches)) for worker in live
+        ]
+        self.run.waiting.extend(self._extra_requests if began is None else ())
         self.state.last = {
-            "evaluated": "mean of the replicas" if self._kind.collective else "centre",
+            "evaluated": "mean of the replicas" if self._policy.collective else "centre",
             "trainers": trainers, "hogwild_threads": threads, "elp": cfg.local_batch * threads * trainers,
         }  # fmt: skip
         self.state.settings = dict(self.state.last)
@@ -77,33 +79,39 @@ class ReplicaPhases:
         """Once all batches of the phase are handed out, inform the trainers that average in the foreground.
 
         Called between two messages."""
-        if self._kind is None or self._kind.shadow or not self._kind.collective or self._idle or not policy.exhausted:
+        if (
+            self._policy is None
+            or self._policy.shadow
+            or not self._policy.collective
+            or self._idle_sent
+            or not policy.exhausted
+        ):
             return
-        self._idle = True
-        for worker in sorted(set(self.members.channels_of("worker")) - self._told):
+        self._idle_sent = True
+        for worker in sorted(set(self.members.channels_of("worker")) - self._asked):
             self.members.channels_of("worker")[worker].send(CloseReplicas(self.request, False))
 
     def close(self) -> Flow[None]:
         """Wait until all trainers have sent their replicas to the servers, which then keep the mean or the centre.
 
         Nothing is in flight."""
-        if self._kind is None:
+        if self._policy is None:
             return
-        more, self._more = self._more, []
-        for worker in more:
+        extra, self._extra_requests = self._extra_requests, []
+        for worker in extra:
             if worker in self.run.waiting:
                 self.run.waiting.remove(worker)
             else:
-                self.run.surplus[worker] += 1
-        yield from self._give()
-        self.members.send_to_all("server", AverageReplicas(self._kind.collective))
+                self.run.surplus_requests[worker] += 1
+        yield from self._collect_replicas()
+        self.members.send_to_all("server", AverageReplicas(self._policy.collective))
         totals = sum_of(self._totals.values())
         totals.distances = [(self._began + at, distance) for at, distance in totals.distances]
         self.state.phases.append(totals)
         self.state.last = {**self.state.last, **summary(totals)}
-        self._kind = None
+        self._policy = None
 
-    def _give(self) -> Flow[None]:
+    def _collect_replicas(self) -> Flow[None]:
         """Wait until every server has the replicas of all trainers."""
         while True:
             lost = self.run.server_losses
@@ -111,44 +119,44 @@ class ReplicaPhases:
             yield WaitCondition(lambda: set(self.members.channels_of("worker")) <= set(self._totals))
             if lost == self.run.server_losses:
                 return
-            self._ask_anew()
+            self._renew_request()
 
-    def _ask_anew(self) -> None:
+    def _renew_request(self) -> None:
         self.request += 1
-        self._told, self._totals = set(), {}
+        self._asked, self._totals = set(), {}
 
     def _close(self, workers: Any) -> None:
-        for worker in sorted(set(workers) - self._told):
-            self._told.add(worker)
+        for worker in sorted(set(workers) - self._asked):
+            self._asked.add(worker)
             self.members.channels_of("worker")[worker].send(CloseReplicas(self.request))
 
     def drop_requests(self, worker: int) -> None:
         """Drop the batch requests of a failed worker's compute threads: its successor sends its own."""
-        self._more = [each for each in self._more if each != worker]
-        self.run.surplus.pop(worker, None)
+        self._extra_requests = [requester for requester in self._extra_requests if requester != worker]
+        self.run.surplus_requests.pop(worker, None)
 
     def extra_requests(self, worker: int) -> int:
         """Number of open batch requests of a worker's additional compute threads in this phase."""
-        return self._more.count(worker)
+        return self._extra_requests.count(worker)
 
     def on_closed(self, message: ClosedReplicas) -> None:
         """Record a trainer's statistics, sent at the end of a phase. Raises WireError for impossible ones."""
         totals = message.totals
         if not all(map(math.isfinite, (totals.seconds, totals.foreground, totals.sent))):
             raise WireError(f"W{message.worker} tells times or bytes that are not finite.")
-        if message.turn == self.request:
+        if message.request == self.request:
             self._totals[message.worker] = totals
 
     @property
     def workers_to_save(self) -> list[int]:
         """Workers whose replicas a checkpoint needs now: every trainer, within a phase."""
-        trainers = self.state.last.get("trainers", 0) if self._kind is not None else 0
+        trainers = self.state.last.get("trainers", 0) if self._policy is not None else 0
         return [worker for worker in self.members.channels_of("worker") if worker < trainers]
 
     @property
     def has_centre(self) -> bool:
         """Whether the dense parameters of this phase are an EASGD centre, which the servers hold."""
-        return self._kind is not None and not self._kind.collective
+        return self._policy is not None and not self._policy.collective
 
     @property
     def kind_of_dense(self) -> str:

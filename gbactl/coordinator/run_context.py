@@ -76,12 +76,12 @@ class Evaluation:
         self.missing = samples
         self._arrived: set[int] = set()
         self._leases: dict[int, int] = {}
-        self._again: list[int] = []
+        self._requeued: list[int] = []
         self._next = 0
 
     def next_batch(self, worker: int) -> tuple[int, int, int] | None:
         """Next evaluation batch for a worker, as (batch, start, samples); None when all are handed out."""
-        number = self._again.pop() if self._again else self._next
+        number = self._requeued.pop() if self._requeued else self._next
         start = number * self.batch
         if start >= self.samples:
             return None
@@ -91,7 +91,7 @@ class Evaluation:
 
     def requeue(self, worker: int) -> None:
         """Hand out a failed worker's evaluation batches again."""
-        self._again += [batch for batch, owner in self._leases.items() if owner == worker]
+        self._requeued += [batch for batch, owner in self._leases.items() if owner == worker]
         self._leases = {batch: owner for batch, owner in self._leases.items() if owner != worker}
 
     def store(self, message: Predictions, payload: Any) -> None:
@@ -124,21 +124,21 @@ class RunContext:
         dataset: Dataset,
         run_dir: Path,
         header: dict[str, Any],
-        found: JournalState | None,
+        journal: JournalState | None,
     ) -> None:
-        """Set up a run. `found`: the state that a failed coordinator left, if this one replaces it."""
+        """Set up a run. `journal`: the state that a failed coordinator left, if this one replaces it."""
         self.hub, self.cfg, self.dataset, self.run_dir = hub, cfg, dataset, run_dir
-        self.state = RunState() if found is None else found.state
+        self.state = RunState() if journal is None else journal.state
         self.members = Membership(cfg.processes, cfg.cluster.servers)
-        self.fencing = Fencing(self.members, self.state.ongoing.lives.gone)
+        self.fencing = Fencing(self.members, self.state.ongoing.lives.failed_workers)
         self.current = cfg  # configuration in the current mode
         self.record = RunSummary(hub.now, cfg.train.patience)
         self.record.modes = cfg.mode.name
         self.record.statistics.observed = ObservedBatches.of(cfg.fault_plan(), cfg.pinned, lambda: self.record.seconds)
         self.journaled = writes_journal(cfg)
-        if found is None:
+        if journal is None:
             (run_dir / JOURNAL_FILE).unlink(missing_ok=True)  # left by an earlier part of a resumed run
-        self.log = EventLog(run_dir / "events.log", header, None if found is None else found.end, self.journaled)
+        self.log = EventLog(run_dir / "events.log", header, None if journal is None else journal.end, self.journaled)
         self.failures = RecoveryTimes(hub.now, self._log_failure, self.state.ongoing.failures)
         self.launcher: Channel | None = None
         self.step = self.phase_number = 0
@@ -146,24 +146,26 @@ class RunContext:
         self.evaluation: Evaluation | None = None
         self.untrained: Ranges = ()  # samples of the round that an evaluation interrupts
         self.waiting: deque[int] = deque()  # workers that asked for a batch and got none yet
-        self.surplus: Counter[int] = Counter()  # per worker: requests for batches by threads of a phase that is over
+        self.surplus_requests: Counter[int] = (
+            Counter()
+        )  # per worker: requests for batches by threads of a phase that is over
         self.started = self.stopped = False
-        self.taking_over = found is not None
+        self.taking_over = journal is not None
         self.server_losses = 0  # server failures so far
-        self.servers_gone: dict[int, float] = {}  # shard -> time at which its failure was detected
+        self.failed_servers: dict[int, float] = {}  # shard -> time at which its failure was detected
         self.rollback_pending = False  # every node must go back to the last checkpoint, as soon as nothing is in flight
-        self.fresh_at: int | None = None  # the step at which the optimizer's state was reset
+        self.optimizer_reset_at: int | None = None  # the step at which the optimizer's state was reset
         self._times_due = 0.0
         self.rounds = rounds(dataset, cfg.train)
-        rows = [dataset.splits[each.split].rows for each in self.rounds]
+        rows = [dataset.splits[part.split].rows for part in self.rounds]
         self.switch_plan = SwitchPlan(cfg.entries, cfg.phases, rows)
         self.auto: AutoSwitch | None = None
         if cfg.candidates:
             batch = cfg.candidates[SYNC].local_batch
             controller = AutoController(cfg.cluster.workers, cfg.train.global_batch, batch, cfg.switch)
-            told = functools.partial(self.send_event, "auto")
-            self.auto = AutoSwitch(controller, cfg.switch.every, run_dir, lambda: self.record.seconds, told)
-            self.record.statistics.heard = self.auto.add_gradient
+            log_decision = functools.partial(self.send_event, "auto")
+            self.auto = AutoSwitch(controller, cfg.switch.every, run_dir, lambda: self.record.seconds, log_decision)
+            self.record.statistics.on_gradient = self.auto.add_gradient
 
     # -- facts --------------------------------------------------------------------------------------
 
@@ -185,7 +187,7 @@ class RunContext:
     @property
     def can_save(self) -> bool:
         """Whether the servers' state can be saved now: every shard is served, and no rollback is pending."""
-        return not (self.servers_gone or self.rollback_pending)
+        return not (self.failed_servers or self.rollback_pending)
 
     def position(self, step: int, training: LivePhase | None = None, ended: bool = False) -> JobPosition:
         """Position of the job in its data and schedule at global step `step`."""
@@ -195,8 +197,8 @@ class RunContext:
 
     def hand_out(self, worker: int) -> None:
         """Hand a worker its next batch, or queue its request if no batch is available yet."""
-        if self.surplus[worker]:
-            self.surplus[worker] -= 1
+        if self.surplus_requests[worker]:
+            self.surplus_requests[worker] -= 1
         elif self.evaluation is not None:
             self._take_evaluation(worker)
         elif self.training is None or not self.training.take(worker):
@@ -209,11 +211,11 @@ class RunContext:
 
     def _take_evaluation(self, worker: int) -> None:
         evaluation = self.evaluation
-        got = None if evaluation is None else evaluation.next_batch(worker)
-        if evaluation is None or got is None:
+        granted = None if evaluation is None else evaluation.next_batch(worker)
+        if evaluation is None or granted is None:
             self.waiting.append(worker)
             return
-        batch, start, samples = got
+        batch, start, samples = granted
         channel = self.members.channels["worker", worker]
         channel.send(Granted(self.phase_number, batch, self.step, start, samples, evaluation.version, 0.0, 0.0))
 
@@ -227,10 +229,10 @@ class RunContext:
     def send_progress(self) -> None:
         """Report the progress of the run to the launcher."""
         live = len(self.members.channels_of("worker"))
-        told = {"mode": self.current.mode.name, "live": live, "lost": self.fencing.gone}
+        fields = {"mode": self.current.mode.name, "live": live, "lost": self.fencing.failed_workers}
         if self.auto is not None:
-            told["auto"] = self.auto.last
-        self.send_event("progress", {**self.record.progress(self.training, self.step), **told})
+            fields["auto"] = self.auto.last
+        self.send_event("progress", {**self.record.progress(self.training, self.step), **fields})
         if self.journaled and time.monotonic() >= self._times_due:
             self.save_times()
 
@@ -249,22 +251,32 @@ class RunContext:
         """Continue from the saved times by activity; if there are none, times are known from now on.
 
         `replaced`: the servers are other processes than those of which times were saved."""
-        found = read_times(self.run_dir)
-        times = ActivityTimes(since=self.record.seconds) if found is None else found.shifted(self.record.began)
+        saved = read_times(self.run_dir)
+        times = ActivityTimes(since=self.record.seconds) if saved is None else saved.shifted(self.record.began)
         self.record.statistics.times = times
         if replaced:
             times.on_servers_replaced(list(times.beats))
 
-    def save_standstill(self, stage: str, number: int, rest: Any = (), inside: bool = False) -> None:
+    def save_standstill(self, stage: str, number: int, rest: Any = (), round_begun: bool = False) -> None:
         """Save the run's state while no batch is in flight; `rest`: untrained sample ranges of round `number`."""
         if not self.journaled:
             return
         self.log.flush()
         self._update()
-        stood, now = self.state.stood, self.hub.now()
-        stood.stage, stood.round, stood.rest, stood.inside = stage, number, list(rest), inside
-        stood.offset, stood.phase, stood.at, stood.began = self.log.bytes, self.phase_number, now, self.record.began
-        stood.position = self.position(self.step)
+        standstill, now = self.state.standstill, self.hub.now()
+        standstill.stage, standstill.round, standstill.rest, standstill.round_begun = (
+            stage,
+            number,
+            list(rest),
+            round_begun,
+        )
+        standstill.offset, standstill.phase, standstill.at, standstill.began = (
+            self.log.bytes,
+            self.phase_number,
+            now,
+            self.record.began,
+        )
+        standstill.position = self.position(self.step)
         self.save_times()
         write_state(self.run_dir, self.state)
 
@@ -282,14 +294,14 @@ class RunContext:
 class NodeRequests:
     """Requests to all nodes, with waits for their answers.
 
-    `asking` is called when servers are asked, with whether they read all their data, and when all have answered."""
+    `on_request` is called when servers are asked, with whether they read all their data, and when all have answered."""
 
-    def __init__(self, run: RunContext, asking: Callable[[bool], None]) -> None:
-        self.run, self.asking = run, asking
+    def __init__(self, run: RunContext, on_request: Callable[[bool], None]) -> None:
+        self.run, self.on_request = run, on_request
         self.inspected: dict[str, Inspected] = {}
         self._reached: set[int] = set()
         self._reloaded: set[int] = set()
-        self._open: tuple[Any, Callable[[int], bool]] | None = None
+        self._pending: tuple[Any, Callable[[int], bool]] | None = None
 
     # -- asking -------------------------------------------------------------------------------------
 
@@ -311,34 +323,34 @@ class NodeRequests:
         deadline = None if seconds is None else self.run.hub.now() + seconds
         if "worker" in roles:
             self.run.members.send_to_all("worker", Inspect(what))
-        servers = self._open_to_servers(Inspect(what), lambda shard: f"S{shard}" in self.inspected)
+        servers = self._asked_servers(Inspect(what), lambda shard: f"S{shard}" in self.inspected)
         with servers if "server" in roles else nullcontext():
             if not (yield WaitCondition(lambda: self._all_inspected(roles), deadline)):
                 return {}
         names = self._names(roles)
-        return {node: each for node, each in self.inspected.items() if node in names}
+        return {node: answer for node, answer in self.inspected.items() if node in names}
 
     def repeat(self, server: Channel) -> None:
         """Repeat an unanswered request to a server's successor, if its predecessor has not answered."""
-        if self._open is not None and not self._open[1](server.peer.index):
-            server.send(self._open[0])
+        if self._pending is not None and not self._pending[1](server.peer.index):
+            server.send(self._pending[0])
 
     def _ask(self, message: Any, answered: Callable[[int], bool]) -> Flow[None]:
         shards = range(self.run.cfg.cluster.servers)
-        with self._open_to_servers(message, answered):
+        with self._asked_servers(message, answered):
             yield WaitCondition(lambda: all(answered(shard) for shard in shards))
 
     @contextmanager
-    def _open_to_servers(self, message: Any, answered: Callable[[int], bool]) -> Iterator[None]:
+    def _asked_servers(self, message: Any, answered: Callable[[int], bool]) -> Iterator[None]:
         """Ask every server, and within the context also the successors of those that have not answered."""
-        self._open = (message, answered)
-        self.asking(isinstance(message, Inspect | ReloadCheckpoint))
+        self._pending = (message, answered)
+        self.on_request(isinstance(message, Inspect | ReloadCheckpoint))
         self.run.members.send_to_all("server", message)
         try:
             yield
         finally:
-            self._open = None
-            self.asking(False)
+            self._pending = None
+            self.on_request(False)
 
     def _all_inspected(self, roles: Sequence[str]) -> bool:
         """Whether every node of some roles has answered."""

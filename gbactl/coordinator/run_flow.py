@@ -31,11 +31,11 @@ GOODBYE_SECONDS = 5.0
 class RunFlow:
     """Flow of one run, as generators that yield the conditions that they wait for.
 
-    `failover` brings the run to where a failed coordinator left it; `amend` adds to the result."""
+    `failover` brings the run to where a failed coordinator left it; `amend_result` adds to the result."""
 
     def __init__(self, core: CoordinatorCore, failover: Failover | None) -> None:
         self.core, self.run, self.failover = core, core.run, failover
-        self.amend: Callable[[dict[str, Any]], None] = lambda result: None
+        self.amend_result: Callable[[dict[str, Any]], None] = lambda result: None
 
     # -- the whole run ------------------------------------------------------------------------------
 
@@ -49,8 +49,8 @@ class RunFlow:
             over = yield from self.failover.restore()
         elif core.checkpoints.resumed is not None:
             run.restore_times(replaced=True)
-        while not (yield from self._work(over)):
-            yield from self._rewind()
+        while not (yield from self._run_rounds(over)):
+            yield from self._roll_back()
             over = False
         yield from core.checkpoints.end_stop()
         core.switch.ended()
@@ -60,7 +60,7 @@ class RunFlow:
         run.failures.end()
         run.send_event("result", result)
         run.log.close(step=run.step)
-        yield from self._dismiss()
+        yield from self._stop_nodes()
 
     def _gather(self) -> Flow[None]:
         """Wait until all nodes are ready and the launcher is connected, which must not miss the result of a short run.
@@ -72,10 +72,10 @@ class RunFlow:
             return
         limit = run.cfg.cluster.start_timeout
 
-        def there() -> bool:
+        def all_ready() -> bool:
             return run.members.complete() and run.launcher is not None
 
-        if not (yield WaitCondition(there, run.hub.now() + limit)):
+        if not (yield WaitCondition(all_ready, run.hub.now() + limit)):
             missing = ", ".join(run.members.missing()) or "The launcher"
             raise ClusterError(
                 f"{missing} did not come up within {limit:.0f} s; look into their logs, or type "
@@ -84,18 +84,18 @@ class RunFlow:
         run.members.settled = True
         run.record.start()
 
-    def _work(self, over: bool) -> Flow[bool]:
+    def _run_rounds(self, over: bool) -> Flow[bool]:
         """Run the remaining rounds, then save the final checkpoint. Returns False if all nodes must roll back first."""
         run, core = self.run, self.core
         rounds = [] if over or core.checkpoints.trained else list(enumerate(run.rounds))
-        for number, part in rounds[len(run.record.results) :]:
-            if not (yield from self._train(part, number)):
+        for number, round_ in rounds[len(run.record.results) :]:
+            if not (yield from self._train(round_, number)):
                 return False
-            scores = yield from self._score(part, number, ())
-            if self._must_go_back:
+            scores = yield from self._score(round_, number, ())
+            if self._rollback_due:
                 return False
-            run.record.results.append(self._tell_scores(part, scores, part.label))
-            if run.record.stopping.update(scores[part.judged_by]["auc"]):
+            run.record.results.append(self._report_scores(round_, scores, round_.label))
+            if run.record.stopping.update(scores[round_.judged_by]["auc"]):
                 break
         run.save_standstill(OVER, len(run.record.results) - 1)
         return (yield from self._save_last())
@@ -103,10 +103,10 @@ class RunFlow:
     def _save_last(self) -> Flow[bool]:
         """Save the final model; repeat if a server fails meanwhile. Returns False if all nodes must roll back first."""
         run, checkpoints = self.run, self.core.checkpoints
-        while checkpoints.on:
+        while checkpoints.enabled:
             losses = run.server_losses
-            yield WaitCondition(lambda: not run.servers_gone)
-            if self._must_go_back:
+            yield WaitCondition(lambda: not run.failed_servers)
+            if self._rollback_due:
                 return False
             yield from checkpoints.save_last()
             if losses == run.server_losses:
@@ -114,59 +114,63 @@ class RunFlow:
         return True
 
     @property
-    def _must_go_back(self) -> bool:
+    def _rollback_due(self) -> bool:
         """Whether all nodes must roll back to a checkpoint now, while no batch is in flight."""
-        return self.run.rollback_pending or (bool(self.run.servers_gone) and self.core.servers.full)
+        return self.run.rollback_pending or (bool(self.run.failed_servers) and self.core.servers.full)
 
     # -- training -----------------------------------------------------------------------------------
 
-    def _train(self, part: Round, number: int) -> Flow[bool]:
+    def _train(self, round_: Round, number: int) -> Flow[bool]:
         """Train a round until its last gradient is applied: in one phase, plus one for every switch within the round.
 
         An evaluation within the round ends a phase too. False where a rollback must come first."""
         run, core = self.run, self.core
-        rows = run.dataset.splits[part.split].rows
-        run.record.round = (part, number, len(run.rounds), rows)
-        rest, inside, stood = core.checkpoints.remaining_ranges(number, rows), False, False
+        rows = run.dataset.splits[round_.split].rows
+        run.record.round = (round_, number, len(run.rounds), rows)
+        rest, begun, entered = core.checkpoints.remaining_ranges(number, rows), False, False
         if self.failover is not None:
-            rest, inside, stood = self.failover.resumed_round(number) or (rest, inside, stood)
+            rest, begun, entered = self.failover.resumed_round(number) or (rest, begun, entered)
         while rest:
-            if self._evaluation_due(part, rows - total_samples(rest)):
+            if self._evaluation_due(round_, rows - total_samples(rest)):
                 core.switch.log_checksums((yield from core.requests.inspect("server")))
-                scores = yield from self._score(part, number, rest)
-                if self._must_go_back:
+                scores = yield from self._score(round_, number, rest)
+                if self._rollback_due:
                     return False
-                self._tell_scores(part, scores, f"{part.label}, {rows - total_samples(rest):,} of {rows:,} samples")
-            if not stood:
-                yield from core.switch.go_on(number, rest[0][0], inside, core.replicas.kind_of_dense)
-                run.save_standstill(TRAIN, number, rest, inside)
-            trained = yield from self._phase(part, rest)
-            rest, inside, stood = without_first(rest, trained), True, False
-            if self._must_go_back:
+                self._report_scores(
+                    round_, scores, f"{round_.label}, {rows - total_samples(rest):,} of {rows:,} samples"
+                )
+            if not entered:
+                yield from core.switch.go_on(number, rest[0][0], begun, core.replicas.kind_of_dense)
+                run.save_standstill(TRAIN, number, rest, begun)
+            trained = yield from self._phase(round_, rest)
+            rest, begun, entered = without_first(rest, trained), True, False
+            if self._rollback_due:
                 return False
         core.switch.log_checksums((yield from core.requests.inspect("server")))
         return True
 
-    def _evaluation_due(self, part: Round, done: int) -> bool:
+    def _evaluation_due(self, round_: Round, done: int) -> bool:
         """Whether an evaluation within a round is due after `done` of its samples, and was not made yet."""
         every, phases = self.run.cfg.train.eval_every, self.run.record.phases
-        if every is None or not phases or phases[-1]["day"] != part.label or "auc" in phases[-1]:
+        if every is None or not phases or phases[-1]["day"] != round_.label or "auc" in phases[-1]:
             return False
-        before = done - sum(phases[-1][fate] for fate in ("samples", "decayed", "lost"))
+        before = done - sum(phases[-1][outcome] for outcome in ("samples", "decayed", "lost"))
         return bool(done // every > before // every)
 
-    def _phase(self, part: Round, rest: Ranges) -> Flow[int]:
+    def _phase(self, round_: Round, rest: Ranges) -> Flow[int]:
         """Train one phase on the sample ranges `rest` of a round. Returns the phase's number of samples."""
         run, core = self.run, self.core
         if not run.taking_over:  # else the phase has begun, and all nodes know it
-            yield from self._rejoin()
-        training = yield from self._open(part, rest)
+            yield from self._admit_successors()
+        training = yield from self._open(round_, rest)
         policy = training.policy
         training.serve()
         yield from core.switch.drain(training)
         yield from core.replicas.close()
         training.finish()
-        run.state.stood.joins = [(worker, grant) for worker, grants in training.joins.items() for grant in grants]
+        run.state.standstill.empty_grants = [
+            (worker, grant) for worker, grants in training.empty_grants.items() for grant in grants
+        ]
         run.step = policy.step
         core.sums.on_phase_end(policy.phase)
         yield from core.requests.barrier(run.step)
@@ -176,10 +180,10 @@ class RunFlow:
         run.send_event("phase", {"phases": list(run.record.phases)})
         run.send_progress()
         if run.home != "replicas":  # the log must not show successors in a phase that a failover may continue
-            yield from self._rejoin()
+            yield from self._admit_successors()
         return policy.phase.samples
 
-    def _open(self, part: Round, rest: Ranges) -> Flow[LivePhase]:
+    def _open(self, round_: Round, rest: Ranges) -> Flow[LivePhase]:
         """Announce a phase on the sample ranges `rest`, or restore a failed coordinator's phase from its log."""
         run, core, cfg = self.run, self.core, self.run.current
         workers, joiners = range(cfg.cluster.workers), range(cfg.cluster.workers, run.cfg.processes)
@@ -191,25 +195,25 @@ class RunFlow:
         core.sums.on_phase_begin(phase)
         stop_at = core.switch.begin(policy)
         if (every := cfg.train.eval_every) is not None:
-            before = run.dataset.splits[part.split].rows - total_samples(rest)
+            before = run.dataset.splits[round_.split].rows - total_samples(rest)
             policy.stop(-(-(every - before % every) // cfg.local_batch))
         failover = self.failover if run.taking_over else None
         if failover is None:
-            yield from self._begin(True, part.split, part.epoch, policy.phase.samples, cfg.local_batch, rest)
-        core.replicas.open(None if failover is None else run.state.stood.at - run.state.stood.began)
+            yield from self._begin(True, round_.split, round_.epoch, policy.phase.samples, cfg.local_batch, rest)
+        core.replicas.open(None if failover is None else run.state.standstill.at - run.state.standstill.began)
         run.record.statistics.pulled.clear()
         done = run.record.ledger.finished
-        fold = TrainingPhase(policy, lambda finished: self._lr_scale(done + finished), run.record.statistics)
+        training_phase = TrainingPhase(policy, lambda finished: self._lr_scale(done + finished), run.record.statistics)
         training = LivePhase(
-            run.phase_number, fold, run.members, run.log, run.waiting, run.hub.now, cfg.train.checksum_every
+            run.phase_number, training_phase, run.members, run.log, run.waiting, run.hub.now, cfg.train.checksum_every
         )
         training.stop_at, training.ranges, training.mode, run.training = stop_at, rest, cfg.mode.name, training
-        training.told_loss = self._on_loss
+        training.on_loss = self._on_loss
         core.checkpoints.watch(training)
-        training.one_each = cfg.home == "servers" and not cfg.mode.prefetched_batches
+        training.single_batch = cfg.home == "servers" and not cfg.mode.prefetched_batches
         if failover is not None:
             yield from failover.go_on(training)
-        for worker in run.fencing.gone:
+        for worker in run.fencing.failed_workers:
             if not training.ignore_worker(worker):
                 training.release_batches(worker)
         return training
@@ -238,15 +242,15 @@ class RunFlow:
             encode_ranges(rest),
         )
         run.log.info(event_log.PHASE, message._asdict())
-        core.servers.begun = message._replace(served_dense=home != "workers")
-        run.members.send_to_all("server", core.servers.begun)
+        core.servers.begin_phase = message._replace(served_dense=home != "workers")
+        run.members.send_to_all("server", core.servers.begin_phase)
         yield from core.requests.barrier(run.step)
         if training:
             yield from core.switch.resumed()
         if run.home == "servers":
             core.workers.admit(None)
         run.members.send_to_all("worker", message)
-        core.workers.begun = message
+        core.workers.begin_phase = message
 
     def _lr_scale(self, finished: int) -> float:
         cfg = self.run.cfg
@@ -262,7 +266,7 @@ class RunFlow:
 
     # -- between two phases -------------------------------------------------------------------------
 
-    def _rejoin(self) -> Flow[None]:
+    def _admit_successors(self) -> Flow[None]:
         """Admit successors of failed workers, and make the dense parameters equal on all workers that hold them.
 
         One worker sends the parameters to the servers, and all workers with the successors fetch them there. So all
@@ -283,10 +287,10 @@ class RunFlow:
             pass
         run.fencing.tell_workers()
 
-    def _rewind(self) -> Flow[None]:
+    def _roll_back(self) -> Flow[None]:
         """Roll all nodes and the job's position back to the last complete checkpoint."""
         run, core = self.run, self.core
-        yield WaitCondition(lambda: not run.servers_gone)
+        yield WaitCondition(lambda: not run.failed_servers)
         core.checkpoints.finish_or_abandon("everybody goes back")
         path, position = core.checkpoints.newest()
         before, finished = run.step, run.record.ledger.finished
@@ -297,25 +301,25 @@ class RunFlow:
         if run.home != "servers":
             yield from core.migration.fetch_again(run.home)
             run.fencing.tell_workers()
-        again = rolled_back = finished - run.record.ledger.finished
+        not_yet_counted = rolled_back = finished - run.record.ledger.finished
         for failed in run.failures.failures:
             if failed.process.startswith("S") and failed.loaded is None:
-                failed.samples_rolled_back, again = again, 0
+                failed.samples_rolled_back, not_yet_counted = not_yet_counted, 0
                 core.servers.on_loaded(int(failed.process[1:]))
         run.log.info(event_log.SERVER, {"shard": -1, "state": "rewound", "step": before, "loaded": run.step})
         run.send_event("rewound", {"step": before, "to": run.step, "samples": rolled_back})
 
     # -- evaluation ---------------------------------------------------------------------------------
 
-    def _score(self, part: Round, number: int, rest: Ranges) -> Flow[dict[int, dict[str, float]]]:
+    def _score(self, round_: Round, number: int, rest: Ranges) -> Flow[dict[int, dict[str, float]]]:
         """Evaluate the model on a round's splits; `rest`: sample ranges of the round still to be trained."""
         run = self.run
         run.save_standstill(EVALUATE, number, rest, bool(rest))
         run.untrained = rest
         if run.home == "replicas":
-            yield from self._rejoin()
+            yield from self._admit_successors()
         scores: dict[int, dict[str, float]] = {}
-        for split in part.evaluate:
+        for split in round_.evaluate:
             scores[split] = yield from self._evaluate(split)
         return scores
 
@@ -333,15 +337,15 @@ class RunFlow:
         rows, user = run.dataset.splits[split].slice(0, samples), run.dataset.user_field
         return evaluation.metrics(rows.labels, None if user is None else rows.ids[:, user])
 
-    def _tell_scores(self, part: Round, scores: dict[int, dict[str, float]], label: str) -> dict[str, Any]:
+    def _report_scores(self, round_: Round, scores: dict[int, dict[str, float]], label: str) -> dict[str, Any]:
         """Record and report an evaluation, under a label. Returns the summary of the round so far."""
         run = self.run
-        names = {split: run.dataset.splits[split].name for split in part.evaluate}
-        whole = run.record.evaluated({names[split]: scores[split] for split in names}, names[part.judged_by])
-        told = {"phases": list(run.record.phases), "samples_finished": run.record.ledger.finished}
-        told["time_shares"] = run.record.statistics.times.take_shares()
-        run.send_event("round", {**whole, **told, "day": label})
-        return whole
+        names = {split: run.dataset.splits[split].name for split in round_.evaluate}
+        summary = run.record.evaluated({names[split]: scores[split] for split in names}, names[round_.judged_by])
+        fields = {"phases": list(run.record.phases), "samples_finished": run.record.ledger.finished}
+        fields["time_shares"] = run.record.statistics.times.take_shares()
+        run.send_event("round", {**summary, **fields, "day": label})
+        return summary
 
     # -- the end ------------------------------------------------------------------------------------
 
@@ -350,11 +354,11 @@ class RunFlow:
         run, core = self.run, self.core
         inspected = yield from core.requests.inspect("server", "worker")
         refused = sum((Counter(node.refused) for node in inspected.values()), Counter(run.hub.refused))
-        found = run.record.result(best, inspected)
+        summary = run.record.result(best, inspected)
         rolled_back = sum(failed.samples_rolled_back for failed in run.failures.failures)
         result = {
-            **found,
-            "samples": {**found["samples"], "rolled_back": rolled_back},
+            **summary,
+            "samples": {**summary["samples"], "rolled_back": rolled_back},
             "mode": run.record.modes,
             **core.summary(),
             "best_possible_auc": run.dataset.best_auc.get(best["evaluated_on"]),
@@ -366,7 +370,7 @@ class RunFlow:
             **core.checkpoints.summary(),
             **core.workers.summary(inspected),
         }
-        self.amend(result)
+        self.amend_result(result)
         return result
 
     def _wire(self, inspected: dict[str, Inspected]) -> dict[str, Any]:
@@ -374,7 +378,7 @@ class RunFlow:
         resumed = self.core.checkpoints.resumed
         return traffic_summary(nodes, self.run.step - (0 if resumed is None else resumed.step))
 
-    def _dismiss(self) -> Flow[None]:
+    def _stop_nodes(self) -> Flow[None]:
         """Stop the workers, and once they are gone the servers."""
         run = self.run
         run.stopped = True

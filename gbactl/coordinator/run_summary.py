@@ -29,10 +29,10 @@ from gbactl.policies import Ledger
 from gbactl.wire.messages import Inspected
 
 METRICS = ("auc", "logloss", "ne", "calibration", "gauc")  # the last one only where the data have a user
-FATES = ("read", "trained", "decayed", "lost", "effective")
+LEDGER_FIELDS = ("read", "trained", "decayed", "lost", "effective")
 SUMMED = ("steps", "samples", "decayed", "lost", "seconds", "closing_seconds")
 MOST_POINTS = 500  # maximum of points of the curves in a checkpoint or a result
-OF_A_PHASE = ("mode", "first_sample", "first_step", "pause_ms", "fresh_optimizer")
+PHASE_FIELDS = ("mode", "first_sample", "first_step", "pause_ms", "fresh_optimizer")
 
 
 def eps(trained: int, seconds: float) -> float:
@@ -57,24 +57,24 @@ def _thinned(curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def by_round(phases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Combine phases into rounds (days or epochs), with the scores of each round's evaluation."""
-    return [_added_up(list(parts)) for _, parts in groupby(phases, key=lambda phase: phase["day"])]
+    return [_combined(list(parts)) for _, parts in groupby(phases, key=lambda phase: phase["day"])]
 
 
-def _added_up(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    told = {key: value for phase in parts for key, value in phase.items() if key not in OF_A_PHASE}
-    sums = {key: sum(phase.get(key, 0) for phase in parts) for key in SUMMED}
-    modes = [mode for mode, _ in groupby(phase["mode"] for phase in parts)]
-    staleness = _staleness(parts)
-    more = {"staleness_histogram": histogram_to_json(staleness), "staleness": quantiles(staleness)}
-    return {**told, "modes": modes, **sums, "eps": eps(sums["samples"], sums["seconds"]), **more}
+def _combined(phases: list[dict[str, Any]]) -> dict[str, Any]:
+    fields = {key: value for phase in phases for key, value in phase.items() if key not in PHASE_FIELDS}
+    sums = {key: sum(phase.get(key, 0) for phase in phases) for key in SUMMED}
+    modes = [mode for mode, _ in groupby(phase["mode"] for phase in phases)]
+    staleness = _staleness(phases)
+    staleness_fields = {"staleness_histogram": histogram_to_json(staleness), "staleness": quantiles(staleness)}
+    return {**fields, "modes": modes, **sums, "eps": eps(sums["samples"], sums["seconds"]), **staleness_fields}
 
 
 def _staleness(phases: Iterable[Mapping[str, Any]]) -> Counter[int]:
     """Add up the staleness histograms of phases."""
-    found = Counter[int]()
+    histogram = Counter[int]()
     for phase in phases:
-        found.update({int(steps): count for steps, count in phase["staleness_histogram"].items()})
-    return found
+        histogram.update({int(steps): count for steps, count in phase["staleness_histogram"].items()})
+    return histogram
 
 
 class RunSummary:
@@ -92,8 +92,8 @@ class RunSummary:
         self.modes = ""  # modes so far: sync>gba@day2
         self.round: tuple[Round, int, int, int] | None = None  # round, its number, number of rounds, its samples
         self.last_gradient: float | None = None  # end of the last phase, by `now`
-        self._pause: float | None = None
-        self._fresh = False
+        self._pause_ms: float | None = None
+        self._optimizer_reset = False
         self.start()
 
     def start(self) -> None:
@@ -114,13 +114,13 @@ class RunSummary:
         """Label of the current round: day 3, epoch 0."""
         return "" if self.round is None else self.round[0].label
 
-    def pause(self, milliseconds: float | None) -> None:
+    def record_pause(self, milliseconds: float | None) -> None:
         """Record a switch's pause: time from the last gradient before it to the first one after it."""
-        self._pause = milliseconds
+        self._pause_ms = milliseconds
 
     def record_optimizer_reset(self) -> None:
         """Record that the optimizer's state is reset before the next phase."""
-        self._fresh = True
+        self._optimizer_reset = True
 
     def close_phase(self, mode: str, training: LivePhase) -> None:
         """Record a finished phase, whose gradients are all applied.
@@ -132,9 +132,9 @@ class RunSummary:
         self.last_gradient = None if clock.gradients is None else clock.gradients[1]
         end = clock.first if self.last_gradient is None else self.last_gradient
         phase = self._phase(training, policy.ledger, policy.step, mode)
-        phase |= {"pause_ms": self._pause, "closing_seconds": 0.0 if end is None else self.now() - end}
-        self.phases.append(phase | ({"fresh_optimizer": True} if self._fresh else {}))
-        self._pause, self._fresh = None, False
+        phase |= {"pause_ms": self._pause_ms, "closing_seconds": 0.0 if end is None else self.now() - end}
+        self.phases.append(phase | ({"fresh_optimizer": True} if self._optimizer_reset else {}))
+        self._pause_ms, self._optimizer_reset = None, False
 
     def _phase(self, training: LivePhase, done: Ledger, step: int, mode: str) -> dict[str, Any]:
         """Summary of a phase up to step `step`; `done`: numbers of its samples trained, decayed and lost."""
@@ -170,27 +170,27 @@ class RunSummary:
         if recent.samples:
             self.curve.append(point)
         assert self.round is not None
-        part, number, of, samples = self.round
+        this_round, number, rounds, samples = self.round
         return {
             **point,
-            **self._of_round(part.label, training),
+            **self._round_fields(this_round.label, training),
             "step": training.policy.step if training else step,
             "workers": self.statistics.rates(now),
             "times": self.statistics.times.take_recent(),
             "staleness": quantiles(self.statistics.staleness),
-            "label": part.label,
+            "label": this_round.label,
             "round": number,
-            "rounds": of,
+            "rounds": rounds,
             "round_samples": samples,
         }
 
-    def _of_round(self, label: str, training: LivePhase | None) -> dict[str, Any]:
+    def _round_fields(self, label: str, training: LivePhase | None) -> dict[str, Any]:
         """Samples of a round trained, decayed or lost so far, and the round's samples per second."""
         parts = [phase for phase in self.phases if phase["day"] == label]
         ledger = training.policy.ledger if training else Ledger()
         trained = sum(phase["samples"] for phase in parts) + ledger.trained
         seconds = sum(phase["seconds"] for phase in parts) + (training.clock.seconds if training else 0.0)
-        others = sum(phase.get(fate, 0) for phase in parts for fate in ("decayed", "lost"))
+        others = sum(phase.get(outcome, 0) for phase in parts for outcome in ("decayed", "lost"))
         finished = trained + others + ledger.decayed + ledger.lost
         return {"round_finished": finished, "round_eps": eps(trained, seconds)}
 
@@ -234,7 +234,7 @@ class RunSummary:
             "best_round": best["day"],
             **{key: best.get(key) for key in ("evaluated_on", "judged_on", "judged_auc")},
             "eps": eps(sum(phase["samples"] for phase in own), sum(phase["seconds"] for phase in own)),
-            "samples": {fate: getattr(self.ledger, fate) for fate in FATES},
+            "samples": {field: getattr(self.ledger, field) for field in LEDGER_FIELDS},
             "phases": self.phases,
             "rounds": by_round(self.phases),
             "curve": _thinned(self.curve),
@@ -270,10 +270,10 @@ class RecoveryTimes:
     ) -> None:  # fmt: skip
         self.now, self._log = now, log
         self.state = FailureRecords() if state is None else state
-        self._reborn: FailureRecord | None = None  # failure of this coordinator's own predecessor
+        self._own_failure: FailureRecord | None = None  # failure of this coordinator's own predecessor
         self._logged: set[int] = set()
         self._began = now()
-        self._signs: dict[str, float] = {}  # last sign of life of each process
+        self._last_signs: dict[str, float] = {}  # last sign of life of each process
 
     @property
     def failures(self) -> list[FailureRecord]:
@@ -282,23 +282,23 @@ class RecoveryTimes:
 
     def record_sign_of_life(self, process: str) -> None:
         """Record the time of a message from a process as its last sign of life."""
-        self._signs[process] = self.now()
+        self._last_signs[process] = self.now()
 
     def record_injection(self, process: str, kind: str) -> None:
         """Record that the fault plan now injects a failure of kind `kind` into a process."""
-        self.state.injured[process] = (kind, self.now())
+        self.state.injected[process] = (kind, self.now())
 
     def record_detection(self, process: str, failure: str) -> None:
         """Record that a failure was detected; `failure` is its kind where no fault plan caused it."""
-        sign = self._signs.pop(process, self._began)  # a process never heard of was silent from the start
-        kind, at = self.state.injured.pop(process, (failure, sign))
+        last_sign = self._last_signs.pop(process, self._began)  # a process never heard of was silent from the start
+        kind, at = self.state.injected.pop(process, (failure, last_sign))
         self.failures.append(FailureRecord(process, kind, at, self.now()))
 
-    def record_takeover(self, process: str, failure: str, detected: float, sign: float) -> None:
-        """Record that this process replaces a failed one; `detected`: time of detection, `sign`: last sign of life."""
-        kind, at = self.state.injured.pop(process, (failure, sign))
-        self._reborn = FailureRecord(process, kind, min(at, detected), detected, self.now())
-        self.failures.append(self._reborn)
+    def record_takeover(self, process: str, failure: str, detected: float, last_sign: float) -> None:
+        """Record that this process replaces a failed one; `detected`: time of detection; `last_sign`: of life."""
+        kind, at = self.state.injected.pop(process, (failure, last_sign))
+        self._own_failure = FailureRecord(process, kind, min(at, detected), detected, self.now())
+        self.failures.append(self._own_failure)
 
     def record_ready(self, process: str) -> None:
         """Record that a failed process's successor is ready."""
@@ -308,19 +308,19 @@ class RecoveryTimes:
 
     def record_useful_work(self, process: str) -> None:
         """Record that a failed process's successor has done useful work, which completes the recovery."""
-        if self._reborn is not None:
-            reborn, self._reborn = self._reborn, None
-            self._of_use(reborn)
+        if self._own_failure is not None:
+            own_failure, self._own_failure = self._own_failure, None
+            self._complete(own_failure)
         failed = self.last(process)
         if failed is not None and failed.loaded is not None and failed.useful is None:
-            self._of_use(failed)
+            self._complete(failed)
 
-    def _of_use(self, failed: FailureRecord) -> None:
+    def _complete(self, failed: FailureRecord) -> None:
         failed.useful = self.now()
         self._log_recovery(failed)
 
     def _log_recovery(self, failed: FailureRecord) -> None:
-        number = next(number for number, each in enumerate(self.failures) if each is failed)
+        number = next(number for number, failure in enumerate(self.failures) if failure is failed)
         if number not in self._logged:
             self._logged.add(number)
             self._log(number, failed)
@@ -333,11 +333,11 @@ class RecoveryTimes:
 
     def restore_from_log(self, logged: Iterable[Mapping[str, Any]]) -> None:
         """Restore recovery times from a failed coordinator's log, which may be newer than its saved state."""
-        for each in logged:
-            self._logged.add(each["number"])
-            failed = self.failures[each["number"]]
-            if failed.useful is None and each["useful_s"] is not None:
-                failed.useful = failed.at + each["useful_s"]
+        for record in logged:
+            self._logged.add(record["number"])
+            failed = self.failures[record["number"]]
+            if failed.useful is None and record["useful_s"] is not None:
+                failed.useful = failed.at + record["useful_s"]
 
     def add_lost_dense(self, samples: int) -> None:
         """Add samples, whose dense gradients were lost with a worker, to the record of the last worker failure."""
@@ -345,7 +345,7 @@ class RecoveryTimes:
         if failed is not None:
             failed.samples_undone += samples
 
-    def cost(self, process: str, loss: ServerFailureLoss) -> None:
+    def add_loss(self, process: str, loss: ServerFailureLoss) -> None:
         """Add the work lost in a process's last failure to the record of that failure."""
         failed = self.last(process)
         if failed is not None:

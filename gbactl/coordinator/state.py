@@ -41,10 +41,10 @@ TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
 class Incarnations:
     """Incarnation numbers of a run's nodes: how often each was replaced.
 
-    `gone`: failed workers without a successor, in the order in which they were detected; `workers`, `servers`:
+    `failed_workers`: those without a successor, in the order in which they were detected; `workers`, `servers`:
     incarnations of those that are successors."""
 
-    gone: list[int] = field(default_factory=list)
+    failed_workers: list[int] = field(default_factory=list)
     workers: dict[int, int] = field(default_factory=dict)
     servers: dict[int, int] = field(default_factory=dict)
 
@@ -88,12 +88,12 @@ class FailureRecord:
 class FailureRecords:
     """Failures of a run so far.
 
-    `injured`: injected failures that are not detected yet, and their times; `struck`: step and seconds of training
-    of the fault plan's last injection."""
+    `injected`: injected failures that are not detected yet, and their times; `last_injection`: step and seconds of
+    training of the fault plan's last one."""
 
     failed: list[FailureRecord] = field(default_factory=list)
-    injured: dict[str, tuple[str, float]] = field(default_factory=dict)
-    struck: tuple[int, float] = (-1, -1.0)
+    injected: dict[str, tuple[str, float]] = field(default_factory=dict)
+    last_injection: tuple[int, float] = (-1, -1.0)
 
 
 @dataclass
@@ -261,27 +261,28 @@ class ReplicaState:
 class Standstill:
     """State of the run's flow at a moment when no batch is in flight.
 
-    Round `round` enters `stage`, with the `rest` of its samples to train; `inside`: it has begun. `offset`: bytes of
-    the event log; `phase`: number of the last one; `at`, `began`: this moment and the start of the run, in seconds of
-    the machine's clock; `joins`: empty grants of the training phase before, with the workers that they were sent to."""
+    Round `round` enters `stage`, with the `rest` of its samples to train, at its beginning or not (`round_begun`).
+    `offset`: bytes of the event log; `phase`: number of the last one; `at`, `began`: this moment and the start of the
+    run, in seconds of the machine's clock; `empty_grants`: those of the training phase before, with the workers that
+    they were sent to."""
 
     stage: str = TRAIN
     round: int = 0
     rest: list[tuple[int, int]] = field(default_factory=list)
-    inside: bool = False
+    round_begun: bool = False
     offset: int = 0
     phase: int = 0
     at: float = 0.0
     began: float = 0.0
     position: JobPosition | None = None
-    joins: list[tuple[int, Granted]] = field(default_factory=list)
+    empty_grants: list[tuple[int, Granted]] = field(default_factory=list)
 
 
 @dataclass
 class RunState:
     """State of a run: the root of the tree that a coordinator saves."""
 
-    stood: Standstill = field(default_factory=Standstill)
+    standstill: Standstill = field(default_factory=Standstill)
     switch: LastSwitch = field(default_factory=LastSwitch)
     replicas: ReplicaState = field(default_factory=ReplicaState)
     ongoing: PhaseState = field(default_factory=PhaseState)
@@ -289,8 +290,8 @@ class RunState:
 
 def encoded(branch: Any) -> dict[str, Any]:
     """Encode a branch of the state as plain containers with string keys."""
-    found: dict[str, Any] = msgspec.to_builtins(branch, str_keys=True, enc_hook=plain_number)
-    return found
+    values: dict[str, Any] = msgspec.to_builtins(branch, str_keys=True, enc_hook=plain_number)
+    return values
 
 
 def decoded(values: Mapping[str, Any], kind: type[T]) -> T:
@@ -310,31 +311,31 @@ def writes_journal(cfg: RunConfig) -> bool:
 class JournalState:
     """State that a failed coordinator left: the last saved state with later notes applied, and the log since then.
 
-    `end`: offset of the log's last complete record; `term` of the successor; `missed`: when the failure was detected,
-    in seconds of the machine's clock; `failure`: its kind; `sign`: the last sign of life."""
+    `end`: offset of the log's last complete record; `term` of the successor; `detected_at`: when it had failed,
+    in seconds of the machine's clock; `failure`: its kind; `last_sign`: the last sign of life."""
 
     state: RunState
     records: list[Record]
     end: int
     term: int = 1
-    missed: float = 0.0
+    detected_at: float = 0.0
     failure: str = "death"
-    sign: float = 0.0
+    last_sign: float = 0.0
 
     @classmethod
     def of(
-        cls, run_dir: Path, term: int, missed: float, failure: str = "death", sign: float | None = None
+        cls, run_dir: Path, term: int, detected_at: float, failure: str = "death", last_sign: float | None = None
     ) -> JournalState:
         """Read a failed coordinator's state from the run directory. Raises EventLogError where it cannot be used."""
         try:
             state = decoded(json.loads((run_dir / JOURNAL_FILE).read_text()), RunState)
         except (OSError, ValueError, TypeError, msgspec.ValidationError) as error:
             raise EventLogError(f"{run_dir / JOURNAL_FILE} cannot be used ({error!r}).") from error
-        records, end = event_log.tail(run_dir / "events.log", state.stood.offset)
+        records, end = event_log.tail(run_dir / "events.log", state.standstill.offset)
         for record in records:
             if isinstance(record, InfoRecord) and record.kind == event_log.NOTE:
                 state.ongoing = decoded(record.fields, PhaseState)
-        return cls(state, records, end, term, missed, failure, missed if sign is None else sign)
+        return cls(state, records, end, term, detected_at, failure, detected_at if last_sign is None else last_sign)
 
 
 def write_state(run_dir: Path, state: RunState) -> None:
@@ -352,7 +353,7 @@ def write_times(run_dir: Path, times: ActivityTimes) -> None:
 def read_times(run_dir: Path) -> ActivityTimes | None:
     """Read the file of the processes' times; None where it is missing or of other activities."""
     try:
-        found = msgspec.json.decode((run_dir / TIMES_FILE).read_bytes(), type=ActivityTimes)
+        times = msgspec.json.decode((run_dir / TIMES_FILE).read_bytes(), type=ActivityTimes)
     except (OSError, msgspec.DecodeError):
         return None
-    return found if len(found.told) == len(ACTIVITIES) else None
+    return times if len(times.reported) == len(ACTIVITIES) else None

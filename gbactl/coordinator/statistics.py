@@ -39,8 +39,8 @@ def _add(rows: dict[int, Row], worker: int, row: Sequence[float]) -> None:
     rows[worker] = list(row) if found is None else list(map(operator.add, found, row))
 
 
-def _rounded(told: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(seconds, 4) for name, seconds in told.items()}
+def _rounded(times: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(seconds, 4) for name, seconds in times.items()}
 
 
 def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
@@ -71,7 +71,9 @@ class ActivityTimes:
     servers: dict[str, dict[str, float]] = field(default_factory=dict)  # seconds between the last two heartbeats
     beats: dict[str, dict[str, float]] = field(default_factory=dict)  # seconds at the last heartbeat
     ended: dict[str, dict[str, float]] = field(default_factory=dict)  # seconds of servers' processes that are gone
-    told: list[float] = field(default_factory=lambda: [0.0] * len(ACTIVITIES))  # sums at the last call of `take_shares`
+    reported: list[float] = field(
+        default_factory=lambda: [0.0] * len(ACTIVITIES)
+    )  # sums at the last call of `take_shares`
 
     def add(self, now: float, worker: int, compute: float, waits: Sequence[float], mode: str) -> None:
         """Add a gradient's seconds of computation and of waits (in the order of WAITS) in a mode.
@@ -107,10 +109,10 @@ class ActivityTimes:
         recent, self.recent = self.recent, {}
         return (_named(recent) if len(recent) <= MOST_WORKERS else {}) | self.servers
 
-    def on_heartbeat(self, server: str, told: dict[str, float]) -> None:
+    def on_heartbeat(self, server: str, times: dict[str, float]) -> None:
         """Record the cumulative seconds by activity that a server's heartbeat reports."""
-        before, self.beats[server] = self.beats.get(server, {}), told
-        self.servers[server] = {name: max(0.0, each - before.get(name, 0.0)) for name, each in told.items()}
+        before, self.beats[server] = self.beats.get(server, {}), times
+        self.servers[server] = {name: max(0.0, value - before.get(name, 0.0)) for name, value in times.items()}
 
     def on_servers_replaced(self, servers: Iterable[str]) -> None:
         """Keep the seconds at the last heartbeat of servers whose processes are gone; their successors begin with 0."""
@@ -123,13 +125,13 @@ class ActivityTimes:
 
     def take_shares(self) -> dict[str, float]:
         """Share of each activity in all workers' time since the last call; empty if no time has passed."""
-        before, self.told = (
-            self.told,
+        before, self.reported = (
+            self.reported,
             [sum(row[n] for row in self.totals.values()) for n in range(1, len(ACTIVITIES) + 1)],
         )
-        seconds = [now - then for now, then in zip(self.told, before, strict=True)]
+        seconds = [now - then for now, then in zip(self.reported, before, strict=True)]
         total = sum(seconds)
-        return {name: each / total for name, each in zip(ACTIVITIES, seconds, strict=True)} if total > 0 else {}
+        return {name: spent / total for name, spent in zip(ACTIVITIES, seconds, strict=True)} if total > 0 else {}
 
     def summary(self, began: float, servers: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Field `time` of result.json; `began`: when the run began, on the clock of `add`.
@@ -138,11 +140,12 @@ class ActivityTimes:
         bins = self.bins if len(self.totals) <= MOST_WORKERS else []
         served = {name: _sum(self.ended.get(name, {}), servers.get(name, {})) for name in {**self.ended, **servers}}
         return {
-            "processes": _named(self.totals) | {name: _rounded(told) for name, told in sorted(served.items()) if told},
+            "processes": _named(self.totals)
+            | {name: _rounded(times) for name, times in sorted(served.items()) if times},
             "since_second": self.since,
             "bin_seconds": self.width,
             "first_second": 0.0 if self.began is None else self.began - began,
-            "bins": [_named(each) for each in bins],
+            "bins": [_named(row) for row in bins],
             "modes": self.modes if bins else [],
         }
 
@@ -264,7 +267,9 @@ class Statistics(SavedStatistics):
     times: ActivityTimes = field(default_factory=ActivityTimes)
     pulled: dict[int, int] = field(default_factory=dict)
     observed: ObservedBatches | None = None
-    heard: Callable[[int, int, float], None] | None = None  # called with worker, samples, seconds of every gradient
+    on_gradient: Callable[[int, int, float], None] | None = (
+        None  # called with worker, samples, seconds of every gradient
+    )
     last_rates: tuple[dict[int, int], float] = field(default_factory=lambda: ({}, 0.0))
 
     @property
@@ -298,23 +303,23 @@ class Statistics(SavedStatistics):
         self.recent.add(worker, samples, loss, seconds, ranked)
         if self.observed is not None:
             self.observed.add(worker, seconds, slowdown, samples)
-        if self.heard is not None:
-            self.heard(worker, samples, seconds)
+        if self.on_gradient is not None:
+            self.on_gradient(worker, samples, seconds)
 
-    def note_message_faults(self, places: Collection[int]) -> None:
+    def note_message_faults(self, indexes: Collection[int]) -> None:
         """Record that message faults are active, given by their indexes in the fault plan."""
         if self.observed is not None:
-            self.observed.note_message_faults(places)
+            self.observed.note_message_faults(indexes)
 
     @property
     def observed_faults(self) -> list[dict[str, Any]]:
         """Faults of the plan that have slowed or disturbed workers so far, saved for a coordinator failover."""
         return [] if self.observed is None else self.observed.acted.to_list()
 
-    def restore_observed_faults(self, told: list[dict[str, Any]]) -> None:
+    def restore_observed_faults(self, saved: list[dict[str, Any]]) -> None:
         """Add the faults that had acted before a coordinator failover."""
         if self.observed is not None:
-            self.observed.acted.restore(told)
+            self.observed.acted.restore(saved)
 
     def unslowed_seconds(self, worker: int, samples: int) -> float:
         """Seconds that workers without faults need for `samples`, where the plan slows this worker; 0 if unknown."""
@@ -329,10 +334,10 @@ class Statistics(SavedStatistics):
         """Count the gradients of an ordered step, and their staleness."""
         before = self.samples_at[step.step]
         for member in step.members:
-            self._member(step, member, before)
+            self._count_member(step, member, before)
         self.samples_at.append(before + step.samples)
 
-    def _member(self, step: Step, member: Member, before: int) -> None:
+    def _count_member(self, step: Step, member: Member, before: int) -> None:
         pulled = self.pulled.pop(member.batch)
         self.staleness[step.step - pulled] += 1
         self.samples_behind += before - self.samples_at[pulled]
@@ -374,17 +379,17 @@ class Statistics(SavedStatistics):
 
 
 class NormLog:
-    """Writer of gradient norms per step, each combined from the shares that `tellers` nodes send."""
+    """Writer of gradient norms per step, each combined from the shares that several nodes send."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._parts: defaultdict[int, list[GradientNorms]] = defaultdict(list)
 
-    def add(self, mode: str, part: GradientNorms, tellers: int) -> None:
+    def add(self, mode: str, part: GradientNorms, nodes: int) -> None:
         """Add a node's share of a step's gradient norms; the last node's share completes the step, which is written."""
         parts = self._parts[part.step]
         parts.append(part)
-        if len(parts) < tellers:
+        if len(parts) < nodes:
             return
         del self._parts[part.step]
         line = {

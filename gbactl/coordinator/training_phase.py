@@ -85,11 +85,11 @@ Command = HandOut | ApplyStep | DiscardGradient | GiveUpBatch
 class StagedSlices:
     """Staged slices of announced gradients that are not applied yet, and those that a failed shard has lost.
 
-    `hit(shard, rows)` is called for a slice that is applied, `missed(shard, samples, rows)` for one that is
+    `on_applied(shard, rows)` is called for a slice that is applied, `on_missed(shard, samples, rows)` for one that is
     not, because its shard failed."""
 
-    def __init__(self, hit: Callable[[int, int], None], missed: Callable[[int, int, int], None]) -> None:
-        self.hit, self.missed = hit, missed
+    def __init__(self, on_applied: Callable[[int, int], None], on_missed: Callable[[int, int, int], None]) -> None:
+        self.on_applied, self.on_missed = on_applied, on_missed
         self._rows: dict[int, list[int]] = {}
 
     def add(self, batch: int, rows: Sequence[int]) -> None:
@@ -97,13 +97,13 @@ class StagedSlices:
         self._rows[batch] = list(rows)
 
     def report_step(self, batch: int, samples: int, weight: float) -> None:
-        """Report an ordered step's gradient slices by calling `hit`, or `missed` for those on failed shards."""
+        """Report an ordered step's gradient slices to `on_applied`, or to `on_missed` if they were on failed shards."""
         rows = self._rows.pop(batch, ())
         for shard, count in enumerate(rows if weight > 0 else ()):
             if count >= 0:
-                self.hit(shard, count)
+                self.on_applied(shard, count)
             else:
-                self.missed(shard, samples, ~count)
+                self.on_missed(shard, samples, ~count)
 
     def discard(self, batch: int) -> None:
         """Forget the slices of a discarded gradient."""
@@ -116,14 +116,17 @@ class StagedSlices:
 
     @contextmanager
     def delayed_calls(self) -> Iterator[list[tuple[Callable[..., None], tuple[int, ...]]]]:
-        """Delay calls of `hit` and `missed` within this context; at its end make those still in the yielded list."""
-        kept: list[tuple[Callable[..., None], tuple[int, ...]]] = []
-        hit, missed = self.hit, self.missed
-        self.hit, self.missed = lambda *told: kept.append((hit, told)), lambda *told: kept.append((missed, told))
-        yield kept
-        self.hit, self.missed = hit, missed
-        for hear, told in kept:
-            hear(*told)
+        """Delay calls of the two callbacks within this context; at its end make those still in the yielded list."""
+        calls: list[tuple[Callable[..., None], tuple[int, ...]]] = []
+        on_applied, on_missed = self.on_applied, self.on_missed
+        self.on_applied, self.on_missed = (
+            lambda *args: calls.append((on_applied, args)),
+            lambda *args: calls.append((on_missed, args)),
+        )
+        yield calls
+        self.on_applied, self.on_missed = on_applied, on_missed
+        for call, args in calls:
+            call(*args)
 
     @property
     def unapplied(self) -> list[int]:
@@ -243,9 +246,9 @@ class Divergence:
 class DivergenceError(GbactlError):
     """Error: the replay differs from the run. Exit code 1."""
 
-    def __init__(self, found: Divergence) -> None:
-        super().__init__(found.text)
-        self.found = found
+    def __init__(self, divergence: Divergence) -> None:
+        super().__init__(divergence.text)
+        self.divergence = divergence
 
 
 class LoggedPhase:
@@ -267,7 +270,7 @@ class LoggedPhase:
             confirmed = [self._drop(record)]
         else:
             self._check_no_command_due()
-            confirmed = self._happened(record)
+            confirmed = self._replay(record)
         for command in confirmed:
             self.phase.account(command)
         return confirmed
@@ -287,13 +290,13 @@ class LoggedPhase:
         except AccountingError as error:
             raise DivergenceError(Divergence("accounting", self.phase.policy.step, str(error))) from error
 
-    def _happened(self, record: Any) -> list[Command]:
+    def _replay(self, record: Any) -> list[Command]:
         if isinstance(record, GrantRecord):
             return self._grant(record)
         if isinstance(record, ForgoRecord):
             return self._forgo(record)
         if isinstance(record, AnnounceRecord):
-            self._leased(record)
+            self._check_lease(record)
         if isinstance(record, FinishRecord):
             self._check_idle("The log finishes the phase")
         self.due.extend(self.phase.apply(record))
@@ -301,11 +304,11 @@ class LoggedPhase:
 
     def _grant(self, record: GrantRecord) -> list[Command]:
         commands = self.phase.apply(Take(record.worker))
-        own = [(each.grant.batch, each.grant.token) for each in commands if isinstance(each, HandOut)]
-        if own != [(record.batch, record.token)]:
-            now = " ".join(f"batch {batch} with token {token}" for batch, token in own) or "nothing"
+        decided = [(command.grant.batch, command.grant.token) for command in commands if isinstance(command, HandOut)]
+        if decided != [(record.batch, record.token)]:
+            policy = " ".join(f"batch {batch} with token {token}" for batch, token in decided) or "nothing"
             self._diverge(
-                f"The log hands W{record.worker} batch {record.batch} with token {record.token}, the policy {now}",
+                f"The log hands W{record.worker} batch {record.batch} with token {record.token}, the policy {policy}",
                 [(record.worker, record.batch)],
             )
         return commands
@@ -316,7 +319,7 @@ class LoggedPhase:
             self._diverge(f"The log gives {record.batches} batches up, the policy {len(commands)}", [])
         return commands
 
-    def _leased(self, record: AnnounceRecord) -> None:
+    def _check_lease(self, record: AnnounceRecord) -> None:
         owner, _ = self.phase.policy.leases.get(record.batch, (None, None))
         if owner != record.worker:
             gradient = (record.worker, record.batch)
@@ -328,10 +331,10 @@ class LoggedPhase:
             batches = [batch for batch, _ in record.members]
             self._diverge(f"The log orders step {record.step} of batches {batches}, the policy {_shown(due)}", [])
         assert isinstance(due, ApplyStep)
-        own = order_record(due)
-        if own != record:
+        decided = order_record(due)
+        if decided != record:
             members = [(member.worker, member.batch) for member in due.step.members]
-            self._diverge(f"Step {record.step}: {_difference(record, own)} ({named(members)})", members)
+            self._diverge(f"Step {record.step}: {_difference(record, decided)} ({named(members)})", members)
         return due
 
     def _drop(self, record: DropRecord) -> Command:
@@ -395,22 +398,22 @@ def _shown(due: Command | None) -> str:
     return "decides nothing"
 
 
-def _difference(logged: OrderRecord, own: OrderRecord) -> str:
+def _difference(logged: OrderRecord, decided: OrderRecord) -> str:
     """Describe the first field in which a logged and a replayed record differ."""
-    for name, log_has, policy_has in zip(OrderRecord._fields, logged, own, strict=True):
+    for name, log_has, policy_has in zip(OrderRecord._fields, logged, decided, strict=True):
         if name == "members":
-            return _member_difference(logged, own)
+            return _member_difference(logged, decided)
         if log_has != policy_has:
             return f"the log has {name.replace('_', ' ')} {log_has}, the policy {policy_has}"
     raise AssertionError("nothing differs")
 
 
-def _member_difference(logged: OrderRecord, own: OrderRecord) -> str:
+def _member_difference(logged: OrderRecord, decided: OrderRecord) -> str:
     log_has: list[Any] = [batch for batch, _ in logged.members]
-    policy_has: list[Any] = [batch for batch, _ in own.members]
+    policy_has: list[Any] = [batch for batch, _ in decided.members]
     if log_has != policy_has:
         return f"the log has batches {log_has}, the policy {policy_has}"
     (batch, log_weight), (_, weight) = next(
-        pair for pair in zip(logged.members, own.members, strict=True) if pair[0] != pair[1]
+        pair for pair in zip(logged.members, decided.members, strict=True) if pair[0] != pair[1]
     )
     return f"the log gives batch {batch} weight {log_weight}, the policy {weight}"

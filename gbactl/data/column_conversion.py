@@ -46,8 +46,8 @@ def _parsed(written: pl.Series, form: str) -> pl.Series:
     try:
         found = written.str.to_datetime(form, strict=False, time_unit="us")
     except pl.exceptions.PolarsError as error:
-        told = str(error).partition("\n")[0]
-        raise ConfigError(f"The format {form!r} cannot be ({told}); type for instance '%d/%m/%Y %H:%M'.") from None
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"The format {form!r} cannot be ({reason}); type for instance '%d/%m/%Y %H:%M'.") from None
     return found.cast(pl.Datetime("us")).cast(pl.Int64)
 
 
@@ -119,11 +119,11 @@ def lists_of(
     lengths, flat = _flat(column, separator)
     rows = np.repeat(np.arange(len(column)), lengths)
     written = texts(flat)
-    there = np.flatnonzero(written.is_not_null().to_numpy())
-    rows = rows[there]
+    present = np.flatnonzero(written.is_not_null().to_numpy())
+    rows = rows[present]
     lengths = np.bincount(rows, minlength=len(column))
     place = np.arange(len(rows)) - (np.cumsum(lengths) - lengths)[rows]
-    taken = there[place >= lengths[rows] - longest if newest else place < longest]
+    taken = present[place >= lengths[rows] - longest if newest else place < longest]
     return np.minimum(lengths, longest), written.gather(taken), taken
 
 

@@ -203,20 +203,20 @@ class Jagged:
         lengths = np.diff(self.offsets)
         longest = np.tile([field.max_length for field in schema.lists], len(lengths) // self.lists)
         sizes = np.array(schema.cardinalities[schema.columns :], np.int64)
-        told = "the data cache is damaged, or its reader wrote it wrongly; prepare the data again"
+        hint = "the data cache is damaged, or its reader wrote it wrongly; prepare the data again"
         if (lengths < 0).any() or lengths.sum() != len(self.values):
-            raise DataError(f"The offsets of the multi-valued fields are not those of their values: {told}.")
+            raise DataError(f"The offsets of the multi-valued fields are not those of their values: {hint}.")
         if (lengths > longest).any():
             at = int(np.argmax(lengths > longest))
             most = f"{lengths[at]} values, where {longest[at]} are the most"
-            raise DataError(f"A list of multi-valued field {at % self.lists} has {most}: {told}.")
+            raise DataError(f"A list of multi-valued field {at % self.lists} has {most}: {hint}.")
         bounds = np.repeat(np.tile(sizes, len(lengths) // self.lists), lengths)
         outside = (self.values < 0) | (self.values >= bounds)
         if outside.any():
             at = int(np.argmax(outside))
-            raise DataError(f"A multi-valued field has the id {self.values[at]}, not one below {bounds[at]}: {told}.")
+            raise DataError(f"A multi-valued field has the id {self.values[at]}, not one below {bounds[at]}: {hint}.")
         if self.weights is not None and not (np.isfinite(self.weights) & (self.weights >= 0)).all():
-            raise DataError(f"The weights of the multi-valued fields are not all finite and at least 0: {told}.")
+            raise DataError(f"The weights of the multi-valued fields are not all finite and at least 0: {hint}.")
         return lengths
 
 

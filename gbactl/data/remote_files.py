@@ -94,8 +94,8 @@ def _call(url: str, ask: Callable[[], T]) -> T:
 
 
 def _unreachable(url: str, error: Exception) -> DataError:
-    told = " ".join(str(error).split()) or type(error).__name__
-    return DataError(f"{url} cannot be read ({told}); check the address and the credentials.")
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return DataError(f"{url} cannot be read ({reason}); check the address and the credentials.")
 
 
 def find_remote(url: str, patterns: list[str]) -> list[RemoteFile]:

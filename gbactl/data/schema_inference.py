@@ -123,12 +123,17 @@ class Inferred:
     def commands(self, path: str, schema: str) -> list[str]:
         """List the commands to type next; `path`: that of the tables, `schema`: that of the new schema file."""
         data = ["data=table", _override("data.path", path), _override("data.schema", schema)]
-        small = self._global_batch()
+        small, unlabelled = self._global_batch(), self._unlabelled()
+        data += [f"data.max_bad_lines={unlabelled}"] if unlabelled else []
         batch = [f"train.global_batch={small}"] if small else []
         return [
             shlex.join(["gbactl", "train", "-m", "mode=sync,async,gba", "seed=1,2,3", *data, *batch]),
             "gbactl report",
         ]
+
+    def _unlabelled(self) -> int:
+        """Count the rows without a label, which training has to leave out; 0 where not all rows were looked at."""
+        return round(self.rows * next(each.missing for each in self.guesses if each.kind == "label")) * self.whole
 
     def _global_batch(self) -> int | None:
         """Choose a global batch that gives a day of a small table some steps; None where the default will do."""
@@ -222,10 +227,10 @@ def _label(file: SourceFile, frame: pl.DataFrame, wanted: str | None) -> Guess:
 def _as_label(column: pl.Series, why: str) -> Guess:
     (distinct, missing), values = _facts(column), _values(column)
     number = numbers(texts(column)).drop_nulls()
-    lacking = f"; {missing:.1%} missing: data.max_bad_lines leaves such rows out" if missing else ""
+    lacking = f"; {missing:.1%} missing, which data.max_bad_lines leaves out" if missing else ""
 
-    def made(told: str, **options: Any) -> Guess:
-        return Guess(column.name, {"kind": "label", **options}, f"{why}{told}{lacking}", distinct, missing)
+    def made(reason: str, **options: Any) -> Guess:
+        return Guess(column.name, {"kind": "label", **options}, f"{why}{reason}{lacking}", distinct, missing)
 
     if {each.lower() for each in values} <= {"0", "1"} or {each.lower() for each in values} <= {"true", "false"}:
         return made("")
@@ -299,7 +304,7 @@ def _separator(written: pl.Series) -> str | None:
     return None
 
 
-def _list(column: pl.Series, guess: Guess, told: str, options: dict[str, Any]) -> Guess:
+def _list(column: pl.Series, guess: Guess, reason: str, options: dict[str, Any]) -> Guess:
     """Guess the options of a column of lists: of kind `sequence` if its name suggests one, else `multi`."""
     kind = "sequence" if SEQUENCE_NAME.search(column.name) else "multi"
     lengths, values, _ = lists_of(column, options.get("separator", " "), MOST_VALUES, False)
@@ -307,7 +312,7 @@ def _list(column: pl.Series, guess: Guess, told: str, options: dict[str, Any]) -
     if not longest:
         return replace(guess, why="always empty")
     most = min(MOST_VALUES, 1 << (longest - 1).bit_length())
-    why = f"{told}, {values.n_unique():,} distinct, at most {longest:,} in a row"
+    why = f"{reason}, {values.n_unique():,} distinct, at most {longest:,} in a row"
     made = _categorical(replace(guess, distinct=values.n_unique()), kind, why, False)
     return replace(made, options={"kind": kind, **options, "max_length": most, **made.options}, distinct=guess.distinct)
 
@@ -329,23 +334,23 @@ def _categorical(guess: Guess, kind: str, why: str, whole: bool) -> Guess:
 
 def _clock(column: pl.Series, guess: Guess, whole: bool) -> Guess | None:
     """Guess a column with the time or the day; None for any other."""
-    form, told = _time_format(column)
-    if told is None:
+    form, reason = _time_format(column)
+    if reason is None:
         return None
-    if told == "day":
+    if reason == "day":
         return replace(guess, options={"kind": "day"}, why=f"{guess.distinct:,} numbers of days, by its name")
     at = timestamps(column, form).drop_nulls()
     count = (at // DAY).n_unique()
     clear = (2 if whole else 1) <= count <= MOST_DAYS and len(at) >= (1 if whole else 10) * ROWS_A_DAY * count
     hours, weeks = bool((at % DAY != 0).any()), count >= 14
-    parts = [name for name, there in (("hour", hours), ("weekday", hours or weeks)) if there]
+    parts = [name for name, given in (("hour", hours), ("weekday", hours or weeks)) if given]
     options = {
         "kind": "day" if clear else "time",
         **({"format": form} if form else {}),
         **({"fields": parts} if parts else {}),
     }
     cut = f"of {count:,} days" if clear else f"over {count:,} dates, cut into equal parts in its order"
-    return replace(guess, options=options, why=f"{told}, {cut}", distinct=count if clear else guess.distinct)
+    return replace(guess, options=options, why=f"{reason}, {cut}", distinct=count if clear else guess.distinct)
 
 
 def _time_format(column: pl.Series) -> tuple[str | None, str | None]:

@@ -150,6 +150,7 @@ def _read_parquet(file: SourceFile, raw: BinaryIO, columns: Sequence[str] | None
 def _frame(batch: Any) -> pl.DataFrame:
     found = pl.from_arrow(pa.Table.from_batches([batch]))
     assert isinstance(found, pl.DataFrame)
+    found.columns = batch.schema.names  # polars gives a column without a name one
     return found
 
 
@@ -161,9 +162,9 @@ def _read_text(
 
     def ragged(row: Any) -> str:
         skipped.append(row)
-        return "skip" if bad.count + len(skipped) - told <= bad.limit else "error"
+        return "skip" if bad.count + len(skipped) - counted <= bad.limit else "error"
 
-    first, told = 2, 0
+    first, counted = 2, 0
     missing = [each for each in form.missing if each] + ([""] if "" in form.missing else [])
     try:
         reader = pa.csv.open_csv(
@@ -179,7 +180,7 @@ def _read_text(
         )  # fmt: skip
         while True:
             batch = next(reader, None)
-            told = _count(file, skipped, told, bad)
+            counted = _count(file, skipped, counted, bad)
             if batch is None:
                 return
             places = [row.number for row in skipped if row.number]
@@ -188,14 +189,14 @@ def _read_text(
                 yield Rows(frame[low : low + CHUNK], first + low, places)
             first += len(frame)
     except pa.ArrowException as error:
-        _count(file, skipped, told, bad)
+        _count(file, skipped, counted, bad)
         if "Empty CSV" not in str(error):  # as of a header alone, without a line end
             raise _explained(file, error, separator) from None
 
 
-def _count(file: SourceFile, skipped: list[Any], told: int, bad: BadLines) -> int:
-    """Report to `bad` the rows that pyarrow skipped, beyond the first `told`; return the number of skipped rows."""
-    for row in skipped[told:]:
+def _count(file: SourceFile, skipped: list[Any], counted: int, bad: BadLines) -> int:
+    """Report to `bad` the rows that pyarrow skipped, beyond the first `counted`; return the number of skipped rows."""
+    for row in skipped[counted:]:
         bad.add(f"{file}, row {row.number}", f"{row.actual_columns} cells where the header has {row.expected_columns}")
     return len(skipped)
 

@@ -220,10 +220,10 @@ class Faults:
         self.rows = rows
         self._found: list[tuple[NDArray[np.bool_], str, str]] = []
 
-    def record(self, bad: pl.Series, column: str, told: str) -> None:
-        """Record the rows in which `bad` is true; `told`: description of a valid cell, for the message."""
+    def record(self, bad: pl.Series, column: str, expected: str) -> None:
+        """Record the rows in which `bad` is true; `expected`: description of a valid cell, for the message."""
         if bad.any():
-            self._found.append((bad.to_numpy(), column, told))
+            self._found.append((bad.to_numpy(), column, expected))
 
     def readable_rows(self, file: SourceFile, bad: BadLines) -> NDArray[np.int64] | None:
         """Count the unreadable rows; return the places of the others, None for all. Raises DataError past the limit."""
@@ -231,12 +231,12 @@ class Faults:
             return None
         whole = np.logical_or.reduce([each for each, _, _ in self._found])
         for place in np.flatnonzero(whole).tolist():
-            _, column, told = next(each for each in self._found if each[0][place])
+            _, column, expected = next(each for each in self._found if each[0][place])
             cell = self.rows.frame[column][place]
             cell = cell.to_list() if isinstance(cell, pl.Series) else cell
             shown = "missing" if cell is None else repr(str(cell)[:60])
             where = f"{file}, {self.rows.unit} {self.rows.number(place)}"
-            bad.add(where, f"the column {column} is {shown}, not {told}")
+            bad.add(where, f"the column {column} is {shown}, not {expected}")
         return np.flatnonzero(~whole)
 
 

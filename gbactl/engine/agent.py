@@ -31,8 +31,8 @@ from gbactl.cpu import available_cores, open_turn_counters, places
 from gbactl.data.cache import cache_root
 from gbactl.data.dataset import EVERY_ARRAY, META, open_dataset
 from gbactl.engine.agent_connection import MAGIC, PIECE, MessageDecoder, field, pack, write_all
-from gbactl.engine.fork_server import Started, send_bootstrap, start_node
-from gbactl.engine.host_info import ReachabilityProbe, dial, facts, import_error, interface_to
+from gbactl.engine.fork_server import Started, send_startup_document, start_node
+from gbactl.engine.host_and_network_facts import ReachabilityProbe, dial, facts, import_error, interface_to
 from gbactl.errors import DataError, GbactlError, WireError
 from gbactl.wire import listener
 from gbactl.wire.auth import TlsContexts, relay
@@ -55,8 +55,8 @@ class AgentProcess:
     name: str
     process: Started
     log: Path
-    sent: int = 0
-    told: bool = False
+    log_bytes_sent: int = 0
+    reported: bool = False
 
 
 class AgentProcesses:
@@ -66,11 +66,11 @@ class AgentProcesses:
 
     def __init__(self, tell: Tell) -> None:
         self.tell = tell
-        self.all: dict[str, AgentProcess] = {}
+        self.processes: dict[str, AgentProcess] = {}
         self._folder: Path | None = None
         self._shared = False
-        self._board: BinaryIO | None = None
-        self._looking = threading.Lock()
+        self._turn_counters: BinaryIO | None = None
+        self._poll_lock = threading.Lock()
 
     def choose_log_folder(self, run_dir: Path | None, token: str) -> bool:
         """Choose the log folder: the launcher's run directory if it is visible on this host, else a temporary folder.
@@ -89,13 +89,13 @@ class AgentProcesses:
         """Start a process of the run and return its pid. Raises WireError for an invalid name.
 
         `seat`: (which, of how many) workers of this host it is, where they are pinned to cores."""
-        if not NODE.fullmatch(name) or name in self.all or self._folder is None:
+        if not NODE.fullmatch(name) or name in self.processes or self._folder is None:
             raise WireError(f"A host is asked to start {name[:20]!r}, which cannot be.")
         log, place = self._folder / "logs" / f"{name}.log", self._place(seat)
         line = json.dumps({**boot, "run_dir": str(self._folder), "place": place}).encode() + b"\n"
         process = start_node(environment, log, [] if place is None else place[:1])
-        self.all[name] = AgentProcess(name, process, log)
-        send_bootstrap(process, line)
+        self.processes[name] = AgentProcess(name, process, log)
+        send_startup_document(process, line)
         return process.pid
 
     def _place(self, seat: list[int] | None) -> tuple[int, int, int] | None:
@@ -103,50 +103,50 @@ class AgentProcesses:
         if seat is None:
             return None
         cores = available_cores()
-        if self._board is None:
-            self._board = open_turn_counters(len(cores))
-        own = places(seat[1], cores, self._board)
-        return own[seat[0]] if seat[0] < len(own) else None
+        if self._turn_counters is None:
+            self._turn_counters = open_turn_counters(len(cores))
+        assignments = places(seat[1], cores, self._turn_counters)
+        return assignments[seat[0]] if seat[0] < len(assignments) else None
 
     def signal(self, name: str, number: int) -> None:
         """Send a signal to a process if it exists. Raises WireError for a signal that is not in SIGNALS."""
         if number not in SIGNALS:
             raise WireError(f"A host is asked to send signal {number}.")
-        node = self.all.get(name)
+        node = self.processes.get(name)
         if node is not None:
             node.process.send_signal(number)
 
     def poll(self) -> None:
         """Send new log output to the launcher, and report processes that have ended."""
-        with self._looking:
-            for node in list(self.all.values()):
-                if not node.told:
-                    self._look_at(node)
+        with self._poll_lock:
+            for node in list(self.processes.values()):
+                if not node.reported:
+                    self._report(node)
 
-    def _look_at(self, node: AgentProcess) -> None:
+    def _report(self, node: AgentProcess) -> None:
         code = node.process.poll()
         self._send_log(node)
         if code is not None:
-            node.told = True
+            node.reported = True
             self.tell("exited", {"name": node.name, "code": code})
 
     def _send_log(self, node: AgentProcess) -> None:
         if self._shared:
             return
         with contextlib.suppress(OSError), node.log.open("rb") as file:
-            file.seek(node.sent)
+            file.seek(node.log_bytes_sent)
             while data := file.read(PIECE):
-                node.sent += len(data)
+                node.log_bytes_sent += len(data)
                 self.tell("log", {"name": node.name, "data": data})
 
     def kill(self) -> None:
         """Kill all of the run's processes on this host at once."""
-        for node in list(self.all.values()):
+        for node in list(self.processes.values()):
             node.process.kill()
 
     def end(self) -> None:
         """Terminate all processes, kill those that do not end in time, and remove this host's log folder."""
-        running = [node.process for node in self.all.values() if node.process.poll() is None]
+        running = [node.process for node in self.processes.values() if node.process.poll() is None]
         for process in running:
             process.terminate()
         deadline = time.monotonic() + GRACE_SECONDS
@@ -154,7 +154,7 @@ class AgentProcesses:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
         self.kill()
-        for node in self.all.values():
+        for node in self.processes.values():
             node.process.wait()
         self.poll()
         self.clear()
@@ -174,20 +174,20 @@ class HostData:
     """Prepared data on one host: an existing copy, or one received from the launcher."""
 
     def __init__(self) -> None:
-        self.place: Path | None = None
+        self.path: Path | None = None
         self._partial: Path | None = None
-        self._wanted: dict[str, Any] = {}
+        self._expected: dict[str, Any] = {}
 
     def find(self, path: str, fingerprint: str, cache: str | None) -> bool:
         """Find the data where the launcher has them (a shared file system), or in this host's cache.
 
         Returns whether they were found."""
-        self._wanted = {"path": path, "fingerprint": fingerprint, "cache": cache}
-        own = cache_root({"cache": cache}) / Path(path).name
-        for place in (Path(path), own):
+        self._expected = {"path": path, "fingerprint": fingerprint, "cache": cache}
+        cached = cache_root({"cache": cache}) / Path(path).name
+        for candidate in (Path(path), cached):
             with contextlib.suppress(DataError, KeyError, TypeError, ValueError):
-                if open_dataset(place).fingerprint == fingerprint:
-                    self.place = place
+                if open_dataset(candidate).fingerprint == fingerprint:
+                    self.path = candidate
                     return True
         return False
 
@@ -201,9 +201,9 @@ class HostData:
             file.write(data)
 
     def _begin(self) -> Path:
-        root = cache_root({"cache": self._wanted["cache"]})
+        root = cache_root({"cache": self._expected["cache"]})
         root.mkdir(parents=True, exist_ok=True)
-        partial = root / f"{Path(self._wanted['path']).name}.partial-{os.getpid()}"
+        partial = root / f"{Path(self._expected['path']).name}.partial-{os.getpid()}"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         return partial
@@ -213,18 +213,18 @@ class HostData:
         partial, self._partial = self._partial, None
         if partial is None:
             raise DataError("nothing of the data has arrived")
-        place = partial.with_name(Path(self._wanted["path"]).name)
+        target = partial.with_name(Path(self._expected["path"]).name)
         try:
-            found = open_dataset(partial, full=True)
-            if found.fingerprint != self._wanted["fingerprint"]:
+            dataset = open_dataset(partial, full=True)
+            if dataset.fingerprint != self._expected["fingerprint"]:
                 raise DataError("other data arrived than were announced")
-            del found
-            with FileLock(place.with_name(f"{place.name}.lock")):
-                shutil.rmtree(place, ignore_errors=True)
-                partial.rename(place)
+            del dataset
+            with FileLock(target.with_name(f"{target.name}.lock")):
+                shutil.rmtree(target, ignore_errors=True)
+                partial.rename(target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-        self.place = place
+        self.path = target
 
     def drop(self) -> None:
         """Delete data files that were only partly received."""
@@ -241,18 +241,18 @@ class HostAgent:
         """Set up an agent; `launcher`: address at which this host sees the launcher; "": from ssh, or unknown."""
         self._read, self._write = read_fd, write_fd
         self._lock = threading.Lock()
-        self._heard, self._patience = time.monotonic(), FIRST_PATIENCE
-        self.nodes, self.holding = AgentProcesses(self.send), HostData()
+        self._last_message, self._patience = time.monotonic(), FIRST_PATIENCE
+        self.nodes, self.data = AgentProcesses(self.send), HostData()
         self.probe: ReachabilityProbe | None = None
         self.token, self.address = b"", ""
         self._forwarded: dict[str, str] = {}
         self._handlers: dict[str, Handler] = {
             "facts": lambda _: {**facts(), **({"client": launcher} if launcher else {})},
-            "settle": self._settle, "start": self._start,
+            "settle": self._set_up, "start": self._start,
             "listen": self._listen, "unlisten": self._unlisten,
         }  # fmt: skip
-        self._slow: dict[str, Handler] = {
-            "find": self._find, "whole": self._whole, "dial": self._dial, "import": self._import,
+        self._slow_handlers: dict[str, Handler] = {
+            "find": self._find, "whole": self._publish_data, "dial": self._dial, "import": self._import,
         }  # fmt: skip
 
     def run(self) -> None:
@@ -262,7 +262,7 @@ class HostAgent:
             threading.Thread(target=loop, daemon=True).start()
         reader = MessageDecoder()
         while data := os.read(self._read, READ_BYTES):
-            self._heard = time.monotonic()
+            self._last_message = time.monotonic()
             for name, fields in reader.feed(data):
                 if name == "end":
                     return
@@ -271,7 +271,7 @@ class HostAgent:
     def end(self) -> None:
         """End the run's processes on this host and remove their files."""
         self.nodes.end()
-        self.holding.drop()
+        self.data.drop()
         self._unlisten({})
 
     def send(self, name: str, fields: dict[str, Any]) -> None:
@@ -300,14 +300,14 @@ class HostAgent:
         """Kill all processes of the run on this host if the launcher has been silent for too long.
 
         A thread of its own does this, as a full pipe blocks the others."""
-        looked = time.monotonic()
+        last_check = time.monotonic()
         while True:
             time.sleep(LOOK_SECONDS)
             now = time.monotonic()
-            if now - looked > 1.0:  # this host itself was suspended; messages sent meanwhile are still unread
-                self._heard = max(self._heard, now - self._patience / 2)
-            looked = now
-            if now - self._heard > self._patience:
+            if now - last_check > 1.0:  # this host itself was suspended; messages sent meanwhile are still unread
+                self._last_message = max(self._last_message, now - self._patience / 2)
+            last_check = now
+            if now - self._last_message > self._patience:
                 self.nodes.kill()
                 self.nodes.clear()
                 os._exit(1)
@@ -315,8 +315,8 @@ class HostAgent:
     # -- what is asked ------------------------------------------------------------------------------
 
     def _handle(self, name: str, fields: dict[str, Any]) -> None:
-        if name in self._slow:
-            threading.Thread(target=self._answer, args=(self._slow[name], fields), daemon=True).start()
+        if name in self._slow_handlers:
+            threading.Thread(target=self._answer, args=(self._slow_handlers[name], fields), daemon=True).start()
         elif name in self._handlers:
             self._answer(self._handlers[name], fields)
         elif name == "signal":
@@ -328,12 +328,12 @@ class HostAgent:
 
     def _answer(self, handler: Handler, fields: dict[str, Any]) -> None:
         try:
-            found = handler(fields)
+            answer = handler(fields)
         except (GbactlError, OSError) as error:
-            found = {"error": str(error)}
-        self.send("answer", {"ask": field(fields, "ask", int), **found})
+            answer = {"error": str(error)}
+        self.send("answer", {"ask": field(fields, "ask", int), **answer})
 
-    def _settle(self, fields: dict[str, Any]) -> dict[str, Any]:
+    def _set_up(self, fields: dict[str, Any]) -> dict[str, Any]:
         self._patience = float(field(fields, "hang_seconds", float))
         self.token = bytes.fromhex(field(fields, "token", str))
         self._forwarded = {str(key): str(value) for key, value in field(fields, "environment", dict).items()}
@@ -365,7 +365,7 @@ class HostAgent:
         return {"errors": {str(target): import_error(str(target)) for target in field(fields, "targets", list)}}
 
     def _find(self, fields: dict[str, Any]) -> dict[str, Any]:
-        found = self.holding.find(field(fields, "path", str), field(fields, "fingerprint", str), fields.get("cache"))
+        found = self.data.find(field(fields, "path", str), field(fields, "fingerprint", str), fields.get("cache"))
         return {"found": found}
 
     def _piece(self, fields: dict[str, Any]) -> None:
@@ -374,18 +374,18 @@ class HostAgent:
         No answer is awaited for a piece."""
         try:
             name, data = field(fields, "name", str), field(fields, "data", bytes)
-            self.holding.take(name, data, bool(fields.get("first")))
+            self.data.take(name, data, bool(fields.get("first")))
         except OSError:
-            self.holding.drop()
+            self.data.drop()
 
-    def _whole(self, _: dict[str, Any]) -> dict[str, Any]:
-        self.holding.publish()
+    def _publish_data(self, _: dict[str, Any]) -> dict[str, Any]:
+        self.data.publish()
         return {}
 
     def _start(self, fields: dict[str, Any]) -> dict[str, Any]:
-        if self.holding.place is None:
+        if self.data.path is None:
             raise WireError("This host has no data yet.")
-        boot = {**field(fields, "boot", dict), "host": self.address, "dataset": str(self.holding.place)}
+        boot = {**field(fields, "boot", dict), "host": self.address, "dataset": str(self.data.path)}
         environment = field(fields, "environment", dict)
         return {"pid": self.nodes.start(field(fields, "name", str), boot, environment, fields.get("seat"))}
 

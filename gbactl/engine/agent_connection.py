@@ -157,8 +157,8 @@ def command(host: str, ssh: str = SSH, python: str | None = None) -> str:
     if is_here(host):
         return start
     remote = horovod_launcher()[1]
-    there = quote(f"cd {quote(os.getcwd())} > /dev/null 2>&1 ; exec {start}")
-    made: str = remote.get_remote_command(there, host=host)
+    remote_command = quote(f"cd {quote(os.getcwd())} > /dev/null 2>&1 ; exec {start}")
+    made: str = remote.get_remote_command(remote_command, host=host)
     return made.replace(remote.SSH_COMMAND_PREFIX, ssh, 1)
 
 
@@ -169,8 +169,8 @@ class AgentConnection:
 
     def __init__(self, host: str, command: str, errors: Path, patience: float) -> None:
         self.host, self.errors, self.patience = host, errors, patience
-        self.gone: str | None = None  # reason why the host is lost
-        self.told: Told = lambda name, fields: None
+        self.lost_reason: str | None = None  # reason why the host is lost
+        self.on_report: Told = lambda name, fields: None
         self.on_lost: Callable[[str], None] = lambda why: None
         with errors.open("ab") as output:
             self._process = subprocess.Popen(
@@ -179,10 +179,10 @@ class AgentConnection:
             )  # fmt: skip
         assert self._process.stdin is not None and self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
-        self._heard = time.monotonic()
+        self._last_message = time.monotonic()
         self._writing, self._state = threading.Lock(), threading.Lock()
         self._answers: dict[int, queue.SimpleQueue[dict[str, Any] | None]] = {}
-        self._asked, self._ending = 0, False
+        self._requests, self._ending = 0, False
         loops = (self._read, self._pulse)
         self._threads = [threading.Thread(target=loop, name=f"host {host}", daemon=True) for loop in loops]
         for thread in self._threads:
@@ -203,27 +203,27 @@ class AgentConnection:
         """Send a request to the agent and wait for its answer. Raises ClusterError with the host's name."""
         answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         with self._state:
-            self._asked += 1
-            number = self._asked
+            self._requests += 1
+            number = self._requests
             self._answers[number] = answers
-            if self.gone is not None:
+            if self.lost_reason is not None:
                 answers.put(None)
         try:
             self.send(name, ask=number, **fields)
-            found = answers.get(timeout=seconds)
+            answer = answers.get(timeout=seconds)
         except queue.Empty:
             raise ClusterError(f"Host {self.host} did not answer within {seconds:.0f} s; is it overloaded?") from None
         finally:
             with self._state:
                 del self._answers[number]
-        if found is None:
-            raise ClusterError(f"Host {self.host} is gone: {self.gone}.")
-        if "error" in found:
-            raise ClusterError(f"Host {self.host}: {str(found['error']).rstrip('.')}.")
-        return found
+        if answer is None:
+            raise ClusterError(f"Host {self.host} is gone: {self.lost_reason}.")
+        if "error" in answer:
+            raise ClusterError(f"Host {self.host}: {str(answer['error']).rstrip('.')}.")
+        return answer
 
     def _pulse(self) -> None:
-        while self.gone is None and not self._ending:
+        while self.lost_reason is None and not self._ending:
             self.send("pulse")
             time.sleep(min(1.0, self.patience / 8))
 
@@ -233,9 +233,9 @@ class AgentConnection:
         reader, poll = MessageDecoder(greeted=False), select.poll()
         poll.register(self._out, select.POLLIN)
         try:
-            while self.gone is None:
+            while self.lost_reason is None:
                 if not poll.poll(1000 * LOOK_SECONDS):
-                    if time.monotonic() - self._heard > self.patience:
+                    if time.monotonic() - self._last_message > self.patience:
                         self.mark_lost(f"it has said nothing for {self.patience:g} s")
                     continue
                 data = os.read(self._out, READ_BYTES)
@@ -244,7 +244,7 @@ class AgentConnection:
                         self._process.wait(LAST_WORDS_SECONDS)
                     self.mark_lost("its agent has ended")
                     return
-                self._heard = time.monotonic()
+                self._last_message = time.monotonic()
                 for name, fields in reader.feed(data):
                     self._take(name, fields)
         except (OSError, WireError) as error:
@@ -257,16 +257,16 @@ class AgentConnection:
             if waiting is not None:
                 waiting.put(fields)
         elif name != "pulse":
-            self.told(name, fields)
+            self.on_report(name, fields)
 
     def mark_lost(self, why: str) -> None:
         """Mark the host as lost and close the connection, which ends the host's processes.
 
         Only the first call has an effect."""
         with self._state:
-            if self.gone is not None:
+            if self.lost_reason is not None:
                 return
-            self.gone = why
+            self.lost_reason = why
             waiting = list(self._answers.values())
         for answers in waiting:
             answers.put(None)
@@ -287,7 +287,7 @@ class AgentConnection:
     def end(self) -> None:
         """Ask the agent to end with all processes that it has started; `close` waits for the end."""
         self._ending = True
-        if self.gone is None:
+        if self.lost_reason is None:
             threading.Thread(target=lambda: self.send("end"), daemon=True).start()  # a full pipe must not block
 
     def close(self) -> None:

@@ -214,7 +214,7 @@ def dense_size(cfg: ModelConfig, numeric: int, fields: int, list_targets: Sequen
 
 
 def start_node(environment: Mapping[str, str], log: Path, fds: Sequence[int]) -> Started:
-    """Start a node's process, which waits for its bootstrap document (see `send_bootstrap`).
+    """Start a node's process, which waits for its start-up document (see `send_startup_document`).
 
     It inherits `fds`, appends its output to `log`, and, if this process forked it, ends with the thread that started
     it."""
@@ -232,8 +232,8 @@ def start_node(environment: Mapping[str, str], log: Path, fds: Sequence[int]) ->
         )  # fmt: skip
 
 
-def send_bootstrap(process: Started, boot: bytes) -> None:
-    """Write the bootstrap document to a new process.
+def send_startup_document(process: Started, boot: bytes) -> None:
+    """Write the start-up document to a new process.
 
     A process that ended at once is ignored here: its exit code tells why."""
     assert process.stdin is not None

@@ -26,7 +26,7 @@ from gbactl.collective.gloo import address_of_own_name
 from gbactl.engine import preflight
 from gbactl.engine.agent import FILES, mark
 from gbactl.engine.agent_connection import PIECE, AgentConnection, address_of_host, is_here
-from gbactl.engine.host_info import LinkMeasurement, ReachabilityProbe, dial, facts, route_to
+from gbactl.engine.host_and_network_facts import LinkMeasurement, ReachabilityProbe, dial, facts, route_to
 from gbactl.engine.preflight import BIND, LAUNCHER, HostReport, ring
 from gbactl.errors import ClusterError, GbactlError, UsageError
 from gbactl.wire.listener import allow_descriptors
@@ -44,7 +44,7 @@ class HostAgents:
     def __init__(self, hosts: Sequence[str], start: Callable[[str], str], folder: Path, patience: float) -> None:
         self.hosts, self.start, self.folder, self.patience = tuple(hosts), start, folder, patience
         self.links: dict[str, AgentConnection] = {}
-        self.found = {host: HostReport(host) for host in hosts}
+        self.reports = {host: HostReport(host) for host in hosts}
         self.token = secrets.token_bytes(32)
         self.bind = ""
         self._probe: ReachabilityProbe | None = None
@@ -56,21 +56,23 @@ class HostAgents:
             log, command = self.folder / f"host-{host}.log", self.start(host)
             program = shlex.split(command)[0]
             if shutil.which(program) is None:
-                self.found[host].faults.append(preflight.not_installed(program, host))
+                self.reports[host].faults.append(preflight.not_installed(program, host))
             else:
                 self.links[host] = AgentConnection(host, command, log, self.patience)
         self.each(self._read_facts)
 
     def _read_facts(self, link: AgentConnection) -> None:
-        found = self.found[link.host]
+        report = self.reports[link.host]
         try:
-            found.facts = link.request("facts", self.patience)
+            report.facts = link.request("facts", self.patience)
         except ClusterError as error:
-            found.faults.append(
-                preflight.unreachable(link.host, link.last_error(), link.gone or str(error), self.start(link.host))
+            report.faults.append(
+                preflight.unreachable(
+                    link.host, link.last_error(), link.lost_reason or str(error), self.start(link.host)
+                )
             )
             return
-        found.faults += preflight.versions(link.host, found.facts, facts())
+        report.faults += preflight.versions(link.host, report.facts, facts())
 
     def send_setup(
         self, bind: str, hang_seconds: float, run_dir: Path | None = None, paths: Sequence[str] = (),
@@ -88,9 +90,9 @@ class HostAgents:
                 run_dir=None if run_dir is None else str(run_dir), paths=list(paths),
                 environment=dict(environment or {}),
             )  # fmt: skip
-            found = self.found[link.host]
-            found.address, found.interface = str(answer["address"]), str(answer["interface"])
-            found.shared, found.sees = run_dir is None or answer["shared"], answer["sees"]
+            report = self.reports[link.host]
+            report.address, report.interface = str(answer["address"]), str(answer["interface"])
+            report.shared, report.sees = run_dir is None or answer["shared"], answer["sees"]
             link.patience = hang_seconds
 
         self.each(ask)
@@ -102,8 +104,8 @@ class HostAgents:
 
         def ask(link: AgentConnection) -> None:
             errors = link.request("import", IMPORT_SECONDS, targets=sorted(set(targets.values())))["errors"]
-            found = [(key, target, str(errors[target])) for key, target in targets.items() if errors[target]]
-            self.found[link.host].faults += [preflight.import_failure(link.host, *each) for each in found]
+            failed = [(key, target, str(errors[target])) for key, target in targets.items() if errors[target]]
+            self.reports[link.host].faults += [preflight.import_failure(link.host, *failure) for failure in failed]
 
         self.each(ask)
 
@@ -111,18 +113,18 @@ class HostAgents:
         """Return the address at which the hosts see the launcher. Raises ClusterError if they see several.
 
         Where only the engine knows the hosts' addresses it is that of this machine's own name, as in a pod."""
-        remote = [host for host in self.hosts if self.found[host].facts and not is_here(host)]
+        remote = [host for host in self.hosts if self.reports[host].facts and not is_here(host)]
         seen: dict[str, str] = {}
         for host in remote:
-            there = self.found[host].facts.get("client")
+            seen_as = self.reports[host].facts.get("client")
             address = address_of_host(host)
-            if isinstance(there, str) and there:
-                seen[host] = there
+            if isinstance(seen_as, str) and seen_as:
+                seen[host] = seen_as
             elif address is not None:
                 seen[host] = route_to(address)
         if len(set(seen.values())) > 1:
-            told = ", ".join(f"{host} at {address}" for host, address in seen.items())
-            raise ClusterError(f"The hosts see this machine at different addresses ({told}); {BIND}.")
+            addresses = ", ".join(f"{host} at {address}" for host, address in seen.items())
+            raise ClusterError(f"The hosts see this machine at different addresses ({addresses}); {BIND}.")
         return next(iter(seen.values()), (remote and address_of_own_name()) or LOOPBACK)
 
     def lines(self, measure: bool = False) -> None:
@@ -145,14 +147,14 @@ class HostAgents:
                     answer = link.request("dial", MEASURE_SECONDS * len(others), targets=others, measure=True)
             else:
                 answer = link.request("dial", ANSWER_SECONDS * len(others), targets=others, measure=False)
-            found = self.found[link.host]
-            found.lines = {name: LinkMeasurement(**line) for name, line in answer["lines"].items()}
-            found.faults += preflight.lines(link.host, targets, found.lines)
+            report = self.reports[link.host]
+            report.lines = {name: LinkMeasurement(**line) for name, line in answer["lines"].items()}
+            report.faults += preflight.lines(link.host, targets, report.lines)
 
         self.each(ask)
         for host, where in targets.items():
             if host != LAUNCHER:
-                self.found[host].faults += preflight.unreachable_from_launcher(
+                self.reports[host].faults += preflight.unreachable_from_launcher(
                     host, where, dial(where, self.token, False)
                 )
         self._probe.close()
@@ -170,12 +172,12 @@ class HostAgents:
         """Send the prepared data to every host that does not have them."""
 
         def give(link: AgentConnection) -> None:
-            found = self.found[link.host]
-            asked = link.request("find", ANSWER_SECONDS * 5, path=str(path), fingerprint=fingerprint, cache=cache)
-            found.data = "the same"
-            if not asked["found"]:
+            report = self.reports[link.host]
+            answer = link.request("find", ANSWER_SECONDS * 5, path=str(path), fingerprint=fingerprint, cache=cache)
+            report.data = "the same"
+            if not answer["found"]:
                 self._send(link, path, progress)
-                found.data = "sent"
+                report.data = "sent"
 
         self.each(give)
 
@@ -189,28 +191,28 @@ class HostAgents:
                     link.send("piece", name=name, data=data, first=first)
                     first, done = False, done + len(data)
                     progress(f"data to {link.host}", done / total)
-                    if link.gone is not None:
-                        raise ClusterError(f"Host {link.host} is gone: {link.gone}.")
+                    if link.lost_reason is not None:
+                        raise ClusterError(f"Host {link.host} is gone: {link.lost_reason}.")
         link.request("whole", ANSWER_SECONDS + total / 20e6)
 
     def each(self, work: Callable[[AgentConnection], object]) -> None:
         """Call `work` for every host without a fault, in parallel; an error becomes that host's fault."""
-        links = [link for host, link in self.links.items() if self.found[host].ok]
+        links = [link for host, link in self.links.items() if self.reports[host].ok]
 
         def guarded(link: AgentConnection) -> None:
             try:
                 work(link)
             except (GbactlError, OSError) as error:
-                self.found[link.host].faults.append(_sentence(link.host, error))
+                self.reports[link.host].faults.append(_sentence(link.host, error))
 
         if links:
             with ThreadPoolExecutor(len(links)) as pool:
-                asked = [pool.submit(guarded, link) for link in links]
+                futures = [pool.submit(guarded, link) for link in links]
                 try:
-                    while wait(asked, LOOK_SECONDS).not_done:
+                    while wait(futures, LOOK_SECONDS).not_done:
                         pass  # short waits: Python handles signals between them
-                    for each in asked:
-                        each.result()
+                    for future in futures:
+                        future.result()
                 except BaseException:  # Ctrl-C: else the pool would wait for its threads, and these for their hosts
                     for link in links:
                         link.mark_lost("the launcher was stopped")
@@ -219,7 +221,7 @@ class HostAgents:
     @property
     def faults(self) -> list[str]:
         """Injected faults of all hosts, in the order of the hosts."""
-        return [sentence for each in self.found.values() for sentence in each.faults]
+        return [sentence for report in self.reports.values() for sentence in report.faults]
 
     def close(self) -> None:
         """End all agents and the processes that they have started, in parallel."""
@@ -254,19 +256,19 @@ class NetworkParameters:
 class HostFindings:
     """Results of `gbactl doctor` for every host, in the order in which the hosts were typed."""
 
-    found: dict[str, HostReport]
+    reports: dict[str, HostReport]
 
     @property
     def advice(self) -> list[str]:
         """Faults that only matter to modes with an all-reduce, one sentence each."""
-        found = self.found.values()
-        told = [sentence for each in found for sentence in ring(each.host, each.facts, each.address)]
-        return [f"For an all-reduce: {sentence}" for sentence in told]
+        reports = self.reports.values()
+        sentences = [sentence for report in reports for sentence in ring(report.host, report.facts, report.address)]
+        return [f"For an all-reduce: {sentence}" for sentence in sentences]
 
     @property
     def pairs(self) -> list[tuple[str, str, float, float]]:
         """Measurements of every connection: (from, to, one-way microseconds, Gbit/s)."""
-        lines = [(host, name, line) for host, found in self.found.items() for name, line in found.lines.items()]
+        lines = [(host, name, line) for host, report in self.reports.items() for name, line in report.lines.items()]
         return [(host, name, line.latency_us, line.gbit) for host, name, line in lines if line.gbit]
 
     @property
@@ -280,8 +282,8 @@ class HostFindings:
 
     def plain(self) -> dict[str, Any]:
         """Encode the findings for JSON."""
-        told = self.found.items()
-        hosts = {host: {"address": found.address, "faults": found.faults, **found.facts} for host, found in told}
+        reports = self.reports.items()
+        hosts = {host: {"address": report.address, "faults": report.faults, **report.facts} for host, report in reports}
         names = ("from", "to", "latency_us", "bandwidth_gbit")
         return {"hosts": hosts, "pairs": [dict(zip(names, pair, strict=True)) for pair in self.pairs]}
 
@@ -304,7 +306,7 @@ def examine(
             agents.lines(measure)
         finally:
             agents.close()
-    return HostFindings(agents.found)
+    return HostFindings(agents.reports)
 
 
 def text(examined: HostFindings) -> str:

@@ -70,8 +70,8 @@ def successor(process: str, placed: Mapping[str, str], hosts: Sequence[Host], li
         return placed[process]
 
     def load(host: Host) -> float:
-        there = [p for p, name in placed.items() if name == host.name and p[0] == process[0] and p != process]
-        return (len(there) + 1) / max(host.slots, 1) if process[0] == "W" else float(len(there))
+        placed_there = [p for p, name in placed.items() if name == host.name and p[0] == process[0] and p != process]
+        return (len(placed_there) + 1) / max(host.slots, 1) if process[0] == "W" else float(len(placed_there))
 
     rest = [host for host in hosts if host.name in live]
     return min(rest, key=load).name if rest else None

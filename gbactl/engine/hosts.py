@@ -57,8 +57,8 @@ class HostsEngine(EngineInterface):
     def train(self, launch: LaunchContext) -> None:
         from gbactl.engine.remote_processes import RemoteRunProcesses
 
-        if told := self.warning(launch.cfg.cluster):
-            launch.show.print_line(told)
+        if warning := self.warning(launch.cfg.cluster):
+            launch.show.print_line(warning)
         start = functools.partial(self.agent, launch.cfg.cluster)
         launch.follow(RemoteRunProcesses(launch, start, self.replaces_hosts))
 

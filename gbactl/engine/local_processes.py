@@ -20,12 +20,18 @@ from gbactl.config import RunConfig
 from gbactl.coordinator.state import JOURNAL_FILE, writes_journal
 from gbactl.cpu import available_cores, open_turn_counters, places
 from gbactl.data.dataset import Dataset
-from gbactl.engine.fork_server import ProcessHandle, await_fork_server, send_bootstrap, start_node, thread_environment
+from gbactl.engine.fork_server import (
+    ProcessHandle,
+    await_fork_server,
+    send_startup_document,
+    start_node,
+    thread_environment,
+)
 from gbactl.engine.signals import deferred
 from gbactl.nodes.child_main import FAILED_LINE, NOTICED_LINE
-from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.listener import address_of, listen, local
 from gbactl.wire.messages import Event
+from gbactl.wire.startup_document import StartupDocument
 
 GRACE_SECONDS = 3.0
 MOST_COORDINATOR_TRIES = 3  # replacement coordinators in a row that may be killed before they continue the run
@@ -83,8 +89,8 @@ class ChildProcess:
             lines = self.log.read_text(errors="replace").splitlines()
         except OSError:
             lines = []
-        told = [line.split(mark, 1)[1] for mark in (NOTICED_LINE, FAILED_LINE) for line in lines if mark in line]
-        return told[-1] if told else f"it left no message; look into {self.log}."
+        messages = [line.split(mark, 1)[1] for mark in (NOTICED_LINE, FAILED_LINE) for line in lines if mark in line]
+        return messages[-1] if messages else f"it left no message; look into {self.log}."
 
 
 def _signal(number: int) -> str:
@@ -106,8 +112,8 @@ class RunProcesses:
         self.all_ready = False
         self.coordinator = ""
         self._environments: list[dict[str, str]] = []
-        self._places: list[tuple[int, int, int]] = []
-        self._board: BinaryIO | None = None
+        self._core_assignments: list[tuple[int, int, int]] = []
+        self._turn_counters: BinaryIO | None = None
         self._incarnations: Counter[str] = Counter()
         self._listener: socket.socket | None = None  # listening socket of the coordinator
         self._coordinator_tries, self._coordinators = MOST_COORDINATOR_TRIES, 0
@@ -140,13 +146,16 @@ class RunProcesses:
     def _start_workers(self, environments: list[dict[str, str]]) -> None:
         """Start the workers; assign shares of cores where workers must share them (gbactl/cpu.py)."""
         cores, self._environments = available_cores(), environments
-        self._board = board = open_turn_counters(len(cores))
-        self._places = places(len(environments), cores, board) if self.cfg.cluster.pin == "auto" else []
+        self._turn_counters = board = open_turn_counters(len(cores))
+        self._core_assignments = places(len(environments), cores, board) if self.cfg.cluster.pin == "auto" else []
         for index in range(len(environments)):
             self._start_worker(index)
 
     def _start_worker(self, index: int) -> None:
-        place, incarnation = self._places[index] if self._places else None, self._incarnations[f"W{index}"]
+        place, incarnation = (
+            self._core_assignments[index] if self._core_assignments else None,
+            self._incarnations[f"W{index}"],
+        )
         self._spawn("worker", index, self.cfg.threads, self._environments[index], place=place, incarnation=incarnation)
 
     def _start_server(self, index: int) -> None:
@@ -156,10 +165,10 @@ class RunProcesses:
         """Stop watching a failed process, so that its exit does not count as a failure of the run.
 
         It may still run and hang: `kill` it where it could write into memory that others share."""
-        found = [child for child in self.running if child.name == name]
-        for child in found if kill else ():
+        failed = [child for child in self.running if child.name == name]
+        for child in failed if kill else ():
             child.process.kill()
-        self.abandoned += found
+        self.abandoned += failed
         self.running = [child for child in self.running if child.name != name]
 
     @property
@@ -170,16 +179,24 @@ class RunProcesses:
         saved = writes_journal(self.cfg) and (self.run_dir / JOURNAL_FILE).exists()
         return killed and self._coordinator_tries > 0 and saved
 
-    def replace_coordinator(self, failure: str, sign: float) -> None:
+    def replace_coordinator(self, failure: str, last_sign: float) -> None:
         """Start a replacement coordinator on the same listening socket.
 
-        Nodes may already have dialled it again. `sign`: when the failed one was last heard of, by the machine's clock.
-        """
+        Nodes may already have dialled it again. `last_sign`: when the failed one last sent something, by the machine's
+        clock."""
         self.abandoned.append(self.running.pop(0))
         self._coordinator_tries -= 1
         self._coordinators += 1
-        missed = (time.monotonic(), failure, sign)
-        self._spawn("coordinator", 0, 1, {}, self._listener, incarnation=self._coordinators, missed=missed)
+        coordinator_failure = (time.monotonic(), failure, last_sign)
+        self._spawn(
+            "coordinator",
+            0,
+            1,
+            {},
+            self._listener,
+            incarnation=self._coordinators,
+            coordinator_failure=coordinator_failure,
+        )
         self.running.insert(0, self.running.pop())
 
     def coordinator_continues(self) -> None:
@@ -201,23 +218,23 @@ class RunProcesses:
     def _spawn(
         self, role: str, index: int, threads: int, environment: dict[str, str],
         listener: socket.socket | None = None, place: tuple[int, int, int] | None = None, incarnation: int = 0,
-        missed: tuple[float, str, float] = (0.0, "", 0.0),
+        coordinator_failure: tuple[float, str, float] = (0.0, "", 0.0),
     ) -> None:  # fmt: skip
         fd = -1 if listener is None else listener.fileno()
-        boot = Bootstrap(
+        boot = StartupDocument(
             role, index, self.key.hex(), self.coordinator, str(self.run_dir),
-            str(self.dataset.path), self.config, fd, place, incarnation, missed=missed,
+            str(self.dataset.path), self.config, fd, place, incarnation, coordinator_failure=coordinator_failure,
         )  # fmt: skip
         log = self.run_dir / "logs" / f"{boot.log_name}.log"
         self._begin(boot, {**thread_environment(threads), **environment}, log)
 
-    def _begin(self, boot: Bootstrap, environment: dict[str, str], log: Path) -> None:
-        """Start a process on this host and send it its bootstrap document."""
+    def _begin(self, boot: StartupDocument, environment: dict[str, str], log: Path) -> None:
+        """Start a process on this host and send it its start-up document."""
         fds = [fd for fd in (boot.listener, *(boot.place or ())[:1]) if fd >= 0]
         with deferred():  # else a signal could leave the started process without an owner
             process = start_node(environment, log, fds)
             self.running.append(ChildProcess(str(boot.peer), process, log))
-        send_bootstrap(process, boot.dumps())
+        send_startup_document(process, boot.dumps())
 
     def failure(self) -> tuple[str, bool] | None:
         """Return (sentence, whether it is the root cause) of the failure that ends the run, or None.
@@ -225,13 +242,13 @@ class RunProcesses:
         A child failed if it was killed, ended with an error, or noticed a failure. None also while only processes
         failed that the coordinator can do without or replaces."""
         ended = [(child, sentence) for child in self.running if (sentence := child.exit_sentence())]
-        goes_on = self.coordinator_replaceable  # after `ended`: a coordinator killed in between counts too
-        if goes_on:
+        coordinator_returns = self.coordinator_replaceable  # after `ended`: a coordinator killed in between counts too
+        if coordinator_returns:
             ended = [(child, sentence) for child, sentence in ended if child is not self.running[0]]
-        spared = "W" * (self.cfg.cluster.lost_worker != "end") + "S" * self.cfg.server_returns
-        if self.all_ready and spared and not self.ended():
-            coordinator_lives = goes_on or self.running[0].process.poll() is None
-            if coordinator_lives and all(child.name[0] in spared for child, _ in ended):
+        replaceable = "W" * (self.cfg.cluster.lost_worker != "end") + "S" * self.cfg.server_returns
+        if self.all_ready and replaceable and not self.ended():
+            coordinator_alive = coordinator_returns or self.running[0].process.poll() is None
+            if coordinator_alive and all(child.name[0] in replaceable for child, _ in ended):
                 return None
         sentences = sorted((child.only_noticed(), "was killed by" not in s, s) for child, s in ended)
         return (sentences[0][2], not sentences[0][0]) if sentences else None
@@ -260,7 +277,7 @@ class RunProcesses:
                     child.process.kill()
         for child in (*self.running, *self.abandoned):
             child.process.wait()
-        if self._board is not None:
-            self._board.close()
+        if self._turn_counters is not None:
+            self._turn_counters.close()
         if self._listener is not None:
             self._listener.close()

@@ -17,7 +17,7 @@ from gbactl.config import RunConfig
 from gbactl.config.shard_specs import row_bytes, shard_spec
 from gbactl.data.dataset import Dataset
 from gbactl.engine.fork_server import dense_size
-from gbactl.engine.host_info import PACKAGES, SAME, LinkMeasurement
+from gbactl.engine.host_and_network_facts import PACKAGES, SAME, LinkMeasurement
 from gbactl.errors import ConfigError
 from gbactl.host_limits import free_memory
 from gbactl.store.optimizers import dense_moments
@@ -76,10 +76,10 @@ class HostReport:
 HEADINGS = ("host", "address", "cores", "gbactl Python torch Horovod", "MiB free", "data", "state")
 
 
-def unreachable(host: str, said: str, why: str, command: str) -> str:
+def unreachable(host: str, output: str, why: str, command: str) -> str:
     """Describe the fault of a host whose agent does not answer; `command`: what should have started the agent."""
-    told, trial = said.rstrip(".") or why, AGENT_PART.sub(" true", command)
-    return f"Host {host} cannot be reached ({told}); see that `{trial}` works without a question."
+    reason, trial = output.rstrip(".") or why, AGENT_PART.sub(" true", command)
+    return f"Host {host} cannot be reached ({reason}); see that `{trial}` works without a question."
 
 
 def not_installed(program: str, host: str) -> str:
@@ -87,23 +87,23 @@ def not_installed(program: str, host: str) -> str:
     return f"Host {host} cannot be reached without the program {program}, which is not on the PATH; install it."
 
 
-def versions(host: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+def versions(host: str, host_facts: Mapping[str, Any], own_facts: Mapping[str, Any]) -> list[str]:
     """List the versions of a host that differ from this machine's, one sentence each."""
     found = []
     for name in SAME:
-        own, other = str(here.get(name, "")), str(there.get(name, ""))
-        if own != other and not (name == "code" and there.get("gbactl") != here.get("gbactl")):
+        own, other = str(own_facts.get(name, "")), str(host_facts.get(name, ""))
+        if own != other and not (name == "code" and host_facts.get("gbactl") != own_facts.get("gbactl")):
             has = f"has {LABELS[name]} {other}" if other else f"has no {LABELS[name]}"
             found.append(f"Host {host} {has}, and this machine has {own or 'none'}; {GET[name].format(own)}.")
     return found
 
 
-def ring(host: str, there: Mapping[str, Any], address: str) -> list[str]:
+def ring(host: str, host_facts: Mapping[str, Any], address: str) -> list[str]:
     """Describe the fault of a host whose own name is not the address at which Horovod's ring can be reached.
 
     Nothing where `address` is unknown. Of Horovod's two rings the one that sums (that of the process set) ignores
     HOROVOD_GLOO_IFACE in 0.28.1, and listens where the host's own name points to."""
-    name, found = there.get("name", ""), there.get("own_name", "")
+    name, found = host_facts.get("name", ""), host_facts.get("own_name", "")
     if not address or found == address:
         return []
     means = found or "no address"
@@ -279,17 +279,17 @@ def too_large(cfg: RunConfig, dataset: Dataset, free: int) -> str:
     dense = vector * vectors(cfg)
     if not free or rows + dense <= free:
         return ""
-    there = f"{free / GIBI:,.1f} GiB of memory are free"
+    room = f"{free / GIBI:,.1f} GiB of memory are free"
     if rows > free:
         return (
             f"The table's {dataset.schema.rows:,} rows of {row_bytes(cfg)} bytes (values and {cfg.optim.name}'s state) "
-            f"need {rows / GIBI:,.1f} GiB, and {there}; use data with fewer ids, a smaller model.dim or "
+            f"need {rows / GIBI:,.1f} GiB, and {room}; use data with fewer ids, a smaller model.dim or "
             "optim=rowwise_adagrad, or spread the servers over machines with cluster=hosts."
         )
     return (
         f"The dense part's {vector // FLOAT:,} values of {FLOAT} bytes, {vectors(cfg)} times (values, gradients and "
         f"{cfg.optim.name}'s state of {cfg.processes} workers and the servers), need at least {dense / GIBI:,.1f} GiB "
-        f"beside the table's {rows / GIBI:,.1f}, and {there}; use a smaller model.hidden or fewer cluster.workers, or "
+        f"beside the table's {rows / GIBI:,.1f}, and {room}; use a smaller model.hidden or fewer cluster.workers, or "
         "spread them over machines with cluster=hosts."
     )
 

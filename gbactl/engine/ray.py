@@ -98,9 +98,9 @@ class Starter:
 
     def run(self, command: list[str], folder: str, key: str) -> str:
         """Run an agent, which reads its connection key on standard input. Returns why it failed; "" if it did not."""
-        there = folder if os.path.isdir(folder) else None
+        cwd = folder if os.path.isdir(folder) else None
         try:
-            done = subprocess.run(command, input=f"{key}\n", cwd=there, stderr=subprocess.PIPE, text=True)
+            done = subprocess.run(command, input=f"{key}\n", cwd=cwd, stderr=subprocess.PIPE, text=True)
         except OSError as error:
             return str(error)
         lines = done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"]
@@ -112,8 +112,8 @@ def _place(ray: Any, name: str, cpus: int, others: list[str]) -> dict[str, Any]:
     live = _live(ray)
     if name in live:
         node, total = live[name]
-        there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-        return {"num_cpus": min(cpus, total), "scheduling_strategy": there}
+        affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        return {"num_cpus": min(cpus, total), "scheduling_strategy": affinity}
     taken = [live[other][0] for other in others if other in live]
     return {"num_cpus": cpus, "label_selector": {"ray.io/node-id": f"!in({','.join(taken)})"} if taken else {}}
 

@@ -22,7 +22,7 @@ from gbactl.engine.host_placement import Host, hosts_of, place, successor
 from gbactl.engine.local_processes import ChildProcess, LaunchContext, RunProcesses
 from gbactl.engine.signals import resume_hint
 from gbactl.errors import ClusterError
-from gbactl.wire.bootstrap import Bootstrap
+from gbactl.wire.startup_document import StartupDocument
 
 START_SECONDS, WAIT_SECONDS, RESTORE_SECONDS = 20.0, 2.0, 5.0
 FAILED = 1  # exit code of a process that could not be started
@@ -33,27 +33,27 @@ class RemoteProcess(ProcessHandle):
 
     pid: int = 0
 
-    def __init__(self, link: AgentConnection, name: str, **asked: Any) -> None:
+    def __init__(self, link: AgentConnection, name: str, **request: Any) -> None:
         """Start the process through its host's agent; if that fails, it counts as failed."""
         self.link, self.name = link, name
-        self.why = ""  # reason why the process could not be started
+        self.start_error = ""  # reason why the process could not be started
         self._code: int | None = None
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         try:
-            self.pid = int(link.request("start", START_SECONDS, name=name, **asked)["pid"])
+            self.pid = int(link.request("start", START_SECONDS, name=name, **request)["pid"])
         except ClusterError as error:
-            self.why = str(error)
+            self.start_error = str(error)
             self.ended(FAILED)
 
     def ended(self, code: int) -> None:
         """Record the exit code that the process's agent reports."""
         if self._code is None:
             self._code = code
-            self._over.set()
+            self._stopped.set()
 
     def poll(self) -> int | None:
         """Return the exit code, None while the process runs; a process on a lost host counts as killed."""
-        if self._code is None and self.link.gone is not None:
+        if self._code is None and self.link.lost_reason is not None:
             self.ended(-signal.SIGKILL)
         return self._code
 
@@ -65,7 +65,7 @@ class RemoteProcess(ProcessHandle):
         """Wait until the process has ended, and return its exit code.
 
         Without a `timeout`, a host that does not answer for some seconds counts as lost."""
-        if self.poll() is None and not self._over.wait(WAIT_SECONDS if timeout is None else timeout):
+        if self.poll() is None and not self._stopped.wait(WAIT_SECONDS if timeout is None else timeout):
             if timeout is not None:
                 raise subprocess.TimeoutExpired(self.name, timeout)
             self.link.mark_lost("it does not say that its processes have ended")
@@ -83,13 +83,13 @@ class StartedRemoteProcess(ChildProcess):
     def exit_sentence(self) -> str | None:
         """Describe why the process ended: by the loss of its host, or by its exit code."""
         process = self.process
-        if process.why:
-            return f"{self.name} could not be started: {process.why}"
-        if process.link.gone is not None and process.poll() == -signal.SIGKILL:
-            return f"{self.name} was killed by the loss of host {process.link.host}: {process.link.gone}."
-        told = super().exit_sentence()
+        if process.start_error:
+            return f"{self.name} could not be started: {process.start_error}"
+        if process.link.lost_reason is not None and process.poll() == -signal.SIGKILL:
+            return f"{self.name} was killed by the loss of host {process.link.host}: {process.link.lost_reason}."
+        sentence = super().exit_sentence()
         pid = f"(pid {process.pid}"
-        return None if told is None else told.replace(f"{pid})", f"{pid} on {process.link.host})", 1)
+        return None if sentence is None else sentence.replace(f"{pid})", f"{pid} on {process.link.host})", 1)
 
 
 CHECKPOINTS = "checkpoint=none"
@@ -106,15 +106,15 @@ class RemoteRunProcesses(RunProcesses):
         cluster, self.show = self.cfg.cluster, launch.show
         self.hosts = hosts_of(cluster.hosts)
         self.placed = place(self.hosts, self.cfg.processes, cluster.servers, cluster.placement)
-        self._home = dict(self.placed)
+        self._original_hosts = dict(self.placed)
         names, logs = [host.name for host in self.hosts], self.run_dir / "logs"
         self.agents = HostAgents(names, start, logs, cluster.start_timeout)
         self._restores = replaces and cluster.lost_worker == "replace"
         self._restoring: list[HostAgents] = []
-        self._over = threading.Event()
-        self._logs = threading.Lock()
+        self._stopped = threading.Event()
+        self._log_lock = threading.Lock()
         self._remote: dict[str, RemoteProcess] = {}
-        self._early: dict[str, int] = {}
+        self._early_exits: dict[str, int] = {}
         self._rank_slots: list[RankSlot] | None = None
 
     @property
@@ -135,14 +135,14 @@ class RemoteRunProcesses(RunProcesses):
         self._check_memory()
         self._send_data(agents)
         self.show.clear()
-        self.show.show_hosts(preflight.HEADINGS, [found.cells() for found in agents.found.values()])
+        self.show.show_hosts(preflight.HEADINGS, [report.cells() for report in agents.reports.values()])
         if agents.faults:
             raise ClusterError(" ".join(agents.faults))
         for link in agents.links.values():
             self._watch(link)
-        interfaces = {host: found.interface for host, found in agents.found.items()}
+        interfaces = {host: report.interface for host, report in agents.reports.items()}
         self._rank_slots = rank_slots(self.hosts, self.cfg.processes, interfaces)
-        self._decide(cluster.threads or self._threads())
+        self._set_host_dependent_keys(cluster.threads or self._threads())
 
     def _connect(self, agents: HostAgents) -> None:
         """Start agents, and check what their hosts have and see."""
@@ -150,44 +150,44 @@ class RemoteRunProcesses(RunProcesses):
         seen = self.run_dir / mark(agents.token.hex())
         seen.touch()
         try:
-            self._settle(agents)
+            self._send_setup(agents)
         finally:
             seen.unlink()
 
     def _send_data(self, agents: HostAgents) -> None:
         """Check that hosts can take part in an all-reduce, where there is one, and send them the data."""
         if self.cfg.collects and len(self.hosts) > 1:
-            for host, found in agents.found.items():
-                found.faults += preflight.ring(host, found.facts, found.address)
+            for host, report in agents.reports.items():
+                report.faults += preflight.ring(host, report.facts, report.address)
         agents.give_data(self.dataset.path, self.dataset.fingerprint, self.cfg.data.get("cache"), self.show.show_step)
 
-    def _settle(self, agents: HostAgents) -> None:
+    def _send_setup(self, agents: HostAgents) -> None:
         cfg = self.cfg
         environment = preflight.forwarded_environment(cfg)
         paths = [] if cfg.resume is None else [cfg.resume]
         agents.send_setup(cfg.cluster.bind, cfg.cluster.hang_seconds, self.run_dir, paths, environment)
-        for host, found in agents.found.items():
-            if cfg.checkpoint.name != "none" and not found.shared:
+        for host, report in agents.reports.items():
+            if cfg.checkpoint.name != "none" and not report.shared:
                 folder = str(self.run_dir)
-                found.faults.append(preflight.path_not_visible(host, "the run directory", folder, CHECKPOINTS))
-            for path in (path for path, there in found.sees.items() if not there):
-                found.faults.append(preflight.path_not_visible(host, "the checkpoint", path, "another resume="))
+                report.faults.append(preflight.path_not_visible(host, "the run directory", folder, CHECKPOINTS))
+            for path in (path for path, visible in report.sees.items() if not visible):
+                report.faults.append(preflight.path_not_visible(host, "the checkpoint", path, "another resume="))
         agents.check_imports(preflight.named_classes(cfg))
 
     def _check_memory(self) -> None:
         for host, count in preflight.bytes_on(self.cfg, self.dataset, self.placed).items():
-            found = self.agents.found[host]
-            found.needs = count
-            if found.facts:
-                found.faults += preflight.memory(host, int(found.facts["memory"]), count)
+            report = self.agents.reports[host]
+            report.needs = count
+            if report.facts:
+                report.faults += preflight.memory(host, int(report.facts["memory"]), count)
 
     def _threads(self) -> int:
         """Return the number of threads per worker, determined by the host with the fewest cores per worker."""
         workers = [host for process, host in self.placed.items() if process[0] == "W"]
-        cores = {host: int(found.facts["cores"]) for host, found in self.agents.found.items()}
+        cores = {host: int(report.facts["cores"]) for host, report in self.agents.reports.items()}
         return max(1, min(cores[host] // (workers.count(host) * self.cfg.compute_threads) for host in set(workers)))
 
-    def _decide(self, threads: int) -> None:
+    def _set_host_dependent_keys(self, threads: int) -> None:
         """Write the values that depend on the hosts (threads, bind address) into the run's configuration."""
         cluster = dataclasses.replace(self.cfg.cluster, threads=threads, bind=self.bind)
         self.cfg = dataclasses.replace(self.cfg, cluster=cluster)
@@ -196,7 +196,7 @@ class RemoteRunProcesses(RunProcesses):
     # -- hosts that are lost ------------------------------------------------------------------------
 
     def _watch(self, link: AgentConnection) -> None:
-        link.told = self._on_report
+        link.on_report = self._on_report
         link.on_lost = lambda why: self._lost(link.host, why)
 
     def _lost(self, host: str, why: str) -> None:
@@ -210,17 +210,17 @@ class RemoteRunProcesses(RunProcesses):
         Servers stay where they are: what they hold would be lost. Why an agent that answers cannot be used is printed,
         once for each reason."""
         printed = set[str]()
-        while not self._over.wait(RESTORE_SECONDS):
+        while not self._stopped.wait(RESTORE_SECONDS):
             agents = HostAgents([host], self.agents.start, self.agents.folder, self.agents.patience)
             self._restoring.append(agents)
             self._connect(agents)
             self._send_data(agents)
-            if not agents.faults and not self._over.is_set():
+            if not agents.faults and not self._stopped.is_set():
                 break
             self._restoring.remove(agents)
             agents.close()
             why = " ".join(agents.faults)
-            if agents.found[host].facts and why not in printed and not self._over.is_set():
+            if agents.reports[host].facts and why not in printed and not self._stopped.is_set():
                 printed.add(why)
                 self.show.print_line(f"  Host {host} is there again, but cannot be used. {why}")
         else:
@@ -228,8 +228,12 @@ class RemoteRunProcesses(RunProcesses):
         self._watch(agents.links[host])
         lost, self.agents.links[host] = self.agents.links[host], agents.links[host]
         lost.close()
-        self.agents.found[host] = agents.found[host]
-        moved = [child for child in list(self.running) if self._home.get(child.name) == host and child.name[0] == "W"]
+        self.agents.reports[host] = agents.reports[host]
+        moved = [
+            child
+            for child in list(self.running)
+            if self._original_hosts.get(child.name) == host and child.name[0] == "W"
+        ]
         self.show.print_line(
             f"  Host {host} is there again; it gets {', '.join(child.name for child in moved) or 'no worker'}."
         )
@@ -249,17 +253,17 @@ class RemoteRunProcesses(RunProcesses):
         """Start a replacement, on another host if the process's own host is lost.
 
         With `again`, also where the own host may not reach all others."""
-        live = [host for host, link in self.agents.links.items() if link.gone is None]
+        live = [host for host, link in self.agents.links.items() if link.lost_reason is None]
         elsewhere = [host for host in live if host != self.placed[name]]
         where = successor(name, self.placed, self.hosts, (again and elsewhere) or live)
         if where is None:
-            why = self.agents.links[self.placed[name]].gone
+            why = self.agents.links[self.placed[name]].lost_reason
             raise ClusterError(f"Every host is gone, {self.placed[name]} because {why}{resume_hint(self.run_dir)}.")
         if again:
             before = next(child for child in reversed(self.abandoned) if child.name == name)
             again_there = f"{name} is started again on host {where}."
-            told = (before.exit_sentence(), self._broken_connection(before), again_there)
-            self.show.print_line(f"  {' '.join(filter(None, told))}")
+            sentences = (before.exit_sentence(), self._broken_connection(before), again_there)
+            self.show.print_line(f"  {' '.join(filter(None, sentences))}")
         self.placed[name] = where
         super().replace(name)
 
@@ -268,22 +272,22 @@ class RemoteRunProcesses(RunProcesses):
         found = super().failure()
         if found is None or found[1]:
             return found
-        badly = {child.name for child in self.running if child.process.poll() not in (None, 0)}
+        failed = {child.name for child in self.running if child.process.poll() not in (None, 0)}
         for child in self.running:
-            cut = self._broken_connection(child, badly)
-            if cut:
-                return f"{child.exit_sentence()} {cut}", False
+            broken = self._broken_connection(child, failed)
+            if broken:
+                return f"{child.exit_sentence()} {broken}", False
         return found
 
     def _broken_connection(self, child: ChildProcess, ended: Collection[str] = ()) -> str:
         """Describe the failed connection between hosts that ended a process; "" where its message names none."""
-        addresses = {found.address: host for host, found in self.agents.found.items()}
+        addresses = {report.address: host for host, report in self.agents.reports.items()}
         places = {name: host for name, host in self.placed.items() if name not in ended}
         return preflight.broken_connection(
             self.placed.get(child.name, ""), child.exit_sentence() or "", {**addresses, **places}
         )
 
-    def _begin(self, boot: Bootstrap, environment: dict[str, str], log: Path) -> None:
+    def _begin(self, boot: StartupDocument, environment: dict[str, str], log: Path) -> None:
         if boot.role == "coordinator":
             super()._begin(boot, environment, log)
             return
@@ -293,19 +297,19 @@ class RemoteRunProcesses(RunProcesses):
             self.agents.links[self.placed[name]], boot.log_name, boot=dataclasses.asdict(boot), environment=environment,
             seat=self._place_among_workers(name),
         )  # fmt: skip
-        with self._logs:
+        with self._log_lock:
             self._remote[boot.log_name] = process
-            early = self._early.pop(boot.log_name, None)
-        if early is not None:
-            process.ended(early)
+            exit_code = self._early_exits.pop(boot.log_name, None)
+        if exit_code is not None:
+            process.ended(exit_code)
         self.running.append(StartedRemoteProcess(name, process, log))
 
     def _place_among_workers(self, name: str) -> list[int] | None:
         """Return [index of the worker on its host, number of workers there]; None if workers are not pinned."""
         if name[0] != "W" or self.cfg.cluster.pin != "auto":
             return None
-        there = sorted(int(p[1:]) for p, host in self.placed.items() if p[0] == "W" and host == self.placed[name])
-        return [there.index(int(name[1:])), len(there)]
+        same_host = sorted(int(p[1:]) for p, host in self.placed.items() if p[0] == "W" and host == self.placed[name])
+        return [same_host.index(int(name[1:])), len(same_host)]
 
     def _on_report(self, kind: str, fields: dict[str, object]) -> None:
         """Handle an agent's report: append log output or record an exit code.
@@ -316,19 +320,19 @@ class RemoteRunProcesses(RunProcesses):
             return
         data, code = fields.get("data"), fields.get("code")
         if kind == "log" and isinstance(data, bytes):
-            with self._logs, (self.run_dir / "logs" / f"{name}.log").open("ab") as file:
+            with self._log_lock, (self.run_dir / "logs" / f"{name}.log").open("ab") as file:
                 file.write(data)
         elif kind == "exited" and isinstance(code, int):
-            with self._logs:
+            with self._log_lock:
                 process = self._remote.get(name)
                 if process is None:
-                    self._early[name] = code
+                    self._early_exits[name] = code
             if process is not None:
                 process.ended(code)
 
     def stop(self) -> None:
         """Stop all processes, then all agents."""
-        self._over.set()
+        self._stopped.set()
         try:
             super().stop()
         finally:

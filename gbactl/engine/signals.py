@@ -31,9 +31,9 @@ def stop_at_once(number: int, _: object) -> None:
 
 DEFAULT = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL, signal.SIGUSR1: stop_at_once}
 
-_asked: list[int] = []
-_held: list[None] = []
-_patient: list[None] = []
+_received: list[int] = []
+_deferring: list[None] = []
+_recording: list[None] = []
 
 
 @contextlib.contextmanager
@@ -48,11 +48,11 @@ def stoppable() -> Iterator[None]:
     numbers = [number for number, handler in DEFAULT.items() if signal.getsignal(number) is handler]
 
     def stop(number: int, _: object) -> None:
-        _asked.append(number)
+        _received.append(number)
         if number == signal.SIGHUP:
             leave_terminal()
-        if not _held and len(_asked) > len(_patient):
-            raise Stopped(_asked[0])
+        if not _deferring and len(_received) > len(_recording):
+            raise Stopped(_received[0])
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, *numbers)}
     try:
@@ -60,40 +60,40 @@ def stoppable() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        _asked.clear()
+        _received.clear()
 
 
 @contextlib.contextmanager
 def first_signal_recorded() -> Iterator[None]:
     """Context in which the first stop signal is only recorded (see `stop_signal`); the second one raises Stopped."""
-    _patient.append(None)
+    _recording.append(None)
     try:
         yield
     finally:
-        _patient.pop()
+        _recording.pop()
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
     """Defer stop signals until the end of this context, so that its block is not interrupted."""
-    _held.append(None)
+    _deferring.append(None)
     try:
         yield
     finally:
-        _held.pop()
-    if not _held:
+        _deferring.pop()
+    if not _deferring:
         raise_if_stopped()
 
 
 def raise_if_stopped() -> None:
     """Raise Stopped if a stop signal was received, except within `deferred`."""
-    if len(_asked) > len(_patient):
-        raise Stopped(_asked[0])
+    if len(_received) > len(_recording):
+        raise Stopped(_received[0])
 
 
 def stop_signal() -> int:
     """Return the number of the first stop signal that was received, or 0."""
-    return _asked[0] if _asked else 0
+    return _received[0] if _received else 0
 
 
 def leave_terminal() -> None:
@@ -104,7 +104,7 @@ def leave_terminal() -> None:
                 os.dup2(nowhere.fileno(), fd)
 
 
-def _go_on(run_dir: Path) -> str:
+def _resume_command(run_dir: Path) -> str:
     """Name the command that resumes a run."""
     return f"go on with 'gbactl train resume={run_dir}'"
 
@@ -112,44 +112,44 @@ def _go_on(run_dir: Path) -> str:
 def resume_hint(run_dir: Path) -> str:
     """Name the newest checkpoint of a run that has ended, and the command that resumes it; "" without a checkpoint."""
     names = CheckpointFolder(run_dir / CHECKPOINTS).names()
-    return f"; the newest checkpoint is {names[-1]}, {_go_on(run_dir)}" if names else ""
+    return f"; the newest checkpoint is {names[-1]}, {_resume_command(run_dir)}" if names else ""
 
 
 class StopRequest:
     """Request to stop a run after a signal: the coordinator saves a checkpoint within `seconds`.
 
-    `trains`: whether training has begun; `found`: the coordinator's answer."""
+    `trains`: whether training has begun; `answer`: the coordinator's."""
 
     def __init__(self, seconds: float, say: Callable[[str], None]) -> None:
         self.seconds, self.say = seconds, say
-        self.trains, self.found = False, dict[str, Any]()
-        self._until = 0.0
-        self._told = False
+        self.trains, self.answer = False, dict[str, Any]()
+        self._deadline = 0.0
+        self._forwarded = False
 
     def poll(self, tell: Callable[[Event], None]) -> None:
         """Forward the first stop signal to the coordinator. Raises Stopped at its answer, or at the time-out."""
         if not stop_signal():
             return
-        if not self._until:
-            self._until = time.monotonic() + self.seconds + ANSWER_SECONDS * (self.seconds > 0)
+        if not self._deadline:
+            self._deadline = time.monotonic() + self.seconds + ANSWER_SECONDS * (self.seconds > 0)
             if self.seconds > 0:
                 limit = f"up to {self.seconds:g} s; Ctrl-C again ends at once"
                 self.say(f"stopping: saving where the run stands ({limit})")
-        if self.found or time.monotonic() >= self._until:
+        if self.answer or time.monotonic() >= self._deadline:
             raise Stopped(stop_signal())
-        if not self._told:
-            self._told = True
+        if not self._forwarded:
+            self._forwarded = True
             tell(Event("stop", {"seconds": self.seconds}))
 
     def on_event(self, event: Event) -> None:
         """Handle an event of the coordinator: record that training has begun, or the answer to the stop request."""
         self.trains |= event.name == "progress"
         if event.name == "stop":
-            self.found = event.fields
+            self.answer = event.fields
 
-    def tell_again(self) -> None:
+    def repeat(self) -> None:
         """Let the next call of `poll` repeat the stop request, to the coordinator's replacement."""
-        self._told = False
+        self._forwarded = False
 
     def stopped_by(self, error: BaseException) -> Stopped | None:
         """Return the Stopped error for the signal that ended a run; None if another error ended it.
@@ -161,23 +161,23 @@ class StopRequest:
             return Stopped(signal.SIGINT)
         if not stop_signal() or not isinstance(error, GbactlError):
             return None
-        self.found = self.found or {"state": "failed", "why": str(error).rstrip(".")}
+        self.answer = self.answer or {"state": "failed", "why": str(error).rstrip(".")}
         return Stopped(stop_signal())
 
     def sentence(self, run_dir: Path) -> str:
         """Describe the checkpoint that was saved, and the command that resumes the run."""
-        state = self.found.get("state")
+        state = self.answer.get("state")
         if state == "saved":
-            path, size = run_dir / CHECKPOINTS / self.found["name"], self.found["bytes"] / 1e6
-            return f"step {self.found['step']} is saved in {path} ({size:,.1f} MB); {_go_on(run_dir)}"
+            path, size = run_dir / CHECKPOINTS / self.answer["name"], self.answer["bytes"] / 1e6
+            return f"step {self.answer['step']} is saved in {path} ({size:,.1f} MB); {_resume_command(run_dir)}"
         if state == "nothing" or not self.trains:
             return NOTHING
-        return f"where it stood is not saved ({self._why}){resume_hint(run_dir)}"
+        return f"where it stood is not saved ({self._reason}){resume_hint(run_dir)}"
 
     @property
-    def _why(self) -> str:
-        if "why" in self.found:
-            return str(self.found["why"])
-        if len(_asked) > 1:
+    def _reason(self) -> str:
+        if "why" in self.answer:
+            return str(self.answer["why"])
+        if len(_received) > 1:
             return "a second signal came"
-        return f"it took longer than cluster.stop_seconds={self.seconds:g}" if self._until else "it ended at once"
+        return f"it took longer than cluster.stop_seconds={self.seconds:g}" if self._deadline else "it ended at once"

@@ -138,8 +138,8 @@ class SlurmEngine(HostsEngine):
         super().check(cluster, workers)
         options = self.options(cluster)
         assert isinstance(options, SlurmOptions)
-        strange = [each for each in options.slurm.sbatch if not OPTION.fullmatch(each)]
-        require(not strange, f"cluster.slurm.sbatch has {strange[:1]}, which is no NAME:VALUE; type [partition:long].")
+        invalid = [each for each in options.slurm.sbatch if not OPTION.fullmatch(each)]
+        require(not invalid, f"cluster.slurm.sbatch has {invalid[:1]}, which is no NAME:VALUE; type [partition:long].")
 
     def warning(self, cluster: ClusterConfig) -> str:
         return MORTAL if len(cluster.hosts) > 1 and not outlives_nodes(os.environ) else ""

@@ -45,19 +45,19 @@ def place(plan: FaultPlan, pinned: bool) -> list[HogPlacement]:
 
 def _cores_of(cores: list[int], workers: tuple[int, ...]) -> list[int]:
     if not cores:
-        there = ", ".join(map(str, available_cores()))
+        cores_text = ", ".join(map(str, available_cores()))
         raise ConfigError(
             f"A hog beside workers needs workers that are pinned, and here they are not (that takes cluster.pin=auto "
-            f"and a multiple of the cores); name cores in faults.plans instead of workers: there are {there}."
+            f"and a multiple of the cores); name cores in faults.plans instead of workers: there are {cores_text}."
         )
     return sorted({cores[worker] for worker in workers})
 
 
 def _existing_cores(cores: list[int]) -> list[int]:
-    there = available_cores()
-    strange = [core for core in cores if core not in there]
-    if strange:
-        raise ConfigError(f"A hog names core {strange[0]}; the cores there are: {', '.join(map(str, there))}.")
+    existing = available_cores()
+    missing = [core for core in cores if core not in existing]
+    if missing:
+        raise ConfigError(f"A hog names core {missing[0]}; the cores there are: {', '.join(map(str, existing))}.")
     return cores
 
 

@@ -51,10 +51,10 @@ class Fault:
     def check(self, where: str) -> None:
         """Check the configured values. Raises ConfigError; `where` names the entry, for instance faults.plans[0]."""
 
-    def factor_at(self, key: int, turn: int, seconds: float) -> float:
-        """Return the slow-down factor, at least 1, of a worker's batch number `turn`, begun `seconds` into training.
+    def factor_at(self, key: int, number: int, seconds: float) -> float:
+        """Return the slow-down factor, at least 1, of a worker's batch number `number`, begun `seconds` into training.
 
-        `key` is the worker's own in this plan; random values depend on (key, turn) alone."""
+        `key` is the worker's own in this plan; random values depend on (key, number) alone."""
         return 1.0
 
     def of(self, worker: int) -> Fault:
@@ -96,10 +96,10 @@ def drawn(where: str, distribution: str | None, sigma: float | None, shape: floa
         require(value is None or distribution == owner, f"{where}.{name} belongs to distribution: {owner}.")
 
 
-def random_factor(distribution: str, mean: float, parameter: float | None, key: int, turn: int) -> float:
+def random_factor(distribution: str, mean: float, parameter: float | None, key: int, number: int) -> float:
     """Draw the slow-down factor of a batch: 1 + (mean - 1) X with a random X >= 0 of mean 1."""
     draw = DISTRIBUTIONS[distribution]
-    return 1.0 + (mean - 1.0) * draw(uniform(key, turn), parameter)
+    return 1.0 + (mean - 1.0) * draw(uniform(key, number), parameter)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +135,10 @@ class TimedFault(Fault):
 class NextOccurrence:
     """Next occurrence of a fault: its `step`, or its time in `seconds`; infinity where there is none.
 
-    `turn`: occurrences so far."""
+    `occurrences`: their number so far."""
 
     def __init__(self, fault: TimedFault, key: int) -> None:
-        self.fault, self.key, self.turn = fault, key, 0
+        self.fault, self.key, self.occurrences = fault, key, 0
         self.step = math.inf if fault.step is None else float(fault.step)
         self.seconds = math.inf if fault.time is None else fault.time
         self._left = 1 if fault.mtbf is None else math.inf if fault.times is None else fault.times
@@ -152,9 +152,9 @@ class NextOccurrence:
     def next(self) -> None:
         """Advance to the fault's next occurrence."""
         self._left -= 1
-        self.turn += 1
+        self.occurrences += 1
         if self.fault.mtbf is not None:
-            self.seconds += self.fault.interval(uniform(self.key, 2 * self.turn))
+            self.seconds += self.fault.interval(uniform(self.key, 2 * self.occurrences))
         if not self._left:
             self.step = self.seconds = math.inf
 
@@ -166,7 +166,7 @@ class ConstantSlowdown(Fault):
 
     factor: Slower
 
-    def factor_at(self, key: int, turn: int, seconds: float) -> float:
+    def factor_at(self, key: int, number: int, seconds: float) -> float:
         return self.factor
 
 
@@ -184,9 +184,9 @@ class PeriodicSlowdown(Fault):
         given = [p for p in (self.period_batches, self.period_seconds) if p is not None]
         require(len(given) == 1, f"{where} needs one of period_batches and period_seconds.")
 
-    def factor_at(self, key: int, turn: int, seconds: float) -> float:
+    def factor_at(self, key: int, number: int, seconds: float) -> float:
         if self.period_batches is not None:
-            slow = turn % self.period_batches < self.duty * self.period_batches
+            slow = number % self.period_batches < self.duty * self.period_batches
         else:
             assert self.period_seconds is not None
             slow = seconds % self.period_seconds < self.duty * self.period_seconds
@@ -208,8 +208,8 @@ class RandomSlowdown(Fault):
     def check(self, where: str) -> None:
         drawn(where, self.distribution, self.sigma, self.shape)
 
-    def factor_at(self, key: int, turn: int, seconds: float) -> float:
-        return random_factor(self.distribution, self.mean, self.sigma or self.shape, key, turn)
+    def factor_at(self, key: int, number: int, seconds: float) -> float:
+        return random_factor(self.distribution, self.mean, self.sigma or self.shape, key, number)
 
 
 @kind("window")
@@ -224,7 +224,7 @@ class WindowSlowdown(Fault):
     def check(self, where: str) -> None:
         window(where, self.from_, self.until)
 
-    def factor_at(self, key: int, turn: int, seconds: float) -> float:
+    def factor_at(self, key: int, number: int, seconds: float) -> float:
         return self.factor if self.from_ <= seconds < (math.inf if self.until is None else self.until) else 1.0
 
 
@@ -262,8 +262,8 @@ def _one(values: Mapping[str, Any], where: str) -> Fault:
     if cls is None:
         raise ConfigError(f"{where} has kind {values.get('kind')!r}; type kind: one of: {', '.join(sorted(KINDS))}.")
     hints, given = _hints(cls), {name: value for name, value in values.items() if name != "kind"}
-    strange = sorted(set(given) - set(hints))
-    require(not strange, f"{where} (kind {cls.kind}) has no key {', '.join(strange)}; keys are: {', '.join(hints)}.")
+    unknown = sorted(set(given) - set(hints))
+    require(not unknown, f"{where} (kind {cls.kind}) has no key {', '.join(unknown)}; keys are: {', '.join(hints)}.")
     for name, value in given.items():
         if name in ("workers", "servers"):
             sort = 'indices, a number, a share like 1/8, or "all"'
@@ -336,12 +336,12 @@ class LoadTrace(Fault):
     def check(self, where: str) -> None:
         require(bool(self.points), f"{where} needs points [[seconds, factor], ...], or file: a CSV of these.")
         for number, point in enumerate(self.points or ()):
-            here = f"{where}.points[{number}]"
-            require(len(point) in (2, 3), f"{here}={point} is not [seconds, factor] or [seconds, factor, worker].")
-            expect(f"{here}.seconds", point[0], Seconds)
-            expect(f"{here}.factor", point[1], Slower)
+            entry = f"{where}.points[{number}]"
+            require(len(point) in (2, 3), f"{entry}={point} is not [seconds, factor] or [seconds, factor, worker].")
+            expect(f"{entry}.seconds", point[0], Seconds)
+            expect(f"{entry}.factor", point[1], Slower)
             named = len(point) == 2 or point[2] in range(2**16)
-            require(named, f"{here} is of no worker ({point[-1]}); type the number of one, from 0.")
+            require(named, f"{entry} is of no worker ({point[-1]}); type the number of one, from 0.")
         times = [(*point[2:], point[0]) for point in self.points or ()]
         last: dict[tuple[float, ...], float] = {}
         for number, (*worker, seconds) in enumerate(times):
@@ -362,11 +362,11 @@ class LoadTrace(Fault):
         place = bisect.bisect_right(self._times, at) - 1
         return self.points[place][1] if self.points and place >= 0 else 1.0
 
-    def factor_at(self, key: int, turn: int, seconds: float) -> float:
+    def factor_at(self, key: int, number: int, seconds: float) -> float:
         mean = self.mean(seconds)
         if self.distribution is None or mean == 1.0:
             return mean
-        return random_factor(self.distribution, mean, self.sigma or self.shape, key, turn)
+        return random_factor(self.distribution, mean, self.sigma or self.shape, key, number)
 
 
 def read_trace(path: Path) -> list[list[float]]:

@@ -26,7 +26,7 @@ from gbactl.faults.fault_kinds import (
 from gbactl.faults.message_faults import ActivePeriods, AllActivePeriods, MessageFaults
 from gbactl.hashes_and_random_numbers import key_of, uniform
 
-_SERVERS, _STORMS = 2, 5  # separate the random numbers of servers, and of active periods, from the workers'
+_SERVERS, _PERIODS = 2, 5  # separate the random numbers of servers, and of active periods, from the workers'
 _CHOICE = 1  # separates the random numbers of the choice from those of batches
 
 
@@ -49,52 +49,54 @@ class FaultPlan:
     def __init__(self, cfg: FaultsConfig, seed: int, workers: int, servers: int = 0) -> None:
         self.seed, self.worker_count = seed if cfg.seed is None else cfg.seed, workers
         self.faults = parse(cfg.plans)
-        places = [(fault, f"faults.plans[{place}]", place) for place, fault in enumerate(self.faults)]
-        self.chosen = tuple(choose(fault.workers, workers, at, self.seed, place) for fault, at, place in places)
+        entries = [(fault, f"faults.plans[{index}]", index) for index, fault in enumerate(self.faults)]
+        self.chosen = tuple(choose(fault.workers, workers, at, self.seed, index) for fault, at, index in entries)
         self.servers = tuple(
-            choose(fault.servers, servers, at, self.seed, place, kind="server") for fault, at, place in places
+            choose(fault.servers, servers, at, self.seed, index, kind="server") for fault, at, index in entries
         )
-        self._of: dict[str, list[tuple[int, Fault, int]]] = {}  # (index in the plan, fault, the process's key)
-        for place, fault in enumerate(self.faults):
-            for worker in self.chosen[place] if fault.slows else ():
-                key = key_of(self.seed, place, worker)
-                self._of.setdefault(f"W{worker}", []).append((place, fault.of(worker), key))
-            for server in self.servers[place] if fault.slows else ():
-                key = key_of(self.seed, place, _SERVERS, server)
-                self._of.setdefault(f"S{server}", []).append((place, fault, key))
+        self._faults_of: dict[str, list[tuple[int, Fault, int]]] = {}  # (index in the plan, fault, the process's key)
+        for index, fault in enumerate(self.faults):
+            for worker in self.chosen[index] if fault.slows else ():
+                key = key_of(self.seed, index, worker)
+                self._faults_of.setdefault(f"W{worker}", []).append((index, fault.of(worker), key))
+            for server in self.servers[index] if fault.slows else ():
+                key = key_of(self.seed, index, _SERVERS, server)
+                self._faults_of.setdefault(f"S{server}", []).append((index, fault, key))
 
-    def factor(self, worker: int, turn: int, seconds: float) -> float:
-        """Return the slow-down factor, at least 1, of a worker's batch number `turn`, begun `seconds` into training.
+    def factor(self, worker: int, number: int, seconds: float) -> float:
+        """Return the slow-down factor, at least 1, of a worker's batch number `number`, begun `seconds` into training.
 
-        `turn` counts the worker's own batches with samples from 0 through the whole run; evaluation is not slowed."""
-        if not self._of:
+        `number` counts the worker's own batches with samples from 0 through the whole run; evaluation is not slowed."""
+        if not self._faults_of:
             return 1.0
-        return math.prod((factor for _, factor in self.acting_faults(f"W{worker}", turn, seconds)), start=1.0)
+        return math.prod((factor for _, factor in self.acting_faults(f"W{worker}", number, seconds)), start=1.0)
 
-    def acting_faults(self, process: str, turn: int, seconds: float) -> list[tuple[int, float]]:
+    def acting_faults(self, process: str, number: int, seconds: float) -> list[tuple[int, float]]:
         """Return (index, factor) of the faults that slow a process (W1 or S0) at this time.
 
-        A server's `turn` counts the pulls, pushes and orders that it handles."""
-        found = [(place, fault.factor_at(key, turn, seconds)) for place, fault, key in self._of.get(process, ())]
-        return [(place, factor) for place, factor in found if factor > 1.0]
+        A server's `number` counts the pulls, pushes and orders that it handles."""
+        found = [
+            (index, fault.factor_at(key, number, seconds)) for index, fault, key in self._faults_of.get(process, ())
+        ]
+        return [(index, factor) for index, factor in found if factor > 1.0]
 
-    def places(self, process: str) -> list[int]:
+    def fault_indexes(self, process: str) -> list[int]:
         """Return the indexes of the faults that can slow a process."""
-        return [place for place, _, _ in self._of.get(process, ())]
+        return [index for index, _, _ in self._faults_of.get(process, ())]
 
     def slows(self, worker: int) -> bool:
         """Whether a worker's slow-down factor can be above 1."""
-        return f"W{worker}" in self._of
+        return f"W{worker}" in self._faults_of
 
     @property
     def slowed(self) -> frozenset[int]:
         """Workers that some fault slows."""
-        return frozenset(int(process[1:]) for process in self._of if process[0] == "W")
+        return frozenset(int(process[1:]) for process in self._faults_of if process[0] == "W")
 
     @property
     def slowed_servers(self) -> frozenset[int]:
         """Servers that some fault slows."""
-        return frozenset(int(process[1:]) for process in self._of if process[0] == "S")
+        return frozenset(int(process[1:]) for process in self._faults_of if process[0] == "S")
 
     @property
     def hogs(self) -> list[tuple[CpuHog, tuple[int, ...]]]:
@@ -105,17 +107,17 @@ class FaultPlan:
     def messages(self, worker: int) -> list[tuple[int, MessageFaults, int]]:
         """Return the message faults of a worker: (index, fault, the worker's random key)."""
         return [
-            (place, fault, key_of(self.seed, place, worker))
-            for place, fault in enumerate(self.faults)
-            if isinstance(fault, MessageFaults) and worker in self.chosen[place]
+            (index, fault, key_of(self.seed, index, worker))
+            for index, fault in enumerate(self.faults)
+            if isinstance(fault, MessageFaults) and worker in self.chosen[index]
         ]
 
-    def active_periods(self) -> AllActivePeriods:
+    def fault_periods(self) -> AllActivePeriods:
         """Create the stateful schedule of when message faults are active, the same for all workers."""
         return AllActivePeriods(
             {
-                place: ActivePeriods(fault, key_of(self.seed, place, _STORMS))
-                for place, fault in enumerate(self.faults)
+                index: ActivePeriods(fault, key_of(self.seed, index, _PERIODS))
+                for index, fault in enumerate(self.faults)
                 if isinstance(fault, MessageFaults)
             }
         )
@@ -126,7 +128,7 @@ class FaultPlan:
         return any(isinstance(fault, MessageFaults) for fault in self.faults)
 
     @property
-    def fails(self) -> bool:
+    def has_failures(self) -> bool:
         """Whether the plan kills or stops a process."""
         return any(isinstance(fault, ProcessFailure) for fault in self.faults)
 
@@ -161,10 +163,10 @@ def choose(wanted: Any, total: int, where: str, *seeds: int, kind: str = "worker
 
 
 def _named(wanted: list[int], total: int, where: str, kind: str) -> tuple[int, ...]:
-    strange = sorted({index for index in wanted if not 0 <= index < total})
-    if strange or len(set(wanted)) < len(wanted):
-        what = f"no {kind} {', '.join(map(str, strange))}" if strange else f"a {kind} twice"
-        raise ConfigError(f"{where}.{kind}s has {what}; {kind}s are numbered 0 to {total - 1}.")
+    invalid = sorted({index for index in wanted if not 0 <= index < total})
+    if invalid or len(set(wanted)) < len(wanted):
+        problem = f"no {kind} {', '.join(map(str, invalid))}" if invalid else f"a {kind} twice"
+        raise ConfigError(f"{where}.{kind}s has {problem}; {kind}s are numbered 0 to {total - 1}.")
     return tuple(sorted(wanted))
 
 
@@ -187,20 +189,20 @@ _FAILURES = 3  # separates these random numbers from the plan's others
 class Injection:
     """Kill or hang of a process (W1, S0, C) that is due now.
 
-    `seconds`: duration of a hang (None: for ever); `place`: index in the plan."""
+    `seconds`: duration of a hang (None: for ever); `index`: index in the plan."""
 
     kind: str
     process: str
     seconds: float | None = None
-    place: int = field(default=0, compare=False)
+    index: int = field(default=0, compare=False)
 
 
 class _Strike(NextOccurrence):
     """Next failure that one fault of the plan causes; `processes`: the candidates, of which it hits all or one."""
 
-    def __init__(self, fault: ProcessFailure, processes: tuple[str, ...], key: int, place: int) -> None:
+    def __init__(self, fault: ProcessFailure, processes: tuple[str, ...], key: int, index: int) -> None:
         super().__init__(fault, key)
-        self.processes, self.place = processes, place
+        self.processes, self.index = processes, index
 
     def take(self, step: int, seconds: float) -> list[Injection]:
         found: list[Injection] = []
@@ -212,11 +214,11 @@ class _Strike(NextOccurrence):
     def _victims(self) -> tuple[str, ...]:
         if self.fault.mtbf is None:
             return self.processes
-        return (self.processes[int(uniform(self.key, 2 * self.turn + 1) * len(self.processes))],)
+        return (self.processes[int(uniform(self.key, 2 * self.occurrences + 1) * len(self.processes))],)
 
     def _injection(self, process: str) -> Injection:
         seconds = self.fault.seconds if isinstance(self.fault, Hang) else None
-        return Injection(self.fault.kind, process, seconds, self.place)
+        return Injection(self.fault.kind, process, seconds, self.index)
 
 
 class FaultInjector:
@@ -224,9 +226,9 @@ class FaultInjector:
 
     def __init__(self, plan: FaultPlan) -> None:
         self._due = [
-            _Strike(fault, _processes(plan, place), key_of(plan.seed, place, _FAILURES), place)
-            for place, fault in enumerate(plan.faults)
-            if isinstance(fault, ProcessFailure) and _processes(plan, place)
+            _Strike(fault, _processes(plan, index), key_of(plan.seed, index, _FAILURES), index)
+            for index, fault in enumerate(plan.faults)
+            if isinstance(fault, ProcessFailure) and _processes(plan, index)
         ]
 
     def due(self, step: int, seconds: float) -> list[Injection]:
@@ -235,17 +237,17 @@ class FaultInjector:
         The coordinator's comes last: it must have all others done, as its successor takes them as done."""
         if not self._due:
             return []
-        found = [injection for each in self._due for injection in each.take(step, seconds)]
+        found = [injection for strike in self._due for injection in strike.take(step, seconds)]
         return sorted(found, key=lambda injection: injection.process == "C")
 
     @property
     def next_seconds(self) -> float:
         """Time of the next kill or hang that is scheduled by time; infinity if there is none."""
-        return min((each.seconds for each in self._due), default=math.inf)
+        return min((strike.seconds for strike in self._due), default=math.inf)
 
 
-def _processes(plan: FaultPlan, place: int) -> tuple[str, ...]:
-    fault = plan.faults[place]
-    workers, servers = plan.chosen[place], plan.servers[place]
+def _processes(plan: FaultPlan, index: int) -> tuple[str, ...]:
+    fault = plan.faults[index]
+    workers, servers = plan.chosen[index], plan.servers[index]
     coordinator = ("C",) if isinstance(fault, ProcessFailure) and fault.coordinator else ()
-    return (*(f"W{index}" for index in workers), *(f"S{index}" for index in servers), *coordinator)
+    return (*(f"W{worker}" for worker in workers), *(f"S{server}" for server in servers), *coordinator)

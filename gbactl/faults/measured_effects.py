@@ -63,10 +63,10 @@ class ObservedBatches:
         self._last = 0.0  # time of the last gradient
         self._began: dict[int, float] = {}  # start of each worker's first batch
         self.faulty = plan.slowed | self.hogged
-        self._full = 1  # a short batch takes longer per sample, and is ignored too
-        self._seen: dict[int, int] = {}
+        self._full_batch = 1  # a short batch takes longer per sample, and is ignored too
+        self._counts: dict[int, int] = {}
         self._workers: dict[int, _Sums] = {}
-        self._calm: dict[int, _Sums] = {}
+        self._hardly_slowed: dict[int, _Sums] = {}
 
     @classmethod
     def of(cls, plan: FaultPlan, pinned: bool, clock: Callable[[], float] = lambda: 0.0) -> ObservedBatches | None:
@@ -79,65 +79,65 @@ class ObservedBatches:
 
     def add(self, worker: int, seconds: float, slowdown: float, samples: int) -> None:
         """Record a gradient of `samples` that took `seconds` in all, slowed by the factor `slowdown`."""
-        seen = self._seen[worker] = self._seen.get(worker, 0) + 1
+        seen = self._counts[worker] = self._counts.get(worker, 0) + 1
         self._note(worker, seen - 1, seconds, slowdown)
-        self._full = max(self._full, samples)
-        if seen <= WARM_UP or samples < self._full or seconds < CLOCK_SECONDS:
+        self._full_batch = max(self._full_batch, samples)
+        if seen <= WARM_UP or samples < self._full_batch or seconds < CLOCK_SECONDS:
             return
         self._workers.setdefault(worker, _Sums()).add(seconds, slowdown, samples)
         if slowdown <= CALM and worker not in self.hogged:
-            self._calm.setdefault(worker, _Sums()).add(seconds, slowdown, samples)
+            self._hardly_slowed.setdefault(worker, _Sums()).add(seconds, slowdown, samples)
 
-    def _note(self, worker: int, turn: int, seconds: float, slowdown: float) -> None:
+    def _note(self, worker: int, number: int, seconds: float, slowdown: float) -> None:
         """Record which faults slowed a worker's batch, and when."""
         end = self._last = self.clock()
         began = self._began.setdefault(worker, end - seconds)
         if slowdown <= 1.0:
             return
         process = f"W{worker}"
-        for place, factor in self._acting_faults(process, turn, end - seconds - began, slowdown):
-            self.acted.add(place, process, max(0.0, end - seconds), end, factor)
+        for index, factor in self._acting_faults(process, number, end - seconds - began, slowdown):
+            self.acted.add(index, process, max(0.0, end - seconds), end, factor)
 
-    def _acting_faults(self, process: str, turn: int, seconds: float, slowdown: float) -> list[tuple[int, float]]:
+    def _acting_faults(self, process: str, number: int, seconds: float, slowdown: float) -> list[tuple[int, float]]:
         """Return (index, factor) of the faults that slowed a batch.
 
         Where a process has several plans, these are the ones whose product is the factor at about the batch's start."""
-        places = self.plan.places(process)
-        if len(places) == 1:
-            return [(places[0], slowdown)]
+        indexes = self.plan.fault_indexes(process)
+        if len(indexes) == 1:
+            return [(indexes[0], slowdown)]
         for late in LATE:
-            found = self.plan.acting_faults(process, turn, max(0.0, seconds + late))
+            found = self.plan.acting_faults(process, number, max(0.0, seconds + late))
             if math.isclose(math.prod(factor for _, factor in found), slowdown, rel_tol=1e-6):
                 return found
         return []
 
-    def note_message_faults(self, places: Collection[int]) -> None:
-        """Record that message faults are active now. `places`: their indexes in the fault plan."""
+    def note_message_faults(self, indexes: Collection[int]) -> None:
+        """Record that message faults are active now. `indexes`: their indexes in the fault plan."""
         now = self.clock()
-        for place in places:
-            for worker in self.plan.chosen[place]:
-                self.acted.add(place, f"W{worker}", now, now)
+        for index in indexes:
+            for worker in self.plan.chosen[index]:
+                self.acted.add(index, f"W{worker}", now, now)
 
     def reference(self, worker: int) -> float | None:
         """Return the seconds per sample that a worker would need without faults; None where unknown."""
-        return self._unslowed_rate(worker, {w: sums.unslowed / sums.samples for w, sums in self._calm.items()})
+        return self._unslowed_rate(worker, {w: sums.unslowed / sums.samples for w, sums in self._hardly_slowed.items()})
 
     def _unslowed_rate(self, worker: int, rates: Mapping[int, float]) -> float | None:
-        calm = {w: rate for w, rate in rates.items() if self._calm[w].batches >= CALM_BATCHES}
-        beside = {w: value for w, value in calm.items() if self.cores and self.cores[w] == self.cores[worker]}
-        for found in (beside, calm):
-            sound = [value for w, value in found.items() if w not in self.faulty]
+        calm = {w: rate for w, rate in rates.items() if self._hardly_slowed[w].batches >= CALM_BATCHES}
+        same_core = {w: value for w, value in calm.items() if self.cores and self.cores[w] == self.cores[worker]}
+        for found in (same_core, calm):
+            undisturbed = [value for w, value in found.items() if w not in self.faulty]
             if found:
-                return statistics.median(sound or found.values())
+                return statistics.median(undisturbed or found.values())
         return None
 
     def unslowed_seconds(self, worker: int) -> float:
         """Return the current seconds per sample of workers without faults, the reference for slow-downs; 0 if unknown.
 
         Not those of the whole run: where the machine gets slower or faster, a slowed worker follows."""
-        if worker not in self.plan.slowed or not any(w not in self.faulty for w in self._calm):
+        if worker not in self.plan.slowed or not any(w not in self.faulty for w in self._hardly_slowed):
             return 0.0
-        return self._unslowed_rate(worker, {w: sums.recent for w, sums in self._calm.items()}) or 0.0
+        return self._unslowed_rate(worker, {w: sums.recent for w, sums in self._hardly_slowed.items()}) or 0.0
 
     def summary(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
         """Build `faults` of result.json: the plan, and injected and observed slow-downs of every affected process.
@@ -152,12 +152,12 @@ class ObservedBatches:
 
     def _add_hogs(self) -> None:
         """Record competing processes as active in their whole period, whatever their effect on workers."""
-        for place, fault in enumerate(self.plan.faults):
+        for index, fault in enumerate(self.plan.faults):
             if isinstance(fault, CpuHog) and fault.from_ < self._last:
                 end = self._last if fault.until is None else min(fault.until, self._last)
-                beside = [f"W{worker}" for worker in self.plan.chosen[place]]
-                for name in beside or [f"core {core}" for core in fault.cores or ()]:
-                    self.acted.add(place, name, fault.from_, end)
+                workers = [f"W{worker}" for worker in self.plan.chosen[index]]
+                for name in workers or [f"core {core}" for core in fault.cores or ()]:
+                    self.acted.add(index, name, fault.from_, end)
 
     def _worker(self, worker: int) -> dict[str, float | None]:
         sums, reference = self._workers.get(worker), self.reference(worker)
@@ -183,12 +183,16 @@ def fault_metrics(result: Mapping[str, Any]) -> dict[str, float]:
 def with_injected(faults: Mapping[str, Any], injected: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Add the kills and hangs carried out, and the faults that never acted, to `faults` of result.json."""
     more = [
-        {"plan": each["plan"], "process": each["process"], "at_s": each["at"], "seconds": each["seconds"]}
-        for each in injected if each["done"]
+        {"plan": entry["plan"], "process": entry["process"], "at_s": entry["at"], "seconds": entry["seconds"]}
+        for entry in injected if entry["done"]
     ]  # fmt: skip
     acted = [*faults["acted"], *more]
-    there = {each["plan"] for each in acted}
-    return {**faults, "acted": acted, "never": [place for place in range(len(faults["plans"])) if place not in there]}
+    acted_indexes = {entry["plan"] for entry in acted}
+    return {
+        **faults,
+        "acted": acted,
+        "never": [index for index in range(len(faults["plans"])) if index not in acted_indexes],
+    }
 
 
 def fault_lines(result: Mapping[str, Any]) -> list[str]:
@@ -197,32 +201,32 @@ def fault_lines(result: Mapping[str, Any]) -> list[str]:
     if "never" not in faults:
         return []
     counts = result.get("messages") or {}
-    found = [line for place, plan in enumerate(faults["plans"]) for line in _of_plan(place, plan, faults, counts)]
-    never = [_named(place, faults["plans"][place]) for place in faults["never"]]
+    found = [line for index, plan in enumerate(faults["plans"]) for line in _lines_of(index, plan, faults, counts)]
+    never = [_named(index, faults["plans"][index]) for index in faults["never"]]
     lines = _shortened(found, MOST_LINES, "and {} more (result.json)")
     return [*lines, f"never acted: {_list_of_names(never)}"] if never else lines
 
 
-def _of_plan(place: int, plan: Mapping[str, Any], faults: Mapping[str, Any], counts: Mapping[str, int]) -> list[str]:
-    own = [each for each in faults["acted"] if each["plan"] == place]
+def _lines_of(index: int, plan: Mapping[str, Any], faults: Mapping[str, Any], counts: Mapping[str, int]) -> list[str]:
+    own = [entry for entry in faults["acted"] if entry["plan"] == index]
     kind = plan["kind"]
     if not own:
         return []
     if kind in FAILED:
         return [
-            f"{each['process']} {FAILED[kind]} at {_seconds(each['at_s'])} s{_duration_in_words(kind, each)}"
-            for each in own
+            f"{entry['process']} {FAILED[kind]} at {_seconds(entry['at_s'])} s{_duration_in_words(kind, entry)}"
+            for entry in own
         ]
-    who, last = _list_of_names([each["process"] for each in own]), max(each["until_s"] for each in own)
-    when = f"{_seconds(min(each['from_s'] for each in own), last)}-{_seconds(last)} s"
+    processes, last = _list_of_names([entry["process"] for entry in own]), max(entry["until_s"] for entry in own)
+    when = f"{_seconds(min(entry['from_s'] for entry in own), last)}-{_seconds(last)} s"
     if kind == "messages":
-        alone = sum(each["kind"] == kind for each in faults["plans"]) == 1
-        hit = ", ".join(f"{count:,} {fate}" for fate, count in counts.items()) or "none was hit"
-        return [f"messages of {who} {when}{f': {hit}' if alone else ''}"]
+        alone = sum(entry["kind"] == kind for entry in faults["plans"]) == 1
+        hit = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items()) or "none was hit"
+        return [f"messages of {processes} {when}{f': {hit}' if alone else ''}"]
     if kind == "hog":
-        return [f"a hog beside {who} {when}"]
-    factors = [each["factor"] for each in own]
-    return [f"{who} {'up to ' if plan.get('factor') != max(factors) else ''}{max(factors):.3g}x slower {when}"]
+        return [f"a hog beside {processes} {when}"]
+    factors = [entry["factor"] for entry in own]
+    return [f"{processes} {'up to ' if plan.get('factor') != max(factors) else ''}{max(factors):.3g}x slower {when}"]
 
 
 def _duration_in_words(kind: str, each: Mapping[str, Any]) -> str:
@@ -231,9 +235,9 @@ def _duration_in_words(kind: str, each: Mapping[str, Any]) -> str:
     return " for good" if each["seconds"] is None else f" for {each['seconds']:g} s"
 
 
-def _named(place: int, plan: Mapping[str, Any]) -> str:
+def _named(index: int, plan: Mapping[str, Any]) -> str:
     moment = next((form.format(plan[key]) for key, form in MOMENTS.items() if plan.get(key) is not None), "")
-    return f"faults.plans[{place}] ({plan['kind']}{f' {moment}' if moment else ''})"
+    return f"faults.plans[{index}] ({plan['kind']}{f' {moment}' if moment else ''})"
 
 
 def _seconds(value: float, largest: float | None = None) -> str:

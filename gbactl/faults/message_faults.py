@@ -2,7 +2,7 @@
 
 It concerns messages between a worker and a server or the coordinator. A reordered message is delayed so shortly that
 only the next one overtakes it. Each fault has a probability, drawn for every transmission on every connection and
-direction separately, while the plan's storm is active: always, or from a step, a time or the times of a distribution
+direction separately, while the fault is active: always, or from a step, a time or the times of a distribution
 (see fault_kinds.py). About 5 us a draw.
 """
 
@@ -40,10 +40,10 @@ class MessageFaults(TimedFault):
     seconds: Interval | None = None
 
     def check(self, where: str) -> None:
-        some = any((self.drop, self.duplicate, self.reorder, self.delay))
-        require(some, f"{where} (kind messages) needs one of drop, duplicate, reorder and delay above 0.")
-        theirs = self.workers is not None and self.servers is None
-        require(theirs, f"{where}: messages are a worker's; name workers, and leave servers out.")
+        any_probability = any((self.drop, self.duplicate, self.reorder, self.delay))
+        require(any_probability, f"{where} (kind messages) needs one of drop, duplicate, reorder and delay above 0.")
+        of_workers = self.workers is not None and self.servers is None
+        require(of_workers, f"{where}: messages are a worker's; name workers, and leave servers out.")
         super().check(where)
         require(self.seconds is None or bool(self.given), f"{where}.seconds belongs to step, time or mtbf.")
         require(self.seconds is not None or self.mtbf is None, f"{where}.mtbf needs seconds: how long a storm lasts.")
@@ -53,15 +53,15 @@ class ActivePeriods:
     """Periods in which one message fault is active. Stateful: time must not go back."""
 
     def __init__(self, fault: MessageFaults, key: int) -> None:
-        self._due, self._lasts = NextOccurrence(fault, key), math.inf if fault.seconds is None else fault.seconds
+        self._next, self._length = NextOccurrence(fault, key), math.inf if fault.seconds is None else fault.seconds
         self._until = -math.inf if fault.given else math.inf
         self._now = -math.inf
 
     def is_active(self, step: int, seconds: float) -> bool:
         """Whether the fault is active at a global step and a time since training began (both negative before that)."""
-        while self._due.is_due(step, seconds):
-            self._until = min(seconds, self._due.seconds) + self._lasts  # a period due by step begins at this call
-            self._due.next()
+        while self._next.is_due(step, seconds):
+            self._until = min(seconds, self._next.seconds) + self._length  # a period due by step begins at this call
+            self._next.next()
         self._now = max(self._now, seconds)
         return self._now < self._until
 
@@ -69,12 +69,12 @@ class ActivePeriods:
 class AllActivePeriods:
     """Periods in which message faults are active, for all faults of a plan by index."""
 
-    def __init__(self, storms: Mapping[int, ActivePeriods]) -> None:
-        self._storms = storms
+    def __init__(self, periods: Mapping[int, ActivePeriods]) -> None:
+        self._periods = periods
 
     def active_indexes(self, step: int, seconds: float) -> frozenset[int]:
         """Return the indexes of the message faults that are active at a global step and a time since training began."""
-        return frozenset(place for place, storm in self._storms.items() if storm.is_active(step, seconds))
+        return frozenset(index for index, period in self._periods.items() if period.is_active(step, seconds))
 
 
 class TransmissionOutcome(NamedTuple):
@@ -85,27 +85,27 @@ class TransmissionOutcome(NamedTuple):
 
 
 class MessageFaultStream:
-    """Random message faults in one direction of a worker's connection. `plans`: (index, fault, random key)."""
+    """Random message faults in one direction of a worker's connection. `faults`: (index, fault, random key)."""
 
-    def __init__(self, plans: Sequence[tuple[int, MessageFaults, int]], peer: str, outward: bool) -> None:
+    def __init__(self, faults: Sequence[tuple[int, MessageFaults, int]], peer: str, outward: bool) -> None:
         direction = (ord(peer[0]), int(peer[1:] or 0), int(outward))
-        self._plans = [(place, plan, key_of(_DIRECTIONS, key, *direction)) for place, plan, key in plans]
-        self._turn = 0
+        self._faults = [(index, fault, key_of(_DIRECTIONS, key, *direction)) for index, fault, key in faults]
+        self._transmissions = 0
 
-    def draw(self, on: Collection[int]) -> TransmissionOutcome:
-        """Draw the outcome of the next transmission, while the message faults `on` are active."""
-        self._turn += 1
+    def draw(self, active: Collection[int]) -> TransmissionOutcome:
+        """Draw the outcome of the next transmission, while the message faults `active` are active."""
+        self._transmissions += 1
         delay, copies, names = 0.0, 1, list[str]()
-        for place, plan, key in self._plans:
-            if place not in on:
+        for index, fault, key in self._faults:
+            if index not in active:
                 continue
-            fates = [uniform(key, 8 * self._turn + n) for n in range(5)]
-            if fates[0] < plan.drop:
+            draws = [uniform(key, 8 * self._transmissions + n) for n in range(5)]
+            if draws[0] < fault.drop:
                 return TransmissionOutcome((), ("dropped",))
-            if fates[1] < plan.duplicate:
+            if draws[1] < fault.duplicate:
                 copies, names = copies + 1, [*names, "duplicated"]
-            if fates[2] < plan.reorder:
+            if draws[2] < fault.reorder:
                 delay, names = delay + _OVERTAKEN, [*names, "reordered"]
-            if fates[3] < plan.delay:
-                delay, names = delay + plan.delay_seconds * exponential(fates[4]), [*names, "delayed"]
+            if draws[3] < fault.delay:
+                delay, names = delay + fault.delay_seconds * exponential(draws[4]), [*names, "delayed"]
         return TransmissionOutcome((delay,) * copies, tuple(names))

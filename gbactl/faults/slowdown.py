@@ -30,24 +30,24 @@ class FaultRecord:
     """Record of the faults that acted: the time span and the largest factor of each fault on each process."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, str], tuple[float, float, float]] = {}
+        self._spans: dict[tuple[int, str], tuple[float, float, float]] = {}
 
-    def add(self, place: int, process: str, begin: float, end: float, factor: float = 1.0) -> None:
-        """Record that fault number `place` of the fault plan acted on a process, in seconds since training began."""
-        first, last, largest = self._found.get((place, process), (begin, end, factor))
-        self._found[place, process] = min(first, begin), max(last, end), max(largest, factor)
+    def add(self, index: int, process: str, begin: float, end: float, factor: float = 1.0) -> None:
+        """Record that fault number `index` of the fault plan acted on a process, in seconds since training began."""
+        first, last, largest = self._spans.get((index, process), (begin, end, factor))
+        self._spans[index, process] = min(first, begin), max(last, end), max(largest, factor)
 
     def to_list(self) -> list[dict[str, Any]]:
         """Encode the record as plain containers."""
         return [
-            {"plan": place, "process": process, "from_s": begin, "until_s": end, "factor": factor}
-            for (place, process), (begin, end, factor) in sorted(self._found.items())
+            {"plan": index, "process": process, "from_s": begin, "until_s": end, "factor": factor}
+            for (index, process), (begin, end, factor) in sorted(self._spans.items())
         ]
 
-    def restore(self, told: Iterable[Mapping[str, Any]]) -> None:
+    def restore(self, saved: Iterable[Mapping[str, Any]]) -> None:
         """Add the record of an earlier process, as encoded by `to_list`, to this one."""
-        for each in told:
-            self.add(each["plan"], each["process"], each["from_s"], each["until_s"], each["factor"])
+        for entry in saved:
+            self.add(entry["plan"], entry["process"], entry["from_s"], entry["until_s"], entry["factor"])
 
 
 class TimedComputation(Protocol):
@@ -75,9 +75,9 @@ class WorkerSlowdown:
         clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], bool | None] = time.sleep,
     ) -> None:  # fmt: skip
         self.plan, self.worker, self.clock, self.sleep = plan, worker, clock, sleep
-        self._turn = 0
+        self._batches = 0
         self._began: float | None = None
-        self._late = 0.0
+        self._overslept = 0.0
 
     def slow_down(self, item: TimedComputation, usual: float = 0.0) -> None:
         """Wait after a gradient is computed, so that its time is multiplied by the fault plan's factor.
@@ -89,12 +89,12 @@ class WorkerSlowdown:
         computed = item.seconds
         started = self.clock() - computed
         self._began = started if self._began is None else self._began
-        item.slowdown = self.plan.factor(self.worker, self._turn, started - self._began)
-        self._turn += 1
+        item.slowdown = self.plan.factor(self.worker, self._batches, started - self._began)
+        self._batches += 1
         wanted = item.slowdown * (usual or computed) - computed if item.slowdown > 1.0 else 0.0
         if wanted > 0.0:
-            waited = wait(wanted - self._late, self.clock, self.sleep)
-            self._late = min(MOST_LATE, max(0.0, self._late + waited - wanted))
+            waited = wait(wanted - self._overslept, self.clock, self.sleep)
+            self._overslept = min(MOST_LATE, max(0.0, self._overslept + waited - wanted))
             item.seconds += waited
 
 
@@ -107,11 +107,11 @@ class ServerSlowdown:
     ) -> None:  # fmt: skip
         self.plan, self.name, self.clock, self.sleep = plan, f"S{server}", clock, sleep
         self.served = 0
-        self.busy = self.asked = self.spent = 0.0
+        self.busy = self.planned = self.actual = 0.0
         self.acted = FaultRecord()
         self._usual: dict[int, float] = {}
         self._began: float | None = None
-        self._owed = 0.0
+        self._owed_seconds = 0.0
 
     @classmethod
     def of(cls, plan: FaultPlan, server: int, **more: Any) -> ServerSlowdown | None:
@@ -124,63 +124,65 @@ class ServerSlowdown:
         """Handle a message by `call`, and wait as long as the fault plan says."""
         begin = self.clock()
         factor = self.factor(begin)
-        wanted = self._owed + (factor - 1.0) * self._usual.get(kind, 0.0)
+        wanted = self._owed_seconds + (factor - 1.0) * self._usual.get(kind, 0.0)
         slept = wait(wanted, self.clock, self.sleep) if wanted >= SHORTEST else 0.0
         worked = self.clock()
         call(*args)
         busy = self.clock() - worked
         usual = self._usual.setdefault(kind, busy)
         self._usual[kind] = usual + ADAPTING * (busy - usual)
-        self._owed = max(-MOST_LATE, self._owed + (factor - 1.0) * busy - slept)
+        self._owed_seconds = max(-MOST_LATE, self._owed_seconds + (factor - 1.0) * busy - slept)
         self.count(factor, busy, slept)
 
     def factor(self, now: float) -> float:
         """Return the slow-down factor of the current message, which begins at `now`."""
         self._began = now if self._began is None else self._began
         since = now - self._began
-        found = self.plan.acting_faults(self.name, self.served, since)
-        for place, factor in found:
-            self.acted.add(place, self.name, since, since, factor)
-        return math.prod((factor for _, factor in found), start=1.0)
+        acting = self.plan.acting_faults(self.name, self.served, since)
+        for index, factor in acting:
+            self.acted.add(index, self.name, since, since, factor)
+        return math.prod((factor for _, factor in acting), start=1.0)
 
     def count(self, factor: float, busy: float, waited: float) -> None:
         """Count a message handled in `busy` seconds and slowed by `factor`, after `waited` seconds of waiting."""
         self.served += 1
         self.busy += busy
-        self.asked += factor * busy
-        self.spent += busy + waited
+        self.planned += factor * busy
+        self.actual += busy + waited
 
     @property
     def counters(self) -> dict[str, int]:
         """Counters for a server's `Inspected` message: messages handled and slow-downs; times in microseconds."""
-        seconds = (round(1e6 * value) for value in (self.busy, self.asked, self.spent))
+        seconds = (round(1e6 * value) for value in (self.busy, self.planned, self.actual))
         faults = self.acted.to_list()
-        acted = {f"acted_{each['plan']}_{name}": round(1e6 * each[name]) for each in faults for name in SPAN}
+        acted = {f"acted_{entry['plan']}_{name}": round(1e6 * entry[name]) for entry in faults for name in SPAN}
         return {**dict(zip(COUNTERS, (self.served, *seconds), strict=True)), **acted}
 
 
 def add_acted(acted: FaultRecord, counters: Mapping[str, Mapping[str, int]]) -> None:
     """Add the slow-downs that servers have counted to the record of the faults that acted."""
-    for server, each in counters.items():
-        for place in (int(name.split("_")[1]) for name in each if name.startswith("acted_") and name.endswith(SPAN[0])):
-            begin, end, factor = (each[f"acted_{place}_{name}"] / 1e6 for name in SPAN)
-            acted.add(place, server, begin, end, factor)
+    for server, counted in counters.items():
+        for index in (
+            int(name.split("_")[1]) for name in counted if name.startswith("acted_") and name.endswith(SPAN[0])
+        ):
+            begin, end, factor = (counted[f"acted_{index}_{name}"] / 1e6 for name in SPAN)
+            acted.add(index, server, begin, end, factor)
 
 
 def server_slowdowns(plan: FaultPlan, counters: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, float | None]]:
     """Return every slowed server's injected factor, and its observed one relative to servers without a fault."""
-    sound = [
-        each["busy_us"] / each["served"]
-        for name, each in counters.items()
-        if name[0] == "S" and int(name[1:]) not in plan.slowed_servers and each.get("served")
+    undisturbed = [
+        counted["busy_us"] / counted["served"]
+        for name, counted in counters.items()
+        if name[0] == "S" and int(name[1:]) not in plan.slowed_servers and counted.get("served")
     ]
-    reference = statistics.median(sound) if sound else 0.0
+    reference = statistics.median(undisturbed) if undisturbed else 0.0
     slowed = sorted(plan.slowed_servers)
     return {f"S{server}": _server_slowdown(counters.get(f"S{server}", {}), reference) for server in slowed}
 
 
-def _server_slowdown(each: Mapping[str, int], reference: float) -> dict[str, float | None]:
-    injected = each["asked_us"] / each["busy_us"] if each.get("busy_us") else None
-    observed = each["spent_us"] / each["served"] / reference if reference and each.get("served") else None
+def _server_slowdown(counters: Mapping[str, int], reference: float) -> dict[str, float | None]:
+    injected = counters["asked_us"] / counters["busy_us"] if counters.get("busy_us") else None
+    observed = counters["spent_us"] / counters["served"] / reference if reference and counters.get("served") else None
     error = observed / injected - 1.0 if injected is not None and observed is not None else None
     return {"injected": injected, "observed": observed, "error": error}

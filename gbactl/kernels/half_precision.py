@@ -41,9 +41,9 @@ class Fp16(Codec):
 
     def narrow(self, values: Floats, out: Halves) -> None:
         np.copyto(out.view(np.float16), np.clip(values, -LARGEST, LARGEST), casting="same_kind")
-        strange = np.isnan(values)
-        if strange.any():
-            out[strange] = _NAN_FP16
+        nan = np.isnan(values)
+        if nan.any():
+            out[nan] = _NAN_FP16
 
     def widen(self, halves: Halves, out: Floats) -> None:
         np.copyto(out, halves.view(np.float16))
@@ -59,9 +59,9 @@ class Bf16(Codec):
         odd += np.uint32(0x7FFF)
         odd >>= np.uint32(16)
         np.copyto(out, odd, casting="unsafe")
-        strange = np.isnan(values)
-        if strange.any():
-            out[strange] = _NAN_BF16
+        nan = np.isnan(values)
+        if nan.any():
+            out[nan] = _NAN_BF16
 
     def widen(self, halves: Halves, out: Floats) -> None:
         bits = out.view(np.uint32)

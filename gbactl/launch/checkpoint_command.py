@@ -34,10 +34,10 @@ def show_list(run: str, as_json: bool) -> None:
     names = folder.names()
     for name in names:
         try:
-            told = row(read_manifest(folder.path / name))
+            fields = row(read_manifest(folder.path / name))
         except CheckpointError as error:
-            told = {"name": name, "error": str(error)}
-        print(json.dumps(told) if as_json else line(told))
+            fields = {"name": name, "error": str(error)}
+        print(json.dumps(fields) if as_json else line(fields))
     if not names:
         print(f"{folder.path} holds no complete checkpoint.", file=sys.stderr)
 
@@ -52,14 +52,14 @@ def row(manifest: Manifest) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def line(told: dict[str, Any]) -> str:
+def line(fields: dict[str, Any]) -> str:
     """Format one checkpoint, as described by `row`, as a line of text."""
-    if "error" in told:
-        return f"{told['name']}  {told['error']}"
-    base = f", on {len(told['rests_on'])} before it" if told["rests_on"] else ""
+    if "error" in fields:
+        return f"{fields['name']}  {fields['error']}"
+    base = f", on {len(fields['rests_on'])} before it" if fields["rests_on"] else ""
     return (
-        f"{told['name']}  step {told['step']}  {told['at']}  {told['samples']:,} samples  {told['mode']}, "
-        f"{told['servers']} servers  {told['bytes'] / 1e6:,.1f} MB  {told['kind']}{base}"
+        f"{fields['name']}  step {fields['step']}  {fields['at']}  {fields['samples']:,} samples  {fields['mode']}, "
+        f"{fields['servers']} servers  {fields['bytes'] / 1e6:,.1f} MB  {fields['kind']}{base}"
     )
 
 
@@ -77,8 +77,8 @@ def verify_all(run: str) -> None:
     if not folder.names():
         raise CheckpointError(f"{folder.path} holds no complete checkpoint.")
     if bad:
-        told = f"{bad} of {len(folder.names())} checkpoints"
-        raise CheckpointError(f"{told} are not good; resume uses the newest that is.")
+        bad_ones = f"{bad} of {len(folder.names())} checkpoints"
+        raise CheckpointError(f"{bad_ones} are not good; resume uses the newest that is.")
 
 
 def export_newest(run: str, out: Path | None) -> None:
@@ -106,7 +106,7 @@ def export(chain: CheckpointChain, out: Path) -> list[Path]:
     tensors = {**rows, **{f"dense.{name}": values for name, values in dense.items()}}
     state = state_dict(cfg, Schema.from_stored(last.schema), rows["rows"], dense["value"], list(last.schema["fields"]))
     paths = [out / name for name in NAMES]
-    told = {
+    description = {
         "step": last.step, "identity": last.identity, "position": {**last.position, "curve": []}, "schema": last.schema,
         "tensors": {name: list(values.shape) for name, values in tensors.items()},
         "state_dict": {name: list(values.shape) for name, values in state.items()}, "config": last.config,
@@ -116,7 +116,7 @@ def export(chain: CheckpointChain, out: Path) -> list[Path]:
         write_tensors(paths[0], tensors, {"format": "np", "step": str(last.step)})
         with replacing(paths[1]) as partial:
             torch.save(state, partial)
-        paths[2].write_text(json.dumps(told, indent=2) + "\n")
+        paths[2].write_text(json.dumps(description, indent=2) + "\n")
     except OSError as error:
         raise UsageError(f"{out} cannot be written ({error.strerror}); type another --out FOLDER.") from error
     return paths

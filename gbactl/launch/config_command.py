@@ -103,8 +103,8 @@ def _overview() -> str:
     lines = ["Groups; type gbactl config GROUP for the keys of one, gbactl config KEY for a key:", ""]
     for group, text in GROUPS.items():
         options = conf_catalogue.options(group)
-        told = f" {' | '.join(options)}" if len(options) > 1 else ""
-        lines += _wrapped(f"  {group:<12}", f"{text.replace('`', '')}{told}")
+        choices = f" {' | '.join(options)}" if len(options) > 1 else ""
+        lines += _wrapped(f"  {group:<12}", f"{text.replace('`', '')}{choices}")
     lines += _wrapped(
         f"  {'experiment':<12}", f"Named combinations. {' | '.join(conf_catalogue.options('experiment'))}"
     )
@@ -164,8 +164,8 @@ def _key(key: str, found: dict[str, Entry]) -> str:
     for text, having in meanings.items():
         lines += _wrapped("  ", f"{text}{_of(group, having, len(meanings))}")
     lines += _wrapped("  type     ", re.sub(r"\d{5,}", lambda match: f"{int(match[0]):,}", kind))
-    told = "; ".join(f"{value}{_of(group, options, len(defaults))}" for value, options in defaults.items())
-    return "\n".join([*lines, *_wrapped("  default  ", told), *_wrapped("  acts     ", acts)])
+    defaults_text = "; ".join(f"{value}{_of(group, options, len(defaults))}" for value, options in defaults.items())
+    return "\n".join([*lines, *_wrapped("  default  ", defaults_text), *_wrapped("  acts     ", acts)])
 
 
 def _of(group: str, options: list[str], several: int) -> str:

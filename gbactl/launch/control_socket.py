@@ -32,7 +32,7 @@ from gbactl.wire.node_connections import SocketHub
 
 FILE = "control.json"
 ROLE = "control"
-LAST = ("same", "refused", "stayed", "done")  # final states of a switch request
+FINAL_STATES = ("same", "refused", "stayed", "done")  # final states of a switch request
 _LOOK_SECONDS = 0.2
 MOST_FAILURES = 20
 
@@ -49,7 +49,7 @@ class ControlSocket:
         self.progress: dict[str, Any] = {}
         self.switches: list[dict[str, Any]] = []
         self.failures: deque[str] = deque(maxlen=MOST_FAILURES)  # sentences
-        self._asking: dict[int, Channel] = {}
+        self._clients: dict[int, Channel] = {}
         self.requests = 0
         self._closed = False
         _write(self.path, {"address": self.hub.address, "key": key.hex(), "pid": os.getpid()})
@@ -61,23 +61,23 @@ class ControlSocket:
         if event.name == "progress":
             self.progress = event.fields
         elif event.name == "switch":
-            self._told(event)
+            self._on_switch(event)
 
-    def _told(self, event: Event) -> None:
+    def _on_switch(self, event: Event) -> None:
         fields = event.fields
         if fields["state"] in ("done", "stayed"):
             self.switches = [*self.switches, {key: value for key, value in fields.items() if key != "id"}]
-        channel = self._asking.get(fields.get("id", 0))
+        channel = self._clients.get(fields.get("id", 0))
         if channel is not None:
             channel.send(event)
-            if fields["state"] in LAST:
-                self._asking.pop(fields["id"], None)
+            if fields["state"] in FINAL_STATES:
+                self._clients.pop(fields["id"], None)
 
     def interrupted(self) -> None:
         """Refuse all open switch requests, as the coordinator that was handling them has failed."""
-        told = {"state": "refused", "why": "the coordinator was killed; ask again"}
-        for number in list(self._asking):
-            self._told(Event("switch", {"id": number, **told}))
+        refusal = {"state": "refused", "why": "the coordinator was killed; ask again"}
+        for number in list(self._clients):
+            self._on_switch(Event("switch", {"id": number, **refusal}))
 
     def close(self) -> None:
         """Close the control socket and the connections of waiting clients."""
@@ -99,7 +99,7 @@ class ControlSocket:
 
     def _handle(self, channel: Channel, frame: Frame) -> None:
         if frame.kind == CLOSED:
-            self._asking = {number: each for number, each in self._asking.items() if each is not channel}
+            self._clients = {number: client for number, client in self._clients.items() if client is not channel}
             return
         message = decode(frame)
         if channel.peer.role != ROLE or not isinstance(message, Event):
@@ -108,7 +108,7 @@ class ControlSocket:
             channel.send(Event("status", {**self.progress, "switches": self.switches, "failures": list(self.failures)}))
         elif message.name == "switch":
             self.requests += 1
-            self._asking[self.requests] = channel
+            self._clients[self.requests] = channel
             self.forward(Event("switch", {**message.fields, "id": self.requests}))
 
 
@@ -126,21 +126,21 @@ ANSWER_SECONDS = 15.0
 def ask(run: str, to: str, changes: tuple[str, ...], wait: bool, as_json: bool, uri: str | None) -> None:
     """Ask a running job to switch to another mode, and print its answer. Raises GbactlError if it does not switch."""
     mode = mode_with(to, changes)
-    with ControlClient(find(run, uri, holding=CONFIG)) as asking:
-        found = asking.switch(mode, wait)
+    with ControlClient(find(run, uri, holding=CONFIG)) as client:
+        fields = client.switch(mode, wait)
     if as_json:
-        print(json.dumps(found), flush=True)
-    said = answer(found)
+        print(json.dumps(fields), flush=True)
+    text = answer(fields)
     if not as_json:
-        print(said, flush=True)
+        print(text, flush=True)
 
 
 def tell_status(run: str, as_json: bool, uri: str | None) -> None:
     """Print the status of a running job."""
     run_dir = find(run, uri, holding=CONFIG)
-    with ControlClient(run_dir) as asking:
-        found = asking.status()
-    print(json.dumps(found) if as_json else status(run_dir, found), flush=True)
+    with ControlClient(run_dir) as client:
+        fields = client.status()
+    print(json.dumps(fields) if as_json else status(run_dir, fields), flush=True)
 
 
 class ControlClient:
@@ -166,7 +166,7 @@ class ControlClient:
     def status(self) -> dict[str, Any]:
         """Request the run's latest progress and its list of switches."""
         self.channel.send(Event("status", {}))
-        return self._heard(ANSWER_SECONDS)
+        return self._receive(ANSWER_SECONDS)
 
     def switch(self, mode: dict[str, Any], wait: bool) -> dict[str, Any]:
         """Request a switch to a mode (all keys of its configuration), and return the run's final answer.
@@ -175,12 +175,12 @@ class ControlClient:
         self.channel.send(Event("switch", {"mode": mode}))
         limit: float | None = ANSWER_SECONDS
         while True:
-            answer = self._heard(limit)
-            if answer["state"] in LAST or not wait:
+            answer = self._receive(limit)
+            if answer["state"] in FINAL_STATES or not wait:
                 return answer
             limit = None
 
-    def _heard(self, seconds: float | None) -> dict[str, Any]:
+    def _receive(self, seconds: float | None) -> dict[str, Any]:
         deadline = None if seconds is None else time.monotonic() + seconds
         while not self._frames:
             if deadline is not None and time.monotonic() > deadline:

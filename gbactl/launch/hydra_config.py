@@ -178,10 +178,13 @@ def compose(overrides: list[str]) -> RunConfig:
 
 def composed(overrides: list[str]) -> DictConfig:
     """Compose conf/train.yaml with overrides, unchecked, with Hydra's own keys. Raises UsageError."""
+    opened = _opened(overrides)
+    if strange := next((text for text in opened if text.startswith("-")), None):
+        raise UsageError(f"{strange} is no option here; type GROUP=OPTION or KEY=VALUE, or --help for the options.")
     with _explained():
         GlobalHydra.instance().clear()
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-            given = before_overrides(group_choices(overrides, conf_dir()), with_cost_file(_opened(overrides)))
+            given = before_overrides(group_choices(overrides, conf_dir()), with_cost_file(opened))
             return hydra.compose(ROOT_CONFIG, overrides=given, return_hydra_config=True)
 
 
@@ -302,6 +305,10 @@ def _opened(arguments: Sequence[str]) -> list[str]:
             made += _opened(text.split("=", 1))
         else:
             made.append(f"++{text}" if free.match(text) else text)
+    searched = [text for text in made if text.startswith(SEARCH_PATH)]
+    if len(searched) > 1:  # of which Hydra would take the last one alone
+        folders = ",".join(text.removeprefix(SEARCH_PATH).strip("[]") for text in searched)
+        made = [text for text in made if text not in searched] + [f"{SEARCH_PATH}[{folders}]"]
     return made
 
 
@@ -325,9 +332,9 @@ def _cost_keys(path: Path) -> list[str]:
         raise UsageError(f"The cost model {path} cannot be read: {_one_line(error)}") from error
     keys = [field.name for field in dataclasses.fields(CostConfig)]
     found = {str(key): value for key, value in values.items()} if isinstance(values, dict) else {"(none)": 0}
-    told, strange = ", ".join(keys), sorted(set(found) - set(keys))
-    if strange or not found:
-        raise UsageError(f"{path} is no cost model: it has {', '.join(strange) or 'no keys'}, and keys are: {told}.")
+    listed, unknown = ", ".join(keys), sorted(set(found) - set(keys))
+    if unknown or not found:
+        raise UsageError(f"{path} is no cost model: it has {', '.join(unknown) or 'no keys'}, and keys are: {listed}.")
     return [f"cost.{key}={_literal(value)}" for key, value in found.items()]
 
 

@@ -153,7 +153,7 @@ def _workers(found: Status) -> RenderableType:
 
 def server_shares(found: Status) -> dict[str, dict[str, float]]:
     """Compute the share of time that each server spent in each activity in the latest second of training."""
-    each = {name: shares_of(told) for name, told in found.get("times", {}).items() if name.startswith("S")}
+    each = {name: shares_of(times) for name, times in found.get("times", {}).items() if name.startswith("S")}
     return {name: shares for name, shares in each.items() if shares}
 
 
@@ -215,11 +215,11 @@ def _screen(client: ControlClient, run_dir: Path) -> None:
         while found is not None:
             live.update(screen(name, found, keys.said), refresh=True)
             key = read(max(0.0, due - time.monotonic()))
-            wish = keys.on_key(key) if key else None
-            if wish == "quit":
+            action = keys.on_key(key) if key else None
+            if action == "quit":
                 return
-            if wish:
-                keys.said = _switched(run_dir, wish)
+            if action:
+                keys.said = _switched(run_dir, action)
             if time.monotonic() >= due:
                 found, due = _asked(client), time.monotonic() + SECONDS
     print(_ended(run_dir))

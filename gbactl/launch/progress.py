@@ -127,14 +127,14 @@ class ProgressDisplay:
         job, place, now = self.job, self.place, time.monotonic()
         job.add(fields, now)
         left = job.seconds_left if place is None else place.seconds_left(now - self.began, job.seconds_left)
-        told = [] if left is None else [f"{duration(left)} left"]
-        told.append(f"{job.rate:,.0f} {self.unit}")
-        told += [] if job.auc is None else [f"AUC {job.auc:.4f}"]
-        told += [] if fields["loss"] is None else [f"loss {fields['loss']:.3f}"]
+        details = [] if left is None else [f"{duration(left)} left"]
+        details.append(f"{job.rate:,.0f} {self.unit}")
+        details += [] if job.auc is None else [f"AUC {job.auc:.4f}"]
+        details += [] if fields["loss"] is None else [f"loss {fields['loss']:.3f}"]
         text, share = f"{fields['label']} of {fields['rounds']}, {fields['mode']}", job.share
         if place is not None:
             text, share = f"{place}, {text}", (place.number - 1 + share) / place.of
-        self._update(text, share, told)
+        self._update(text, share, details)
 
     def _update(self, text: str, fraction: float, details: list[str]) -> None:
         details = [f"{100 * fraction:3.0f} %", *details]
@@ -341,9 +341,9 @@ class NotebookDisplay(PythonDisplay):
         if text != self._shown:
             self.clear()
         self._shown = text
-        told = f"{text}: {'  '.join([f'{100 * fraction:.0f} %', *details])}"
-        bar = f'<progress max="1" value="{fraction:.3f}"></progress> {html.escape(told)}'
-        content = {"text/plain": told, "text/html": bar}
+        line = f"{text}: {'  '.join([f'{100 * fraction:.0f} %', *details])}"
+        bar = f'<progress max="1" value="{fraction:.3f}"></progress> {html.escape(line)}'
+        content = {"text/plain": line, "text/html": bar}
         if self._handle is None:
             self._handle = import_module("IPython.display").display(content, raw=True, display_id=True)
         else:

@@ -73,9 +73,9 @@ def identity_of(run: Path) -> str:
 
     for path in sorted(run.glob("events*.log")):
         try:
-            told = next(iter(event_log.read(path)))
-            if isinstance(told, event_log.InfoRecord) and told.kind == event_log.HEADER:
-                return identity(told.fields["config"], told.fields["data"])
+            header = next(iter(event_log.read(path)))
+            if isinstance(header, event_log.InfoRecord) and header.kind == event_log.HEADER:
+                return identity(header.fields["config"], header.fields["data"])
         except (EventLogError, KeyError, TypeError, StopIteration):  # a session without a first step
             continue
     return ""
@@ -106,14 +106,14 @@ def group_choices(arguments: Sequence[str], conf: Path) -> list[str]:
     name = named(arguments)
     if name is None:
         return []
-    typed, there = _keys(arguments), {(path.parent.name, path.stem) for path in conf.glob("*/*.yaml")}
+    typed, files = _keys(arguments), {(path.parent.name, path.stem) for path in conf.glob("*/*.yaml")}
     if wrong := [group for group in NOT_BESIDE if group in typed]:
         raise UsageError(f"resume= goes on with that run's own configuration; leave {wrong[0]}= out.")
     config = find(name).last.config
     stored = {group: values.get("name") for group, values in config.items() if isinstance(values, dict)}
     return [
         f"{group}={option}" for group, option in stored.items()
-        if group not in typed and (group, str(option)) in there
+        if group not in typed and (group, str(option)) in files
     ]  # fmt: skip
 
 
@@ -154,9 +154,9 @@ def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> No
                 f"The run that resume= names has {key}={given[name]!r}, which says what is run, or told to hosts; if "
                 f"you trust it, type {key}=VALUE beside resume=."
             )
-    if strange := set(_targets(stored)) - set(_targets(values)) - in_files():
+    if unknown := set(_targets(stored)) - set(_targets(values)) - in_files():
         raise UsageError(
-            f"The run that resume= names has target={min(strange)}, which is not gbactl's; if you trust it, type its "
+            f"The run that resume= names has target={min(unknown)}, which is not gbactl's; if you trust it, type its "
             "model.target=, mode.target= or data.target=, or the hydra.searchpath= of its file, beside resume=."
         )
 

@@ -242,8 +242,8 @@ def _end(client: MlflowClient, uri: str, run_id: str, run_dir: Path) -> None:
 
 
 def _sentence(reached: dict[str, float]) -> str:
-    told = [f"{reached.get('samples', 0):,.0f} samples"]
-    return ", ".join([*told, *(f"{name} {reached[name]:.5g}" for name in TOLD if name in reached)])
+    parts = [f"{reached.get('samples', 0):,.0f} samples"]
+    return ", ".join([*parts, *(f"{name} {reached[name]:.5g}" for name in TOLD if name in reached)])
 
 
 def _result(run: Any, run_dir: Path, reached: dict[str, float]) -> dict[str, Any]:

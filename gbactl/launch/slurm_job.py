@@ -45,8 +45,8 @@ def submit(overrides: Sequence[str], more: Sequence[str] = ()) -> None:
         except KeyboardInterrupt:
             if cancelled or not _wants_to_cancel(job.number):
                 end = f"'scancel -b -s TERM {job.number}' saves and ends it"
-                told = f"job {job.number} goes on; its output is in {run / OUTPUT}; {end}"
-                raise Stopped(signal.SIGINT, told) from None
+                outcome = f"job {job.number} goes on; its output is in {run / OUTPUT}; {end}"
+                raise Stopped(signal.SIGINT, outcome) from None
             cancelled = True
             job.cancel()
     after = _result(run)
@@ -131,10 +131,10 @@ def _write(overrides: list[str], more: Sequence[str]) -> tuple[Path, Path]:
     from gbactl.checked_dataclasses import build
     from gbactl.engine.slurm import JobOptions
     from gbactl.launch import run_dir as run_dirs
-    from gbactl.launch.hydra_config import compose, composed
+    from gbactl.launch.hydra_config import CONFIG_DIR, compose, composed
     from gbactl.launch.resume import find, named, run_of
 
-    if any(text.startswith("-") for text in overrides):
+    if any(text.startswith("-") and text.partition("=")[0] not in CONFIG_DIR for text in overrides):
         raise UsageError("--submit submits one run; for a sweep, type -m hydra/launcher=submitit_slurm instead.")
     cluster, given = composed(overrides).cluster, named(overrides)
     if cluster.get("slurm") is None:
@@ -201,9 +201,9 @@ def requeued(overrides: list[str]) -> Iterator[list[str]]:
     except Stopped as stopped:
         if stopped.number == signal.SIGUSR1 and _result(run).get("status") != "FINISHED":
             job = os.environ["SLURM_JOB_ID"]
-            in_vain = restarted and stopped.told in ("", NOTHING)  # it could go on so for ever
+            in_vain = restarted and stopped.outcome in ("", NOTHING)  # it could go on so for ever
             again = f"job {job} is not queued again; give it more time" if in_vain else _queue_again(job)
-            stopped.told = "; ".join(filter(None, (stopped.told, again)))
+            stopped.outcome = "; ".join(filter(None, (stopped.outcome, again)))
         raise
 
 

@@ -33,7 +33,7 @@ class CoordinatorConnection:
     def __init__(self, children: RunProcesses, hub: SocketHub, say: Callable[[str], None]) -> None:
         self.children, self.hub, self.say = children, hub, say
         self._channel: SocketChannel | None = None
-        self._heard = self._looked = time.monotonic()
+        self._last_message = self._last_check = time.monotonic()
         self._failure = "death"
         self._error: WireError | None = None
 
@@ -48,13 +48,13 @@ class CoordinatorConnection:
         while dialling.is_alive():
             dialling.join(LOOK_SECONDS)
             if self.children.coordinator_replaceable:
-                self.children.replace_coordinator("death", self._heard)
+                self.children.replace_coordinator("death", self._last_message)
             check(self.children, self.children.failure(), self.children.ended())
         if self._error is not None:
             self.children.wait(1.0)
             check(self.children, self.children.failure(), self.children.ended())
             raise self._error
-        self._heard = self._looked = time.monotonic()
+        self._last_message = self._last_check = time.monotonic()
 
     def _dial(self) -> None:
         try:
@@ -82,7 +82,7 @@ class CoordinatorConnection:
     def replace(self, check: Check) -> None:
         """Start a replacement coordinator and connect to it."""
         self.say("  C is gone; another one goes on from its journal.")
-        self.children.replace_coordinator(self._failure, self._heard)
+        self.children.replace_coordinator(self._failure, self._last_message)
         self.connect(check)
 
     def _silent(self) -> bool:
@@ -90,11 +90,11 @@ class CoordinatorConnection:
 
         Time during which this process itself was suspended does not count."""
         now, child = time.monotonic(), self.children.running[0]
-        if now - self._looked > AWAY_SECONDS:
-            self._heard += now - self._looked
-        self._looked = now
+        if now - self._last_check > AWAY_SECONDS:
+            self._last_message += now - self._last_check
+        self._last_check = now
         cfg = self.children.cfg
-        hangs = writes_journal(cfg) and self.children.all_ready and now - self._heard > cfg.cluster.hang_seconds
+        hangs = writes_journal(cfg) and self.children.all_ready and now - self._last_message > cfg.cluster.hang_seconds
         if hangs and child.process.poll() is None:
             child.process.kill()
             child.process.wait()
@@ -103,7 +103,7 @@ class CoordinatorConnection:
 
     def on_event(self, event: Event) -> None:
         """Record the arrival time of a coordinator's event, and whether a replacement coordinator now runs the job."""
-        self._heard = time.monotonic()
+        self._last_message = time.monotonic()
         if event.name == "joined" and event.fields.get("process") == "C":
             self.children.coordinator_continues()
 
@@ -132,8 +132,8 @@ class Replacements:
         elif event.name == "joined" and isinstance(name, str):
             self._tries.pop(name, None)
         elif event.name == "result":
-            for late in self._tries:
-                self.children.stop_watching(late, kill=True)
+            for unready in self._tries:
+                self.children.stop_watching(unready, kill=True)
             self._tries.clear()
 
     def poll(self) -> None:
@@ -166,10 +166,10 @@ def event_sentence(event: Event) -> str:
         others = "everybody goes back to it" if fields["recovery"] == "full" else "the others keep what they have"
         return f"{name} is gone; another one takes its place with the last checkpoint, and {others}."
     if event.name == "lost":
-        more = ", and another one takes its place" if fields["replaced"] else ""
-        return f"{name} is gone; the others go on, its batches are handed out again{more}."
-    has = fields.get("loaded")
-    state = "" if has is None else f" as it was at {'the beginning' if has < 0 else f'step {has}'}"
+        successor = ", and another one takes its place" if fields["replaced"] else ""
+        return f"{name} is gone; the others go on, its batches are handed out again{successor}."
+    loaded = fields.get("loaded")
+    state = "" if loaded is None else f" as it was at {'the beginning' if loaded < 0 else f'step {loaded}'}"
     return f"step {fields['step']}: {name} is back{state}."
 
 
@@ -178,7 +178,7 @@ class FaultInjection:
 
     def __init__(self, children: RunProcesses) -> None:
         self.children = children
-        self._wake: list[tuple[float, ChildProcess]] = []
+        self._suspended: list[tuple[float, ChildProcess]] = []
 
     def inject(self, fields: dict[str, Any]) -> int | None:
         """Kill or suspend the process that an event `inject` names; returns its pid, or None if it does not run."""
@@ -188,15 +188,15 @@ class FaultInjection:
         hang = fields["kind"] == "hang"
         child.process.send_signal(signal.SIGSTOP if hang else signal.SIGKILL)
         if hang and fields["seconds"] is not None:
-            self._wake.append((time.monotonic() + fields["seconds"], child))
+            self._suspended.append((time.monotonic() + fields["seconds"], child))
         return child.process.pid
 
     def poll(self) -> None:
         """Resume (SIGCONT) the suspended processes whose injected hang has lasted long enough."""
         now = time.monotonic()
-        for due, child in list(self._wake):
+        for due, child in list(self._suspended):
             if now >= due:
-                self._wake.remove((due, child))
+                self._suspended.remove((due, child))
                 child.process.send_signal(signal.SIGCONT)
 
 
@@ -213,5 +213,5 @@ def repeats_known_switch(event: Event, switches: Sequence[dict[str, Any]]) -> bo
     return done and _matches_one_of(event.fields, switches, "step", "from", "to")
 
 
-def _matches_one_of(fields: dict[str, Any], told: Sequence[dict[str, Any]], *keys: str) -> bool:
-    return any(all(fields.get(key) == old.get(key) for key in keys) for old in told)
+def _matches_one_of(fields: dict[str, Any], known: Sequence[dict[str, Any]], *keys: str) -> bool:
+    return any(all(fields.get(key) == each.get(key) for key in keys) for each in known)

@@ -256,15 +256,15 @@ def best_trials(found: Mapping[str, Any], overrides: Sequence[Any], objective: S
         ", ".join(f"{name} {value:.6g}" for name, value in zip(objective, trial["values"], strict=True))
         for trial in trials
     ]
-    told = [("best trial", f"{' '.join(keys)}: {reached}") for keys, reached in zip(typed, values, strict=True)]
+    lines = [("best trial", f"{' '.join(keys)}: {reached}") for keys, reached in zip(typed, values, strict=True)]
     varied = {*trials[0]["params"], "objective", "rerun", "run_dir"}
     kept = [str(text) for text in overrides if str(text).lstrip("+").partition("=")[0] not in varied]
-    return [*told, ("train it", shlex.join([*sys.argv[0].split(), *kept, *typed[0]]))]
+    return [*lines, ("train it", shlex.join([*sys.argv[0].split(), *kept, *typed[0]]))]
 
 
 def sweep_name(overrides: list[str]) -> str:
     """Name a sweep as its runs are named, by what varies: sync,gba iota=3,4 s0,1,2."""
     varied = dict(text.split("=", 1) for text in overrides if "," in text and not any(mark in text for mark in "[{'\""))
     mode, seed = varied.pop("mode", ""), varied.pop("seed", "")
-    told = [mode, *(f"{key.rpartition('.')[2]}={value}" for key, value in varied.items()), f"s{seed}" if seed else ""]
-    return " ".join(filter(None, told))[:100] or SWEEP
+    parts = [mode, *(f"{key.rpartition('.')[2]}={value}" for key, value in varied.items()), f"s{seed}" if seed else ""]
+    return " ".join(filter(None, parts))[:100] or SWEEP

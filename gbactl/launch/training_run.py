@@ -105,7 +105,7 @@ def train(
         with stoppable():
             return _train(cfg, command or CommandLine(), as_json, display, trace)
     except Stopped as stopped:
-        stopped.told = stopped.told or NOTHING
+        stopped.outcome = stopped.outcome or NOTHING
         raise
 
 
@@ -229,7 +229,7 @@ class LaunchedRun:
         self.control: ControlSocket | None = None
         self.coordinator: CoordinatorConnection | None = None
         self.rendezvous: Rendezvous | None = None
-        self.stop = StopRequest(cfg.cluster.stop_seconds, self._say_below)
+        self.stop = StopRequest(cfg.cluster.stop_seconds, self._print_below)
 
     def run(self) -> dict[str, Any]:
         """Start all processes, train to the end, and return the result.
@@ -253,16 +253,16 @@ class LaunchedRun:
         try:
             return self._end("FINISHED", self.result)
         except Stopped as stopped:
-            stopped.told = OVER
+            stopped.outcome = OVER
             raise
 
     def _stopped(self, stopped: Stopped) -> None:
         """Write the result of a run that was stopped by a signal."""
-        stopped.told = self.stop.sentence(self.run_dir)
-        told = {**self.stop.found, "signal": signal.Signals(stopped.number).name, "told": stopped.told}
-        self._end("KILLED", {"error": "stopped by a signal", "stopped": told})
+        stopped.outcome = self.stop.sentence(self.run_dir)
+        fields = {**self.stop.answer, "signal": signal.Signals(stopped.number).name, "told": stopped.outcome}
+        self._end("KILLED", {"error": "stopped by a signal", "stopped": fields})
 
-    def _say_below(self, text: str) -> None:
+    def _print_below(self, text: str) -> None:
         """Remove the progress bar and print a line of text in its place."""
         self.show.clear()
         self.show.print_line(text)
@@ -286,7 +286,7 @@ class LaunchedRun:
             with self._collective(children) as environments:
                 self.show.print_detail(f"  starting {self.cfg.processes} workers, {self.cfg.cluster.servers} servers")
                 children.start(environments)
-                self._talk_with(children)
+                self._supervise(children)
         finally:
             self.show.clear()
             self.hogs.stop()
@@ -310,7 +310,7 @@ class LaunchedRun:
             self.rendezvous = rendezvous
             yield [rendezvous.environment(rank) for rank in range(workers)]
 
-    def _talk_with(self, children: RunProcesses) -> None:
+    def _supervise(self, children: RunProcesses) -> None:
         """Handle the coordinator's events until the result arrives; raise the error of a failed child process."""
         hub = SocketHub(self.key, Peer("launcher", 0), encrypt=self.cfg.transport.encrypt)
         try:
@@ -346,14 +346,14 @@ class LaunchedRun:
         """Replace a failed coordinator, and repeat an open stop request."""
         if self.result is None:
             coordinator.replace(self._check)
-            self.stop.tell_again()
+            self.stop.repeat()
             if self.control is not None:
                 self.control.interrupted()
 
     def _poll(self) -> None:
-        for each in (self.injection, self.replacements):
-            if each is not None:
-                each.poll()
+        for part in (self.injection, self.replacements):
+            if part is not None:
+                part.poll()
 
     def _check(self, children: RunProcesses, failure: tuple[str, bool] | None, over: bool) -> None:
         if failure is not None and self.result is None:
@@ -379,9 +379,9 @@ class LaunchedRun:
             return
         if self.control is not None:
             self.control.on_event(event)
-        for each in (self.replacements, self.coordinator):
-            if each is not None:
-                each.on_event(event)
+        for part in (self.replacements, self.coordinator):
+            if part is not None:
+                part.on_event(event)
         if event.name == "progress":
             self.hogs.start()
             self.show.show_progress(event.fields)
@@ -393,10 +393,10 @@ class LaunchedRun:
         elif event.name in ("lost", "joined", "rewound") and not repeats_known_failure(event, self.lost):
             if event.name == "lost" and event.fields["process"][0] == "W":
                 self.lost.append(event.fields)
-            said = event_sentence(event)
-            self.show.print_line(f"  {said}")
+            sentence = event_sentence(event)
+            self.show.print_line(f"  {sentence}")
             if self.control is not None:
-                self.control.failures.append(said)
+                self.control.failures.append(sentence)
         elif event.name == "inject":
             self._on_injection(event.fields)
         elif event.name == "switch":
@@ -522,8 +522,8 @@ class LaunchedRun:
         failed = f"failures: {failed_in_short(result)}" if result.get("recovery") else ""
         slowed = (result.get("faults") or {}).get("workers")  # by a fault plan, which says so
         slow = "" if slowed else slow_sentence(result.get("time") or {})
-        happened = [switched, failed, *fault_lines(result), slow, *result.get("warnings", ())]
-        return run_note(headline, self.command, result, [each for each in happened if each])
+        events = [switched, failed, *fault_lines(result), slow, *result.get("warnings", ())]
+        return run_note(headline, self.command, result, [event for event in events if event])
 
     def _update_name(self, modes: str) -> None:
         """Update the run's name in MLflow after a change of its modes."""
@@ -536,14 +536,14 @@ class LaunchedRun:
         if self.tracked is not None:
             self.tracked.log(metrics, step, time.monotonic() - self.began)
 
-    def _end(self, status: str, found: dict[str, Any]) -> dict[str, Any]:
+    def _end(self, status: str, fields: dict[str, Any]) -> dict[str, Any]:
         from gbactl import __version__
 
         result = {
             "mode": self.modes, "collective": self._all_reduce(), "seed": self.cfg.seed, "status": status,
             "command": self.command.text, "days_by_rows": self.dataset.days_by_rows, "origin": self.job.origin or None,
             "cell": None if self.control is not None and self.control.requests else self.cell,
-            "clock": self.cfg.engine.clock, "virtual_seconds": None, **found,
+            "clock": self.cfg.engine.clock, "virtual_seconds": None, **fields,
             "wall_seconds": time.monotonic() - self.began, "run_dir": str(self.run_dir),
             "run_id": self.tracked.run_id if self.tracked else None, "gbactl": __version__,
         }  # fmt: skip
@@ -595,11 +595,11 @@ class LaunchedRun:
 
     def _count_refused(self, result: dict[str, Any]) -> None:
         """Add the connections that the launcher's own sockets (control, rendezvous) rejected to the result."""
-        here = Counter({} if self.control is None else self.control.hub.refused)
+        own_sockets = Counter({} if self.control is None else self.control.hub.refused)
         if self.rendezvous is not None and self.rendezvous.rejected_requests():
-            here["A request to the all-reduce's rendezvous."] += self.rendezvous.rejected_requests()
-        result["refused"] = dict(Counter(result["refused"]) + here)
-        result["refused_frames"] += here.total()
+            own_sockets["A request to the all-reduce's rendezvous."] += self.rendezvous.rejected_requests()
+        result["refused"] = dict(Counter(result["refused"]) + own_sockets)
+        result["refused_frames"] += own_sockets.total()
 
     def _all_reduce(self) -> str | None:
         """Return the name of the all-reduce implementation; None if no phase has an all-reduce."""
@@ -622,8 +622,12 @@ class LaunchedRun:
     def _finish_tracking(self, status: str, result: dict[str, Any]) -> None:
         assert self.tracked is not None
         if status == "FINISHED":
-            found: dict[str, float | None] = {**metrics_of(result), **fault_metrics(result), **failure_metrics(result)}
-            self._log(found, result["samples"]["read"])
+            metrics: dict[str, float | None] = {
+                **metrics_of(result),
+                **fault_metrics(result),
+                **failure_metrics(result),
+            }
+            self._log(metrics, result["samples"]["read"])
             self._log_model(result)
             if result.get("recovery"):
                 self.tracked.tag(gbactl_failures=failed_in_short(result))

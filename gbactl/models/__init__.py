@@ -152,11 +152,11 @@ def _arguments(cfg: ModelConfig, kind: type[Any], offered: dict[str, Any]) -> di
     takes_any = any(each.kind is each.VAR_KEYWORD for each in every)
     taken, what = [each.name for each in named], f"model.target={cfg.target}" if cfg.target else f"model={cfg.name}"
     own = [name for name in taken if name not in offered]
-    if not takes_any and (strange := sorted(set(cfg.options) - set(own))):
-        meant = did_you_mean(strange[0], own) or (
+    if not takes_any and (unknown := sorted(set(cfg.options) - set(own))):
+        meant = did_you_mean(unknown[0], own) or (
             f"Its own are: {', '.join(own)}." if own else "It has none of its own."
         )
-        raise ConfigError(f"{what} has no option {strange[0]}. {meant}")
+        raise ConfigError(f"{what} has no option {unknown[0]}. {meant}")
     if cfg.target is None:
         for each in named:
             if each.name in cfg.options:

@@ -48,10 +48,10 @@ class AutoInt(ClickModel):
         layer_norm: bool = False, **common: Any,
     ) -> None:  # fmt: skip
         super().__init__(**common)
-        told = (
+        problem = (
             f"model.attention_dim={attention_dim} cannot be shared by model.heads={heads}; type a multiple of {heads}."
         )
-        require(attention_dim % heads == 0, told)
+        require(attention_dim % heads == 0, problem)
         self.numeric_vectors = self.new_numeric_vectors()
         widths = [self.dim] + [attention_dim] * layers
         self.layers = nn.Sequential(

@@ -30,9 +30,11 @@ class HistoryModel(ClickModel):
         first = self.fields - len(self.list_targets)
         self.targets = [target for target in self.list_targets if target is not None]
         self.raw_fields = [first + i for i, target in enumerate(self.list_targets) if target is not None]
-        told = "needs a history: a multi-valued field that shares the embedding table of a field with one id a sample"
+        problem = (
+            "needs a history: a multi-valued field that shares the embedding table of a field with one id a sample"
+        )
         hint = "with data=synthetic type for instance data.history_length=20"
-        require(bool(self.targets), f"model={type(self).__name__.lower()} {told}; {hint}.")
+        require(bool(self.targets), f"model={type(self).__name__.lower()} {problem}; {hint}.")
         every = range(len(self.targets))
         self.groups = [list(every)] if joint else [[history] for history in every]
         self.mlp = self.new_mlp(self.numeric + self.fields * self.dim, self.hidden, activation=activation)
@@ -42,8 +44,8 @@ class HistoryModel(ClickModel):
         fields = list(emb.unbind(1))
         for group, interest in zip(self.groups, self.interests, strict=True):
             mask = raw[group[0]][1]
-            told = "model.joint=true needs histories of the same lengths in each sample; type model.joint=false."
-            require(all(torch.equal(raw[history][1], mask) for history in group[1:]), told)
+            problem = "model.joint=true needs histories of the same lengths in each sample; type model.joint=false."
+            require(all(torch.equal(raw[history][1], mask) for history in group[1:]), problem)
             target = torch.cat([emb[:, self.targets[history], : self.dim] for history in group], 1)
             rows = torch.cat([raw[history][0][:, :, : self.dim] for history in group], 2)
             found = interest(target, rows, mask).split(self.dim, 1)

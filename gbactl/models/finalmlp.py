@@ -44,16 +44,16 @@ class FinalMLP(ClickModel):
         super().__init__(**common)
         widths = {"hidden": self.hidden, "hidden2": self.hidden if hidden2 is None else hidden2}
         for key, each in widths.items():
-            told = (
+            problem = (
                 f"model.{key}={each} cannot end in model.heads={heads} parts; type a last width that {heads} divides."
             )
-            require(bool(each) and each[-1] % heads == 0, told)
+            require(bool(each) and each[-1] % heads == 0, problem)
         contexts = [context1 or [], context2 or []]
         for number, fields in enumerate(contexts, 1):
-            told = (
+            problem = (
                 f"model.context{number}={fields} names fields that are not; type numbers from 0 to {self.fields - 1}."
             )
-            require(all(field < self.fields for field in fields), told)
+            require(all(field < self.fields for field in fields), problem)
         self.numeric_vectors = self.new_numeric_vectors()
         wide, self.heads = (self.numeric + self.fields) * self.dim, heads
         inside = [64] if gate_hidden is None else gate_hidden

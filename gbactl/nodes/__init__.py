@@ -1,1 +1,1 @@
-"""Child processes of a run: coordinator, server or worker, as a bootstrap document describes."""
+"""Child processes of a run: coordinator, server or worker, as a start-up document describes."""

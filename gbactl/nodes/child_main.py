@@ -1,4 +1,4 @@
-"""Entry point of every child process: `python -m gbactl.nodes.child_main`, with its bootstrap document on stdin.
+"""Entry point of every child process: `python -m gbactl.nodes.child_main`, with its start-up document on stdin.
 
 Logs to logs/<node>.log in the run directory, each line prefixed with the node's name. Dies with its launcher.
 With `fork-server` as first argument it imports what nodes need and forks them (see engine/fork_server.py).
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gbactl.wire.bootstrap import Bootstrap
+    from gbactl.wire.startup_document import StartupDocument
 
 PR_SET_PDEATHSIG = 1
 FORK_SERVER, READY = "fork-server", b"ready"
@@ -161,7 +161,7 @@ def use_core(core: str, begin: str, end: str) -> None:
 
 
 def main() -> None:
-    """Run the node that the bootstrap describes, exit 0; on failure log one sentence (and the traceback), exit 1."""
+    """Run the node of the start-up document and exit 0; on failure log one sentence (and the traceback) and exit 1."""
     special = sys.argv[1] in (FORK_SERVER, CPU_HOG)
     parent = int(sys.argv[2 if special else 1])
     die_with_parent(parent)
@@ -172,14 +172,14 @@ def main() -> None:
         use_core(*sys.argv[3:])
         return
     line = sys.stdin.buffer.readline()
-    from gbactl.wire.bootstrap import Bootstrap
+    from gbactl.wire.startup_document import StartupDocument
 
-    boot = Bootstrap.loads(line)
+    boot = StartupDocument.loads(line)
     with node_log(Path(boot.run_dir), boot.log_name):
         _run_role(boot)
 
 
-def _run_role(boot: Bootstrap) -> None:
+def _run_role(boot: StartupDocument) -> None:
     from gbactl.errors import GbactlError, PeerGoneError
     from gbactl.nodes import role_setup
     from gbactl.wire.times_and_traffic import NodeTimes, Trace

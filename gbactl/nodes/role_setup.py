@@ -1,4 +1,4 @@
-"""Set-up of a child process as coordinator, server or worker from its bootstrap document."""
+"""Set-up of a child process as coordinator, server or worker from its start-up document."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from gbactl.server.checkpoint_writer import saver_of
 from gbactl.server.shard_server import Server, load_last
 from gbactl.store.shard import Shard
 from gbactl.wire.auth import Peer
-from gbactl.wire.bootstrap import Bootstrap, await_dense
 from gbactl.wire.channel_interface import Channel, Hub
 from gbactl.wire.half_precision_transport import with_half_precision
 from gbactl.wire.listener import local
 from gbactl.wire.messages import CheckpointLoaded, Hello, Ready
 from gbactl.wire.reconnecting import ReconnectingHub
 from gbactl.wire.reliable import with_message_faults
+from gbactl.wire.startup_document import StartupDocument, await_dense
 
 
 def header(cfg: RunConfig, dataset: Dataset) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def header(cfg: RunConfig, dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def run_coordinator(boot: Bootstrap) -> None:
+def run_coordinator(boot: StartupDocument) -> None:
     """Run the coordinator of a run in this process."""
     from gbactl.coordinator.message_loop import Coordinator
     from gbactl.wire.node_connections import SocketHub
@@ -60,14 +60,14 @@ def run_coordinator(boot: Bootstrap) -> None:
     hub = with_message_faults(hub, boot.peer, boot.cfg.fault_plan())
     dataset = open_dataset(Path(boot.dataset))
     run_dir = Path(boot.run_dir)
-    found = JournalState.of(run_dir, boot.incarnation, *boot.missed) if boot.incarnation else None
-    coordinator = Coordinator(hub, boot.cfg, dataset, run_dir, header(boot.cfg, dataset), found)
+    journal = JournalState.of(run_dir, boot.incarnation, *boot.coordinator_failure) if boot.incarnation else None
+    coordinator = Coordinator(hub, boot.cfg, dataset, run_dir, header(boot.cfg, dataset), journal)
 
     def with_clock_time(result: dict[str, Any]) -> None:
         result["time"]["began_at"] = time.time() - coordinator.context.record.seconds
 
     if boot.cfg.resume is None:  # the clock of a resumed run leaves out the time between its parts
-        coordinator.flow.amend = with_clock_time
+        coordinator.flow.amend_result = with_clock_time
     if coordinator.context.journaled:
         start_heartbeat(
             lambda: coordinator.context.send_event("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4)
@@ -87,7 +87,7 @@ def wrapped_hub(hub: Hub, cfg: RunConfig, me: Peer) -> Hub:
     return ReconnectingHub(hub, first=me.incarnation == 0) if writes_journal(cfg) else hub
 
 
-def run_server(boot: Bootstrap) -> None:
+def run_server(boot: StartupDocument) -> None:
     """Run a server on sockets: connect, build or load the shard, serve until stopped."""
     from gbactl.wire.node_connections import SocketHub
 
@@ -101,7 +101,7 @@ def run_server(boot: Bootstrap) -> None:
     hub.close()
 
 
-def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset) -> None:
+def serve(hub: Hub, coordinator: Channel, boot: StartupDocument, dataset: Dataset) -> None:
     """Run a server on any kind of hub."""
     cfg = boot.cfg
     flush()
@@ -115,12 +115,12 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset) -> 
     coordinator.send(ready)
     server = Server(hub, coordinator, shard, cfg.train.norms_every, saver)
     server.served_dense = cfg.home != "workers"  # a resumed run may switch before its first phase
-    server.slowness = ServerSlowdown.of(cfg.fault_plan(), boot.index)
+    server.slowdown = ServerSlowdown.of(cfg.fault_plan(), boot.index)
     server.run()
 
 
 def _first_shard(
-    hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset
+    hub: Hub, coordinator: Channel, boot: StartupDocument, dataset: Dataset
 ) -> tuple[Shard, Ready | CheckpointLoaded] | None:
     """Shard at the start of a run: initial, or from the checkpoint to resume from. None if the run ends meanwhile."""
     cfg = boot.cfg
@@ -136,7 +136,7 @@ def _first_shard(
     return shard, Ready("server", boot.index)
 
 
-def _shard_again(boot: Bootstrap, dataset: Dataset) -> tuple[Shard, Ready | CheckpointLoaded]:
+def _shard_again(boot: StartupDocument, dataset: Dataset) -> tuple[Shard, Ready | CheckpointLoaded]:
     """Shard for a failed server's successor, loaded from the newest checkpoint."""
     cfg, run_dir = boot.cfg, Path(boot.run_dir)
     spec = shard_spec(cfg, dataset.schema.rows, boot.index)
@@ -146,7 +146,7 @@ def _shard_again(boot: Bootstrap, dataset: Dataset) -> tuple[Shard, Ready | Chec
     return shard, CheckpointLoaded(boot.index, load_last(shard, own, resumed))
 
 
-def run_worker(boot: Bootstrap) -> None:
+def run_worker(boot: StartupDocument) -> None:
     """Run a worker on sockets."""
     from gbactl.wire.node_connections import SocketHub
 

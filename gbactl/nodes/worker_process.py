@@ -27,10 +27,10 @@ from gbactl.models.gradient_computer import GradientComputer
 from gbactl.store.dense import DenseBlock
 from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense, start
 from gbactl.wire.auth import Peer
-from gbactl.wire.bootstrap import await_setup, install_dense
 from gbactl.wire.channel_interface import Channel, Hub
 from gbactl.wire.listener import shares_memory
 from gbactl.wire.messages import Hello, Ready, RingBroken, WorkerFailed
+from gbactl.wire.startup_document import await_setup, install_dense
 from gbactl.worker.allreduce_fallback import ServerSums
 from gbactl.worker.client import WorkerClient
 from gbactl.worker.dense_placement import (
@@ -45,18 +45,18 @@ from gbactl.worker.loop import BatchComputer, MappedBatchSource, WorkerLoop
 from gbactl.worker.worker_core import ReplicatedSteps
 
 if TYPE_CHECKING:
-    from gbactl.wire.bootstrap import Bootstrap
+    from gbactl.wire.startup_document import StartupDocument
 
 
 def work(
-    hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset, collective: Any = None
+    hub: Hub, coordinator: Channel, boot: StartupDocument, cfg: RunConfig, dataset: Dataset, collective: Any = None
 ) -> None:
     """Run a worker from its Hello message to its end. `collective` replaces the one that the environment names."""
     _settle(cfg)
     coordinator.send(Hello("worker", boot.index, ""))
     life = WorkerProcess(hub, coordinator, boot, cfg, dataset)
     if cfg.collects:
-        sums = functools.partial(ServerSums, life.exchange)
+        sums = functools.partial(ServerSums, life.client)
         collective = collective or connect(boot.incarnation > 0, sums, life.ring_item)
     placements = life.placements(collective)
     if boot.incarnation > 0:
@@ -105,7 +105,7 @@ def _settle(cfg: RunConfig) -> None:
 class WorkerProcess:
     """Parts of a worker process, built once its Hello is answered. Raises PeerGoneError if the run ends meanwhile."""
 
-    def __init__(self, hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset) -> None:
+    def __init__(self, hub: Hub, coordinator: Channel, boot: StartupDocument, cfg: RunConfig, dataset: Dataset) -> None:
         self.boot, self.cfg, self.dataset, self.kernels = boot, cfg, dataset, load()
         self.core_slots, self.codec = core_slots(None), codec_of(cfg.transport.wire_dtype)
         self.ring_item = ring_item(cfg.collective.name, cfg.transport.wire_dtype)
@@ -122,11 +122,11 @@ class WorkerProcess:
         if served and boot.index == 0 and boot.incarnation == 0:
             install_dense(hub, servers, cuts, flat.params, flat.buffers, flat.initial())
         source = MappedBatchSource(dataset, self.kernels, len(servers), cfg.seed, cfg.train.shuffle)
-        self.exchange = WorkerClient(hub, coordinator, servers, boot.index, source)
-        self.slices = ShardSlices(self.exchange, cuts)
+        self.client = WorkerClient(hub, coordinator, servers, boot.index, source)
+        self.slices = ShardSlices(self.client, cuts)
         if cfg.server_returns:
-            self.exchange.dial = dial
-            self.exchange.patience = 2 * cfg.cluster.start_timeout  # the coordinator gives up a missing server before
+            self.client.dial = dial
+            self.client.patience = 2 * cfg.cluster.start_timeout  # the coordinator gives up a missing server before
 
     def _computer(self) -> GradientComputer:
         return GradientComputer.of(self.cfg.model, self.dataset, self.cfg.seed, self.cfg.precision)
@@ -140,11 +140,11 @@ class WorkerProcess:
         """Make the dense placements of all modes of this run, by holder of the dense parameters."""
         flat = self.dense_vector
         if collective is not None:
-            collective.moved = self.exchange.hub.traffic.count_all_reduce
+            collective.on_bytes_sent = self.client.hub.traffic.count_all_reduce
         if isinstance(collective, FaultTolerantCollective):
-            self.exchange.notices[WorkerFailed] = lambda message: collective.leave_out(message.worker)
+            self.client.coordinator_handlers[WorkerFailed] = lambda message: collective.leave_out(message.worker)
         if isinstance(collective, CollectiveWithFallback):
-            self.exchange.notices[RingBroken] = lambda _: collective.fall_back()
+            self.client.coordinator_handlers[RingBroken] = lambda _: collective.fall_back()
         served = ServedDense(flat, self.slices)
         trainer = TrainerDense(
             flat, self.slices, served, self._replica, collective, lambda thread: self.compute_thread(thread, trainer),
@@ -166,11 +166,11 @@ class WorkerProcess:
 
     def _replicated(self, collective: Any) -> ReplicatedDense:
         """Make the replicated placement, with the parameters of the checkpoint that the run resumes from."""
-        cfg, flat, exchange = self.cfg, self.dense_vector, self.exchange
+        cfg, flat, client = self.cfg, self.dense_vector, self.client
         block = dense_block(cfg, flat.initial() if flat.buffers else flat.vector, flat.dense_spec)
         survives = cfg.cluster.lost_worker != "end" and isinstance(collective, FaultTolerantCollective)
         steps, norms_every = ReplicatedSteps(cfg.train.global_batch), cfg.train.norms_every
-        recovery = SyncRecovery(collective, exchange, flat, block.value, steps) if survives else None
+        recovery = SyncRecovery(collective, client, flat, block.value, steps) if survives else None
         placement = ReplicatedDense(
             flat, self.slices, collective, block, cfg.collective.buckets, steps, norms_every, recovery, self.codec
         )
@@ -189,10 +189,10 @@ class WorkerProcess:
         cfg = self.cfg
         plan = cfg.fault_plan()
         slowed = plan.slows(self.boot.index)
-        delay = WorkerSlowdown(plan, self.boot.index, sleep=self.exchange.pause) if slowed else None
+        delay = WorkerSlowdown(plan, self.boot.index, sleep=self.client.pause) if slowed else None
         schema, servers = self.dataset.schema, cfg.cluster.servers
         compute = BatchComputer(computer, self.kernels, schema, row_width(cfg.model), servers, cfg.seed)
-        return WorkerLoop(self.exchange, compute, dense, self.core_slots, delay)
+        return WorkerLoop(self.client, compute, dense, self.core_slots, delay)
 
     def compute_thread(self, thread: int, trainer: TrainerDense) -> ComputeThread:
         """Start an additional compute thread on the trainer's replica."""
@@ -204,5 +204,5 @@ class WorkerProcess:
             _settle(self.cfg)
             worker.assist(thread)
 
-        start(made, assist, self.exchange)
+        start(made, assist, self.client)
         return made

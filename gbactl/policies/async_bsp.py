@@ -17,7 +17,7 @@ class BufferedPolicy(Policy):
         self.pulled = 0  # number of different batches whose parameters were pulled
         self.tokens: dict[int, int] = {}  # batch in flight -> its token, dealt at the pull
         self.waiting: dict[int, list[int]] = {}  # worker -> batches, each pulled when the one before is computed
-        self._again: set[int] = set()  # batches to be pulled again, as their worker has failed
+        self._repulled: set[int] = set()  # batches to be pulled again, as their worker has failed
 
     def buffer_size(self) -> int:
         """Return the number of gradients that make a step: global batch / local batch."""
@@ -63,14 +63,14 @@ class BufferedPolicy(Policy):
 
     def _pull(self, batch: int) -> None:
         self.tokens[batch] = self.token()
-        self.pulled += batch not in self._again
-        self._again.discard(batch)
+        self.pulled += batch not in self._repulled
+        self._repulled.discard(batch)
 
     def lost_worker(self, worker: int) -> list[int]:
         """Remove a failed worker. Its batches, which are handed out again, get new tokens."""
         back = super().lost_worker(worker)
         self.waiting.pop(worker, None)
-        self._again.update(batch for batch in back if self.tokens.pop(batch, None) is not None)
+        self._repulled.update(batch for batch in back if self.tokens.pop(batch, None) is not None)
         return back
 
     def announce(self, worker: int, batch: int) -> list[Decision]:

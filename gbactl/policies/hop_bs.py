@@ -20,36 +20,36 @@ class WorkerClocks:
 
     def __init__(self, workers: Iterable[int]) -> None:
         self.slowest = 0
-        self._of = dict.fromkeys(workers, 0)
-        self._at = {0: len(self._of)}
+        self._clock_of = dict.fromkeys(workers, 0)
+        self._workers_at = {0: len(self._clock_of)}
 
     def batches_ahead(self, worker: int) -> int:
         """Compute how many batches a live worker is ahead of the slowest one."""
-        return self._of[worker] - self.slowest
+        return self._clock_of[worker] - self.slowest
 
     def tick(self, worker: int) -> None:
         """Count a batch that a live worker has finished."""
-        clock = self._of[worker] + 1
-        self._of[worker] = clock
-        self._at[clock] = self._at.get(clock, 0) + 1
+        clock = self._clock_of[worker] + 1
+        self._clock_of[worker] = clock
+        self._workers_at[clock] = self._workers_at.get(clock, 0) + 1
         self._leave(clock - 1)
 
     def add(self, worker: int) -> None:
         """Add a worker with the clock of the slowest one; a worker that is already there keeps its clock."""
-        if worker not in self._of:
-            self._of[worker] = self.slowest
-            self._at[self.slowest] = self._at.get(self.slowest, 0) + 1
+        if worker not in self._clock_of:
+            self._clock_of[worker] = self.slowest
+            self._workers_at[self.slowest] = self._workers_at.get(self.slowest, 0) + 1
 
     def remove(self, worker: int) -> None:
         """Remove a worker's clock; the slowest of the remaining workers then limits the others."""
-        if worker in self._of:
-            self._leave(self._of.pop(worker))
+        if worker in self._clock_of:
+            self._leave(self._clock_of.pop(worker))
 
     def _leave(self, clock: int) -> None:
-        self._at[clock] -= 1
-        if self._at[clock] == 0:
-            del self._at[clock]
-        while self._at and self.slowest not in self._at:
+        self._workers_at[clock] -= 1
+        if self._workers_at[clock] == 0:
+            del self._workers_at[clock]
+        while self._workers_at and self.slowest not in self._workers_at:
             self.slowest += 1
 
 

@@ -43,23 +43,23 @@ class HopBwPolicy(Policy):
         self.busy: set[int] = set()
         self.delivered: set[int] = set()
         self.reserved: dict[int, int] = {}  # worker -> its next batch, which may still go to another
-        self._took: set[int] = set()
+        self._prefetching: set[int] = set()
 
     def take(self, worker: int) -> Grant | None:
         """Grant a worker a batch of the newest step, at most one at a time and one per step."""
         if worker not in self.live or worker in self.busy or worker in self.delivered:
             return None
-        batch = self._settled(worker)
+        batch = self._assign(worker)
         if batch is None:
             return None
         self.busy.add(worker)
         if self.phase.prefetches:
-            self._took.add(worker)
+            self._prefetching.add(worker)
             self.ahead = self._reserve()
         start = batch * self.phase.local_batch
         return self._lease(worker, Grant(batch, self.step, start, self.phase.size(batch), after=self.step))
 
-    def _settled(self, worker: int) -> int | None:
+    def _assign(self, worker: int) -> int | None:
         """Return a worker's next batch: the one reserved for it, else a new one, else another worker's reserved one."""
         if worker in self.reserved:
             return self.reserved.pop(worker)
@@ -72,10 +72,10 @@ class HopBwPolicy(Policy):
         """Reserve the next step's batches for workers, once every live worker is computing or has delivered."""
         if len(self.busy) + len(self.delivered) < len(self.live):
             return []
-        workers, self._took = sorted((self._took & self.live) - self.reserved.keys()), set()
-        settled = [(worker, batch) for worker in workers if (batch := self._next()) is not None]
-        self.reserved.update(settled)
-        return settled
+        workers, self._prefetching = sorted((self._prefetching & self.live) - self.reserved.keys()), set()
+        reserved = [(worker, batch) for worker in workers if (batch := self._next()) is not None]
+        self.reserved.update(reserved)
+        return reserved
 
     @property
     def exhausted(self) -> bool:

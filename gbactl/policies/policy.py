@@ -248,12 +248,12 @@ class Policy(ABC):
         """Give up the batches in flight, which count as decayed, and end the phase. Returns the batches."""
         samples = min(self.phase.samples, self.next_batch * self.phase.local_batch)
         self.phase = replace(self.phase, samples=samples)
-        mine = sorted({*self.leases, *self.reissue})
-        self.ledger.decayed += sum(self.phase.size(batch) for batch in mine)
+        given_up = sorted({*self.leases, *self.reissue})
+        self.ledger.decayed += sum(self.phase.size(batch) for batch in given_up)
         self.leases.clear()
         self.holding.clear()
         self.reissue.clear()
-        return mine
+        return given_up
 
     @property
     def exhausted(self) -> bool:

@@ -130,7 +130,7 @@ def _run(replayer: Replayer) -> Divergence | None:
     try:
         replayer.run()
     except DivergenceError as error:
-        return error.found
+        return error.divergence
     return replayer.checks.first
 
 
@@ -172,9 +172,9 @@ def failed(verdict: dict[str, Any]) -> bool:
     return found is not None and not (verdict["machine_differs"] and found["kind"] == "bits")
 
 
-def machine_differences(logged: dict[str, Any], here: dict[str, Any]) -> list[str]:
+def machine_differences(logged: dict[str, Any], own: dict[str, Any]) -> list[str]:
     """List the machine properties that differ from those in the log's header; [] where the same bits are expected."""
-    return [name for key, name in SAME.items() if logged[key] != here[key]]
+    return [name for key, name in SAME.items() if logged[key] != own[key]]
 
 
 def _log(run_dir: Path, verdict: dict[str, Any], uri: str | None) -> None:

@@ -71,7 +71,7 @@ def curves(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str)
     top = high + pad + 0.05 * labels * (high - low)  # their labels are above the curves
     x = {"scale": {"domain": [0, 1.01 * end], "nice": False}, "title": x_title, "axis": {**SHORT, "grid": False}}
     mean = {**_quantitative("mean"), "title": None, "scale": {"domain": [low - pad, top], "nice": False}}
-    told = {"tooltip": [
+    tooltip = {"tooltip": [
         {"field": "group", "title": "line"}, {"field": "x", "title": x_title, "format": ",.4~r"},
         *({"field": each, "format": ".5~f"} for each in ("mean", "low", "high")),
     ]}  # fmt: skip
@@ -84,9 +84,9 @@ def curves(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str)
     layers = [
         _layer("line", {"type": "area", "opacity": 0.16, "clip": True}, whole),
         _layer("line", {"type": "line", "strokeWidth": 1.8, "clip": True}, {"y": mean, **dashes}),
-        {**_layer("line", {**DOT, "size": 300}, {"y": mean, **told, **shown}), "params": [near]},
+        {**_layer("line", {**DOT, "size": 300}, {"y": mean, **tooltip, **shown}), "params": [near]},
         _layer("dot", {"type": "rule", "strokeWidth": 1.5, "clip": True}, whole),
-        _layer("dot", {**DOT, "size": 60, "stroke": "var(--back)"}, {"y": mean, **told}),
+        _layer("dot", {**DOT, "size": 60, "stroke": "var(--back)"}, {"y": mean, **tooltip}),
         _layer("switch", {"type": "rule", "strokeDash": [4, 3]}, text),
         _layer(
             "switch", {"type": "text", "align": "left", "dx": 4, "dy": {"expr": "11 + 13 * datum.number"}},
@@ -134,10 +134,10 @@ def histograms(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: 
         return None
     steps = list(range(max(row["step"] for row in rows) + 1))
     x = {"field": "step", "type": "ordinal", "scale": {"domain": steps}, "title": x_title}
-    told = [{"field": "group", "title": "line"}, {"field": "step"}, {"field": "percent", "format": ".2~r"}]
+    tooltip = [{"field": "group", "title": "line"}, {"field": "step"}, {"field": "percent", "format": ".2~r"}]
     encoding = {
         "x": {**x, "axis": {"labelAngle": 0, "labelOverlap": True}}, "y": {**_quantitative("percent"), "axis": None},
-        "color": {**_colour(groups), "legend": None}, "tooltip": told,
+        "color": {**_colour(groups), "legend": None}, "tooltip": tooltip,
     }  # fmt: skip
     head = {**NAME, "labelAngle": 0, "labelAlign": "left", "labelOrient": "left"}
     letters = max(len(part) for row in rows for part in row["group"].split(", "))
@@ -154,13 +154,13 @@ def strips(title: str, processes: Sequence[str], rows: Iterable[Row], end: float
     Rows have process and begin; those of cells until and speed, a share of the usual speed; those of failures text."""
     x = {**_quantitative("begin"), "title": x_title, "scale": {"domain": [0, end], "nice": False}}
     opacity = {**_quantitative("speed"), "scale": {"domain": [0.13, 1], "range": [1, 0], "clamp": True}, "legend": None}
-    told = [
+    tooltip = [
         {"field": "process"}, {"field": "begin", "title": "from second", "format": ".3~r"},
         {"field": "until", "format": ".3~r"}, {"field": "speed", "title": "share of the usual speed", "format": ".0%"},
     ]  # fmt: skip
     layers = [
         {"transform": [{"filter": "isValid(datum.until)"}], "mark": RED,
-         "encoding": {"x2": {"field": "until"}, "opacity": opacity, "tooltip": told}},
+         "encoding": {"x2": {"field": "until"}, "opacity": opacity, "tooltip": tooltip}},
         {"transform": [{"filter": "isValid(datum.text)"}], "encoding": {"tooltip": {"field": "text"}},
          "mark": {**DOT, "shape": "cross", "angle": 45, "size": 70, "color": "var(--text)"}},
     ]  # fmt: skip
@@ -175,12 +175,16 @@ def heat_map(title: str, shares: Mapping[str, Mapping[str, float]]) -> Spec:
         for process, each in shares.items()
         for phase, share in each.items()
     ]
-    told = [{"field": "process"}, {"field": "phase"}, {"field": "share", "format": ".0%", "title": "share of its time"}]
+    tooltip = [
+        {"field": "process"},
+        {"field": "phase"},
+        {"field": "share", "format": ".0%", "title": "share of its time"},
+    ]
     axis = {"orient": "top", "labelAngle": 0}
     opacity = {**_quantitative("share"), "scale": {"domain": [0, 1], "range": [0, 1]}, "legend": None}
     encoding = {
         "x": {"field": "phase", "type": "nominal", "sort": None, "title": None, "axis": axis},
-        "y": _processes(list(shares)), "opacity": opacity, "tooltip": told,
+        "y": _processes(list(shares)), "opacity": opacity, "tooltip": tooltip,
     }  # fmt: skip
     return {**_chart(title, rows), "width": 2 * WIDE, "height": {"step": 16}, "mark": RED, "encoding": encoding}
 

@@ -147,10 +147,10 @@ def compare(
     alone = [] if label is None else [f"All columns are of {label} alone."]
     below = (*alone, *notes, *_evaluated(usable), *_collectives(usable), *_ceiling(usable), *_days(usable))
     found = zip(groups, verdicts(judged, scale, chosen or ""), strict=True)
-    told = tuple(replace(group, verdict=verdict) for group, verdict in found)
+    with_verdicts = tuple(replace(group, verdict=verdict) for group, verdict in found)
     more = (tuple(slowed), on, rule.varied, tuple(failed), scale.margin)
     rounds = _rounds(usable[0]) if len(usable) == 1 else ()
-    return Report(keys, columns, told, chosen, tuple(left_out), below, *more, rounds=rounds)
+    return Report(keys, columns, with_verdicts, chosen, tuple(left_out), below, *more, rounds=rounds)
 
 
 def last_round(runs: Sequence[Run]) -> str | None:
@@ -177,9 +177,9 @@ def _of_round(runs: Sequence[Run], label: str) -> list[Run]:
 def _metrics_of_round(metrics: Mapping[str, float], ending: str) -> dict[str, float]:
     of_rounds = {name.partition("/")[0] for name in metrics if "/" in name}
     found = {name.removesuffix(ending): value for name, value in metrics.items() if name.endswith(ending)}
-    fates = [found[name] for name in ("samples_trained", "samples_decayed", "samples_lost") if name in found]
+    counts = [found[name] for name in ("samples_trained", "samples_decayed", "samples_lost") if name in found]
     kept = {name: value for name, value in metrics.items() if name not in of_rounds}
-    return {**kept, **found, "samples_read": sum(fates)}
+    return {**kept, **found, "samples_read": sum(counts)}
 
 
 def _rounds(run: Run) -> tuple[tuple[str, Mapping[str, float]], ...]:
@@ -198,12 +198,12 @@ def _lines(runs: Sequence[Run]) -> tuple[Key, list[Line]]:
     If several lines have the same mode, a second key names the differences."""
     members: dict[tuple[str, Key, Key], list[tuple[Run, Key]]] = defaultdict(list)
     for run, each in zip(runs, differing(runs), strict=True):
-        members[value_of(run, "mode"), each.beyond, each.own].append((run, each.told))
-    told = {place: min((each for _, each in found), key=len) for place, found in members.items()}
-    several = any(told.values())
+        members[value_of(run, "mode"), each.beyond, each.own].append((run, each.labels))
+    labels = {place: min((each for _, each in found), key=len) for place, found in members.items()}
+    several = any(labels.values())
     lines = []
     for (mode, beyond, own), found in members.items():
-        key = (mode, ", ".join(told[mode, beyond, own])) if several else (mode,)
+        key = (mode, ", ".join(labels[mode, beyond, own])) if several else (mode,)
         lines.append(Line(key, beyond, (mode, *own), [run for run, _ in found]))
     return (("mode", DIFFERS) if several else ("mode",)), lines
 
@@ -260,8 +260,8 @@ def _completed(run: Run) -> Run:
 
 
 def _with_decayed(metrics: Mapping[str, float]) -> dict[str, float]:
-    fates = [metrics.get(name, 0.0) for name in ("samples_trained", "samples_decayed", "samples_lost")]
-    read, decayed = metrics.get("samples_read", sum(fates)), metrics.get("samples_decayed")
+    counts = [metrics.get(name, 0.0) for name in ("samples_trained", "samples_decayed", "samples_lost")]
+    read, decayed = metrics.get("samples_read", sum(counts)), metrics.get("samples_decayed")
     more = {"decayed_percent": 100.0 * decayed / read} if read and decayed is not None else {}
     return {**metrics, **more}
 

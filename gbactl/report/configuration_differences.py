@@ -35,11 +35,11 @@ Settings = Mapping[str, str]
 class DifferingKeys(NamedTuple):
     """Values of the configuration keys in which a run differs from others.
 
-    `beyond`: of keys other than the mode's. `own`: of the mode's own keys. `told`: all of them as key=value."""
+    `beyond`: of keys other than the mode's. `own`: of the mode's own keys. `labels`: all of them as key=value."""
 
     beyond: tuple[str, ...]
     own: tuple[str, ...]
-    told: tuple[str, ...]
+    labels: tuple[str, ...]
 
 
 def value_of(run: Run, key: str) -> str:
@@ -139,11 +139,11 @@ def differing(runs: Sequence[Run]) -> list[DifferingKeys]:
     labels = {group: _labels(group, runs, found, beyond) for group in LABELLED}
     made = []
     for place, (each, mode) in enumerate(zip(found, modes, strict=True)):
-        told = [token for group in LABELLED for token in labels[group][place]]
+        texts = [token for group in LABELLED for token in labels[group][place]]
         plain = [key for key in (*beyond, *own[mode]) if key.split(".")[0] not in LABELLED and key in each]
-        told += [f"{key.removesuffix('.name')}={short(each[key])}" for key in plain]
+        texts += [f"{key.removesuffix('.name')}={short(each[key])}" for key in plain]
         values = [tuple(each.get(key, "") for key in keys) for keys in (beyond, own[mode])]
-        made.append(DifferingKeys(values[0], values[1], tuple(told)))
+        made.append(DifferingKeys(values[0], values[1], tuple(texts)))
     return made
 
 
@@ -187,5 +187,5 @@ def mixed(runs: Sequence[Run]) -> list[str]:
 
     Group keys where the group's name does not tell them apart.
     """
-    told = {token.partition("=")[0] for each in differing(runs) for token in each.told}
-    return sorted(name for name in told if not any(each.startswith(f"{name}.") for each in told if name in LABELLED))
+    names = {token.partition("=")[0] for each in differing(runs) for token in each.labels}
+    return sorted(name for name in names if not any(each.startswith(f"{name}.") for each in names if name in LABELLED))

@@ -132,22 +132,22 @@ def _line(
     return SlowdownLine(key, name, n, *stats)
 
 
-def shares_of(told: Mapping[str, float]) -> dict[str, float]:
+def shares_of(times: Mapping[str, float]) -> dict[str, float]:
     """Compute the share of a process's time in each phase, from its seconds by phase; empty where it has none."""
-    seconds = {phase: value for phase, value in told.items() if phase != "batches"}
+    seconds = {phase: value for phase, value in times.items() if phase != "batches"}
     total = sum(seconds.values())
     return {phase: value / total for phase, value in seconds.items()} if total else {}
 
 
 def phase_shares(time: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Compute each process's share of its time in each phase; empty for runs without times."""
-    each = {name: shares_of(told) for name, told in (time.get("processes") or {}).items()}
+    each = {name: shares_of(times) for name, times in (time.get("processes") or {}).items()}
     return {name: shares for name, shares in each.items() if shares}
 
 
 def _ratios(processes: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Compute each worker's computing time per batch relative to the median worker's; {} for fewer than two."""
-    each = {name: told["compute"] / told["batches"] for name, told in processes.items() if told.get("batches")}
+    each = {name: times["compute"] / times["batches"] for name, times in processes.items() if times.get("batches")}
     usual = median(each.values()) if len(each) > 1 else 0.0
     return {worker: value / usual for worker, value in each.items()} if usual else {}
 
@@ -158,10 +158,10 @@ def _losses(worker: str, bins: Sequence[tuple[str, Mapping[str, Mapping[str, flo
     It is the mean share of the others' time that they wait for batches, rows and all-reduces, less its own share."""
     waits: dict[str, dict[str, tuple[float, float]]] = {}
     for mode, workers in bins:
-        for name, told in workers.items():
+        for name, times in workers.items():
             waited, total = waits.setdefault(mode, {}).get(name, (0.0, 0.0))
-            more = sum(value for phase, value in told.items() if phase != "batches")
-            waits[mode][name] = waited + sum(told.get(phase, 0.0) for phase in FOR_OTHERS), total + more
+            more = sum(value for phase, value in times.items() if phase != "batches")
+            waits[mode][name] = waited + sum(times.get(phase, 0.0) for phase in FOR_OTHERS), total + more
     found = {}
     for mode, each in waits.items():
         shares = {name: waited / total for name, (waited, total) in each.items() if total}

@@ -111,8 +111,8 @@ def _margin(report: Report) -> float | None:
 
 def _intervals(found: Sequence[Difference | None], neutral: float, margin: float | None) -> dict[int, dict[str, float]]:
     """Place intervals and the margin on a common scale, from -1 to 1 around the neutral value."""
-    there = {place: each for place, each in enumerate(found) if each is not None}
-    ends = [abs(each.mean + sign * (each.half or 0.0) - neutral) for each in there.values() for sign in (-1, 1)]
+    present = {place: each for place, each in enumerate(found) if each is not None}
+    ends = [abs(each.mean + sign * (each.half or 0.0) - neutral) for each in present.values() for sign in (-1, 1)]
     most = 1.05 * max([*ends, 2.0 * (margin or 0.0)], default=1.0) or 1.0
     return {
         place: {
@@ -120,7 +120,7 @@ def _intervals(found: Sequence[Difference | None], neutral: float, margin: float
             "half": (each.half or 0.0) / most,
             "margin": (margin or 0.0) / most,
         }
-        for place, each in there.items()
+        for place, each in present.items()
     }
 
 
@@ -186,12 +186,12 @@ def _weighted(training: Sequence[TrainingPoint], field: str, what: str) -> list[
 
 def _line(name: str, runs: Sequence[Curves], field: str, what: str) -> list[Row]:
     """Make a group's mean training curve over its seeds, with their range, up to the end of the shortest run."""
-    there = [run.training for run in runs if any(getattr(point, what) is not None for point in run.training)]
-    if not there:
+    curves = [run.training for run in runs if any(getattr(point, what) is not None for point in run.training)]
+    if not curves:
         return []
-    end, cells = min(getattr(each[-1], field) for each in there), min(CELLS, max(map(len, there)))
+    end, cells = min(getattr(each[-1], field) for each in curves), min(CELLS, max(map(len, curves)))
     edges = [end * number / cells for number in range(cells + 1)]
-    each_run = np.array([binned(_weighted(each, field, what), edges) for each in there])
+    each_run = np.array([binned(_weighted(each, field, what), edges) for each in curves])
     means, lows, highs = each_run.mean(axis=0), each_run.min(axis=0), each_run.max(axis=0)
     return [
         {"kind": "line", "group": name, "x": x, "mean": float(mean), "low": float(low), "high": float(high)}
@@ -276,8 +276,8 @@ def _bytes(drawn: Mapping[str, Sequence[Curves]], kinds: Sequence[str]) -> list[
     """Make a bar of a part for each kind of bytes, the first part the darkest."""
     made = []
     for name, runs in drawn.items():
-        told = [run.bytes_per_sample for run in runs if run.bytes_per_sample]
-        means = [float(np.mean([each.get(kind, 0.0) for each in told])) for kind in kinds if told]
+        known = [run.bytes_per_sample for run in runs if run.bytes_per_sample]
+        means = [float(np.mean([each.get(kind, 0.0) for each in known])) for kind in kinds if known]
         for number, (kind, begin, mean) in enumerate(zip(kinds, np.cumsum([0.0, *means]), means, strict=False)):
             part = _bar(name, sum(means), f"{sum(means):,.0f}", f"{kind}: {mean:,.0f} bytes per sample")
             part |= {"begin": float(begin), "end": float(begin) + mean, "opacity": max(0.15, 1 - 0.22 * number)}

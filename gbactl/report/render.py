@@ -163,15 +163,15 @@ def answer(report: Report) -> str:
         return f"Against {report.baseline}: {'; '.join([*decided[:MOST_TOLD], *more, *rest])}."
     best: list[tuple[Column, Group]] = []
     for column in {column.metrics[0]: column for column in (report.columns[0], *STANDARD)}.values():
-        there = [group for group in report.groups if group.stats.get(column.metrics[0])]
-        if there and column.metrics in (report.columns[0].metrics, ("eps",)):
-            best.append((column, max(there, key=lambda group: _mean(group, column.metrics[0]))))
+        with_values = [group for group in report.groups if group.stats.get(column.metrics[0])]
+        if with_values and column.metrics in (report.columns[0].metrics, ("eps",)):
+            best.append((column, max(with_values, key=lambda group: _mean(group, column.metrics[0]))))
     if not best:
         return "No run has figures that can be compared."
-    told = [f"{column.title} {column.write(_mean(group, column.metrics[0]))}" for column, group in best]
+    texts = [f"{column.title} {column.write(_mean(group, column.metrics[0]))}" for column, group in best]
     if len(report.groups) == 1:
-        return f"{name_of(report.groups[0].key)}: {', '.join(told)}."
-    each = (f"{what} ({name_of(group.key)})" for what, (_, group) in zip(told, best, strict=True))
+        return f"{name_of(report.groups[0].key)}: {', '.join(texts)}."
+    each = (f"{what} ({name_of(group.key)})" for what, (_, group) in zip(texts, best, strict=True))
     return f"Highest: {'; '.join(each)}."
 
 
@@ -305,8 +305,8 @@ def text(report: Report, width: int = 80, colour: bool = False) -> str:
         lines = [line.replace("\u2500", "-") for line in lines]
     for sentence in sentences(report):
         lines += textwrap.wrap(sentence, width, subsequent_indent="  ", break_on_hyphens=False)
-    told = "\n".join(lines).strip("\n") + "\n"
-    return told.replace("+-", "\u00b1") if colour else told
+    lines_text = "\n".join(lines).strip("\n") + "\n"
+    return lines_text.replace("+-", "\u00b1") if colour else lines_text
 
 
 def _title(column: GridColumn) -> str:
@@ -364,8 +364,8 @@ def markdown(report: Report) -> str:
     blocks = [[f"**{answer(report)}**"], _pipes(first[1])]
     blocks += [[f"{title}:", "", *_pipes(columns)] for title, columns in more]
     said = [f"- {sentence}" for sentence in sentences(report)]
-    told = "\n\n".join("\n".join(block) for block in [*blocks, *([said] if said else [])]) + "\n"
-    return told.replace("+-", "\u00b1")
+    page = "\n\n".join("\n".join(block) for block in [*blocks, *([said] if said else [])]) + "\n"
+    return page.replace("+-", "\u00b1")
 
 
 def _pipes(columns: list[GridColumn]) -> list[str]:

@@ -301,22 +301,24 @@ def _of_sweep(runs: Sequence[Run], sweep: str) -> list[Run]:
     found = [max(parents, key=parents.__getitem__)] if parents and sweep == LAST else []
     found = found or [parent for parent in parents if parent.startswith(sweep)]
     if len(found) != 1:
-        told = f"{sweep} is the beginning of {len(found)} sweeps" if found else f"None of the runs is of sweep {sweep}"
-        raise UsageError(f"{told}; type --sweep last, or more of the MLflow id of the sweep's run.")
+        problem = (
+            f"{sweep} is the beginning of {len(found)} sweeps" if found else f"None of the runs is of sweep {sweep}"
+        )
+        raise UsageError(f"{problem}; type --sweep last, or more of the MLflow id of the sweep's run.")
     return [run for run in runs if found[0] in run.sweeps]
 
 
 def _none_with(condition: Condition, runs: Sequence[Run]) -> None:
     """Raise the UsageError for a condition that none of the runs meets."""
-    there = sorted({value_of(run, condition.key) for run in runs} - {"-"})
-    told = f"{condition.key}={','.join(condition.values)}"
-    if not there:
+    values = sorted({value_of(run, condition.key) for run in runs} - {"-"})
+    typed = f"{condition.key}={','.join(condition.values)}"
+    if not values:
         meant = did_you_mean(condition.key, sorted({key for run in runs for key in run.params}))
         raise UsageError(
             f"No run has the key {condition.key}. {meant or 'Type --where KEY=VALUE with a key of the configuration.'}"
         )
-    more = f" and {len(there) - _MOST} more" if len(there) > _MOST else ""
-    raise UsageError(f"None of the {len(runs)} runs has {told}; there are: {', '.join(there[:_MOST])}{more}.")
+    more = f" and {len(values) - _MOST} more" if len(values) > _MOST else ""
+    raise UsageError(f"None of the {len(runs)} runs has {typed}; there are: {', '.join(values[:_MOST])}{more}.")
 
 
 def _same(own: str, value: str) -> bool:

@@ -82,14 +82,14 @@ def curves_of(seed: str, result: Mapping[str, Any]) -> Curves:
         if last is not None and mode is not None and mode != last:
             switches.append(SwitchPoint(mode, samples, seconds))
         last = mode
-        samples += sum(phase.get(fate) or 0 for fate in ("samples", "decayed", "lost"))
+        samples += sum(phase.get(outcome) or 0 for outcome in ("samples", "decayed", "lost"))
         # results of older runs have drain_seconds: since the last batch was granted
         rest = phase.get("closing_seconds", phase.get("drain_seconds"))
         seconds += (phase.get("seconds") or 0) + (rest or 0)
         if phase.get("auc") is not None:
             points.append((samples, seconds, phase["auc"]))
     counts = {int(steps): count for steps, count in (result.get("staleness_histogram") or {}).items()}
-    told = result.get("curve") or []
+    curve = result.get("curve") or []
     return Curves(
         seed=seed,
         samples=tuple(point[0] for point in points),
@@ -97,8 +97,8 @@ def curves_of(seed: str, result: Mapping[str, Any]) -> Curves:
         auc=tuple(point[2] for point in points),
         staleness=counts,
         switches=tuple(switches),
-        training=tuple(_training_point(each) for each in told),
-        incidents=tuple(_incidents(result, told)),
+        training=tuple(_training_point(each) for each in curve),
+        incidents=tuple(_incidents(result, curve)),
         bytes_per_sample=_bytes(result),
         time=result.get("time") or {},
     )
@@ -111,15 +111,15 @@ def _bytes(result: Mapping[str, Any]) -> dict[str, float]:
     return {kind: value / trained for kind, value in sent.items() if value} if trained else {}
 
 
-def _training_point(told: Mapping[str, Any]) -> TrainingPoint:
-    at = told.get("training_seconds", told["seconds"])  # older runs have the clock with evaluations alone
-    return TrainingPoint(told["samples"], at, told.get("loss"), told.get("auc"), told.get("speeds") or {})
+def _training_point(point: Mapping[str, Any]) -> TrainingPoint:
+    at = point.get("training_seconds", point["seconds"])  # older runs have the clock with evaluations alone
+    return TrainingPoint(point["samples"], at, point.get("loss"), point.get("auc"), point.get("speeds") or {})
 
 
-def _incidents(result: Mapping[str, Any], told: Sequence[Mapping[str, Any]]) -> list[Incident]:
+def _incidents(result: Mapping[str, Any], curve: Sequence[Mapping[str, Any]]) -> list[Incident]:
     """List failures and slow-downs, with times of the run's clock converted to seconds of training."""
-    clock = [each["seconds"] for each in told]
-    training = [each.get("training_seconds", each["seconds"]) for each in told]
+    clock = [each["seconds"] for each in curve]
+    training = [each.get("training_seconds", each["seconds"]) for each in curve]
     found = [
         (each["process"], each["failure"], each["at_s"], each["at_s"] + (each["useful_s"] or 0.0), None)
         for each in result.get("recovery") or () if each.get("at_s") is not None

@@ -45,34 +45,34 @@ class SumAnswer(NamedTuple):
 @dataclass
 class _Round:
     parts: dict[int, Floats] = field(default_factory=dict)
-    dealt: int = 0  # number of parts; 0: one part of every rank
+    part_count: int = 0  # number of parts; 0: one part of every rank
     after: int = 0  # for a round of dealt parts: the first version of rows that includes its step
     total: Floats | None = None
-    wanting: set[int] = field(default_factory=set)
-    told: set[int] = field(default_factory=set)  # ranks that will send no further part
+    waiting_ranks: set[int] = field(default_factory=set)
+    finished_ranks: set[int] = field(default_factory=set)  # ranks that will send no further part
 
     def missing(self, ranks: int) -> set[int]:
         """Return the indexes of a sum's gradients that have not arrived."""
-        return set(range(self.dealt or ranks)) - set(self.parts)
+        return set(range(self.part_count or ranks)) - set(self.parts)
 
     def complete(self, ranks: int, absent: set[int], version: int) -> bool:
         """Whether all gradients that can still arrive have arrived, so that the sum can be computed."""
         missing = self.missing(ranks)
-        if not self.dealt:
+        if not self.part_count:
             return bool(self.parts) and not missing - absent
-        return not missing or (0 < self.after <= version and set(range(ranks)) - absent <= self.told)
+        return not missing or (0 < self.after <= version and set(range(ranks)) - absent <= self.finished_ranks)
 
 
 @dataclass
 class _Name:
     length: int
     rounds: dict[int, _Round] = field(default_factory=dict)
-    come: dict[int, int] = field(default_factory=dict)  # rank -> the last round that it has reached
-    forgotten: int = 0  # rounds up to this one are forgotten
+    reached: dict[int, int] = field(default_factory=dict)  # rank -> the last round that it has reached
+    forgotten_up_to: int = 0  # rounds up to this one are forgotten
 
     def forget(self, number: int) -> None:
         """Discard the all-reduce rounds up to round `number`, which no rank needs any more."""
-        self.forgotten = max(self.forgotten, number)
+        self.forgotten_up_to = max(self.forgotten_up_to, number)
         for old in [each for each in self.rounds if each <= number]:
             del self.rounds[old]
 
@@ -93,34 +93,34 @@ class GenerationSums:
         parts = message.parts or message.ranks
         if not 0 <= rank < message.ranks <= RANKS or not -1 <= message.part < parts <= RANKS:
             raise WireError(f"part {message.part} of {message.parts} from rank {rank} of {message.ranks}")
-        if self._of_now(message.generation):
+        if self._is_current(message.generation):
             self._ranks = message.ranks
             self._absent.update(set(message.absent) & set(range(message.ranks)))
-            each = self._round(rank, message, message.length)
-            if each is not None:
-                each.dealt = message.parts
-                each.wanting.add(rank)
+            round_ = self._round(rank, message, message.length)
+            if round_ is not None:
+                round_.part_count = message.parts
+                round_.waiting_ranks.add(rank)
                 if message.after > 0:
-                    each.after = message.after
-                    each.told.add(rank)
-            if each is not None and values is not None and each.total is None:
-                each.parts[message.part] = values
-        return self._settle()
+                    round_.after = message.after
+                    round_.finished_ranks.add(rank)
+            if round_ is not None and values is not None and round_.total is None:
+                round_.parts[message.part] = values
+        return self._answer_complete()
 
     def add_ring_sum(self, rank: int, message: Sum, total: Floats) -> Iterator[SumAnswer]:
         """Store a sum that a rank had received from the ring before the ring broke. Raises WireError if invalid."""
-        if self._of_now(message.generation):
-            each = self._round(rank, message, len(total))
-            if each is not None and each.total is None:
-                each.total = total
-        return self._settle()
+        if self._is_current(message.generation):
+            round_ = self._round(rank, message, len(total))
+            if round_ is not None and round_.total is None:
+                round_.total = total
+        return self._answer_complete()
 
     def on_version(self, version: int) -> Iterator[SumAnswer]:
         """Record the new version of this server's rows, and answer sums that waited for it."""
         self.version = version
-        return self._settle()
+        return self._answer_complete()
 
-    def _of_now(self, generation: int) -> bool:
+    def _is_current(self, generation: int) -> bool:
         """Make a newer generation (group membership) the current one. Returns whether this generation is current."""
         if generation > self.generation:
             self.generation = generation
@@ -137,37 +137,37 @@ class GenerationSums:
             name = self._names[message.name] = _Name(length)
         if length != name.length or message.number < 1:
             raise WireError(f"round {message.number} of a sum of {length} values, not {name.length}")
-        if message.number <= name.forgotten:
+        if message.number <= name.forgotten_up_to:
             return None
         if message.number not in name.rounds and len(name.rounds) >= OPEN:
             raise WireError(f"round {message.number} of a sum that is not there yet")
-        name.come[rank] = max(name.come.get(rank, 0), message.number)
+        name.reached[rank] = max(name.reached.get(rank, 0), message.number)
         return name.rounds.setdefault(message.number, _Round())
 
-    def _settle(self) -> Iterator[SumAnswer]:
+    def _answer_complete(self) -> Iterator[SumAnswer]:
         for label, name in self._names.items():
-            for number, each in sorted(name.rounds.items()):
-                if each.total is None and each.complete(self._ranks, self._absent, self.version):
-                    each.total = self._sum(each, name.length)
-                if each.total is None:
+            for number, round_ in sorted(name.rounds.items()):
+                if round_.total is None and round_.complete(self._ranks, self._absent, self.version):
+                    round_.total = self._sum(round_, name.length)
+                if round_.total is None:
                     continue
-                each.parts.clear()
-                if each.wanting and self._all_have_come(name, number - 1):
+                round_.parts.clear()
+                if round_.waiting_ranks and self._all_reached(name, number - 1):
                     message = Sum(self.generation, label, number)
-                    yield from (SumAnswer(rank, message, each.total) for rank in sorted(each.wanting))
-                    each.wanting.clear()
+                    yield from (SumAnswer(rank, message, round_.total) for rank in sorted(round_.waiting_ranks))
+                    round_.waiting_ranks.clear()
                     name.forget(number - KEPT)
 
-    def _sum(self, each: _Round, length: int) -> Floats:
-        missing = each.missing(self._ranks) if each.dealt else set()
+    def _sum(self, round_: _Round, length: int) -> Floats:
+        missing = round_.missing(self._ranks) if round_.part_count else set()
         if missing:
-            self.lost.setdefault(each.after - 1, set()).update(missing)
-        there = [values for _, values in sorted(each.parts.items())]
-        return sum_in_rank_order(there) if there else np.zeros(length, np.float32)
+            self.lost.setdefault(round_.after - 1, set()).update(missing)
+        received = [values for _, values in sorted(round_.parts.items())]
+        return sum_in_rank_order(received) if received else np.zeros(length, np.float32)
 
-    def _all_have_come(self, name: _Name, number: int) -> bool:
-        living = set(range(self._ranks)) - self._absent
-        return all(name.come.get(rank, 0) >= number for rank in living)
+    def _all_reached(self, name: _Name, number: int) -> bool:
+        live = set(range(self._ranks)) - self._absent
+        return all(name.reached.get(rank, 0) >= number for rank in live)
 
 
 class SumHandlers:
@@ -176,13 +176,13 @@ class SumHandlers:
     def __init__(self, shard: Shard, coordinator: Channel) -> None:
         self.sums, self.shard, self.coordinator = GenerationSums(), shard, coordinator
         self._channels: dict[int, Channel] = {}
-        self._told: dict[int, int] = {}  # step -> number of its lost parts that the coordinator knows
-        self._broken = False  # whether a ring is broken, which was reported
+        self._reported: dict[int, int] = {}  # step -> number of its lost parts that the coordinator knows
+        self._ring_broken = False  # whether a ring is broken, which was reported
         #: message -> its handler, called by the server
-        self.from_workers: dict[type[Any], Any] = {Summand: self._part, Sum: self._on_ring_sum}
+        self.from_workers: dict[type[Any], Any] = {Summand: self._on_summand, Sum: self._on_ring_sum}
 
-    def _part(self, channel: Channel, message: Summand, frame: Frame) -> None:
-        self._heard_of(channel)
+    def _on_summand(self, channel: Channel, message: Summand, frame: Frame) -> None:
+        self._register_worker(channel)
         size = 0 if message.part < 0 else message.length
         if message.length < 0 or frame.payload.size != 4 * size:
             raise WireError(f"a part of {message.length} values with {frame.payload.size} bytes")
@@ -192,32 +192,32 @@ class SumHandlers:
         frame.release()
 
     def _on_ring_sum(self, channel: Channel, message: Sum, frame: Frame) -> None:
-        self._heard_of(channel)
+        self._register_worker(channel)
         self._send_answers(self.sums.add_ring_sum(channel.peer.index, message, frame.floats()))
         frame.release()
 
-    def _heard_of(self, worker: Channel) -> None:
+    def _register_worker(self, worker: Channel) -> None:
         """Record a worker that uses this server's sums, and report the broken ring to the coordinator once."""
         self._channels[worker.peer.index] = worker
-        if not self._broken:
-            self._broken = True
+        if not self._ring_broken:
+            self._ring_broken = True
             self.coordinator.send(RingBroken())
 
     def on_step(self) -> None:
         """After a step was applied, send the sums held back until the shard's rows had reached it."""
         self._send_answers(self.sums.on_version(self.shard.version))
 
-    def revive(self) -> None:
+    def on_takeover(self) -> None:
         """Report missing gradients and a broken ring to a new coordinator, which may not know of them."""
-        self._told.clear()
+        self._reported.clear()
         self._report()
-        if self._broken:
+        if self._ring_broken:
             self.coordinator.send(RingBroken())
 
     def _report(self) -> None:
         for step, parts in sorted(self.sums.lost.items()):
-            if self._told.get(step) != len(parts):
-                self._told[step] = len(parts)
+            if self._reported.get(step) != len(parts):
+                self._reported[step] = len(parts)
                 log.warning("parts %s of the dense gradient of step %d are gone with a worker", sorted(parts), step)
                 self.coordinator.send(SummandsLost(step, sorted(parts)))
 

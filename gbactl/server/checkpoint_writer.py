@@ -2,8 +2,8 @@
 
 A piece (1 MiB, about 0.2 ms) is copied after each message, and at once while there is none: a row that
 changes before it was copied costs more than its copy, since it is copied first, once. Memory: 4 bytes per row, and
-`most_kept` bytes for pieces that wait for the disk and rows that changed before they were copied. Where those rows take
-more than half of it, the thread writes as fast as it can; where they take more than all of it, the server finishes
+`max_copied_bytes` for pieces that wait for the disk and rows that changed before they were copied. Where those rows
+take more than half of it, the thread writes as fast as it can; where they take more than all of it, the server finishes
 copying before it serves again. A step costs a look at 4 bytes for each row that it touches.
 """
 
@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.checkpoint import row_priority
+from gbactl.checkpoint.costs_and_interval import save_schedule_of
 from gbactl.checkpoint.failure_cost_counters import RowUpdates
 from gbactl.checkpoint.folder import CHECKPOINTS, CUT
-from gbactl.checkpoint.planning import save_schedule_of
 from gbactl.checkpoint.restore import arrays_of
 from gbactl.checkpoint.row_priority import RowPriority
 from gbactl.checkpoint.tensor_file import FileWriter, Layout, layout_of, with_bf16
@@ -43,16 +43,18 @@ class RowChooser:
     A `share` (r) of the rows of the large tables, whose local rows are `spans`, is chosen by priority. 4 bytes per row
     count the updates that a failure would undo. Without a priority every save is whole."""
 
-    def __init__(self, shard: Shard, order: RowPriority | None, spans: Sequence[tuple[int, int]], share: float) -> None:
-        self.table, self.order, self.spans, self.share = shard.rows.table, order, spans, share
-        self.updates = None if order is None else RowUpdates(len(self.table))
+    def __init__(
+        self, shard: Shard, priority: RowPriority | None, spans: Sequence[tuple[int, int]], share: float
+    ) -> None:
+        self.table, self.priority, self.spans, self.share = shard.rows.table, priority, spans, share
+        self.updates = None if priority is None else RowUpdates(len(self.table))
 
     def count_updates(self, parts: Sequence[RowPart]) -> None:
         """Count updates of the rows that a step with these gradients changes."""
-        if self.order is None or self.updates is None:
+        if self.priority is None or self.updates is None:
             return
         for index, _, _ in parts:
-            self.order.count_updates(index)
+            self.priority.count_updates(index)
             self.updates.count(index)
 
     def mark_saved(self, index: Ints | None) -> int:
@@ -61,18 +63,18 @@ class RowChooser:
 
     def rows(self, kind: str) -> Ints | None:
         """Choose the rows that a checkpoint of this kind saves: int32[n] ascending; None: all rows."""
-        if self.order is None:
+        if self.priority is None:
             return None
         if kind == "whole":
-            self.order.record_save(self.table)
+            self.priority.record_save(self.table)
             return None
-        chosen = self.order.choose(round(self.share * row_priority.size(self.spans)), self.table)
+        chosen = self.priority.choose(round(self.share * row_priority.size(self.spans)), self.table)
         return chosen if kind == "chosen" else np.union1d(chosen, self._small()).astype(np.int32)
 
     def largest_fraction(self, kind: str) -> float:
         """Largest fraction of a shard's rows that a checkpoint of this kind saves."""
         large = row_priority.size(self.spans)
-        if self.order is None or kind == "whole" or not len(self.table):
+        if self.priority is None or kind == "whole" or not len(self.table):
             return 1.0
         small = 0 if kind == "chosen" else len(self.table) - large
         return (round(self.share * large) + small) / len(self.table)
@@ -91,24 +93,24 @@ class ShardSaver:
     files: fp32 or bf16; `spare`: bytes that a save leaves free on the disk."""
 
     def __init__(
-        self, shard: Shard, folder: Path, chooser: RowChooser, most_kept: int, tell: Callable[[Saved], None],
+        self, shard: Shard, folder: Path, chooser: RowChooser, max_copied_bytes: int, tell: Callable[[Saved], None],
         inline: bool = False, dtype: str = "fp32", spare: int = 0,
     ) -> None:  # fmt: skip
-        self.shard, self.folder, self.chooser, self.most_kept = shard, folder, chooser, most_kept
+        self.shard, self.folder, self.chooser, self.max_copied_bytes = shard, folder, chooser, max_copied_bytes
         self.tell, self.inline, self.dtype, self.spare = tell, inline, dtype, spare
         self._save: Save | None = None
         self._snapshot: Snapshot | None = None
-        self._writing: FileWriter | None = None
-        self._rows = self._safe = 0
+        self._writer: FileWriter | None = None
+        self._rows = self._saved_updates = 0
         self._watch()
 
     @property
     def has_room(self) -> bool:
         """Whether another piece of rows may be copied to the writer now."""
-        if self._writing is None or self._snapshot is None:
+        if self._writer is None or self._snapshot is None:
             return False
-        waiting = self._writing.waiting
-        return waiting < PIECES_AHEAD or waiting * COPY + self._snapshot.kept_bytes < self.most_kept
+        waiting = self._writer.waiting
+        return waiting < PIECES_AHEAD or waiting * COPY + self._snapshot.copied_bytes < self.max_copied_bytes
 
     @property
     def patience(self) -> float | None:
@@ -116,21 +118,21 @@ class ShardSaver:
 
         None (no limit) where nothing is being saved, else half the time that the writing thread needs for its queue:
         shorter waits take the processor from the workers."""
-        if self._writing is None:
+        if self._writer is None:
             return None
         if self.has_room:
             return 0.0
-        pace = self._writing.pace
+        pace = self._writer.pace
         return LEAST_WAIT if pace <= 0 else min(MOST_WAIT, max(LEAST_WAIT, PIECES_AHEAD * COPY / pace / 2))
 
     def begin(self, save: Save) -> None:
         """Begin to save the shard's present state. Raises WireError for an invalid order."""
-        right = save.kind in KINDS and CUT.fullmatch(save.name) and save.step == self.shard.version
-        if not right:
+        valid = save.kind in KINDS and CUT.fullmatch(save.name) and save.step == self.shard.version
+        if not valid:
             raise WireError(f"a {save.kind} checkpoint {save.name} of step {save.step} at version {self.shard.version}")
         self.give_up()
         index = self.chooser.rows(save.kind)
-        self._safe = self.chooser.mark_saved(index)
+        self._saved_updates = self.chooser.mark_saved(index)
         arrays = arrays_of(self.shard)
         self._save, self._snapshot = save, Snapshot(arrays, index)
         self._rows = self._snapshot.rows
@@ -140,24 +142,24 @@ class ShardSaver:
         layout: Layout = {name: (a.dtype, (self._rows, *a.shape[1:])) for name, a in arrays.items()}
         layout = {**(with_bf16(layout, arrays) if self.dtype == "bf16" else layout), **layout_of(whole)}
         path = self.folder / save.name / f"S{self.shard.spec.shard}.safetensors"
-        self._writing = FileWriter(path, layout, self._told(save), save.pace, self.inline, self.spare)
+        self._writer = FileWriter(path, layout, self._metadata(save), save.pace, self.inline, self.spare)
         self._watch()
-        self._writing.add(whole)
+        self._writer.add(whole)
         if self.inline:
             self._copy_all()
             self.advance()
 
-    def _told(self, save: Save) -> dict[str, str]:
+    def _metadata(self, save: Save) -> dict[str, str]:
         spec = self.shard.spec
         numbers = {"shard": spec.shard, "shards": spec.shards, "table_rows": spec.rows, "step": save.step}
         return {"gbactl": FORMAT, **{name: str(number) for name, number in numbers.items()}}
 
     def _watch(self) -> None:
         """Subscribe to the shard's steps if a save in progress or the choice of rows depends on them."""
-        needed = self._snapshot is not None or self.chooser.order is not None
-        self.shard.watcher = self._step_comes if needed else None
+        needed = self._snapshot is not None or self.chooser.priority is not None
+        self.shard.watcher = self._before_step if needed else None
 
-    def _step_comes(self, parts: Sequence[RowPart]) -> None:
+    def _before_step(self, parts: Sequence[RowPart]) -> None:
         self.chooser.count_updates(parts)
         if self._snapshot is None:
             return
@@ -166,48 +168,48 @@ class ShardSaver:
         else:
             for index, _, _ in parts:
                 self._snapshot.copy_before_change(index)
-        if self._writing is not None and self._snapshot.kept_bytes > self.most_kept // 2:
-            self._writing.lift_rate_limit()
-        if self._snapshot.kept_bytes > self.most_kept:
+        if self._writer is not None and self._snapshot.copied_bytes > self.max_copied_bytes // 2:
+            self._writer.lift_rate_limit()
+        if self._snapshot.copied_bytes > self.max_copied_bytes:
             self._copy_all()
 
     def advance(self) -> None:
         """Copy a piece of rows if the writer has room, and report a finished save. Called between two messages."""
-        writing, snapshot = self._writing, self._snapshot
-        if writing is None:
+        writer, snapshot = self._writer, self._snapshot
+        if writer is None:
             return
         if snapshot is not None and self.has_room:
-            self._copy(snapshot, writing)
-        if writing.ended:
-            self._over(writing)
+            self._copy(snapshot, writer)
+        if writer.ended:
+            self._finish(writer)
 
     def _copy_all(self) -> None:
-        while self._snapshot is not None and self._writing is not None:
-            self._copy(self._snapshot, self._writing)
-            self._writing.wait(PIECES_AHEAD)
+        while self._snapshot is not None and self._writer is not None:
+            self._copy(self._snapshot, self._writer)
+            self._writer.wait(PIECES_AHEAD)
 
-    def _copy(self, snapshot: Snapshot, writing: FileWriter) -> None:
+    def _copy(self, snapshot: Snapshot, writer: FileWriter) -> None:
         if not snapshot.done:
-            writing.add(snapshot.next_piece(COPY // snapshot.row_bytes))
+            writer.add(snapshot.next_piece(COPY // snapshot.row_bytes))
         if snapshot.done:
             self._snapshot = None
             self._watch()
-            writing.end()
+            writer.end()
 
-    def _over(self, writing: FileWriter) -> None:
-        save, self._writing, self._snapshot = self._save, None, None
+    def _finish(self, writer: FileWriter) -> None:
+        save, self._writer, self._snapshot = self._save, None, None
         self._watch()
         assert save is not None
-        found = writing.written
-        size, sums = (0, {}) if found is None else (found.bytes, found.sums)
-        told = size, self._rows, sums, writing.error, self._safe, writing.finite
-        self.tell(Saved(self.shard.spec.shard, save.number, *told))
+        written = writer.written
+        size, sums = (0, {}) if written is None else (written.bytes, written.sums)
+        fields = size, self._rows, sums, writer.error, self._saved_updates, writer.finite
+        self.tell(Saved(self.shard.spec.shard, save.number, *fields))
 
     def give_up(self) -> None:
         """Give up the save in progress."""
-        if self._writing is not None:
-            self._writing.give_up()
-        self._writing = self._snapshot = None
+        if self._writer is not None:
+            self._writer.give_up()
+        self._writer = self._snapshot = None
         self._watch()
 
 
@@ -224,8 +226,8 @@ def saver_of(
         large = row_priority.largest_tables(schema.spans, c.large_tables)
         spans = row_priority.local_spans(large, shard.spec.shard, shard.spec.shards)
         name, seed = c.name.removeprefix("cpr_"), cfg.seed * 1009 + shard.spec.shard
-        order = row_priority.make(name, shard.rows.table, spans, c.share, seed)
-        chooser = RowChooser(shard, order, spans, c.share)
+        priority = row_priority.make(name, shard.rows.table, spans, c.share, seed)
+        chooser = RowChooser(shard, priority, spans, c.share)
     return ShardSaver(shard, run_dir / CHECKPOINTS, chooser, c.memory_mb << 20, tell, inline, c.dtype, spare)
 
 
@@ -244,8 +246,8 @@ class Snapshot:
         self._state = np.full(rows, WANTED if index is None else DONE, np.int32)
         if index is not None:
             self._state[index] = WANTED
-        self._given = self._count = 0
-        self._kept = {name: array[:0].copy() for name, array in arrays.items()}
+        self._read_rows = self._copied_rows = 0
+        self._copies = {name: array[:0].copy() for name, array in arrays.items()}
 
     @property
     def row_bytes(self) -> int:
@@ -255,12 +257,12 @@ class Snapshot:
     @property
     def done(self) -> bool:
         """Whether all rows of the snapshot were read."""
-        return self._given >= self.rows
+        return self._read_rows >= self.rows
 
     @property
-    def kept_bytes(self) -> int:
+    def copied_bytes(self) -> int:
         """Bytes of the rows copied because they changed after the snapshot."""
-        return self._count * self.row_bytes
+        return self._copied_rows * self.row_bytes
 
     def copy_before_change(self, index: Ints | None = None) -> None:
         """Copy the rows `index`, distinct (None: all), because a step is about to change them."""
@@ -268,31 +270,31 @@ class Snapshot:
         rows = np.flatnonzero(wanted) if index is None else index[wanted]
         if not len(rows):
             return
-        end = self._count + len(rows)
+        end = self._copied_rows + len(rows)
         for name, array in self.arrays.items():
-            np.take(array, rows, axis=0, out=self._room(name, end)[self._count : end], mode="clip")
-        self._state[rows] = np.arange(self._count, end, dtype=np.int32)
-        self._count = end
+            np.take(array, rows, axis=0, out=self._room(name, end)[self._copied_rows : end], mode="clip")
+        self._state[rows] = np.arange(self._copied_rows, end, dtype=np.int32)
+        self._copied_rows = end
 
     def _room(self, name: str, needed: int) -> NDArray[Any]:
-        kept = self._kept[name]
-        if len(kept) < needed:
-            room = np.empty((max(needed, 2 * len(kept), FIRST_ROOM), *kept.shape[1:]), kept.dtype)
-            room[: self._count] = kept[: self._count]
-            kept = self._kept[name] = room
-        return kept
+        copies = self._copies[name]
+        if len(copies) < needed:
+            room = np.empty((max(needed, 2 * len(copies), FIRST_ROOM), *copies.shape[1:]), copies.dtype)
+            room[: self._copied_rows] = copies[: self._copied_rows]
+            copies = self._copies[name] = room
+        return copies
 
     def next_piece(self, rows: int) -> dict[str, NDArray[Any]]:
         """Copy the next `rows` rows, or the remaining ones, as of the moment of the snapshot."""
-        low, self._given = self._given, min(self.rows, self._given + max(1, rows))
-        which: Any = slice(low, self._given) if self.index is None else self.index[low : self._given]
-        state = self._state[which]
-        kept = np.flatnonzero(state >= 0)
-        places = state[kept]
+        low, self._read_rows = self._read_rows, min(self.rows, self._read_rows + max(1, rows))
+        rows_now: Any = slice(low, self._read_rows) if self.index is None else self.index[low : self._read_rows]
+        state = self._state[rows_now]
+        copied = np.flatnonzero(state >= 0)
+        positions = state[copied]
         out = {}
         for name, array in self.arrays.items():
-            values = array[which].copy() if self.index is None else array[which]
-            values[kept] = self._kept[name][places]
+            values = array[rows_now].copy() if self.index is None else array[rows_now]
+            values[copied] = self._copies[name][positions]
             out[name] = values
-        self._state[which] = DONE
+        self._state[rows_now] = DONE
         return out

@@ -26,12 +26,12 @@ class EasgdHandlers:
         self.shard = shard
         self._sum: Any = None
         self._count = self._step = 0
-        self._turn = -1
+        self._request = -1
         #: message -> its handler, called by the server; first those of workers
-        self.from_workers: dict[type[Any], Any] = {EasgdUpdate: self._elastic, AddReplica: self._give}
-        self.handlers = {**self.from_workers, AverageReplicas: self._settle}
+        self.from_workers: dict[type[Any], Any] = {EasgdUpdate: self._on_update, AddReplica: self._on_replica}
+        self.handlers = {**self.from_workers, AverageReplicas: self._average}
 
-    def _elastic(self, channel: Channel, message: EasgdUpdate, frame: Frame) -> None:
+    def _on_update(self, channel: Channel, message: EasgdUpdate, frame: Frame) -> None:
         """Send a trainer the centre, then move the centre towards the trainer's replica by the EASGD rule."""
         value = self.shard.dense_block().value
         if frame.payload.size != value.nbytes or not 0.0 <= message.alpha <= 1.0:
@@ -42,16 +42,16 @@ class EasgdHandlers:
             sent = frame.payload.view(np.float32).copy()  # a worker could still write to its memory
             make("easgd", len(value), {"alpha": message.alpha}).exchange(sent, value)
         frame.release()
-        channel.send(EasgdCentre(message.ticket), out)
+        channel.send(EasgdCentre(message.request), out)
 
-    def _give(self, channel: Channel, message: AddReplica, frame: Frame) -> None:
+    def _on_replica(self, channel: Channel, message: AddReplica, frame: Frame) -> None:
         block = self.shard.dense_block()
         expected = block.value.nbytes + sum(moment.nbytes for moment in block.moments.values())
         if frame.payload.size != expected or message.step < 0:
             raise WireError(f"a replica of {frame.payload.size} bytes for a slice of {expected}")
-        if message.turn > self._turn:
-            self._begin(message.turn)
-        if message.turn == self._turn:  # otherwise all trainers were asked again since
+        if message.request > self._request:
+            self._begin(message.request)
+        if message.request == self._request:  # otherwise all trainers were asked again since
             self._add(frame.payload.view(np.float32), message.step)
         frame.release()
         channel.send(Ack())
@@ -60,14 +60,14 @@ class EasgdHandlers:
         self._sum = values.astype(np.float64) if self._sum is None else self._sum + values
         self._count, self._step = self._count + 1, max(self._step, step)
 
-    def _begin(self, turn: int) -> None:
-        self._sum, self._count, self._step, self._turn = None, 0, 0, turn
+    def _begin(self, request: int) -> None:
+        self._sum, self._count, self._step, self._request = None, 0, 0, request
 
-    def _settle(self, _: Channel, message: AverageReplicas, frame: Frame) -> None:
+    def _average(self, _: Channel, message: AverageReplicas, frame: Frame) -> None:
         if self._sum is not None:
             block = self.shard.dense_block()
             mean = (self._sum / self._count).astype(np.float32)
             if not message.value:
                 mean[: len(block.value)] = block.value
             block.unpack(*self.shard.dense_range, mean, self._step)
-        self._begin(self._turn)
+        self._begin(self._request)

@@ -85,11 +85,11 @@ class Server:
         self.stopped = False
         self.times = ServerTimes()
         self.fenced_frames = 0
-        self.slowness: ServerSlowdown | None = None
-        self._waiting: list[tuple[Channel, Pull, Frame]] = []
+        self.slowdown: ServerSlowdown | None = None
+        self._waiting_pulls: list[tuple[Channel, Pull, Frame]] = []
         self._barriers: list[int] = []
-        self._held: dict[int, deque[GradientSlice]] = {}
-        self._parts = StagedGradients()
+        self._slices_in_slots: dict[int, deque[GradientSlice]] = {}
+        self._staged = StagedGradients()
         self._fenced: dict[int, int] = {}  # worker -> its last incarnation that has ended
         centre, self._sums = EasgdHandlers(shard), SumHandlers(shard, coordinator)
         self._from_workers = (*FROM_WORKERS, *centre.from_workers, *self._sums.from_workers)
@@ -98,8 +98,8 @@ class Server:
             Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
             DropSlice: self._drop, GetDense: self._get_dense, PutDense: self._put_dense,
             ResetOptimizer: self._reset_optimizer, BeginPhase: self._begin_phase, Inspect: self._inspect,
-            Stop: self._stop, Fence: self._fence, Save: self._save, Takeover: self._revive, AdoptVersion: self._adopt,
-            ReloadCheckpoint: self._reload, Ping: self._ping,
+            Stop: self._stop, Fence: self._fence, Save: self._save, Takeover: self._on_takeover,
+            AdoptVersion: self._adopt, ReloadCheckpoint: self._reload, Ping: self._ping,
         }  # fmt: skip
 
     def run(self) -> None:
@@ -108,8 +108,8 @@ class Server:
         while not self.stopped:
             for channel, frame in self.hub.poll(self.saver.patience):
                 with self.times.activity(BUSY):
-                    if self.slowness is not None and frame.kind in SLOWED:
-                        self.slowness.handle(frame.kind, self.handle, channel, frame)
+                    if self.slowdown is not None and frame.kind in SLOWED:
+                        self.slowdown.handle(frame.kind, self.handle, channel, frame)
                     else:
                         self.handle(channel, frame)
                     self.saver.advance()
@@ -148,7 +148,7 @@ class Server:
             index = frame.payload.view(np.int32)
             if len(index) and not 0 <= int(index.min()) <= int(index.max()) < self.shard.spec.local_rows:
                 raise WireError("a pull of a row that is not there")
-            self._waiting.append((channel, pull, frame))
+            self._waiting_pulls.append((channel, pull, frame))
         else:
             self._serve(channel, pull, frame)
 
@@ -163,7 +163,7 @@ class Server:
             if dense:
                 shard.pull_dense(values[:dense])
         frame.release()
-        channel.send(Rows(pull.ticket, shard.version, pull.rows, dense), out)
+        channel.send(Rows(pull.request, shard.version, pull.rows, dense), out)
 
     def _dense_floats(self, pull: Pull) -> int:
         """Number of floats of the dense slice in the answer to a pull."""
@@ -184,7 +184,7 @@ class Server:
         # one of an earlier phase was given up at a switch: it is reported nevertheless, since its worker wants a batch
         staged = Staged(self.index, channel.peer.index, push.phase, push.batch, *push[4:9], push.rows, *push[9:])
         if push.phase == self.phase:
-            self._parts.on_sent(staged, self.shard)
+            self._staged.on_sent(staged, self.shard)
         self.coordinator.send(staged)
 
     def _stage(self, channel: Channel, push: Push, frame: Frame) -> None:
@@ -193,20 +193,20 @@ class Server:
             self.shard.stage(push.batch, GradientSlice.empty(self.shard.spec.width))
             return
         values, n = frame.payload.view(np.float32), push.rows
-        cut = n + n * self.shard.spec.width
+        end = n + n * self.shard.spec.width
         part = GradientSlice(
             frame.payload[: 4 * n].view(np.int32),
-            values[n:cut].reshape(n, self.shard.spec.width),
-            values[cut:] if push.dense else None,
+            values[n:end].reshape(n, self.shard.spec.width),
+            values[end:] if push.dense else None,
             frame.release,
         )
         if not self.shard.stage(push.batch, part):
             frame.release()
             return
-        held = self._held.setdefault(channel.peer.index, deque())
-        held.append(part)
-        if len(held) > HELD_SLOTS:
-            held.popleft().detach()
+        slices = self._slices_in_slots.setdefault(channel.peer.index, deque())
+        slices.append(part)
+        if len(slices) > HELD_SLOTS:
+            slices.popleft().detach()
 
     def _order(self, _: Channel, message: OrderStep, frame: Frame) -> None:
         order = message.order
@@ -224,7 +224,7 @@ class Server:
     def on_step(self) -> None:
         """Answer the pulls and all-reduce sums that waited for the shard's new version."""
         self._sums.on_step()
-        self._wake()
+        self._answer_waiting()
 
     def _get_dense(self, channel: Channel, _: GetDense, frame: Frame) -> None:
         block = self.shard.dense_block()
@@ -245,17 +245,17 @@ class Server:
     def _fence(self, _: Channel, fence: Fence, frame: Frame) -> None:
         """Refuse a failed worker's messages from now on, also those still in transit."""
         self._fenced[fence.worker] = fence.incarnation
-        self._waiting = [entry for entry in self._waiting if entry[0].peer.index != fence.worker]
+        self._waiting_pulls = [entry for entry in self._waiting_pulls if entry[0].peer.index != fence.worker]
         if fence.phase == self.phase:
             for batch in fence.batches:
                 self.shard.drop(batch)
         self.coordinator.send(Fenced(self.index, fence.worker))
 
-    def _wake(self) -> None:
+    def _answer_waiting(self) -> None:
         version = self.shard.version
-        if self._waiting:
-            due = [entry for entry in self._waiting if entry[1].after <= version]
-            self._waiting = [entry for entry in self._waiting if entry[1].after > version]
+        if self._waiting_pulls:
+            due = [entry for entry in self._waiting_pulls if entry[1].after <= version]
+            self._waiting_pulls = [entry for entry in self._waiting_pulls if entry[1].after > version]
             for entry in due:
                 self._serve(*entry)
         while self._barriers and self._barriers[0] <= version:
@@ -263,7 +263,7 @@ class Server:
 
     def _barrier(self, _: Channel, barrier: Barrier, frame: Frame) -> None:
         self._barriers = sorted([*self._barriers, barrier.version])
-        self._wake()
+        self._answer_waiting()
 
     def _begin_phase(self, _: Channel, phase: BeginPhase, frame: Frame) -> None:
         self.times.total(self.hub.traffic.training)
@@ -271,25 +271,27 @@ class Server:
         self.hub.traffic.training = phase.training
         for batch in self.shard.staged:  # this batch was given up at a switch
             self.shard.drop(batch)
-        self._parts.clear()
+        self._staged.clear()
         self.shard.begin_phase()
 
     def _inspect(self, _: Channel, inspect: Inspect, frame: Frame) -> None:
         counters = {"fenced": self.fenced_frames} if self.fenced_frames else {}
         counters |= getattr(self.hub, "counts", {})
-        counters |= self._sent()
-        counters |= {} if self.slowness is None else self.slowness.counters
+        counters |= self._traffic_counters()
+        counters |= {} if self.slowdown is None else self.slowdown.counters
         if inspect.what == "dense":
             block = self.shard.dense if self.served_dense else None
-            checksum, told = "", str(0 if block is None else block.model_sum())
+            checksum, model_sum = "", str(0 if block is None else block.model_sum())
         else:
             total = self.shard.model_sum(self.served_dense)
-            checksum, told = self.shard.checksum(), "" if total is None else str(total)
+            checksum, model_sum = self.shard.checksum(), "" if total is None else str(total)
         refused = dict(self.refused + self.hub.refused)
         times = self.times.total(self.hub.traffic.training)
-        self.coordinator.send(Inspected(f"S{self.index}", checksum, told, self.shard.nbytes, counters, refused, times))
+        self.coordinator.send(
+            Inspected(f"S{self.index}", checksum, model_sum, self.shard.nbytes, counters, refused, times)
+        )
 
-    def _sent(self) -> dict[str, int]:
+    def _traffic_counters(self) -> dict[str, int]:
         """Traffic counters of this node."""
         return self.hub.traffic.counters()
 
@@ -315,12 +317,12 @@ class Server:
     def _ping(self, channel: Channel, ping: Ping, frame: Frame) -> None:
         channel.send(Pong(self.index, ping.beat, self.times.total(self.hub.traffic.training)))
 
-    def _revive(self, _: Channel, revive: Takeover, frame: Frame) -> None:
+    def _on_takeover(self, _: Channel, takeover: Takeover, frame: Frame) -> None:
         """Answer a new coordinator with the server's state; drop open requests of its predecessor."""
         self._barriers.clear()
-        self.coordinator.send(ServerState(self.index, revive.term, self.shard.version, self.phase))
-        self._sums.revive()
-        for part in self._parts.still_staged(self.shard):
+        self.coordinator.send(ServerState(self.index, takeover.term, self.shard.version, self.phase))
+        self._sums.on_takeover()
+        for part in self._staged.still_staged(self.shard):
             self.coordinator.send(part)
 
     def _stop(self, _: Channel, stop: Stop, frame: Frame) -> None:

@@ -125,12 +125,12 @@ class VirtualCoordinator(Coordinator):
             self.look(self.core.on_launcher_request)
         super()._handle(channel, frame)
 
-    def add_virtual_time(self, told: Callable[[float], dict[str, Any]]) -> None:
-        """Add the virtual time passed, and to the entry `checkpoint` the fields from `told`, to the run's result."""
+    def add_virtual_time(self, checkpoint_fields: Callable[[float], dict[str, Any]]) -> None:
+        """Add the virtual time passed to the run's result, and the `checkpoint_fields` to its entry `checkpoint`."""
 
         def amend(result: dict[str, Any]) -> None:
             result["virtual_seconds"] = self.hub.now()
             if "checkpoint" in result:
-                result["checkpoint"] |= told(self.context.record.seconds)
+                result["checkpoint"] |= checkpoint_fields(self.context.record.seconds)
 
-        self.flow.amend = amend
+        self.flow.amend_result = amend

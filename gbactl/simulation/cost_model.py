@@ -33,20 +33,20 @@ class CostModel:
         scales = self.cfg.worker_scale
         return scales[worker % len(scales)] if scales else 1.0
 
-    def factor(self, worker: int, turn: int) -> float:
-        """Random factor, of mean 1, of a batch's compute time; `turn`: number of the batch on this worker."""
+    def factor(self, worker: int, number: int) -> float:
+        """Random factor, of mean 1, of a batch's compute time; `number`: number of the batch on this worker."""
         scale = self.cfg.spread_scale
         if self.cfg.spread == "none" or scale == 0:
             return 1.0
-        u = uniform(self._key(worker), turn)
+        u = uniform(self._key(worker), number)
         if self.cfg.spread == "lognormal":
             return lognormal(u, scale)
         return 1.0 - scale + scale * exponential(u)
 
-    def gradient(self, worker: int, turn: int, samples: int) -> float:
-        """Core time to compute a gradient of `samples` samples; `turn`: number of the batch on its worker."""
+    def gradient(self, worker: int, number: int, samples: int) -> float:
+        """Core time to compute a gradient of `samples` samples; `number`: number of the batch on its worker."""
         base = (self.cfg.batch_us + self.cfg.sample_us * samples) * _US
-        return base * self._scale(worker) * self.factor(worker, turn)
+        return base * self._scale(worker) * self.factor(worker, number)
 
     def push(self, worker: int) -> float:
         """Core time within `gradient` that follows the model's backward pass: row sums, and writing the push."""

@@ -147,34 +147,34 @@ class ReplicatedDense(DensePlacement):
         self.ring, self.norms_every, self.codec = ring, norms_every, codec
         self._sum, self.steps = OrderedSum(self.flat.size), ReplicatedSteps(global_batch)
         self.members = set(range(len(ring.hosts)))
-        self._before = block.value.copy()  # parameters before the last step
+        self._previous = block.value.copy()  # parameters before the last step
         self._parts, self._stepping = 0, False
-        self._again: set[int] = set()
+        self._recomputed: set[int] = set()
         self._gradient = np.zeros(self.flat.size, np.float32)
         self._payloads: dict[int, Payloads] = {}
-        self._there: dict[int, tuple[VirtualWorker, BatchInProgress]] = {}
+        self._finished: dict[int, tuple[VirtualWorker, BatchInProgress]] = {}
         self._checksum: tuple[int, tuple[str, str]] = (-1, ("", ""))
 
     def begin(self, worker: VirtualWorker, item: BatchInProgress) -> None:
         """Compute a worker's gradient at once: the parameters stay at this step until all workers have finished."""
-        place, gradient = self.steps.index_in_sum(item), self._gradient
-        if place is None:
-            self._compute_again(worker, item)
+        position, gradient = self.steps.index_in_sum(item), self._gradient
+        if position is None:
+            self._recompute(worker, item)
             return
-        self._parts = place.parts
-        if place.part is None:
+        self._parts = position.parts
+        if position.part is None:
             return
         self._payloads[worker.index] = computed_apart(self.compute, item, gradient)
         round_here(self.codec, gradient)
-        self._sum.add(place.part, gradient)
+        self._sum.add(position.part, gradient)
 
-    def _compute_again(self, worker: VirtualWorker, item: BatchInProgress) -> None:
+    def _recompute(self, worker: VirtualWorker, item: BatchInProgress) -> None:
         """Compute a failed worker's batch of an already finished step with the parameters before that step."""
-        now = self.block.value.copy()
-        self.flat.load(self._before)
+        current = self.block.value.copy()
+        self.flat.load(self._previous)
         self._payloads[worker.index] = computed(self.compute, item)
-        self.flat.load(now)
-        self._again.add(worker.index)
+        self.flat.load(current)
+        self._recomputed.add(worker.index)
 
     def finish(self, worker: VirtualWorker, item: BatchInProgress) -> None:
         """Push the row gradients; the last worker to arrive starts the all-reduce."""
@@ -183,60 +183,60 @@ class ReplicatedDense(DensePlacement):
         else:
             push(worker, item, self._payloads.pop(worker.index))
         worker.pull_ahead()
-        if worker.index in self._again or worker.core.has_batch_of(item.grant.token):
-            self._again.discard(worker.index)
+        if worker.index in self._recomputed or worker.core.has_batch_of(item.grant.token):
+            self._recomputed.discard(worker.index)
             worker.free_thread()
             return
-        self._there[worker.index] = (worker, item)
-        self._look()
+        self._finished[worker.index] = (worker, item)
+        self._sum_if_complete()
 
-    def _look(self) -> None:
+    def _sum_if_complete(self) -> None:
         """Begin the all-reduce if all live workers have finished their batches and all gradients have arrived."""
-        if self._stepping or not self._there or not self.members <= self._there.keys():
+        if self._stepping or not self._finished or not self.members <= self._finished.keys():
             return
         if self._sum.complete(self._parts):
-            _, item = next(reversed(self._there.values()))
+            _, item = next(reversed(self._finished.values()))
             self._stepping = True
-            self.ring.sum(self.flat.size, sorted(self._there), item.seconds, functools.partial(self._step, item))
+            self.ring.sum(self.flat.size, sorted(self._finished), item.seconds, functools.partial(self._step, item))
 
     def resume(self, worker: VirtualWorker) -> None:
         """Let a worker that waits in the all-reduce first compute a batch of the same step that it was given since."""
-        _, item = self._there.get(worker.index, (worker, None))
+        _, item = self._finished.get(worker.index, (worker, None))
         if item is not None and not self._stepping and worker.core.has_batch_of(item.grant.token):
-            del self._there[worker.index]
+            del self._finished[worker.index]
             worker.free_thread()
 
     def remove_worker(self, index: int) -> None:
         """Stop waiting for a failed worker in the all-reduce."""
         self.members.discard(index)
-        self._there.pop(index, None)
-        self._look()
+        self._finished.pop(index, None)
+        self._sum_if_complete()
 
     def _step(self, item: BatchInProgress) -> None:
         grant = item.grant
-        self._stepping, self.steps.taken = False, grant.token
-        np.copyto(self._before, self.block.value)
+        self._stepping, self.steps.last_step = False, grant.token
+        np.copyto(self._previous, self.block.value)
         total = self._sum.take()
         round_here(self.codec, total)
         if due(self.norms_every, grant.token):
             square = dense_square([(total, 1.0)], self.block.params, grant.divisor)
-            min(self._there.values(), key=lambda pair: pair[0].index)[0].coordinator.send(
+            min(self._finished.values(), key=lambda pair: pair[0].index)[0].coordinator.send(
                 GradientNorms(grant.token, square, [])
             )
         self.block.apply(total, grant.divisor, grant.divisor, grant.lr_scale)
         if self.block.value is not self.flat.vector:
             self.flat.load(self.block.value)
-        there, self._there = self._there, {}
+        finished, self._finished = self._finished, {}
         cost, floats = self.ring.cost, self.flat.size
         seconds = cost.ring_work(floats, len(self.ring.hosts)) + cost.replica_step(floats)
-        for worker, _ in there.values():
+        for worker, _ in finished.values():
             worker.host.cores.run(seconds, worker.free_thread)
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
         """Dense parameters and optimizer state after step `after`, if that is the present step."""
-        there = self.steps.has_applied(after)
-        if not there:
-            return None if there is None else NOT_HERE
+        applied = self.steps.has_applied(after)
+        if not applied:
+            return None if applied is None else NOT_HERE
         return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
 
     def checksum(self) -> tuple[str, str]:
@@ -251,7 +251,7 @@ class ReplicatedDense(DensePlacement):
         for (step, values), cut in zip(states, self.compute.held.values(), strict=True):
             self.block.unpack(*cut, values, step)
         self.flat.load(self.block.value.copy())
-        self.steps.taken, self._checksum = -1, (-1, ("", ""))
+        self.steps.last_step, self._checksum = -1, (-1, ("", ""))
 
     def leave(self) -> None:
         """Do nothing when this placement ends: the model computes with the dense vector directly, so it is kept."""

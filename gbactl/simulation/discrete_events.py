@@ -203,14 +203,14 @@ class InterfaceDirection(SharedCores):
 
     def __init__(self, events: EventQueue) -> None:
         super().__init__(events, 1)
-        self._taken = self._owed = 0.0
+        self._taken = self._owed_seconds = 0.0
         self._small_until = 0.0  # end of the last small packet
 
     def run(self, seconds: float, done: Done, *args: Any) -> None:
         """Send a message that takes `seconds` at full bandwidth, then call `done`."""
         self._taken += seconds
-        owed, self._owed = self._owed, 0.0
-        SharedCores.run(self, seconds + owed, done, *args)
+        owed_seconds, self._owed_seconds = self._owed_seconds, 0.0
+        SharedCores.run(self, seconds + owed_seconds, done, *args)
 
     def send_small(self, seconds: float) -> float:
         """Send a small packet, which waits for other packets but not for messages; return the time of its end.
@@ -219,14 +219,14 @@ class InterfaceDirection(SharedCores):
         self._small_until = until = max(self.events.now, self._small_until) + seconds
         self._taken += seconds
         if self._jobs:
-            self._owed += seconds
+            self._owed_seconds += seconds
         return until
 
     @property
     def busy_seconds(self) -> float:
         """Seconds so far in which this direction was in use."""
         self._advance()
-        waiting = sum(mark - self._attained for mark, *_ in self._jobs) + self._owed
+        waiting = sum(mark - self._attained for mark, *_ in self._jobs) + self._owed_seconds
         return self._taken - waiting - max(0.0, self._small_until - self.events.now)
 
 
@@ -237,14 +237,14 @@ class SerialProcess:
         self.cores = cores
         self._queue: deque[tuple[Callable[..., float], Done, tuple[Any, ...]]] = deque()
         self._urgent: deque[tuple[Callable[..., float], Done, tuple[Any, ...]]] = deque()
-        self._busy = self._held = False
+        self._busy = self._on_hold = False
         self._begun = 0.0
         self.busy_seconds = 0.0
         self.stretch: Callable[[float], float] | None = None  # seconds of a job -> seconds to wait after it
 
     def submit(self, cost: Callable[..., float], done: Done, *args: Any) -> None:
         """Queue a job for this process; `cost(*args)` is called when the job begins, `done(*args)` when it ends."""
-        if self._busy or self._held:
+        if self._busy or self._on_hold:
             self._queue.append((cost, done, args))
         else:
             self._begin(cost, done, args)
@@ -256,16 +256,16 @@ class SerialProcess:
 
     def hold(self) -> None:
         """Begin no further job until `release` is called, as while the process is stopped."""
-        self._held = True
+        self._on_hold = True
 
     def release(self) -> None:
         """Continue with the waiting jobs after `hold`."""
-        self._held = False
+        self._on_hold = False
         self._next()
 
     def _next(self) -> None:
         line = self._urgent or self._queue
-        if line and not (self._busy or self._held):
+        if line and not (self._busy or self._on_hold):
             self._begin(*line.popleft())
 
     def _begin(self, cost: Callable[..., float], done: Done, args: tuple[Any, ...]) -> None:

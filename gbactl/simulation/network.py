@@ -94,49 +94,49 @@ class HostToHostLink:
             return
         self.under_way += 1
         passing = _Passing(self, seconds, arrive, args)
-        self.leaving.submit(passing.begins, passing.left)
+        self.leaving.submit(passing.begin, passing.sent)
 
 
 class _Passing:
     """Message in transit between two hosts."""
 
-    __slots__ = ("args", "arrive", "last", "seconds", "there", "wire")
+    __slots__ = ("args", "arrival", "arrive", "seconds", "through", "wire")
 
     def __init__(
         self, wire: HostToHostLink, seconds: float, arrive: Callable[..., None], args: tuple[Any, ...]
     ) -> None:
         self.wire, self.seconds, self.arrive, self.args = wire, seconds, arrive, args
-        self.there = math.inf  # when its last bytes are at the target
-        self.last = False  # whether it passed the target's interface completely before that
+        self.arrival = math.inf  # when its last bytes are at the target
+        self.through = False  # whether it passed the target's interface completely before that
 
-    def begins(self) -> float:
+    def begin(self) -> float:
         """Begin to send: the first bytes arrive after the latency. Returns the seconds that sending takes."""
-        self.wire.events.schedule_after(self.wire.latency, self._enters)
+        self.wire.events.schedule_after(self.wire.latency, self._enter)
         return self.seconds
 
-    def left(self) -> None:
+    def sent(self) -> None:
         """Record that the last bytes have left the sending interface."""
-        self.there = self.wire.events.now + self.wire.latency
-        if self.last:
-            self.wire.events.schedule_at(self.there, self._whole)
+        self.arrival = self.wire.events.now + self.wire.latency
+        if self.through:
+            self.wire.events.schedule_at(self.arrival, self._deliver)
 
-    def _enters(self) -> None:
-        self.wire.entering.submit(self._takes, self._in)
+    def _enter(self) -> None:
+        self.wire.entering.submit(self._transfer_seconds, self._received)
 
-    def _takes(self) -> float:
+    def _transfer_seconds(self) -> float:
         return self.seconds
 
-    def _in(self) -> None:
-        self.last = self.there > self.wire.events.now
-        if not self.last:
-            self._whole()
-        elif self.there < math.inf:
-            self.wire.events.schedule_at(self.there, self._whole)
+    def _received(self) -> None:
+        self.through = self.arrival > self.wire.events.now
+        if not self.through:
+            self._deliver()
+        elif self.arrival < math.inf:
+            self.wire.events.schedule_at(self.arrival, self._deliver)
 
-    def _whole(self) -> None:
+    def _deliver(self) -> None:
         wire = self.wire
         if wire.packets_until > wire.events.now:
-            wire.events.schedule_at(wire.packets_until, self._whole)
+            wire.events.schedule_at(wire.packets_until, self._deliver)
             return
         wire.under_way -= 1
         self.arrive(*self.args)
@@ -146,15 +146,15 @@ class _Passing:
 class Network:
     """Network of a virtual cluster: cost model, compression, traffic counters and message faults of all its channels.
 
-    `plan`: a fault plan, whose message faults its channels have; `on`: the message faults that are active; `counts`:
-    what happened to transmissions."""
+    `plan`: a fault plan, whose message faults its channels have; `active_faults`: indexes of those that are active;
+    `counts`: what happened to transmissions."""
 
     events: EventQueue
     cost: CostModel
     codec: Codec | None = None  # see wire/half_precision_transport.py
     traffic: TrafficCounter = field(default_factory=TrafficCounter)
     plan: FaultPlan | None = None
-    on: Callable[[], frozenset[int]] = frozenset
+    active_faults: Callable[[], frozenset[int]] = frozenset
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -172,14 +172,14 @@ class Network:
 
     def connect(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
         """Connect two nodes. Returns the near end of the channel."""
-        here, there = self.end(near, far), self.end(far, near)
-        here.other, there.other = there, here
-        return here
+        near_end, far_end = self.end(near, far), self.end(far, near)
+        near_end.other, far_end.other = far_end, near_end
+        return near_end
 
     def end(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
         """Make one end of a channel, lossy where the plan says so."""
-        weather = None if self.plan is None else message_faults_of(self.plan, near.peer, far.peer)
-        return VirtualChannel(self, near, far) if weather is None else LossyChannel(self, near, far, weather)
+        faults = None if self.plan is None else message_faults_of(self.plan, near.peer, far.peer)
+        return VirtualChannel(self, near, far) if faults is None else LossyChannel(self, near, far, faults)
 
     def wire(self, source: Host, target: Host) -> HostLocalLink | HostToHostLink:
         """Make one direction of a new connection, which keeps the order of messages."""
@@ -227,13 +227,13 @@ class VirtualChannel:
 
 
 class LossyChannel(VirtualChannel):
-    """End of a lossy channel. `weather` decides the faults of its messages."""
+    """End of a lossy channel. `message_faults` are drawn for each of its messages."""
 
-    def __init__(self, network: Network, near: Endpoint, far: Endpoint, weather: MessageFaultStream) -> None:
+    def __init__(self, network: Network, near: Endpoint, far: Endpoint, message_faults: MessageFaultStream) -> None:
         super().__init__(network, near, far)
-        self.weather = weather
+        self.message_faults = message_faults
         self._next = self._expected = 0
-        self._early: dict[int, Frame] = {}
+        self._out_of_order: dict[int, Frame] = {}
 
     def carry(self, frame: Frame, nbytes: int) -> None:
         """Send a frame with random loss, delay and duplication; the notice of a closed channel is exempt."""
@@ -246,11 +246,11 @@ class LossyChannel(VirtualChannel):
     def _transmit(self, number: int, frame: Frame, nbytes: int) -> None:
         if self.other is None:
             return
-        fate = self.weather.draw(self.network.on())
-        self.network.counts.update(fate.names)
-        for delay in fate.delays:
+        outcome = self.message_faults.draw(self.network.active_faults())
+        self.network.counts.update(outcome.names)
+        for delay in outcome.delays:
             self.network.events.schedule_after(delay, self._send_copy, number, frame, nbytes)
-        if not fate.delays:
+        if not outcome.delays:
             self.network.counts["retried"] += 1
             self.network.events.schedule_after(RETRY_SECONDS, self._transmit, number, frame, nbytes)
 
@@ -259,11 +259,11 @@ class LossyChannel(VirtualChannel):
         self.wire.carry(nbytes, self._receive_in_order, number, frame)
 
     def _receive_in_order(self, number: int, frame: Frame) -> None:
-        if number < self._expected or number in self._early:
+        if number < self._expected or number in self._out_of_order:
             return
-        self._early[number] = frame
-        while self._expected in self._early:
-            self._arrive(self._early.pop(self._expected))
+        self._out_of_order[number] = frame
+        while self._expected in self._out_of_order:
+            self._arrive(self._out_of_order.pop(self._expected))
             self._expected += 1
 
 
@@ -286,7 +286,11 @@ class SimulatedRing:
 
         Call `done` when they have the sum."""
         hosts = [self.hosts[rank] for rank in ranks]
-        links = [(here, there) for here, there in zip(hosts, [*hosts[1:], hosts[0]], strict=True) if here is not there]
+        links = [
+            (source, target)
+            for source, target in zip(hosts, [*hosts[1:], hosts[0]], strict=True)
+            if source is not target
+        ]
         nbytes, over = self.item * floats, len(set(map(id, hosts)))
         seconds = self.cost.all_reduce(nbytes, len(ranks), over, compute, self.agreed)
         sending = min(seconds, self.cost.sending(nbytes, len(ranks), over)) if links else 0.0
@@ -307,9 +311,9 @@ class SimulatedRing:
             if not left:
                 summed()
 
-        for here, there in links:
-            here.outward.run(seconds, sent)
-            there.inward.run(seconds, sent)
+        for source, target in links:
+            source.outward.run(seconds, sent)
+            target.inward.run(seconds, sent)
         if not links:
             summed()
 
@@ -322,40 +326,40 @@ class RingRounds:
 
     def __init__(self, ring: SimulatedRing) -> None:
         self.ring = ring
-        self._living = set(range(len(ring.hosts)))
-        self._summing = False
-        self._there: dict[int, tuple[Floats, Callable[[], None]]] = {}
+        self._live = set(range(len(ring.hosts)))
+        self._sum_in_progress = False
+        self._arrived: dict[int, tuple[Floats, Callable[[], None]]] = {}
 
     @property
     def ranks(self) -> int:
         """Number of live ranks."""
-        return len(self._living)
+        return len(self._live)
 
     def join_round(self, rank: int, vector: Floats, done: Callable[[], None]) -> None:
         """Join a round with the vector f32[n], which is overwritten by the sum before `done` is called."""
-        self._there[rank] = (vector, done)
-        self._look()
+        self._arrived[rank] = (vector, done)
+        self._sum_if_complete()
 
     def remove_rank(self, rank: int) -> None:
         """Remove a failed rank: rounds no longer wait for it."""
-        self._living.discard(rank)
-        self._look()
+        self._live.discard(rank)
+        self._sum_if_complete()
 
     def add_rank(self, rank: int) -> None:
         """Add a rank, perhaps a failed rank's successor, while no round is in progress."""
-        self._living.add(rank)
+        self._live.add(rank)
 
-    def _look(self) -> None:
-        if self._summing or not self._there or not self._living <= self._there.keys():
+    def _sum_if_complete(self) -> None:
+        if self._sum_in_progress or not self._arrived or not self._live <= self._arrived.keys():
             return
-        self._summing = True
-        self.ring.sum(next(iter(self._there.values()))[0].size, sorted(self._there), 0.0, self._sum)
+        self._sum_in_progress = True
+        self.ring.sum(next(iter(self._arrived.values()))[0].size, sorted(self._arrived), 0.0, self._sum)
 
     def _sum(self) -> None:
-        self._summing = False
-        there, self._there = [self._there[rank] for rank in sorted(self._there)], {}
-        total = sum_in_rank_order([vector for vector, _ in there])
-        for vector, _ in there:
+        self._sum_in_progress = False
+        arrived, self._arrived = [self._arrived[rank] for rank in sorted(self._arrived)], {}
+        total = sum_in_rank_order([vector for vector, _ in arrived])
+        for vector, _ in arrived:
             np.copyto(vector, total)
-        for _, done in there:
+        for _, done in arrived:
             done()

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from gbactl.checkpoint.costs_and_interval import costs_of
 from gbactl.checkpoint.failure_cost_counters import CostSeconds
-from gbactl.checkpoint.planning import costs_of
 from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
 from gbactl.errors import ClusterError
@@ -62,7 +62,7 @@ class FailureInjection:
     def __init__(self, cluster: FailingCluster) -> None:
         self.cluster = cluster
         self.servers, self.coordinator = ServerFailures(cluster), CoordinatorFailures(cluster)
-        self._over = False
+        self._run_ended = False
 
     def on_event(self, event: Event) -> None:
         """Handle a coordinator's event: a failure to inject, a lost worker, the end of the run."""
@@ -72,7 +72,7 @@ class FailureInjection:
         elif event.name == "lost":
             self._lost(int(event.fields["process"][1:]), event.fields)
         elif event.name == "result":
-            self._over = True
+            self._run_ended = True
 
     def _lost(self, index: int, fields: dict[str, Any]) -> None:
         if fields["shared"]:
@@ -83,7 +83,7 @@ class FailureInjection:
 
     def _replace(self, index: int) -> None:
         """Start a failed worker's successor, unless the run is over."""
-        if not self._over:
+        if not self._run_ended:
             self.cluster.replace_worker(index)
 
     def _inject(self, fields: dict[str, Any]) -> None:
@@ -109,7 +109,7 @@ class FailureInjection:
         if kind == "hang" and seconds is not None and seconds <= patience:
             cluster.events.stall(seconds)
             return
-        if not cluster.coordinator.core.checkpoints.on:
+        if not cluster.coordinator.core.checkpoints.enabled:
             why = f"The fault plan hit S{shard} ({kind})"
             raise ClusterError(f"{why}: the run cannot go on without it; type checkpoint=cpr or full.")
         if kind == "kill":
@@ -140,8 +140,8 @@ class CoordinatorFailures:
             cluster.events.schedule_after(seconds, cluster.hub.come_back)
             return
         if not replaced:
-            fate = "was killed by SIGKILL" if kind == "kill" else "stands still for ever"
-            raise ClusterError(f"C {fate}; type cluster.lost_coordinator=replace and another one goes on.")
+            failure = "was killed by SIGKILL" if kind == "kill" else "stands still for ever"
+            raise ClusterError(f"C {failure}; type cluster.lost_coordinator=replace and another one goes on.")
         self._check_servers()
         cluster.hub.go_down()
         cluster.events.schedule_after(
@@ -178,8 +178,8 @@ class ServerFailures:
         self.cluster = cluster
         self.costs = costs_of(cluster.cfg.checkpoint, cluster.cfg.cluster.servers)
         self.spent = CostSeconds()
-        self._paid = -1
-        self._safe = (0.0, 0.0)
+        self._charged = -1
+        self._newest_save = (0.0, 0.0)
 
     # -- saving -------------------------------------------------------------------------------------
 
@@ -187,12 +187,12 @@ class ServerFailures:
         """Add a checkpoint's time to the clock, once for all servers; `part`: fraction of its rows that a server saves.
 
         Not after the end of training."""
-        if save.number == self._paid:
+        if save.number == self._charged:
             return
-        self._paid, run = save.number, self.cluster.coordinator.context
+        self._charged, run = save.number, self.cluster.coordinator.context
         for server in self.cluster.servers:  # no heartbeat reports these times
-            told = server.times.total(server.hub.traffic.training)
-            run.record.statistics.times.on_heartbeat(str(server.peer), told)
+            times = server.times.total(server.hub.traffic.training)
+            run.record.statistics.times.on_heartbeat(str(server.peer), times)
         if run.training is not None:
             self.cluster.events.stall(self.spent.save(self.costs, part))
 
@@ -200,9 +200,9 @@ class ServerFailures:
         """Record the newest checkpoint's time and the overhead by then; count training that a rollback has undone."""
         now = self.cluster.coordinator.context.record.seconds
         if event.name == "checkpoint" and event.fields["state"] in ("planned", "saved"):
-            self._safe = (now, self.spent.total)
+            self._newest_save = (now, self.spent.total)
         elif event.name == "rewound":
-            seconds, spent = self._safe
+            seconds, spent = self._newest_save
             self.spent.add_repeated_training(now - seconds - (self.spent.total - spent), event.fields["samples"])
 
     # -- going back ---------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class ServerFailures:
         if core.servers.full:
             self.cluster.events.stall(self.spent.add_full_recovery(self.costs))
             run.log.info(event_log.SERVER, {"shard": shard, "state": "lost", "step": run.step_now})
-            self._tell(shard, "everybody goes back")
+            self._report(shard, "everybody goes back")
         else:
             self._recover_one(shard)
         core.servers.on_replaced(shard)
@@ -225,13 +225,13 @@ class ServerFailures:
     def _recover_one(self, shard: int) -> None:
         c = self.cluster.coordinator
         loss = c.core.checkpoints.unsaved.count_lost(shard, c.context.finished)
-        c.context.failures.cost(f"S{shard}", loss)
+        c.context.failures.add_loss(f"S{shard}", loss)
         state = self._state(shard)
         self.cluster.servers[shard].go_back(state, c.context.current.home != "workers")
         self.cluster.events.stall(self.spent.add_partial_recovery(self.costs))
-        told = {"shard": shard, "state": "back", "step": c.context.step_now, "loaded": state.version}
-        c.context.log.info(event_log.SERVER, told)
-        self._tell(shard, f"it alone goes back to step {state.version} (PLS {loss.pls:.4f})")
+        fields = {"shard": shard, "state": "back", "step": c.context.step_now, "loaded": state.version}
+        c.context.log.info(event_log.SERVER, fields)
+        self._report(shard, f"it alone goes back to step {state.version} (PLS {loss.pls:.4f})")
 
     def _state(self, shard: int) -> Shard:
         """Make the shard that a failed server's successor would load."""
@@ -239,7 +239,7 @@ class ServerFailures:
         load_last(state, self.cluster.coordinator.core.checkpoints.folder, None if resumed is None else Path(resumed))
         return state
 
-    def _tell(self, shard: int, what: str) -> None:
+    def _report(self, shard: int, what: str) -> None:
         run = self.cluster.coordinator.context
         sentence = f"S{shard} was lost at step {run.step_now}: {what}"
         run.send_event("checkpoint", {"state": "back", "sentence": sentence})

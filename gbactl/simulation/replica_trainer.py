@@ -40,12 +40,12 @@ class VirtualTrainer:
         self.worker, self.cuts, self.rounds = worker, cuts, rounds
         self.state = TrainerState(worker.index, lambda: block)
         self._slices = CentreSlices(cuts, len(block.value))
-        self._encounter: ReplicaExchange
+        self._replica_exchange: ReplicaExchange
         self._pace, self._next = ExchangePace(), math.inf
-        self._begun = self._leaving = self._pausing = self._due = False
-        self._generation = self._turn = 0
-        self._arrived: Callable[[], None] = lambda: None
-        self._stopped: list[float] = []
+        self._begun = self._leaving = self._pausing = self._exchange_due = False
+        self._generation = self._request = 0
+        self._on_centre_complete: Callable[[], None] = lambda: None
+        self._stopped_at: list[float] = []
 
     @property
     def replica(self) -> Replica:
@@ -57,7 +57,7 @@ class VirtualTrainer:
     def open(self, message: OpenReplicas, then: Callable[[], None]) -> None:
         """Begin a phase; call `then` when the replica is loaded."""
         behind = self.state.open(message)
-        self._leaving = self._pausing = self._due = self._begun = False
+        self._leaving = self._pausing = self._exchange_due = self._begun = False
 
         def ready() -> None:
             self._begin_with(message)
@@ -77,12 +77,12 @@ class VirtualTrainer:
         codec, ring, statistics = self.worker.shared.codec, self.rounds.ring, self.state.statistics
         self._pace, self._next = self.state.pace, self.state.pace.k
         if rule.centralised:
-            self._encounter = ReplicaExchange(
+            self._replica_exchange = ReplicaExchange(
                 self.replica, rule, statistics, now=now, codec=codec, item=ring.traffic.item
             )
         else:
             weight = float(self.state.trains)
-            self._encounter = AveragingRound(
+            self._replica_exchange = AveragingRound(
                 self.replica, rule, statistics, weight=weight, now=now, codec=codec, item=ring.item
             )
         self._begun = True
@@ -109,35 +109,35 @@ class VirtualTrainer:
 
     def close(self, message: CloseReplicas) -> None:
         """Exchange until every trainer has finished, then send the servers this replica; may be called again."""
-        self._leaving, self._turn = True, message.turn
+        self._leaving, self._request = True, message.request
         if not self._begun:
             self._send_replica()
         elif not self._pace.shadow:
-            self._exchange(self._closing)
+            self._exchange(self._on_closing_exchange)
         elif self._pausing:
             self._generation += 1
             self._wake(self._generation)
 
-    def _closing(self, last: bool) -> None:
+    def _on_closing_exchange(self, last: bool) -> None:
         if last:
             self._send_replica()
         else:
-            self._exchange(self._closing)
+            self._exchange(self._on_closing_exchange)
 
     def _send_replica(self) -> None:
         """Send the servers this trainer's replica, at the end of a phase."""
         self._begun, block = False, self.replica.block
         states = [(block.step, block.packed(*cut)) for cut in self.cuts.values()] if self.state.trains else []
-        self.worker.moves.give(states, self._told, lambda step: AddReplica(step, self._turn))
+        self.worker.moves.give(states, self._on_replica_sent, lambda step: AddReplica(step, self._request))
 
-    def _told(self) -> None:
-        self.worker.coordinator.send(self.state.closing_message(self._turn))
+    def _on_replica_sent(self) -> None:
+        self.worker.coordinator.send(self.state.closing_message(self._request))
         self.worker.finish_request()
 
     def save(self, message: SaveReplica) -> None:
         """Send the coordinator the replica as it is now, for a checkpoint."""
-        told, values = self.state.packed_replica(message.number, self.state.trains and self._begun)
-        self.worker.coordinator.send(told, None if values is None else values.view(np.uint8))
+        saved, values = self.state.packed_replica(message.number, self.state.trains and self._begun)
+        self.worker.coordinator.send(saved, None if values is None else values.view(np.uint8))
 
     # -- steps --------------------------------------------------------------------------------------
 
@@ -148,16 +148,16 @@ class VirtualTrainer:
         self.replica.step(gradient, divisor, lr_scale)
         if self.state.iterations >= self._next:
             self._next += self._pace.k
-            self._due = True
-        if not self._due:
+            self._exchange_due = True
+        if not self._exchange_due:
             self.worker.free_thread()
             return
-        self._stopped.append(self.worker.shared.events.now)
-        if len(self._stopped) == self.worker.core.computing:
-            self._exchange(self._met)
+        self._stopped_at.append(self.worker.shared.events.now)
+        if len(self._stopped_at) == self.worker.core.computing:
+            self._exchange(self._on_foreground_exchange)
 
-    def _met(self, _: bool) -> None:
-        stopped, self._stopped, self._due = self._stopped, [], False
+    def _on_foreground_exchange(self, _: bool) -> None:
+        stopped, self._stopped_at, self._exchange_due = self._stopped_at, [], False
         self.state.statistics.foreground += self.worker.shared.events.now - stopped[-1]
         for _since in stopped:
             self.worker.free_thread()
@@ -165,7 +165,7 @@ class VirtualTrainer:
     @property
     def is_paused(self) -> bool:
         """Whether no compute thread may begin a batch: a foreground exchange is due or in progress."""
-        return self._due
+        return self._exchange_due
 
     # -- the shadow ---------------------------------------------------------------------------------
 
@@ -182,9 +182,9 @@ class VirtualTrainer:
         if generation == self._generation and not self.worker.withholds(self._wake, generation):
             self._generation += 1
             self._pausing = False
-            self._exchange(self._shadowed)
+            self._exchange(self._on_background_exchange)
 
-    def _shadowed(self, last: bool) -> None:
+    def _on_background_exchange(self, last: bool) -> None:
         if last:
             self._send_replica()
         else:
@@ -195,45 +195,47 @@ class VirtualTrainer:
     def _exchange(self, done: Done) -> None:
         """Begin an exchange now; `done` is called with whether it was the phase's last."""
         began = self.worker.shared.events.now
-        if self._leaving and not isinstance(self._encounter, AveragingRound):
+        if self._leaving and not isinstance(self._replica_exchange, AveragingRound):
             done(True)
         else:
-            self._work(self._offer, began, done)
+            self._work(self._contribute, began, done)
 
     def _work(self, call: Callable[..., None], *args: Any) -> None:
         """Run half of an exchange's computation on the host's cores (vector passes, part of a ring), then `call`."""
-        self.worker.host.cores.run(self._own_work() / 2 if self.state.trains else 0.0, self._worked, call, *args)
+        self.worker.host.cores.run(
+            self._exchange_seconds() / 2 if self.state.trains else 0.0, self._after_work, call, *args
+        )
 
-    def _own_work(self) -> float:
+    def _exchange_seconds(self) -> float:
         cost, floats = self.worker.shared.cost, len(self.replica.value)
-        ring = cost.ring_work(floats, self.rounds.ranks) if isinstance(self._encounter, AveragingRound) else 0.0
+        ring = cost.ring_work(floats, self.rounds.ranks) if isinstance(self._replica_exchange, AveragingRound) else 0.0
         return cost.exchange(floats) + ring
 
-    def _worked(self, call: Callable[..., None], *args: Any) -> None:
-        if not self.worker.withholds(self._worked, call, *args):
+    def _after_work(self, call: Callable[..., None], *args: Any) -> None:
+        if not self.worker.withholds(self._after_work, call, *args):
             call(*args)
 
-    def _offer(self, began: float, done: Done) -> None:
-        met = self._encounter
-        if isinstance(met, AveragingRound):
-            vector = met.fill(self._leaving)
-            self.rounds.join_round(self.worker.index, vector, lambda: self._work(self._summed, began, done))
+    def _contribute(self, began: float, done: Done) -> None:
+        exchange = self._replica_exchange
+        if isinstance(exchange, AveragingRound):
+            vector = exchange.fill(self._leaving)
+            self.rounds.join_round(self.worker.index, vector, lambda: self._work(self._on_averaged, began, done))
             return
-        self._arrived = lambda: self._work(self._answered, began, done)
-        for shard, told, values in self._slices.ask(met.send(), float(met.rule.alpha), self.cuts):
-            self.worker.servers[shard].send(told, values.copy().view(np.uint8))
+        self._on_centre_complete = lambda: self._work(self._on_centre, began, done)
+        for shard, update, values in self._slices.ask(exchange.send(), float(exchange.rule.alpha), self.cuts):
+            self.worker.servers[shard].send(update, values.copy().view(np.uint8))
 
     def centre(self, shard: int, message: EasgdCentre, frame: Frame) -> None:
         """Handle a server's answer in an exchange: its slice of the EASGD centre."""
         self._slices.on_slice(shard, message, frame.payload)
         if not self._slices.missing:
-            self._arrived()
+            self._on_centre_complete()
 
-    def _answered(self, began: float, done: Done) -> None:
-        self._encounter.receive(self._slices.centre, began, len(self._slices.centre))
+    def _on_centre(self, began: float, done: Done) -> None:
+        self._replica_exchange.receive(self._slices.centre, began, len(self._slices.centre))
         done(False)
 
-    def _summed(self, began: float, done: Done) -> None:
-        met = self._encounter
-        assert isinstance(met, AveragingRound)
-        done(met.apply(began))
+    def _on_averaged(self, began: float, done: Done) -> None:
+        exchange = self._replica_exchange
+        assert isinstance(exchange, AveragingRound)
+        done(exchange.apply(began))

@@ -61,10 +61,10 @@ class VirtualServer(Server):
 
     def __init__(
         self, hub: VirtualHub, shard: Shard, host: Host, network: Network, norms_every: int,
-        saver_of: Callable[[Callable[[Any], None]], ShardSaver], saves: Callable[[Save, float], None],
+        saver_of: Callable[[Callable[[Any], None]], ShardSaver], on_save: Callable[[Save, float], None],
     ) -> None:  # fmt: skip
-        """Make a server. `saves` is called at each checkpoint with the fraction of all rows that it saves."""
-        self._saves = saves
+        """Make a server. `on_save` is called at each checkpoint with the fraction of all rows that it saves."""
+        self._on_save = on_save
         self.host, self.cost, self.peer = host, network.cost, Peer("server", shard.spec.shard)
         self.network = network
         channel = network.connect(self, hub)
@@ -73,23 +73,23 @@ class VirtualServer(Server):
         self.times = ServerTimes(lambda: network.events.now)  # its kernels' time is what the cost model says
         self.process = SerialProcess(host.cores)
         self._sizes: dict[int, tuple[int, int]] = {}
-        self._paid: Pull | None = None
-        self._dense: tuple[int, Floats] | None = None
-        self._packed: tuple[int, Floats] | None = None
-        self._stretched = False
+        self._charged_pull: Pull | None = None
+        self._dense_copy: tuple[int, Floats] | None = None
+        self._packed_state: tuple[int, Floats] | None = None
+        self._slowed = False
 
     def slow(self, slowness: ServerSlowdown | None) -> None:
         """Slow pulls, pushes and orders down as a fault plan says; the added time uses no core."""
-        self.slowness = slowness
+        self.slowdown = slowness
         self.process.stretch = None if slowness is None else self._stretch
 
     def _stretch(self, busy: float) -> float:
-        if self.slowness is None or not self._stretched:
+        if self.slowdown is None or not self._slowed:
             return 0.0
-        self._stretched = False
-        factor = self.slowness.factor(self.network.events.now - busy)
-        self.slowness.count(factor, busy, (factor - 1.0) * busy)
-        return self._spent((factor - 1.0) * busy, 0.0)
+        self._slowed = False
+        factor = self.slowdown.factor(self.network.events.now - busy)
+        self.slowdown.count(factor, busy, (factor - 1.0) * busy)
+        return self._count_busy((factor - 1.0) * busy, 0.0)
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
         """Queue an arrived frame as a job of the server's process (Endpoint.receive)."""
@@ -98,17 +98,17 @@ class VirtualServer(Server):
     def _seconds(self, _: VirtualChannel, frame: Frame) -> float:
         """Return the seconds that handling a frame takes; for a pull that must wait, without sending the answer."""
         message, seconds = frame.message, self.cost.server_message
-        self._stretched = frame.kind in SLOWED
+        self._slowed = frame.kind in SLOWED
         if isinstance(message, Pull):
             if message.after <= self.shard.version:
-                self._paid = message
+                self._charged_pull = message
                 seconds += self.cost.pull(message.rows, self._dense_floats(message))
         elif isinstance(message, Push):
             if message.phase == self.phase:
                 self._sizes[message.batch] = (message.rows, message.dense)
         elif isinstance(message, OrderStep):
-            found = [(self._sizes.pop(batch, (0, 0)), weight) for batch, weight in message.order.members]
-            live = [size for size, weight in found if weight > 0]
+            members = [(self._sizes.pop(batch, (0, 0)), weight) for batch, weight in message.order.members]
+            live = [size for size, weight in members if weight > 0]
             if live:  # no dense gradients, and no step, where workers or replicas hold the parameters
                 dense = max(dense for _, dense in live)
                 seconds += self.cost.apply(sum(rows for rows, _ in live), len(live), dense)
@@ -119,9 +119,9 @@ class VirtualServer(Server):
             seconds += self.cost.pull(0, self.dense_size * (1 + moments))
         elif isinstance(message, DropSlice):
             self._sizes.pop(message.batch, None)
-        return self._spent(seconds, seconds - self.cost.server_message)
+        return self._count_busy(seconds, seconds - self.cost.server_message)
 
-    def _spent(self, busy: float, kernels: float) -> float:
+    def _count_busy(self, busy: float, kernels: float) -> float:
         """Count a job's seconds as busy, and `kernels` of them as time in kernels; return the job's seconds."""
         seconds = self.times.seconds
         seconds[BUSY] += busy
@@ -131,22 +131,22 @@ class VirtualServer(Server):
     def _begin_phase(self, channel: Any, phase: BeginPhase, frame: Frame) -> None:
         super()._begin_phase(channel, phase, frame)
         self._sizes.clear()
-        self._dense = self._packed = None  # the dense slice may have been moved
+        self._dense_copy = self._packed_state = None  # the dense slice may have been moved
 
     def _reset_optimizer(self, channel: Any, afresh: ResetOptimizer, frame: Frame) -> None:
         super()._reset_optimizer(channel, afresh, frame)
-        self._packed = None
+        self._packed_state = None
 
-    def _sent(self) -> dict[str, int]:
+    def _traffic_counters(self) -> dict[str, int]:
         """Return no traffic counters: the virtual network counts the traffic of all nodes."""
         return {}
 
     def _save(self, channel: Any, save: Save, frame: Frame) -> None:
-        self._saves(save, self.saver.chooser.largest_fraction(save.kind))
+        self._on_save(save, self.saver.chooser.largest_fraction(save.kind))
         super()._save(channel, save, frame)
 
     def _reload(self, channel: Any, message: ReloadCheckpoint, frame: Frame) -> None:
-        self._dense = self._packed = None
+        self._dense_copy = self._packed_state = None
         super()._reload(channel, message, frame)
 
     def go_back(self, state: Shard, with_dense: bool) -> None:
@@ -154,27 +154,27 @@ class VirtualServer(Server):
 
         Messages in flight are kept, since they would be sent again."""
         take_over(self.shard, state, with_dense)
-        self._dense = self._packed = None
+        self._dense_copy = self._packed_state = None
         self.saver = self._make_saver()
 
     def _get_dense(self, channel: Any, _: GetDense, frame: Frame) -> None:
         """Send the dense slice; all workers get the same copy."""
         block, version = self.shard.dense_block(), self.shard.version
-        if self._packed is None or self._packed[0] != version:
-            self._packed = (version, block.packed(*self.shard.dense_range))
-        channel.send(DenseState(block.step), self._packed[1].view(np.uint8))
+        if self._packed_state is None or self._packed_state[0] != version:
+            self._packed_state = (version, block.packed(*self.shard.dense_range))
+        channel.send(DenseState(block.step), self._packed_state[1].view(np.uint8))
 
     def _serve(self, channel: Any, pull: Pull, frame: Frame) -> None:
-        if pull is self._paid:
+        if pull is self._charged_pull:
             self._answer(channel, pull, frame)
         else:
-            self.process.first(self._late, self._answer, channel, pull, frame)
+            self.process.first(self._late_cost, self._answer, channel, pull, frame)
 
-    def _late(self, _: VirtualChannel, pull: Pull, __: Frame) -> float:
+    def _late_cost(self, _: VirtualChannel, pull: Pull, __: Frame) -> float:
         """Cost of answering a pull that had to wait for a step."""
-        self._stretched = True
+        self._slowed = True
         seconds = self.cost.pull(pull.rows, self._dense_floats(pull))
-        return self._spent(seconds, seconds)
+        return self._count_busy(seconds, seconds)
 
     def _answer(self, channel: VirtualChannel, pull: Pull, frame: Frame) -> None:
         dense = self._dense_floats(pull)
@@ -183,14 +183,16 @@ class VirtualServer(Server):
         self.shard.note_pull(pull.batch, index)
         self.shard.pull_rows(index, rows)
         rows = self.network.arrived(rows)
-        message = Rows(pull.ticket, self.shard.version, pull.rows, dense)
-        held = self._snapshot() if pull.dense else None
-        channel.carry(PullAnswer(kind_of(message), b"", NO_BYTES, None, message, rows, held), rows.nbytes + 4 * dense)
+        message = Rows(pull.request, self.shard.version, pull.rows, dense)
+        dense_copy = self._snapshot() if pull.dense else None
+        channel.carry(
+            PullAnswer(kind_of(message), b"", NO_BYTES, None, message, rows, dense_copy), rows.nbytes + 4 * dense
+        )
 
     def _snapshot(self) -> Floats:
         """Copy of the dense slice as it is now, made once per version."""
-        if self._dense is None or self._dense[0] != self.shard.version:
+        if self._dense_copy is None or self._dense_copy[0] != self.shard.version:
             values = aligned_copy(self.shard.dense_block().value)
             round_here(self.network.codec, values)
-            self._dense = (self.shard.version, values)
-        return self._dense[1]
+            self._dense_copy = (self.shard.version, values)
+        return self._dense_copy[1]

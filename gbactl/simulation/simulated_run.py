@@ -103,16 +103,16 @@ class VirtualCluster:
         self.compute = self._compute()
         self.hub = VirtualHub(self.events, self.hosts.coordinator, self.cost.coordinator_message)
         self.plan = plan = cfg.fault_plan()
-        self.hub.waits = 2 * cfg.cluster.hang_seconds if plan.fails else 0.0
+        self.hub.waits = 2 * cfg.cluster.hang_seconds if plan.has_failures else 0.0
         self.codec = codec_of(cfg.transport.wire_dtype)
-        self.storms = plan.active_periods()
+        self.fault_periods = plan.fault_periods()
         self.network = Network(
-            self.events, self.cost, self.codec, self.hub.traffic, plan, self._storms_on, self.hub.counts
+            self.events, self.cost, self.codec, self.hub.traffic, plan, self._active_faults, self.hub.counts
         )
         self.coordinator = VirtualCoordinator(self.hub, cfg, dataset, run_dir, header(cfg, dataset))
         self.failures = FailureInjection(self)
         self.coordinator.add_virtual_time(self.failures.servers.to_result)
-        self.coordinator.context.launcher = LauncherChannel(lambda event: self._heard(listen, event))
+        self.coordinator.context.launcher = LauncherChannel(lambda event: self._on_event(listen, event))
         self.servers = [self._server(shard) for shard in range(cfg.cluster.servers)]
         self.workers = self._workers()
 
@@ -132,7 +132,7 @@ class VirtualCluster:
 
     def lose_worker(self, index: int) -> None:
         """Exclude a failed worker from dense steps and means (FailingCluster.lose_worker)."""
-        self.sides.remove_worker(index)
+        self.placements.remove_worker(index)
 
     def replace_worker(self, index: int) -> None:
         """Start a failed worker's successor (FailingCluster.replace_worker)."""
@@ -142,10 +142,10 @@ class VirtualCluster:
         self.workers[index] = worker
         self._start(worker)
 
-    def _storms_on(self) -> frozenset[int]:
-        return self.storms.active_indexes(*self.coordinator.core.workers.so_far)
+    def _active_faults(self) -> frozenset[int]:
+        return self.fault_periods.active_indexes(*self.coordinator.core.workers.training_progress)
 
-    def _heard(self, listen: Listen, event: Event) -> None:
+    def _on_event(self, listen: Listen, event: Event) -> None:
         listen(event)
         self.failures.on_event(event)
 
@@ -186,8 +186,8 @@ class VirtualCluster:
     def _workers(self) -> list[VirtualWorker]:
         cfg = self.cfg
         source = MappedBatchSource(self.dataset, self.compute.kernels, cfg.cluster.servers, cfg.seed, cfg.train.shuffle)
-        self.sides = self._placements()
-        shared = ClusterShared(self.events, self.cost, self.plan, self.compute, source, self.sides, self.codec)
+        self.placements = self._placements()
+        shared = ClusterShared(self.events, self.cost, self.plan, self.compute, source, self.placements, self.codec)
         workers = [VirtualWorker(index, host, shared) for index, host in enumerate(self.hosts.workers)]
         for worker in workers:
             self._connect(worker)

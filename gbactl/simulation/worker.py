@@ -81,11 +81,11 @@ class DenseTransfers:
     def fetch(self, then: Callable[[list[State]], None]) -> None:
         """Fetch the dense state of all shards; call `then` with the list of states."""
 
-        def all_here() -> None:
+        def all_received() -> None:
             found = self._transfer.take_received().values()
             then([(state.step, frame.payload.view(np.float32)) for state, frame in found])
 
-        self._begin({shard: (GetDense(), None) for shard in self.servers}, all_here)
+        self._begin({shard: (GetDense(), None) for shard in self.servers}, all_received)
 
     def give(
         self, states: list[State], then: Callable[[], None], how: Callable[[int], PutDense | AddReplica] = PutDense
@@ -96,11 +96,11 @@ class DenseTransfers:
         if not states:
             then()
 
-    def _begin(self, asked: dict[int, tuple[Any, Bytes | None]], then: Callable[[], None]) -> None:
+    def _begin(self, requests: dict[int, tuple[Any, Bytes | None]], then: Callable[[], None]) -> None:
         self._then = then
-        self._transfer.begin(asked)
-        for shard, told in asked.items():
-            self.servers[shard].send(*told)
+        self._transfer.begin(requests)
+        for shard, request in requests.items():
+            self.servers[shard].send(*request)
 
     def on_dense_state(self, shard: int, message: DenseState, frame: Frame) -> None:
         """Store the dense state that a server sent as its answer to `fetch`."""
@@ -207,17 +207,17 @@ class Trainer(Protocol):
 class VirtualWorker:
     """Virtual worker, and an Endpoint of the network. `dead`: killed, or told to stop."""
 
-    def __init__(self, index: int, host: Host, shared: ClusterShared, epoch: int = 0) -> None:
-        self.index, self.peer, self.host, self.shared = index, Peer("worker", index, epoch), host, shared
+    def __init__(self, index: int, host: Host, shared: ClusterShared, incarnation: int = 0) -> None:
+        self.index, self.peer, self.host, self.shared = index, Peer("worker", index, incarnation), host, shared
         self.slot = host.slots[index % len(host.slots)] if host.slots else None
         self.coordinator: VirtualChannel
         self._batches = 0  # number of computed batches
-        self._first: float | None = None
+        self._training_began: float | None = None
         self._waits = [0.0] * len(WAITS)
         self._idle: deque[float] = deque()  # since when each idle compute thread waits for its next batch
         self._pushing: deque[float] = deque()  # when each other one had computed the gradient that it pushes
-        self.dead = self._frozen = self._in_slot = False
-        self._held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self.dead = self._hung = self._in_slot = False
+        self._deferred: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def connect(self, coordinator: VirtualChannel, servers: list[VirtualChannel]) -> None:
         """Set the channels to the coordinator and, in shard order, to the servers."""
@@ -250,20 +250,20 @@ class VirtualWorker:
 
     def hang(self) -> None:
         """Hang the worker: its events wait for `wake`."""
-        self._frozen = True
+        self._hung = True
 
     def wake(self) -> None:
         """Resume the worker with its deferred events."""
-        self._frozen = False
-        held, self._held = self._held, []
-        for call, args in held:
+        self._hung = False
+        deferred, self._deferred = self._deferred, []
+        for call, args in deferred:
             call(*args)
 
     def withholds(self, call: Callable[..., None], *args: Any) -> bool:
         """Whether a call must be withheld: the worker is dead, or hangs and makes the call when it resumes."""
-        if self._frozen:
-            self._held.append((call, args))
-        return self._frozen or self.dead
+        if self._hung:
+            self._deferred.append((call, args))
+        return self._hung or self.dead
 
     # -- messages -----------------------------------------------------------------------------------
 
@@ -279,7 +279,7 @@ class VirtualWorker:
         elif isinstance(message, Stop) or frame.kind == CLOSED:
             self.kill()
         elif isinstance(message, CoordinatorMessage):
-            self._told(message)
+            self._on_coordinator_message(message)
         elif isinstance(message, EasgdCentre):
             self.trainer.centre(self._shard[id(channel)], message, frame)
         elif isinstance(message, SaveReplica):
@@ -295,7 +295,7 @@ class VirtualWorker:
         data = self.core.data_of(grant) or self.shared.source.prepare(grant)
         self._carry_out(self.core.granted(grant, *data))
 
-    def _told(self, message: CoordinatorMessage) -> None:
+    def _on_coordinator_message(self, message: CoordinatorMessage) -> None:
         source = self.shared.source
         if isinstance(message, BeginPhase):
             source.begin(message)
@@ -313,7 +313,7 @@ class VirtualWorker:
             elif type(command) is TellCoordinator:
                 self.coordinator.send(command.message)
             elif type(command) is ComputeNext:
-                command.item.first_at = self.shared.events.now
+                command.item.became_next_at = self.shared.events.now
                 if not command.item.pulled:  # otherwise it begins when its rows have arrived
                     self.shared.placements.now.resume(self)
             elif type(command) is ReleaseFrames:
@@ -351,11 +351,11 @@ class VirtualWorker:
             return
         while self.core.must_answer():
             self._answer(self.core.question())
-        while self.core.ready() and not self._standing:
+        while self.core.ready() and not self._is_paused:
             self._begin(self.core.begin())
 
     @property
-    def _standing(self) -> bool:
+    def _is_paused(self) -> bool:
         """Whether compute threads are stopped for a foreground exchange."""
         return self.core.threads > 1 and self.trainer.is_paused
 
@@ -393,7 +393,7 @@ class VirtualWorker:
         placements = self.shared.placements
 
         def moved() -> None:
-            self.coordinator.send(DenseMoved(self.index, question.turn))
+            self.coordinator.send(DenseMoved(self.index, question.request))
             self.finish_request()
 
         def taken(states: list[State]) -> None:
@@ -412,7 +412,7 @@ class VirtualWorker:
     def _begin(self, item: BatchInProgress) -> None:
         shared, samples, now = self.shared, item.grant.samples, self.shared.events.now
         idle = self._idle.popleft() if self._idle else now
-        granted = max(idle, item.first_at)
+        granted = max(idle, item.became_next_at)
         self._waits[BATCH] += granted - idle
         self._waits[ROWS] += now - granted
         if not item.phase.training:
@@ -425,12 +425,12 @@ class VirtualWorker:
         elif self.slot is None:
             self._differentiate(item)
         else:
-            item.first_at = now
+            item.became_next_at = now
             self.slot.take(self._differentiate_in_slot, item)
 
     def _differentiate_in_slot(self, item: BatchInProgress) -> None:
         self._in_slot = True
-        self._waits[TURN] += self.shared.events.now - item.first_at
+        self._waits[TURN] += self.shared.events.now - item.became_next_at
         if self.dead:
             self._leave_slot()
         else:
@@ -476,8 +476,8 @@ class VirtualWorker:
         if self.withholds(self._computed, item, began):
             return
         events = self.shared.events
-        self._first = began if self._first is None else self._first
-        item.slowdown = self.shared.plan.factor(self.index, self._batches, began - self._first)
+        self._training_began = began if self._training_began is None else self._training_began
+        item.slowdown = self.shared.plan.factor(self.index, self._batches, began - self._training_began)
         self._batches += 1
         if item.slowdown > 1.0:
             events.schedule_after((item.slowdown - 1.0) * (events.now - began), self._finish, item, began)

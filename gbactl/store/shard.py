@@ -250,15 +250,15 @@ class Shard:
         self, rows: list[RowPart], shares: list[float], live: list[tuple[GradientSlice, float]], order: StepOrder
     ) -> None:
         dense = [(part.dense, weight) for part, weight in live if part.dense is not None]
-        there = [weight for part, weight in live if not part.lost]
-        if dense and len(dense) != len(there):
+        present = [weight for part, weight in live if not part.lost]
+        if dense and len(dense) != len(present):
             raise ValueError(f"Step {order.step}: some gradients have a dense part and some have none.")
         if rows:
             if self.watcher is not None:
                 self.watcher(rows)
             self.rows.apply(rows, self._divisor(order), order.lr_scale, shares)
         if dense:  # running statistics are a mean over the slices that arrived
-            weight_sum = order.weight_sum if len(there) == len(live) else sum(there)
+            weight_sum = order.weight_sum if len(present) == len(live) else sum(present)
             self.dense_block().apply_parts(dense, order.divisor, weight_sum, order.lr_scale)
 
     def touched_rows(self, order: StepOrder) -> Ints:

@@ -80,16 +80,16 @@ class AutoController:
     def __init__(self, workers: int, global_batch: int, local_batch: int, options: AutoOptions) -> None:
         self.workers, self.global_batch, self.local_batch = workers, global_batch, local_batch
         self.options, self.mode = options, ""
-        self._each: dict[int, RecentValues] = {}
+        self._seconds_per_sample: dict[int, RecentValues] = {}
         self._steps = RecentValues(options.window)
         self._overheads = RecentValues(options.window)
         self._efficiency: float | None = None
-        self._since, self._slowest = 0.0, 0.0
+        self._mode_began, self._slowest = 0.0, 0.0
 
     def begin(self, now: float, mode: str) -> None:
         """Begin a phase in `mode`, and measure its throughput from now on."""
         if mode != self.mode:
-            self.mode, self._since = mode, now
+            self.mode, self._mode_began = mode, now
         self._steps.pairs.clear()
         self._slowest = 0.0
 
@@ -97,7 +97,7 @@ class AutoController:
         """Record the compute time of a worker's gradient: `seconds` for `samples`."""
         if samples > 0 and seconds > 0.0:
             self._slowest = max(self._slowest, seconds)
-            self._each.setdefault(worker, RecentValues(self.options.window)).add(now, seconds / samples)
+            self._seconds_per_sample.setdefault(worker, RecentValues(self.options.window)).add(now, seconds / samples)
 
     def on_step(self, now: float, finished: int) -> None:
         """Record an ordered step; `finished`: samples of the phase trained, decayed or lost after it."""
@@ -110,18 +110,18 @@ class AutoController:
     def remove_worker(self, worker: int) -> None:
         """Remove a failed worker from the prediction."""
         self.workers -= 1
-        self._each.pop(worker, None)
+        self._seconds_per_sample.pop(worker, None)
 
     def decide(self, now: float) -> SwitchDecision | None:
         """Predict the throughput of both modes and choose one; None in other modes, or with too few measurements."""
-        if self.mode not in MODES or len(self._each) < self.workers or not self._each:
+        if self.mode not in MODES or len(self._seconds_per_sample) < self.workers or not self._seconds_per_sample:
             return None
-        for recent in self._each.values():
+        for recent in self._seconds_per_sample.values():
             recent.trim(now)
-        if min(len(recent.pairs) for recent in self._each.values()) < FEW:
+        if min(len(recent.pairs) for recent in self._seconds_per_sample.values()) < FEW:
             return None
-        slowest = self.local_batch * expected_maximum([recent.values for recent in self._each.values()])
-        rates = sum(len(recent.pairs) / sum(recent.values) for recent in self._each.values())
+        slowest = self.local_batch * expected_maximum([recent.values for recent in self._seconds_per_sample.values()])
+        rates = sum(len(recent.pairs) / sum(recent.values) for recent in self._seconds_per_sample.values())
         delivered = self._delivered(now)
         if delivered is not None and self.mode == GBA:
             self._efficiency = min(1.0, delivered / rates)
@@ -133,7 +133,17 @@ class AutoController:
             sync, gba = (delivered, gba) if self.mode == SYNC else (sync, delivered)
         wanted, reason = self._decide(now, gba / sync)
         return SwitchDecision(
-            now, self.mode, wanted, sync, gba, delivered, slowest, overhead, self._efficiency, len(self._each), reason
+            now,
+            self.mode,
+            wanted,
+            sync,
+            gba,
+            delivered,
+            slowest,
+            overhead,
+            self._efficiency,
+            len(self._seconds_per_sample),
+            reason,
         )
 
     def _delivered(self, now: float) -> float | None:
@@ -143,8 +153,8 @@ class AutoController:
         if len(pairs) < FEW:
             return None
         (begin, before), (end, finished) = pairs[0], pairs[-1]
-        usual = (end - begin) / (len(pairs) - 1)
-        span = max(end - begin, now - begin - usual)
+        step_seconds = (end - begin) / (len(pairs) - 1)
+        span = max(end - begin, now - begin - step_seconds)
         return (finished - before) / span if span > 0.0 and finished > before else None
 
     def _decide(self, now: float, ratio: float) -> tuple[str, str]:
@@ -155,8 +165,8 @@ class AutoController:
             return SYNC, f"{promise}, not more than {enter:.2f}"
         if self.mode == GBA and ratio >= leave:
             return GBA, f"{promise}, not less than {leave:.2f}"
-        if now - self._since < self.options.minimum_stay:
-            return self.mode, f"{promise}, but {self.mode} began {now - self._since:.3g} s ago"
+        if now - self._mode_began < self.options.minimum_stay:
+            return self.mode, f"{promise}, but {self.mode} began {now - self._mode_began:.3g} s ago"
         if self.mode == SYNC:
             return GBA, f"{promise}, more than {enter:.2f}"
         return SYNC, f"{promise}, less than {leave:.2f}"
@@ -208,17 +218,17 @@ class AutoSwitch:
     ) -> None:  # fmt: skip
         self.controller, self.every, self.now, self.tell = controller, every, now, tell
         self.path, self.last = run_dir / AUTO_FILE, dict[str, Any]()
-        self._looks, self._asked = 0, list[dict[str, Any]]()
-        self._full, self._step, self._next = 0, -1, 0.0
+        self._decisions, self._switches = 0, list[dict[str, Any]]()
+        self._full_batch, self._step, self._next = 0, -1, 0.0
 
     def begin(self, mode: str, policy: Policy) -> None:
         """Reset the controller for a phase that begins in a mode."""
-        self._full, self._step = policy.phase.local_batch, policy.step
+        self._full_batch, self._step = policy.phase.local_batch, policy.step
         self.controller.begin(self.now(), mode)
 
     def add_gradient(self, worker: int, samples: int, seconds: float) -> None:
         """Pass an announced gradient's compute time to the controller; a short batch (the last of a day) is ignored."""
-        if samples >= self._full:
+        if samples >= self._full_batch:
             self.controller.add_measurement(self.now(), worker, seconds, samples)
 
     def poll(self, policy: Policy) -> SwitchDecision | None:
@@ -232,16 +242,16 @@ class AutoSwitch:
         self._next = now + self.every
         return self.controller.decide(now)
 
-    def log_decision(self, look: SwitchDecision, at: dict[str, Any], obstacle: str) -> None:
+    def log_decision(self, decision: SwitchDecision, position: dict[str, Any], obstacle: str) -> None:
         """Log a decision of the controller and the run's position; `obstacle`: why its mode is impossible, or empty."""
-        self._looks += 1
-        self.last = {**at, **dataclasses.asdict(look), **({"obstacle": obstacle} if obstacle else {})}
+        self._decisions += 1
+        self.last = {**position, **dataclasses.asdict(decision), **({"obstacle": obstacle} if obstacle else {})}
         with self.path.open("a") as out:
             out.write(json.dumps(self.last) + "\n")
-        if look.wanted != look.mode and not obstacle:
-            self._asked.append(self.last)
+        if decision.wanted != decision.mode and not obstacle:
+            self._switches.append(self.last)
         self.tell(self.last)
 
     def summary(self) -> dict[str, Any]:
         """Field `auto` of result.json: number of decisions, those that led to a switch, the last one."""
-        return {"looks": self._looks, "switched": self._asked, "last": self.last or None}
+        return {"looks": self._decisions, "switched": self._switches, "last": self.last or None}

@@ -46,12 +46,12 @@ def each_mode(name: str) -> list[str]:
 
 def modes_sentence(first: str, switches: Iterable[Mapping[str, Any]]) -> str:
     """Describe a run's modes in a sentence: the first one, and where each later one starts."""
-    told = [
+    entries = [
         f"{each['to']} from {each['day']}, sample {each['first_sample']}"
         f"{', optimizer anew' if each.get('fresh_optimizer') else ''}"
         for each in switches
     ]
-    return "; ".join([first, *told])
+    return "; ".join([first, *entries])
 
 
 def from_listed(text: str) -> str:
@@ -115,5 +115,5 @@ def _values(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def switch_sentence(each: dict[str, Any]) -> str:
     """Describe a switch that was done, or why the mode stayed."""
-    told = f"step {each['step']}: {each['from']} to {each['to']}"
-    return f"{told}, not done: {each['why']}" if each["state"] == "stayed" else told + _pause(each.get("pause_ms"))
+    text = f"step {each['step']}: {each['from']} to {each['to']}"
+    return f"{text}, not done: {each['why']}" if each["state"] == "stayed" else text + _pause(each.get("pause_ms"))

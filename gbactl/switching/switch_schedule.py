@@ -104,11 +104,11 @@ def located(found: Sequence[ScheduleEntry], rows: Sequence[int]) -> list[int | N
     for number, (entry, point) in enumerate(zip(found, points, strict=True)):
         if point is None:
             continue
-        told = f"{name(number)} is at {entry.unit} {entry.value:g}"
+        problem = f"{name(number)} is at {entry.unit} {entry.value:g}"
         if point >= total:
-            raise ConfigError(f"{told}, but the run ends after {len(rows)} days or epochs, {total} samples.")
+            raise ConfigError(f"{problem}, but the run ends after {len(rows)} days or epochs, {total} samples.")
         if point <= last:
-            raise ConfigError(f"{told}, sample {point} of the run, not after the one before it; list them in order.")
+            raise ConfigError(f"{problem}, sample {point} of the run, not after the one before it; list them in order.")
         last = point
     return points
 
@@ -140,7 +140,7 @@ class SwitchPlan(Generic[T]):
     def __init__(self, entries: Sequence[ScheduleEntry], phases: Sequence[T], rows: Sequence[int]) -> None:
         self.entries, self.phases = entries, phases
         self.points = located(self.entries, rows)
-        self.asked: T | None = None
+        self.requested: T | None = None
         self.fresh = False  # whether the last switch taken resets the optimizer's state
         self.point = ""  # scheduled point of the last switch taken; empty if it was requested
         self.taken = 0  # number of entries taken
@@ -150,39 +150,39 @@ class SwitchPlan(Generic[T]):
         """Next entry of the schedule; None after the last."""
         return self.entries[self.taken] if self.taken < len(self.entries) else None
 
-    def take(self, at: RunProgress) -> T | None:
+    def take(self, progress: RunProgress) -> T | None:
         """Remove the due switch (requested or scheduled). Returns the configuration after it; None if none is due."""
-        found, self.fresh, self.point = None, False, ""
-        while (entry := self.next) is not None and self._due(entry, at):
+        chosen, self.fresh, self.point = None, False, ""
+        while (entry := self.next) is not None and self._due(entry, progress):
             self.taken, self.point = self.taken + 1, entry.point
-            found, self.fresh = self.phases[self.taken], self.fresh or entry.fresh
-        if self.asked is not None:
-            found, self.asked, self.point = self.asked, None, ""
-        return found
+            chosen, self.fresh = self.phases[self.taken], self.fresh or entry.fresh
+        if self.requested is not None:
+            chosen, self.requested, self.point = self.requested, None, ""
+        return chosen
 
-    def _due(self, entry: ScheduleEntry, at: RunProgress) -> bool:
+    def _due(self, entry: ScheduleEntry, progress: RunProgress) -> bool:
         if entry.unit in ("day", "epoch"):
-            return entry.value <= at.round
+            return entry.value <= progress.round
         if entry.unit == "step":
-            return entry.value <= at.step
+            return entry.value <= progress.step
         if entry.unit == "seconds":
-            return entry.value <= at.seconds
+            return entry.value <= progress.seconds
         point = self.points[self.taken]
-        return point is not None and point <= at.samples
+        return point is not None and point <= progress.samples
 
-    def called(self, seconds: float) -> bool:
+    def must_end_phase(self, seconds: float) -> bool:
         """Whether the phase must end now because a switch was requested or is scheduled at this time."""
         entry = self.next
-        return self.asked is not None or (entry is not None and entry.unit == "seconds" and entry.value <= seconds)
+        return self.requested is not None or (entry is not None and entry.unit == "seconds" and entry.value <= seconds)
 
-    def last_batch(self, policy: Policy, at: RunProgress) -> int | None:
-        """Batch, in a phase that began at `at`, before which the schedule's next switch is due; None if unknown."""
+    def last_batch(self, policy: Policy, progress: RunProgress) -> int | None:
+        """Batch, in a phase that began at `progress`, before which the next scheduled switch is due (None: unknown)."""
         entry, point = self.next, None if self.next is None else self.points[self.taken]
         if entry is None or entry.unit in ("day", "epoch"):
             return None
         if entry.unit == "step":
-            return policy.batches_of(int(entry.value) - at.step)
-        return None if point is None else -(-(point - at.samples) // policy.phase.local_batch)
+            return policy.batches_of(int(entry.value) - progress.step)
+        return None if point is None else -(-(point - progress.samples) // policy.phase.local_batch)
 
     def due_step(self) -> int | None:
         """Global step at which the schedule's next entry is due; None if the entry is not given in steps."""

@@ -78,7 +78,7 @@ class MlflowSender:
         if path.is_file():
             client.log_artifact(self._run_id, str(path))
 
-    def model(self, told: Record) -> None:
+    def model(self, record: Record) -> None:
         """Register the run's model and its metrics in the store; no effect in a store that does not support models."""
         from mlflow.entities import LoggedModelOutput, Metric
         from mlflow.exceptions import MlflowException
@@ -88,7 +88,7 @@ class MlflowSender:
         experiment: str = run.info.experiment_id
         try:
             found = client.search_logged_models([experiment], f"source_run_id = '{run_id}'")
-            named = told["name"], run_id, told["tags"], told["params"]
+            named = record["name"], run_id, record["tags"], record["params"]
             model_id = (found[0] if found else client.create_logged_model(experiment, *named)).model_id
         except MlflowException as error:
             if error.error_code == "ENDPOINT_NOT_FOUND":  # a server older than version 3
@@ -96,9 +96,11 @@ class MlflowSender:
             raise
         client.finalize_logged_model(model_id, "READY")
         if not (run.outputs and run.outputs.model_outputs):
-            client.log_outputs(run_id, [LoggedModelOutput(model_id, told["step"])])
-        at, step, (data, digest) = told["at"], told["step"], told["on"]
-        rows = [Metric(key, each, at, step, model_id, data, digest, run_id) for key, each in told["metrics"].items()]
+            client.log_outputs(run_id, [LoggedModelOutput(model_id, record["step"])])
+        at, step, (data, digest) = record["at"], record["step"], record["on"]
+        rows = [
+            Metric(key, value, at, step, model_id, data, digest, run_id) for key, value in record["metrics"].items()
+        ]
         client.log_batch(run_id, metrics=rows)
 
     def tag(self, tags: Mapping[str, str]) -> None:
@@ -183,8 +185,8 @@ class Delivery:
         """Start with `records` that are in the backlog already; the first one describes the run."""
         self._sender = sender
         self._backlog = backlog
-        self._waiting = deque(records)
-        self._known: str | None = None
+        self._queued = deque(records)
+        self._store_run_id: str | None = None
         self._open = False
         self._sent = 0
         self.done = False
@@ -192,42 +194,42 @@ class Delivery:
     @property
     def run_id(self) -> str | None:
         """Id of the run in the store; None until the store has answered."""
-        return self._known
+        return self._store_run_id
 
     def resume(self, run_id: str | None, sent: int) -> None:
         """Skip the first `sent` records, which an earlier delivery sent, if the store still has the run `run_id`."""
-        self._known, self._sent = run_id, sent
+        self._store_run_id, self._sent = run_id, sent
 
     def add(self, records: Sequence[Record]) -> None:
         """Queue records and write them to the backlog; records that cannot be written are still sent."""
-        self._waiting.extend(records)
+        self._queued.extend(records)
         self._backlog.append(list(records))
 
     def push(self) -> None:
         """Send all queued records. Raises any error of the sender."""
         if not self._open:
             self._begin()
-        while self._waiting:
-            head = self._waiting[0]
+        while self._queued:
+            head = self._queued[0]
             count = self._send_metrics() if head["kind"] == "metrics" else self._send_one(head)
             for _ in range(count):
-                self._waiting.popleft()
+                self._queued.popleft()
             self._sent += count
             self._backlog.sent(self._sent)
         if self.done:
             self._backlog.remove()
 
     def _begin(self) -> None:
-        run_id = self._sender.open(self._waiting[0], self._known)
-        if run_id != self._known:
+        run_id = self._sender.open(self._queued[0], self._store_run_id)
+        if run_id != self._store_run_id:
             self._backlog.opened(run_id)
             self._sent = 0
-        for _ in range(min(self._sent, len(self._waiting))):
-            taken = self._waiting.popleft()
+        for _ in range(min(self._sent, len(self._queued))):
+            taken = self._queued.popleft()
             self.done |= taken["kind"] == "finish"
             if taken["kind"] == "tags":  # opening the run has set its first tags again, over later ones
                 self._sender.tag(taken["tags"])
-        self._known, self._open = run_id, True
+        self._store_run_id, self._open = run_id, True
 
     def _send_one(self, record: Record) -> int:
         if record["kind"] == "artifact":
@@ -248,7 +250,7 @@ class Delivery:
         """Send as many queued metrics records as fit into one batch; a larger record takes several batches."""
         rows: list[MetricRow] = []
         count = 0
-        for record in takewhile(lambda waiting: waiting["kind"] == "metrics", self._waiting):
+        for record in takewhile(lambda waiting: waiting["kind"] == "metrics", self._queued):
             if count and len(rows) + len(record["rows"]) > BATCH:
                 break
             rows += [(name, value, time, step) for name, value, time, step in record["rows"]]

@@ -110,35 +110,35 @@ def _pairs(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{name}/{each.get('day')}", value
 
 
-def _of_round(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _of_round(summary: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Iterate over the metrics of one round."""
     for field, name in _ROUND.items():
-        yield name, told.get(field)
-    for name, value in (told.get("staleness") or {}).items():
+        yield name, summary.get(field)
+    for name, value in (summary.get("staleness") or {}).items():
         yield f"staleness_{name}", value
 
 
-def _wire(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _wire(wire: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Iterate over the metrics of bytes sent: wire_bytes_per_step_dense, ..., wire_shared_memory."""
-    for kind, value in (told.get("bytes_per_step") or {}).items():
+    for kind, value in (wire.get("bytes_per_step") or {}).items():
         yield f"wire_bytes_per_step_{kind}", value
-    yield "wire_shared_memory", told.get("shared_memory")
+    yield "wire_shared_memory", wire.get("shared_memory")
 
 
-def _replicas(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _replicas(replicas: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Iterate over the final metrics of trainers with replicas: sync_gap_mean, elp, replica_distance, ..."""
-    for name, value in (told.get("sync_gap") or {}).items():
+    for name, value in (replicas.get("sync_gap") or {}).items():
         yield f"sync_gap_{name}", value
     for name in ("elp", "exchanges", "exchange_ms", "foreground_seconds", "bytes_exchanged"):
-        yield name, told.get(name)
-    distance = told.get("distance") or []
+        yield name, replicas.get(name)
+    distance = replicas.get("distance") or []
     yield "replica_distance", distance[-1][1] if distance else None
 
 
 def replica_metrics(phase: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the metrics that a phase of trainers with replicas adds to the run's curves."""
-    told = dict(_replicas(phase.get("replicas") or {}))
-    return {name: told[name] for name in ("sync_gap_mean", "exchange_ms", "replica_distance") if name in told}
+    metrics = dict(_replicas(phase.get("replicas") or {}))
+    return {name: metrics[name] for name in ("sync_gap_mean", "exchange_ms", "replica_distance") if name in metrics}
 
 
 def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
@@ -231,7 +231,7 @@ def versions() -> dict[str, str]:
 
     libraries = {name.removesuffix("-skinny"): version(name) for name in _LIBRARIES}
     found = {"gbactl": __version__, "python": platform.python_version(), **libraries}
-    return {name: told for name, told in found.items() if told}
+    return {name: value for name, value in found.items() if value}
 
 
 def tags_of(

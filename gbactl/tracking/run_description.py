@@ -94,12 +94,12 @@ def run_name(modes: str, seed: int, command: CommandLine) -> str:
     """Name a run by its modes, by what was typed (in a sweep: what the sweep varies), and by its seed: gba iota=3 s1.
 
     Paths and keys that do not change what is trained are left out."""
-    told = [
+    parts = [
         f"{key.rpartition('.')[2]}={_cut(short(value))}" for key, value in command.overrides_by_key().items()
         if (command.swept is None or key in command.swept) and not _matches(key, UNNAMED) and "/" not in value
     ]  # fmt: skip
     ending = f" s{seed}"
-    return " ".join([modes, *told])[: LONGEST_NAME - len(ending)] + ending
+    return " ".join([modes, *parts])[: LONGEST_NAME - len(ending)] + ending
 
 
 def _matches(key: str, listed: Sequence[str]) -> bool:

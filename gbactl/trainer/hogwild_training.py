@@ -52,8 +52,8 @@ class ComputeThread(DensePlacement):
 
     def load(self, item: BatchInProgress) -> None:
         """Let the model compute with the replica: in its own memory or, if the model has batch norm, on a copy."""
-        if self.trainer.stands:
-            with self.trainer.exchange.waits.activity(ALL_REDUCE):
+        if self.trainer.pauses_threads:
+            with self.trainer.client.waits.activity(ALL_REDUCE):
                 self.computing.acquire()
         value = self.trainer.replica.value
         if self.flat.buffers:
@@ -68,24 +68,24 @@ class ComputeThread(DensePlacement):
             self._gradient = np.empty(self.flat.size, np.float32)
         self.flat.gradient_into(self._gradient)
         scale_by_weight(self._gradient, item.weight)
-        trainer.exchange.push(item, row_gradient, None)
+        trainer.client.push(item, row_gradient, None)
         trainer.replica.step(self._gradient, grant.divisor, grant.lr_scale, self.thread)
-        if trainer.stands:
+        if trainer.pauses_threads:
             self.computing.release()
-        with trainer.exchange.waits.activity(ALL_REDUCE):
+        with trainer.client.waits.activity(ALL_REDUCE):
             trainer.on_step()
 
 
-def start(each: ComputeThread, work: Callable[[], None], exchange: WorkerClient) -> None:
+def start(thread: ComputeThread, work: Callable[[], None], client: WorkerClient) -> None:
     """Run a compute loop in a new thread; an error there ends the whole worker with that error."""
 
     def run() -> None:
         try:
             work()
         except BaseException as error:
-            exchange.fail(error)
+            client.fail(error)
 
-    threading.Thread(target=run, name=f"compute {each.thread}", daemon=True).start()
+    threading.Thread(target=run, name=f"compute {thread.thread}", daemon=True).start()
 
 
 class TrainerDense(ComputeThread):
@@ -101,17 +101,17 @@ class TrainerDense(ComputeThread):
         codec: Codec | None, ring_item: int,
     ) -> None:  # fmt: skip
         super().__init__(flat, 0, self)
-        self.slices, self.exchange = slices, slices.exchange
-        self.state = TrainerState(self.exchange.index, make_block)
+        self.slices, self.client = slices, slices.client
+        self.state = TrainerState(self.client.index, make_block)
         self.served, self.collective = served, collective
         self.codec, self.ring_item = codec, ring_item
         self.more_threads = more_threads
         self._threads: list[ComputeThread] = [self]
-        self.stands = False
-        self._elastic: EasgdExchange | None = None
-        self._drive: ExchangeDriver | None = None
+        self.pauses_threads = False
+        self._easgd: EasgdExchange | None = None
+        self._driver: ExchangeDriver | None = None
         self._evaluating = False
-        self.exchange.notices[SaveReplica] = self._save
+        self.client.coordinator_handlers[SaveReplica] = self._save
 
     @property
     def replica(self) -> Replica:
@@ -121,12 +121,12 @@ class TrainerDense(ComputeThread):
     def handle(self, message: OpenReplicas | CloseReplicas) -> ClosedReplicas | None:
         """Open or close a phase at the coordinator's request. Raises GbactlError if another process has failed."""
         if isinstance(message, OpenReplicas):
-            if message.turn != self.state.opened:  # a new coordinator repeats what it has no record of
+            if message.request != self.state.opened:  # a new coordinator repeats what it has no record of
                 self.open(message)
         elif message.last:
             return self.close(message)
-        elif self._drive is not None:
-            self._drive.idle()
+        elif self._driver is not None:
+            self._driver.idle()
         return None
 
     # -- phases -------------------------------------------------------------------------------------
@@ -137,30 +137,30 @@ class TrainerDense(ComputeThread):
             self._fetch()
         rule = self.state.begin(message)
         self._use_threads(message.values["hogwild_threads"])
-        self.stands = self.exchange.core.threads > 1 and not self.state.pace.shadow
-        self._drive = start_exchanges(self.state.pace, self._exchange_of(rule), self._stopped)
+        self.pauses_threads = self.client.core.threads > 1 and not self.state.pace.shadow
+        self._driver = start_exchanges(self.state.pace, self._exchange_of(rule), self._threads_paused)
 
     def _use_threads(self, count: int) -> None:
         self.replica.grow(count)
         while len(self._threads) < count:
             self._threads.append(self.more_threads(len(self._threads)))
-        self.exchange.core.threads = count
+        self.client.core.threads = count
 
     @contextmanager
-    def _stopped(self) -> Iterator[None]:
+    def _threads_paused(self) -> Iterator[None]:
         """Context in which all compute threads of the trainer are paused."""
-        with ExitStack() as held:
-            for each in self._threads if self.stands else []:
-                held.enter_context(each.computing)
+        with ExitStack() as paused:
+            for thread in self._threads if self.pauses_threads else []:
+                paused.enter_context(thread.computing)
             yield
 
     def _exchange_of(self, rule: AveragingRule) -> ExchangeKind:
         replica, statistics = self.replica, self.state.statistics
         if rule.centralised:
-            if self._elastic is None:
-                self._elastic = EasgdExchange(self.exchange, self.slices.held, self.flat.size)
-            item = self.exchange.hub.traffic.item
-            return CentreExchange(replica, rule, statistics, self._elastic, codec=self.codec, item=item)
+            if self._easgd is None:
+                self._easgd = EasgdExchange(self.client, self.slices.held, self.flat.size)
+            item = self.client.hub.traffic.item
+            return CentreExchange(replica, rule, statistics, self._easgd, codec=self.codec, item=item)
         if self.collective is None:
             raise ClusterError("This worker is in no group that could average replicas; please report this.")
         if isinstance(self.collective, FaultTolerantCollective):
@@ -171,28 +171,28 @@ class TrainerDense(ComputeThread):
         )
 
     def on_step(self) -> None:
-        assert self._drive is not None
-        self._drive.on_step(self.state.iterations)
+        assert self._driver is not None
+        self._driver.on_step(self.state.iterations)
 
     def close(self, message: CloseReplicas) -> ClosedReplicas:
         """Exchange until every trainer has finished, then send the servers this replica; may be called again."""
-        if self._drive is not None:
-            self._drive.close()
-            self._drive, self.exchange.core.threads = None, 1
+        if self._driver is not None:
+            self._driver.close()
+            self._driver, self.client.core.threads = None, 1
         if self.state.trains:
-            self.slices.give(self.replica.block, lambda step: AddReplica(step, message.turn))
-        return self.state.closing_message(message.turn)
+            self.slices.give(self.replica.block, lambda step: AddReplica(step, message.request))
+        return self.state.closing_message(message.request)
 
     # -- saving -------------------------------------------------------------------------------------
 
     def _save(self, message: SaveReplica) -> None:
         """Send the replica to the coordinator in a separate thread, so that the reading thread does not wait."""
-        trains = self._drive is not None and self.state.trains
-        threading.Thread(target=self._tell, args=(message.number, trains), name="save", daemon=True).start()
+        trains = self._driver is not None and self.state.trains
+        threading.Thread(target=self._send_replica, args=(message.number, trains), name="save", daemon=True).start()
 
-    def _tell(self, number: int, trains: bool) -> None:
+    def _send_replica(self, number: int, trains: bool) -> None:
         message, values = self.state.packed_replica(number, trains)
-        self.exchange.coordinator.send(message, None if values is None else values.view(np.uint8))
+        self.client.coordinator.send(message, None if values is None else values.view(np.uint8))
 
     # -- batches ------------------------------------------------------------------------------------
 
@@ -215,10 +215,10 @@ class TrainerDense(ComputeThread):
         self.served.leave()
         self._evaluating = False
 
-    def take_over(self, turn: int) -> None:
+    def take_over(self, request: int) -> None:
         """Load the servers' dense parameters into this trainer's replica at a mode switch."""
         if isinstance(self.collective, FaultTolerantCollective):
-            self.collective.renew(turn)  # since it was formed, workers may have joined or summands been set
+            self.collective.renew(request)  # since it was formed, workers may have joined or summands been set
         self._fetch()
         self.state.took_over()
 

@@ -139,12 +139,12 @@ class AveragingRound(ReplicaExchange):
         """Apply the summed vector of a round; return whether all ranks are leaving."""
         total = self._round
         round_here(self.codec, total)
-        weights, leaving, there, computing = (float(count) for count in total[-4:])
-        if leaving == there:
+        weights, leaving, trainers, computing = (float(count) for count in total[-4:])
+        if leaving == trainers:
             return True
         np.divide(total[:-4], np.float32(max(1.0, weights)), out=total[:-4])
         if self.weight and computing:
-            self.receive(total[:-4], began, len(total) * (there - 1) / there)
+            self.receive(total[:-4], began, len(total) * (trainers - 1) / trainers)
         return False
 
 
@@ -178,14 +178,14 @@ class CentreSlices:
         Slices of other servers keep the replica's values."""
         self._request, self._sent, self.missing = self._request + 1, replica, self.cuts.keys() & set(served)
         for shard in self.cuts.keys() - self.missing:
-            self._keep(shard)
-        told, cuts = EasgdUpdate(self._request, alpha), self.cuts.items()
-        return [(shard, told, replica[low:high]) for shard, (low, high) in cuts if shard in self.missing]
+            self._use_replica(shard)
+        update, cuts = EasgdUpdate(self._request, alpha), self.cuts.items()
+        return [(shard, update, replica[low:high]) for shard, (low, high) in cuts if shard in self.missing]
 
     def on_slice(self, shard: int, message: EasgdCentre, payload: Bytes) -> None:
         """Store a server's slice of the centre. Raises WireError for a slice that was not requested."""
         low, high = self.cuts[shard]
-        if message.ticket != self._request or payload.size != 4 * (high - low):
+        if message.request != self._request or payload.size != 4 * (high - low):
             raise WireError(f"S{shard} answered an exchange with {payload.size} bytes.")
         self.centre[low:high] = payload.view(np.float32)
         self.missing.discard(shard)
@@ -193,10 +193,10 @@ class CentreSlices:
     def on_server_lost(self, shard: int) -> None:
         """Stop waiting for a failed server's slice of the centre, and use the replica's values there."""
         if shard in self.missing:
-            self._keep(shard)
+            self._use_replica(shard)
             self.missing.discard(shard)
 
-    def _keep(self, shard: int) -> None:
+    def _use_replica(self, shard: int) -> None:
         low, high = self.cuts[shard]
         self.centre[low:high] = self._sent[low:high]
 
@@ -208,33 +208,35 @@ class EasgdExchange:
     The slice of a server that is disconnected, or fails during the exchange, stays unchanged: nobody waits for its
     successor. `cuts`: range of each server's slice."""
 
-    def __init__(self, exchange: WorkerClient, cuts: Mapping[int, Cut], size: int) -> None:
-        self.exchange, self._slices = exchange, CentreSlices(cuts, size)
-        self.exchange.handlers[EasgdCentre] = self._arrived
-        self.exchange.on_server_lost = self._slices.on_server_lost
+    def __init__(self, client: WorkerClient, cuts: Mapping[int, Cut], size: int) -> None:
+        self.client, self._slices = client, CentreSlices(cuts, size)
+        self.client.handlers[EasgdCentre] = self._on_centre
+        self.client.on_server_lost = self._slices.on_server_lost
 
     def __call__(self, replica: Floats, alpha: float) -> Floats | None:
         """Exchange a replica with the servers; return the centre before it moved by `alpha` towards the replica.
 
         The result is valid until the next call. It has the replica's own values where a server does not answer, and is
         None where none does. Raises GbactlError when the run is over, or a server is gone for good."""
-        self.exchange.wait_until(self._any_connected, AWAY_SECONDS)
-        with self.exchange.connected() as served:
-            asked = [(served[shard], told, part) for shard, told, part in self._slices.ask(replica, alpha, served)]
-        for channel, told, part in asked:
+        self.client.wait_until(self._any_connected, AWAY_SECONDS)
+        with self.client.connected() as served:
+            requests = [
+                (served[shard], update, part) for shard, update, part in self._slices.ask(replica, alpha, served)
+            ]
+        for channel, update, part in requests:
             out = channel.reserve(part.nbytes)
             out.view(np.float32)[:] = part
-            channel.send(told, out)
-        self.exchange.wait_until(lambda: not self._slices.missing)
+            channel.send(update, out)
+        self.client.wait_until(lambda: not self._slices.missing)
         if self._slices.missing:
             raise PeerGoneError("The run was over before a replica's exchange was.")
-        return self._slices.centre if asked else None
+        return self._slices.centre if requests else None
 
     def _any_connected(self) -> bool:
-        with self.exchange.connected() as there:
-            return not self._slices.cuts.keys().isdisjoint(there)
+        with self.client.connected() as connected:
+            return not self._slices.cuts.keys().isdisjoint(connected)
 
-    def _arrived(self, shard: int, message: EasgdCentre, frame: Frame) -> None:
+    def _on_centre(self, shard: int, message: EasgdCentre, frame: Frame) -> None:
         self._slices.on_slice(shard, message, frame.payload)
         frame.release()
 
@@ -259,33 +261,33 @@ class ExchangeDriver(Protocol):
 class ForegroundDriver:
     """Foreground exchanges every k local iterations, during which no thread of the trainer computes."""
 
-    def __init__(self, exchange: ExchangeKind, k: float, stopped: Stopped = nullcontext) -> None:
-        self.exchange, self.k, self.stopped = exchange, k, stopped
+    def __init__(self, exchange: ExchangeKind, k: float, paused: Stopped = nullcontext) -> None:
+        self.exchange, self.k, self.paused = exchange, k, paused
         self._next = k
         self._lock = threading.Lock()  # threads that arrive during an exchange wait here
-        self._answers: ShadowDriver | None = None
+        self._idle_driver: ShadowDriver | None = None
 
     def on_step(self, iterations: int) -> None:
         with self._lock:
-            if self._answers is not None:
-                self._answers.on_step(iterations)
-            if self._answers is not None or iterations < self._next:
+            if self._idle_driver is not None:
+                self._idle_driver.on_step(iterations)
+            if self._idle_driver is not None or iterations < self._next:
                 return
             self._next += self.k
             began = time.perf_counter()
-            with self.stopped():
+            with self.paused():
                 self.exchange.exchange_once(False)
             self.exchange.statistics.foreground += time.perf_counter() - began
 
     def idle(self) -> None:
         """Join the other trainers' exchanges in a background thread; they no longer count as sync gaps."""
-        if self._answers is None and not math.isinf(self.k):
+        if self._idle_driver is None and not math.isinf(self.k):
             self.exchange.statistics.idle = True
-            self._answers = ShadowDriver(self.exchange, IDLE_SECONDS)
+            self._idle_driver = ShadowDriver(self.exchange, IDLE_SECONDS)
 
     def close(self) -> None:
-        if self._answers is not None:
-            self._answers.close()
+        if self._idle_driver is not None:
+            self._idle_driver.close()
             return
         while not self.exchange.exchange_once(True):
             pass
@@ -296,8 +298,8 @@ class ShadowDriver:
 
     def __init__(self, exchange: ExchangeKind, interval: float, part: float = 1.0) -> None:
         self.exchange = exchange
-        self._pause = None if math.isinf(interval) else interval
-        self._first = None if self._pause is None else part * interval
+        self._interval = None if math.isinf(interval) else interval
+        self._first = None if self._interval is None else part * interval
         self._leaving = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="shadow", daemon=True)
@@ -307,7 +309,7 @@ class ShadowDriver:
         try:
             self._leaving.wait(self._first)
             while not self.exchange.exchange_once(self._leaving.is_set()):
-                self._leaving.wait(self._pause)
+                self._leaving.wait(self._interval)
         except BaseException as error:  # raised in the compute thread
             self._error = error
 
@@ -324,8 +326,8 @@ class ShadowDriver:
         self.on_step(0)
 
 
-def start_exchanges(pace: ExchangePace, exchange: ExchangeKind, stopped: Stopped = nullcontext) -> ExchangeDriver:
+def start_exchanges(pace: ExchangePace, exchange: ExchangeKind, paused: Stopped = nullcontext) -> ExchangeDriver:
     """Start the exchanges of a phase at a pace."""
     if pace.shadow:
         return ShadowDriver(exchange, pace.interval, pace.part)
-    return ForegroundDriver(exchange, pace.k, stopped)
+    return ForegroundDriver(exchange, pace.k, paused)

@@ -62,9 +62,9 @@ class Replica:
     @contextmanager
     def all_threads_paused(self) -> Iterator[None]:
         """Context in which no thread can take a step."""
-        with ExitStack() as held:
+        with ExitStack() as stack:
             for lock in self._locks:
-                held.enter_context(lock)
+                stack.enter_context(lock)
             yield
 
     def snapshot(self, out: Floats) -> None:
@@ -87,23 +87,23 @@ class ExchangeStatistics(ExchangeTotals):
 
     gaps: Counter[int] = field(default_factory=Counter)
     idle: bool = False
-    _last: int = 0
-    _next: float = 1.0
+    _last_exchange: int = 0
+    _next_distance: float = 1.0
 
-    def distance(self, at: float, replica: Floats, other: Floats) -> None:
-        """Record the L2 distance of the replica from the mean or centre `other`, `at` seconds into the phase.
+    def distance(self, seconds: float, replica: Floats, other: Floats) -> None:
+        """Record the L2 distance of the replica from the mean or centre `other`, `seconds` seconds into the phase.
 
         Not every time."""
-        if self.exchanges + 1 >= self._next:
-            self._next = max(self._next + 1, self._next * SPACING)
-            self.distances.append((at, float(np.linalg.norm(replica - other))))
+        if self.exchanges + 1 >= self._next_distance:
+            self._next_distance = max(self._next_distance + 1, self._next_distance * SPACING)
+            self.distances.append((seconds, float(np.linalg.norm(replica - other))))
 
     def add(self, iterations: int, seconds: float, sent: float) -> None:
         """Record an exchange: its duration and bytes sent, and the local steps done so far."""
         self.exchanges += 1
-        if iterations > self._last or not self.idle:
-            self.gaps[iterations - self._last] += 1
-        self._last = iterations
+        if iterations > self._last_exchange or not self.idle:
+            self.gaps[iterations - self._last_exchange] += 1
+        self._last_exchange = iterations
         self.seconds += seconds
         self.sent += sent
 
@@ -152,9 +152,9 @@ class TrainerState:
         self.opened = -1  # request number of the last OpenReplicas
         self._replica: Replica | None = None
         self._rule: tuple[tuple[str, int, dict[str, Any]], AveragingRule] | None = None
-        self._fresh = True  # equal to all others, or trained in the last phase: need not be fetched
-        self._common = True  # whether all replicas are equal
-        self._first = 0
+        self._up_to_date = True  # equal to all others, or trained in the last phase: need not be fetched
+        self._all_equal = True  # whether all replicas are equal
+        self._first_iteration = 0
 
     @property
     def replica(self) -> Replica:
@@ -166,42 +166,42 @@ class TrainerState:
     @property
     def iterations(self) -> int:
         """Local steps taken in this phase."""
-        return self.replica.iterations - self._first
+        return self.replica.iterations - self._first_iteration
 
     def open(self, message: OpenReplicas) -> bool:
         """Open a phase; return whether the replica is outdated and must be fetched from the servers.
 
         A worker that is no trainer in the phase only answers the others."""
-        self.opened, self.trains = message.turn, self.index < message.trainers
-        behind, self._fresh = self.trains and not self._fresh, self.trains
-        self.statistics, self._first = ExchangeStatistics(), self.replica.iterations
-        return behind
+        self.opened, self.trains = message.request, self.index < message.trainers
+        outdated, self._up_to_date = self.trains and not self._up_to_date, self.trains
+        self.statistics, self._first_iteration = ExchangeStatistics(), self.replica.iterations
+        return outdated
 
     def begin(self, message: OpenReplicas) -> AveragingRule:
         """Begin a phase with an up-to-date replica; return its averaging rule, and set `pace` for the exchanges."""
         rule = self._rule_of(message)
         self.pace = ExchangePace.for_worker(rule, message.shadow, message.trainers, self.index, message.values)
-        self._common = False
+        self._all_equal = False
         return rule
 
     def _rule_of(self, message: OpenReplicas) -> AveragingRule:
         """Make the averaging rule of a phase; keep the previous phase's, which may have state, if it is the same."""
         key = (message.rule, message.trainers, message.values)
-        if self._common or self._rule is None or self._rule[0] != key:
+        if self._all_equal or self._rule is None or self._rule[0] != key:
             block = self.replica.block
             self._rule = (key, make(message.rule, block.params, message.values))
-            if self._common:
+            if self._all_equal:
                 self._rule[1].start(block.value)
         return self._rule[1]
 
     def took_over(self) -> None:
         """Record that this replica, like all others, was loaded from the servers, so that all are equal."""
-        self._fresh = self._common = True
+        self._up_to_date = self._all_equal = True
 
-    def closing_message(self, turn: int) -> ClosedReplicas:
-        """Make the ClosedReplicas message of a finished phase; `turn`: number of the phase's opening in the run."""
+    def closing_message(self, request: int) -> ClosedReplicas:
+        """Make the ClosedReplicas message of a finished phase; `request`: number of the phase's opening in the run."""
         self.statistics.iterations = self.iterations
-        return ClosedReplicas(self.index, turn, self.statistics.totals)
+        return ClosedReplicas(self.index, request, self.statistics.totals)
 
     def packed_replica(self, number: int, trains: bool) -> tuple[DenseSaved, Floats | None]:
         """Pack the current replica for checkpoint `number`; no values for a worker that does not train."""

@@ -129,7 +129,7 @@ class UnauthenticatedConnection:
     def __init__(self, sock: socket.socket, deadline: float, tls: TlsContexts | None) -> None:
         sock.setblocking(False)
         self.deadline = deadline
-        self._nonce, self._got, self._greeted = auth.nonce(), b"", False
+        self._nonce, self._received, self._greeted = auth.nonce(), b"", False
         self._encrypted = None if tls is None or sock.family == socket.AF_UNIX else tls.accept(sock)
         self.sock = self._encrypted or sock
 
@@ -137,11 +137,11 @@ class UnauthenticatedConnection:
         """Continue the handshake; None until it is complete. Raises OSError or WireError where it fails."""
         try:
             self.greet()
-            while len(self._got) < auth.ANSWER.size:
-                self._got += self.sock.recv(auth.ANSWER.size - len(self._got)) or _closed()
+            while len(self._received) < auth.ANSWER.size:
+                self._received += self.sock.recv(auth.ANSWER.size - len(self._received)) or _closed()
         except BlockingIOError:
             return None
-        peer, proof, keys = auth.accept(key, self._nonce, self._got, me)
+        peer, proof, keys = auth.accept(key, self._nonce, self._received, me)
         self.sock.send(proof)
         return AuthenticatedConnection(self.sock, peer, keys)
 
@@ -179,14 +179,14 @@ class Admission:
             sock, _ = self.listener.accept()
         except OSError as error:
             if error.errno in FULL:
-                self._full()
+                self._on_no_descriptors()
             return
         if not _same_user(sock):
             sock.close()
             self._refuse("A connection of another user of this host.")
             return
         if len(self.unauthenticated) >= self.most:
-            self._dismiss(next(iter(self.unauthenticated)), "A connection gave way to others before it proved itself.")
+            self._reject(next(iter(self.unauthenticated)), "A connection gave way to others before it proved itself.")
         try:
             connection = UnauthenticatedConnection(sock, time.monotonic() + self.seconds, self._tls)
             self._selector.register(connection.sock, selectors.EVENT_READ, connection)
@@ -199,7 +199,7 @@ class Admission:
         except BlockingIOError:
             pass
         except (OSError, WireError) as error:
-            self._dismiss(connection, str(error))
+            self._reject(connection, str(error))
 
     def continue_handshake(
         self, connection: UnauthenticatedConnection, key: bytes, me: Peer
@@ -210,7 +210,7 @@ class Admission:
         try:
             authenticated = connection.continue_handshake(key, me)
         except (OSError, WireError) as error:
-            self._dismiss(connection, str(error))
+            self._reject(connection, str(error))
             return None
         if authenticated is not None:
             self._forget(connection)
@@ -231,21 +231,21 @@ class Admission:
             return
         now = time.monotonic()
         while self.unauthenticated and (oldest := next(iter(self.unauthenticated))).deadline <= now:
-            self._dismiss(oldest, "A connection did not prove in time that it knows this run's key.")
+            self._reject(oldest, "A connection did not prove in time that it knows this run's key.")
         if self._paused_until is not None and self._paused_until <= now:
             self._paused_until = None
             self._selector.register(self.listener, selectors.EVENT_READ, None)
 
-    def _full(self) -> None:
+    def _on_no_descriptors(self) -> None:
         """Handle a lack of file descriptors: close the oldest unauthenticated connection, or pause accepting."""
         if self.unauthenticated:
-            self._dismiss(next(iter(self.unauthenticated)), "A connection gave way to others before it proved itself.")
+            self._reject(next(iter(self.unauthenticated)), "A connection gave way to others before it proved itself.")
             return
         self._refuse("A connection came when this process had no file descriptor left.")
         self._paused_until = time.monotonic() + PAUSE_SECONDS
         self._selector.unregister(self.listener)
 
-    def _dismiss(self, connection: UnauthenticatedConnection, reason: str) -> None:
+    def _reject(self, connection: UnauthenticatedConnection, reason: str) -> None:
         self._forget(connection)
         connection.sock.close()
         self._refuse(reason)

@@ -78,18 +78,18 @@ class Abandon(NamedTuple):
 class MoveDense(NamedTuple):
     """To a worker, while no batch is in flight: move the dense parameters to `home`, "workers" or "servers".
 
-    "workers": pull them from the servers. "servers": worker `giver` sends them there. `turn` numbers the moves."""
+    "workers": pull them from the servers. "servers": worker `giver` sends them there. `request` is its number."""
 
     home: str
     giver: Integer
-    turn: Integer
+    request: Integer
 
 
 class DenseMoved(NamedTuple):
-    """Answer to MoveDense: this worker has moved the dense parameters (the run's move number `turn`)."""
+    """Answer to MoveDense: this worker has moved the dense parameters (the run's move number `request`)."""
 
     worker: Integer
-    turn: Integer
+    request: Integer
 
 
 class OpenReplicas(NamedTuple):
@@ -98,7 +98,7 @@ class OpenReplicas(NamedTuple):
     `rule` synchronises them, with the mode's own keys as `values` (see gbactl/averaging_rules/), in the background if
     `shadow`."""
 
-    turn: Integer
+    request: Integer
     rule: str
     shadow: bool
     trainers: Integer
@@ -112,7 +112,7 @@ class CloseReplicas(NamedTuple):
     ClosedReplicas. If not `last`: batches of failed trainers may still come, so that it only keeps answering exchanges,
     and sends no answer."""
 
-    turn: Integer
+    request: Integer
     last: bool = True
 
 
@@ -136,7 +136,7 @@ class ClosedReplicas(NamedTuple):
     """Answer to CloseReplicas: the trainer's exchanges in the phase."""
 
     worker: Integer
-    turn: Integer
+    request: Integer
     totals: ExchangeTotals
 
 
@@ -145,23 +145,23 @@ class EasgdUpdate(NamedTuple):
 
     The answer, EasgdCentre, has the centre before that."""
 
-    ticket: Integer
+    request: Integer
     alpha: float
 
 
 class EasgdCentre(NamedTuple):
     """Answer to EasgdUpdate: the server's slice of the EASGD centre before that update, payload float32."""
 
-    ticket: Integer
+    request: Integer
 
 
 class AddReplica(NamedTuple):
     """To a server: a trainer's slice and optimizer state after `step` steps, payload as in DenseState.
 
-    Answered with Ack. Slices of one `turn` are summed until AverageReplicas; a later turn begins a new sum."""
+    Answered with Ack. Slices of one `request` are summed until AverageReplicas; a later request begins a new sum."""
 
     step: Integer
-    turn: Integer
+    request: Integer
 
 
 class AverageReplicas(NamedTuple):
@@ -389,7 +389,7 @@ class Pull(NamedTuple):
     Served once the shard's version is at least `after`. The answer omits the dense slice if its version is still
     `have_dense` (-1: never)."""
 
-    ticket: Integer
+    request: Integer
     batch: Integer
     rows: Integer
     dense: bool
@@ -402,7 +402,7 @@ class Rows(NamedTuple):
 
     The dense part is aligned, as it is computed with in place."""
 
-    ticket: Integer
+    request: Integer
     version: Integer
     rows: Integer
     dense: Integer

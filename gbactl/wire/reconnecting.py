@@ -68,7 +68,7 @@ class ReconnectingHub(HubWrapper[ReconnectingChannel]):
 
     def __init__(self, hub: Hub, first: bool = True) -> None:
         super().__init__(hub)
-        self._first = first
+        self._first_incarnation = first
         self._coordinator: ReconnectingChannel | None = None
         self._address = ""
         self._given_work = self._stopped = False
@@ -88,14 +88,14 @@ class ReconnectingHub(HubWrapper[ReconnectingChannel]):
         for channel, frame in self.hub.poll(timeout):
             if coordinator is None or channel is not coordinator.inner:
                 found.append((channel, frame))
-            elif frame.kind != frames.CLOSED and self._valid(frame):
+            elif frame.kind != frames.CLOSED and self._is_current(frame):
                 self._on_kind(frame.kind)
                 found.append((coordinator, frame))
             elif not self._reconnect(coordinator):
                 found.append((coordinator, frame))
         return found
 
-    def _valid(self, frame: Frame) -> bool:
+    def _is_current(self, frame: Frame) -> bool:
         """Return whether to accept a frame: false for a Takeover of an outdated term."""
         if frame.kind != KIND[Takeover]:
             return True
@@ -113,9 +113,9 @@ class ReconnectingHub(HubWrapper[ReconnectingChannel]):
     def _reconnect(self, coordinator: ReconnectingChannel) -> bool:
         """Reconnect to the coordinator's address; returns whether a coordinator answered."""
         coordinator.close()
-        belongs = (self._given_work or (self._first and coordinator.ready)) and not self._stopped
+        is_member = (self._given_work or (self._first_incarnation and coordinator.ready)) and not self._stopped
         deadline = self.hub.now() + REDIAL_SECONDS
-        while belongs and self._tries < MOST_TRIES and self.hub.now() < deadline:
+        while is_member and self._tries < MOST_TRIES and self.hub.now() < deadline:
             try:
                 inner = self.hub.connect(self._address)
             except WireError:
@@ -162,20 +162,20 @@ class StagedGradients:
 
     def __init__(self) -> None:
         self._sent: dict[int, Staged] = {}
-        self._most = MOST
+        self._limit = MOST
 
     def on_sent(self, message: Staged, shard: Shard) -> None:
         """Record a Staged message that was sent."""
         self._sent[message.batch] = message
-        if len(self._sent) > self._most:
+        if len(self._sent) > self._limit:
             self._sent = {each.batch: each for each in self.still_staged(shard)}
-            self._most = MOST + 2 * len(self._sent)
+            self._limit = MOST + 2 * len(self._sent)
 
     def still_staged(self, shard: Shard) -> list[Staged]:
-        """Return the Staged messages of slices that are still staged in the shard."""
+        """Return the Staged messages about gradient slices that the shard holds and has not applied or discarded."""
         return [self._sent[batch] for batch in shard.staged if batch in self._sent]
 
     def clear(self) -> None:
         """Forget all records at the start of a phase, in which batch numbers begin at 0 again."""
         self._sent.clear()
-        self._most = MOST
+        self._limit = MOST

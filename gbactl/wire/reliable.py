@@ -31,17 +31,17 @@ RETRY_SECONDS, TICK_SECONDS = 0.05, 0.005
 MOST_EARLY = 4096  # messages received ahead of a missing one that are kept
 #: messages that show training's progress to a worker, a server and the coordinator, with the field of the step
 _STEPS: dict[type[Any], str | None] = {Granted: None, Rows: "version", Staged: "row_version"}
-_TELLING = frozenset(KIND[message] for message in _STEPS)
+_PROGRESS_KINDS = frozenset(KIND[message] for message in _STEPS)
 
 
 class TrainingProgress:
     """Training progress as one node sees it: the highest step number in its messages, and the time training began.
 
-    With it each end knows when a storm (a period of message faults) is active, without a message for that. A
+    With it each end knows when a message fault is active, without a message for that. A
     replacement process counts from its own start, as for its slow-downs. Thread-safe."""
 
     def __init__(self, plan: FaultPlan, now: Callable[[], float]) -> None:
-        self.now, self._storms, self._lock = now, plan.active_periods(), threading.Lock()
+        self.now, self._fault_periods, self._lock = now, plan.fault_periods(), threading.Lock()
         self._began, self._step = math.inf, -1
 
     def on_message(self, message: Any) -> None:
@@ -54,7 +54,7 @@ class TrainingProgress:
 
     def on_frame(self, frame: Frame) -> Frame:
         """Update the TrainingProgress from a received frame and return the frame, also one that cannot be decoded."""
-        if frame.kind in _TELLING:
+        if frame.kind in _PROGRESS_KINDS:
             with contextlib.suppress(WireError):
                 frame.message = decode(frame)
                 self.on_message(frame.message)
@@ -64,7 +64,7 @@ class TrainingProgress:
     def active_faults(self) -> frozenset[int]:
         """Indexes, in the fault plan, of the periods of message faults that are active now."""
         with self._lock:
-            return self._storms.active_indexes(self._step, self.now() - self._began)
+            return self._fault_periods.active_indexes(self._step, self.now() - self._began)
 
 
 @dataclass
@@ -88,8 +88,8 @@ class ReliableChannel(ChannelWrapper):
         self._lock = threading.RLock()
         self._next = self._expected = 0
         self._sent: dict[int, _Sent] = {}
-        self._late: list[tuple[float, Any, Bytes | None]] = []
-        self._early: dict[int, Frame] = {}
+        self._delayed: list[tuple[float, Any, Bytes | None]] = []
+        self._out_of_order: dict[int, Frame] = {}
 
     def reserve(self, nbytes: int) -> Bytes:
         """Allocate memory that stays unchanged until the message is acknowledged."""
@@ -106,15 +106,15 @@ class ReliableChannel(ChannelWrapper):
     def close(self) -> None:
         with self._lock:
             self._sent.clear()
-            self._late.clear()
+            self._delayed.clear()
         self.inner.close()
 
     def tick(self) -> None:
         """Send delayed messages, and resend unacknowledged ones that are due."""
         with self._lock:
             now = self.now()
-            due = [late for late in self._late if late[0] <= now]
-            self._late = [late for late in self._late if late[0] > now]
+            due = [delayed for delayed in self._delayed if delayed[0] <= now]
+            self._delayed = [delayed for delayed in self._delayed if delayed[0] > now]
             for _, message, payload in due:
                 self.inner.send(message, payload)
             for sent in [sent for sent in self._sent.values() if sent.due <= now]:
@@ -123,15 +123,15 @@ class ReliableChannel(ChannelWrapper):
 
     def _transmit(self, sent: _Sent) -> None:
         sent.due = self.now() + RETRY_SECONDS
-        self._expose(sent.message, sent.payload)
+        self._send_with_faults(sent.message, sent.payload)
 
-    def _expose(self, message: Any, payload: Bytes | None) -> None:
+    def _send_with_faults(self, message: Any, payload: Bytes | None) -> None:
         """Send a message once, exposed to the loss, delay or duplication drawn from the fault plan."""
-        drawn = self.message_faults.draw(self.progress.active_faults)
-        self.counts.update(drawn.names)
-        for delay in drawn.delays:
+        outcome = self.message_faults.draw(self.progress.active_faults)
+        self.counts.update(outcome.names)
+        for delay in outcome.delays:
             if delay:
-                self._late.append((self.now() + delay, message, payload))
+                self._delayed.append((self.now() + delay, message, payload))
             else:
                 self.inner.send(message, payload)
 
@@ -147,18 +147,18 @@ class ReliableChannel(ChannelWrapper):
                 return []
             if not isinstance(message, NumberedMessage) or message.number > self._expected + MOST_EARLY:
                 raise WireError(f"{self.peer} sent {type(message).__name__} where messages are numbered.")
-            ready = self._in_order(message, frame)
-            self._expose(Acknowledged(self._expected), None)
+            ready = self._take_in_order(message, frame)
+            self._send_with_faults(Acknowledged(self._expected), None)
         return ready
 
-    def _in_order(self, message: NumberedMessage, frame: Frame) -> list[Frame]:
-        if message.number < self._expected or message.number in self._early:
+    def _take_in_order(self, message: NumberedMessage, frame: Frame) -> list[Frame]:
+        if message.number < self._expected or message.number in self._out_of_order:
             frame.release()
             return []
-        self._early[message.number] = Frame(message.kind, message.descriptor, frame.payload, frame.on_release)
+        self._out_of_order[message.number] = Frame(message.kind, message.descriptor, frame.payload, frame.on_release)
         ready = []
-        while self._expected in self._early:
-            ready.append(self._early.pop(self._expected))
+        while self._expected in self._out_of_order:
+            ready.append(self._out_of_order.pop(self._expected))
             self._expected += 1
         return ready
 
@@ -175,8 +175,8 @@ class ReliableHub(HubWrapper[ReliableChannel]):
         self.progress = TrainingProgress(plan, hub.now)
 
     def wrap(self, inner: Channel) -> ReliableChannel | None:
-        drawn = message_faults_of(self.plan, self.me, inner.peer)
-        return None if drawn is None else ReliableChannel(inner, drawn, self.progress, self.counts)
+        faults = message_faults_of(self.plan, self.me, inner.peer)
+        return None if faults is None else ReliableChannel(inner, faults, self.progress, self.counts)
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
         deadline = None if timeout is None else self.hub.now() + timeout
@@ -208,10 +208,10 @@ def message_faults_of(plan: FaultPlan, me: Peer, peer: Peer) -> MessageFaultStre
     roles = {me.role, peer.role}
     if "worker" not in roles or not roles & {"server", "coordinator"}:
         return None
-    out = me.role == "worker"
-    worker, other = (me, peer) if out else (peer, me)
-    plans = plan.messages(worker.index)
-    return MessageFaultStream(plans, str(other), out) if plans else None
+    outward = me.role == "worker"
+    worker, other = (me, peer) if outward else (peer, me)
+    faults = plan.messages(worker.index)
+    return MessageFaultStream(faults, str(other), outward) if faults else None
 
 
 def with_message_faults(hub: Hub, me: Peer, plan: FaultPlan) -> Hub:

@@ -40,8 +40,8 @@ class QueuedBytes:
 class SendQueue:
     """Send queue of one peer; a written buffer returns to `pool`."""
 
-    def __init__(self, sock: socket.socket, pool: BufferPool, of_all: QueuedBytes) -> None:
-        self._sock, self._pool, self._of_all = sock, pool, of_all
+    def __init__(self, sock: socket.socket, pool: BufferPool, total: QueuedBytes) -> None:
+        self._sock, self._pool, self._total = sock, pool, total
         self._pieces: deque[tuple[memoryview, Bytes | None]] = deque()
         self.bytes = 0
 
@@ -51,7 +51,7 @@ class SendQueue:
     @property
     def too_much(self) -> bool:
         """Whether the queue exceeds a limit; an empty queue takes a message of any size."""
-        return self.bytes > 0 and (self.bytes > self._of_all.most or self._of_all.bytes > self._of_all.most_in_all)
+        return self.bytes > 0 and (self.bytes > self._total.most or self._total.bytes > self._total.most_in_all)
 
     def add(self, piece: memoryview, owner: Bytes | None = None) -> None:
         """Append bytes to the queue; `owner`: pooled buffer that contains them, returned to the pool once written."""
@@ -70,7 +70,7 @@ class SendQueue:
 
     def _count(self, nbytes: int) -> None:
         self.bytes += nbytes
-        self._of_all.bytes += nbytes
+        self._total.bytes += nbytes
 
     def _drop(self, written: int) -> None:
         self._count(-written)
@@ -103,7 +103,7 @@ class SocketChannel:
     ) -> None:  # fmt: skip
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
-            _settle(sock, silence)
+            _set_tcp_options(sock, silence)
         self.sock = sock
         self.peer = peer
         self.closed = False
@@ -116,33 +116,33 @@ class SocketChannel:
         self._sent = self._received = 0
         self._encrypted = isinstance(sock, TlsConnection)
         # with TLS, data that were read ahead would not wake the selector
-        self._patient = not self._encrypted and sock.family != socket.AF_UNIX
+        self._sets_low_water = not self._encrypted and sock.family != socket.AF_UNIX
         self._pool, self._traffic = BufferPool(), traffic
         self._out = SendQueue(sock, self._pool, all_queued)
         self._buffer = bytearray(RECEIVE_BYTES)
-        self._start = self._end = self._turn = 0
-        self._awaited = 1
+        self._start = self._end = self._read_budget = 0
+        self._low_water = 1
         self._partial: tuple[Header, bytes, Bytes, int] | None = None
         self._layout: shared_memory.SegmentLayout | None = None
         self._memory: mmap.mmap | None = None
-        self._mine: list[Bytes] = []
-        self._theirs: list[Bytes] = []
-        self._free: list[int] = []
-        self._released = 0
-        self._lent: dict[int, Bytes] = {}  # address of a pooled buffer handed out by reserve -> buffer
-        self._reserved: dict[int, int] = {}  # address of a slot handed out by reserve -> slot
+        self._send_slots: list[Bytes] = []
+        self._receive_slots: list[Bytes] = []
+        self._free_slots: list[int] = []
+        self._released_slots = 0
+        self._lent_buffers: dict[int, Bytes] = {}  # address of a pooled buffer handed out by reserve -> buffer
+        self._reserved_slots: dict[int, int] = {}  # address of a slot handed out by reserve -> slot
 
     # -- sending ------------------------------------------------------------------------------------
 
     def reserve(self, nbytes: int) -> Bytes:
         """Take a shared-memory slot if the payload is large and one is free, else a pooled buffer."""
         with self._lock:
-            if self.attached and self._free and nbytes > SMALL and nbytes <= self._mine[0].size:
-                slot = self._free.pop()
-                self._reserved[self._mine[slot].ctypes.data] = slot
-                return self._mine[slot][:nbytes]
+            if self.attached and self._free_slots and nbytes > SMALL and nbytes <= self._send_slots[0].size:
+                slot = self._free_slots.pop()
+                self._reserved_slots[self._send_slots[slot].ctypes.data] = slot
+                return self._send_slots[slot][:nbytes]
             buffer = self._pool.take(nbytes)
-            self._lent[buffer.ctypes.data] = buffer
+            self._lent_buffers[buffer.ctypes.data] = buffer
             return buffer[:nbytes]
 
     def send(self, message: Any, payload: Bytes | None = None) -> None:
@@ -161,20 +161,20 @@ class SocketChannel:
         size = 0 if payload is None else payload.size
         head = frames.encode(
             self._send_key, kind, descriptor, size,
-            sequence=self._sent, released=self._released, slot=slot,
+            sequence=self._sent, released=self._released_slots, slot=slot,
         )  # fmt: skip
         self._sent += 1
-        self._released = 0
+        self._released_slots = 0
         self._traffic.sent(message, len(head), size, slot is not None)
         self._out.add(memoryview(head))
         if payload is not None and slot is None and size:
-            self._out.add(memoryview(payload), self._lent.pop(payload.ctypes.data, None))  # type: ignore[arg-type]
+            self._out.add(memoryview(payload), self._lent_buffers.pop(payload.ctypes.data, None))  # type: ignore[arg-type]
         self.flush()
 
     def _slot_of(self, payload: Bytes | None) -> int | None:
-        if payload is None or not self._reserved:
+        if payload is None or not self._reserved_slots:
             return None
-        return self._reserved.pop(payload.ctypes.data, None)
+        return self._reserved_slots.pop(payload.ctypes.data, None)
 
     def flush(self) -> None:
         """Write as many queued bytes as the socket accepts; the selector reports when it accepts more."""
@@ -207,9 +207,9 @@ class SocketChannel:
         """Append every complete frame to `found`. Raises WireError (malformed) or OSError (closed).
 
         Frames before an error are appended too. Returns whether there may be more that no selector reports."""
-        more, self._turn = True, AT_ONCE
+        more, self._read_budget = True, AT_ONCE
         while more:
-            if self._turn <= 0:
+            if self._read_budget <= 0:
                 return True
             try:
                 more = self._read_payload(found) if self._partial else self._read_buffer()
@@ -226,9 +226,9 @@ class SocketChannel:
         switch."""
         rest = 1 if self._partial is None else self._partial[0].payload_bytes - self._partial[3]
         least = min(rest, WORTH_WAKING)
-        if least != self._awaited and self._patient:
+        if least != self._low_water and self._sets_low_water:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
-            self._awaited = least
+            self._low_water = least
 
     def _read_buffer(self) -> bool:
         if self._start:
@@ -241,7 +241,7 @@ class SocketChannel:
         if got == 0:
             raise ConnectionResetError
         self._end += got
-        self._turn -= got
+        self._read_budget -= got
         return got == room or self._encrypted  # the selector does not see what TLS has read ahead
 
     def _read_payload(self, found: list[Frame]) -> bool:
@@ -251,7 +251,7 @@ class SocketChannel:
         if got == 0:
             raise ConnectionResetError
         filled += got
-        self._turn -= got
+        self._read_budget -= got
         self._partial = (header, descriptor, payload, filled)
         if filled == header.payload_bytes:
             self._partial = None
@@ -268,7 +268,7 @@ class SocketChannel:
             descriptor = frames.verify(self._receive_key, view, header, self._received)
             self._received += 1
             self._start += size
-            self._take_back(header.released)
+            self._reclaim_slots(header.released)
             if header.slot is not None:
                 self._add(found, self._in_slot(header, descriptor))
             elif header.payload_bytes:
@@ -289,13 +289,13 @@ class SocketChannel:
             payload = self._pool.take(header.payload_bytes)
         except MemoryError as error:
             raise WireError(f"A frame claims {header.payload_bytes} bytes, for which there is no memory.") from error
-        here = min(header.payload_bytes, self._end - self._start)
-        memoryview(payload)[:here] = memoryview(self._buffer)[self._start : self._start + here]  # type: ignore[arg-type]
-        self._start += here
-        if here == header.payload_bytes:
+        available = min(header.payload_bytes, self._end - self._start)
+        memoryview(payload)[:available] = memoryview(self._buffer)[self._start : self._start + available]  # type: ignore[arg-type]
+        self._start += available
+        if available == header.payload_bytes:
             found.append(self._inline(header, descriptor, payload))
         else:
-            self._partial = (header, descriptor, payload, here)
+            self._partial = (header, descriptor, payload, available)
 
     def _inline(self, header: Header, descriptor: bytes, payload: Bytes) -> Frame:
         return Frame(header.kind, descriptor, payload[: header.payload_bytes], lambda: self._pool.give(payload))
@@ -303,22 +303,22 @@ class SocketChannel:
     def _in_slot(self, header: Header, descriptor: bytes) -> Frame:
         slot = header.slot
         assert slot is not None
-        if slot >= len(self._theirs) or header.payload_bytes > self._theirs[slot].size:
+        if slot >= len(self._receive_slots) or header.payload_bytes > self._receive_slots[slot].size:
             raise WireError("A frame points outside the shared memory of its connection.")
 
         def release() -> None:
             with self._lock:
-                self._released |= 1 << slot
+                self._released_slots |= 1 << slot
 
-        return Frame(header.kind, descriptor, self._theirs[slot][: header.payload_bytes], release)
+        return Frame(header.kind, descriptor, self._receive_slots[slot][: header.payload_bytes], release)
 
-    def _take_back(self, released: int) -> None:
+    def _reclaim_slots(self, released: int) -> None:
         if not released:
             return
-        taken = {*self._free, *self._reserved.values()}
-        for slot in range(len(self._mine)):
+        taken = {*self._free_slots, *self._reserved_slots.values()}
+        for slot in range(len(self._send_slots)):
             if released >> slot & 1 and slot not in taken:
-                self._free.append(slot)
+                self._free_slots.append(slot)
 
     # -- shared memory ------------------------------------------------------------------------------
 
@@ -331,8 +331,8 @@ class SocketChannel:
         layout = _layout(descriptor)
         self._memory = shared_memory.attach(layout)
         if self._memory is not None:
-            self._theirs, self._mine = layout.slots(self._memory)
-            self._free = list(range(len(self._mine)))
+            self._receive_slots, self._send_slots = layout.slots(self._memory)
+            self._free_slots = list(range(len(self._send_slots)))
         self.attached = self._memory is not None
         self._send_raw(ATTACHED, pack(self.attached), None)
 
@@ -341,8 +341,8 @@ class SocketChannel:
             raise WireError("A peer answers an offer that was not made.")
         shared_memory.unlink(self._layout)
         if descriptor == pack(True):
-            self._mine, self._theirs = self._layout.slots(self._memory)
-            self._free = list(range(len(self._mine)))
+            self._send_slots, self._receive_slots = self._layout.slots(self._memory)
+            self._free_slots = list(range(len(self._send_slots)))
             self.attached = True
         self._layout = None
 
@@ -363,16 +363,16 @@ class SocketChannel:
                 self.sock.close()
 
 
-def _settle(sock: socket.socket, silence: float) -> None:
+def _set_tcp_options(sock: socket.socket, silence: float) -> None:
     """Set TCP options: no delay, and detection of a lost peer within about `silence` seconds.
 
     Keepalive probes an idle connection. Without TCP_USER_TIMEOUT, Linux would repeat unacknowledged data for a quarter
     of an hour (tcp_retries2). TCP_USER_TIMEOUT ends both cases, however few probes were lost, so several are sent in
     that time."""
-    asks = min(LONGEST_IDLE, max(1, int(silence / 4)))
+    interval = min(LONGEST_IDLE, max(1, int(silence / 4)))
     options = (
-        (socket.TCP_NODELAY, 1), (socket.TCP_KEEPIDLE, asks), (socket.TCP_KEEPINTVL, asks), (socket.TCP_KEEPCNT, 3),
-        (socket.TCP_USER_TIMEOUT, int(1000 * min(silence, LONGEST_SILENCE))),
+        (socket.TCP_NODELAY, 1), (socket.TCP_KEEPIDLE, interval), (socket.TCP_KEEPINTVL, interval),
+        (socket.TCP_KEEPCNT, 3), (socket.TCP_USER_TIMEOUT, int(1000 * min(silence, LONGEST_SILENCE))),
     )  # fmt: skip
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

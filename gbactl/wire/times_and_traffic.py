@@ -55,9 +55,9 @@ class Trace:
     def __init__(self, path: Path, name: str, pid: int) -> None:
         self.path, self.pid = path, pid
         self.events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}]
-        self._first: int | None = None
-        self._last = -1
-        self._on = True
+        self._first_step: int | None = None
+        self._last_step = -1
+        self._recording = True
 
     @classmethod
     def of_process(cls, run_dir: Path, name: str, pid: int) -> Trace | None:
@@ -67,16 +67,16 @@ class Trace:
 
     def add_interval(self, activity: str, began: float, ended: float) -> None:
         """Record that the calling thread was busy with `activity` between two times (monotonic clock, seconds)."""
-        if self._on and ended > began:
+        if self._recording and ended > began:
             # Perfetto rounds to nanoseconds, and drops a slice that then begins before the one before it has ended
             self._event("X", activity, began, dur=max(0.0, (ended - began) * 1e6 - 0.002))
 
     def step(self, version: int) -> None:
         """Mark the global step that the process has reached; past the last step of the trace, stop recording."""
-        self._first = version if self._first is None else self._first
-        self._on = self._on and version - self._first <= TRACED_STEPS
-        if self._on and version > self._last:
-            self._last = version
+        self._first_step = version if self._first_step is None else self._first_step
+        self._recording = self._recording and version - self._first_step <= TRACED_STEPS
+        if self._recording and version > self._last_step:
+            self._last_step = version
             self._event("i", f"step {version}", time.perf_counter(), s="t")
 
     def _event(self, kind: str, name: str, at: float, **more: Any) -> None:
@@ -146,16 +146,16 @@ class ServerTimes(NodeTimes):
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__(2, clock)
-        self._since, self._told = clock(), {"idle": 0.0, "kernels": 0.0, "messages": 0.0}
+        self._since, self._totals = clock(), {"idle": 0.0, "kernels": 0.0, "messages": 0.0}
 
     def total(self, training: bool) -> dict[str, float]:
         """Add the seconds since the last call to the totals if they were `training`; return the totals by activity."""
         (busy, kernels), began = self.take(), self._since
         self._since = self.clock()
         if training:
-            told, parts = self._told, (self._since - began - busy, kernels, busy - kernels)
-            self._told = {name: told[name] + max(0.0, part) for name, part in zip(told, parts, strict=True)}
-        return self._told
+            totals, parts = self._totals, (self._since - began - busy, kernels, busy - kernels)
+            self._totals = {name: totals[name] + max(0.0, part) for name, part in zip(totals, parts, strict=True)}
+        return self._totals
 
 
 KINDS = ("dense", "rows", "ids", "control", "other")
@@ -175,26 +175,26 @@ class TrafficCounter:
         """Count a sent message: `head`: bytes of header and descriptor; `payload`: bytes on the wire or in a slot."""
         if not self.training:
             return
-        tally = self._sent
-        tally["control"] += head
+        counters = self._sent
+        counters["control"] += head
         if shared:
-            tally[SHARED] += payload
+            counters[SHARED] += payload
         elif payload:
-            self._payload(tally, message, payload)
+            self._payload(counters, message, payload)
 
-    def _payload(self, tally: dict[str, int], message: Any, payload: int) -> None:
+    def _payload(self, counters: dict[str, int], message: Any, payload: int) -> None:
         kind = type(message)
         if kind is Push:
             ids, dense = 4 * max(0, message.rows), self.item * message.dense
-            tally["ids"] += ids
-            tally["dense"] += dense
-            tally["rows"] += payload - ids - dense
+            counters["ids"] += ids
+            counters["dense"] += dense
+            counters["rows"] += payload - ids - dense
         elif kind is Rows:
             dense = self.item * message.dense
-            tally["dense"] += dense
-            tally["rows"] += payload - dense
+            counters["dense"] += dense
+            counters["rows"] += payload - dense
         else:
-            tally["ids" if kind is Pull else "dense" if kind in _DENSE else "other"] += payload
+            counters["ids" if kind is Pull else "dense" if kind in _DENSE else "other"] += payload
 
     def count_all_reduce(self, nbytes: int, shared: bool) -> None:
         """Count the bytes that this rank sent in an all-reduce, also in the last one, which may end after training."""

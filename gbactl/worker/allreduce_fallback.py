@@ -30,7 +30,7 @@ class _Round:
     """State of an all-reduce round on this rank: its own summands and, once received, the sum."""
 
     number: int
-    dealt: int  # number of parts; 0: one part of every rank
+    part_count: int  # number of parts; 0: one part of every rank
     after: int  # for a round with dealt parts: the first version of the rows that includes its step
     length: int
     parts: dict[int, Vector] = field(default_factory=dict)  # this rank's own
@@ -49,49 +49,49 @@ class ServerSums(RingFallback):
 
     Any thread may call `fall_back`, `leave_out` and `interrupt`; one thread all else."""
 
-    def __init__(self, exchange: WorkerClient, rank: int, size: int) -> None:
-        self.exchange, self.rank, self.size = exchange, rank, size
+    def __init__(self, client: WorkerClient, rank: int, size: int) -> None:
+        self.client, self.rank, self.size = client, rank, size
         self.wanted: Callable[[], bool] = lambda: False
-        self.moved: Moved = ignore_bytes  # messages, which are counted where they are sent
-        self._lock = threading.Lock()  # may be taken while the exchange's lock is held, never the other way round
-        self._generation, self._fallen = 0, False
-        self._dealt: tuple[int, int | None, int, int] | None = None
+        self.on_bytes_sent: Moved = ignore_bytes  # messages, which are counted where they are sent
+        self._lock = threading.Lock()  # may be taken while the client's lock is held, never the other way round
+        self._generation, self._fallback_active = 0, False
+        self._assignment: tuple[int, int | None, int, int] | None = None
         self._absent: set[int] = set()
-        self._now: dict[str, _Round] = {}
-        self._before: dict[str, _Round] = {}
-        self._free: list[Vector] = []
-        exchange.handlers[Sum] = self._arrived
-        exchange.on_server_back = self._send_recent_to
+        self._current_rounds: dict[str, _Round] = {}
+        self._previous_rounds: dict[str, _Round] = {}
+        self._free_arrays: list[Vector] = []
+        client.handlers[Sum] = self._on_sum
+        client.on_server_back = self._send_recent_to
 
     # -- methods of RingFallback --------------------------------------------------------------------
 
     def sum_live_ranks(self) -> None:
-        self._dealt = None
+        self._assignment = None
 
     def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
-        self._dealt = (number, part, parts, after)
+        self._assignment = (number, part, parts, after)
 
     def leave_out(self, rank: int) -> None:
         with self._lock:
             self._absent.add(rank)
-            for name, each in self._now.items() if self._fallen else ():
-                self._ask(name, each)
+            for name, round_ in self._current_rounds.items() if self._fallback_active else ():
+                self._request_sum(name, round_)
 
     def interrupt(self) -> None:
-        self.exchange.wake()
+        self.client.wake()
 
     def renew(self, generation: int) -> None:
         with self._lock:
-            self._generation, self._dealt = generation, None
+            self._generation, self._assignment = generation, None
             self._absent.clear()
-            self._now.clear()
-            self._before.clear()
-            self._free.clear()
+            self._current_rounds.clear()
+            self._previous_rounds.clear()
+            self._free_arrays.clear()
 
     def fall_back(self) -> None:
         with self._lock:
-            if not self._fallen:
-                self._fallen = True
+            if not self._fallback_active:
+                self._fallback_active = True
                 self._send_recent()
 
     # -- sums ---------------------------------------------------------------------------------------
@@ -99,51 +99,56 @@ class ServerSums(RingFallback):
     def start(self, name: str, buffer: Any) -> _Handle:
         array = as_array(buffer)
         with self._lock:
-            now = self._now.get(name)
-            number, part, parts, after = self._dealt or (1 if now is None else now.number + 1, self.rank, 0, 0)
-            if now is None or now.number != number:
-                now = self._next(name, _Round(number, parts, after, len(array)))
-            if part is not None and part not in now.parts:
-                now.parts[part] = self._copied(array)
-            if self._fallen:
-                self._send_part(name, now, -1 if part is None else part)
-        return _Handle(name, now, array)
+            current = self._current_rounds.get(name)
+            number, part, parts, after = self._assignment or (
+                1 if current is None else current.number + 1,
+                self.rank,
+                0,
+                0,
+            )
+            if current is None or current.number != number:
+                current = self._next(name, _Round(number, parts, after, len(array)))
+            if part is not None and part not in current.parts:
+                current.parts[part] = self._copy(array)
+            if self._fallback_active:
+                self._send_part(name, current, -1 if part is None else part)
+        return _Handle(name, current, array)
 
     def wait(self, handle: _Handle) -> None:
         self.fall_back()
-        each = handle.round
-        self.exchange.wait_until(lambda: each.total is not None or (self._dealt is not None and self.wanted()))
-        if each.total is None:
-            if self._dealt is not None:
+        round_ = handle.round
+        self.client.wait_until(lambda: round_.total is not None or (self._assignment is not None and self.wanted()))
+        if round_.total is None:
+            if self._assignment is not None:
                 raise InterruptedSum
             raise PeerGoneError("The run was over before a sum was.")
-        np.copyto(handle.buffer, each.total)
+        np.copyto(handle.buffer, round_.total)
 
     def confirm_sum(self, handle: _Handle) -> bool:
         """Record the ring's sum of a round; return False where the server's sum replaces the ring's."""
         with self._lock:
-            if not self._fallen and handle.round.total is None:
-                handle.round.total = self._copied(handle.buffer)
-            return not self._fallen
+            if not self._fallback_active and handle.round.total is None:
+                handle.round.total = self._copy(handle.buffer)
+            return not self._fallback_active
 
     def close(self) -> None:
         """Do nothing: the connections to the server belong to the worker, which closes them."""
 
     def _next(self, name: str, new: _Round) -> _Round:
         """Begin an all-reduce round, and free the arrays of the round before the last, which no rank needs now."""
-        old, last = self._before.get(name), self._now.get(name)
-        if old is not None:
-            self._free += [*old.parts.values(), *(() if old.total is None else (old.total,))]
-        if last is not None:
-            self._before[name] = last
-        self._now[name] = new
+        previous, current = self._previous_rounds.get(name), self._current_rounds.get(name)
+        if previous is not None:
+            self._free_arrays += [*previous.parts.values(), *(() if previous.total is None else (previous.total,))]
+        if current is not None:
+            self._previous_rounds[name] = current
+        self._current_rounds[name] = new
         return new
 
-    def _copied(self, array: Vector) -> Vector:
+    def _copy(self, array: Vector) -> Vector:
         """Copy an array, into the memory of a freed one where possible."""
-        for index, free in enumerate(self._free):
+        for index, free in enumerate(self._free_arrays):
             if len(free) == len(array):
-                np.copyto(self._free.pop(index), array)
+                np.copyto(self._free_arrays.pop(index), array)
                 return free
         return array.copy()
 
@@ -151,24 +156,24 @@ class ServerSums(RingFallback):
 
     def _send_recent(self) -> None:
         """Send the server this rank's sums and summands of the last two rounds, in case the server lacks them."""
-        for name, each in [*self._before.items(), *self._now.items()]:
-            if each.total is not None:
-                self._send(Sum(self._generation, name, each.number), each.total)
-            elif each is self._now.get(name):
-                for part in each.parts:
-                    self._send_part(name, each, part, more=True)
-                self._ask(name, each)
+        for name, round_ in [*self._previous_rounds.items(), *self._current_rounds.items()]:
+            if round_.total is not None:
+                self._send(Sum(self._generation, name, round_.number), round_.total)
+            elif round_ is self._current_rounds.get(name):
+                for part in round_.parts:
+                    self._send_part(name, round_, part, more_follow=True)
+                self._request_sum(name, round_)
 
-    def _ask(self, name: str, each: _Round) -> None:
-        if each.total is None:
-            self._send_part(name, each, -1)
+    def _request_sum(self, name: str, round_: _Round) -> None:
+        if round_.total is None:
+            self._send_part(name, round_, -1)
 
-    def _send_part(self, name: str, each: _Round, part: int, more: bool = False) -> None:
-        told = (part, each.dealt, self.size, sorted(self._absent), 0 if more else each.after)
-        self._send(Summand(self._generation, name, each.number, each.length, *told), each.parts.get(part))
+    def _send_part(self, name: str, round_: _Round, part: int, more_follow: bool = False) -> None:
+        fields = (part, round_.part_count, self.size, sorted(self._absent), 0 if more_follow else round_.after)
+        self._send(Summand(self._generation, name, round_.number, round_.length, *fields), round_.parts.get(part))
 
     def _send(self, message: Summand | Sum, values: Vector | None) -> None:
-        channel = self.exchange.servers[SERVER]
+        channel = self.client.servers[SERVER]
         if values is None:
             channel.send(message)
             return
@@ -179,16 +184,16 @@ class ServerSums(RingFallback):
     def _send_recent_to(self, shard: int) -> None:
         """Send a replacement server this rank's sums and summands of the last two rounds."""
         with self._lock:
-            if shard == SERVER and self._fallen:
+            if shard == SERVER and self._fallback_active:
                 self._send_recent()
 
-    def _arrived(self, shard: int, message: Sum, frame: Frame) -> None:
+    def _on_sum(self, shard: int, message: Sum, frame: Frame) -> None:
         """Store a sum that the server sent; a repetition is ignored."""
         with self._lock:
-            each = self._now.get(message.name)
-            if each is not None and (message.generation, message.number) == (self._generation, each.number):
-                if frame.payload.size != 4 * each.length:
+            round_ = self._current_rounds.get(message.name)
+            if round_ is not None and (message.generation, message.number) == (self._generation, round_.number):
+                if frame.payload.size != 4 * round_.length:
                     raise WireError(f"S{shard} made a sum of {frame.payload.size} bytes.")
-                if each.total is None:
-                    each.total = self._copied(frame.payload.view(np.float32))
+                if round_.total is None:
+                    round_.total = self._copy(frame.payload.view(np.float32))
             frame.release()

@@ -88,15 +88,15 @@ class WorkerClient:
         #: connects to a server's successor; None where the run ends with a failed server
         self.dial: Dial | None = None
         self.patience = 60.0  # seconds to wait for a server's successor
-        self._overdue: dict[int, threading.Timer] = {}
+        self._successor_timers: dict[int, threading.Timer] = {}
         self._cv = threading.Condition()
         self.core = WorkerCore(index, len(servers))
-        self._busy: set[int] = set()  # compute threads that have a batch
+        self._computing_threads: set[int] = set()  # compute threads that have a batch
         #: handlers (shard, message, frame) of other messages of servers, by message type; called by the reading thread
         self.handlers: dict[type[Any], Callable[[int, Any, Frame], None]] = {}
-        self._dense = DenseTransfer()
+        self._dense_transfer = DenseTransfer()
         #: handlers of other messages of the coordinator, by message type; called by the reading thread
-        self.notices: dict[type[Any], Callable[[Any], None]] = {}
+        self.coordinator_handlers: dict[type[Any], Callable[[Any], None]] = {}
         #: called by the reading thread with the step of the batch that is now first in the queue
         self.on_next_batch: Callable[[int], None] = lambda _: None
         #: called by the reading thread when a server fails; requests answered by `handlers` are not repeated
@@ -119,26 +119,26 @@ class WorkerClient:
         (message, payload). Each is answered when every batch granted before it is done (which may include batches of no
         samples, for which nobody waits), and again after the next one where the answer is LATER."""
         with self._cv:
-            self._done(thread)
+            self._finish_previous(thread)
             began = time.perf_counter()
-            self._cv.wait_for(lambda: self._due(thread))
+            self._cv.wait_for(lambda: self._has_work(thread))
             while thread == 0 and self.core.must_answer() and not self.is_over():
                 self._reply(answer, self.core.question())
                 began = time.perf_counter()
-                self._cv.wait_for(lambda: self._due(thread))
+                self._cv.wait_for(lambda: self._has_work(thread))
             if self.error is not None:
                 raise self.error
             if self.core.stopped:
                 return None
-            self._busy.add(thread)
+            self._computing_threads.add(thread)
             item = self.core.begin()
-            self.waits.next_batch(max(began, self._training_since), item.first_at)
+            self.waits.next_batch(max(began, self._training_since), item.became_next_at)
             return item
 
-    def _done(self, thread: int) -> None:
+    def _finish_previous(self, thread: int) -> None:
         """Record that a compute thread has finished its previous batch, as it requests the next one."""
-        if thread in self._busy:
-            self._busy.remove(thread)
+        if thread in self._computing_threads:
+            self._computing_threads.remove(thread)
             self._carry_out(self.core.done())
         if self.core.threads > 1:  # the other threads may also be waiting for a batch
             self._carry_out(self.core.pull_ahead(self.core.threads - self.core.computing))
@@ -148,18 +148,18 @@ class WorkerClient:
         """Answer a question of the coordinator between two batches, while no thread computes.
 
         The lock is released, since the answer may need the reading thread."""
-        told: Any = None
+        reply: Any = None
         self._cv.release()
         try:
-            told = answer(question)
+            reply = answer(question)
         finally:
             self._cv.acquire()
-            self._carry_out(self.core.on_question_answered(told is LATER))
-        if told is not None and told is not LATER:
-            self.coordinator.send(*(told if type(told) is tuple else (told,)))
+            self._carry_out(self.core.on_question_answered(reply is LATER))
+        if reply is not None and reply is not LATER:
+            self.coordinator.send(*(reply if type(reply) is tuple else (reply,)))
         self._cv.notify_all()
 
-    def _due(self, thread: int) -> bool:
+    def _has_work(self, thread: int) -> bool:
         return self.is_over() or (thread == 0 and self.core.must_answer()) or self.core.ready(thread)
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
@@ -169,7 +169,7 @@ class WorkerClient:
             elif type(command) is TellCoordinator:
                 self.coordinator.send(command.message)
             elif type(command) is ComputeNext:
-                command.item.first_at = time.perf_counter()
+                command.item.became_next_at = time.perf_counter()
                 self.on_next_batch(command.item.grant.token)
             elif type(command) is ReleaseFrames:
                 command.item.release()
@@ -192,21 +192,21 @@ class WorkerClient:
             self.core.pushed(item)
             for s, low, high in item.unique.shares():
                 count, size = high - low, dense.size(s) if dense is not None else 0
-                told = item.push(s, count, size)
-                channel = self.routes.channel_for_push(s, told)
+                push = item.push(s, count, size)
+                channel = self.routes.channel_for_push(s, push)
                 out = channel.reserve(4 * (count * (1 + width) + size))
                 rows, rest = push_views(out, item.unique.index[low:high], width)
                 rows[:] = row_gradient[low:high]
                 if dense is not None:
                     dense.write(s, rest)
-                channel.send(told, out)
+                channel.send(push, out)
 
     def get_dense(self, shards: Collection[int]) -> dict[int, tuple[DenseState, Floats]]:
         """Fetch the slices of the dense vector with optimizer state from some shards, as copies.
 
         Raises the error that ended the run."""
         self._transfer({shard: (GetDense(), None) for shard in shards})
-        found = self._dense.take_received()
+        found = self._dense_transfer.take_received()
         values = {shard: found[shard][1].payload.view(np.float32).copy() for shard in shards}
         for _, frame in found.values():
             frame.release()
@@ -216,19 +216,23 @@ class WorkerClient:
         """Send some shards their dense slice with its optimizer state, and wait until every shard has stored it."""
         self._transfer({shard: (message, part.view(np.uint8)) for shard, part in parts.items()})
 
-    def _transfer(self, asked: Mapping[int, tuple[Any, Bytes | None]]) -> None:
+    def _transfer(self, requests: Mapping[int, tuple[Any, Bytes | None]]) -> None:
         """Send each shard its message, again to a failed server's replacement, and wait for all answers."""
         with self._cv:
-            self._dense.begin(asked)
-            for shard, told in asked.items():
-                self.servers[shard].send(*told)
-        self.wait_until(lambda: self._dense.done)
+            self._dense_transfer.begin(requests)
+            for shard, request in requests.items():
+                self.servers[shard].send(*request)
+        self.wait_until(lambda: self._dense_transfer.done)
 
     @contextmanager
     def connected(self) -> Iterator[dict[int, Channel]]:
         """Context that yields the connected servers' channels by shard, and defers the loss or replacement of any."""
         with self._cv:
-            yield {shard: each for shard, each in enumerate(self.servers) if not isinstance(each, ParkedConnection)}
+            yield {
+                shard: channel
+                for shard, channel in enumerate(self.servers)
+                if not isinstance(channel, ParkedConnection)
+            }
 
     def wait_until(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
         """Wait, at most `seconds`, until a condition holds or the run ends. Raises the error that ended the run."""
@@ -292,7 +296,7 @@ class WorkerClient:
             frame.release()  # from a server that was replaced
             return
         if frame.kind == frames.CLOSED:
-            self._closed(shard)
+            self._on_closed(shard)
             return
         message = decode(frame)
         if isinstance(message, Rows):
@@ -307,13 +311,13 @@ class WorkerClient:
                 if self.core.begins_training(message):
                     self._training_since = time.perf_counter()
             self._carry_out(self.core.handle(message))
-        elif type(message) in self.notices:
-            self.notices[type(message)](message)
+        elif type(message) in self.coordinator_handlers:
+            self.coordinator_handlers[type(message)](message)
         elif isinstance(message, DenseState):
-            self._dense.on_answer(self._shard_of(shard), (message, frame))
+            self._dense_transfer.on_answer(self._shard_of(shard), (message, frame))
             self._cv.notify_all()
         elif isinstance(message, Ack):
-            self._dense.on_answer(self._shard_of(shard))
+            self._dense_transfer.on_answer(self._shard_of(shard))
             self._cv.notify_all()
         elif isinstance(message, ShardRelocated):
             self._relocated(message)
@@ -327,19 +331,19 @@ class WorkerClient:
             raise WireError("The coordinator answers for a server.")
         return shard
 
-    def _closed(self, shard: int | None) -> None:
+    def _on_closed(self, shard: int | None) -> None:
         """Handle a closed connection: await a server's replacement; raise PeerGoneError if it was the coordinator's."""
         name = "the coordinator" if shard is None else f"S{shard}"
         error = PeerGoneError(f"W{self.index} lost its connection to {name}.")
         if shard is None or self.dial is None:
             raise error
         self.routes.park(shard)
-        self._on_server_gone(shard)
-        self._overdue[shard] = timer = threading.Timer(self.patience, self.fail, (error,))
+        self._on_server_failure(shard)
+        self._successor_timers[shard] = timer = threading.Timer(self.patience, self.fail, (error,))
         timer.daemon = True
         timer.start()
 
-    def _on_server_gone(self, shard: int) -> None:
+    def _on_server_failure(self, shard: int) -> None:
         self.on_server_lost(shard)
         self._cv.notify_all()
 
@@ -352,14 +356,14 @@ class WorkerClient:
         if self.routes.leads_to(shard, message.incarnation):  # repeated by a new coordinator
             return
         self.core.forget_dense(shard)
-        self._on_server_gone(shard)  # also where the old server hangs and is still connected
-        if shard in self._overdue:
-            self._overdue.pop(shard).cancel()
+        self._on_server_failure(shard)  # also where the old server hangs and is still connected
+        if shard in self._successor_timers:
+            self._successor_timers.pop(shard).cancel()
         if self.dial is None or self.routes.renew(message, self.dial) is None:
             return
-        self._carry_out(self.core.ask_again(shard))
-        asked = self._dense.message_to_repeat(shard)
-        if asked is not None:
-            self.servers[shard].send(*asked)
+        self._carry_out(self.core.repeat_pulls(shard))
+        request = self._dense_transfer.message_to_repeat(shard)
+        if request is not None:
+            self.servers[shard].send(*request)
         self.on_server_back(shard)
         self._cv.notify_all()

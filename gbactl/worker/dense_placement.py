@@ -41,14 +41,14 @@ class Placements:
         """This worker's replica as a dense placement (see trainer/hogwild_training.py)."""
         return self.placements["replicas"]
 
-    def move(self, home: str, gives: bool, turn: int = 0) -> None:
+    def move(self, home: str, gives: bool, request: int = 0) -> None:
         """Switch to the dense placement `home`, and transfer this worker's part of the dense parameters.
 
-        `turn` is the same for all workers. The move may be repeated, then with `gives`, where the worker that was to
+        `request` is the same for all workers. The move may be repeated, then with `gives`, where the worker that was to
         give the parameters failed."""
         if self.now is not self.placements[home]:
             self.now.leave()
-            self.placements[home].take_over(turn)
+            self.placements[home].take_over(request)
         if home == "servers" and gives:
             self.placements["workers"].hand_over()
         self.now = self.placements[home]
@@ -81,8 +81,8 @@ class DensePlacement(ABC):
     def leave(self) -> None:  # noqa: B027
         """Release borrowed memory before the worker switches to another dense placement."""
 
-    def take_over(self, turn: int) -> None:  # noqa: B027
-        """Fetch dense parameters and optimizer state from the servers at a mode switch, number `turn` in the run."""
+    def take_over(self, request: int) -> None:  # noqa: B027
+        """Fetch dense parameters and optimizer state from the servers at a mode switch, number `request` in the run."""
 
     def hand_over(self) -> None:  # noqa: B027
         """Send the servers the dense parameters and optimizer state at a mode switch."""
@@ -92,7 +92,7 @@ class ServedDense(DensePlacement):
     """Placement on the servers: dense parameters are pulled with the rows, and pushed with their gradients."""
 
     def __init__(self, flat: FlatModel, slices: ShardSlices) -> None:
-        self.flat, self.exchange, self.cuts = flat, slices.exchange, slices.cuts
+        self.flat, self.client, self.cuts = flat, slices.client, slices.cuts
         self.gradient = np.empty(flat.size, np.float32)
         self._held: Frame | None = None
 
@@ -120,7 +120,7 @@ class ServedDense(DensePlacement):
 
     def _hold(self, item: BatchInProgress, frame: Frame) -> None:
         """Keep the received frame whose memory the model uses, and release that of the previous batch."""
-        item.kept = frame
+        item.frame_in_use = frame
         if self._held is not None:
             self._held.release()
         self._held = frame
@@ -134,10 +134,10 @@ class ServedDense(DensePlacement):
     def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
         """Pull the next batch's parameters, then push row gradients and dense gradient slices to the servers."""
         if row_gradient is None:
-            self.exchange.take(item)
+            self.client.take(item)
         else:
-            self.exchange.pull_ahead()
-            self.exchange.push(item, row_gradient, self)
+            self.client.pull_ahead()
+            self.client.push(item, row_gradient, self)
 
 
 class ReplicatedDense(DensePlacement):
@@ -150,9 +150,9 @@ class ReplicatedDense(DensePlacement):
         steps: ReplicatedSteps, norms_every: int, recovery: SyncRecovery | None, codec: Codec | None,
     ) -> None:  # fmt: skip
         self.steps = steps
-        self.recovery, self.slices, self.exchange = recovery, slices, slices.exchange
+        self.recovery, self.slices, self.client = recovery, slices, slices.client
         self.flat, self.collective, self.block = flat, collective, block
-        self.norms_every = norms_every if self.exchange.index == 0 else 0  # all have the same sum: worker 0 reports it
+        self.norms_every = norms_every if self.client.index == 0 else 0  # all have the same sum: worker 0 reports it
         self.gradient = np.zeros(flat.size, np.float32)
         spans = [*flat.spans, *([(flat.params, flat.size)] if flat.buffers else [])]
         cuts = Buckets.of_parameters("dense", [high - low for low, high in spans], buckets)
@@ -163,10 +163,10 @@ class ReplicatedDense(DensePlacement):
     def leave(self) -> None:
         self.flat.listen(None)
 
-    def take_over(self, turn: int) -> None:
+    def take_over(self, request: int) -> None:
         if self.recovery is not None:
-            self.recovery.renew(turn)
-        self.steps.taken = -1
+            self.recovery.renew(request)
+        self.steps.last_step = -1
         self.slices.fetch(self.block)
         self.restored()
 
@@ -203,9 +203,9 @@ class ReplicatedDense(DensePlacement):
         self._filling.filled(part)
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
-        there = self.steps.has_applied(after)
-        if not there:
-            return None if there is None else NOT_HERE
+        applied = self.steps.has_applied(after)
+        if not applied:
+            return None if applied is None else NOT_HERE
         return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
 
     def restored(self) -> None:
@@ -218,7 +218,7 @@ class ReplicatedDense(DensePlacement):
             if self.recovery is not None and self.recovery.another_granted():
                 self._filling.begin()
                 return False
-            with self.exchange.waits.activity(ALL_REDUCE):
+            with self.client.waits.activity(ALL_REDUCE):
                 self._filling.wait()
         except InterruptedSum:
             return False
@@ -231,26 +231,26 @@ class ReplicatedDense(DensePlacement):
         """Push row gradients, pull the next batch's rows during the all-reduce, then apply the dense gradient."""
         grant = item.grant
         if self._again and self.recovery is not None:
-            self.exchange.push(item, row_gradient, None)
+            self.client.push(item, row_gradient, None)
             self.recovery.forward()
             return
         if row_gradient is None:
             self.gradient[:] = 0.0
             self._filling.flush()
-            self.exchange.take(item)
+            self.client.take(item)
         else:
             self._filling.flush()
-            self.exchange.push(item, row_gradient, None)
-        self.exchange.pull_ahead()
+            self.client.push(item, row_gradient, None)
+        self.client.pull_ahead()
         if not self._summed():
             return
         if due(self.norms_every, grant.token):
             square = dense_square([(self.gradient, 1.0)], self.block.params, grant.divisor)
-            self.exchange.coordinator.send(GradientNorms(grant.token, square, []))
+            self.client.coordinator.send(GradientNorms(grant.token, square, []))
         if self.recovery is not None:
             self.recovery.take()
         self.block.apply(self.gradient, grant.divisor, grant.divisor, grant.lr_scale)
-        self.steps.taken = grant.token
+        self.steps.last_step = grant.token
         if self.block.value is not self.flat.vector:
             self.flat.load(self.block.value)
 
@@ -263,19 +263,19 @@ class SyncRecovery:
     def __init__(
         self,
         collective: FaultTolerantCollective,
-        exchange: WorkerClient,
+        client: WorkerClient,
         flat: FlatModel,
         value: Vector,
         steps: ReplicatedSteps,
     ) -> None:
-        self.collective, self.exchange, self.flat, self.value = collective, exchange, flat, value
+        self.collective, self.client, self.flat, self.value = collective, client, flat, value
         self.steps = steps
         self._before = value.copy()  # parameters before the last step
         self._now = value.copy()
         self._first: int | None = None  # first step of this generation
         self._token = -1  # current step
         collective.wanted = self._wanted
-        exchange.on_next_batch = self._more_comes
+        client.on_next_batch = self._more_comes
 
     def begin(self, item: BatchInProgress) -> bool:
         """Tell the collective a batch's index in its step's gradient sum; False if that step is already applied.
@@ -297,14 +297,14 @@ class SyncRecovery:
 
     def another_granted(self) -> bool:
         """Whether another batch of the current step was granted to this worker."""
-        return self.exchange.core.has_batch_of(self._token)
+        return self.client.core.has_batch_of(self._token)
 
     def _more_comes(self, step: int) -> None:
         if step <= self._token:
             self.collective.interrupt()
 
     def _wanted(self) -> bool:
-        return self.exchange.is_over() or self.another_granted()
+        return self.client.is_over() or self.another_granted()
 
     def take(self) -> None:
         """Copy the parameters before the current step is applied, so that a batch of the step can be recomputed."""
@@ -319,14 +319,14 @@ class SyncRecovery:
 class ShardSlices:
     """Dense slices of all servers, to read or write the whole vector. `cuts`: [low, high) of each shard."""
 
-    def __init__(self, exchange: WorkerClient, cuts: list[Cut]) -> None:
-        self.exchange, self.cuts, self.held = exchange, cuts, nonempty_slices(cuts)
+    def __init__(self, client: WorkerClient, cuts: list[Cut]) -> None:
+        self.client, self.cuts, self.held = client, cuts, nonempty_slices(cuts)
 
     def fetch(self, block: DenseBlock, still: AbstractContextManager[Any] | None = None) -> None:
         """Fetch all servers' slices and store them in the whole vector `block`, within the context `still`.
 
         Raises the error that ended the run."""
-        found = self.exchange.get_dense(self.held)
+        found = self.client.get_dense(self.held)
         with still or nullcontext():
             for shard, (state, values) in found.items():
                 block.unpack(*self.held[shard], values, state.step)
@@ -334,4 +334,4 @@ class ShardSlices:
     def give(self, block: DenseBlock, how: Callable[[int], PutDense | AddReplica] = PutDense) -> None:
         """Send the servers the slices of the whole vector `block`, and wait until all have them."""
         parts = {shard: block.packed(*cut) for shard, cut in self.held.items()}
-        self.exchange.put_dense(how(block.step), parts)
+        self.client.put_dense(how(block.step), parts)

@@ -172,20 +172,20 @@ class WorkerLoop:
     """Compute loop of one worker."""
 
     def __init__(
-        self, exchange: WorkerClient, compute: BatchComputer, placements: Placements,
+        self, client: WorkerClient, compute: BatchComputer, placements: Placements,
         core_slots: CoreSlots | UnsharedCore, delay: WorkerSlowdown | None,
     ) -> None:  # fmt: skip
         self.core_slots, self.delay = core_slots, delay
-        self.exchange, self.compute, self.placements = exchange, compute, placements
+        self.client, self.compute, self.placements = client, compute, placements
         self._sums = np.empty((0, compute.width), np.float32)
 
     def run(self, ahead: int) -> None:
         """Compute batches until the coordinator stops the run; `ahead`: batches requested in advance."""
         settle_garbage()
-        self.exchange.start(ahead)
+        self.client.start(ahead)
         ask_for_long_slices(SLICE_MS)  # only this thread: those that wake it must not wait for it
         self.core_slots.pin_thread()
-        while (item := self.exchange.next(self._answer)) is not None:
+        while (item := self.client.next(self._answer)) is not None:
             if item.phase.training:
                 self._train(item)
             else:
@@ -194,7 +194,7 @@ class WorkerLoop:
     def assist(self, thread: int) -> None:
         """Compute training batches in a further thread until the run is over."""
         self.core_slots.pin_thread()
-        while (item := self.exchange.next(self._answer, thread)) is not None:
+        while (item := self.client.next(self._answer, thread)) is not None:
             self._train(item)
 
     @property
@@ -210,16 +210,16 @@ class WorkerLoop:
             found = self.dense.packed(question.step)
             return LATER if found is None else (DenseSaved(question.number, *found[:2]), found[2].view(np.uint8))
         if isinstance(question, MoveDense):
-            self.placements.move(question.home, question.giver == self.exchange.index, question.turn)
-            return DenseMoved(self.exchange.index, question.turn)
+            self.placements.move(question.home, question.giver == self.client.index, question.request)
+            return DenseMoved(self.client.index, question.request)
         return self._inspect() if isinstance(question, Inspect) else self.placements.trainer.handle(question)
 
     def _inspect(self) -> Inspected:
         memory = {"peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
         checksum, total = self.dense.checksum()
-        hub = self.exchange.hub
+        hub = self.client.hub
         counts = {**getattr(hub, "counts", {}), **hub.traffic.counters()}  # see wire/reliable.py
-        return Inspected(f"W{self.exchange.index}", checksum, total, memory, counts, dict(hub.refused))
+        return Inspected(f"W{self.client.index}", checksum, total, memory, counts, dict(hub.refused))
 
     def _train(self, item: BatchInProgress) -> None:
         if item.grant.samples == 0:
@@ -228,14 +228,14 @@ class WorkerLoop:
             self.dense.finish(item, None)
             return
         with ExitStack() as slot:
-            with self.exchange.waits.activity(TURN):
+            with self.client.waits.activity(TURN):
                 slot.enter_context(self.core_slots.time_slot())
             self.dense.load(item)
             began = time.perf_counter()
             sums = self._compute(item)
         if self.delay is not None:
             self.delay.slow_down(item, item.grant.usual)
-        if (trace := self.exchange.waits.trace) is not None:
+        if (trace := self.client.waits.trace) is not None:
             trace.add_interval("compute", began, time.perf_counter())
             trace.step(max(item.row_versions.values(), default=0))
         self.dense.finish(item, sums)
@@ -254,10 +254,10 @@ class WorkerLoop:
     def _computed(self, item: BatchInProgress) -> None:
         """Pull the next batch's rows after the backward pass, so that the remaining work overlaps with the pull."""
         if self.delay is None and item.phase.served_dense:
-            self.exchange.pull_ahead()
+            self.client.pull_ahead()
 
     def _evaluate(self, item: BatchInProgress) -> None:
-        self.exchange.waits.take()  # only the waits of training count
+        self.client.waits.take()  # only the waits of training count
         self.dense.load(item)
-        self.exchange.predictions(item, self.compute.predict(item))
-        self.exchange.take(item)
+        self.client.predictions(item, self.compute.predict(item))
+        self.client.take(item)

@@ -28,8 +28,8 @@ class ParkedConnection:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self._lock = threading.Lock()
-        self._held: list[tuple[Push, Bytes | None]] = []
-        self._then: Channel | None = None
+        self._queued: list[tuple[Push, Bytes | None]] = []
+        self._replacement: Channel | None = None
 
     def reserve(self, nbytes: int) -> Bytes:
         return np.empty(nbytes, np.uint8)
@@ -38,10 +38,10 @@ class ParkedConnection:
         if not isinstance(message, Push):
             return
         with self._lock:
-            if self._then is None:
-                self._held.append((message, payload))
+            if self._replacement is None:
+                self._queued.append((message, payload))
             else:
-                self._then.send(message, payload)
+                self._replacement.send(message, payload)
 
     def close(self) -> None:
         """Do nothing, as there is no connection."""
@@ -49,10 +49,10 @@ class ParkedConnection:
     def forward_to(self, channel: Channel) -> None:
         """Send the queued pushes over the new connection `channel`, and forward later pushes to it."""
         with self._lock:
-            for message, payload in self._held:
+            for message, payload in self._queued:
                 channel.send(message, payload)
-            self._held.clear()
-            self._then = channel
+            self._queued.clear()
+            self._replacement = channel
 
 
 class Routes:
@@ -62,17 +62,17 @@ class Routes:
         self.servers = servers
         self._lock = threading.Lock()
         self._shard = {id(channel): shard for shard, channel in enumerate(servers)}
-        self._over: list[Channel] = []  # kept alive, so that no other channel gets the id of one of them
+        self._replaced: list[Channel] = []  # kept alive, so that no other channel gets the id of one of them
         self._sent: list[deque[tuple[Push, Channel]]] = [deque(maxlen=REMEMBERED) for _ in servers]
 
     def shard_of(self, channel: Channel) -> int | None:
         """Return the shard that a channel leads to; None if the channel was replaced."""
         return self._shard.get(id(channel))
 
-    def leads_to(self, shard: int, epoch: int) -> bool:
-        """Whether a shard's channel already leads to the server with incarnation number `epoch`."""
+    def leads_to(self, shard: int, incarnation: int) -> bool:
+        """Whether a shard's channel already leads to the server with incarnation number `incarnation`."""
         channel = self.servers[shard]
-        return not isinstance(channel, ParkedConnection) and channel.peer.incarnation == epoch
+        return not isinstance(channel, ParkedConnection) and channel.peer.incarnation == incarnation
 
     def channel_for_push(self, shard: int, push: Push) -> Channel:
         """Return the channel for a push, and record the push, to repeat it if the server is replaced."""
@@ -87,7 +87,7 @@ class Routes:
 
     def renew(self, message: ShardRelocated, dial: Dial) -> Channel | None:
         """Connect to a shard's new server and push the slices that it lacks; None if the new server has failed, too."""
-        shard, wanted = message.shard, set(message.batches)
+        shard, batches = message.shard, set(message.batches)
         try:
             channel = dial(message.address, Peer("server", shard, message.incarnation))
         except WireError:
@@ -95,12 +95,12 @@ class Routes:
                 self.park(shard)
             return None
         old = self._replace(shard, channel)
-        held = old if isinstance(old, ParkedConnection) else None
-        for push, where in list(self._sent[shard]):
-            if where not in (held, channel) and (push.phase, push.batch) in wanted:
+        parked = old if isinstance(old, ParkedConnection) else None
+        for push, sent_on in list(self._sent[shard]):
+            if sent_on not in (parked, channel) and (push.phase, push.batch) in batches:
                 channel.send(push._replace(rows=~push.rows, dense=0))
-        if held is not None:
-            held.forward_to(channel)
+        if parked is not None:
+            parked.forward_to(channel)
         return channel
 
     def _replace(self, shard: int, channel: Channel) -> Channel:
@@ -108,6 +108,6 @@ class Routes:
             old, self.servers[shard] = self.servers[shard], channel
             self._shard.pop(id(old), None)
             self._shard[id(channel)] = shard
-            self._over.append(old)
+            self._replaced.append(old)
         old.close()
         return old

@@ -49,7 +49,7 @@ CoordinatorMessage = Question | BeginPhase | Abandon | PrefetchHint | Ping | Tak
 class BatchInProgress:
     """State of a granted batch until its gradient is pushed: data, distinct rows, shards' answers, gradient statistics.
 
-    `kept`: the frame among the answers whose memory the model computes with."""
+    `frame_in_use`: the frame among the answers whose memory the model computes with."""
 
     grant: Granted
     phase: BeginPhase
@@ -60,12 +60,12 @@ class BatchInProgress:
     answers: dict[int, tuple[Rows, Frame]] = field(default_factory=dict)
     row_versions: dict[int, int] = field(default_factory=dict)
     dense_versions: dict[int, int] = field(default_factory=dict)
-    kept: Frame | None = None
+    frame_in_use: Frame | None = None
     loss: float = 0.0
     seconds: float = 0.0
     slowdown: float = 1.0
     ranked: tuple[float, int] = (0.0, 0)
-    first_at: float = 0.0  # when it became the next batch to compute, if it was granted then
+    became_next_at: float = 0.0  # when it became the next batch to compute, if it was granted then
     waits: list[float] = field(default_factory=list)  # see Push
 
     @property
@@ -76,13 +76,13 @@ class BatchInProgress:
     def push(self, shard: int, rows: int, dense: int) -> Push:
         """Make the Push message for a shard, with the gradient statistics for the coordinator."""
         grant, versions = self.grant, (self.row_versions[shard], self.dense_versions[shard])
-        told = (self.loss, self.seconds, self.slowdown, *versions, *self.ranked, self.waits)
-        return Push(grant.phase, grant.batch, rows, dense, *told)
+        statistics = (self.loss, self.seconds, self.slowdown, *versions, *self.ranked, self.waits)
+        return Push(grant.phase, grant.batch, rows, dense, *statistics)
 
     def release(self) -> None:
         """Drop the shards' answers, and release their frames except for the one that the model computes with."""
         for _, frame in self.answers.values():
-            if frame is not self.kept:
+            if frame is not self.frame_in_use:
                 frame.release()
         self.answers.clear()
 
@@ -99,8 +99,8 @@ def push_views(out: Bytes, index: Any, width: int) -> tuple[Floats, Floats]:
     The views are (float32[n, width], float32[dense])."""
     count = len(index)
     out[: 4 * count].view(np.int32)[:] = index
-    values, cut = out.view(np.float32), count * (1 + width)
-    return values[count:cut].reshape(count, width), values[cut:]
+    values, end = out.view(np.float32), count * (1 + width)
+    return values[count:end].reshape(count, width), values[end:]
 
 
 class TellCoordinator(NamedTuple):
@@ -160,8 +160,8 @@ class WorkerCore:
         self.have_dense = [-1] * servers  # version of each shard's dense slice held here; -1: none
         self.computing = 0
         self._prepared: dict[tuple[int, int], tuple[Batch, DistinctRows]] = {}
-        self._requests = self._granted = self._begun = 0
-        self._holdings = GrantedBatches()
+        self._last_request = self._batches_granted = self._batches_begun = 0
+        self._granted_batches = GrantedBatches()
 
     # -- messages -----------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class WorkerCore:
     def handle(self, message: CoordinatorMessage) -> list[Command]:
         """Handle a message of the coordinator that requires no access to the training data."""
         if isinstance(message, Question):
-            self.questions.append((message, self._granted))
+            self.questions.append((message, self._batches_granted))
             return [CheckForWork()]
         if isinstance(message, PrefetchHint):
             self.to_prepare = message
@@ -183,7 +183,7 @@ class WorkerCore:
         elif isinstance(message, Ping):
             return [TellCoordinator(Pong(self.index, message.beat))]
         elif isinstance(message, Takeover):
-            return self._revive(message)
+            return self._on_takeover(message)
         else:
             self.stopped = True
             return [CheckForWork()]
@@ -198,12 +198,12 @@ class WorkerCore:
             self._forget_all_dense()
         self.phase = phase
 
-    def _revive(self, message: Takeover) -> list[Command]:
+    def _on_takeover(self, message: Takeover) -> list[Command]:
         """Report this worker's batches to a new coordinator, and drop the questions of its predecessor.
 
         OpenReplicas is kept: batches that came after the start of their phase wait for it."""
-        self.questions = deque(each for each in self.questions if isinstance(each[0], OpenReplicas))
-        return [TellCoordinator(self._holdings.worker_state(self.index, message.term, self.phase))]
+        self.questions = deque(entry for entry in self.questions if isinstance(entry[0], OpenReplicas))
+        return [TellCoordinator(self._granted_batches.worker_state(self.index, message.term, self.phase))]
 
     def _abandon(self, phase: int) -> list[Command]:
         """Discard the batches of a phase that are not yet being computed, and request others in their place.
@@ -214,7 +214,7 @@ class WorkerCore:
         if not given_up:
             return []
         self.queue = deque(item for item in self.queue if item.phase.number != phase)
-        self._begun += len(given_up)
+        self._batches_begun += len(given_up)
         self._forget_all_dense()
         commands: list[Command] = []
         for item in given_up:
@@ -241,25 +241,25 @@ class WorkerCore:
         assert self.phase is not None
         self.to_prepare = None  # the announced batch is this one, or went to another worker
         item = BatchInProgress(grant, self.phase, batch, unique)
-        early = self._admit(item)
-        self._holdings.on_granted(grant, self.phase)
-        self._granted += 1
+        early = self._enqueue(item)
+        self._granted_batches.on_granted(grant, self.phase)
+        self._batches_granted += 1
         commands: list[Command] = [ComputeNext(item)] if self.queue[0] is item else []
         first = len(self.queue) + self.computing <= self.threads
         if early or first or self.phase.prefetch_rows or not self.phase.training:
             self._pull(item, commands)
         return commands
 
-    def _admit(self, item: BatchInProgress) -> bool:
+    def _enqueue(self, item: BatchInProgress) -> bool:
         """Insert a batch into the queue; return whether it precedes batches that were granted earlier.
 
         Batches keep the order of their grants. But where workers hold the dense parameters, a batch goes before those
         of later steps: it was a failed worker's, and the others wait for it."""
         if not item.phase.served_dense and item.phase.training:
             later = (n for n, other in enumerate(self.queue) if other.grant.token > item.grant.token)
-            place = next(later, None)
-            if place is not None:
-                self.queue.insert(place, item)
+            position = next(later, None)
+            if position is not None:
+                self.queue.insert(position, item)
                 return True
         self.queue.append(item)
         return False
@@ -279,12 +279,12 @@ class WorkerCore:
     def _pull(self, item: BatchInProgress, commands: list[Command]) -> None:
         if not item.pulled:
             item.pulled = True
-            self._requests += 1
-            self.pulls[self._requests] = item
+            self._last_request += 1
+            self.pulls[self._last_request] = item
             for share in item.unique.shares():
-                commands.append(self._ask(self._requests, item, *share))
+                commands.append(self._pull_message(self._last_request, item, *share))
 
-    def _ask(self, request: int, item: BatchInProgress, shard: int, low: int, high: int) -> PullRows:
+    def _pull_message(self, request: int, item: BatchInProgress, shard: int, low: int, high: int) -> PullRows:
         batch = item.grant.batch if item.phase.training else -1
         have = self.have_dense[shard]
         pull = Pull(request, batch, high - low, item.phase.served_dense, item.grant.after, have)
@@ -292,11 +292,11 @@ class WorkerCore:
 
     def rows(self, shard: int, rows: Rows, frame: Frame) -> list[Command]:
         """Store a shard's answer to a Pull."""
-        item = self.pulls[rows.ticket]
+        item = self.pulls[rows.request]
         item.answers[shard] = (rows, frame)
         complete = len(item.answers) == self.servers
         if complete:
-            del self.pulls[rows.ticket]
+            del self.pulls[rows.request]
         if item.abandoned:
             return [ReleaseFrames(item)] if complete else []
         if rows.dense:
@@ -316,10 +316,10 @@ class WorkerCore:
     def _forget_all_dense(self) -> None:
         self.have_dense = [-1] * self.servers
 
-    def ask_again(self, shard: int) -> list[Command]:
+    def repeat_pulls(self, shard: int) -> list[Command]:
         """Repeat the unanswered pulls of a shard, for its new server."""
         return [
-            self._ask(request, item, *next(share for share in item.unique.shares() if share[0] == shard))
+            self._pull_message(request, item, *next(share for share in item.unique.shares() if share[0] == shard))
             for request, item in self.pulls.items()
             if shard not in item.answers
         ]
@@ -328,11 +328,11 @@ class WorkerCore:
 
     def must_answer(self) -> bool:
         """Whether to answer a question of the coordinator now: all batches granted before the question are done."""
-        return bool(self.questions) and not self.computing and self._due()
+        return bool(self.questions) and not self.computing and self._question_due()
 
-    def _due(self) -> bool:
+    def _question_due(self) -> bool:
         """Whether the coordinator's oldest open question must be answered before the next batch is started."""
-        return bool(self.questions) and self.questions[0][1] <= self._begun
+        return bool(self.questions) and self.questions[0][1] <= self._batches_begun
 
     def question(self) -> Question:
         """Return the question that is due; no batch can be started until `on_question_answered` is called."""
@@ -343,12 +343,12 @@ class WorkerCore:
         """Record that the current question was answered; `later`: postpone it instead until after the next batch."""
         question, self.answering = self.answering, None
         if later and question is not None:
-            self.questions.appendleft((question, self._begun + 1))
+            self.questions.appendleft((question, self._batches_begun + 1))
         return self.done()
 
     def ready(self, thread: int = 0) -> bool:
         """Whether compute thread `thread`, which is idle, may start the next batch."""
-        if not self.queue or self.answering is not None or self.computing >= self.threads or self._due():
+        if not self.queue or self.answering is not None or self.computing >= self.threads or self._question_due():
             return False
         item = self.queue[0]
         return len(item.answers) == self.servers and (thread == 0 or (thread < self.threads and item.phase.training))
@@ -356,7 +356,7 @@ class WorkerCore:
     def begin(self) -> BatchInProgress:
         """Remove the next batch from the queue and return it, to be computed."""
         self.computing += 1
-        self._begun += 1
+        self._batches_begun += 1
         return self.queue.popleft()
 
     def done(self) -> list[Command]:
@@ -371,7 +371,7 @@ class WorkerCore:
 
     def pushed(self, item: BatchInProgress) -> None:
         """Record that the gradient of a batch is about to be pushed, so that the worker no longer holds the batch."""
-        self._holdings.on_returned(item.grant)
+        self._granted_batches.on_returned(item.grant)
 
 
 class DenseTransfer:
@@ -379,26 +379,26 @@ class DenseTransfer:
 
     def __init__(self) -> None:
         self._states: dict[int, tuple[DenseState, Frame]] = {}
-        self._asked: dict[int, tuple[Any, Bytes | None]] = {}
+        self._requests: dict[int, tuple[Any, Bytes | None]] = {}
 
-    def begin(self, asked: Mapping[int, tuple[Any, Bytes | None]]) -> None:
-        """Begin a transfer; `asked`: message and payload for each shard."""
-        self._states, self._asked = {}, dict(asked)
+    def begin(self, requests: Mapping[int, tuple[Any, Bytes | None]]) -> None:
+        """Begin a transfer; `requests`: message and payload for each shard."""
+        self._states, self._requests = {}, dict(requests)
 
     @property
     def done(self) -> bool:
         """Whether all shards have answered."""
-        return not self._asked
+        return not self._requests
 
     def on_answer(self, shard: int, state: tuple[DenseState, Frame] | None = None) -> None:
         """Record a shard's answer: an acknowledgement, or its slice in `state`."""
-        self._asked.pop(shard, None)
+        self._requests.pop(shard, None)
         if state is not None:
             self._states[shard] = state
 
     def message_to_repeat(self, shard: int) -> tuple[Any, Bytes | None] | None:
         """Return the message to repeat to a failed server's replacement; None if the shard had already answered."""
-        return self._asked.get(shard)
+        return self._requests.get(shard)
 
     def take_received(self) -> dict[int, tuple[DenseState, Frame]]:
         """Return and clear the received slices by shard; the caller has to release their frames."""
@@ -420,12 +420,12 @@ class ReplicatedSteps:
 
     def __init__(self, global_batch: int) -> None:
         self.global_batch = global_batch
-        self.taken = -1  # the last step; another worker's batches of it may still come
+        self.last_step = -1  # the last step; another worker's batches of it may still come
 
     def index_in_sum(self, item: BatchInProgress) -> SumPosition | None:
         """Return a batch's index in its step's sum; None if the step is applied and only row gradients are missing."""
         grant, phase = item.grant, item.phase
-        if grant.samples and grant.token <= self.taken:
+        if grant.samples and grant.token <= self.last_step:
             return None
         width = self.global_batch // phase.local_batch
         first = (grant.token - phase.first_step) * width
@@ -434,6 +434,6 @@ class ReplicatedSteps:
 
     def has_applied(self, after: int) -> bool | None:
         """Whether exactly `after` steps are applied (0: always True); None if fewer are."""
-        if not after or self.taken == after - 1:
+        if not after or self.last_step == after - 1:
             return True
-        return None if self.taken < after - 1 else False
+        return None if self.last_step < after - 1 else False

@@ -43,16 +43,16 @@ class Spoken:
 
     def __call__(self, rng: random.Random) -> str:
         cfg, dataset = rng.choice(self._runs)
-        told: list[Event] = []
+        events: list[Event] = []
         with tempfile.TemporaryDirectory(dir=self._folder.name) as run_dir:
-            cluster = VirtualCluster(cfg, dataset, Path(run_dir), told.append)
+            cluster = VirtualCluster(cfg, dataset, Path(run_dir), events.append)
             intruder = Intruder(cluster, rng)
             cluster.hub.poll = intruder.poll  # type: ignore[method-assign]
             try:
                 cluster.run()
             except GbactlError as error:
                 return "waits for more" if STARVED in str(error) else "refused"
-        if [event.name for event in told].count("result") != 1:
+        if [event.name for event in events].count("result") != 1:
             raise AssertionError("a run ended without a result")
         return "read"
 
@@ -117,7 +117,7 @@ class Intruder:
         likely = {
             "worker": peer.index, "shard": peer.index, "number": peer.index, "role": peer.role, "node": str(peer),
             "phase": c.context.phase_number, "batch": rng.choice(leases), "step": c.context.step_now,
-            "turn": c.core.replicas.request,
+            "request": c.core.replicas.request,
             "row_version": 0, "dense_version": 0, "samples": 60, "name": "switch", "params": rng.choice((-1, 5)),
         }  # fmt: skip
         if type(said).__name__ in ("Saved", "DenseSaved"):

@@ -36,7 +36,7 @@ def work(collective: Collective, rounds: int, length: int, buckets: int, die_at:
     flat = np.empty(length, np.float32)
     gradient = OverlappedGradient(collective, plan, flat, [], codec_of("fp16" if item == 2 else "fp32"))
     digest, sent = hashlib.sha256(), []
-    collective.moved = lambda nbytes, shared: sent.append(nbytes)
+    collective.on_bytes_sent = lambda nbytes, shared: sent.append(nbytes)
     for step in range(rounds):
         if step == die_at and collective.rank == collective.size - 1:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -14,7 +14,7 @@ import pytest
 
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import AnnounceRecord, EventLogError, JoinedRecord, LeftRecord, OrderRecord
-from gbactl.coordinator.failure_recovery import FATES
+from gbactl.coordinator.failure_recovery import MESSAGE_OUTCOMES
 from tests.support.processes import FORK_SERVER, SHM, Launcher, alive, children_of, collective, wait_for
 from tests.support.slow import slow
 
@@ -149,7 +149,7 @@ def so_far(log: Path) -> list[Any]:
 
 @pytest.mark.beside
 @pytest.mark.parametrize(
-    ("plan", "fates"), [("faults=messages", FATES), slow(NOW_AND_NEVER, ("dropped", "delayed", "retried"))]
+    ("plan", "fates"), [("faults=messages", MESSAGE_OUTCOMES), slow(NOW_AND_NEVER, ("dropped", "delayed", "retried"))]
 )
 @pytest.mark.parametrize("mode", [slow("gba"), "sync"])
 def test_messages_are_lost_and_everything_counts_once(

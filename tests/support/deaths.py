@@ -145,7 +145,7 @@ class DyingWorker:
 
 def dies_when_a_server_is_lost(monkeypatch: pytest.MonkeyPatch, worker: int) -> None:
     """Have a worker die, once, when its connection to a server is lost."""
-    plain, died = WorkerClient._closed, []
+    plain, died = WorkerClient._on_closed, []
 
     def closed(this: Any, shard: int | None) -> None:
         plain(this, shard)
@@ -154,4 +154,4 @@ def dies_when_a_server_is_lost(monkeypatch: pytest.MonkeyPatch, worker: int) -> 
             this.hub.close()
             raise Killed
 
-    monkeypatch.setattr(WorkerClient, "_closed", closed)
+    monkeypatch.setattr(WorkerClient, "_on_closed", closed)

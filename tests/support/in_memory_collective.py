@@ -140,7 +140,7 @@ class MemoryCollective(FaultTolerantCollective):
     def __init__(self, group: MemoryGroup, rank: int) -> None:
         self.group, self.rank, self.size = group, rank, group.size
         self.wanted: Callable[[], bool] = lambda: False
-        self.moved: Moved = ignore_bytes
+        self.on_bytes_sent: Moved = ignore_bytes
         self._rounds: dict[str, int] = {}
         self._dealt: tuple[int, int | None, int] | None = None
         self._generation = 0
@@ -200,7 +200,7 @@ class MemoryCollective(FaultTolerantCollective):
             self.group.take(handle.key, handle.buffer)
         others = [rank for rank in range(self.size) if rank != self.rank and rank not in self._absent]
         place = sum(rank < self.rank for rank in others)
-        self.moved(ring_share(len(handle.buffer), len(others) + 1, place, self.group.item), False)
+        self.on_bytes_sent(ring_share(len(handle.buffer), len(others) + 1, place, self.group.item), False)
 
     def close(self) -> None:
         """See Collective.close."""

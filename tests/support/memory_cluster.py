@@ -19,11 +19,11 @@ from gbactl.errors import PeerGoneError, WireError
 from gbactl.nodes.role_setup import header, serve, wrapped_hub
 from gbactl.nodes.worker_process import work
 from gbactl.wire.auth import Peer
-from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.channel_interface import Hub
 from gbactl.wire.frames import CLOSED
 from gbactl.wire.messages import Event, Hello, unpack
 from gbactl.wire.reliable import with_message_faults
+from gbactl.wire.startup_document import StartupDocument
 from tests.support.in_memory import MemoryHub
 from tests.support.in_memory_collective import MemoryGroup
 
@@ -59,11 +59,11 @@ class Node(MemoryHub):
 
 
 def run_in_memory(
-    cfg: RunConfig, data: Path, run_dir: Path, wishes: Sequence[Event] = (), told: list[Event] | None = None
+    cfg: RunConfig, data: Path, run_dir: Path, wishes: Sequence[Event] = (), events: list[Event] | None = None
 ) -> dict[str, Any]:
     """Train as `cfg` says; returns the result event's fields. Raises what any node raised.
 
-    `wishes` come from the launcher at the start; `told` gets everything that it hears."""
+    `wishes` come from the launcher at the start; `events` gets everything that it hears."""
     run_dir.mkdir(parents=True, exist_ok=True)
     network: dict[str, MemoryHub] = {}
     item = ring_item(cfg.collective.name, cfg.transport.wire_dtype)
@@ -82,12 +82,12 @@ def run_in_memory(
     for message in (Hello("launcher", 0, ""), *wishes):
         to_coordinator.send(message)
     errors: list[BaseException] = []
-    events: list[Event] = []
+    received: list[Event] = []
     over, failed = threading.Event(), threading.Event()
     epochs: Counter[str] = Counter()
 
-    def boot(role: str, index: int) -> Bootstrap:
-        return Bootstrap(role, index, "", "C", str(run_dir), str(data), to_dict(cfg))
+    def boot(role: str, index: int) -> StartupDocument:
+        return StartupDocument(role, index, "", "C", str(run_dir), str(data), to_dict(cfg))
 
     def server(index: int, epoch: int = 0) -> None:
         mine = joined(Peer("server", index, epoch))
@@ -131,7 +131,7 @@ def run_in_memory(
                     meet_again()
                 event = unpack(frame.kind, frame.descriptor) if frame.kind else None
                 if isinstance(event, Event):
-                    events.append(event)
+                    received.append(event)
                     if event.name == "lost" and event.fields["replaced"]:
                         name = event.fields["process"]
                         if event.fields.get("epoch", epochs[name]) < epochs[name]:
@@ -145,16 +145,16 @@ def run_in_memory(
     def coordinate() -> None:
         """The coordinator, and those that take its place."""
         nonlocal hub
-        lives, found = 0, None
+        incarnation, found = 0, None
         while True:
             try:
                 Coordinator(hub, cfg, dataset, run_dir, header(cfg, dataset), found).run()
                 break
             except Killed:
                 hub.close()
-                lives += 1
-                found = JournalState.of(run_dir, lives, time.monotonic())
-                hub = open_hub(Peer("coordinator", 0, lives))
+                incarnation += 1
+                found = JournalState.of(run_dir, incarnation, time.monotonic())
+                hub = open_hub(Peer("coordinator", 0, incarnation))
         hub.close()
 
     def guarded(run: Any, *args: Any) -> None:
@@ -184,8 +184,8 @@ def run_in_memory(
             thread.join(1.0)  # a later test would count what they do; one that hangs is left
         raise errors[0]
     assert not any(thread.is_alive() for thread in threads), "the cluster did not end"
-    if told is not None:
-        told += events
-    results = [event.fields for event in events if event.name == "result"]
+    if events is not None:
+        events += received
+    results = [event.fields for event in received if event.name == "result"]
     assert len(results) == 1
     return results[0]

@@ -47,12 +47,12 @@ def config(
     return check(cfg)
 
 
-def run(cfg: RunConfig, data: Path, run_dir: Path, told: list[Event] | None = None) -> dict[str, Any]:
-    """The result event's fields; `told` gets all events."""
+def run(cfg: RunConfig, data: Path, run_dir: Path, events: list[Event] | None = None) -> dict[str, Any]:
+    """The result event's fields; `events` gets all events."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    events = [] if told is None else told
-    run_virtual(cfg, open_dataset(data), run_dir, events.append)
-    [result] = [event.fields for event in events if event.name == "result"]
+    received = [] if events is None else events
+    run_virtual(cfg, open_dataset(data), run_dir, received.append)
+    [result] = [event.fields for event in received if event.name == "result"]
     return result
 
 

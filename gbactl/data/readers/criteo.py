@@ -62,8 +62,8 @@ def parse(block: LineBlock, buckets: int, bad: BadLines) -> Batch | None:
         number = to_numbers(cells)
         signed = frame["label"].dtype == pl.String  # of a block that may have signs
         if signed or number.null_count() > cells.null_count() or (number < 0).any():
-            strange = (number < 0).fill_null(cells.is_not_null()) | cells.str.starts_with("+").fill_null(False)
-            faults.record(strange, name, "a hexadecimal id")
+            invalid = (number < 0).fill_null(cells.is_not_null()) | cells.str.starts_with("+").fill_null(False)
+            faults.record(invalid, name, "a hexadecimal id")
         ids[:, f] = to_ids(cells, f, buckets, number)
     numeric = signed_log(np.stack([number.cast(pl.Float64).to_numpy() for number in numbers], axis=1))
     batch = Batch(label.fill_null(0).to_numpy().astype(np.uint8), numeric, ids)

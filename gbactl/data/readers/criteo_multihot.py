@@ -87,8 +87,8 @@ def _opened(files: dict[str, SourceFile], stack: ExitStack) -> Day:
         archive = stack.enter_context(zipfile.ZipFile(stream(files[SPARSE])))
         names = [f"{place}.npy" for place in range(len(archive.namelist()))]
         if not names or set(names) != set(archive.namelist()):
-            there = ", ".join(archive.namelist()[:5]) or "none"
-            raise DataError(f"{files[SPARSE]} has the arrays {there}; they have to be 0.npy, 1.npy and so on.")
+            array_names = ", ".join(archive.namelist()[:5]) or "none"
+            raise DataError(f"{files[SPARSE]} has the arrays {array_names}; they have to be 0.npy, 1.npy and so on.")
         members = [stack.enter_context(archive.open(name)) for name in names]
     except DAMAGES as error:
         raise DataError(f"{files[SPARSE]} is damaged ({error}); fetch the file again.") from None
@@ -97,8 +97,8 @@ def _opened(files: dict[str, SourceFile], stack: ExitStack) -> Day:
     ]
     for array, name in ((dense, DENSE), *((field, SPARSE) for field in fields)):
         if array.rows != labels.rows:
-            told = f"{array.rows:,} rows and {files[LABELS]} {labels.rows:,}"
-            raise DataError(f"{files[name]} has {told}; fetch all files of this day again.")
+            counts = f"{array.rows:,} rows and {files[LABELS]} {labels.rows:,}"
+            raise DataError(f"{files[name]} has {counts}; fetch all files of this day again.")
     if not labels.rows:
         raise DataError(f"{files[LABELS]} has no rows; leave this day out.")
     return Day(str(files[SPARSE]), labels, dense, fields)
@@ -129,8 +129,8 @@ class CriteoMultihot:
         for day, files in found.items():
             for kind in KINDS:
                 if kind not in files:
-                    there = next(iter(files.values()))
-                    raise DataError(f"{there} has no {day}{kind} beside it; set data.path to a folder with all three.")
+                    other = next(iter(files.values()))
+                    raise DataError(f"{other} has no {day}{kind} beside it; set data.path to a folder with all three.")
         if not found:
             raise DataError(f"{self.path} is none of MLPerf's files; set data.path to a folder with day_0{SPARSE}.")
         return found

@@ -71,8 +71,8 @@ class Libfm:
         blocks = read_all(paths, progress)
         first = next(blocks)
         fields = _fields(first[1])
-        told = f"data.user_field={self.user_field} is no field; type a number from 0 to {fields - 1}."
-        require((self.user_field or 0) < fields, told)
+        problem = f"data.user_field={self.user_field} is no field; type a number from 0 to {fields - 1}."
+        require((self.user_field or 0) < fields, problem)
 
         def chunks() -> Iterator[Batch]:
             nonlocal largest

@@ -149,8 +149,8 @@ class Table:
     def sources(self) -> list[SourceFile]:
         """Find the tables and, as the last one, the schema file."""
         tables = find(self.path, self.patterns)
-        told = f"data.schema is not set; type data.schema=FILE (gbactl data infer-schema {tables[0]} writes one)."
-        require(bool(self.schema), told)
+        problem = f"data.schema is not set; type data.schema=FILE (gbactl data infer-schema {tables[0]} writes one)."
+        require(bool(self.schema), problem)
         found = find(self.schema, ["schema.yaml"], "data.schema")
         require(len(found) == 1, f"data.schema stands for {len(found)} files; name one.")
         return [*tables, *found]
@@ -182,10 +182,10 @@ class Table:
         for place, file in enumerate(files):
             _check_columns(file, columns_of(file, form), schema)
 
-            def told(stage: str, fraction: float, before: int = place) -> None:
+            def report_progress(stage: str, fraction: float, before: int = place) -> None:
                 progress(stage, (before + fraction) / len(files))
 
-            for chunk in read_table(file, form, schema.read, bad, told):
+            for chunk in read_table(file, form, schema.read, bad, report_progress):
                 batch, times = _arrays(chunk, file, layout, bad)
                 parted |= {
                     name for name in layout.lists if name not in parted and _is_parted(chunk.frame[name], layout)
@@ -220,18 +220,18 @@ class Table:
         return equal_days(rows, self.days), layout.schema.clock is None
 
 
-def _check_columns(file: SourceFile, there: list[str], schema: TableSchema) -> None:
+def _check_columns(file: SourceFile, columns: list[str], schema: TableSchema) -> None:
     """Raise DataError unless a file has each of the schema's columns once."""
     for name in schema.read:
-        count = there.count(name)
+        count = columns.count(name)
         if count > 1:
             raise DataError(f"{file} has {count} columns {name}; name them apart, or leave {name} out of the schema.")
         if not count:
-            meant = did_you_mean(name, there)
+            meant = did_you_mean(name, columns)
             hint = f" {meant}" if meant else ""
-            if len(there) == 1 and len(schema.columns) > 1:
+            if len(columns) == 1 and len(schema.columns) > 1:
                 hint = " Its columns seem to be apart by another character: type separator: ';' or so in the schema."
-            shown = ", ".join(there[:20]) + (", ..." if len(there) > 20 else "")
+            shown = ", ".join(columns[:20]) + (", ..." if len(columns) > 20 else "")
             raise DataError(f"{file} has no column {name}, which the schema names; its columns are: {shown}.{hint}")
 
 

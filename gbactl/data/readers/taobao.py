@@ -56,13 +56,13 @@ Ids = NDArray[np.int32]
 
 def _read(file: SourceFile, names: Sequence[str], bad: BadLines, progress: Progress) -> Iterator[Rows]:
     """Iterate over some columns of a file. Raises DataError for a missing one; blanks around a name do not matter."""
-    there = {name.strip(): name for name in columns_of(file, FORM)}
+    columns = {name.strip(): name for name in columns_of(file, FORM)}
     for name in names:
-        if name not in there:
-            known = f"its columns are: {', '.join(there)[:200]}"
+        if name not in columns:
+            known = f"its columns are: {', '.join(columns)[:200]}"
             raise DataError(f"{file} has no column {name}, {known}; take the file as Alimama publishes it.")
-    for rows in read_table(file, FORM, [there[name] for name in names], bad, progress):
-        yield Rows(rows.frame.rename({there[name]: name for name in names}), rows.first, rows.skipped)
+    for rows in read_table(file, FORM, [columns[name] for name in names], bad, progress):
+        yield Rows(rows.frame.rename({columns[name]: name for name in names}), rows.first, rows.skipped)
 
 
 def _ids(frame: pl.DataFrame, name: str, faults: Faults, *, needed: bool = False) -> Integers:
@@ -138,7 +138,7 @@ class Behaviour:
         self.ids: Ids = np.memmap(folder / "ids", np.int32, "r").reshape(-1, len(BEHAVIOUR))
 
     def last_before(self, user_ids: Integers, seconds: Integers, longest: int) -> Jagged:
-        """Return the last behaviour of users before given seconds, as one list for each name in BEHAVIOUR."""
+        """Return up to `longest` last log entries of each user before a time, as a list for each field in BEHAVIOUR."""
         end = np.searchsorted(self.keys, _keys(user_ids, seconds))
         first = np.maximum(np.searchsorted(self.keys, _keys(user_ids, np.zeros_like(seconds))), end - longest)
         rows = self.ids[positions(first, end - first)]
@@ -155,8 +155,8 @@ def sort_behaviour(file: SourceFile, folder: Path, largest: Integers, bad: BadLi
                 largest[field] = max(largest[field], chunk["ids"][:, place].max(initial=0))
             part = chunk["key"] >> 55
             order = np.argsort(part, kind="stable")
-            there, first = np.unique(part[order], return_index=True)
-            for number, rows in zip(there.tolist(), np.split(chunk[order], first[1:]), strict=len(there) > 0):
+            present, first = np.unique(part[order], return_index=True)
+            for number, rows in zip(present.tolist(), np.split(chunk[order], first[1:]), strict=len(present) > 0):
                 parts[number].write(rows.tobytes())
     with (folder / "keys").open("wb") as keys, (folder / "ids").open("wb") as ids:
         for number in range(PARTS):
@@ -195,9 +195,9 @@ class Taobao:
 
     def sources(self) -> list[SourceFile]:
         """Find the files named in TABLES, in this order; the log of behaviour only if a history is configured."""
-        there = find(self.path, ["*.csv*", "*.parquet"])
+        files = find(self.path, ["*.csv*", "*.parquet"])
         wanted = TABLES if self.history_length else TABLES[:-1]
-        return [self._file(name, [file for file in there if file.name.split(".")[0] == name]) for name in wanted]
+        return [self._file(name, [file for file in files if file.name.split(".")[0] == name]) for name in wanted]
 
     def _file(self, name: str, found: list[SourceFile]) -> SourceFile:
         if not found:
@@ -236,9 +236,9 @@ class Taobao:
 
             write_all(staged, chunks())
             if len(clock.counts) < 2:
-                told = "impressions of one day only" if clock.counts else "no readable row below its header"
+                problem = "impressions of one day only" if clock.counts else "no readable row below its header"
                 needed = "two days are needed, one to train on and the next one to evaluate"
-                raise DataError(f"{sample} has {told}; {needed}.")
+                raise DataError(f"{sample} has {problem}; {needed}.")
             splits, schema = clock.splits(lambda day: str(np.datetime64(day, "D"))), self._schema(largest, bool(logs))
             put_in_order(staged, folder, schema, clock.order(), progress)
         names = [*FIELDS, *(f"{each}_history" for each in BEHAVIOUR[: 3 if logs else 0])]

@@ -10,7 +10,7 @@ import yaml
 
 from gbactl.calibration.calibrate_command import CalibrationPlan, calibrate, cost_file_text, error_table
 from gbactl.calibration.fit import FittedModel
-from gbactl.calibration.measured_runs import Observation
+from gbactl.calibration.short_local_runs import Observation
 from gbactl.config.groups import CostConfig
 from gbactl.errors import UsageError
 from gbactl.launch.hydra_config import compose, with_cost_file

@@ -11,7 +11,7 @@ import pytest
 
 from gbactl.calibration import fit as fitting
 from gbactl.calibration.fit import GROUPS, Predict, averaged, fit, predict, scaled
-from gbactl.calibration.measured_runs import Observation, ProgressLog
+from gbactl.calibration.short_local_runs import Observation, ProgressLog
 from gbactl.config.groups import CostConfig
 from gbactl.data.dataset import Dataset
 from gbactl.simulation.simulated_run import run_virtual

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gbactl.checkpoint.costs_and_interval import JobCosts
 from gbactl.checkpoint.failure_cost_counters import (
     PARTS,
     CostSeconds,
@@ -17,7 +18,6 @@ from gbactl.checkpoint.failure_cost_counters import (
     UnsavedWork,
     UpdateCounter,
 )
-from gbactl.checkpoint.planning import JobCosts
 
 COSTS = JobCosts(1000.0, 100.0, 4, 8.0, 4.0, 2.0)
 seconds = st.floats(0.0, 1e6)

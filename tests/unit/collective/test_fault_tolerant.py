@@ -290,7 +290,7 @@ def counting(ranks: list[Any]) -> Counter[bool]:
     """What `ranks` tell from now on: bytes sent, and (True) written to shared memory."""
     seen: Counter[bool] = Counter()
     for rank in ranks:
-        rank.moved = lambda nbytes, shared: seen.update({shared: nbytes})
+        rank.on_bytes_sent = lambda nbytes, shared: seen.update({shared: nbytes})
     return seen
 
 

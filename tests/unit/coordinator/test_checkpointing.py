@@ -51,7 +51,7 @@ class Cluster:
         self.members = SimpleNamespace(channels_of=lambda role: self.nodes[role], send_to_all=self._tell, settled=True)
         self.events: list[dict[str, Any]] = []
         self.evaluation, self.training, self.taking_over = None, None, False
-        self.failures = SimpleNamespace(cost=lambda process, loss: None)
+        self.failures = SimpleNamespace(add_loss=lambda process, loss: None)
         self.log = SimpleNamespace(flush=lambda: None)
         self.log_note = self.save_times = self.send_progress = lambda: None
         self.trainers, self.centred = list[int](), False
@@ -88,7 +88,7 @@ def names(run_dir: Path) -> list[str]:
 def test_a_checkpoint_exists_when_every_server_has_told(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "gba")
     for step in (1, 2, 3, 4):
-        cluster.phase.ordered(step)
+        cluster.phase.on_order(step)
     assert [save.step for save in cluster.saves()] == [2], "one at a time"
     cluster.answer(1, 0, 0)
     assert names(tmp_path) == []
@@ -104,16 +104,16 @@ def test_nothing_is_saved_between_a_loss_and_everybodys_going_back(tmp_path: Pat
     cluster = Cluster(tmp_path, "gba")
     cluster.can_save = False
     for step in (1, 2, 3, 4):
-        cluster.phase.ordered(step)
+        cluster.phase.on_order(step)
     assert cluster.saves() == []
     cluster.can_save = True
-    cluster.phase.ordered(6)
+    cluster.phase.on_order(6)
     assert [save.step for save in cluster.saves()] == [6]
 
 
 def test_everybody_goes_back_to_what_the_run_has_saved_itself(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "gba")
-    cluster.phase.ordered(2)
+    cluster.phase.on_order(2)
     cluster.answer(1, 0, 1)
     own = cluster.cuts.folder.chain("cut-000001").last
     write_manifest(cluster.cuts.folder.begin(2), dataclasses.replace(own, number=2, identity="of another seed"))
@@ -125,23 +125,23 @@ def test_by_time(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "gba", interval_steps=None, interval_seconds=10.0)
     for step, now in ((1, 9.0), (2, 10.0), (3, 11.0)):
         cluster.time = now
-        cluster.phase.ordered(step)
+        cluster.phase.on_order(step)
         cluster.answer(1, 0, 1)
     assert [save.step for save in cluster.saves()] == [2]
     cluster.time = 20.0
-    cluster.phase.ordered(4)
+    cluster.phase.on_order(4)
     assert [save.step for save in cluster.saves()] == [2, 4]
 
 
 def test_in_sync_a_worker_is_asked_behind_its_batch_of_that_step(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "sync")
-    cluster.phase.granted(1, 1)
+    cluster.phase.on_grant(1, 1)
     assert not cluster.nodes["worker"][1].sent, "another one's batch"
-    cluster.phase.granted(0, 1)
+    cluster.phase.on_grant(0, 1)
     assert cluster.nodes["worker"][0].sent == [SaveDense(1, 2)]
-    cluster.phase.ordered(1)
+    cluster.phase.on_order(1)
     assert cluster.saves() == []
-    cluster.phase.ordered(2)
+    cluster.phase.on_order(2)
     assert [save[:2] for save in cluster.saves()] == [(1, 2)]
     cluster.answer(1, 0, 1)
     assert names(tmp_path) == []
@@ -153,29 +153,29 @@ def test_in_sync_a_worker_is_asked_behind_its_batch_of_that_step(tmp_path: Path)
 @pytest.mark.parametrize("opened", [False, True])
 def test_the_next_one_is_tried_where_the_worker_that_was_asked_dies(tmp_path: Path, opened: bool) -> None:
     cluster = Cluster(tmp_path, "sync")
-    cluster.phase.granted(0, 1)
+    cluster.phase.on_grant(0, 1)
     if opened:
-        cluster.phase.ordered(2)
+        cluster.phase.on_order(2)
         cluster.answer(1, 0, 1)
     cluster.cuts.on_worker_failure(1)
-    cluster.phase.granted(0, 3)
+    cluster.phase.on_grant(0, 3)
     assert len(cluster.nodes["worker"][0].sent) == 1, "it waits for the one"
     del cluster.nodes["worker"][0]
     cluster.cuts.on_worker_failure(0)
     assert list((tmp_path / "checkpoints").glob("*")) == []
-    cluster.phase.granted(1, 3)
+    cluster.phase.on_grant(1, 3)
     assert cluster.nodes["worker"][1].sent == [SaveDense(2, 4)]
 
 
 def test_a_failed_part_is_told_and_the_next_one_is_whole(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "gba", name="cpr_mfu", share=0.5)
-    cluster.phase.ordered(1)
+    cluster.phase.on_order(1)
     assert cluster.saves()[-1].kind == "chosen"
     cluster.answer(1, 0)
     cluster.answer(1, 1, error="no room")
     assert names(tmp_path) == [] and cluster.events[-1] == {"state": "failed", "step": 1, "why": "no room"}
     assert not (tmp_path / "checkpoints" / "cut-000001").exists()
-    cluster.phase.ordered(2)
+    cluster.phase.on_order(2)
     assert cluster.saves()[-1].kind == "whole"
 
 
@@ -186,7 +186,7 @@ def test_one_that_is_not_finite_never_exists_nor_removes_another(tmp_path: Path,
     cluster.cfg.train.on_divergence = on_divergence
     cluster.trainers = [0]
     for step, value in ((2, 1.0), (4, np.nan if of == "dense" else 1.0)):
-        cluster.phase.ordered(step)
+        cluster.phase.on_order(step)
         cluster.cuts.on_dense(DenseSaved(step // 2, step, 3), replica(value), 0)
         if value == value and step == 2:
             cluster.answer(1, 0, 1)
@@ -198,14 +198,14 @@ def test_one_that_is_not_finite_never_exists_nor_removes_another(tmp_path: Path,
         cluster.answer(2, 1, error=error, finite=not error)
     assert names(tmp_path) == ["cut-000001"] and not (tmp_path / "checkpoints" / "cut-000002").exists()
     assert "is not finite" in cluster.events[-1]["why"]
-    cluster.phase.ordered(6)
+    cluster.phase.on_order(6)
     assert cluster.saves()[-1].kind == "whole"
 
 
 def test_the_way_back_is_the_newest_good_one(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "gba")
     assert cluster.cuts.resume_hint() == ""
-    cluster.phase.ordered(2)
+    cluster.phase.on_order(2)
     cluster.answer(1, 0)
     assert cluster.cuts.resume_hint() == "", "it is not all there, and will not be"
     assert not (tmp_path / "checkpoints" / "cut-000001").exists()
@@ -233,14 +233,14 @@ def test_the_mode_does_not_go_back(tmp_path: Path) -> None:
 
 def test_a_lost_server_ends_the_checkpoint_and_counts_what_was_lost(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "gba", name="cpr_ssu", share=0.5)
-    cluster.phase.ordered(1)
+    cluster.phase.on_order(1)
     cluster.answer(1, 0, 1)
-    cluster.phase.ordered(2)
+    cluster.phase.on_order(2)
     cluster.answer(2, 0)
     cluster.cuts.on_server_failure(1)
     assert cluster.cuts.unsaved.count_lost(1, 500).pls == pytest.approx(500 / (2 * 1000))
     assert names(tmp_path) == ["cut-000001"] and cluster.events[-1]["state"] == "failed"
-    cluster.phase.ordered(3)
+    cluster.phase.on_order(3)
     assert cluster.saves()[-1].kind == "whole"
     assert cluster.cuts.summary()["checkpoint"]["pls"] == pytest.approx(0.25)
 
@@ -248,23 +248,23 @@ def test_a_lost_server_ends_the_checkpoint_and_counts_what_was_lost(tmp_path: Pa
 def test_a_folder_that_cannot_be_made_costs_a_checkpoint_alone(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "gba")
     (tmp_path / "checkpoints").write_text("in the way")
-    cluster.phase.ordered(2)
+    cluster.phase.on_order(2)
     assert cluster.events[-1]["state"] == "failed" and cluster.saves() == []
     (tmp_path / "checkpoints").unlink()
-    cluster.phase.ordered(4)
+    cluster.phase.on_order(4)
     cluster.answer(2, 0, 1)
     assert names(tmp_path) == ["cut-000002"]
 
 
 def test_a_dense_part_that_is_not_there_ends_the_checkpoint(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "sync")
-    cluster.phase.granted(0, 1)
-    cluster.phase.ordered(2)
+    cluster.phase.on_grant(0, 1)
+    cluster.phase.on_order(2)
     cluster.cuts.on_dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32))
     assert cluster.events[-1]["state"] == "failed"
-    cluster.phase.granted(0, 3)
+    cluster.phase.on_grant(0, 3)
     cluster.cuts.on_dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32))  # of the one before
-    cluster.phase.ordered(4)
+    cluster.phase.on_order(4)
     cluster.cuts.on_dense(DenseSaved(2, 4, 3), np.zeros(9, np.float32))
     cluster.answer(2, 0, 1)
     assert names(tmp_path) == ["cut-000002"]
@@ -274,7 +274,7 @@ def trainers(run_dir: Path, mode: str = "shadow_ma") -> Cluster:
     """Two of them, each of three parameters with Adam's moments; a checkpoint of step 2 is under way."""
     cluster = Cluster(run_dir, mode)
     cluster.trainers, cluster.centred = [0, 1], mode == "shadow_easgd"
-    cluster.phase.ordered(2)
+    cluster.phase.on_order(2)
     return cluster
 
 
@@ -323,7 +323,7 @@ def test_without_any_replica_there_is_no_checkpoint(tmp_path: Path) -> None:
     cluster.answer(1, 0, 1)
     assert names(tmp_path) == [] and cluster.events[-1]["why"] == "no trainer has a replica"
     cluster.cuts.on_dense(DenseSaved(1, 7, 3), replica(1.0), 0)
-    cluster.phase.ordered(4)
+    cluster.phase.on_order(4)
     assert cluster.saves()[-1].number == 2, "the next one tries again"
 
 
@@ -333,13 +333,13 @@ def test_a_run_that_is_stopped_is_saved_at_its_next_step_at_full_pace(tmp_path: 
     """Also without checkpoints, and instead of one that is being written slowly."""
     cluster = Cluster(tmp_path, mode, name=name)
     for step in (2, 3):
-        cluster.phase.granted(0, step - 1)
-        cluster.phase.ordered(step)
+        cluster.phase.on_grant(0, step - 1)
+        cluster.phase.on_order(step)
     slow = cluster.saves()
     assert [save.pace > 0 for save in slow] == [True] * (name == "full")
     cluster.cuts.stop(30.0)
-    cluster.phase.granted(0, 4)
-    cluster.phase.ordered(5)
+    cluster.phase.on_grant(0, 4)
+    cluster.phase.on_order(5)
     [save] = cluster.saves()[len(slow) :]
     assert (save.step, save.kind, save.pace) == (5, "whole", 0.0)
     cluster.answer(save.number, 0, 1)
@@ -348,8 +348,8 @@ def test_a_run_that_is_stopped_is_saved_at_its_next_step_at_full_pace(tmp_path: 
     told = cluster.events[-1]
     assert (told["state"], told["name"], told["step"]) == ("saved", save.name, 5)
     assert names(tmp_path) == [save.name]
-    cluster.phase.granted(0, 5)
-    cluster.phase.ordered(6)
+    cluster.phase.on_grant(0, 5)
+    cluster.phase.on_order(6)
     assert len(cluster.saves()) == len(slow) + 1 + (name == "full"), "that was the end of it"
 
 
@@ -369,7 +369,7 @@ def test_a_run_that_ends_waits_for_the_checkpoint_of_a_stop_and_begins_no_other(
         end.send(True)
     cluster.cuts.stop(30.0)
     assert list(cluster.cuts.end_stop()) == []
-    cluster.phase.ordered(7)
+    cluster.phase.on_order(7)
     assert len(cluster.saves()) == 1
 
 
@@ -380,7 +380,7 @@ def test_a_stop_is_answered_in_any_case(tmp_path: Path) -> None:
     assert cluster.events.pop() == {"state": "nothing"}
     cluster.members.settled = True
     cluster.cuts.stop(30.0)
-    cluster.phase.ordered(1)
+    cluster.phase.on_order(1)
     cluster.answer(1, 0)
     cluster.answer(1, 1, error="S1.safetensors could not be written (No space left on device).")
     assert cluster.events.pop()["why"] == "S1.safetensors could not be written (No space left on device)"

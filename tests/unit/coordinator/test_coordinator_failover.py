@@ -13,7 +13,7 @@ import pytest
 from gbactl.config import ClusterConfig, FaultsConfig, ModeConfig, RunConfig, SwitchConfig
 from gbactl.coordinator import event_log, run_context
 from gbactl.coordinator.event_log import InfoRecord
-from gbactl.coordinator.failure_recovery import FATES
+from gbactl.coordinator.failure_recovery import MESSAGE_OUTCOMES
 from gbactl.coordinator.run_context import RunContext
 from gbactl.coordinator.state import OVER, FailureRecords, JournalState, writes_journal
 from gbactl.replay.replay_command import replay, sentence
@@ -119,7 +119,7 @@ def test_a_worker_without_data_in_the_last_step_takes_that_step_though_the_coord
         plain(this, message, payload)
 
     def later(this: Any) -> bool:
-        if where == "in its queue" and this.exchange.index >= 2 and this.steps.taken == BATCHES // 4 - 2:
+        if where == "in its queue" and this.client.index >= 2 and this.steps.last_step == BATCHES // 4 - 2:
             assert dead.wait(30)
             time.sleep(0.2)
         return summed(this)
@@ -197,10 +197,10 @@ def test_it_dies_again_and_again(
 ) -> None:
     """The second one before everybody has come back, the third one soon after it goes on."""
     death = Death(monkeypatch, tmp_path, 40, 3, 100)
-    told: list[Event] = []
-    result = go(config(mode, data), tmp_path, told=told)
+    events: list[Event] = []
+    result = go(config(mode, data), tmp_path, events=events)
     assert death.deaths == 3
-    back = [event.fields["process"] for event in told if event.name == "joined"]
+    back = [event.fields["process"] for event in events if event.name == "joined"]
     assert back == ["C"] * len(back) and 1 <= len(back) <= 2
     went_well(result, tmp_path, deaths=len(back))
 
@@ -273,12 +273,12 @@ def test_what_one_has_logged_of_failures_another_does_not_log_again(
 def test_within_a_day_that_switches(data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = [{"at": {"samples": 400}, "to": "async"}, {"at": {"samples": 900}, "to": "gba"}]
     cfg = replace(config("gba", data), switch=SwitchConfig(schedule=schedule))
-    told: list[Event] = []
+    events: list[Event] = []
     Death(monkeypatch, tmp_path, 70, 80)
-    result = go(cfg, tmp_path, told=told)
+    result = go(cfg, tmp_path, events=events)
     went_well(result, tmp_path, deaths=2)
     assert [phase["mode"] for phase in result["phases"]] == ["gba", "async", "async", "gba"]
-    switched = [event.fields["to"] for event in told if event.name == "switch" and event.fields["state"] == "done"]
+    switched = [event.fields["to"] for event in events if event.name == "switch" and event.fields["state"] == "done"]
     assert list(dict.fromkeys(switched)) == ["async", "gba"]
     assert result["mode"] == "gba>async@samples400>gba@samples900"
 
@@ -290,13 +290,13 @@ def test_in_a_storm(data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mo
     Death(monkeypatch, tmp_path, 300)
     result = go(cfg, tmp_path)
     went_well(result, tmp_path)
-    assert set(result["messages"]) == set(FATES)
+    assert set(result["messages"]) == set(MESSAGE_OUTCOMES)
 
 
 def test_what_a_plan_did_is_not_done_again(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cfg, told = config("gba", data), list[Event]()
+    cfg, events = config("gba", data), list[Event]()
     cfg.faults = FaultsConfig(plans=[{"kind": "kill", "coordinator": True, "step": 4}])
     plain = RunContext.send_event
 
@@ -306,8 +306,8 @@ def test_what_a_plan_did_is_not_done_again(
             raise Killed
 
     monkeypatch.setattr(RunContext, "send_event", event)
-    result = go(cfg, tmp_path, told=told)
-    assert [event.fields["process"] for event in told if event.name == "inject"] == ["C"]
+    result = go(cfg, tmp_path, events=events)
+    assert [event.fields["process"] for event in events if event.name == "inject"] == ["C"]
     [failed] = result["recovery"]
     assert (failed["process"], failed["failure"]) == ("C", "kill")
     assert 0.0 <= failed["detected_s"] <= failed["loaded_s"] <= failed["useful_s"]
@@ -327,8 +327,8 @@ def test_a_run_without_a_death_leaves_a_journal_that_is_over(data: dict[str, Any
     """And no note in its log, but small numbers."""
     go(config("gba", data), tmp_path)
     found = JournalState.of(tmp_path, 1, 0.0)
-    assert (found.state.stood.stage, found.state.stood.round) == (OVER, 1)
-    assert found.state.ongoing.lives.gone == [] and found.state.ongoing.failures == FailureRecords()
+    assert (found.state.standstill.stage, found.state.standstill.round) == (OVER, 1)
+    assert found.state.ongoing.lives.failed_workers == [] and found.state.ongoing.failures == FailureRecords()
     infos = [record for record in event_log.read(tmp_path / "events.log") if isinstance(record, InfoRecord)]
     notes = [record for record in infos if record.kind == event_log.NOTE]
     assert notes == []

@@ -136,10 +136,10 @@ def test_from_sync_to_gba_to_replicas_and_back(
     data: Path, tmp_path: Path, asked: Counter[tuple[int, type[Any]]]
 ) -> None:
     switches = [entry(384, "gba"), entry(768, "shadow_easgd"), entry(1152, "sync")]
-    told: list[Event] = []
-    result = run_in_memory(config("sync", switches=switches), data, tmp_path, told=told)
+    events: list[Event] = []
+    result = run_in_memory(config("sync", switches=switches), data, tmp_path, events=events)
     adds_up(result)
-    assert [e.fields["state"] for e in told if e.name == "switch"] == ["done"] * 3
+    assert [e.fields["state"] for e in events if e.name == "switch"] == ["done"] * 3
     found = [r.fields for r in read(tmp_path / "events.log") if isinstance(r, InfoRecord) and "when" in r.fields]
     drained = [each["model"] for each in found if each["when"] == "drained"]
     assert drained == [each["model"] for each in found if each["when"] == "resumed"] and len(set(drained)) == 3
@@ -159,11 +159,11 @@ def test_one_dies_and_comes_back(
     after: bool,
 ) -> None:  # fmt: skip
     victim = Victim(monkeypatch, kind, turn, index, after)
-    told: list[Event] = []
-    result = run_in_memory(config(mode, save="cpr"), data, tmp_path, told=told)
+    events: list[Event] = []
+    result = run_in_memory(config(mode, save="cpr"), data, tmp_path, events=events)
     adds_up(result)
     assert victim.deaths == 1
-    assert [event.fields["process"] for event in told if event.name == "joined"] == [f"S{index}"]
+    assert [event.fields["process"] for event in events if event.name == "joined"] == [f"S{index}"]
     sizes = bytes_of(result, "dense")
     assert sizes[0] and sizes[1:] == [0, 0]
 
@@ -173,9 +173,9 @@ def test_before_the_first_checkpoint_it_begins_anew(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: int
 ) -> None:
     Victim(monkeypatch, OrderStep, 5, index)
-    told: list[Event] = []
-    adds_up(run_in_memory(config("async", save="cpr", every=1000), data, tmp_path, told=told))
-    assert [event.fields["loaded"] for event in told if event.name == "joined"] == [-1]
+    events: list[Event] = []
+    adds_up(run_in_memory(config("async", save="cpr", every=1000), data, tmp_path, events=events))
+    assert [event.fields["loaded"] for event in events if event.name == "joined"] == [-1]
 
 
 @pytest.mark.quick(2)

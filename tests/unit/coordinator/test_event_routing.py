@@ -93,7 +93,7 @@ def test_a_lost_server_is_told_of_and_the_next_one_brought_up_before_the_workers
     cluster = Cluster(tmp_path)
     training = cluster.train()
     run, core = cluster.run, cluster.core
-    core.servers.begun = BEGUN
+    core.servers.begin_phase = BEGUN
     core.on_staged(Staged(1, 0, 1, 0, 0.7, 0.1, 1.0, 0, -1, 3))
     cluster.lose("server", 1)
     assert core.on_server_lost(1) and not run.can_save
@@ -101,7 +101,7 @@ def test_a_lost_server_is_told_of_and_the_next_one_brought_up_before_the_workers
     assert training.unannounced(0) == [0], "its slice has to come to the next server, too"
     cluster.out.clear()
     channel = cast(Any, Channel(Peer("server", 1, 1), cluster.out))
-    run.members._returning[1] = (channel, "over there")
+    run.members._server_successors[1] = (channel, "over there")
     core.on_server_loaded(channel, CheckpointLoaded(1, -1))
     assert cluster.out == [
         ("S1", BEGUN),
@@ -119,9 +119,9 @@ def test_where_everybody_goes_back_nothing_is_saved_until_that_is_done(tmp_path:
     cluster.lose("server", 0)
     assert cluster.core.on_server_lost(0)
     channel = cast(Any, Channel(Peer("server", 0, 1), cluster.out))
-    cluster.run.members._returning[0] = (channel, "over there")
+    cluster.run.members._server_successors[0] = (channel, "over there")
     cluster.core.on_server_loaded(channel, CheckpointLoaded(0, -1))
-    assert cluster.run.rollback_pending and not cluster.run.can_save and not cluster.run.servers_gone
+    assert cluster.run.rollback_pending and not cluster.run.can_save and not cluster.run.failed_servers
 
 
 def test_without_checkpoints_nobody_takes_a_servers_place(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_a_server_that_is_gone_before_it_has_come() -> None:
     members.settled = True
     members.forget(first)
     second = come(members, "server", 0, epoch=1)
-    assert members.on_returner_lost(second) and not members.on_returner_lost(second)
+    assert members.on_server_successor_lost(second) and not members.on_server_successor_lost(second)
     third = come(members, "server", 0, epoch=2)
     members.admit_server(0)
     assert members.channels_of("server") == {0: third}

@@ -22,7 +22,7 @@ class Workers:
     def __init__(self, *script: Callable[[Workers], None]) -> None:
         self.script = list(script)
         self.live = {0, 1, 2}
-        self.gone: list[int] = []
+        self.failed_workers: list[int] = []
         self.asked: list[MoveDense] = []
         run = SimpleNamespace(
             cfg=RunConfig(), state=RunState(), members=self, fencing=self, hub=SimpleNamespace(now=lambda: 0.0),
@@ -52,11 +52,11 @@ class Workers:
 
     def die(self, worker: int) -> None:
         self.live.discard(worker)
-        self.gone.append(worker)
+        self.failed_workers.append(worker)
 
     def answer(self, *workers: int, turn: int | None = None) -> None:
         for worker in workers:
-            self.migration.on_moved(DenseMoved(worker, self.asked[-1].turn if turn is None else turn))
+            self.migration.on_moved(DenseMoved(worker, self.asked[-1].request if turn is None else turn))
 
 
 def test_everybody_takes_them_over() -> None:

@@ -85,8 +85,8 @@ def adds_up(result: dict[str, Any], samples: int = SAMPLES) -> None:
     assert result["refused_frames"] == 0, result["refused"]
 
 
-def of(told: list[Event], name: str) -> list[dict[str, Any]]:
-    return [event.fields for event in told if event.name == name]
+def of(events: list[Event], name: str) -> list[dict[str, Any]]:
+    return [event.fields for event in events if event.name == name]
 
 
 def uneven(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def uneven(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = ComputeThread.finish
 
     def finish(this: Any, item: Any, gradient: Any) -> None:
-        if this.trainer.exchange.index == 0:
+        if this.trainer.client.index == 0:
             time.sleep(0.01)
         plain(this, item, gradient)
 
@@ -127,10 +127,10 @@ def saved_early(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("mode", REPLICAS)
 def test_every_mode_saves_while_it_trains_and_goes_on_from_it(data: Path, tmp_path: Path, mode: str) -> None:
     """In the same mode and one of two others, on other numbers of trainers and shards; and exports."""
-    told: list[Event] = []
-    result = run_in_memory(config(mode, "full"), data, tmp_path / "one", told=told)
+    events: list[Event] = []
+    result = run_in_memory(config(mode, "full"), data, tmp_path / "one", events=events)
     adds_up(result)
-    saved = [fields for fields in of(told, "checkpoint") if fields["state"] == "saved"]
+    saved = [fields for fields in of(events, "checkpoint") if fields["state"] == "saved"]
     assert len(saved) >= 2 and result["checkpoint"]["failed"] == 0
     folder = CheckpointFolder(tmp_path / "one" / "checkpoints")
     chain = folder.verified(folder.names()[0])
@@ -142,7 +142,7 @@ def test_every_mode_saves_while_it_trains_and_goes_on_from_it(data: Path, tmp_pa
         cfg = dataclasses.replace(
             from_dict(values), mode=changed.mode, cluster=changed.cluster, checkpoint=changed.checkpoint
         )
-        again, heard = run_in_memory(check(cfg), data, tmp_path / then / mode, told=(later := [])), later
+        again, heard = run_in_memory(check(cfg), data, tmp_path / then / mode, events=(later := [])), later
         adds_up(again)
         assert again["checkpoint"]["resumed_at"] == chain.last.step
         sentences = [fields["sentence"] for fields in of(heard, "checkpoint") if fields["state"] == "resumed"]
@@ -221,17 +221,17 @@ def test_a_trainer_that_dies_while_it_is_asked_is_in_no_mean(
     plain, died = TrainerDense._save, []
 
     def save(this: Any, message: SaveReplica) -> None:
-        if this.exchange.index == 1 and not died:
+        if this.client.index == 1 and not died:
             died.append(message.number)
-            this.exchange.hub.close()
+            this.client.hub.close()
             raise Killed
         plain(this, message)
 
     monkeypatch.setattr(TrainerDense, "_save", save)
-    told: list[Event] = []
-    result = run_in_memory(config(mode, "full"), data, tmp_path, told=told)
+    events: list[Event] = []
+    result = run_in_memory(config(mode, "full"), data, tmp_path, events=events)
     adds_up(result)
-    assert died and of(told, "lost")[0]["process"] == "W1"
+    assert died and of(events, "lost")[0]["process"] == "W1"
     assert result["checkpoint"]["failed"] == 0
     assert CheckpointFolder(tmp_path / "checkpoints").verified(f"cut-{died[0]:06d}")
 
@@ -248,8 +248,8 @@ def test_training_goes_on_and_every_update_is_there_or_counted(
 ) -> None:  # fmt: skip
     uneven(monkeypatch)
     Victim(monkeypatch, kind, turn, after=after)
-    told: list[Event] = []
-    result = run_in_memory(config(mode), data, tmp_path, told=told)
+    events: list[Event] = []
+    result = run_in_memory(config(mode), data, tmp_path, events=events)
     adds_up(result)
     assert result["samples"]["trained"] == SAMPLES
     [failed] = result["recovery"]
@@ -258,7 +258,7 @@ def test_training_goes_on_and_every_update_is_there_or_counted(
     assert failed["pls"] == pytest.approx(failed["samples_undone"] / (SAMPLES * 2))
     there = sum(int(shard.rows.counts.sum()) for shard in shards.values())
     assert there + failed["row_updates_undone"] == result["checkpoint"]["row_updates"]
-    [joined] = of(told, "joined")
+    [joined] = of(events, "joined")
     assert joined["step"] >= joined["loaded"] and (joined["loaded"] == -1 or joined["loaded"] % 8 == 0)
     assert result["auc"] > 0.5
 
@@ -306,13 +306,13 @@ def test_what_a_lost_server_was_given_all_give_again(
 ) -> None:
     """It dies when two of three have given: the mean is that of all three all the same."""
     settled: list[int] = []
-    plain = EasgdHandlers._settle
+    plain = EasgdHandlers._average
 
     def settle(this: Any, *args: Any) -> None:
         settled.append(this._count)
         plain(this, *args)
 
-    monkeypatch.setattr(EasgdHandlers, "_settle", settle)
+    monkeypatch.setattr(EasgdHandlers, "_average", settle)
     Victim(monkeypatch, AddReplica, 2, after=True)
     adds_up(run_in_memory(config(mode), data, tmp_path))
     assert settled == [3] * 4, "two servers, two days"
@@ -359,10 +359,10 @@ def test_everybody_goes_back(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: dict[int, Any], mode: str, every: int
 ) -> None:
     Victim(monkeypatch, Push, 22)
-    told: list[Event] = []
-    result = run_in_memory(config(mode, "full", every), data, tmp_path, told=told)
+    events: list[Event] = []
+    result = run_in_memory(config(mode, "full", every), data, tmp_path, events=events)
     adds_up(result)
-    [rewound] = of(told, "rewound")
+    [rewound] = of(events, "rewound")
     assert rewound["samples"] > 0 and rewound["to"] % 8 == 0 and result["checkpoint"]["pls"] == 0.0
     [failed] = result["recovery"]
     assert failed["samples_rolled_back"] == rewound["samples"] and failed["row_updates_undone"] == 0
@@ -383,9 +383,9 @@ def test_replicas_go_back_to_what_was_saved(
 
     monkeypatch.setattr(TrainerDense, "take_over", take_over)
     Victim(monkeypatch, Push, 12, saved=tmp_path / "checkpoints" / "cut-000001" / "manifest.json")
-    told: list[Event] = []
-    run_in_memory(config(mode, "full"), data, tmp_path, told=told)
-    [rewound] = of(told, "rewound")
+    events: list[Event] = []
+    run_in_memory(config(mode, "full"), data, tmp_path, events=events)
+    [rewound] = of(events, "rewound")
     folder = CheckpointFolder(tmp_path / "checkpoints")
     [chain] = [c for c in map(folder.verified, folder.names()) if c.last.step == rewound["to"]]
     state = dense_state(chain)
@@ -489,7 +489,7 @@ def test_a_trainer_dies_and_then_the_coordinator(
     plain, died = ComputeThread.finish, []
 
     def finish(this: Any, item: Any, gradient: Any) -> None:
-        if this.trainer.exchange.index == 1 and item.grant.batch >= 8 and not died:
+        if this.trainer.client.index == 1 and item.grant.batch >= 8 and not died:
             died.append(1)
             raise Killed
         plain(this, item, gradient)

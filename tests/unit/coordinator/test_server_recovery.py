@@ -26,7 +26,7 @@ from gbactl.config import (
     check,
 )
 from gbactl.coordinator import event_log
-from gbactl.coordinator.failure_recovery import FATES
+from gbactl.coordinator.failure_recovery import MESSAGE_OUTCOMES
 from gbactl.errors import ClusterError, EventLogError, PeerGoneError
 from gbactl.replay.event_log_scan import scan
 from gbactl.server import shard_server
@@ -94,8 +94,8 @@ def counted(result: dict[str, Any], servers: int = 2) -> dict[str, Any]:
     return dict(failed)
 
 
-def of(told: list[Event], name: str) -> list[dict[str, Any]]:
-    return [event.fields for event in told if event.name == name]
+def of(events: list[Event], name: str) -> list[dict[str, Any]]:
+    return [event.fields for event in events if event.name == name]
 
 
 # -- the lost server alone goes back ----------------------------------------------------------------
@@ -108,13 +108,13 @@ def test_training_goes_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, kind: type[Any], turn: int, after: bool
 ) -> None:
     Victim(monkeypatch, kind, turn, after=after)
-    told: list[Event] = []
-    result = run_in_memory(config(mode), data, tmp_path, told=told)
+    events: list[Event] = []
+    result = run_in_memory(config(mode), data, tmp_path, events=events)
     adds_up(result)
     failed = counted(result)
     assert failed["failure"] == "death" and failed["useful_s"] >= failed["loaded_s"]
     assert 0 < failed["samples_undone"] < SAMPLES and failed["row_updates_undone"] > 0
-    [joined] = of(told, "joined")
+    [joined] = of(events, "joined")
     assert joined["process"] == "S0" and joined["step"] >= joined["loaded"]
     assert joined["loaded"] == -1 or joined["loaded"] % 3 == 0
 
@@ -124,11 +124,11 @@ def test_before_the_first_checkpoint_it_begins_anew(
 ) -> None:
     """Rows from the seed, the dense slice as it was installed."""
     Victim(monkeypatch, OrderStep, 5)
-    told: list[Event] = []
-    result = run_in_memory(config("async", every=1000), data, tmp_path, told=told)
+    events: list[Event] = []
+    result = run_in_memory(config("async", every=1000), data, tmp_path, events=events)
     adds_up(result)
     assert counted(result)["samples_undone"] >= 4 * 32
-    assert of(told, "joined")[0]["loaded"] == -1
+    assert of(events, "joined")[0]["loaded"] == -1
 
 
 def test_the_only_server(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +244,7 @@ def test_in_a_storm(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     result = run_in_memory(config("gba", faults=FaultsConfig(plans=[storm])), data, tmp_path)
     adds_up(result)
     counted(result)
-    assert set(result["messages"]) == set(FATES)
+    assert set(result["messages"]) == set(MESSAGE_OUTCOMES)
 
 
 @pytest.mark.parametrize("foreign", [False, True])
@@ -278,11 +278,11 @@ def test_a_damaged_or_foreign_checkpoint_costs_more(
         return plain(shard, folder, resumed)
 
     monkeypatch.setattr("gbactl.nodes.role_setup.load_last", load_last)
-    told: list[Event] = []
-    result = run_in_memory(config("async", every=8), data, tmp_path, told=told)
+    events: list[Event] = []
+    result = run_in_memory(config("async", every=8), data, tmp_path, events=events)
     adds_up(result)
-    saved = [fields["step"] for fields in of(told, "checkpoint") if fields["state"] == "saved"]
-    [joined] = of(told, "joined")
+    saved = [fields["step"] for fields in of(events, "checkpoint") if fields["state"] == "saved"]
+    [joined] = of(events, "joined")
     before = sorted(step for step in saved if step <= joined["step"])
     assert joined["loaded"] == before[-2]
     assert counted(result)["samples_undone"] >= 8 * 32
@@ -322,14 +322,14 @@ def test_sync_ends_with_the_bits_of_a_run_in_which_nobody_died(
     turn: int, after: bool, every: int,
 ) -> None:  # fmt: skip
     Victim(monkeypatch, kind, turn, after=after)
-    told: list[Event] = []
-    result = run_in_memory(config("sync", save="full", every=every), data, tmp_path, told=told)
+    events: list[Event] = []
+    result = run_in_memory(config("sync", save="full", every=every), data, tmp_path, events=events)
     adds_up(result)
     assert result["checksums"]["model"] == undisturbed["checksums"]["model"] is not None
     assert (result["auc"], result["global_step"]) == (undisturbed["auc"], undisturbed["global_step"])
     [failed] = result["recovery"]
     assert (failed["samples_undone"], failed["pls"], failed["row_updates_undone"]) == (0, 0.0, 0)
-    [rewound] = of(told, "rewound")
+    [rewound] = of(events, "rewound")
     assert rewound["to"] == (0 if every > 100 else rewound["to"] // 3 * 3) and rewound["samples"] >= 0
     assert failed["samples_rolled_back"] == rewound["samples"]
 
@@ -338,10 +338,10 @@ def test_sync_ends_with_the_bits_of_a_run_in_which_nobody_died(
 @pytest.mark.parametrize("mode", SERVED)
 def test_everybody_goes_back(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     Victim(monkeypatch, Push, 25)
-    told: list[Event] = []
-    result = run_in_memory(config(mode, save="full"), data, tmp_path, told=told)
+    events: list[Event] = []
+    result = run_in_memory(config(mode, save="full"), data, tmp_path, events=events)
     adds_up(result)
-    [rewound] = of(told, "rewound")
+    [rewound] = of(events, "rewound")
     assert rewound["samples"] > 0 and result["checkpoint"]["pls"] == 0.0
     [failed] = result["recovery"]
     assert failed["samples_rolled_back"] == rewound["samples"] and failed["useful_s"] >= failed["loaded_s"] > 0
@@ -364,10 +364,10 @@ def test_who_dies_on_the_way_back(
         plain(this, channel, frame)
 
     monkeypatch.setattr(Server, "handle", handle)
-    told: list[Event] = []
-    result = run_in_memory(config("sync", save="full"), data, tmp_path, told=told)
+    events: list[Event] = []
+    result = run_in_memory(config("sync", save="full"), data, tmp_path, events=events)
     adds_up(result)
-    again = sum(rewound["samples"] for rewound in of(told, "rewound"))
+    again = sum(rewound["samples"] for rewound in of(events, "rewound"))
     assert 0 < again == result["samples"]["rolled_back"], "once, however many servers were lost"
     assert again == sum(failed["samples_rolled_back"] for failed in result["recovery"])
     assert died[0] >= turn and result["checksums"]["model"] == undisturbed["checksums"]["model"]
@@ -536,9 +536,9 @@ def test_samples_are_lost_since_the_checkpoint_and_in_flight(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
     Victim(monkeypatch, Push, 30)
-    told: list[Event] = []
-    result = run_in_memory(config("async", every=every), data, tmp_path, told=told)
-    [gone], [joined] = of(told, "lost"), of(told, "joined")
+    events: list[Event] = []
+    result = run_in_memory(config("async", every=every), data, tmp_path, events=events)
+    [gone], [joined] = of(events, "lost"), of(events, "joined")
     in_flight = counted(result)["samples_undone"] - 32 * (gone["step"] - max(0, joined["loaded"]))
     assert in_flight % 32 == 0 and 0 <= in_flight <= 3 * 2 * 32
 
@@ -557,10 +557,10 @@ def test_a_run_that_goes_on_from_a_checkpoint_comes_back_to_it(
         cut = folder.path / folder.names()[0]
         steps = folder.verified(cut.name).last.step
     Victim(monkeypatch, Push, 9)
-    told: list[Event] = []
+    events: list[Event] = []
     cfg = config("gba", save=save, every=1000, resume=str(cut))
-    result = run_in_memory(cfg, data, tmp_path / "second", told=told)
+    result = run_in_memory(cfg, data, tmp_path / "second", events=events)
     adds_up(result)
     step = result["checkpoint"]["resumed_at"]
-    assert [joined["loaded"] for joined in of(told, "joined")] == [step] and step > 0
-    assert [rewound["to"] for rewound in of(told, "rewound")] == ([step] if save == "full" else [])
+    assert [joined["loaded"] for joined in of(events, "joined")] == [step] and step > 0
+    assert [rewound["to"] for rewound in of(events, "rewound")] == ([step] if save == "full" else [])

@@ -20,7 +20,7 @@ from gbactl.config import (
     TrainConfig,
     check,
 )
-from gbactl.coordinator.failure_recovery import FATES
+from gbactl.coordinator.failure_recovery import MESSAGE_OUTCOMES
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.training_phase import ApplyStep
 from gbactl.errors import ClusterError, PeerGoneError
@@ -61,8 +61,8 @@ def adds_up(result: dict[str, Any], samples: int = 1500) -> None:
     assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == samples
 
 
-def names(told: list[Event], name: str) -> list[str]:
-    return [event.fields["process"] for event in told if event.name == name]
+def names(events: list[Event], name: str) -> list[str]:
+    return [event.fields["process"] for event in events if event.name == name]
 
 
 @pytest.mark.quick
@@ -72,13 +72,13 @@ def test_the_others_go_on_and_every_sample_counts_once(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, when: str
 ) -> None:
     Victim(monkeypatch, 1, 3, when)
-    told: list[Event] = []
-    result = run_in_memory(config(mode), data, tmp_path, told=told)
+    events: list[Event] = []
+    result = run_in_memory(config(mode), data, tmp_path, events=events)
     adds_up(result)
     [failed] = result["recovery"]
     assert (failed["process"], failed["failure"]) == ("W1", "death") and 0.0 < failed["detected_s"] < 2.0
     assert (failed["samples_undone"], failed["pls"]) == (0, 0.0)
-    assert names(told, "lost") == ["W1"]
+    assert names(events, "lost") == ["W1"]
 
 
 @pytest.mark.quick(2)
@@ -86,13 +86,13 @@ def test_the_others_go_on_and_every_sample_counts_once(
 def test_the_only_worker_is_waited_for(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     """Nobody else can finish the run, so the successor did."""
     Victim(monkeypatch, 0, 4, "before")
-    told: list[Event] = []
+    events: list[Event] = []
     options = {"backup": 0} if mode == "hop_bw" else {}
     cfg = config("async", workers=1)
     cfg.mode = ModeConfig(mode, options=options)
-    result = run_in_memory(check(cfg), data, tmp_path, told=told)
+    result = run_in_memory(check(cfg), data, tmp_path, events=events)
     adds_up(result)
-    assert names(told, "joined") == ["W0"]
+    assert names(events, "joined") == ["W0"]
     [failed] = result["recovery"]
     assert 0.0 <= failed["detected_s"] <= failed["loaded_s"] <= failed["useful_s"]
 
@@ -116,10 +116,10 @@ def test_who_dies_before_it_has_joined_is_replaced_again(
 
 def test_without_replacement_those_left_finish(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Victim(monkeypatch, 2, 2, "before")
-    told: list[Event] = []
-    result = run_in_memory(config("gba", lost="continue"), data, tmp_path, told=told)
+    events: list[Event] = []
+    result = run_in_memory(config("gba", lost="continue"), data, tmp_path, events=events)
     adds_up(result)
-    assert names(told, "joined") == [] and result["recovery"][0]["loaded_s"] is None
+    assert names(events, "joined") == [] and result["recovery"][0]["loaded_s"] is None
 
 
 @pytest.mark.parametrize(("mode", "lost"), [("gba", "end"), ("sync", "end")])
@@ -211,13 +211,13 @@ def test_a_successor_takes_part_in_sync(
 
     monkeypatch.setattr(node, "warm_up", warm_up)
     monkeypatch.setattr(WorkerClient, "push", push)
-    told: list[Event] = []
+    events: list[Event] = []
     cfg = config("sync", data={**small_data.options(1500), "cache": str(data.parent)})
-    result = run_in_memory(cfg, data, tmp_path, told=told)
+    result = run_in_memory(cfg, data, tmp_path, events=events)
     adds_up(result)
     verdict = replay(tmp_path)
     assert verdict["identical"], sentence(verdict)
-    assert names(told, "joined") == ["W1"] and model(result) == model(undisturbed)
+    assert names(events, "joined") == ["W1"] and model(result) == model(undisturbed)
     [failed] = result["recovery"]
     assert failed["useful_s"] is not None
     assert [phase["mode"] for phase in result["phases"]] == ["sync", "sync"]
@@ -244,12 +244,12 @@ def test_lost_doubled_late_and_overtaken_messages_change_no_account(data: Path, 
     adds_up(result)
     assert sum(result["gradients"].values()) == -(-1500 // 32)
     assert result["refused_frames"] == 0
-    assert set(result["messages"]) == set(FATES)
+    assert set(result["messages"]) == set(MESSAGE_OUTCOMES)
 
 
 def test_sync_has_the_same_bits_in_a_storm(data: Path, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     result = run_in_memory(config("sync", faults=FaultsConfig(plans=[STORM])), data, tmp_path)
-    assert model(result) == model(undisturbed) and set(result["messages"]) == set(FATES)
+    assert model(result) == model(undisturbed) and set(result["messages"]) == set(MESSAGE_OUTCOMES)
 
 
 @pytest.mark.parametrize("mode", ["gba", "sync"])
@@ -278,7 +278,7 @@ def test_a_storm_begins_at_a_step(
     monkeypatch.setattr(ReliableHub, "__init__", made)
     result = run_in_memory(config(mode, faults=FaultsConfig(plans=[{**STORM, "step": 6}])), data, tmp_path)
     adds_up(result)
-    assert set(result["messages"]) == set(FATES) and min(met) >= 6
+    assert set(result["messages"]) == set(MESSAGE_OUTCOMES) and min(met) >= 6
     ends = {hub.me.role for hub in hubs if hub.counts.total() > hub.counts["retried"]}
     assert ends == {"coordinator", "server", "worker"}
     assert mode != "sync" or model(result) == model(undisturbed)
@@ -288,7 +288,7 @@ def test_a_worker_dies_in_a_storm(data: Path, tmp_path: Path, monkeypatch: pytes
     Victim(monkeypatch, 1, 3, "after")
     result = run_in_memory(config("gba", faults=FaultsConfig(plans=[STORM])), data, tmp_path)
     adds_up(result)
-    assert set(result["messages"]) == set(FATES)
+    assert set(result["messages"]) == set(MESSAGE_OUTCOMES)
 
 
 # -- hanging ----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from gbactl.data.cache import prepare
 from gbactl.engine.agent import FILES
 from gbactl.engine.agent_connection import AGENT, AgentConnection, MessageDecoder, command, pack
 from gbactl.engine.host_agents import HostAgents
-from gbactl.engine.host_info import ReachabilityProbe, dial
+from gbactl.engine.host_and_network_facts import ReachabilityProbe, dial
 from gbactl.errors import ClusterError
 from gbactl.install import code_version
 from gbactl.wire import auth, listener
@@ -93,7 +93,7 @@ def started(link: AgentConnection, tmp_path: Path) -> int:
     boot = {
         "role": "server", "index": 0, "key": "00" * 32, "coordinator": "203.0.113.1:9", "run_dir": "", "dataset": "",
         "config": {"cluster": {"name": "local"}}, "listener": -1, "place": None, "incarnation": 0, "host": "",
-        "missed": [0.0, ""],
+        "coordinator_failure": [0.0, ""],
     }  # fmt: skip
     return int(link.request("start", 20.0, name="S0", boot=boot, environment={}, seat=None)["pid"])
 
@@ -106,7 +106,7 @@ def fingerprint(path: Path) -> str:
 
 def test_a_process_s_log_and_end_are_told(link: AgentConnection, tmp_path: Path) -> None:
     told: list[tuple[str, dict[str, Any]]] = []
-    link.told = lambda name, fields: told.append((name, fields))
+    link.on_report = lambda name, fields: told.append((name, fields))
     pid = started(link, tmp_path)
     wait_for(lambda: any(name == "log" and f"pid {pid}".encode() in fields["data"] for name, fields in told), 30)
     link.send("signal", name="S0", number=int(signal.SIGKILL))
@@ -121,7 +121,7 @@ def test_an_agent_that_is_stopped_counts_as_gone(tmp_path: Path) -> None:
         settle(link)
         link.patience = 1.0
         os.kill(link._process.pid, signal.SIGSTOP)
-        assert lost.wait(20) and link.gone == "it has said nothing for 1 s"
+        assert lost.wait(20) and link.lost_reason == "it has said nothing for 1 s"
         with pytest.raises(ClusterError, match="Host here is gone: it has said nothing for 1 s"):
             link.request("facts", 5.0)
     finally:
@@ -134,7 +134,7 @@ def test_an_agent_that_hears_nothing_ends_by_itself(tmp_path: Path) -> None:
         pid = started(link, tmp_path)
         settle(link, hang_seconds=1.0)
         link._ending = True  # no more pulses
-        wait_for(lambda: not alive(pid) and link.gone is not None, 20)
+        wait_for(lambda: not alive(pid) and link.lost_reason is not None, 20)
     finally:
         link.close()
 
@@ -143,7 +143,7 @@ def test_an_agent_that_hears_nothing_ends_by_itself(tmp_path: Path) -> None:
 def test_nonsense_ends_the_agent(link: AgentConnection, name: str) -> None:
     settle(link)
     link.send(name)  # no such question, or one without its fields
-    wait_for(lambda: link.gone is not None, 20)
+    wait_for(lambda: link.lost_reason is not None, 20)
 
 
 def test_a_host_that_ssh_cannot_reach(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
         assert all((there / path.name / name).read_bytes() == (path / name).read_bytes() for name in FILES)
         assert not list(there.glob("*.partial*"))
         agents.give_data(other, fingerprint(path), str(there), lambda text, share: None)
-        assert agents.found["localhost"].data == "the same" and not agents.faults
+        assert agents.reports["localhost"].data == "the same" and not agents.faults
     finally:
         agents.close()
 
@@ -234,7 +234,7 @@ def test_no_file_outside_a_cache_is_written(link: AgentConnection, tmp_path: Pat
     settle(link)
     link.request("find", 20.0, path=str(tmp_path / "x"), fingerprint="", cache=str(tmp_path / "there"))
     link.send("piece", name="../../evil", data=b"x", first=True)
-    wait_for(lambda: link.gone is not None, 20)
+    wait_for(lambda: link.lost_reason is not None, 20)
     assert not (tmp_path / "there").exists() and not (tmp_path / "evil").exists()
 
 

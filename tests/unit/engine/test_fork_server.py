@@ -13,9 +13,16 @@ import pytest
 
 from gbactl.config import ModelConfig, RunConfig, to_dict
 from gbactl.engine import fork_server
-from gbactl.engine.fork_server import ForkedProcess, ForkServer, Started, send_bootstrap, start_node, thread_environment
+from gbactl.engine.fork_server import (
+    ForkedProcess,
+    ForkServer,
+    Started,
+    send_startup_document,
+    start_node,
+    thread_environment,
+)
 from gbactl.errors import ConfigError
-from gbactl.wire.bootstrap import Bootstrap
+from gbactl.wire.startup_document import StartupDocument
 from tests.support.processes import SECONDS, alive, wait_for
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes are forked on Linux only")
@@ -100,8 +107,8 @@ def test_it_has_its_own_environment_and_folder_and_its_end_is_seen(
 ) -> None:
     monkeypatch.chdir(run_dir)
     made = node(run_dir, threads=3)
-    boot = Bootstrap("coordinator", 0, "", "", "", "", to_dict(RunConfig()))  # it works where this process does
-    send_bootstrap(made, boot.dumps())
+    boot = StartupDocument("coordinator", 0, "", "", "", "", to_dict(RunConfig()))  # it works where this process does
+    send_startup_document(made, boot.dumps())
     assert made.wait(SECONDS) == 1
     log = (run_dir / "logs" / "C.log").read_text()
     assert f"pid {made.pid}, threads 3" in log and "failed: " in log

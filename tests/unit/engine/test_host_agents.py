@@ -11,7 +11,7 @@ import pytest
 
 from gbactl.engine import host_agents
 from gbactl.engine.host_agents import HostAgents, HostFindings, NetworkParameters
-from gbactl.engine.host_info import LinkMeasurement, ReachabilityProbe
+from gbactl.engine.host_and_network_facts import LinkMeasurement, ReachabilityProbe
 from gbactl.engine.preflight import LAUNCHER, HostReport
 from gbactl.errors import UsageError
 
@@ -67,7 +67,7 @@ def test_where_only_the_engine_knows_the_hosts_the_launcher_is_at_its_own_name(
     monkeypatch.setattr(host_agents, "address_of_own_name", lambda: "10.1.2.3")
     for hosts, address in ((["here", "pod-0"], "10.1.2.3"), (["here"], "127.0.0.1")):
         agents = HostAgents(hosts, str, tmp_path, 1.0)
-        for report in agents.found.values():
+        for report in agents.reports.values():
             report.facts = {"client": None}
         assert agents._own_address() == address
 

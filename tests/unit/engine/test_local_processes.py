@@ -102,10 +102,10 @@ def test_waiting_and_stopping(family: RunProcesses) -> None:
 class Spawning(RunProcesses):
     """Another coordinator only sleeps."""
 
-    told: tuple[float, str, float] = (0.0, "", 0.0)
+    cause: tuple[float, str, float] = (0.0, "", 0.0)
 
     def _spawn(self, role: str, index: int, *rest: Any, **more: Any) -> None:
-        self.told = more["missed"]
+        self.cause = more["coordinator_failure"]
         child(self, "C", "import time; time.sleep(60)")
 
 
@@ -132,7 +132,7 @@ def test_a_killed_coordinator_is_no_failure_where_another_one_can_go_on(reviving
     reviving.replace_coordinator("hang", 12.5)
     assert [one.name for one in reviving.running] == ["C", "W0"] and len(reviving.abandoned) == 1
     assert not reviving.coordinator_replaceable
-    assert reviving.told[1:] == ("hang", 12.5) and 0 < reviving.told[0] <= time.monotonic()
+    assert reviving.cause[1:] == ("hang", 12.5) and 0 < reviving.cause[0] <= time.monotonic()
 
 
 def test_a_coordinator_that_is_killed_at_that_moment_is_no_failure_either(

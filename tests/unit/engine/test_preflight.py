@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gbactl.engine import preflight
-from gbactl.engine.host_info import LinkMeasurement
+from gbactl.engine.host_and_network_facts import LinkMeasurement
 from gbactl.engine.preflight import HostReport, too_few, too_large
 from gbactl.errors import ConfigError
 from gbactl.launch.hydra_config import compose

@@ -25,7 +25,7 @@ def test_why_a_host_that_is_there_again_is_not_used_is_said_once(
 
     class Agents(HostAgents):
         def connect(self) -> None:
-            report, link = self.found["b"], SimpleNamespace(host="b", close=lambda: None)
+            report, link = self.reports["b"], SimpleNamespace(host="b", close=lambda: None)
             report.facts, self.links["b"] = found.pop(0), link  # type: ignore[assignment]
             report.faults += preflight.versions("b", report.facts, THERE) if report.facts else ["Host b is not there."]
 

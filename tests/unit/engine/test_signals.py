@@ -119,28 +119,28 @@ def test_who_is_patient_is_told_of_the_first_and_ended_by_the_second(number: int
 
 def test_the_first_signal_has_the_run_saved_and_ends_it_when_that_is_done() -> None:
     said: list[str] = []
-    told: list[Event] = []
+    events: list[Event] = []
     stop = StopRequest(30.0, said.append)
     with pytest.raises(Stopped), stoppable(), first_signal_recorded():
-        stop.poll(told.append)
-        assert told == [] and said == []
+        stop.poll(events.append)
+        assert events == [] and said == []
         os.kill(os.getpid(), signal.SIGHUP)
         for _ in range(2):
-            stop.poll(told.append)
-        stop.tell_again()
-        stop.poll(told.append)
+            stop.poll(events.append)
+        stop.repeat()
+        stop.poll(events.append)
         stop.on_event(Event("stop", {"state": "saved"}))
-        stop.poll(told.append)
-    assert [(event.name, event.fields) for event in told] == [("stop", {"seconds": 30.0})] * 2
+        stop.poll(events.append)
+    assert [(event.name, event.fields) for event in events] == [("stop", {"seconds": 30.0})] * 2
     assert said == ["stopping: saving where the run stands (up to 30 s; Ctrl-C again ends at once)"]
 
 
 def test_with_no_time_to_stop_it_ends_at_once() -> None:
-    told: list[Event] = []
+    events: list[Event] = []
     with pytest.raises(Stopped), stoppable(), first_signal_recorded():
         os.kill(os.getpid(), signal.SIGINT)
-        StopRequest(0.0, lambda text: None).poll(told.append)
-    assert told == []
+        StopRequest(0.0, lambda text: None).poll(events.append)
+    assert events == []
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_sentence_says_what_became_of_it(
     trains: bool, found: dict[str, object], sentence: str, tmp_path: Path
 ) -> None:
     stop = StopRequest(30.0, lambda text: None)
-    stop.trains, stop.found = trains, found
+    stop.trains, stop.answer = trains, found
     assert stop.sentence(tmp_path) == sentence.format(run=tmp_path)
 
 
@@ -173,10 +173,10 @@ def test_an_older_checkpoint_is_named_where_nothing_newer_is(tmp_path: Path) -> 
 def test_what_fails_while_it_is_saved_is_why_it_is_not() -> None:
     stop = StopRequest(30.0, lambda text: None)
     error = ClusterError("C was killed.")
-    assert stop.stopped_by(error) is None and stop.found == {}
+    assert stop.stopped_by(error) is None and stop.answer == {}
     with stoppable(), first_signal_recorded():
         os.kill(os.getpid(), signal.SIGTERM)
         stopped = stop.stopped_by(error)
         assert stopped is not None and stopped.number == signal.SIGTERM
-        assert stop.found == {"state": "failed", "why": "C was killed"}
+        assert stop.answer == {"state": "failed", "why": "C was killed"}
         assert stop.stopped_by(ValueError("a mistake in here")) is None

@@ -102,7 +102,7 @@ def test_the_table_of_real_jobs_holds_every_failure(scripts: Any) -> None:
 
 
 def test_one_cell_of_every_line_composes_to_the_reference_setting(scripts: Any, different: Any) -> None:
-    from gbactl.checkpoint.planning import costs_of
+    from gbactl.checkpoint.costs_and_interval import costs_of
     from gbactl.launch.hydra_config import compose
 
     cells = [cell for part in scripts["study"].read_study(FOLDER / "sweep.yaml") for cell in part.cells]

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gbactl.checkpoint.planning import JobCosts, SaveSchedule, bases, expected_pls, full_overhead, partial_overhead
+from gbactl.checkpoint.costs_and_interval import (
+    JobCosts,
+    SaveSchedule,
+    bases,
+    expected_pls,
+    full_overhead,
+    partial_overhead,
+)
 from gbactl.config import FaultsConfig
 from gbactl.errors import ConfigError
 from gbactl.faults.fault_plan import FaultInjector, FaultPlan

@@ -260,5 +260,5 @@ def test_what_cannot_work_says_what_to_type(typed: dict[str, Any], message: str)
 
 def test_who_is_to_fail_is_slowed_by_nobody() -> None:
     made = plan({"kind": "kill", "workers": [1], "step": 3})
-    assert made.slowed == frozenset() and made.fails and not plan().fails
+    assert made.slowed == frozenset() and made.has_failures and not plan().has_failures
     assert made.factor(1, 0, 0.0) == 1.0

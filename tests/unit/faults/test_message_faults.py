@@ -20,7 +20,7 @@ BEFORE = (-1, -math.inf)
 
 
 def storms(*plans: dict[str, Any], seed: int = 0) -> AllActivePeriods:
-    return plan(*plans, seed=seed).active_periods()
+    return plan(*plans, seed=seed).fault_periods()
 
 
 def test_without_a_moment_it_storms_in_the_whole_run() -> None:

@@ -106,7 +106,7 @@ class ServerWorld:
 
     def __init__(self, server: int = 0) -> None:
         self.now, self.late, self.answers = 50.0, 0.0, list[float]()
-        self.slowness = ServerSlowdown(plan(THREE, servers=2), server, lambda: self.now, self.sleep)
+        self.slowdown = ServerSlowdown(plan(THREE, servers=2), server, lambda: self.now, self.sleep)
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds + self.late
@@ -118,7 +118,7 @@ class ServerWorld:
         def work(took: float) -> None:
             self.now += took
 
-        self.slowness.handle(kind, work, seconds)
+        self.slowdown.handle(kind, work, seconds)
         return self.now - begin
 
 
@@ -160,7 +160,7 @@ def test_over_many_messages_the_factor_is_met(messages: list[tuple[float, int, f
         world.message(seconds, kind)
     asked = 3.0 * sum(seconds for seconds, _, _ in messages)
     assert world.now - 50.0 == pytest.approx(asked, abs=0.5)
-    assert world.slowness.asked == pytest.approx(asked) and world.slowness.spent == pytest.approx(world.now - 50.0)
+    assert world.slowdown.planned == pytest.approx(asked) and world.slowdown.actual == pytest.approx(world.now - 50.0)
 
 
 def test_injected_beside_observed() -> None:

@@ -44,8 +44,8 @@ def config(mode: str, data: dict[str, Any]) -> RunConfig:
     return dataclasses.replace(cfg, checkpoint=saved)
 
 
-def train(cfg: RunConfig, run_dir: Path, told: list[Event] | None = None) -> dict[str, Any]:
-    return run_in_memory(cfg, prepare(cfg.data), run_dir, told=told)
+def train(cfg: RunConfig, run_dir: Path, events: list[Event] | None = None) -> dict[str, Any]:
+    return run_in_memory(cfg, prepare(cfg.data), run_dir, events=events)
 
 
 def resume(cfg: RunConfig, run_dir: Path, cut: str, into: Path, **cluster: Any) -> dict[str, Any]:
@@ -165,10 +165,10 @@ def test_a_full_disk_costs_a_checkpoint_and_no_training(
         return path
 
     monkeypatch.setattr(CheckpointFolder, "begin", begin)
-    told: list[Event] = []
+    events: list[Event] = []
     cfg = config(mode, data)
-    result = train(dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, epochs=4)), tmp_path, told)
-    failed = [event.fields for event in told if event.name == "checkpoint" and event.fields["state"] == "failed"]
+    result = train(dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, epochs=4)), tmp_path, events)
+    failed = [event.fields for event in events if event.name == "checkpoint" and event.fields["state"] == "failed"]
     assert len(failed) == result["checkpoint"]["failed"] == 1
     assert "No space left" in failed[0]["why"] and "cut-000001" in failed[0]["why"]
     said = f"The checkpoint of step 3 failed: {failed[0]['why']}; training goes on, the next one tries again."
@@ -192,10 +192,10 @@ def test_patience_goes_on_where_it_was(data: dict[str, Any], tmp_path: Path, mon
     again = [resume(cfg, tmp_path / "one", later[-1].name, tmp_path / "two")]
     assert later[-1].position["stopping"]["seen"] == later[-1].position["round"]
     Victim(monkeypatch, Push, 200)  # of 91 an epoch: in the third
-    told: list[Event] = []
+    events: list[Event] = []
     cfg.checkpoint.interval_steps = 20
-    again.append(train(cfg, tmp_path / "three", told))
-    [rewound] = [event.fields for event in told if event.name == "rewound"]
+    again.append(train(cfg, tmp_path / "three", events))
+    [rewound] = [event.fields for event in events if event.name == "rewound"]
     assert rewound["to"] < 46 < rewound["step"]
     for other in again:
         assert other["checksums"]["model"] == result["checksums"]["model"]

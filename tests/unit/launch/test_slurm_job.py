@@ -51,11 +51,14 @@ def finished(status: str = "FINISHED") -> str:
 
 def test_a_run_is_submitted_and_followed(commands: Commands, capfd: pytest.CaptureFixture[str]) -> None:
     calls = commands(sbatch="echo '7;here'", squeue=finished(), scontrol="echo n1; echo n2")
-    submit([*RUN, "cluster.slurm.nodes=2", "cluster.slurm.sbatch=[time:5,exclusive]"], ["--json"])
+    Path("own").mkdir()
+    own = ("--config-dir", "own", "cluster.slurm.nodes=2", "cluster.slurm.sbatch=[time:5,exclusive]")
+    submit([*RUN, *own], ["--json"])
     script = Path("run/job.sh").read_text()
     assert "--nodes=2\n#SBATCH --ntasks-per-node=2\n#SBATCH --no-kill\n#SBATCH --requeue\n" in script
     assert "#SBATCH --signal=B:USR1@60\n#SBATCH --time=5\n#SBATCH --exclusive\ncd " in script
-    assert script.endswith(" run_dir=run cluster.slurm.nodes=2 'cluster.slurm.sbatch=[time:5,exclusive]' --json\n")
+    typed = "--config-dir own cluster.slurm.nodes=2 'cluster.slurm.sbatch=[time:5,exclusive]'"
+    assert script.endswith(f" run_dir=run {typed} --json\n")
     assert subprocess.run(["/bin/sh", "-n", "run/job.sh"], check=True).returncode == 0
     told = capfd.readouterr()
     assert told.out == "the end\n" and "job 7 is running n1\n" in told.err
@@ -151,7 +154,7 @@ def test_ctrl_c_cancels_the_job_only_if_that_is_wanted(
     else:
         with pytest.raises(Stopped) as stopped:
             submit(RUN)
-        assert stopped.value.told.endswith("'scancel -b -s TERM 7' saves and ends it")
+        assert stopped.value.outcome.endswith("'scancel -b -s TERM 7' saves and ends it")
     assert ("scancel --batch --signal=TERM 7" in calls.read_text()) is cancels
     assert ("Cancel job 7? [y/N]:" in capfd.readouterr().err) is (typed is not None)
 
@@ -166,7 +169,7 @@ def test_a_job_whose_time_ends_is_queued_again_unless_its_run_has_finished(
         with pytest.raises(Stopped) as stopped, requeued([*RUN]) as given:
             assert given == list(RUN)
             os.kill(os.getpid(), signal.SIGUSR1)
-        assert stopped.value.told == "job 7 is queued again" and calls.read_text() == "scontrol requeue 7\n"
+        assert stopped.value.outcome == "job 7 is queued again" and calls.read_text() == "scontrol requeue 7\n"
         Path("run").mkdir()
         Path("run/result.json").write_text('{"status": "FINISHED"}')
         with pytest.raises(Stopped), requeued([*RUN]):
@@ -195,6 +198,6 @@ def test_a_job_that_slurm_starts_again_goes_on_with_its_run(
             assert given == ["resume=run", "cluster.python=/opt/python"]
         with pytest.raises(Stopped) as stopped, requeued(typed):
             os.kill(os.getpid(), signal.SIGUSR1)
-        assert stopped.value.told == "job 7 is not queued again; give it more time"
+        assert stopped.value.outcome == "job 7 is not queued again; give it more time"
     finally:
         signal.signal(signal.SIGUSR1, before)

@@ -110,7 +110,7 @@ def test_the_coordinator_is_told_once_of_what_is_gone_and_each_new_one_again() -
     assert coordinator.messages == [RingBroken(), SummandsLost(4, [1])]
     side.on_step()
     assert len(coordinator.messages) == 2
-    side.revive()
+    side.on_takeover()
     assert sorted(coordinator.messages, key=str) == 2 * [RingBroken()] + 2 * [SummandsLost(4, [1])]
 
 

@@ -110,8 +110,8 @@ def test_it_copies_ahead_of_the_disk_as_much_as_it_may_hold(
     while saver.has_room:
         assert saver.patience == 0.0
         saver.advance()
-        assert saver._writing is not None
-        waiting = max(waiting, saver._writing.waiting)
+        assert saver._writer is not None
+        waiting = max(waiting, saver._writer.waiting)
     assert saver.patience and not told
     if pieces == 1000:
         assert saver._snapshot is None and shard.watcher is None, "all is copied, and steps cost nothing more"
@@ -128,12 +128,12 @@ def test_before_it_holds_too_much_it_writes_as_fast_as_it_can(tmp_path: Path, mo
     shard, saver, told = saver_of(tmp_path, 200 * row)
     (tmp_path / "cut-000001").mkdir()
     saver.begin(Save(1, 0, "cut-000001", "whole", True, SLOW))
-    writing = saver._writing
-    assert writing is not None
+    writer = saver._writer
+    assert writer is not None
     step(shard, np.arange(ROWS - 100, ROWS))
-    assert writing.pace == SLOW
+    assert writer.pace == SLOW
     step(shard, np.arange(ROWS - 110, ROWS - 90))
-    assert writing.pace == 0 and saver._snapshot is not None
+    assert writer.pace == 0 and saver._snapshot is not None
     step(shard, np.arange(ROWS - 300, ROWS - 100))
     assert saver._snapshot is None, "it did not hold more than it may"
     assert ended(saver, told).error == ""
@@ -241,4 +241,4 @@ def test_only_rows_still_to_come_are_kept() -> None:
     snapshot = Snapshot({"rows": table}, np.array([1, 5, 7], np.int32))
     snapshot.next_piece(1)
     snapshot.copy_before_change(np.array([0, 1, 2, 5], np.int32))
-    assert snapshot.kept_bytes == snapshot.row_bytes == 16
+    assert snapshot.copied_bytes == snapshot.row_bytes == 16

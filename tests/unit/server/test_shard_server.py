@@ -90,7 +90,7 @@ class Setting:
         self.coordinator.send(OrderStep(1, order, checksum))
 
     def tickets(self, worker: int = 0) -> list[tuple[int, int]]:
-        return [(m.ticket, m.version) for m in self.told(self.w_hubs[worker]) if isinstance(m, Rows)]
+        return [(m.request, m.version) for m in self.told(self.w_hubs[worker]) if isinstance(m, Rows)]
 
 
 def phase(number: int) -> BeginPhase:

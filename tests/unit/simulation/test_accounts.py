@@ -21,16 +21,16 @@ DAYS = 4
 
 
 @pytest.fixture(scope="module")
-def told() -> list[Event]:
+def events() -> list[Event]:
     return []
 
 
 @pytest.fixture(scope="module")
-def switched(four_days: Path, told: list[Event], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def switched(four_days: Path, events: list[Event], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A run that is switched within a day three times, with gradients that are dropped."""
     slow = [{"kind": "constant", "workers": [1], "factor": 4.0}]
     cfg = config("sync", hard=False, faults=slow, switches=WITHIN, prefetch="rows")
-    return run(cfg, four_days, tmp_path_factory.mktemp("run"), told)
+    return run(cfg, four_days, tmp_path_factory.mktemp("run"), events)
 
 
 def by_day(events: list[Event], name: str) -> Iterator[list[dict[str, Any]]]:
@@ -39,13 +39,13 @@ def by_day(events: list[Event], name: str) -> Iterator[list[dict[str, Any]]]:
         yield [each for each in fields if each.get("label", each.get("day")) == f"day {day}"]
 
 
-def test_days_add_up_their_phases_and_the_run_its_days(switched: dict[str, Any], told: list[Event]) -> None:
+def test_days_add_up_their_phases_and_the_run_its_days(switched: dict[str, Any], events: list[Event]) -> None:
     adds_up(switched, 600 * DAYS)
     days, phases = switched["rounds"], switched["phases"]
     assert [(day["day"], day["modes"]) for day in days] == [
         ("day 0", ["sync", "hop_bw"]), ("day 1", ["hop_bw", "gba"]), ("day 2", ["gba", "async"]), ("day 3", ["async"]),
     ]  # fmt: skip
-    for day, [line] in zip(days, by_day(told, "round"), strict=True):
+    for day, [line] in zip(days, by_day(events, "round"), strict=True):
         parts = [phase for phase in phases if phase["day"] == day["day"]]
         for key in ("steps", "samples", "decayed", "lost", "seconds"):
             assert day[key] == line[key] == pytest.approx(sum(part[key] for part in parts)), key
@@ -61,9 +61,9 @@ def test_days_add_up_their_phases_and_the_run_its_days(switched: dict[str, Any],
     assert switched["eps"] == pytest.approx(switched["samples"]["trained"] / sum(day["seconds"] for day in days))
 
 
-def test_progress_is_that_of_the_day_across_switches(switched: dict[str, Any], told: list[Event]) -> None:
+def test_progress_is_that_of_the_day_across_switches(switched: dict[str, Any], events: list[Event]) -> None:
     """And its rate comes to that of the day's line."""
-    for day, line in zip(by_day(told, "progress"), switched["rounds"], strict=True):
+    for day, line in zip(by_day(events, "progress"), switched["rounds"], strict=True):
         assert all(each["round_samples"] == 600 for each in day)
         done = [each["round_finished"] for each in day]
         assert all(before <= after for before, after in pairwise(done)) and done[-1] == 600
@@ -71,9 +71,9 @@ def test_progress_is_that_of_the_day_across_switches(switched: dict[str, Any], t
 
 
 def test_what_is_told_when_a_phase_ends_is_what_a_run_that_fails_leaves(
-    switched: dict[str, Any], told: list[Event]
+    switched: dict[str, Any], events: list[Event]
 ) -> None:
-    accounts = [event.fields["phases"] for event in told if event.name == "phase"]
+    accounts = [event.fields["phases"] for event in events if event.name == "phase"]
     assert [len(account) for account in accounts] == list(range(1, len(switched["phases"]) + 1))
     assert [phase["mode"] for phase in accounts[-1]] == [phase["mode"] for phase in switched["phases"]]
 

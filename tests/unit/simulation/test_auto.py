@@ -51,11 +51,11 @@ class Ran:
     """A run of `auto()`: its folder and all its events."""
 
     folder: Path
-    told: list[Event]
+    events: list[Event]
 
     @property
     def result(self) -> dict[str, Any]:
-        [result] = [event.fields for event in self.told if event.name == "result"]
+        [result] = [event.fields for event in self.events if event.name == "result"]
         return result
 
 
@@ -63,7 +63,7 @@ class Ran:
 def straggler(two_days: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """A worker that is slow for some time: read by several tests, changed by none."""
     ran = Ran(tmp_path_factory.mktemp("straggler"), [])
-    run(auto(), two_days, ran.folder, ran.told)
+    run(auto(), two_days, ran.folder, ran.events)
     return ran
 
 
@@ -87,16 +87,16 @@ def test_a_straggler_for_some_time_is_met_with_gba_for_that_time(straggler: Ran)
 
 
 def test_every_look_is_noted_with_its_numbers_and_told(straggler: Ran) -> None:
-    told, result, noted = straggler.told, straggler.result, looks(straggler.folder)
-    assert noted == [event.fields for event in told if event.name == "auto"]
+    events, result, noted = straggler.events, straggler.result, looks(straggler.folder)
+    assert noted == [event.fields for event in events if event.name == "auto"]
     assert all(b["at"] - a["at"] >= FAST.every * 0.99 for a, b in itertools.pairwise(noted))
     assert len(noted) > 30
     assert {"day", "step", "samples", "sync", "gba", "delivered", "slowest", "overhead", "reason"} <= set(noted[0])
     assert result["auto"]["looks"] == len(noted) and result["auto"]["last"] == noted[-1]
     assert result["auto"]["switched"] == [look for look in noted if look["wanted"] != look["mode"]]
-    progress = [event.fields for event in told if event.name == "progress"]
+    progress = [event.fields for event in events if event.name == "progress"]
     assert progress[-1]["auto"] == noted[-1]
-    done = [event.fields for event in told if event.name == "switch" and event.fields["state"] == "done"]
+    done = [event.fields for event in events if event.name == "switch" and event.fields["state"] == "done"]
     assert [each["to"] for each in done] == ["gba", "sync"]
 
 

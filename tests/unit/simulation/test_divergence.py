@@ -32,9 +32,9 @@ def exploding(
 
 @pytest.mark.parametrize("mode", EVERY)
 def test_a_run_ends_at_the_loss_that_is_too_large(mode: str, data: Path, tmp_path: Path) -> None:
-    told: list[Event] = []
+    events: list[Event] = []
     with pytest.raises(DivergedError) as caught:
-        run(exploding(mode, 1e8), data, tmp_path, told)
+        run(exploding(mode, 1e8), data, tmp_path, events)
     found = re.fullmatch(
         r"The model diverged: the loss of W\d at step (\d+) is .*, at a learning rate of 1e\+08; type a smaller "
         r"optim\.lr, or train\.on_divergence=continue to train on\.", str(caught.value)
@@ -42,7 +42,7 @@ def test_a_run_ends_at_the_loss_that_is_too_large(mode: str, data: Path, tmp_pat
     assert found is not None and int(found[1]) <= 6, "of 12 steps"
     records = list(event_log.read(tmp_path / "events.log"))
     assert any(isinstance(record, event_log.AnnounceRecord) for record in records), "what was logged is kept"
-    assert told[-1].name == "progress" and told[-1].fields["samples"] >= 0
+    assert events[-1].name == "progress" and events[-1].fields["samples"] >= 0
 
 
 @pytest.mark.parametrize("mode", ["sync", "gba", "fr_ma", "shadow_easgd"])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gbactl.config import RunConfig, check
-from gbactl.coordinator.failure_recovery import FATES
+from gbactl.coordinator.failure_recovery import MESSAGE_OUTCOMES
 from gbactl.errors import ClusterError, PeerGoneError
 from gbactl.faults.message_faults import AllActivePeriods, MessageFaultStream
 from tests.support.failures import logged
@@ -104,7 +104,7 @@ def test_messages_that_are_lost_late_doubled_or_overtaken(data: Path, tmp_path: 
     plain = run(failing(mode), data, tmp_path / "plain")
     result = run(failing(mode, STORM), data, tmp_path / "run")
     adds_up(result, 1500)
-    assert set(result["messages"]) == set(FATES) and result["virtual_seconds"] > plain["virtual_seconds"]
+    assert set(result["messages"]) == set(MESSAGE_OUTCOMES) and result["virtual_seconds"] > plain["virtual_seconds"]
     assert "messages" not in plain and (mode != "sync" or result["checksums"] == plain["checksums"])
 
 
@@ -139,7 +139,9 @@ def storming(
         patched.setattr(MessageFaultStream, "draw", draws)
         result = trained({**STORM, **when})
     adds_up(result, 1500)
-    assert set(result["messages"]) == set(FATES) and (mode != "sync" or result["checksums"] == plain["checksums"])
+    assert set(result["messages"]) == set(MESSAGE_OUTCOMES) and (
+        mode != "sync" or result["checksums"] == plain["checksums"]
+    )
     return seen
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.config import CheckpointConfig, RunConfig, check, from_dict
-from gbactl.coordinator.failure_recovery import FATES
+from gbactl.coordinator.failure_recovery import MESSAGE_OUTCOMES
 from gbactl.coordinator.state import config_at
 from tests.support.modes import every_k
 from tests.support.simulated_runs import adds_up, config, run
@@ -63,7 +63,7 @@ def test_lost_and_doubled_messages_change_nothing_but_the_time(data: Path, tmp_p
     storm = {"kind": "messages", "drop": 0.1, "duplicate": 0.1, "reorder": 0.1, "delay": 0.1, "delay_seconds": 0.002}
     result = run(failing(mode, storm), data, tmp_path)
     adds_up(result, 1500)
-    assert set(result["messages"]) == set(FATES) and result["replicas"]["exchanges"] > 0
+    assert set(result["messages"]) == set(MESSAGE_OUTCOMES) and result["replicas"]["exchanges"] > 0
 
 
 SERVER = {"kind": "kill", "servers": [1], "step": 20}

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gbactl.checkpoint.costs_and_interval import PARTIAL
 from gbactl.checkpoint.folder import CheckpointFolder
-from gbactl.checkpoint.planning import PARTIAL
 from gbactl.checkpoint.restore import arrays_of, load_shard
 from gbactl.config import CheckpointConfig, RunConfig, check, from_dict
 from gbactl.coordinator.state import config_at
@@ -94,17 +94,17 @@ def test_partial_recovery_adds_up_and_costs_what_it_costs(data: Path, tmp_path: 
 
 def test_where_partial_recovery_does_not_pay_everybody_goes_back_and_is_told_why(data: Path, tmp_path: Path) -> None:
     """So small a portion may be lost that all would be saved every 40 seconds."""
-    told: list[Event] = []
+    received: list[Event] = []
     plain = run(config("sync"), data, tmp_path / "plain")
     cfg = saving("cpr", "sync", KILL, target=1e-4)
     cfg.checkpoint.job_seconds = 100_000.0  # figures are told of a job that was described
-    result = run(cfg, data, tmp_path / "run", told)
+    result = run(cfg, data, tmp_path / "run", received)
     adds_up(result, 1500)
     saved, went = result["checkpoint"], result["checkpoint"]["overhead"]
     assert (saved["name"], saved["recovery"], saved["pls"]) == ("cpr", "full", 0.0)
     assert (went["went_back_alone"], went["everybody_went_back"], went["samples_rolled_back"]) == (0, 1, 4 * 128)
     assert model(result) == model(plain)
-    events = [event.fields for event in told if event.name == "checkpoint"]
+    events = [event.fields for event in received if event.name == "checkpoint"]
     [sentence] = [fields["sentence"] for fields in events if fields["state"] == "planned"]
     assert sentence.startswith("full recovery, the cheaper one, saved every 4 steps")
     assert "partial recovery 19.85 % at 40 s, full 1.27 % at 1,270 s" in sentence
@@ -112,12 +112,12 @@ def test_where_partial_recovery_does_not_pay_everybody_goes_back_and_is_told_why
 
 @pytest.mark.parametrize("name", ["cpr", "full"])
 def test_the_event_log_times_every_failure(data: Path, tmp_path: Path, name: str) -> None:
-    told: list[Event] = []
+    events: list[Event] = []
     worker = {"kind": "kill", "workers": [2], "step": 2}
-    result = run(saving(name, "gba", worker, KILL, cost={"restart_us": 2000.0}), data, tmp_path / "run", told)
+    result = run(saving(name, "gba", worker, KILL, cost={"restart_us": 2000.0}), data, tmp_path / "run", events)
     found = logged(tmp_path / "run", result)
     assert [(each["process"], each["failure"]) for each in found] == [("W2", "kill"), ("S1", "kill")]
-    injected = [event.fields["at"] for event in told if event.name == "inject"]
+    injected = [event.fields["at"] for event in events if event.name == "inject"]
     assert [each["at_s"] for each in found] == pytest.approx(injected)
     assert all(each["detected_s"] < each["loaded_s"] < each["useful_s"] for each in found)
 
@@ -210,11 +210,11 @@ def test_full_recovery_by_time_again_and_again(data: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("mode", ["gba", "async", "hop_bw"])
 def test_full_recovery_in_the_middle_of_a_phase_adds_up(data: Path, tmp_path: Path, mode: str) -> None:
-    told: list[Event] = []
+    events: list[Event] = []
     cfg = saving("full", mode, {**KILL, "step": 30 if mode == "async" else 7}, steps=20 if mode == "async" else 4)
-    result, again = run(cfg, data, tmp_path / "run", told), run(cfg, data, tmp_path / "again")
+    result, again = run(cfg, data, tmp_path / "run", events), run(cfg, data, tmp_path / "again")
     adds_up(result, 1500)
-    [rewound] = [event.fields for event in told if event.name == "rewound"]
+    [rewound] = [event.fields for event in events if event.name == "rewound"]
     assert result["checkpoint"]["overhead"]["samples_rolled_back"] == rewound["samples"] > 0
     assert rewound["to"] == (20 if mode == "async" else 4)
     assert again["checksums"] == result["checksums"] and again["recovery"] == result["recovery"]

@@ -41,7 +41,7 @@ def dies_when_moving(monkeypatch: pytest.MonkeyPatch, victim: int) -> None:
     plain = Placements.move
 
     def move(self: Any, home: str, gives: bool, turn: int = 0) -> None:
-        if self.now.exchange.index == victim:
+        if self.now.client.index == victim:
             raise Killed
         plain(self, home, gives, turn)
 
@@ -61,8 +61,8 @@ def dies_half_way(monkeypatch: pytest.MonkeyPatch, victim: int) -> None:
     monkeypatch.setattr(WorkerClient, "put_dense", put_dense)
 
 
-def switches(told: list[Event]) -> list[dict[str, Any]]:
-    return [event.fields for event in told if event.name == "switch"]
+def switches(events: list[Event]) -> list[dict[str, Any]]:
+    return [event.fields for event in events if event.name == "switch"]
 
 
 def sums(folder: Path) -> list[str]:
@@ -79,9 +79,9 @@ def test_who_dies_when_the_workers_take_over_leaves_the_run_where_it_was(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: int
 ) -> None:
     dies_when_moving(monkeypatch, victim)
-    told: list[Event] = []
-    result = run_in_memory(config("gba", "sync"), data, tmp_path, told=told)
-    [switch] = switches(told)
+    events: list[Event] = []
+    result = run_in_memory(config("gba", "sync"), data, tmp_path, events=events)
+    [switch] = switches(events)
     assert switch["state"] == "stayed" and "died while" in switch["why"]
     assert [p["mode"] for p in result["phases"]] == ["gba", "gba"]
     adds_up(result)
@@ -94,14 +94,14 @@ def test_who_dies_when_the_servers_take_over_is_replaced(
 ) -> None:
     """Worker 0 is the one that gives."""
     how(monkeypatch, victim)
-    told: list[Event] = []
-    result = run_in_memory(config("sync", "gba"), data, tmp_path, told=told)
-    [switch] = switches(told)
+    events: list[Event] = []
+    result = run_in_memory(config("sync", "gba"), data, tmp_path, events=events)
+    [switch] = switches(events)
     assert (switch["state"], switch["first_sample"]) == ("done", 384)
     before, after = sums(tmp_path)
     assert before == after != ""
     adds_up(result)
-    lost = [event.fields["process"] for event in told if event.name == "lost"]
+    lost = [event.fields["process"] for event in events if event.name == "lost"]
     assert lost == ([] if how is dies_half_way and victim else [f"W{victim}"])
 
 
@@ -122,20 +122,20 @@ def test_a_wish_before_anything_has_begun(data: Path, tmp_path: Path) -> None:
         Event("switch", {"id": 5, "mode": 7}),
         Event("switch", {"id": 6, "mode": {"name": "gba", "sparse_divisor": "contributors"}}),
     ]
-    told: list[Event] = []
-    result = run_in_memory(cfg, data, tmp_path, wishes, told)
+    events: list[Event] = []
+    result = run_in_memory(cfg, data, tmp_path, wishes, events)
     assert [p["mode"] for p in result["phases"]] == ["async", "bsp"]
     assert result["mode"] == "gba>async@step0>bsp@samples300"
-    said = {number: [s["state"] for s in switches(told) if s.get("id") == number] for number in range(1, 7)}
+    said = {number: [s["state"] for s in switches(events) if s.get("id") == number] for number in range(1, 7)}
     assert said == {1: ["same"], 2: ["accepted", "done"], **{n: ["refused"] for n in (3, 4, 5, 6)}}
 
 
 def test_sync_has_to_be_prepared_for(data: Path, tmp_path: Path) -> None:
     cfg = config("gba", "bsp")
     wish = [Event("switch", {"id": 1, "mode": {"name": "sync"}})]
-    told: list[Event] = []
-    run_in_memory(cfg, data, tmp_path / "a", wish, told)
-    assert "switch.prepare=all" in switches(told)[0]["why"]
+    events: list[Event] = []
+    run_in_memory(cfg, data, tmp_path / "a", wish, events)
+    assert "switch.prepare=all" in switches(events)[0]["why"]
     prepared = dataclasses.replace(cfg, switch=dataclasses.replace(cfg.switch, prepare="all"))
     result = run_in_memory(check(prepared), data, tmp_path / "b", wish)
     assert [p["mode"] for p in result["phases"]] == ["sync", "bsp"]

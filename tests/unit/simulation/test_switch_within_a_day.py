@@ -135,14 +135,14 @@ def test_a_step_of_backup_workers_is_an_exact_point_too(data: Path, tmp_path: Pa
 
 def test_seconds_are_by_the_hub_s_clock(data: Path, tmp_path: Path) -> None:
     """Hand-out ends then, with a batch of each worker on its way, at a whole global batch."""
-    told: list[Event] = []
-    plain = run(config("gba", cost=UNEVEN), data, tmp_path / "plain", told)
+    events: list[Event] = []
+    plain = run(config("gba", cost=UNEVEN), data, tmp_path / "plain", events)
     half = plain["phases"][0]["seconds"] / 2
     cfg = config("gba", cost=UNEVEN, switches=[at("seconds", half, "sync")])
     first, second = run(cfg, data, tmp_path / "a"), run(cfg, data, tmp_path / "b")
     assert first == second
     before, after = first["phases"]
-    notes = [event.fields for event in told if event.name == "progress"]
+    notes = [event.fields for event in events if event.name == "progress"]
     done = max(note["samples"] for note in notes if note["seconds"] <= half)
     assert done < after["first_sample"] <= done + 2 * 128 and after["first_sample"] % 128 == 0
     assert 0.8 * half < before["seconds"] < 2 * half, "with what was on its way, of uneven times"

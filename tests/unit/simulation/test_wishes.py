@@ -30,12 +30,12 @@ def ask_at_random(
         draw.choice(modes), cost=UNEVEN, prefetch=("none", "data")[draw.randint(0, 1)], servers=draw.randint(1, 3)
     )
     switch = dataclasses.replace(cfg.switch, prepare="all", drain_seconds=drain)
-    told: list[Event] = []
+    events: list[Event] = []
     folder.mkdir(parents=True, exist_ok=True)
-    cluster = VirtualCluster(check(dataclasses.replace(cfg, switch=switch)), open_dataset(data), folder, told.append)
+    cluster = VirtualCluster(check(dataclasses.replace(cfg, switch=switch)), open_dataset(data), folder, events.append)
 
     def ask(fields: dict[str, Any]) -> None:
-        told.append(Event("switch", {"id": fields["id"], "state": "asked"}))
+        events.append(Event("switch", {"id": fields["id"], "state": "asked"}))
         cluster.coordinator.core.switch.ask(fields)
 
     for number in range(1, 16):
@@ -48,8 +48,8 @@ def ask_at_random(
             del mode["local_batch"]
         cluster.events.schedule_at(draw.uniform(0.0, 0.09), ask, {"id": number, "mode": mode})
     cluster.run()
-    [result] = [event.fields for event in told if event.name == "result"]
-    return result, [event.fields for event in told if event.name == "switch"]
+    [result] = [event.fields for event in events if event.name == "result"]
+    return result, [event.fields for event in events if event.name == "switch"]
 
 
 @pytest.mark.quick(6)

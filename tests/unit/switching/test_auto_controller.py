@@ -307,7 +307,7 @@ def test_a_lost_worker_is_not_counted_and_sync_not_asked_for(tmp_path: Path, mon
     plain = WorkerLoop._train
 
     def train(self: Any, item: Any) -> None:
-        if self.exchange.index == 1:
+        if self.client.index == 1:
             raise Killed
         plain(self, item)
 

@@ -104,10 +104,10 @@ def test_from_sync_to_replicas_to_gba_and_back(data: Path, tmp_path: Path, mode:
     """Nothing changes in a switch: the model sums before and after are the same."""
     own = {"block_momentum": 0.5, **every_k(mode)} if mode == "fr_bmuf" else {}
     steps = [entry(384, mode, **own), entry(768, "gba"), entry(1200, mode, **own), entry(1500, "sync")]
-    told: list[Event] = []
-    result = run_in_memory(config("sync", switches=steps), data, tmp_path, told=told)
+    events: list[Event] = []
+    result = run_in_memory(config("sync", switches=steps), data, tmp_path, events=events)
     adds_up(result)
-    done = [e.fields for e in told if e.name == "switch"]
+    done = [e.fields for e in events if e.name == "switch"]
     assert [each["state"] for each in done] == ["done"] * 4
     kept = "centre" if mode == "shadow_easgd" else "mean of the replicas"
     assert [each.get("dense") for each in done] == [None, kept, None, kept], "what became the dense parameters"
@@ -133,12 +133,12 @@ def dies_at(monkeypatch: pytest.MonkeyPatch, victim: int, batch: int, once: bool
     plain, dead = TrainerDense.finish, threading.Event()
 
     def finish(self: Any, item: Any, gradient: Any) -> None:
-        if self.exchange.index == victim and item.grant.batch >= batch and not (once and dead.is_set()):
+        if self.client.index == victim and item.grant.batch >= batch and not (once and dead.is_set()):
             dead.set()
             time.sleep(0.2)  # the others have run out of data, if that was the end of it
             raise Killed
         if item.grant.batch >= batch - 6 and not dead.is_set():
-            time.sleep(0.03 * (self.exchange.index != victim))  # the victim has to come by such a batch
+            time.sleep(0.03 * (self.client.index != victim))  # the victim has to come by such a batch
         plain(self, item, gradient)
 
     monkeypatch.setattr(TrainerDense, "finish", finish)
@@ -149,10 +149,10 @@ def test_with_a_centre_the_others_go_on_without_a_dead_trainer(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     dies_at(monkeypatch, 1, 8)
-    told: list[Event] = []
-    result = run_in_memory(config(mode, lost="continue", **every_k(mode)), data, tmp_path, told=told)
+    events: list[Event] = []
+    result = run_in_memory(config(mode, lost="continue", **every_k(mode)), data, tmp_path, events=events)
     adds_up(result)
-    assert [event.fields["process"] for event in told if event.name == "lost"] == ["W1"]
+    assert [event.fields["process"] for event in events if event.name == "lost"] == ["W1"]
     assert result["auc"] > 0.55
 
 
@@ -164,10 +164,10 @@ def test_in_rounds_a_dead_trainer_is_dropped_from_the_mean(
 ) -> None:
     """In the middle of a day, and with its last batches, when the others are out of data: they are trained on too."""
     dies_at(monkeypatch, 1, batch)
-    told: list[Event] = []
-    result = run_in_memory(config(mode, lost="continue", **every_k(mode)), data, tmp_path, told=told)
+    events: list[Event] = []
+    result = run_in_memory(config(mode, lost="continue", **every_k(mode)), data, tmp_path, events=events)
     adds_up(result)
-    assert [event.fields["process"] for event in told if event.name == "lost"] == ["W1"]
+    assert [event.fields["process"] for event in events if event.name == "lost"] == ["W1"]
     assert result["samples"]["trained"] == SAMPLES and result["auc"] > 0.55
 
 
@@ -176,10 +176,10 @@ def test_in_rounds_another_one_takes_its_place_with_a_new_phase(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     dies_at(monkeypatch, 1, 8, once=True)
-    told: list[Event] = []
-    result = run_in_memory(config(mode, lost="replace", **every_k(mode)), data, tmp_path, told=told)
+    events: list[Event] = []
+    result = run_in_memory(config(mode, lost="replace", **every_k(mode)), data, tmp_path, events=events)
     adds_up(result)
-    assert [event.name for event in told if event.name in ("lost", "joined")] == ["lost", "joined"]
+    assert [event.name for event in events if event.name in ("lost", "joined")] == ["lost", "joined"]
     assert result["samples"]["trained"] == SAMPLES and result["auc"] > 0.55
 
 
@@ -190,7 +190,7 @@ def test_one_that_dies_while_all_evaluate_is_not_waited_for_the_next_day(
     plain = TrainerDense.load
 
     def load(self: Any, item: Any) -> None:
-        if self.exchange.index == 1 and not item.phase.training:
+        if self.client.index == 1 and not item.phase.training:
             raise Killed
         plain(self, item)
 
@@ -247,9 +247,9 @@ def test_replica_modes_need_their_all_reduce_prepared_but_a_centre_is_always_the
         Event("switch", {"id": 1, "mode": {"name": "shadow_ma", "local_batch": 32}}),
         Event("switch", {"id": 2, "mode": {"name": "fr_easgd", "local_batch": 32, "k": 2}}),
     ]
-    told: list[Event] = []
-    result = run_in_memory(cfg, data, tmp_path / "a", wishes, told)
-    states = [(e.fields.get("id"), e.fields["state"]) for e in told if e.name == "switch"]
+    events: list[Event] = []
+    result = run_in_memory(cfg, data, tmp_path / "a", wishes, events)
+    states = [(e.fields.get("id"), e.fields["state"]) for e in events if e.name == "switch"]
     assert states == [(1, "refused"), (2, "accepted"), (2, "done")]
     assert [p["mode"] for p in result["phases"]] == ["fr_easgd", "fr_easgd"]
     prepared = check(dataclasses.replace(cfg, switch=dataclasses.replace(cfg.switch, prepare="all")))

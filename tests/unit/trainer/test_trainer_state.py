@@ -66,7 +66,7 @@ def test_iterations_are_those_of_the_phase() -> None:
             step(state)
         assert state.iterations == steps
         told = state.closing_message(turn)
-        assert (told.worker, told.turn, told.totals.iterations) == (0, turn, steps)
+        assert (told.worker, told.request, told.totals.iterations) == (0, turn, steps)
     assert state.pace.k == 4
 
 

@@ -94,7 +94,7 @@ def test_the_first_in_its_place_has_it_when_it_is_ready() -> None:
     line.next()
     assert line.tell() == [] and line.heard() == [HELLO]
     later = Line()
-    later.hub._first = False
+    later.hub._first_incarnation = False
     later.tell(ShardAddresses(["S0"]))
     later.channel.send(Ready("worker", 1))
     later.next()

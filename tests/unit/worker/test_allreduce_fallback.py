@@ -42,7 +42,7 @@ def test_nothing_is_sent_while_the_ring_holds(serving: Serving) -> None:
     rank = serving.member(0)
     rank.sum_live_ranks()
     sent: list[Any] = []
-    rank.exchange.servers[0].send = lambda *told: sent.append(told[0])  # type: ignore[method-assign]
+    rank.client.servers[0].send = lambda *told: sent.append(told[0])  # type: ignore[method-assign]
     for _ in range(5):
         by_ring(rank, 1.0, 6.0)
     assert not sent
@@ -132,7 +132,7 @@ def test_many_rounds_with_a_slow_rank_and_several_names(serving: Serving) -> Non
     for thread in threads:
         thread.join(30)
     assert found == {rank: [3.0 * number + 3 for number in range(50)] for rank in range(3)}
-    assert all(len(rank._free) <= 6 for rank in ranks)
+    assert all(len(rank._free_arrays) <= 6 for rank in ranks)
 
 
 def test_a_wait_ends_with_the_run(serving: Serving) -> None:

@@ -274,7 +274,7 @@ def test_another_one_that_dies_while_all_get_the_same_again(
     plain, deaths = ReplicatedDense.take_over, [0]
 
     def take_over(this: Any, turn: int) -> None:
-        if this.exchange.index == 2 and dying.pushes == dying.turn and not deaths[0]:
+        if this.client.index == 2 and dying.pushes == dying.turn and not deaths[0]:
             deaths[0] += 1
             raise Killed
         plain(this, turn)
@@ -331,11 +331,11 @@ def test_replicas_go_on_without_the_dead_trainer_and_with_another_one(
 ) -> None:
     rings()
     DyingWorker(monkeypatch, 1, 3, "before")
-    told: list[Event] = []
-    result = run_in_memory(config(mode, lost), data, tmp_path, told=told)
+    events: list[Event] = []
+    result = run_in_memory(config(mode, lost), data, tmp_path, events=events)
     adds_up(result)
     assert result["samples"]["trained"] == SAMPLES
-    names = [event.name for event in told if event.name in ("lost", "joined")]
+    names = [event.name for event in events if event.name in ("lost", "joined")]
     assert names == ["lost", "joined"][: 1 + (lost == "replace")]
 
 
@@ -371,11 +371,11 @@ def test_a_successor_is_in_the_sums_after_a_switch(
 
     monkeypatch.setattr(node, "warm_up", warm_up)
     monkeypatch.setattr(WorkerClient, "push", push)
-    told: list[Event] = []
+    events: list[Event] = []
     cfg = config("gba", switch=SwitchConfig(schedule=[{"at": {"samples": 960}, "to": "sync"}]))
-    result = run_in_memory(cfg, data, tmp_path, told=told)
+    result = run_in_memory(cfg, data, tmp_path, events=events)
     adds_up(result)
-    assert [event.name for event in told if event.name in ("lost", "joined")] == ["lost", "joined"]
+    assert [event.name for event in events if event.name in ("lost", "joined")] == ["lost", "joined"]
     assert [phase["mode"] for phase in result["phases"]] == ["gba", "sync"]
     assert not any(ring.sums for ring in made)
 

@@ -45,8 +45,8 @@ class Setting:
         for message in (phase(1), *messages):
             channel.other.send(message)
         self.source = Nothing()
-        self.exchange = WorkerClient(hub, channel, [], 0, cast(BatchSource, self.source))
-        self.exchange.start(0)
+        self.client = WorkerClient(hub, channel, [], 0, cast(BatchSource, self.source))
+        self.client.start(0)
         self.worked: list[Any] = []
 
     def _answer(self, question: Inspect) -> Inspected:
@@ -66,7 +66,7 @@ def grant(batch: int, number: int = 1) -> Granted:
 
 
 def read_all(at: Setting) -> None:
-    at.exchange._thread.join(10)
+    at.client._thread.join(10)
 
 
 def test_a_question_waits_for_the_batches_granted_before_it() -> None:
@@ -74,7 +74,7 @@ def test_a_question_waits_for_the_batches_granted_before_it() -> None:
     at = Setting(grant(0), grant(1), Inspect("dense"), grant(2), Inspect("checksum"), grant(3))
     found = []
     for _ in range(4):
-        item = at.exchange.next(at._answer)
+        item = at.client.next(at._answer)
         assert isinstance(item, BatchInProgress)
         found.append(item.grant.batch)
         at.worked.append(item.grant.batch)
@@ -86,11 +86,11 @@ def test_a_batch_to_come_is_prepared_once_and_is_not_pulled_nor_computed_before_
     early, other = PrefetchHint(1, 4, 0, 10), PrefetchHint(1, 9, 0, 10)
     at = Setting(early, Stop())
     read_all(at)
-    assert at.source.prepared == [early] and not at.exchange.core.queue and not at.exchange.core.pulls
+    assert at.source.prepared == [early] and not at.client.core.queue and not at.client.core.pulls
     at = Setting(early, grant(4), grant(5), Stop())
     read_all(at)
     assert at.source.prepared == [early, grant(5)]
-    assert [item.grant for item in at.exchange.core.queue] == [grant(4), grant(5)]
+    assert [item.grant for item in at.client.core.queue] == [grant(4), grant(5)]
     at = Setting(early, other, grant(4), grant(9, number=2), Stop())
     read_all(at)
     assert at.source.prepared == [early, other, grant(4), grant(9, number=2)], "the last one told of, of that phase"
@@ -101,8 +101,8 @@ def test_a_batch_to_come_is_prepared_when_the_rows_of_the_one_at_hand_are_there(
     at = Setting(grant(0), early, Stop())
     read_all(at)
     assert at.source.prepared == [grant(0)]
-    at.exchange.core.pulls.clear()
-    at.exchange._prepare()
+    at.client.core.pulls.clear()
+    at.client._prepare()
     assert at.source.prepared == [grant(0), early]
 
 
@@ -112,8 +112,8 @@ def test_what_nobody_waits_for_any_more_is_forgotten_and_asked_for_anew(of: int)
     at = Setting(grant(0), grant(1), Abandon(of), Inspect("dense"), Stop())
     read_all(at)
     assert at.takes() == 1 + (2 if of == 1 else 0)
-    assert [item.grant.batch for item in at.exchange.core.queue] == ([] if of == 1 else [0, 1])
-    assert at.exchange.core.must_answer() == (of == 1)
+    assert [item.grant.batch for item in at.client.core.queue] == ([] if of == 1 else [0, 1])
+    assert at.client.core.must_answer() == (of == 1)
 
 
 def test_a_wait_counts_from_the_begin_of_training_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,30 +121,30 @@ def test_a_wait_counts_from_the_begin_of_training_on(monkeypatch: pytest.MonkeyP
     now = [0.0]
     monkeypatch.setattr(client, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     at = Setting(phase(2)._replace(training=False))
-    at.exchange.waits.clock = lambda: now[0]
+    at.client.waits.clock = lambda: now[0]
     coordinator = next(iter(at.coordinator.poll(1)))[0]
 
     def go_on(number: int) -> None:
-        wait_for(lambda: at.exchange._cv._waiters)  # type: ignore[attr-defined]
+        wait_for(lambda: at.client._cv._waiters)  # type: ignore[attr-defined]
         now[0] += 5.0
         coordinator.send(phase(number))
         coordinator.send(grant(0, number))
-        wait_for(lambda: at.exchange.core.queue)
-        at.exchange.wake()  # a batch without servers is complete without a message
+        wait_for(lambda: at.client.core.queue)
+        at.client.wake()  # a batch without servers is complete without a message
 
     for number, waited in ((3, 0.0), (4, 5.0)):
         threading.Thread(target=go_on, args=[number]).start()
-        assert at.exchange.next(at._answer) is not None
-        assert at.exchange.waits.take()[BATCH] == waited
+        assert at.client.next(at._answer) is not None
+        assert at.client.waits.take()[BATCH] == waited
 
 
 def test_a_pause_ends_with_the_run_or_its_connection() -> None:
     """However long it is: a stopped worker is slowed by a multiple of the time for which it stood still."""
     at = Setting()
-    assert not at.exchange.pause(0.01)
+    assert not at.client.pause(0.01)
     next(iter(at.coordinator.poll(1)))[0].send(Stop())
-    assert at.exchange.pause(60)
+    assert at.client.pause(60)
     lost = Setting()
     next(iter(lost.coordinator.poll(1)))[0].close()
     with pytest.raises(PeerGoneError, match="W0 lost its connection to the coordinator"):
-        lost.exchange.pause(60)
+        lost.client.pause(60)

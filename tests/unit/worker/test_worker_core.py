@@ -97,7 +97,7 @@ def setting(servers: int = 2, begun: BeginPhase | None = None) -> Setting:
 
 def pulled(commands: list[Command]) -> list[tuple[int, int]]:
     """(request, shard) of what is pulled."""
-    return [(each.pull.ticket, each.shard) for each in commands if isinstance(each, PullRows)]
+    return [(each.pull.request, each.shard) for each in commands if isinstance(each, PullRows)]
 
 
 def names(commands: list[Command]) -> list[str]:
@@ -354,10 +354,10 @@ def test_a_server_that_takes_a_shard_is_asked_for_what_was_not_answered() -> Non
     at.rows(2, 1)
     at.core.forget_dense(1)
     assert at.core.have_dense == [7, -1]
-    again = at.core.ask_again(1)
+    again = at.core.repeat_pulls(1)
     assert pulled(again) == [(3, 1)]
     assert isinstance(again[0], PullRows) and again[0].pull.have_dense == -1 and again[0].index.tolist() == [2, 3]
-    assert pulled(at.core.ask_again(0)) == [(2, 0), (3, 0)]
+    assert pulled(at.core.repeat_pulls(0)) == [(2, 0), (3, 0)]
     at.core.forget_dense(-1)
     assert at.core.have_dense == [-1, -1]
 
@@ -436,7 +436,7 @@ def test_a_batch_has_a_place_in_its_step_until_that_is_taken() -> None:
         *(SumPosition(part, 3) for _ in range(2) for part in range(3)),
         SumPosition(0, 1),
     ]
-    steps.taken = 4
+    steps.last_step = 4
     assert placed(1, 4) is None
     assert placed(-1, 4, samples=0) == SumPosition(None, 3), "of no samples: it has no rows that could be missing"
     assert placed(3, 5) == SumPosition(0, 3)
@@ -444,7 +444,7 @@ def test_a_batch_has_a_place_in_its_step_until_that_is_taken() -> None:
 
 def test_a_replica_is_saved_after_a_step_and_not_before_or_past_it() -> None:
     steps = ReplicatedSteps(30)
-    steps.taken = 4
+    steps.last_step = 4
     assert [steps.has_applied(after) for after in (0, 4, 5, 6)] == [True, False, True, None]
 
 
@@ -489,7 +489,7 @@ class AnyOrder(RuleBasedStateMachine):
     def carry_out(self, commands: list[Command]) -> None:
         for command in commands:
             if isinstance(command, PullRows):
-                request, shard = command.pull.ticket, command.shard
+                request, shard = command.pull.request, command.shard
                 assert command.pull.batch in {batch for _, batch in self.granted}, (
                     "nothing is pulled before it is granted"
                 )

@@ -33,9 +33,9 @@ def node_pids(run_dir: Path) -> dict[str, int]:
     """Read the process id of each node ("W3", "S0", "C") from the node's log."""
     found = {}
     for path in sorted((run_dir / "logs").glob("*.log")):
-        told = NODE.search(path.read_text(errors="replace"))
-        if told is not None:
-            found[path.stem] = int(told[1])
+        match = NODE.search(path.read_text(errors="replace"))
+        if match is not None:
+            found[path.stem] = int(match[1])
     return found
 
 

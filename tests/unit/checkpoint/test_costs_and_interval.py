@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.checkpoint.failure_cost_counters import PlsCounter
-from gbactl.checkpoint.planning import (
+from gbactl.checkpoint.costs_and_interval import (
     JobCosts,
     SaveSchedule,
     bases,
@@ -24,6 +23,7 @@ from gbactl.checkpoint.planning import (
     partial_overhead,
     save_schedule_of,
 )
+from gbactl.checkpoint.failure_cost_counters import PlsCounter
 from gbactl.config import CheckpointConfig
 from gbactl.errors import ConfigError
 

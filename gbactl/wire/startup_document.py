@@ -1,6 +1,6 @@
-"""Start of a run's processes: the bootstrap document, the servers' addresses and the initial dense values.
+"""Start of a run's processes: the start-up document, the servers' addresses and the initial dense values.
 
-The launcher gives each child process its bootstrap document on standard input. The run's key is therefore on no command
+The launcher gives each child process its start-up document on standard input. The run's key is therefore on no command
 line and in no environment. The coordinator inherits its listening socket.
 """
 
@@ -23,7 +23,7 @@ from gbactl.wire.messages import Ack, InstallDense, ShardAddresses, Stop, decode
 
 
 @dataclass(frozen=True)
-class Bootstrap:
+class StartupDocument:
     """Start-up parameters of a child process, encoded as one line of JSON."""
 
     role: str
@@ -37,14 +37,18 @@ class Bootstrap:
     place: tuple[int, int, int] | None = None  # see gbactl/cpu.py
     incarnation: int = 0  # above 0: it replaces a failed process
     host: str = ""  # the address of its host, where a run has several
-    missed: tuple[float, str, float] = (0.0, "", 0.0)  # coordinator: (time of failure, cause, last heard of)
+    coordinator_failure: tuple[float, str, float] = (
+        0.0,
+        "",
+        0.0,
+    )  # coordinator: (time of failure, cause, last heard of)
 
     def dumps(self) -> bytes:
         """Encode the document as one line of JSON."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
-    def loads(cls, line: bytes) -> Bootstrap:
+    def loads(cls, line: bytes) -> StartupDocument:
         """Decode a document that dumps() encoded."""
         return cls(**json.loads(line))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.calibration.measured_runs import ProgressLog, cpu_by_role
+from gbactl.calibration.short_local_runs import ProgressLog, cpu_by_role
 from gbactl.errors import ClusterError
 
 

@@ -109,9 +109,9 @@ class SaveSchedule:
     base_every: int
 
     def kind(self, number: int) -> str:
-        """Return the rows in save `number` (from 1): "whole" (all), "chosen", or "rest" (chosen and small tables).
+        """Return which rows save `number` (from 1) contains: "whole", "chosen" or "rest".
 
-        Whole: all rows; rest: chosen rows and all small tables; chosen: chosen rows alone."""
+        Whole: all rows; chosen: the chosen rows of the large tables; rest: these and all rows of the small tables."""
         if self.parts == 1 or (self.base_every and number % (self.parts * self.base_every) == 0):
             return "whole"
         return "rest" if number % self.parts == 0 else "chosen"

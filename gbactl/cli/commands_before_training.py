@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from gbactl.engine.host_agents import HostFindings
 
 
+OVERRIDES = {"ignore_unknown_options": True}  # Hydra's --config-dir stands among them
+
+
 @click.group("data")
 def data() -> None:
     """Prepare and describe data sets. OVERRIDES are those of gbactl train, such as data=criteo data.path=FILE."""
 
 
-@data.command("prepare")
-@click.argument("overrides", nargs=-1, shell_complete=complete_overrides)
+@data.command("prepare", context_settings=OVERRIDES)
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
 def prepare(overrides: tuple[str, ...]) -> None:
     """Read or generate the data that OVERRIDES name once, and store them in the data cache."""
     from gbactl.data.data_summary import show
@@ -32,8 +35,8 @@ def prepare(overrides: tuple[str, ...]) -> None:
     show(_prepared(overrides), fields=False)
 
 
-@data.command("describe")
-@click.argument("overrides", nargs=-1, shell_complete=complete_overrides)
+@data.command("describe", context_settings=OVERRIDES)
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe(overrides: tuple[str, ...], as_json: bool) -> None:
     """Print the samples, days and click rate (CTR) of a data set, and its fields with their cardinality and skew."""
@@ -97,8 +100,8 @@ def _prepared(overrides: tuple[str, ...]) -> Dataset:
 BATCHES, CHOICES = ("mode=async", "mode.local_batch=1"), ("mode", "train.", "experiment=", "resume=")
 
 
-@click.command("doctor")
-@click.argument("overrides", nargs=-1, shell_complete=complete_overrides)
+@click.command("doctor", context_settings=OVERRIDES)
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
 @click.option("--json", "wants_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
@@ -150,7 +153,7 @@ def _examine(overrides: tuple[str, ...], measure: bool) -> tuple[list[Check], Ho
     return doctor.examine(), None
 
 
-@click.command("calibrate", context_settings={"ignore_unknown_options": True})
+@click.command("calibrate", context_settings=OVERRIDES)
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("calibrated.yaml"), show_default=True,
@@ -209,7 +212,7 @@ def calibrate(
     calibrate(out, overrides, counts, seconds, repeat, network, as_json)
 
 
-@click.command("advise", context_settings={"ignore_unknown_options": True})
+@click.command("advise", context_settings=OVERRIDES)
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
 @click.option("--modes", metavar="NAME,...", help="Modes to simulate besides sync [default: all without replicas].")
 @click.option(

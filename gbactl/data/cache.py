@@ -12,10 +12,12 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from filelock import FileLock, Timeout
 
 from gbactl.atomic_files import sync_to_disk
@@ -24,7 +26,6 @@ from gbactl.data.dataset import (
     FORMAT,
     META,
     Progress,
-    Schema,
     describe_file,
     fingerprint,
     map_arrays,
@@ -38,7 +39,8 @@ NAMING = 1  # part of what a cache is named after, and so of the fingerprint of 
 LATER: dict[str, Any] = {"user_field": None, "lists": 0, "list_length": 10, "history_length": 0, "pooling": "mean"}
 CHECKED_ROWS = 1 << 16
 READ_ALL = 4 << 30  # bytes of a cache that is read whole before it is reused
-PATHS = ("path", "patterns", "schema", "train", "validation", "test")  # of files that `sources` lists
+PATHS = ("path", "patterns")  # of files that `sources` lists
+OWN_PATHS = ("schema", "train", "validation", "test")  # of readers of gbactl; what another one means by them is unknown
 
 
 def cache_root(cfg_data: Mapping[str, Any]) -> Path:
@@ -47,14 +49,23 @@ def cache_root(cfg_data: Mapping[str, Any]) -> Path:
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "gbactl" / "data"
 
 
+def _foreign_code(source: Source) -> list[Path]:
+    """Return the file of a reader's class, which decides what it writes; none for the readers of gbactl."""
+    module = type(source).__module__
+    file = getattr(sys.modules[module], "__file__", None)  # a notebook has none
+    return [] if module.startswith("gbactl.") or file is None else [Path(file)]
+
+
 def _key(cfg_data: Mapping[str, Any], source: Source) -> str:
     name = cfg_data.get("target") or cfg_data.get("name")
-    options = {k: v for k, v in dataclasses.asdict(source).items() if k not in PATHS}  # type: ignore[call-overload]
+    code = _foreign_code(source)
+    left_out = PATHS if code else (*PATHS, *OWN_PATHS)
+    options = {k: v for k, v in dataclasses.asdict(source).items() if k not in left_out}  # type: ignore[call-overload]
     for late, default in LATER.items():  # as before these were options, so that the cache keeps its name
         if options.get(late) == default:
             options.pop(late, None)
     try:
-        files = [fingerprint(path) for path in source.sources()]
+        files = [fingerprint(path) for path in (*source.sources(), *code)]
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read ({error.strerror}).") from None
     text = json.dumps([NAMING, name, options, files], sort_keys=True)
@@ -89,13 +100,26 @@ def _meta(name: str, key: str, built: WrittenArrays, folder: Path) -> dict[str, 
     }
 
 
-def _check_lists(folder: Path, schema: Schema) -> None:
-    """Raise DataError where a reader has written lists that its schema does not allow."""
-    jagged = map_arrays(folder, schema).jagged
-    rows = 0 if jagged is None else len(jagged.offsets) // jagged.lists
-    for low in range(0, rows, CHECKED_ROWS):
-        assert jagged is not None
-        jagged.slice(low, min(low + CHECKED_ROWS, rows)).checked_lengths(schema)
+def _check_arrays(folder: Path, built: WrittenArrays, reader: str) -> None:
+    """Raise DataError where a reader has written arrays that its schema does not allow."""
+    schema, whole, columns = built.schema, map_arrays(folder, built.schema), built.schema.columns
+    shape = whole.numeric.shape[1], whole.ids.shape[1], len(built.field_names)
+    if shape != (wanted := (schema.numeric, columns, schema.fields)):
+        told = "%d numeric features, %d columns of ids and %d names of fields"
+        raise DataError(f"{reader} writes {told % shape}, but its schema has {told % wanted}.")
+    for low in range(0, len(whole), CHECKED_ROWS):
+        chunk = whole.slice(low, min(low + CHECKED_ROWS, len(whole)))
+        if chunk.jagged is not None:
+            chunk.jagged.checked_lengths(schema)
+        bad = {
+            "a label other than 0 and 1": chunk.labels > 1,
+            "a numeric feature that is NaN or infinite": ~np.isfinite(chunk.numeric).all(axis=1),
+        }
+        for name, ids, size in zip(built.field_names, chunk.ids.T, schema.cardinalities, strict=False):
+            bad[f"an id of the field {name} that is not from 0 to {size - 1}"] = (ids < 0) | (ids >= size)
+        for what, rows in bad.items():
+            if rows.any():
+                raise DataError(f"{reader} writes {what}, in row {low + int(np.argmax(rows))}.")
 
 
 def _build(name: str, key: str, source: Source, place: Path, progress: Progress) -> None:
@@ -105,8 +129,8 @@ def _build(name: str, key: str, source: Source, place: Path, progress: Progress)
     folder.mkdir()
     try:
         built = source.build(folder, progress)
-        if built.schema.lists:
-            _check_lists(folder, built.schema)
+        if built.schema.lists or _foreign_code(source):
+            _check_arrays(folder, built, f"{type(source).__module__}.{type(source).__qualname__}")
         progress("checksums", 1.0)
         (folder / META).write_text(json.dumps(_meta(name, key, built, folder), indent=1), "utf-8")
         for path in (*folder.iterdir(), folder):

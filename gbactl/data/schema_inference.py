@@ -123,12 +123,17 @@ class Inferred:
     def commands(self, path: str, schema: str) -> list[str]:
         """List the commands to type next; `path`: that of the tables, `schema`: that of the new schema file."""
         data = ["data=table", _override("data.path", path), _override("data.schema", schema)]
-        small = self._global_batch()
+        small, unlabelled = self._global_batch(), self._unlabelled()
+        data += [f"data.max_bad_lines={unlabelled}"] if unlabelled else []
         batch = [f"train.global_batch={small}"] if small else []
         return [
             shlex.join(["gbactl", "train", "-m", "mode=sync,async,gba", "seed=1,2,3", *data, *batch]),
             "gbactl report",
         ]
+
+    def _unlabelled(self) -> int:
+        """Count the rows without a label, which training has to leave out; 0 where not all rows were looked at."""
+        return round(self.rows * next(each.missing for each in self.guesses if each.kind == "label")) * self.whole
 
     def _global_batch(self) -> int | None:
         """Choose a global batch that gives a day of a small table some steps; None where the default will do."""
@@ -222,7 +227,7 @@ def _label(file: SourceFile, frame: pl.DataFrame, wanted: str | None) -> Guess:
 def _as_label(column: pl.Series, why: str) -> Guess:
     (distinct, missing), values = _facts(column), _values(column)
     number = numbers(texts(column)).drop_nulls()
-    lacking = f"; {missing:.1%} missing: data.max_bad_lines leaves such rows out" if missing else ""
+    lacking = f"; {missing:.1%} missing, which data.max_bad_lines leaves out" if missing else ""
 
     def made(reason: str, **options: Any) -> Guess:
         return Guess(column.name, {"kind": "label", **options}, f"{why}{reason}{lacking}", distinct, missing)

@@ -150,6 +150,7 @@ def _read_parquet(file: SourceFile, raw: BinaryIO, columns: Sequence[str] | None
 def _frame(batch: Any) -> pl.DataFrame:
     found = pl.from_arrow(pa.Table.from_batches([batch]))
     assert isinstance(found, pl.DataFrame)
+    found.columns = batch.schema.names  # polars gives a column without a name one
     return found
 
 

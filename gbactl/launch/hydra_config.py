@@ -178,10 +178,13 @@ def compose(overrides: list[str]) -> RunConfig:
 
 def composed(overrides: list[str]) -> DictConfig:
     """Compose conf/train.yaml with overrides, unchecked, with Hydra's own keys. Raises UsageError."""
+    opened = _opened(overrides)
+    if strange := next((text for text in opened if text.startswith("-")), None):
+        raise UsageError(f"{strange} is no option here; type GROUP=OPTION or KEY=VALUE, or --help for the options.")
     with _explained():
         GlobalHydra.instance().clear()
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-            given = before_overrides(group_choices(overrides, conf_dir()), with_cost_file(_opened(overrides)))
+            given = before_overrides(group_choices(overrides, conf_dir()), with_cost_file(opened))
             return hydra.compose(ROOT_CONFIG, overrides=given, return_hydra_config=True)
 
 
@@ -302,6 +305,10 @@ def _opened(arguments: Sequence[str]) -> list[str]:
             made += _opened(text.split("=", 1))
         else:
             made.append(f"++{text}" if free.match(text) else text)
+    searched = [text for text in made if text.startswith(SEARCH_PATH)]
+    if len(searched) > 1:  # of which Hydra would take the last one alone
+        folders = ",".join(text.removeprefix(SEARCH_PATH).strip("[]") for text in searched)
+        made = [text for text in made if text not in searched] + [f"{SEARCH_PATH}[{folders}]"]
     return made
 
 

@@ -131,10 +131,10 @@ def _write(overrides: list[str], more: Sequence[str]) -> tuple[Path, Path]:
     from gbactl.checked_dataclasses import build
     from gbactl.engine.slurm import JobOptions
     from gbactl.launch import run_dir as run_dirs
-    from gbactl.launch.hydra_config import compose, composed
+    from gbactl.launch.hydra_config import CONFIG_DIR, compose, composed
     from gbactl.launch.resume import find, named, run_of
 
-    if any(text.startswith("-") for text in overrides):
+    if any(text.startswith("-") and text.partition("=")[0] not in CONFIG_DIR for text in overrides):
         raise UsageError("--submit submits one run; for a sweep, type -m hydra/launcher=submitit_slurm instead.")
     cluster, given = composed(overrides).cluster, named(overrides)
     if cluster.get("slurm") is None:

@@ -210,6 +210,8 @@ class SweepCallback(Callback):
         tracked = TrackedRun(self.uri, tracking["experiment"], name, {}, tags, folder, warn=_say)
         _open.append(OpenSweep(of_runs, tracked, lock))
         self.run_id = tracked.opened(STORE_SECONDS) or ""
+        if not self.run_id:
+            _say("The tracking store has not answered; the sweep's runs have no parent run there and are not compared.")
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Pass the parent run's id to the job's run, in the environment."""

@@ -1,12 +1,12 @@
 """Dry run of a model of the user's own on one batch, before training: does it keep the contract of a model?
 
-forward(numeric float32[B, N], fields float32[B, F, W]) returns logits float32[B], for any B from 1 on; every parameter
-is a float32 and has a gradient. A model with the attribute `raw_fields`, numbers of multi-valued fields, has
-forward(numeric, fields, raw): raw holds for each of these fields the rows float32[B, L, W] of its lists, padded with
-zeros, and a mask bool[B, L]; L is the longest list of the batch, at least 1.
+forward(numeric float32[B, N], fields float32[B, F, W]) returns logits float32[B] in train and in eval mode, for any B
+from 1 on; every parameter is a float32 and has a gradient. A model with the attribute `raw_fields`, numbers of
+multi-valued fields, has forward(numeric, fields, raw): raw holds for each of these fields the rows float32[B, L, W] of
+its lists, padded with zeros, and a mask bool[B, L]; L is the longest list of the batch, at least 1.
 
-A run can be replayed if the gradient depends on the parameters, the batch and its seed alone. Costs three gradients of
-a small batch. gbactl's own models are not run: tests have seen to them.
+A run can be replayed if gradients depend on the parameters, the batch and its seed alone. Costs a few passes over a
+small batch. gbactl's own models are not run: tests have seen to them.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def _errors_of_model(cfg: ModelConfig, numeric: Floats, rows: Floats, raw: Seque
 def _check_batch(
     cfg: ModelConfig, computer: GradientComputer, numeric: Floats, rows: Floats, raw: Sequence[RawField]
 ) -> None:
-    """Raise ConfigError unless a batch's logits and gradients exist, are finite and have the right shape."""
+    """Raise ConfigError unless a batch's logits and gradients exist, are finite and have the right shape.
+
+    Logits are computed in train and in eval mode."""
     what, count = f"model.target={cfg.target}", len(rows)
     named = dict(computer.model.train().named_parameters())
     computer.flat.use_running_statistics(count == 1)
@@ -114,6 +116,10 @@ def _check_batch(
         of_dense = {f"the parameter {name}": each for name, each in named.items()}
         leaves = {"the looked-up fields": fields, **of_raw, **of_dense}
         found = torch.autograd.grad(logits.sum(), list(leaves.values()), allow_unused=True)
+        shares = computer.predict(numeric, rows, raw)
+        shape = f"{what} returns logits of shape {list(shares.shape)} in eval mode, for a batch of {count}"
+        require(shares.shape == (count,), f"{shape}, not [{count}].")
+        require(bool(np.isfinite(shares).all()), f"{what} returns logits that are NaN in eval mode.")
     for which, gradient in zip(leaves, found, strict=True):
         require(gradient is not None, f"{what} gives no gradient to {which}, which forward does not use; take it out.")
         finite = gradient is None or bool(torch.isfinite(gradient).all())
@@ -142,4 +148,5 @@ def _obstacle(cfg: ModelConfig, computer: GradientComputer, batch: Batch, rows: 
             f"{what} gives another gradient to the same batch with the same seed: it draws random numbers from "
             "elsewhere than torch, or remembers earlier batches."
         )
-    return ""
+    first, again = (computer.predict(batch.numeric, rows, raw).tobytes() for _ in range(2))
+    return "" if first == again else f"{what} draws random numbers in eval mode, too: its AUC is another each time."

@@ -106,6 +106,11 @@ def test_files_of_a_folder_are_found_by_groups_schedules_and_names(tmp_path: Pat
     searched = f"hydra.searchpath=[file://{tmp_path}]"
     cfg = compose([searched, "mode=pairs", "mode.size=3"])
     assert (cfg.mode.name, cfg.mode.options, cfg.mode.policy.__name__) == ("pairs", {"size": 3}, "Pairs")
+    (tmp_path / "own" / "data").mkdir(parents=True)
+    (tmp_path / "own" / "data" / "mine.yaml").write_text("name: mine\ntarget: own_parts.Reader\npath: a\n")
+    for own in (("--config-dir", f"{tmp_path}/own"), (f"--config-dir={tmp_path}/own",)):
+        both = compose([searched, *own, "mode=pairs", "data=mine"])
+        assert (both.mode.name, both.data["target"]) == ("pairs", "own_parts.Reader")
     switched = compose([searched, "mode=sync", "switch.schedule=[{at: {day: 1}, to: pairs}]"])
     assert switched.phases[1].mode.policy.__name__ == "Pairs" and mode_file("pairs")["target"] == "own_parts.Pairs"
     assert "pairs" in option_files("mode")

@@ -124,6 +124,7 @@ def test_composing_imports_no_torch() -> None:
         (["train", "optm.lr=1"], 2, "gbactl: There is no key optm.lr. Did you mean optim.lr"),
         (["nosuch"], 2, "Error: No such command 'nosuch'."),
         (["--nosuch"], 2, "No such option"),
+        (["data", "describe", "--jsn"], 2, "gbactl: --jsn is no option here; type GROUP=OPTION"),
         (["train", "mode=turbo"], 2, "gbactl: In 'train': Could not find 'mode/turbo' Available options"),
         (["train", "train.global_batch=1001"], 2, "gbactl: train.global_batch=1001 cannot be shared"),
         (["train", "cluster.workers=many"], 2, "gbactl: cluster.workers='many' is not a whole number from 1 to 65536;"),

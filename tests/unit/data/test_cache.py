@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,32 @@ from gbactl.data.readers.criteo import Criteo
 from gbactl.data.synthetic import Generator, Synthetic
 from gbactl.errors import ConfigError, DataError
 
+READER = """
+from dataclasses import dataclass
+
+import numpy as np
+from gbactl.data.cache_writer import WrittenArrays, equal_days, write_all
+from gbactl.data.dataset import Batch, Schema
+
+@dataclass(frozen=True)
+class Reader:
+    path: str = "a"
+    train: float = 0.5
+    label: int = 1
+    number: float = 0.5
+    user: int = 8
+    names: int = 2
+
+    def sources(self):
+        return []
+
+    def build(self, folder, progress):
+        ids = np.array([[3, self.user]] * 10, np.int32)
+        numbers = np.full((10, 1), self.number, np.float32)
+        write_all(folder, [Batch(np.full(10, self.label, np.uint8), numbers, ids)])
+        schema = Schema(1, (4, 9))
+        return WrittenArrays("days", schema, equal_days(10, 2), ["x"], ["item", "user"][: self.names])
+"""
 SMALL = {"name": "synthetic", "rows_per_day": 500, "days": 2, "max_cardinality": 50}
 
 
@@ -278,3 +305,40 @@ def test_a_slice_outside_is_refused(lo: int, hi: int) -> None:
         split.take(np.array([0, -1]))
     with pytest.raises(IndexError):
         split.take(np.array([3]))
+
+
+@pytest.fixture
+def foreign(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Options of a reader in a module of the user's own."""
+    (tmp_path / "foreign_reader.py").write_text(READER)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "foreign_reader", raising=False)
+    return {"name": "mine", "target": "foreign_reader.Reader", "cache": str(cache)}
+
+
+def test_a_cache_of_a_foreign_reader_is_made_again_for_other_options_and_other_code(
+    foreign: dict[str, Any], tmp_path: Path
+) -> None:
+    first = prepare(foreign)
+    assert open_dataset(first).rows == 10
+    assert prepare({**foreign, "path": "b"}) == first, "the content of files counts, not where they are"
+    assert prepare({**foreign, "train": 0.6}) != first, "of gbactl's readers it is a path"
+    (tmp_path / "foreign_reader.py").write_text(f"{READER}\n# as other numbers\n")
+    assert prepare(foreign) != first
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"label": 2}, r"a label other than 0 and 1, in row 0\."),
+        ({"number": np.nan}, "a numeric feature that is NaN or infinite, in row 0"),
+        ({"user": 9}, "an id of the field user that is not from 0 to 8, in row 0"),
+        ({"names": 1}, r"2 columns of ids and 1 names of fields, but its schema has 1 .* and 2 names of fields\."),
+    ],
+)
+def test_arrays_of_a_foreign_reader_that_its_schema_does_not_allow(
+    foreign: dict[str, Any], caches: Callable[[], list[str]], given: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(DataError, match=rf"^foreign_reader\.Reader writes .*{told}"):
+        prepare({**foreign, **given})
+    assert caches() == []

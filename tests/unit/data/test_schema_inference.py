@@ -168,6 +168,17 @@ def test_a_part_of_a_large_file_is_looked_at(tmp_path: Path, monkeypatch: pytest
     assert "train.global_batch" not in found.commands("t.csv", "s.yaml")[0]
 
 
+def test_rows_without_a_label_are_left_out_by_the_command(load: Callable[..., Dataset], tmp_path: Path) -> None:
+    clicks = ["" if i % 8 == 3 else str(i % 2) for i in range(ROWS)]
+    found = guess(tmp_path, {"click": clicks, "x": NUMBERS})
+    [label, _] = found.guesses
+    assert "12.5% missing, which data.max_bad_lines leaves out" in label.why
+    [lost] = [word for word in found.commands("t.csv", "s.yaml")[0].split() if "max_bad_lines" in word]
+    (tmp_path / "s.yaml").write_text(found.text())
+    table = {"name": "table", "path": str(tmp_path / "t.csv"), "schema": str(tmp_path / "s.yaml")}
+    assert lost == "data.max_bad_lines=50" and load(**table, max_bad_lines=50).rows == ROWS - 50
+
+
 def test_the_types_of_parquet_count(tmp_path: Path) -> None:
     columns = {
         "click": [bool(i % 2) for i in range(ROWS)], "when": [BEGIN + i * HOUR for i in range(ROWS)],
@@ -187,7 +198,7 @@ def test_the_command_writes_a_schema_that_is_read(
     load: Callable[..., Dataset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    guess(tmp_path, {"a: b": of("x, y".replace(",", ""), "#"), "click": of(0, 1), "x": NUMBERS})
+    guess(tmp_path, {"": of(1, 2, 3), "a: b": of("x, y".replace(",", ""), "#"), "click": of(0, 1), "x": NUMBERS})
     (tmp_path / "t.csv").rename(tmp_path / "my table.csv")
     result = CliRunner().invoke(data_command, ["infer-schema", "my table.csv"])
     assert result.exit_code == 0, result.output
@@ -198,7 +209,7 @@ def test_the_command_writes_a_schema_that_is_read(
         "buckets": 1024,
     }
     data = load(name="table", path="my table.csv", schema="schema.yaml")
-    assert data.rows == ROWS and data.days_by_rows
+    assert data.rows == ROWS and data.days_by_rows and data.meta["field_names"] == ["", "a: b"]
     again = CliRunner().invoke(data_command, ["infer-schema", "my table.csv"])
     assert isinstance(again.exception, UsageError)
     assert str(again.exception) == "schema.yaml exists; type --force to overwrite it, or --out FILE."

@@ -51,11 +51,14 @@ def finished(status: str = "FINISHED") -> str:
 
 def test_a_run_is_submitted_and_followed(commands: Commands, capfd: pytest.CaptureFixture[str]) -> None:
     calls = commands(sbatch="echo '7;here'", squeue=finished(), scontrol="echo n1; echo n2")
-    submit([*RUN, "cluster.slurm.nodes=2", "cluster.slurm.sbatch=[time:5,exclusive]"], ["--json"])
+    Path("own").mkdir()
+    own = ("--config-dir", "own", "cluster.slurm.nodes=2", "cluster.slurm.sbatch=[time:5,exclusive]")
+    submit([*RUN, *own], ["--json"])
     script = Path("run/job.sh").read_text()
     assert "--nodes=2\n#SBATCH --ntasks-per-node=2\n#SBATCH --no-kill\n#SBATCH --requeue\n" in script
     assert "#SBATCH --signal=B:USR1@60\n#SBATCH --time=5\n#SBATCH --exclusive\ncd " in script
-    assert script.endswith(" run_dir=run cluster.slurm.nodes=2 'cluster.slurm.sbatch=[time:5,exclusive]' --json\n")
+    typed = "--config-dir own cluster.slurm.nodes=2 'cluster.slurm.sbatch=[time:5,exclusive]'"
+    assert script.endswith(f" run_dir=run {typed} --json\n")
     assert subprocess.run(["/bin/sh", "-n", "run/job.sh"], check=True).returncode == 0
     told = capfd.readouterr()
     assert told.out == "the end\n" and "job 7 is running n1\n" in told.err

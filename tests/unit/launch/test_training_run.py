@@ -1,14 +1,18 @@
-"""What runs say of themselves in MLflow: one that is worse than no model, one that goes on from another."""
+"""What runs say of themselves: one worse than no model, one that goes on from another, one that has no replay."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from gbactl.data.dataset import DAYS_BY_ROWS
+from gbactl.errors import EventLogError
 from gbactl.launch.hydra_config import compose
 from gbactl.launch.training_run import train
+from gbactl.replay.replay_command import replay
 from gbactl.tracking.final_metrics import ORIGIN_RUN
 from gbactl.tracking.mlflow_connection import KIND, MODEL_DEVELOPMENT, NOTE, connect, tracking_uri
 
@@ -16,6 +20,18 @@ SMALL = (
     "cluster=virtual", "data.days=2", "data.rows_per_day=8000", "data.max_cardinality=100", "data.numeric=2",
     "data.fields=4", "model.dim=4", "model.hidden=[8]", "train.global_batch=64",
 )  # fmt: skip
+NOISY = """
+import numpy as np
+from torch import nn
+
+class Noisy(nn.Module):
+    def __init__(self, dim, fields):
+        super().__init__()
+        self.last = nn.Linear(dim * fields, 1)
+
+    def forward(self, numeric, fields):
+        return self.last(fields.flatten(1)).squeeze(1) + np.random.random()
+"""
 
 
 def test_a_run_that_goes_on_from_another_one_is_tagged_with_that(tmp_path: Path) -> None:
@@ -77,3 +93,21 @@ def test_a_log_loss_above_the_base_rates_is_a_warning_everywhere(
     assert warning.startswith(f"The log loss {result['logloss']:.4g} is {result['ne']:.4g} times that of ")
     assert tags["gbactl.warnings"] == warning
     assert f"Warning: {warning}" in said
+
+
+def test_days_by_row_count_and_a_model_that_cannot_be_replayed_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "noisy_model.py").write_text(NOISY)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "t.csv").write_text("y,c\n" + "1,a\n0,b\n" * 200)
+    (tmp_path / "s.yaml").write_text("columns: {y: label, c: categorical}")
+    data = ("data=table", f"data.path={tmp_path}/t.csv", f"data.schema={tmp_path}/s.yaml", "data.days=2")
+    rest = ("cluster=virtual", "mode=gba", "train.global_batch=64", f"data.cache={tmp_path}/cache")
+    own = ("model.target=noisy_model.Noisy", "tracking.enabled=false", f"run_dir={tmp_path}/run")
+    warning, *_ = train(compose([*data, *rest, *own]))["warnings"]
+    assert warning.startswith("The run cannot be replayed: model.target=noisy_model.Noisy gives another gradient")
+    said = capsys.readouterr().err
+    assert f"  {DAYS_BY_ROWS}\n" in said and f"  {warning}\n" in said
+    with pytest.raises(EventLogError, match=re.escape(warning)):
+        replay(tmp_path / "run")

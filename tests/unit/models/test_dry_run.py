@@ -90,6 +90,12 @@ def count(model: Any, logits: Tensor) -> Tensor:
         (kind(lambda _, logits: logits.squeeze()), r"shape \[\] for a batch of 1, not \[1\]; squeeze\(1\) keeps"),
         (kind(lambda _, logits: logits.sum()), r"shape \[\] for a batch of \d+, not \[\d+\]\."),
         (kind(lambda _, logits: logits / 0), "returns logits that are NaN or infinite"),
+        (
+            kind(lambda model, logits: logits if model.training else logits[:, None]),
+            r"shape \[32, 1\] in eval mode, for a batch of 32, not \[32\]\.",
+        ),
+        (kind(lambda model, logits: logits if model.training else logits * np.nan), "that are NaN in eval mode"),
+        (kind(lambda model, logits: logits if model.training else (logits,)), "fails on a batch of .*AttributeError"),
         (kind(lambda _, logits: logits.detach()), r"without a gradient; leave out detach\(\)"),
         (kind(lambda _, logits: logits[:, 0]), r"fails on a batch of numeric \[\d+, \d+\] and fields .*IndexError"),
         (
@@ -168,6 +174,7 @@ def test_what_cannot_be_replayed_is_told(tried: Any) -> None:
     assert said.startswith("The run cannot be replayed: model.target=made_here.Made gives another gradient")
     said = tried(kind(count, init=lambda model: model.register_buffer("seen", torch.zeros(1))))
     assert "changes its buffer seen in training" in said
+    assert "draws random numbers in eval mode" in tried(kind(lambda _, logits: nn.functional.dropout(logits, 0.5)))
 
 
 @pytest.mark.parametrize("target", ["cross.Cross", "fuxictr_dcnv2.FuxiDCNv2", "torchrec_dcnv2.TorchRecDCNv2"])

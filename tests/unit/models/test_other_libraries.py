@@ -1,7 +1,8 @@
 """Layers of the models against those of FuxiCTR, DeepCTR-Torch and TorchRec, with the same weights.
 
-Each test is skipped where its library is missing; .ci/run installs them. MaskNet, FinalMLP and DLRM's products are in
-none of these packages, or do not load; test_models.py has their formulas. The GRU is compared with torch's.
+Each test is skipped where its library is missing; .ci/run installs them. MaskNet and FinalMLP are in none of these
+packages, and wide & deep and YouTube's network are MLPs: test_models.py has the formulas of all models, written from
+the papers. The GRU is compared with torch's.
 """
 
 from __future__ import annotations
@@ -62,6 +63,15 @@ def chained(layers: Any, start: Tensor) -> Tensor:
     for layer in layers:
         x = layer(start, x)
     return x
+
+
+@pytest.mark.parametrize(("name", "output"), [("deepfm", "product_sum"), ("dlrm", "inner_product")])
+def test_products_of_pairs_are_those_of_fuxictr(name: str, output: str) -> None:
+    layers = pytest.importorskip("fuxictr.pytorch.layers", exc_type=ImportError)
+    ours = model(name)
+    ours.mlp = nn.Identity()  # above the products of DLRM
+    theirs = layers.InnerProductInteraction(F, output)
+    assert_same(ours, theirs, [], lambda v: ours.terms(torch.empty(B, 0), v)[-1], theirs)
 
 
 def test_crosses_are_those_of_fuxictr() -> None:

@@ -1,6 +1,6 @@
 """Quality metrics of predicted click probabilities: exact ones for results, pairs within batches for curves.
 
-A metric that the data do not define (AUC of one class, calibration
+Exact AUC sorts (about 0.5 s a million scores). A metric that the data do not define (AUC of one class, calibration
 without a click) is nan.
 """
 
@@ -27,9 +27,10 @@ def _both_classes(labels: Labels) -> bool:
 
 def auc(labels: Labels, p: Probabilities) -> float:
     """Compute the exact area under the ROC curve of labels uint8[n] and p float32[n]; ties count a half."""
+    from sklearn.metrics import roc_auc_score
+
     _checked(labels, p)
-    won, pairs = ranked_pairs(labels, p)
-    return won / pairs if pairs else math.nan
+    return float(roc_auc_score(labels, p)) if _both_classes(labels) else math.nan
 
 
 def gauc(labels: Labels, p: Probabilities, users: NDArray[Any]) -> float:
@@ -90,10 +91,9 @@ def evaluate(labels: Labels, p: Probabilities, users: NDArray[Any] | None = None
 
 
 def ranked_pairs(labels: NDArray[Any], scores: NDArray[Any]) -> tuple[float, int]:
-    """Count the (click, non-click) pairs: those ranked correctly (a tie counts a half), and all of them.
+    """Count a batch's (click, non-click) pairs: those ranked correctly (a tie counts a half), and all of them.
 
-    Their quotient is the AUC; that of their sums over batches is a progressive AUC, over the pairs within each batch.
-    A million scores take .1 s of CPU."""
+    The quotient of their sums over batches is a progressive AUC, over the pairs within each batch."""
     clicked = labels > 0
     hits, others = scores[clicked], np.sort(scores[~clicked])
     if not hits.size or not others.size:

@@ -7,6 +7,7 @@ end with this one, however it ends; starting them takes the import of torch (3 s
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import shutil
@@ -167,6 +168,7 @@ def _begin(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent(parent)
+    importlib.import_module("sklearn.metrics")
 
 
 class SimulationPool:

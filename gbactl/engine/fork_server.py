@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PR_SET_CHILD_SUBREAPER = 36
 FORK_SECONDS = 60.0  # time-out for an answer of the fork server
-NO_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # for pyarrow, which a model's package may import
+NO_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # for pyarrow, which comes with scikit-learn
 
 
 def thread_environment(threads: int) -> dict[str, str]:

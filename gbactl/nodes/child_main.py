@@ -31,7 +31,12 @@ FORK_SERVER, READY = "fork-server", b"ready"
 CPU_HOG = "cpu-hog"
 FAILED_LINE = "failed: "
 NOTICED_LINE = "noticed: "
-IMPORTED = ("gbactl.nodes.worker_process", "gbactl.coordinator.event_routing", "gbactl.server.shard_server")
+IMPORTED = (
+    "gbactl.nodes.worker_process",
+    "gbactl.coordinator.event_routing",
+    "gbactl.server.shard_server",
+    "sklearn.metrics",
+)
 MOST_BYTES, MOST_FDS = 1 << 20, 16  # limits of a request to fork
 
 

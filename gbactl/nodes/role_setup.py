@@ -59,6 +59,8 @@ def run_coordinator(boot: StartupDocument) -> None:
     hub: Hub = SocketHub(bytes.fromhex(boot.key), boot.peer, listener=listener, **of_hub(boot.cfg))
     hub = with_message_faults(hub, boot.peer, boot.cfg.fault_plan())
     dataset = open_dataset(Path(boot.dataset))
+    import sklearn.metrics  # noqa: F401  (takes a second: now, while the workers import torch)
+
     run_dir = Path(boot.run_dir)
     journal = JournalState.of(run_dir, boot.incarnation, *boot.coordinator_failure) if boot.incarnation else None
     coordinator = Coordinator(hub, boot.cfg, dataset, run_dir, header(boot.cfg, dataset), journal)

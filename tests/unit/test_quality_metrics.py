@@ -19,6 +19,7 @@ def counted(labels: np.ndarray, p: np.ndarray) -> float:
     return float(np.mean(pairs))
 
 
+@settings(deadline=None)  # the first call imports scikit-learn
 @given(PAIRS)
 def test_both_aucs_equal_counting_pairs(rows: list[tuple[int, int]]) -> None:
     labels = np.array([row[0] for row in rows], np.uint8)

@@ -7,6 +7,7 @@ without a click) is nan.
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ def auc(labels: Labels, p: Probabilities) -> float:
     from sklearn.metrics import roc_auc_score
 
     _checked(labels, p)
+    if "mlflow" in sys.modules:  # it may be importing polars in another thread, and scikit-learn asks for a class of it
+        import polars  # noqa: F401
     return float(roc_auc_score(labels, p)) if _both_classes(labels) else math.nan
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,6 +36,25 @@ def test_both_aucs_equal_counting_pairs(rows: list[tuple[int, int]]) -> None:
     wanted = counted(labels, p)
     assert metrics.auc(labels, p) == pytest.approx(wanted, abs=1e-12)
     assert won / pairs == pytest.approx(wanted, abs=1e-12)
+
+
+IMPORTING = """
+import sys, threading, time
+import numpy as np
+from gbactl.quality_metrics import auc
+threading.Thread(target=__import__, args=["mlflow"]).start()
+while "polars" not in sys.modules:
+    time.sleep(0.01)
+assert auc(np.array([0, 1], np.uint8), np.array([0.2, 0.7], np.float32)) == 1.0
+"""
+
+
+@pytest.mark.slow
+def test_auc_while_another_thread_imports_what_scikit_learn_looks_at(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.py").write_text("import polars\n")
+    (tmp_path / "polars.py").write_text("import time\ntime.sleep(6)\nDataFrame = Series = dict\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", IMPORTING], env=environment, check=True, timeout=60)
 
 
 USERS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 20), st.integers(-3, 3)), min_size=1, max_size=60)

@@ -25,7 +25,7 @@ def test_every_key_is_explained() -> None:
     assert explain("optim.schedule").startswith("optim.schedule.name\n")
     assert "acts     with cluster=virtual" in explain("cost.cores") and "4 (cost= laptop)" in explain("cost.cores")
     assert "one of fp32, bf16" in explain("precision") and "from 0 to" in explain("seed")
-    assert "or its directory; uncompressed,\n  or compressed by gzip, zstd or xz (data= mov" in explain("data.path")
+    assert "or its directory;\n  uncompressed, or compressed by gzip, zstd or xz (data= mov" in explain("data.path")
     assert default_of("optim.lr").value == 0.001 and entries_of("nosuch.key") == entries_of("nosuch") == {}
 
 

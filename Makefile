@@ -111,7 +111,7 @@ cpr: install ## the study in experiments/cpr (four and a half hours; SIZE=full: 
 	$(BIN)/python experiments/study.py experiments/cpr/sweep.yaml
 	$(BIN)/python experiments/study.py experiments/cpr/sweep.yaml --write
 
-precision: install ## the study in experiments/precision (30 minutes; SIZE=full: hours; GBACTL_DATA=FOLDER adds Frappe)
+precision: install ## the study in experiments/precision (40 minutes; SIZE=full: 80; GBACTL_DATA=FOLDER adds Frappe)
 	$(BIN)/python experiments/study.py experiments/precision/sweep.yaml
 	$(BIN)/python experiments/study.py experiments/precision/sweep.yaml --write
 

@@ -190,11 +190,7 @@ class Failover:
         for shard, state in sorted(self._server_states.items()):
             self._update_server(training, self.run.members.channels_of("server")[shard], state, commands)
         training.resume_after_failover(logged.due, set(self._worker_states))
-        joins = [
-            worker_state
-            for worker_state in commands
-            if isinstance(worker_state, HandOut) and not worker_state.grant.samples
-        ]
+        joins = [command for command in commands if isinstance(command, HandOut) and not command.grant.samples]
         missing = {
             worker: self._unreceived_grants(training, worker_state, joins)
             for worker, worker_state in self._worker_states.items()

@@ -92,7 +92,7 @@ def test_a_run_that_is_stopped_while_it_evaluates_goes_on_with_that(launcher: La
     run = ("mode=sync", "collective=shm", "train.eval_batch=4", "model.hidden=[256]")
     first = launcher.start(*run)
     journal = first.run_dir / "coordinator.json"
-    wait_for(lambda: journal.exists() and json.loads(journal.read_text())["stood"]["stage"] == "evaluate")
+    wait_for(lambda: journal.exists() and json.loads(journal.read_text())["standstill"]["stage"] == "evaluate")
     first.process.send_signal(signal.SIGINT)
     stopped = first.finish()
     assert stopped.code == 130 and stopped.result["stopped"]["state"] == "saved", stopped.err

@@ -67,7 +67,7 @@ def _log(launched: Launched, name: str) -> str:
 def test_it_is_killed_while_it_evaluates(launcher: Launcher) -> None:
     launched = launcher.start("mode=gba", *SMALL, "data.rows_per_day=6000", "train.eval_batch=4", "model.hidden=[256]")
     journal = launched.run_dir / "coordinator.json"
-    wait_for(lambda: journal.exists() and json.loads(journal.read_text())["stood"]["stage"] == "evaluate")
+    wait_for(lambda: journal.exists() and json.loads(journal.read_text())["standstill"]["stage"] == "evaluate")
     os.kill(launched.node("C"), signal.SIGKILL)
     done = check(launched, 6_000)
     assert done.result["auc"] > 0.4

@@ -115,7 +115,7 @@ def test_a_stopped_worker_that_goes_on_behind_its_successor_changes_nothing(laun
     finally:
         os.kill(pid, signal.SIGCONT)
     wait_for(lambda: not alive(pid), 20)
-    assert launched.process.poll() is None and json.loads(journal.read_text())["stood"]["stage"] == "train"
+    assert launched.process.poll() is None and json.loads(journal.read_text())["standstill"]["stage"] == "train"
     size = log.stat().st_size
     done = launched.finish()
     assert done.code == 0 and log.stat().st_size > size, done.err

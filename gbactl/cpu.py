@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-TOLD = Path("/proc/cpuinfo")
+CPUINFO = Path("/proc/cpuinfo")
 BF16 = frozenset(("avx512_bf16", "amx_bf16", "bf16", "svebf16"))
 SLOW_BF16 = (
     "precision=bf16 is slow here: this machine's processor has no instructions for it; fp32 is several times as fast."
@@ -53,28 +53,28 @@ def _cpuinfo(path: Path) -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
-def model(path: Path = TOLD) -> str:
+def model(path: Path = CPUINFO) -> str:
     """Return the model name of the processor; "" where unknown."""
     return _cpuinfo(path).get("model name", "")
 
 
-def features(path: Path = TOLD) -> tuple[str, ...]:
+def features(path: Path = CPUINFO) -> tuple[str, ...]:
     """Return the processor's features by Linux's names ("avx2"), in Linux's order; empty where unknown."""
     info = _cpuinfo(path)
     return tuple((info.get("flags") or info.get("Features", "")).split())  # x86, ARM
 
 
-def vectors(path: Path = TOLD) -> str:
+def vectors(path: Path = CPUINFO) -> str:
     """Return the vector instructions of an x86 processor, which determine the order of floating-point sums."""
     return " ".join(name for name in features(path) if name.startswith(("avx", "sse4", "fma", "amx")))
 
 
-def lacks_bf16(path: Path = TOLD) -> bool:
+def lacks_bf16(path: Path = CPUINFO) -> bool:
     """Return whether bf16 matrix products are slower than fp32 ones here; false where unknown."""
     return bool(features(path)) and not BF16 & {*features(path)}
 
 
-def widest(path: Path = TOLD) -> str:
+def widest(path: Path = CPUINFO) -> str:
     """Return the widest vector instructions, as "AVX-512 with bf16", "AVX2", or "" where unknown."""
     present = {*features(path)}
     name = "AVX-512" if "avx512f" in present else "AVX2" if "avx2" in present else ""

@@ -64,7 +64,7 @@ def key_of(*parts: int) -> int:
 
 
 def uniform(key: int, counter: int) -> float:
-    """Return random number `counter` (a counter) of the sequence with this key, uniform in the open interval (0, 1)."""
+    """Return random number `counter` of the sequence with this key, uniform in the open interval (0, 1)."""
     return ((key_of(key, counter) >> 12) + 0.5) * 2.0**-52
 
 

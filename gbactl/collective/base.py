@@ -22,7 +22,7 @@ from gbactl.errors import ClusterError
 
 SHARED_MEMORY = "shm"  # collective=
 Vector = NDArray[np.float32]
-Moved = Callable[[int, bool], None]
+OnBytesSent = Callable[[int, bool], None]
 
 
 def ignore_bytes(nbytes: int, shared: bool) -> None:
@@ -39,7 +39,7 @@ class Collective(Protocol):
     rank: int
     size: int
     #: called with the bytes that this rank has sent for a sum, or (True) written to shared memory
-    on_bytes_sent: Moved
+    on_bytes_sent: OnBytesSent
 
     def start(self, name: str, buffer: Any) -> Any:
         """Begin summing `buffer` (f32[n]) over the ranks, and return a handle for `wait` at once."""
@@ -135,7 +135,7 @@ class SingleRankCollective:
     size = 1
 
     def __init__(self) -> None:
-        self.on_bytes_sent: Moved = ignore_bytes
+        self.on_bytes_sent: OnBytesSent = ignore_bytes
 
     def start(self, name: str, buffer: Any) -> Any:
         """Return at once after checking the buffer, which already is the sum."""
@@ -160,7 +160,7 @@ class FaultTolerantCollective(ABC):
     """Collective that continues when a rank fails; a wait raises InterruptedSum once `wanted`, polled, is True."""
 
     wanted: Callable[[], bool]
-    on_bytes_sent: Moved  # see Collective
+    on_bytes_sent: OnBytesSent  # see Collective
 
     @abstractmethod
     def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gbactl.collective.base import Moved, Rendezvous, WireTensors, ignore_bytes, rank_failed_error, ring_share
+from gbactl.collective.base import OnBytesSent, Rendezvous, WireTensors, ignore_bytes, rank_failed_error, ring_share
 from gbactl.errors import ClusterError
 
 PATIENCE = datetime.timedelta(seconds=1)  # interval at which a wait checks whether it was given up
@@ -81,7 +81,7 @@ class GlooCollective:
         self._dist = dist
         self.rank = int(environment["GBACTL_RANK"])
         self.size = int(environment["GBACTL_SIZE"])
-        self.on_bytes_sent: Moved = ignore_bytes
+        self.on_bytes_sent: OnBytesSent = ignore_bytes
         self._wire_tensors = WireTensors(item)
         survive_thread_errors()
         store = FileStore(environment["GBACTL_GLOO_STORE"], self.size)

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gbactl.collective.base import (
-    Moved,
+    OnBytesSent,
     RankSlot,
     Rendezvous,
     WireTensors,
@@ -89,7 +89,7 @@ class HorovodCollective:
             raise ClusterError("Horovod could not form its ring; see the worker's log.") from error
         self.rank: int = self._hvd.rank()
         self.size: int = self._hvd.size()
-        self.on_bytes_sent: Moved = ignore_bytes
+        self.on_bytes_sent: OnBytesSent = ignore_bytes
         self._open = True
         self._abandoned: float | None = None
         self._usual_seconds: dict[str, float] = {}

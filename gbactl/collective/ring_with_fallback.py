@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gbactl.collective.base import Collective, FaultTolerantCollective, Moved, Rendezvous, RingFallback
+from gbactl.collective.base import Collective, FaultTolerantCollective, OnBytesSent, Rendezvous, RingFallback
 from gbactl.errors import ClusterError
 
 log = logging.getLogger(__name__)
@@ -54,12 +54,12 @@ class CollectiveWithFallback(FaultTolerantCollective):
         self.fallback.wanted = wanted
 
     @property
-    def on_bytes_sent(self) -> Moved:
+    def on_bytes_sent(self) -> OnBytesSent:
         """Callback that counts the bytes sent by the ring and by its fallback."""
         return self.fallback.on_bytes_sent
 
     @on_bytes_sent.setter
-    def on_bytes_sent(self, callback: Moved) -> None:
+    def on_bytes_sent(self, callback: OnBytesSent) -> None:
         self.fallback.on_bytes_sent = callback
         if self.ring is not None:
             self.ring.on_bytes_sent = callback

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from gbactl import shared_memory_names
-from gbactl.collective.base import InterruptedSum, Moved, Rendezvous, RingFallback, Vector, as_array, ignore_bytes
+from gbactl.collective.base import InterruptedSum, OnBytesSent, Rendezvous, RingFallback, Vector, as_array, ignore_bytes
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.shared_memory_names import DIRECTORY as SHARED_MEMORY
 
@@ -112,7 +112,7 @@ class SharedMemoryCollective(RingFallback):
     def __init__(self, folder: Path, rank: int, size: int) -> None:
         self.folder, self.rank, self.size = folder, rank, size
         self.wanted: Callable[[], bool] = lambda: False
-        self.on_bytes_sent: Moved = ignore_bytes
+        self.on_bytes_sent: OnBytesSent = ignore_bytes
         self._root = folder
         self._buckets: dict[str, _Bucket] = {}
         self._assignment: tuple[int, int | None, int] | None = None

@@ -41,7 +41,6 @@ AUTO_KEYS = ("changes", "every", "window", "margin", "hysteresis", "minimum_stay
 ON_HOSTS = "with a cluster= of several hosts"
 REMOTE_KEYS = ("hosts", "placement", "ssh", "python", "forward")
 REAL_KEYS = ("transport", "bind", "threads", "pin")
-HOROVOD = "horovod"
 
 
 @contextlib.contextmanager
@@ -204,6 +203,11 @@ class RunConfig:
         return self.engine.threads(self.cluster, self.processes * self.compute_threads)
 
     @property
+    def prefetched_batches(self) -> int:
+        """Number of batches that a worker asks for in advance, the largest of any phase."""
+        return max(phase.mode.prefetched_batches for phase in self.possible)
+
+    @property
     def compute_threads(self) -> int:
         """Number of compute threads (Hogwild) of a worker, the largest of any phase."""
         return max(1, *(int(phase.mode.options.get("hogwild_threads", 1)) for phase in self.possible))
@@ -274,7 +278,9 @@ CONDITIONS = (
     Condition("cluster", REMOTE_KEYS, ON_HOSTS, lambda cfg: not cfg.engine.one_host),
     Condition("cluster", REAL_KEYS, "on real processes", lambda cfg: cfg.engine.real),
     Condition("transport", ("encrypt",), "on real processes", lambda cfg: cfg.engine.real),
-    Condition("collective", ("cycle_time_ms",), "with collective=horovod", lambda cfg: cfg.collective.name == HOROVOD),
+    Condition(
+        "collective", ("cycle_time_ms",), "with collective=horovod", lambda cfg: cfg.collective.name == "horovod"
+    ),
     Condition("collective", (), "with an all-reduce: mode=sync, or a mean of replicas", lambda cfg: cfg.collects),
     Condition("faults", ("seed",), "with faults", lambda cfg: bool(cfg.faults.plans)),
     Condition("switch", AUTO_KEYS, "with switch=auto", lambda cfg: cfg.switch.name == "auto"),

@@ -152,11 +152,8 @@ class Checkpointing:
 
     def remaining_ranges(self, number: int, samples: int) -> Ranges:
         """Untrained sample ranges of round `number` (`samples` samples), according to the checkpoint resumed from."""
-        unread = (
-            self.restored_position.unread
-            if self.restored_position is not None and self.restored_position.round == number
-            else None
-        )
+        position = self.restored_position
+        unread = position.unread if position is not None and position.round == number else None
         return ((0, samples),) if unread is None else tuple(unread)
 
     @property

@@ -174,11 +174,8 @@ class Failover:
         Raises ClusterError or DivergenceError where the log does not belong to this run."""
         begin_phase, policy = self.begin_phase, training.policy
         assert begin_phase is not None
-        if (policy.phase.samples, policy.step, training.number) != (
-            begin_phase.samples,
-            begin_phase.first_step,
-            begin_phase.number,
-        ):
+        logged_phase = (begin_phase.samples, begin_phase.first_step, begin_phase.number)
+        if (policy.phase.samples, policy.step, training.number) != logged_phase:
             raise ClusterError(f"The event log has a phase {begin_phase.number} that this run cannot have had.")
         logged = LoggedPhase(training.phase)
         commands = self._replay_records(logged)
@@ -300,10 +297,8 @@ class Failover:
         It is about to hold the empty grants among `missing`, and `unreceived` more of the phase before."""
         policy, worker = None if training is None else training.policy, state.worker
         leased = set() if policy is None else {batch for batch, (owner, _) in policy.leases.items() if owner == worker}
-        held, empty_grants = (
-            len(leased) + sum(grant.samples == 0 for grant in missing) + unreceived,
-            self._empty_grants(worker),
-        )
+        held = len(leased) + sum(grant.samples == 0 for grant in missing) + unreceived
+        empty_grants = self._empty_grants(worker)
         for phase, batch, trains in state.held:
             if phase == self.number and batch in leased:
                 continue
@@ -312,7 +307,7 @@ class Failover:
             if trains and not joins and (phase, batch) not in empty_grants:  # this batch was given up at a switch
                 self.core.switch.abandoned.add(phase, [(worker, batch, set())])
                 self.run.members.channels_of("worker")[worker].send(Abandon(phase))
-        may_have = 1 + max(mode.mode.prefetched_batches for mode in self.run.cfg.possible)
+        may_have = 1 + self.run.cfg.prefetched_batches
         may_have += self.core.replicas.extra_requests(worker)
         if held > may_have:
             self.run.surplus_requests[worker] = held - may_have

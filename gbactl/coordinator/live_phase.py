@@ -86,16 +86,12 @@ class LivePhase:
         self.mode = ""  # its name, for statistics
         self.stop_at: int | None = None  # the global step at which the phase ends
         self.stopped: float | None = None  # time at which the phase was ordered to end
-        self.single_batch = (
-            False  # whether a worker gets no second batch while it has one: without prefetch in this phase
-        )
+        self.single_batch = False  # whether a worker gets no second batch while it has one: without prefetch
         self._in_flight: Counter[int] = Counter()  # per worker: batches in flight
         self._openings = -1
         self._staged: dict[int, dict[int, Staged]] = {}  # batch -> shard -> its staged gradient slice
         self._ignored: set[int] = set()
-        self.empty_grants: dict[
-            int, deque[Granted]
-        ] = {}  # per worker: its last empty grants, which no gradient confirms
+        self.empty_grants: dict[int, deque[Granted]] = {}  # per worker: its last ones, which no gradient confirms
         self._uninformed: set[int] = set()  # workers to which the phase was not announced yet
         self._unrequested: set[int] = set()
         self.shards = members.expected["server"]
@@ -143,9 +139,8 @@ class LivePhase:
 
     def take(self, worker: int, requested: bool = True) -> bool:
         """Hand a worker its next batch, if the policy allows."""
-        unreachable = (
-            worker not in self.workers or worker in self._uninformed
-        )  # or does not know the phase yet after a failover
+        # a worker may not know the phase yet after a failover
+        unreachable = worker not in self.workers or worker in self._uninformed
         if unreachable or (self.single_batch and self._in_flight[worker]):
             return False
         commands = self.phase.apply(Take(worker))
@@ -259,10 +254,8 @@ class LivePhase:
     def _announce(self, slices: list[Staged], samples: int) -> None:
         """Log a gradient that every shard has staged, and carry out the policy's decisions."""
         first = slices[0]
-        rows, dense = (
-            tuple([staged.row_version for staged in slices]),
-            tuple([staged.dense_version for staged in slices]),
-        )
+        rows = tuple([staged.row_version for staged in slices])
+        dense = tuple([staged.dense_version for staged in slices])
         self._check(rows, dense)
         self.on_loss(first.worker, first.loss)
         counted = () if self.phase.slices is None else tuple(staged.rows for staged in slices)

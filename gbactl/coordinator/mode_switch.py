@@ -214,12 +214,8 @@ class ModeSwitch:
         point = self.plan.point or ("auto" if request.get("id") == BY_AUTO else f"step{run.step}")
         modes = run.record.modes = switched(run.record.modes, cfg.mode.name, point, self._optimizer_reset)
         place = {"day": run.record.label, "first_sample": first, "samples": run.record.ledger.read, "modes": modes}
-        self.state.report = {
-            **report,
-            **place,
-            "state": "done",
-            **({"fresh_optimizer": True} if self._optimizer_reset else {}),
-        }
+        reset = {"fresh_optimizer": True} if self._optimizer_reset else {}
+        self.state.report = {**report, **place, "state": "done", **reset}
         run.current = cfg
         run.log.info(event_log.SWITCH, {"mode": mode_values(cfg), "step": run.step, **dense})
 
@@ -328,13 +324,8 @@ class ModeSwitch:
             self._ask_controller(self.auto, training)
         if not self._stopping and self.plan.must_end_phase(self.run.record.seconds):
             self._stopping = True
-            to = (
-                self._switch_request["to"]
-                if self._switch_request
-                else ""
-                if self.plan.next is None
-                else self.plan.next.to
-            )
+            scheduled = "" if self.plan.next is None else self.plan.next.to
+            to = self._switch_request.get("to", scheduled)
             log.info("a switch to %s is due: at step %d hand-out ends", to, training.policy.step)
             training.stop()
 

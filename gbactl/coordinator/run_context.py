@@ -146,9 +146,8 @@ class RunContext:
         self.evaluation: Evaluation | None = None
         self.untrained: Ranges = ()  # samples of the round that an evaluation interrupts
         self.waiting: deque[int] = deque()  # workers that asked for a batch and got none yet
-        self.surplus_requests: Counter[int] = (
-            Counter()
-        )  # per worker: requests for batches by threads of a phase that is over
+        # per worker: requests for batches by threads of a phase that is over
+        self.surplus_requests: Counter[int] = Counter()
         self.started = self.stopped = False
         self.taking_over = journal is not None
         self.server_losses = 0  # server failures so far
@@ -263,19 +262,11 @@ class RunContext:
             return
         self.log.flush()
         self._update()
-        standstill, now = self.state.standstill, self.hub.now()
-        standstill.stage, standstill.round, standstill.rest, standstill.round_begun = (
-            stage,
-            number,
-            list(rest),
-            round_begun,
-        )
-        standstill.offset, standstill.phase, standstill.at, standstill.began = (
-            self.log.bytes,
-            self.phase_number,
-            now,
-            self.record.began,
-        )
+        standstill = self.state.standstill
+        standstill.stage, standstill.round = stage, number
+        standstill.rest, standstill.round_begun = list(rest), round_begun
+        standstill.offset, standstill.phase = self.log.bytes, self.phase_number
+        standstill.at, standstill.began = self.hub.now(), self.record.began
         standstill.position = self.position(self.step)
         self.save_times()
         write_state(self.run_dir, self.state)

@@ -311,8 +311,8 @@ def writes_journal(cfg: RunConfig) -> bool:
 class JournalState:
     """State that a failed coordinator left: the last saved state with later notes applied, and the log since then.
 
-    `end`: offset of the log's last complete record; `term` of the successor; `detected_at`: when it had failed,
-    in seconds of the machine's clock; `failure`: its kind; `last_sign`: the last sign of life."""
+    `end`: offset of the log's last complete record; `term` of the successor; `detected_at`: when the failure
+    was detected, in seconds of the machine's clock; `failure`: its kind; `last_sign`: the last sign of life."""
 
     state: RunState
     records: list[Record]

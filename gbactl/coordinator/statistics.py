@@ -71,9 +71,8 @@ class ActivityTimes:
     servers: dict[str, dict[str, float]] = field(default_factory=dict)  # seconds between the last two heartbeats
     beats: dict[str, dict[str, float]] = field(default_factory=dict)  # seconds at the last heartbeat
     ended: dict[str, dict[str, float]] = field(default_factory=dict)  # seconds of servers' processes that are gone
-    reported: list[float] = field(
-        default_factory=lambda: [0.0] * len(ACTIVITIES)
-    )  # sums at the last call of `take_shares`
+    # sums at the last call of `take_shares`
+    reported: list[float] = field(default_factory=lambda: [0.0] * len(ACTIVITIES))
 
     def add(self, now: float, worker: int, compute: float, waits: Sequence[float], mode: str) -> None:
         """Add a gradient's seconds of computation and of waits (in the order of WAITS) in a mode.
@@ -267,9 +266,8 @@ class Statistics(SavedStatistics):
     times: ActivityTimes = field(default_factory=ActivityTimes)
     pulled: dict[int, int] = field(default_factory=dict)
     observed: ObservedBatches | None = None
-    on_gradient: Callable[[int, int, float], None] | None = (
-        None  # called with worker, samples, seconds of every gradient
-    )
+    # called with worker, samples, seconds of every gradient
+    on_gradient: Callable[[int, int, float], None] | None = None
     last_rates: tuple[dict[int, int], float] = field(default_factory=lambda: ({}, 0.0))
 
     @property

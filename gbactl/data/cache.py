@@ -105,8 +105,8 @@ def _check_arrays(folder: Path, built: WrittenArrays, reader: str) -> None:
     schema, whole, columns = built.schema, map_arrays(folder, built.schema), built.schema.columns
     shape = whole.numeric.shape[1], whole.ids.shape[1], len(built.field_names)
     if shape != (wanted := (schema.numeric, columns, schema.fields)):
-        told = "%d numeric features, %d columns of ids and %d names of fields"
-        raise DataError(f"{reader} writes {told % shape}, but its schema has {told % wanted}.")
+        counts = "%d numeric features, %d columns of ids and %d names of fields"
+        raise DataError(f"{reader} writes {counts % shape}, but its schema has {counts % wanted}.")
     for low in range(0, len(whole), CHECKED_ROWS):
         chunk = whole.slice(low, min(low + CHECKED_ROWS, len(whole)))
         if chunk.jagged is not None:

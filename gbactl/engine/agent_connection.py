@@ -50,7 +50,7 @@ LOOK_SECONDS = 0.25
 END_SECONDS = 4.0
 LAST_WORDS_SECONDS = 1.0  # time that ssh's last error message may take after ssh has ended
 READ_BYTES = 1 << 18
-Told = Callable[[str, dict[str, Any]], None]
+OnReport = Callable[[str, dict[str, Any]], None]
 
 
 def pack(name: str, fields: dict[str, Any]) -> bytes:
@@ -170,7 +170,7 @@ class AgentConnection:
     def __init__(self, host: str, command: str, errors: Path, patience: float) -> None:
         self.host, self.errors, self.patience = host, errors, patience
         self.lost_reason: str | None = None  # reason why the host is lost
-        self.on_report: Told = lambda name, fields: None
+        self.on_report: OnReport = lambda name, fields: None
         self.on_lost: Callable[[str], None] = lambda why: None
         with errors.open("ab") as output:
             self._process = subprocess.Popen(

@@ -152,10 +152,8 @@ class RunProcesses:
             self._start_worker(index)
 
     def _start_worker(self, index: int) -> None:
-        place, incarnation = (
-            self._core_assignments[index] if self._core_assignments else None,
-            self._incarnations[f"W{index}"],
-        )
+        place = self._core_assignments[index] if self._core_assignments else None
+        incarnation = self._incarnations[f"W{index}"]
         self._spawn("worker", index, self.cfg.threads, self._environments[index], place=place, incarnation=incarnation)
 
     def _start_server(self, index: int) -> None:
@@ -187,16 +185,10 @@ class RunProcesses:
         self.abandoned.append(self.running.pop(0))
         self._coordinator_tries -= 1
         self._coordinators += 1
-        coordinator_failure = (time.monotonic(), failure, last_sign)
         self._spawn(
-            "coordinator",
-            0,
-            1,
-            {},
-            self._listener,
-            incarnation=self._coordinators,
-            coordinator_failure=coordinator_failure,
-        )
+            "coordinator", 0, 1, {}, self._listener, incarnation=self._coordinators,
+            coordinator_failure=(time.monotonic(), failure, last_sign),
+        )  # fmt: skip
         self.running.insert(0, self.running.pop())
 
     def coordinator_continues(self) -> None:

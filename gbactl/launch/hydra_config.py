@@ -179,8 +179,8 @@ def compose(overrides: list[str]) -> RunConfig:
 def composed(overrides: list[str]) -> DictConfig:
     """Compose conf/train.yaml with overrides, unchecked, with Hydra's own keys. Raises UsageError."""
     opened = _opened(overrides)
-    if strange := next((text for text in opened if text.startswith("-")), None):
-        raise UsageError(f"{strange} is no option here; type GROUP=OPTION or KEY=VALUE, or --help for the options.")
+    if option := next((text for text in opened if text.startswith("-")), None):
+        raise UsageError(f"{option} is no option here; type GROUP=OPTION or KEY=VALUE, or --help for the options.")
     with _explained():
         GlobalHydra.instance().clear()
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):

@@ -204,7 +204,7 @@ def _tracked(run: str, uri: str | None) -> set[Path]:
 
 
 REACHED = "gbactl.reached"
-TOLD = ("loss", "auc")  # metrics of a killed run that are reported beside its samples
+METRICS_SHOWN = ("loss", "auc")  # metrics of a killed run that are reported beside its samples
 
 
 def end_orphans(uri: str) -> None:
@@ -233,7 +233,7 @@ def _end(client: MlflowClient, uri: str, run_id: str, run_dir: Path) -> None:
         send_backlog(run_dir, uri)
     run = client.get_run(run_id)
     plain = {plain_name(name): value for name, value in run.data.metrics.items()}
-    reached = {name: value for name, value in plain.items() if name in ("samples", *TOLD)}
+    reached = {name: value for name, value in plain.items() if name in ("samples", *METRICS_SHOWN)}
     if run.info.status == "RUNNING":
         client.set_terminated(run_id, status_of(run_dir))
     client.set_tag(run_id, REACHED, _sentence(reached))
@@ -243,7 +243,7 @@ def _end(client: MlflowClient, uri: str, run_id: str, run_dir: Path) -> None:
 
 def _sentence(reached: dict[str, float]) -> str:
     parts = [f"{reached.get('samples', 0):,.0f} samples"]
-    return ", ".join([*parts, *(f"{name} {reached[name]:.5g}" for name in TOLD if name in reached)])
+    return ", ".join([*parts, *(f"{name} {reached[name]:.5g}" for name in METRICS_SHOWN if name in reached)])
 
 
 def _result(run: Any, run_dir: Path, reached: dict[str, float]) -> dict[str, Any]:

@@ -202,9 +202,11 @@ def requeued(overrides: list[str]) -> Iterator[list[str]]:
         if stopped.number == signal.SIGUSR1 and _result(run).get("status") != "FINISHED":
             job = os.environ["SLURM_JOB_ID"]
             in_vain = restarted and stopped.outcome in ("", NOTHING)  # it could go on so for ever
-            if not in_vain:  # said first, as Slurm may end this process with the requeue
+            if in_vain:
+                again = f"job {job} is not queued again; give it more time"
+            else:  # said first, as Slurm may end this process with the requeue
                 print(f"gbactl: {stopped.outcome or 'stopped'}; job {job} is queued again", file=sys.stderr, flush=True)
-            again = f"job {job} is not queued again; give it more time" if in_vain else _queue_again(job)
+                again = _queue_again(job)
             stopped.outcome = "; ".join(filter(None, (stopped.outcome, again)))
         raise
 

@@ -65,7 +65,7 @@ def work(
     life.share_core()
     worker = life.worker(life.computer, Placements(placements, cfg.home))
     try:
-        worker.run(max(phase.mode.prefetched_batches for phase in cfg.possible))
+        worker.run(cfg.prefetched_batches)
     finally:
         if collective is not None:
             collective.close()

@@ -113,8 +113,8 @@ def pairing(on: str, keys: Key, members: Mapping[Key, Sequence[Run]]) -> Pairing
     if not any(key.startswith(TAGS) for key in keys):
         return Pairing(on, tuple(free))
     also = _one_value_each(members, (*free, *OF_THE_MODE, "seed"))
-    reported = [f"{name}*" for name in OF_THE_MODE if name.endswith(".")]
-    return Pairing(on, (*free, *OF_THE_MODE, *also), (*reported, *also))
+    of_mode = [f"{name}*" for name in OF_THE_MODE if name.endswith(".")]
+    return Pairing(on, (*free, *OF_THE_MODE, *also), (*of_mode, *also))
 
 
 def _one_value_each(members: Mapping[Key, Sequence[Run]], skipped: Sequence[str]) -> list[str]:

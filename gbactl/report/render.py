@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MOST_NAMED = 3  # excluded runs that are named for each reason
-MOST_TOLD = 3  # verdicts in the answer
+MOST_VERDICTS = 3  # verdicts in the answer
 P_VALUES = ("p", "p_holm", "p_same")
 MEANINGS = {
     "eps": f"EPS{MARKS['eps']}: over less than {SHORT_SECONDS:g} s of training.",
@@ -157,10 +157,10 @@ def answer(report: Report) -> str:
             f"{name_of(group.key)} {verdict.words}{_pace(report, group).replace(';', ',')}"
             for group, verdict in judged if verdict.kind != UNDECIDED
         ]  # fmt: skip
-        more = [f"{len(decided) - MOST_TOLD} more lines differ"] if len(decided) > MOST_TOLD else []
+        more = [f"{len(decided) - MOST_VERDICTS} more lines differ"] if len(decided) > MOST_VERDICTS else []
         unsure = f"{len(judged) - len(decided)} of {len(judged)} lines are undecided, more seeds are needed"
         rest = [unsure] if len(decided) < len(judged) else []
-        return f"Against {report.baseline}: {'; '.join([*decided[:MOST_TOLD], *more, *rest])}."
+        return f"Against {report.baseline}: {'; '.join([*decided[:MOST_VERDICTS], *more, *rest])}."
     best: list[tuple[Column, Group]] = []
     for column in {column.metrics[0]: column for column in (report.columns[0], *STANDARD)}.values():
         with_values = [group for group in report.groups if group.stats.get(column.metrics[0])]

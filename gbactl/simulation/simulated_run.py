@@ -128,7 +128,7 @@ class VirtualCluster:
     def _start(self, worker: VirtualWorker) -> None:
         worker.coordinator.send(Hello("worker", worker.index, ""))
         worker.coordinator.send(Ready("worker", worker.index))
-        worker.start(max(phase.mode.prefetched_batches for phase in self.cfg.possible))
+        worker.start(self.cfg.prefetched_batches)
 
     def lose_worker(self, index: int) -> None:
         """Exclude a failed worker from dense steps and means (FailingCluster.lose_worker)."""

@@ -133,18 +133,9 @@ class AutoController:
             sync, gba = (delivered, gba) if self.mode == SYNC else (sync, delivered)
         wanted, reason = self._decide(now, gba / sync)
         return SwitchDecision(
-            now,
-            self.mode,
-            wanted,
-            sync,
-            gba,
-            delivered,
-            slowest,
-            overhead,
-            self._efficiency,
-            len(self._seconds_per_sample),
-            reason,
-        )
+            now, self.mode, wanted, sync, gba, delivered, slowest, overhead, self._efficiency,
+            len(self._seconds_per_sample), reason,
+        )  # fmt: skip
 
     def _delivered(self, now: float) -> float | None:
         """Compute the phase's samples/s within the window; a step that is overdue lowers the result."""

@@ -242,7 +242,7 @@ class EasgdExchange:
 
 
 IDLE_SECONDS = 0.001  # between two exchanges of a trainer without data
-Stopped = Callable[[], AbstractContextManager[None]]
+Paused = Callable[[], AbstractContextManager[None]]
 
 
 class ExchangeDriver(Protocol):
@@ -261,7 +261,7 @@ class ExchangeDriver(Protocol):
 class ForegroundDriver:
     """Foreground exchanges every k local iterations, during which no thread of the trainer computes."""
 
-    def __init__(self, exchange: ExchangeKind, k: float, paused: Stopped = nullcontext) -> None:
+    def __init__(self, exchange: ExchangeKind, k: float, paused: Paused = nullcontext) -> None:
         self.exchange, self.k, self.paused = exchange, k, paused
         self._next = k
         self._lock = threading.Lock()  # threads that arrive during an exchange wait here
@@ -326,7 +326,7 @@ class ShadowDriver:
         self.on_step(0)
 
 
-def start_exchanges(pace: ExchangePace, exchange: ExchangeKind, paused: Stopped = nullcontext) -> ExchangeDriver:
+def start_exchanges(pace: ExchangePace, exchange: ExchangeKind, paused: Paused = nullcontext) -> ExchangeDriver:
     """Start the exchanges of a phase at a pace."""
     if pace.shadow:
         return ShadowDriver(exchange, pace.interval, pace.part)

@@ -37,8 +37,8 @@ _PROGRESS_KINDS = frozenset(KIND[message] for message in _STEPS)
 class TrainingProgress:
     """Training progress as one node sees it: the highest step number in its messages, and the time training began.
 
-    With it each end knows when a message fault is active, without a message for that. A
-    replacement process counts from its own start, as for its slow-downs. Thread-safe."""
+    With it each end knows when a message fault is active, without a message for that. A replacement process
+    counts from its own start, as for its slow-downs. Thread-safe."""
 
     def __init__(self, plan: FaultPlan, now: Callable[[], float]) -> None:
         self.now, self._fault_periods, self._lock = now, plan.fault_periods(), threading.Lock()

@@ -37,11 +37,8 @@ class StartupDocument:
     place: tuple[int, int, int] | None = None  # see gbactl/cpu.py
     incarnation: int = 0  # above 0: it replaces a failed process
     host: str = ""  # the address of its host, where a run has several
-    coordinator_failure: tuple[float, str, float] = (
-        0.0,
-        "",
-        0.0,
-    )  # coordinator: (time of failure, cause, last heard of)
+    # of a coordinator's predecessor: time of detection, kind of failure, last sign of life
+    coordinator_failure: tuple[float, str, float] = (0.0, "", 0.0)
 
     def dumps(self) -> bytes:
         """Encode the document as one line of JSON."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.collective.base import InterruptedSum, Moved, RingFallback, Vector, as_array, ignore_bytes
+from gbactl.collective.base import InterruptedSum, OnBytesSent, RingFallback, Vector, as_array, ignore_bytes
 from gbactl.errors import PeerGoneError, WireError
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import Sum, Summand
@@ -52,7 +52,7 @@ class ServerSums(RingFallback):
     def __init__(self, client: WorkerClient, rank: int, size: int) -> None:
         self.client, self.rank, self.size = client, rank, size
         self.wanted: Callable[[], bool] = lambda: False
-        self.on_bytes_sent: Moved = ignore_bytes  # messages, which are counted where they are sent
+        self.on_bytes_sent: OnBytesSent = ignore_bytes  # messages, which are counted where they are sent
         self._lock = threading.Lock()  # may be taken while the client's lock is held, never the other way round
         self._generation, self._fallback_active = 0, False
         self._assignment: tuple[int, int | None, int, int] | None = None
@@ -100,12 +100,8 @@ class ServerSums(RingFallback):
         array = as_array(buffer)
         with self._lock:
             current = self._current_rounds.get(name)
-            number, part, parts, after = self._assignment or (
-                1 if current is None else current.number + 1,
-                self.rank,
-                0,
-                0,
-            )
+            following = 1 if current is None else current.number + 1
+            number, part, parts, after = self._assignment or (following, self.rank, 0, 0)
             if current is None or current.number != number:
                 current = self._next(name, _Round(number, parts, after, len(array)))
             if part is not None and part not in current.parts:

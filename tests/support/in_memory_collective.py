@@ -14,7 +14,7 @@ from typing import Any
 from gbactl.collective.base import (
     FaultTolerantCollective,
     InterruptedSum,
-    Moved,
+    OnBytesSent,
     Vector,
     as_array,
     ignore_bytes,
@@ -140,7 +140,7 @@ class MemoryCollective(FaultTolerantCollective):
     def __init__(self, group: MemoryGroup, rank: int) -> None:
         self.group, self.rank, self.size = group, rank, group.size
         self.wanted: Callable[[], bool] = lambda: False
-        self.on_bytes_sent: Moved = ignore_bytes
+        self.on_bytes_sent: OnBytesSent = ignore_bytes
         self._rounds: dict[str, int] = {}
         self._dealt: tuple[int, int | None, int] | None = None
         self._generation = 0

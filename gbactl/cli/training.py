@@ -13,6 +13,21 @@ from gbactl.errors import UsageError
 NO_NODES = ("--cfg", "--info", "-i")  # options with which no process is started
 
 
+cfg_option = click.option(
+    "--cfg", "-c", metavar="job", help="Print the keys that have an effect in the run, and train nothing."
+)
+
+
+def _printed_keys(overrides: Sequence[str]) -> bool:
+    """Print the keys of a run and return True, if `--cfg job` is the only option; others are Hydra's."""
+    if overrides[:2] != ("--cfg", "job") or any(text.startswith("-") for text in overrides[1:]):
+        return False
+    from gbactl.launch.config_command import filled_in
+
+    click.echo(filled_in(list(overrides[2:])), nl=False)
+    return True
+
+
 @click.command(
     "train",
     cls=OverridesCommand,
@@ -22,7 +37,7 @@ NO_NODES = ("--cfg", "--info", "-i")  # options with which no process is started
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--trace", is_flag=True, help="Write trace.json, a timeline of 200 steps for ui.perfetto.dev.")
 @click.option("--submit", is_flag=True, help="With cluster=slurm: submit the run as a batch job and follow its output.")
-@click.option("--cfg", "-c", metavar="job", help="Print the keys that have an effect in the run, and train nothing.")
+@cfg_option
 def train(overrides: tuple[str, ...], as_json: bool, trace: bool, submit: bool, cfg: str | None) -> None:
     """Train a click model. OVERRIDES are those of Hydra: GROUP=OPTION or KEY=VALUE.
 
@@ -32,13 +47,10 @@ def train(overrides: tuple[str, ...], as_json: bool, trace: bool, submit: bool, 
     gbactl train resume=RUN mode=async                  continue a run
     gbactl train mode=gba --cfg job                     print keys, no training
     """
-    if cfg == "job" and not any(text.startswith("-") for text in overrides):
-        from gbactl.launch.config_command import filled_in
-
-        click.echo(filled_in(list(overrides)), nl=False)
-        return
     if cfg is not None:
         overrides = ("--cfg", cfg, *overrides)
+    if _printed_keys(overrides):
+        return
     from gbactl.launch import slurm_job
 
     if submit:
@@ -87,11 +99,12 @@ def _real(overrides: Sequence[str]) -> bool:
 @click.option("--wait", is_flag=True, help="Return when the first gradient in the new mode has been computed.")
 @click.option("--status", is_flag=True, help="Print mode, step, samples per second, staleness and workers of the job.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@cfg_option
 @uri_option
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
 def switch(
     run: str | None, to: str | None, changes: tuple[str, ...], wait: bool, status: bool, as_json: bool,
-    uri: str | None, overrides: tuple[str, ...],
+    cfg: str | None, uri: str | None, overrides: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Change the training mode of a job, in either direction, without tuning and without a restart.
 
@@ -117,9 +130,13 @@ def switch(
     """
     from gbactl.launch.control_socket import ask, tell_status
 
+    if cfg is not None:
+        overrides = ("--cfg", cfg, *overrides)
     if run is None:
         if to or changes or wait or status:
             raise UsageError("--to, --set, --wait and --status need --run RUN.")
+        if _printed_keys(overrides):
+            return
         from gbactl.launch.training_run import train_switching
 
         train_switching(list(overrides), as_json)

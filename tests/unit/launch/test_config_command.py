@@ -43,7 +43,8 @@ def test_groups_and_options_are_explained() -> None:
         explain("optim.nosuch")
 
 
-def test_cfg_job_prints_the_keys_that_act() -> None:
-    told = CliRunner().invoke(cli, ["train", "mode=gba", "--cfg", "job"]).output
+@pytest.mark.parametrize("verb", ["train", "switch"])
+def test_cfg_job_prints_the_keys_that_act(verb: str) -> None:
+    told = CliRunner().invoke(cli, [verb, "mode=gba", "--cfg", "job"]).output
     assert told == filled_in(["mode=gba"]) and "iota: 3" in told
     assert "batch_us" not in told and "target_pls" not in told

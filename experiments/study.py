@@ -38,7 +38,7 @@ from typing import Any
 import yaml
 
 from gbactl.errors import GbactlError, Stopped
-from gbactl.launch.finished_runs import code_version, find
+from gbactl.launch.finished_sweep_cells import code_version, find
 from gbactl.launch.hydra_config import compose
 from gbactl.launch.progress import duration
 from gbactl.nodes.child_main import die_with_parent

@@ -74,7 +74,7 @@ def _fits(fits: Callable[[Any], bool], module: str, word: str) -> bool:
 
 
 def in_files() -> set[str]:
-    """Return the targets of all configuration files that this process finds."""
+    """Return the import paths of all classes named as `target` in files on Hydra's search path."""
     paths = [path for group in GROUPS for path in option_files(group).values()]
     return {target for path in paths if (target := _in_file(path)) is not None}
 

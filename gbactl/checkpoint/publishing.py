@@ -79,7 +79,7 @@ class Publication:
 
 
 def fits(params: int, floats: int, optimizer: str) -> bool:
-    """Return whether `floats` values suffice for `params` dense parameters with their optimizer state."""
+    """Return whether a buffer of `floats` values has room for `params` dense parameters with their optimizer state."""
     return floats >= params * (1 + len(dense_moments(optimizer)))
 
 

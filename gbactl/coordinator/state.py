@@ -309,7 +309,7 @@ def writes_journal(cfg: RunConfig) -> bool:
 
 @dataclass
 class JournalState:
-    """State that a failed coordinator left: the last saved state with later notes applied, and the log since then.
+    """State that a failed coordinator left: its last saved state with later journal entries applied, and the event log.
 
     `end`: offset of the log's last complete record; `term` of the successor; `detected_at`: when the failure
     was detected, in seconds of the machine's clock; `failure`: its kind; `last_sign`: the last sign of life."""

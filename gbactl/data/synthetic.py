@@ -172,7 +172,7 @@ class Generator:
         return [(d, c, d * per_day + lo, min(size, per_day - lo)) for d in range(self.options.days) for c, lo in starts]
 
     def count_values(self) -> int:
-        """Count the values of all lists."""
+        """Return the total number of ids in the multi-valued fields of all samples."""
         return sum(int(self._lengths(d, c, rows).sum()) for d, c, _, rows in self._tasks()) if self.lists else 0
 
     def fill(self, maps: Batch, progress: Progress) -> NDArray[np.int64]:

@@ -49,7 +49,7 @@ from gbactl.config.engine_interface import AUTO, detected_engine, engine_named, 
 from gbactl.config.groups import CostConfig, ModeConfig
 from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.faults.fault_kinds import with_traces
-from gbactl.launch import finished_runs
+from gbactl.launch import finished_sweep_cells
 from gbactl.launch.progress import shown_path
 from gbactl.launch.resume import group_choices, resumed
 from gbactl.launch.sweep_parent_run import (
@@ -209,9 +209,9 @@ def run_hydra(
             asked = OmegaConf.to_container(OmegaConf.masked_copy(cfg, list(OF_A_SWEEP)))
             assert isinstance(asked, dict)
             of_sweep = build(SweepOptions, {str(key): value for key, value in asked.items()}, "")
-            result = None if of_sweep.rerun else finished_runs.find(run)
+            result = None if of_sweep.rerun else finished_sweep_cells.find(run)
             if result is None:
-                finished_runs.set_aside(run)
+                finished_sweep_cells.set_aside(run)
                 began = now()
                 result = job(run, CommandLine(verb, tuple(typed), tuple(swept), place))
                 sweep.took.append(now() - began)

@@ -162,7 +162,7 @@ def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> No
 
 
 def _targets(values: Any) -> Iterator[str]:
-    """Yield every `target` in a configuration, at any depth; gbactl's own targets are never written into it."""
+    """Yield every `target` (import path of a user's class) in a configuration, at any depth."""
     for key, value in values.items() if isinstance(values, Mapping) else enumerate(values):
         if isinstance(value, Mapping | list):
             yield from _targets(value)

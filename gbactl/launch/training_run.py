@@ -37,7 +37,7 @@ from gbactl.engine.signals import (
 from gbactl.errors import ClusterError, NoRoomError, Stopped, UsageError
 from gbactl.faults.cpu_hogs import CpuHogs
 from gbactl.faults.measured_effects import fault_lines, fault_metrics, with_injected
-from gbactl.launch import finished_runs
+from gbactl.launch import finished_sweep_cells
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.control_socket import ControlSocket
 from gbactl.launch.progress import JobProgress, ProgressDisplay, after_run, unit_of
@@ -212,7 +212,7 @@ class LaunchedRun:
     ) -> None:
         self.job, self.command = job or StartingPoint(), command or CommandLine()
         self.cfg, self.dataset, self.run_dir, self.show, self.hogs = cfg, dataset, run_dir, show, hogs
-        self.config, self.cell = to_dict(cfg), finished_runs.cell_of(cfg, dataset.fingerprint)
+        self.config, self.cell = to_dict(cfg), finished_sweep_cells.cell_of(cfg, dataset.fingerprint)
         self.key = new_key()
         self.began = time.monotonic()
         self.result: dict[str, Any] | None = None
@@ -571,7 +571,7 @@ class LaunchedRun:
                 raise
             self.show.print_line(str(error))
         if status == "FINISHED" and result["cell"] is not None:
-            finished_runs.keep(result["cell"], self.run_dir)
+            finished_sweep_cells.keep(result["cell"], self.run_dir)
         if self.tracked is not None:
             self._finish_tracking(status, result)
             if result["run_id"] != self.tracked.run_id:  # the store answered only now

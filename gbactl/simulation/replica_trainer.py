@@ -1,6 +1,6 @@
 """Trainer of a virtual cluster: its replica, its background exchanges as a chain of events, its foreground exchanges.
 
-The averaging rules (gbactl/averaging_rules/) and the state of a trainer (trainer/trainer_state.py) are the real ones.
+The averaging rules (gbactl/averaging_rules/) and the state of a trainer (trainer/trainer_core.py) are the real ones.
 The centre is on the real servers, behind their queues and network interfaces, and rounds take the time of an
 all-reduce. A trainer's own passes over the vector are a job on its host's cores. Memory: replica, moments and two or
 three vectors per trainer, and a gradient for every compute thread.
@@ -19,7 +19,7 @@ from gbactl.simulation.network import RingRounds
 from gbactl.simulation.worker import VirtualWorker
 from gbactl.store.dense import Cut, DenseBlock
 from gbactl.trainer.replica_exchange import IDLE_SECONDS, AveragingRound, CentreSlices, ReplicaExchange
-from gbactl.trainer.trainer_state import ExchangePace, Replica, TrainerState
+from gbactl.trainer.trainer_core import ExchangePace, Replica, TrainerCore
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
     AddReplica,
@@ -38,7 +38,7 @@ class VirtualTrainer:
 
     def __init__(self, worker: VirtualWorker, block: DenseBlock, cuts: dict[int, Cut], rounds: RingRounds) -> None:
         self.worker, self.cuts, self.rounds = worker, cuts, rounds
-        self.state = TrainerState(worker.index, lambda: block)
+        self.state = TrainerCore(worker.index, lambda: block)
         self._slices = CentreSlices(cuts, len(block.value))
         self._replica_exchange: ReplicaExchange
         self._pace, self._next = ExchangePace(), math.inf

@@ -34,7 +34,7 @@ from gbactl.trainer.replica_exchange import (
     ExchangeKind,
     start_exchanges,
 )
-from gbactl.trainer.trainer_state import Replica, TrainerState
+from gbactl.trainer.trainer_core import Replica, TrainerCore
 from gbactl.wire.messages import AddReplica, ClosedReplicas, CloseReplicas, OpenReplicas, SaveReplica
 from gbactl.wire.times_and_traffic import ALL_REDUCE
 from gbactl.worker.client import WorkerClient
@@ -102,7 +102,7 @@ class TrainerDense(ComputeThread):
     ) -> None:  # fmt: skip
         super().__init__(flat, 0, self)
         self.slices, self.client = slices, slices.client
-        self.state = TrainerState(self.client.index, make_block)
+        self.state = TrainerCore(self.client.index, make_block)
         self.served, self.collective = served, collective
         self.codec, self.ring_item = codec, ring_item
         self.more_threads = more_threads

@@ -42,7 +42,7 @@ from gbactl.errors import PeerGoneError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.kernels.half_precision import Codec, round_here
 from gbactl.store.dense import Cut
-from gbactl.trainer.trainer_state import ExchangePace, ExchangeStatistics, Replica
+from gbactl.trainer.trainer_core import ExchangePace, ExchangeStatistics, Replica
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import EasgdCentre, EasgdUpdate
 from gbactl.worker.client import WorkerClient

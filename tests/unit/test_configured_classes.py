@@ -12,7 +12,7 @@ from gbactl.conf_catalogue import option_files, set_search_folders
 from gbactl.config import RunConfig, from_dict, to_dict
 from gbactl.data.readers import make_source
 from gbactl.errors import ConfigError, UsageError
-from gbactl.launch.finished_runs import cell_of
+from gbactl.launch.finished_sweep_cells import cell_of
 from gbactl.launch.hydra_config import compose, mode_file
 from gbactl.policies.gba import GbaPolicy
 from gbactl.policies.policy import policy_class

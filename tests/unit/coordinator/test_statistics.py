@@ -17,7 +17,7 @@ from gbactl.coordinator.replica_phases import curve, sum_of, summary
 from gbactl.coordinator.statistics import MOST_BINS, MOST_WORKERS, ActivityTimes, LossLimit, Statistics, quantiles
 from gbactl.errors import WireError
 from gbactl.policies import Member, Step
-from gbactl.trainer.trainer_state import ExchangeStatistics
+from gbactl.trainer.trainer_core import ExchangeStatistics
 from gbactl.wire.messages import KIND, ClosedReplicas, unpack
 
 TIMES = [0.1, 0.2, 0.0, 0.05, 0.4]  # seconds of each wait

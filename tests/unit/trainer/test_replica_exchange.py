@@ -20,7 +20,7 @@ from gbactl.trainer.replica_exchange import (
     ShadowDriver,
     start_exchanges,
 )
-from gbactl.trainer.trainer_state import ExchangePace, ExchangeStatistics, Replica
+from gbactl.trainer.trainer_core import ExchangePace, ExchangeStatistics, Replica
 from tests.support.in_memory_collective import MemoryGroup
 
 SIZE = 4

@@ -11,7 +11,7 @@ from gbactl.errors import WireError
 from gbactl.store.dense import DenseBlock, DenseSpec
 from gbactl.store.optimizers import OptimizerSpec
 from gbactl.trainer.replica_exchange import CentreSlices
-from gbactl.trainer.trainer_state import TrainerState
+from gbactl.trainer.trainer_core import TrainerCore
 from gbactl.wire.frames import Bytes
 from gbactl.wire.messages import DenseSaved, EasgdCentre, EasgdUpdate, OpenReplicas
 
@@ -27,12 +27,12 @@ def opening(turn: int, trainers: int = 2, rule: str = "bmuf", **values: Any) -> 
     return OpenReplicas(turn, rule, False, trainers, {**fixed, **values})
 
 
-def step(state: TrainerState) -> None:
+def step(state: TrainerCore) -> None:
     state.replica.step(np.ones(3, np.float32), 1.0, 1.0)
 
 
 def test_who_did_not_train_fetches_what_the_others_made_before_it_trains_again() -> None:
-    state = TrainerState(1, block)
+    state = TrainerCore(1, block)
     for turn, (trainers, behind) in enumerate([(2, False), (2, False), (1, False), (2, True), (2, False)]):
         assert state.open(opening(turn, trainers)) == behind
         state.begin(opening(turn, trainers))
@@ -40,14 +40,14 @@ def test_who_did_not_train_fetches_what_the_others_made_before_it_trains_again()
 
 
 def test_what_the_servers_held_is_nothing_to_fetch_again() -> None:
-    state = TrainerState(1, block)
+    state = TrainerCore(1, block)
     state.open(opening(0, 1))
     state.took_over()
     assert not state.open(opening(1, 2))
 
 
 def test_a_rule_goes_on_in_the_next_phase_until_it_is_another_or_all_replicas_are_equal() -> None:
-    state = TrainerState(0, block)
+    state = TrainerCore(0, block)
     state.open(opening(0))
     first = state.begin(opening(0))
     assert state.begin(opening(1)) is first
@@ -58,7 +58,7 @@ def test_a_rule_goes_on_in_the_next_phase_until_it_is_another_or_all_replicas_ar
 
 
 def test_iterations_are_those_of_the_phase() -> None:
-    state = TrainerState(0, block)
+    state = TrainerCore(0, block)
     for turn, steps in enumerate((3, 2)):
         state.open(opening(turn))
         state.begin(opening(turn))
@@ -71,7 +71,7 @@ def test_iterations_are_those_of_the_phase() -> None:
 
 
 def test_a_replica_is_saved_as_it_is_and_nothing_of_one_that_does_not_train() -> None:
-    state = TrainerState(0, block)
+    state = TrainerCore(0, block)
     step(state)
     told, values = state.packed_replica(7, trains=True)
     assert told == DenseSaved(7, 1, 3)

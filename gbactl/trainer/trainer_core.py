@@ -1,4 +1,4 @@
-"""State of a trainer through its phases: its dense replica, statistics and pace of exchanges. No clock, no connections.
+"""Core of a trainer through its phases: its dense replica, statistics and pace of exchanges. No clock, no connections.
 
 A shell drives it: threads and connections in a real worker (hogwild_training.py, replica_exchange.py), events
 on a virtual clock in a simulated one (simulation/replica_trainer.py). The shell decides when exchanges happen;
@@ -142,7 +142,7 @@ class ExchangePace:
         return cls(True, values["shadow_interval"], part=(index + 1) / trainers if rule.centralised else 1.0)
 
 
-class TrainerState:
+class TrainerCore:
     """State of one trainer. `make_block` builds its replica when first used, the same on all trainers."""
 
     def __init__(self, index: int, make_block: Callable[[], DenseBlock]) -> None:

@@ -12,7 +12,7 @@ from gbactl.config import RunConfig, from_dict
 from gbactl.data.cache import data_fingerprint
 from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.install import code_version
-from gbactl.launch import finished_runs
+from gbactl.launch import finished_sweep_cells
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.hydra_config import compose, run_hydra
 from gbactl.launch.sweep_parent_run import best_trials, with_tuning
@@ -34,27 +34,29 @@ def config(**changes: Any) -> RunConfig:
 def finish(cfg: RunConfig, auc: float = 0.7, status: str = "FINISHED") -> dict[str, Any]:
     """What a run leaves, without its training."""
     path = run_dirs.create(cfg)
-    cell = finished_runs.cell_of(cfg, data_fingerprint(cfg.data))
+    cell = finished_sweep_cells.cell_of(cfg, data_fingerprint(cfg.data))
     result = {"status": status, "cell": cell, "run_dir": str(path), "auc": auc, "eps": 1e4, "run_id": None}
     run_dirs.write_result(path, result)
     if status == "FINISHED":
-        finished_runs.keep(cell, path)
+        finished_sweep_cells.keep(cell, path)
     return result
 
 
 def test_a_cell_is_configuration_data_and_code(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = finished_runs.cell_of(config(), DATA)
-    assert cell == finished_runs.cell_of(config(run_dir="a", tracking={"experiment": "b"}, data={"cache": "c"}), DATA)
-    assert cell != finished_runs.cell_of(config(seed=1), DATA)
-    assert cell != finished_runs.cell_of(config(), "e" * 32)
+    cell = finished_sweep_cells.cell_of(config(), DATA)
+    assert cell == finished_sweep_cells.cell_of(
+        config(run_dir="a", tracking={"experiment": "b"}, data={"cache": "c"}), DATA
+    )
+    assert cell != finished_sweep_cells.cell_of(config(seed=1), DATA)
+    assert cell != finished_sweep_cells.cell_of(config(), "e" * 32)
     resumed = config(resume="cut-000001")
     (here / "cut-000001").mkdir()
     (here / "cut-000001/manifest.json").write_text("a")
-    before = finished_runs.cell_of(resumed, DATA)
+    before = finished_sweep_cells.cell_of(resumed, DATA)
     (here / "cut-000001/manifest.json").write_text("b")
-    assert len({cell, before, finished_runs.cell_of(resumed, DATA)}) == 3
-    monkeypatch.setattr(finished_runs, "running_code", lambda: "other")
-    assert cell != finished_runs.cell_of(config(), DATA)
+    assert len({cell, before, finished_sweep_cells.cell_of(resumed, DATA)}) == 3
+    monkeypatch.setattr(finished_sweep_cells, "running_code", lambda: "other")
+    assert cell != finished_sweep_cells.cell_of(config(), DATA)
 
 
 def test_the_code_version_sees_what_numbers_depend_on(here: Path) -> None:
@@ -69,34 +71,34 @@ def test_the_code_version_sees_what_numbers_depend_on(here: Path) -> None:
 
 
 def test_what_has_finished_is_found_as_long_as_it_is_there() -> None:
-    assert finished_runs.find(config()) is None
+    assert finished_sweep_cells.find(config()) is None
     found = finish(config())
-    assert finished_runs.find(config()) == found
-    assert finished_runs.find(config(run_dir="mine")) is None, "what is asked for in a directory has to be there"
-    assert finished_runs.find(config(tracking={})) is None, "it is not in the store"
+    assert finished_sweep_cells.find(config()) == found
+    assert finished_sweep_cells.find(config(run_dir="mine")) is None, "what is asked for in a directory has to be there"
+    assert finished_sweep_cells.find(config(tracking={})) is None, "it is not in the store"
     finish(config(run_dir="mine", seed=1))
-    assert finished_runs.find(config(run_dir="mine", seed=1)) and finished_runs.find(config(seed=1))
-    assert finished_runs.find(config(run_dir="mine", seed=2)) is None
+    assert finished_sweep_cells.find(config(run_dir="mine", seed=1)) and finished_sweep_cells.find(config(seed=1))
+    assert finished_sweep_cells.find(config(run_dir="mine", seed=2)) is None
     (Path(found["run_dir"]) / "result.json").unlink()
-    assert finished_runs.find(config()) is None
+    assert finished_sweep_cells.find(config()) is None
     tracked = finish(config(seed=3, tracking={"experiment": "a"}))
-    assert finished_runs.find(config(seed=3)) == tracked
-    assert finished_runs.find(config(seed=3, tracking={"experiment": "a", "run_name": "b"})) == tracked
-    assert finished_runs.find(config(seed=3, tracking={"experiment": "c"})) is None
+    assert finished_sweep_cells.find(config(seed=3)) == tracked
+    assert finished_sweep_cells.find(config(seed=3, tracking={"experiment": "a", "run_name": "b"})) == tracked
+    assert finished_sweep_cells.find(config(seed=3, tracking={"experiment": "c"})) is None
 
 
 def test_a_run_that_is_begun_anew_leaves_the_former_one_beside_it(here: Path) -> None:
     cfg = config(run_dir="mine")
-    finished_runs.set_aside(cfg)
+    finished_sweep_cells.set_aside(cfg)
     path = run_dirs.create(cfg)
     with run_dirs.lock(path), pytest.raises(UsageError, match="still going on"):
-        finished_runs.set_aside(cfg)
-    finished_runs.set_aside(config(run_dir="mine", seed=1))
+        finished_sweep_cells.set_aside(cfg)
+    finished_sweep_cells.set_aside(config(run_dir="mine", seed=1))
     assert path.exists(), "and to create that one is refused"
-    finished_runs.set_aside(cfg)
+    finished_sweep_cells.set_aside(cfg)
     assert not path.exists() and (here / "mine.1" / run_dirs.CONFIG).exists()
     run_dirs.create(cfg)
-    finished_runs.set_aside(cfg)
+    finished_sweep_cells.set_aside(cfg)
     assert (here / "mine.2").exists()
 
 

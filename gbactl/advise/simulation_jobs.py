@@ -105,7 +105,7 @@ class Outcome:
 
 
 def train_base(cfg: RunConfig, subset: DataSubset, folder: Path) -> float:
-    """Train the base from which all modes of one seed go on, save it, and return the CPU seconds. Raises GbactlError."""
+    """Train and save the base from which all modes of one seed go on; return the CPU seconds. Raises GbactlError."""
     began, dataset = time.process_time(), subset.dataset()
     parts = len(dataset.splits) - 1 - subset.parts
     _run(base_config(cfg, folder, parts), dataset)

@@ -156,8 +156,9 @@ def infer(file: SourceFile, label: str | None = None) -> Inferred:
     frame = frame.with_columns(pl.col(pl.String).replace(dict.fromkeys(missing, None)))
     chosen = _label(file, frame, label)
     guesses, seen = list[Guess](), set[str]()
+    months = any("month" in name.lower() for name in names)
     for name in frame.columns:
-        guess = chosen if name == chosen.name else _column(frame[name], seen, whole)
+        guess = chosen if name == chosen.name else _column(frame[name], seen, whole, months)
         seen.add("clock" if guess.kind in ("time", "day") else guess.kind)
         guesses.append(guess)
     if not seen & {"numeric", "categorical", "multi", "sequence", "user"}:
@@ -252,8 +253,10 @@ def _as_label(column: pl.Series, why: str) -> Guess:
     )
 
 
-def _column(column: pl.Series, seen: set[str], whole: bool) -> Guess:
-    """Guess the kind of a column other than the label; `seen`: kinds of the columns before it."""
+def _column(column: pl.Series, seen: set[str], whole: bool, months: bool) -> Guess:
+    """Guess the kind of a column other than the label; `seen`: kinds of the columns before it.
+
+    `months`: the table has a column of months, so that numbers of days are days of a month, which are in no order."""
     distinct, missing = _facts(column)
     guess = Guess(column.name, {"kind": "ignore"}, "", distinct, missing)
     if isinstance(column.dtype, pl.List) and not column.dtype.inner.is_nested():
@@ -262,7 +265,7 @@ def _column(column: pl.Series, seen: set[str], whole: bool) -> Guess:
         return replace(guess, why=f"holds {column.dtype}")
     if distinct < 2:
         return replace(guess, why="one value alone" if distinct else "always missing")
-    found = _clock(column, guess, whole)
+    found = _clock(column, guess, whole, months)
     if found is not None and missing:
         return replace(guess, why=f"a time, {missing:.1%} of which is missing")
     if found is not None:
@@ -332,10 +335,10 @@ def _categorical(guess: Guess, kind: str, why: str, whole: bool) -> Guess:
     return replace(guess, options={"kind": kind, **({"buckets": wanted} if known else {})}, why=why)
 
 
-def _clock(column: pl.Series, guess: Guess, whole: bool) -> Guess | None:
+def _clock(column: pl.Series, guess: Guess, whole: bool, months: bool) -> Guess | None:
     """Guess a column with the time or the day; None for any other."""
     form, reason = _time_format(column)
-    if reason is None:
+    if reason is None or (reason == "day" and months):
         return None
     if reason == "day":
         return replace(guess, options={"kind": "day"}, why=f"{guess.distinct:,} numbers of days, by its name")

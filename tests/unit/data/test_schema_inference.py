@@ -108,6 +108,11 @@ def test_columns(name: str, cells: list[str], options: dict[str, Any], why: str,
     assert found.missing == (("", "NA") if "NA" in cells else ("",))
 
 
+def test_a_day_of_a_month_is_no_day_of_the_data(tmp_path: Path) -> None:
+    found = guess(tmp_path, {"day": of(*range(1, 29)), "Month": of("may", "jun"), "click": of(0, 1)})
+    assert [each.kind for each in found.guesses] == ["numeric", "categorical", "label"]
+
+
 LABELS = [
     ({"Click": of(0, 1), "other": of(0, 1)}, None, {"kind": "label"}),
     ({"a": of(0, 1), "x": NUMBERS}, None, {"kind": "label"}),

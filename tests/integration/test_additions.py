@@ -148,7 +148,8 @@ ALL = shlex.join(["gbactl", "train", *PARTS, UNTRACKED])
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "async", "gba", "pairs"])
 def test_model_mode_and_reader_train_together_on_real_processes(own: Launcher, mode: str) -> None:
-    trained = result_of(ALL, own, f"mode={mode}", "run_dir=runs/own")
+    undecayed = ["mode.iota=1000"] if mode == "gba" else []  # on a busy machine a worker may be slow
+    trained = result_of(ALL, own, f"mode={mode}", *undecayed, "run_dir=runs/own")
     assert trained["samples"]["trained"] == 17142 and trained["auc"] > 0.6
     assert result_of("gbactl replay runs/own", own)["identical"]
 
@@ -189,7 +190,7 @@ def test_two_files_make_an_engine_and_no_other_is_touched(launcher: Launcher, ch
     for name, text in ENGINE.items():
         assert not (checkout / name).exists()
         (checkout / name).write_text(text)
-    real = launcher.train(*SHORT, "mode=gba", "cluster=noted", "cluster.file=begun", tracking=True)
+    real = launcher.train(*SHORT, "mode=gba", "mode.iota=1000", "cluster=noted", "cluster.file=begun", tracking=True)
     assert (real["mode"], real["samples"]["trained"], real["clock"]) == ("gba", 2000, "wall")
     run_dir = launcher.started[0].run_dir
     assert (run_dir / "begun").read_text().split() == ["C", "S0", "W0", "W1"]

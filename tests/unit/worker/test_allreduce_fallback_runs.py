@@ -126,10 +126,11 @@ def rings(monkeypatch: pytest.MonkeyPatch) -> Rings:
     return make
 
 
-def adds_up(result: dict[str, Any]) -> None:
+def adds_up(result: dict[str, Any], turned_away: int = 0) -> None:
+    """All samples are accounted for; `turned_away`: replacements that a coordinator's successor may refuse, at most."""
     counted = result["samples"]
     assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == SAMPLES
-    assert result["refused_frames"] == 0
+    assert result["refused_frames"] <= turned_away
 
 
 def model(result: dict[str, Any]) -> Any:
@@ -259,7 +260,7 @@ def test_a_coordinator_that_dies_while_all_get_the_same_again(
     DyingWorker(monkeypatch, 1, 4, "before")
     death = Orphaned(monkeypatch, MoveDense, later)
     result = run_in_memory(config("sync", lost), data, tmp_path)
-    adds_up(result)
+    adds_up(result, turned_away=lost == "replace")  # it had said hello to the dead coordinator, and another one comes
     assert death.deaths == 1 and (result["global_step"], result["samples"]["trained"]) == (16, SAMPLES)
 
 

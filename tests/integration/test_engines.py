@@ -429,7 +429,7 @@ def test_a_preempted_job_goes_on_by_itself(slurm: SlurmCluster, submitter: Launc
 @pytest.mark.timeout(600)
 def test_a_job_longer_than_its_time_goes_on_by_itself(submitter: Launcher) -> None:
     """A minute is the shortest time that a job can have; the training takes more on any machine."""
-    slow = "faults.plans=[{kind: constant, workers: [0, 1], factor: 12}]"
+    slow = "faults.plans=[{kind: constant, workers: [0, 1], factor: 36}]"
     launched = submitter.start(*JOB, *LONG, slow, "cluster.slurm.sbatch=[time:1]")
     done = whole(launched.finish(500), 180_000)
     assert done.out.count("is queued again") >= 1 and "DUE TO TIME LIMIT" not in done.out

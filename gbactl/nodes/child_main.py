@@ -62,7 +62,8 @@ def node_log(run_dir: Path, node: str) -> Iterator[None]:
     finally:
         logger.setLevel(level)
         logger.removeHandler(handler)
-        handler.close()
+        with contextlib.suppress(OSError):  # a full disk must not hide the error with which the run ends
+            handler.close()
 
 
 def serve_forks(launcher: int) -> None:

@@ -90,7 +90,7 @@ CAUSE_SECONDS = 3.0
 LOOK_SECONDS, ENDED_SECONDS = 0.25, 0.02  # intervals of checks on child processes: before and after the result
 MOST_CURVES = 16  # throughputs are logged by worker for at most so many workers
 OVER = "the training had come to its end"
-FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # time-outs for the tracking store
+OPEN_SECONDS, FINISH_SECONDS, STOP_SECONDS = 5.0, 30.0, 4.0  # time-outs for the tracking store
 
 
 def train(
@@ -286,6 +286,8 @@ class LaunchedRun:
             with self._collective(children) as environments:
                 self.show.print_detail(f"  starting {self.cfg.processes} workers, {self.cfg.cluster.servers} servers")
                 children.start(environments)
+                if self.tracked is not None:  # importing MLflow must not take CPU time from training
+                    self.tracked.opened(OPEN_SECONDS)
                 self._supervise(children)
         finally:
             self.show.clear()

@@ -19,6 +19,7 @@ from mlflow.exceptions import MlflowException
 
 import gbactl
 from gbactl.errors import TrackingError
+from gbactl.launch.supervision import CoordinatorConnection
 from gbactl.tracking.delivery import FILE_NAME, send_backlog
 from gbactl.tracking.mlflow_connection import connect, ensure_store, sqlite_path, tracking_uri
 from gbactl.tracking.tracked_run import TrackedRun
@@ -289,3 +290,18 @@ def searched(client: Any) -> list[Any]:
         return [] if experiment is None else list(client.search_runs([experiment.experiment_id]))
     except MlflowException:
         return []
+
+
+@pytest.mark.beside
+def test_training_begins_after_mlflow_was_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator waits for the launcher, and the launcher for the store: samples per second are of training."""
+    order: list[str] = []
+    opened, connected = TrackedRun.opened, CoordinatorConnection.connect
+    monkeypatch.setattr(TrackedRun, "opened", lambda *of: (opened(*of), order.append("store"))[0])
+    monkeypatch.setattr(CoordinatorConnection, "connect", lambda *of: (order.append("coordinator"), connected(*of))[1])
+    run = gbactl.train(
+        "experiment=smoke", "mode=async", "data.days=2", "data.rows_per_day=2000", "train.global_batch=64",
+        "cluster.workers=2", "cluster.servers=1", f"run_dir={tmp_path / 'run'}", f"data.cache={tmp_path}",
+        f"tracking.uri=sqlite:///{tmp_path}/mlflow.db",
+    )  # fmt: skip
+    assert order == ["store", "coordinator"] and run.result["samples"]["trained"] == 2000

@@ -18,7 +18,7 @@ cfg_option = click.option(
 )
 
 
-def _printed_keys(overrides: Sequence[str]) -> bool:
+def _printed_keys(overrides: tuple[str, ...]) -> bool:
     """Print the keys of a run and return True, if `--cfg job` is the only option; others are Hydra's."""
     if overrides[:2] != ("--cfg", "job") or any(text.startswith("-") for text in overrides[1:]):
         return False

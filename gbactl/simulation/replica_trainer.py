@@ -1,6 +1,6 @@
 """Trainer of a virtual cluster: its replica, its background exchanges as a chain of events, its foreground exchanges.
 
-The averaging rules (gbactl/averaging_rules/) and the state of a trainer (trainer/trainer_core.py) are the real ones.
+The averaging rules (gbactl/averaging_rules/) and the core of a trainer (trainer/trainer_core.py) are the real ones.
 The centre is on the real servers, behind their queues and network interfaces, and rounds take the time of an
 all-reduce. A trainer's own passes over the vector are a job on its host's cores. Memory: replica, moments and two or
 three vectors per trainer, and a gradient for every compute thread.
@@ -38,7 +38,7 @@ class VirtualTrainer:
 
     def __init__(self, worker: VirtualWorker, block: DenseBlock, cuts: dict[int, Cut], rounds: RingRounds) -> None:
         self.worker, self.cuts, self.rounds = worker, cuts, rounds
-        self.state = TrainerCore(worker.index, lambda: block)
+        self.core = TrainerCore(worker.index, lambda: block)
         self._slices = CentreSlices(cuts, len(block.value))
         self._replica_exchange: ReplicaExchange
         self._pace, self._next = ExchangePace(), math.inf
@@ -50,13 +50,13 @@ class VirtualTrainer:
     @property
     def replica(self) -> Replica:
         """Dense replica of this trainer."""
-        return self.state.replica
+        return self.core.replica
 
     # -- phases -------------------------------------------------------------------------------------
 
     def open(self, message: OpenReplicas, then: Callable[[], None]) -> None:
         """Begin a phase; call `then` when the replica is loaded."""
-        behind = self.state.open(message)
+        behind = self.core.open(message)
         self._leaving = self._pausing = self._exchange_due = self._begun = False
 
         def ready() -> None:
@@ -73,15 +73,15 @@ class VirtualTrainer:
             ready()
 
     def _begin_with(self, message: OpenReplicas) -> None:
-        rule, now = self.state.begin(message), lambda: self.worker.shared.events.now
-        codec, ring, statistics = self.worker.shared.codec, self.rounds.ring, self.state.statistics
-        self._pace, self._next = self.state.pace, self.state.pace.k
+        rule, now = self.core.begin(message), lambda: self.worker.shared.events.now
+        codec, ring, statistics = self.worker.shared.codec, self.rounds.ring, self.core.statistics
+        self._pace, self._next = self.core.pace, self.core.pace.k
         if rule.centralised:
             self._replica_exchange = ReplicaExchange(
                 self.replica, rule, statistics, now=now, codec=codec, item=ring.traffic.item
             )
         else:
-            weight = float(self.state.trains)
+            weight = float(self.core.trains)
             self._replica_exchange = AveragingRound(
                 self.replica, rule, statistics, weight=weight, now=now, codec=codec, item=ring.item
             )
@@ -93,7 +93,7 @@ class VirtualTrainer:
         """Load the replica with the dense state from the servers."""
         self.rounds.add_rank(self.worker.index)
         self._load(states)
-        self.state.took_over()
+        self.core.took_over()
 
     def _load(self, states: list[tuple[int, Floats]]) -> None:
         for (step, values), cut in zip(states, self.cuts.values(), strict=True):
@@ -102,7 +102,7 @@ class VirtualTrainer:
     def idle(self) -> None:
         """Keep exchanging while other trainers compute, once all batches are handed out; returns at once."""
         if not self._pace.shadow and not math.isinf(self._pace.k):
-            self.state.statistics.idle = True
+            self.core.statistics.idle = True
             self._pace, self._next = ExchangePace(True, IDLE_SECONDS), math.inf
             self._pause()
         self.worker.finish_request()
@@ -127,16 +127,16 @@ class VirtualTrainer:
     def _send_replica(self) -> None:
         """Send the servers this trainer's replica, at the end of a phase."""
         self._begun, block = False, self.replica.block
-        states = [(block.step, block.packed(*cut)) for cut in self.cuts.values()] if self.state.trains else []
+        states = [(block.step, block.packed(*cut)) for cut in self.cuts.values()] if self.core.trains else []
         self.worker.moves.give(states, self._on_replica_sent, lambda step: AddReplica(step, self._request))
 
     def _on_replica_sent(self) -> None:
-        self.worker.coordinator.send(self.state.closing_message(self._request))
+        self.worker.coordinator.send(self.core.closing_message(self._request))
         self.worker.finish_request()
 
     def save(self, message: SaveReplica) -> None:
         """Send the coordinator the replica as it is now, for a checkpoint."""
-        saved, values = self.state.packed_replica(message.number, self.state.trains and self._begun)
+        saved, values = self.core.packed_replica(message.number, self.core.trains and self._begun)
         self.worker.coordinator.send(saved, None if values is None else values.view(np.uint8))
 
     # -- steps --------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class VirtualTrainer:
         if self.worker.withholds(self.step, gradient, divisor, lr_scale):
             return
         self.replica.step(gradient, divisor, lr_scale)
-        if self.state.iterations >= self._next:
+        if self.core.iterations >= self._next:
             self._next += self._pace.k
             self._exchange_due = True
         if not self._exchange_due:
@@ -158,7 +158,7 @@ class VirtualTrainer:
 
     def _on_foreground_exchange(self, _: bool) -> None:
         stopped, self._stopped_at, self._exchange_due = self._stopped_at, [], False
-        self.state.statistics.foreground += self.worker.shared.events.now - stopped[-1]
+        self.core.statistics.foreground += self.worker.shared.events.now - stopped[-1]
         for _since in stopped:
             self.worker.free_thread()
 
@@ -203,7 +203,7 @@ class VirtualTrainer:
     def _work(self, call: Callable[..., None], *args: Any) -> None:
         """Run half of an exchange's computation on the host's cores (vector passes, part of a ring), then `call`."""
         self.worker.host.cores.run(
-            self._exchange_seconds() / 2 if self.state.trains else 0.0, self._after_work, call, *args
+            self._exchange_seconds() / 2 if self.core.trains else 0.0, self._after_work, call, *args
         )
 
     def _exchange_seconds(self) -> float:

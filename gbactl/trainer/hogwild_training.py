@@ -102,7 +102,7 @@ class TrainerDense(ComputeThread):
     ) -> None:  # fmt: skip
         super().__init__(flat, 0, self)
         self.slices, self.client = slices, slices.client
-        self.state = TrainerCore(self.client.index, make_block)
+        self.core = TrainerCore(self.client.index, make_block)
         self.served, self.collective = served, collective
         self.codec, self.ring_item = codec, ring_item
         self.more_threads = more_threads
@@ -116,12 +116,12 @@ class TrainerDense(ComputeThread):
     @property
     def replica(self) -> Replica:
         """Dense replica of this trainer."""
-        return self.state.replica
+        return self.core.replica
 
     def handle(self, message: OpenReplicas | CloseReplicas) -> ClosedReplicas | None:
         """Open or close a phase at the coordinator's request. Raises GbactlError if another process has failed."""
         if isinstance(message, OpenReplicas):
-            if message.request != self.state.opened:  # a new coordinator repeats what it has no record of
+            if message.request != self.core.opened:  # a new coordinator repeats what it has no record of
                 self.open(message)
         elif message.last:
             return self.close(message)
@@ -133,12 +133,12 @@ class TrainerDense(ComputeThread):
 
     def open(self, message: OpenReplicas) -> None:
         """Begin a phase: fetch the replica if it is outdated, and start the exchanges."""
-        if self.state.open(message):
+        if self.core.open(message):
             self._fetch()
-        rule = self.state.begin(message)
+        rule = self.core.begin(message)
         self._use_threads(message.values["hogwild_threads"])
-        self.pauses_threads = self.client.core.threads > 1 and not self.state.pace.shadow
-        self._driver = start_exchanges(self.state.pace, self._exchange_of(rule), self._threads_paused)
+        self.pauses_threads = self.client.core.threads > 1 and not self.core.pace.shadow
+        self._driver = start_exchanges(self.core.pace, self._exchange_of(rule), self._threads_paused)
 
     def _use_threads(self, count: int) -> None:
         self.replica.grow(count)
@@ -155,7 +155,7 @@ class TrainerDense(ComputeThread):
             yield
 
     def _exchange_of(self, rule: AveragingRule) -> ExchangeKind:
-        replica, statistics = self.replica, self.state.statistics
+        replica, statistics = self.replica, self.core.statistics
         if rule.centralised:
             if self._easgd is None:
                 self._easgd = EasgdExchange(self.client, self.slices.held, self.flat.size)
@@ -165,33 +165,33 @@ class TrainerDense(ComputeThread):
             raise ClusterError("This worker is in no group that could average replicas; please report this.")
         if isinstance(self.collective, FaultTolerantCollective):
             self.collective.sum_live_ranks()
-        weight = float(self.state.trains)
+        weight = float(self.core.trains)
         return AveragingRounds(
             replica, rule, statistics, self.collective, weight=weight, codec=self.codec, item=self.ring_item
         )
 
     def on_step(self) -> None:
         assert self._driver is not None
-        self._driver.on_step(self.state.iterations)
+        self._driver.on_step(self.core.iterations)
 
     def close(self, message: CloseReplicas) -> ClosedReplicas:
         """Exchange until every trainer has finished, then send the servers this replica; may be called again."""
         if self._driver is not None:
             self._driver.close()
             self._driver, self.client.core.threads = None, 1
-        if self.state.trains:
+        if self.core.trains:
             self.slices.give(self.replica.block, lambda step: AddReplica(step, message.request))
-        return self.state.closing_message(message.request)
+        return self.core.closing_message(message.request)
 
     # -- saving -------------------------------------------------------------------------------------
 
     def _save(self, message: SaveReplica) -> None:
         """Send the replica to the coordinator in a separate thread, so that the reading thread does not wait."""
-        trains = self._driver is not None and self.state.trains
+        trains = self._driver is not None and self.core.trains
         threading.Thread(target=self._send_replica, args=(message.number, trains), name="save", daemon=True).start()
 
     def _send_replica(self, number: int, trains: bool) -> None:
-        message, values = self.state.packed_replica(number, trains)
+        message, values = self.core.packed_replica(number, trains)
         self.client.coordinator.send(message, None if values is None else values.view(np.uint8))
 
     # -- batches ------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class TrainerDense(ComputeThread):
         if isinstance(self.collective, FaultTolerantCollective):
             self.collective.renew(request)  # since it was formed, workers may have joined or summands been set
         self._fetch()
-        self.state.took_over()
+        self.core.took_over()
 
     def _fetch(self) -> None:
         self.slices.fetch(self.replica.block, self.replica.all_threads_paused())

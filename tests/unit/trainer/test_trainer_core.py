@@ -27,56 +27,56 @@ def opening(turn: int, trainers: int = 2, rule: str = "bmuf", **values: Any) -> 
     return OpenReplicas(turn, rule, False, trainers, {**fixed, **values})
 
 
-def step(state: TrainerCore) -> None:
-    state.replica.step(np.ones(3, np.float32), 1.0, 1.0)
+def step(core: TrainerCore) -> None:
+    core.replica.step(np.ones(3, np.float32), 1.0, 1.0)
 
 
 def test_who_did_not_train_fetches_what_the_others_made_before_it_trains_again() -> None:
-    state = TrainerCore(1, block)
+    core = TrainerCore(1, block)
     for turn, (trainers, behind) in enumerate([(2, False), (2, False), (1, False), (2, True), (2, False)]):
-        assert state.open(opening(turn, trainers)) == behind
-        state.begin(opening(turn, trainers))
-        assert (state.opened, state.trains) == (turn, trainers == 2)
+        assert core.open(opening(turn, trainers)) == behind
+        core.begin(opening(turn, trainers))
+        assert (core.opened, core.trains) == (turn, trainers == 2)
 
 
 def test_what_the_servers_held_is_nothing_to_fetch_again() -> None:
-    state = TrainerCore(1, block)
-    state.open(opening(0, 1))
-    state.took_over()
-    assert not state.open(opening(1, 2))
+    core = TrainerCore(1, block)
+    core.open(opening(0, 1))
+    core.took_over()
+    assert not core.open(opening(1, 2))
 
 
 def test_a_rule_goes_on_in_the_next_phase_until_it_is_another_or_all_replicas_are_equal() -> None:
-    state = TrainerCore(0, block)
-    state.open(opening(0))
-    first = state.begin(opening(0))
-    assert state.begin(opening(1)) is first
-    other = state.begin(opening(2, block_lr=0.5))
+    core = TrainerCore(0, block)
+    core.open(opening(0))
+    first = core.begin(opening(0))
+    assert core.begin(opening(1)) is first
+    other = core.begin(opening(2, block_lr=0.5))
     assert other is not first
-    state.took_over()
-    assert state.begin(opening(3, block_lr=0.5)) is not other
+    core.took_over()
+    assert core.begin(opening(3, block_lr=0.5)) is not other
 
 
 def test_iterations_are_those_of_the_phase() -> None:
-    state = TrainerCore(0, block)
+    core = TrainerCore(0, block)
     for turn, steps in enumerate((3, 2)):
-        state.open(opening(turn))
-        state.begin(opening(turn))
+        core.open(opening(turn))
+        core.begin(opening(turn))
         for _ in range(steps):
-            step(state)
-        assert state.iterations == steps
-        told = state.closing_message(turn)
+            step(core)
+        assert core.iterations == steps
+        told = core.closing_message(turn)
         assert (told.worker, told.request, told.totals.iterations) == (0, turn, steps)
-    assert state.pace.k == 4
+    assert core.pace.k == 4
 
 
 def test_a_replica_is_saved_as_it_is_and_nothing_of_one_that_does_not_train() -> None:
-    state = TrainerCore(0, block)
-    step(state)
-    told, values = state.packed_replica(7, trains=True)
+    core = TrainerCore(0, block)
+    step(core)
+    told, values = core.packed_replica(7, trains=True)
     assert told == DenseSaved(7, 1, 3)
     assert values is not None and values[:3].tolist() == [-1.0, 0.0, 1.0]
-    assert state.packed_replica(8, trains=False) == (DenseSaved(8, 0, -1), None)
+    assert core.packed_replica(8, trains=False) == (DenseSaved(8, 0, -1), None)
 
 
 # -- the centre -------------------------------------------------------------------------------------

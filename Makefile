@@ -4,7 +4,7 @@
 PYTHON ?= python3.11
 HOROVOD ?= yes
 BIN := .venv/bin
-SEEDS := 0,1,2
+SEEDS := 0,1,2,3
 DEMO := experiment=demo
 # the demo's further day: from the base of each seed, with one slow worker
 GO_ON := -m seed=$(SEEDS) 'resume=runs/demo/base-$${seed}' train.days=3 faults=one_slow checkpoint=none \
@@ -22,8 +22,8 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: install ## install, train a base in sync, go on with a slow worker in sync, async and gba, compare (3 minutes)
 	$(BIN)/gbactl train -m $(DEMO) seed=$(SEEDS) 'run_dir=runs/demo/base-$${seed}' $(QUIET)
 	$(BIN)/gbactl train $(GO_ON) 'run_dir=runs/demo/sync-$${seed}' $(QUIET)
-	$(BIN)/gbactl switch $(GO_ON) 'run_dir=runs/demo/async-$${seed}' 'switch.schedule=[{at: {day: 2}, to: async}]' $(QUIET)
-	$(BIN)/gbactl switch $(GO_ON) 'run_dir=runs/demo/gba-$${seed}' 'switch.schedule=[{at: {day: 2}, to: gba}]' $(QUIET)
+	$(BIN)/gbactl switch $(GO_ON) 'run_dir=runs/demo/$${switch.schedule.0.to}-$${seed}' \
+	  'switch.schedule=[{at: {day: 2}, to: async}],[{at: {day: 2}, to: gba}]' $(QUIET)
 	$(BIN)/gbactl report --experiment demo --round "day 2" --plots runs/demo --format html > runs/demo/report.html
 	$(BIN)/gbactl report --experiment demo --round "day 2"
 	@echo "The report with its figures is runs/demo/report.html. Type 'make ui' to see every run in MLflow."

@@ -197,7 +197,7 @@ class SweepCallback(Callback):
             _open.append(OpenSweep(of_runs))
             return
         self.uri = tracking_uri(tracking["uri"])
-        overrides = [str(text) for text in config.hydra.overrides.task]
+        overrides = _typed(config)
         folder = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{SWEEP}-{secrets.token_hex(3)}"
         folder.mkdir(parents=True)
         lock = run_dirs.lock(folder)
@@ -230,9 +230,8 @@ class SweepCallback(Callback):
         self._renew(figures=True)
         found = Path(config.hydra.sweep.dir) / BEST
         if found.exists() and _open:
-            task, objective = OmegaConf.to_container(config.hydra.overrides.task), list(config.objective)
-            assert isinstance(task, list)
-            _open[-1].tuned(best_trials(yaml.safe_load(found.read_text()), task, objective))
+            objective = list(config.objective)
+            _open[-1].tuned(best_trials(yaml.safe_load(found.read_text()), _typed(config), objective))
 
     def _renew(self, figures: bool) -> None:
         if not self.run_id:
@@ -243,6 +242,13 @@ class SweepCallback(Callback):
             renew_sweep(self.uri, self.run_id, figures)
         except Exception as error:  # the next job's end tries again
             _say(f"The comparison in the sweep's MLflow run could not be renewed: {error}")
+
+
+def _typed(config: DictConfig) -> list[str]:
+    """List the sweep's overrides with their ${KEY}, which may have a value in its jobs alone."""
+    found = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    assert isinstance(found, list)
+    return [str(text) for text in found]
 
 
 def best_trials(found: Mapping[str, Any], overrides: Sequence[Any], objective: Sequence[str]) -> list[tuple[str, str]]:

@@ -74,6 +74,14 @@ def test_a_sweep_compares_its_runs_and_those_that_it_takes_as_they_were(
     assert len(selected(read_runs(tracking_uri(), ["gbactl"], []), sweep=again.info.run_id)) == 2
 
 
+def test_a_sweep_s_run_directories_may_name_what_only_its_jobs_have(tmp_path: Path) -> None:
+    schedules = "switch.schedule=[{at: {day: 1}, to: async}],[{at: {day: 1}, to: gba}]"
+    sweep(tmp_path, schedules, "data.days=3", "run_dir=to-${switch.schedule.0.to}")
+    [parent], children = stored()
+    assert {path.name for path in tmp_path.glob("to-*")} == {"to-async", "to-gba"}
+    assert [run.data.tags[PARENT] for run in children] == 2 * [parent.info.run_id]
+
+
 def test_a_script_names_the_parent_and_a_failed_sweep_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PARENT_RUN, "its-own")
     with pytest.raises(GbactlError):

@@ -28,7 +28,8 @@ CONFIG = {
     "view": {"fill": "var(--plot)", "stroke": None},
     "axis": {
         "domain": False, "ticks": False, "gridColor": "var(--line)", "labelColor": "var(--faint)", "labelFontSize": 11,
-        "labelPadding": 6, "titleColor": "var(--faint)", "titleFontSize": 11, "titleFontWeight": "normal",
+        "labelPadding": 6, "labelSeparation": 12, "titleColor": "var(--faint)", "titleFontSize": 11,
+        "titleFontWeight": "normal",
     },
     "axisDiscrete": {"grid": False},
     "header": {"labelFontSize": 11, "title": None},

@@ -108,10 +108,16 @@ def options(group: str) -> list[str]:
 
 def default_option(group: str) -> str:
     """Return a group's option in the defaults of conf/train.yaml; "" if they have none."""
+    chosen = _defaults(conf_dir() / ROOT)
+    return next((str(each[group]) for each in chosen if isinstance(each, dict) and group in each), "")
+
+
+@functools.cache
+def _defaults(path: Path) -> list[Any]:
     import yaml
 
-    chosen = yaml.safe_load((conf_dir() / ROOT).read_text())["defaults"]
-    return next((str(each[group]) for each in chosen if isinstance(each, dict) and group in each), "")
+    found: list[Any] = yaml.safe_load(path.read_text())["defaults"]
+    return found
 
 
 def group_files(group: str) -> dict[str, dict[str, Entry]]:

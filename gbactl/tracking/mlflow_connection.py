@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,9 +152,17 @@ DESCRIPTION = """Which distributed training mode should this model run in, on th
 
 [AUC, loss, EPS and staleness by mode]({path}): the view "By mode". Every run trains the model in one mode, or changes
 the mode on its way. A sweep is a parent run: its page compares its runs, with a table, verdicts and figures.
-`gbactl report --experiment {name}` compares all runs here. What the names of metrics and tags mean:
-`docs/how-to/compare-in-mlflow.md` (`make docs` builds the documentation).
+`gbactl report --experiment {name}` compares all runs here. What the names of metrics and tags mean: {docs}.
 """
+
+
+def _docs() -> str:
+    """Return a link to the page on runs in MLflow; its file where the package names no address of its documentation."""
+    with suppress(metadata.PackageNotFoundError):
+        urls = dict(text.split(", ", 1) for text in metadata.metadata("gbactl").get_all("Project-URL", []))
+        if "Documentation" in urls:
+            return f"[Compare in MLflow]({urls['Documentation'].rstrip('/')}/how-to/compare-in-mlflow/)"
+    return "`docs/how-to/compare-in-mlflow.md` (`make docs` builds the documentation)"
 
 
 def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
@@ -176,7 +186,7 @@ def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
             f"The experiment {name} was deleted in MLflow; type tracking.experiment=ANOTHER_NAME or: "
             f"mlflow experiments restore -x {found.experiment_id}"
         )
-    described = DESCRIPTION.format(name=name, path=view_path(str(found.experiment_id)).lstrip("/"))
+    described = DESCRIPTION.format(name=name, path=view_path(str(found.experiment_id)).lstrip("/"), docs=_docs())
     for key, value in {KIND: MODEL_DEVELOPMENT, NOTE: described, VIEW_TAG: saved_view()}.items():
         if found.tags.get(key, "_inferred").endswith("_inferred"):  # the UI has guessed the kind
             client.set_experiment_tag(found.experiment_id, key, value)

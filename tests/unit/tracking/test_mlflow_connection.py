@@ -10,13 +10,29 @@ import pytest
 
 import gbactl
 from gbactl.errors import TrackingError
-from gbactl.tracking.mlflow_connection import artifact_root, connect, sqlite_path, tracking_uri
+from gbactl.tracking.mlflow_connection import (
+    NOTE,
+    artifact_root,
+    connect,
+    ensure_store,
+    experiment_id,
+    sqlite_path,
+    tracking_uri,
+)
 
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+def description(uri: str, name: str) -> str:
+    """Description of a new experiment."""
+    ensure_store(uri)
+    client = connect(uri)
+    found = client.get_experiment(experiment_id(client, name, uri))
+    return str(found.tags[NOTE])
 
 
 def test_the_default_is_a_file_in_the_working_directory(tmp_path: Path) -> None:
@@ -51,6 +67,20 @@ def test_connecting_does_not_create_a_store(tmp_path: Path) -> None:
     with pytest.raises(TrackingError, match="does not exist"):
         connect(tracking_uri())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_experiment_s_description_links_to_the_published_documentation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    assert "`docs/how-to/compare-in-mlflow.md` (`make docs`" in description(uri, "before")
+    published = tmp_path / "site" / "gbactl-0.1.0.dist-info" / "METADATA"
+    published.parent.mkdir(parents=True)
+    published.write_text(
+        "Metadata-Version: 2.1\nName: gbactl\nVersion: 0.1.0\nProject-URL: Documentation, https://example.org/gbactl/\n"
+    )
+    monkeypatch.syspath_prepend(str(published.parent.parent))
+    assert "(https://example.org/gbactl/how-to/compare-in-mlflow/)." in description(uri, "after")
 
 
 def test_the_package_imports_neither_mlflow_nor_torch() -> None:

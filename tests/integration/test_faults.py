@@ -79,6 +79,7 @@ def test_what_acted_and_what_never_did_is_told_at_the_end(launcher: Launcher, cl
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("mode", ["gba", "async"])
 def test_one_slow_worker_is_observed_to_be_as_slow_as_it_was_made(launcher: Launcher, mode: str) -> None:
     calm = quiet()
@@ -102,6 +103,7 @@ def lasts_as_long_as_the_slow_worker_takes(result: dict[str, Any]) -> tuple[floa
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_in_sync_a_slow_worker_slows_everybody(launcher: Launcher) -> None:
     calm = quiet()
     result = launcher.train(*FAULTY, "mode=sync", f"collective={collective()}", "faults=one_slow")
@@ -148,6 +150,7 @@ def hogged(launcher: Launcher, **more: Any) -> Launched:
 
 @LINUX
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_hog_runs_beside_the_run_and_is_gone_after_it(launcher: Launcher) -> None:
     launched = hogged(launcher)
     pids = wait_for(lambda: hogs_of(launched.process.pid))
@@ -204,6 +207,7 @@ def reported(launcher: Launcher, *options: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_report_shows_injected_beside_observed(launcher: Launcher) -> None:
     launched = launcher.start("mode=gba", "data.rows_per_day=24000", "faults=one_slow", tracking=True)
     assert launched.finish().code == 0
@@ -228,6 +232,7 @@ def test_the_report_shows_what_failures_cost(launcher: Launcher) -> None:
 
 @LINUX
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("mode", ["gba", "sync"])
 def test_injected_and_observed_agree_within_five_percent(launcher: Launcher, mode: str) -> None:
     """At the size of a real model. Other work takes the CPU from a worker that computes, not from one that waits."""

@@ -48,6 +48,7 @@ def test_groups_and_keys_are_completed_in_a_shell(shell: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_help_takes_less_than_a_third_of_a_second() -> None:
     taken = []
     for _ in range(5):

@@ -11,7 +11,8 @@ import pytest
 SOAK = Path(__file__).resolve().parents[2] / "experiments" / "soak" / "soak.py"
 
 
-@pytest.mark.slow  # not beside: every process that starts meanwhile counts as left behind
+@pytest.mark.slow
+@pytest.mark.alone  # every process that starts meanwhile counts as left behind
 def test_two_minutes_of_a_soak(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(SOAK), "--minutes", "2", "--seed", "1", "--out", str(tmp_path)],

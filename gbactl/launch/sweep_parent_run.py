@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 from filelock import FileLock
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
@@ -39,6 +40,7 @@ from gbactl.tracking.mlflow_connection import (
     sweep_note,
     tracking_uri,
 )
+from gbactl.tracking.run_description import short
 from gbactl.tracking.tracked_run import TrackedRun
 
 PARENT_RUN = "GBACTL_PARENT_RUN"
@@ -270,7 +272,9 @@ def best_trials(found: Mapping[str, Any], overrides: Sequence[Any], objective: S
 
 def sweep_name(overrides: list[str]) -> str:
     """Name a sweep as its runs are named, by what varies: sync,gba iota=3,4 s0,1,2."""
-    varied = dict(text.split("=", 1) for text in overrides if "," in text and not any(mark in text for mark in "[{'\""))
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    choices = {each.key_or_group: each.sweep_string_iterator() for each in parsed if each.is_choice_sweep()}
+    varied = {key: ",".join(map(short, values)) for key, values in choices.items()}
     mode, seed = varied.pop("mode", ""), varied.pop("seed", "")
     parts = [mode, *(f"{key.rpartition('.')[2]}={value}" for key, value in varied.items()), f"s{seed}" if seed else ""]
     return " ".join(filter(None, parts))[:100] or SWEEP

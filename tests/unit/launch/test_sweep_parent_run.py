@@ -105,5 +105,7 @@ def test_without_a_store_a_sweep_trains_all_the_same(tmp_path: Path, capsys: pyt
 def test_a_sweep_is_named_by_what_varies() -> None:
     typed = ["experiment=modes", "mode=sync,gba", "seed=0,1", "model.hidden=[8,4]"]
     assert sweep_name(typed) == "sync,gba s0,1"
-    assert sweep_name([*typed, "optim.lr=.1,.2"]) == "sync,gba lr=.1,.2 s0,1"
+    assert sweep_name([*typed, "optim.lr=.1,.2"]) == "sync,gba lr=0.1,0.2 s0,1"
+    schedules = "switch.schedule=[{at: {day: 2}, to: async}],[{at: {day: 2}, to: gba}]"
+    assert sweep_name([schedules, "seed=0,1", "run_dir=a-${seed}"]) == "schedule=async@day2,gba@day2 s0,1"
     assert sweep_name(["seed=0,1"]) == "s0,1" and sweep_name(["seed=range(3)"]) == "sweep"

@@ -6,6 +6,7 @@ import ast
 import base64
 import hashlib
 import json
+import re
 import shlex
 import zlib
 from collections.abc import Collection, Mapping, Sequence
@@ -24,6 +25,7 @@ UNNAMED = (
 )  # fmt: skip
 LONGEST_VALUE, LONGEST_NAME = 20, 100  # characters in a run's name
 LONGEST = 60  # characters of a value that are shown
+COMPACT = re.compile(r"([:,])(?=\S)")  # without the space that YAML wants: {at:{day:2}}, as Hydra's sweeps write it
 ALWAYS = ("mode.name", "data.name", "cluster.name", "faults.name", "seed")
 NOT_LOGGED = (
     "run_dir", "tracking", "tracking.", "hydra", "hydra.", "hydra/", "switch.modes", "data.cache",
@@ -130,7 +132,7 @@ def _parsed(value: str) -> Any:
     with suppress(ValueError, SyntaxError):
         return ast.literal_eval(value)
     with suppress(yaml.YAMLError):
-        return yaml.safe_load(value)
+        return yaml.safe_load(COMPACT.sub(r"\1 ", value))
     return value
 
 

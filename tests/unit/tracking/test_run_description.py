@@ -35,7 +35,8 @@ def test_a_run_is_named_by_what_was_typed() -> None:
     assert run_name("gba", 1, CommandLine("train", SMOKE)) == "gba iota=3 s1"
     assert run_name("sync>gba@day2", 0, CommandLine("switch", ("switch.schedule=[{at: 1}]",))) == "sync>gba@day2 s0"
     assert run_name("gba", 0, CommandLine("train", ("faults=one_slow", "data.path=/a/b"))) == "gba faults=one_slow s0"
-    assert run_name("gba", 0, CommandLine("train", (f"faults.plans={PLANS}",))) == "gba plans=constant W1 x4 s0"
+    for plans in (PLANS, PLANS.replace(" ", "")):
+        assert run_name("gba", 0, CommandLine("train", (f"faults.plans={plans}",))) == "gba plans=constant W1 x4 s0"
 
 
 def test_a_run_of_a_sweep_is_named_by_what_varies() -> None:

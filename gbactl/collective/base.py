@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.errors import ClusterError
+from gbactl.errors import PeerGoneError
 
 SHARED_MEMORY = "shm"  # collective=
 Vector = NDArray[np.float32]
@@ -123,9 +123,9 @@ def sum_in_rank_order(parts: list[Vector]) -> Vector:
     return total
 
 
-def rank_failed_error(name: str, rank: int) -> ClusterError:
+def rank_failed_error(name: str, rank: int) -> PeerGoneError:
     """Build the error for an all-reduce that failed because another rank has failed."""
-    return ClusterError(f"all-reduce {name} failed on rank {rank}: another rank is gone.")
+    return PeerGoneError(f"all-reduce {name} failed on rank {rank}: another rank is gone.")
 
 
 class SingleRankCollective:

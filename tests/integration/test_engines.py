@@ -308,7 +308,7 @@ def test_the_processes_of_a_ray_node_that_is_lost_go_on_elsewhere(
     launcher: Launcher, ray: RayCluster, request: pytest.FixtureRequest
 ) -> None:
     """Until there is another node: one that joins by itself, or that Ray starts as the run asks for its CPUs."""
-    more = ("data.days=24", "cluster.start_timeout=100")
+    more = ("data.days=24", "model.hidden=[512,512]", "cluster.start_timeout=100")
     launched = launcher.start("mode=gba", *ENGINES["ray"], *LONG, *PACKED, *more)
     launched.training()
 

@@ -162,7 +162,7 @@ def reached(containers: Containers) -> tuple[str, ...]:
 
 @pytest.mark.beside
 def test_a_command_reaches_the_hosts(launcher: Launcher, containers: Containers) -> None:
-    done = launcher.start("mode=gba", *reached(containers)).finish()
+    done = launcher.start("mode=gba", "mode.iota=1000", *reached(containers)).finish()  # a slow worker decays nothing
     assert done.code == 0, done.err
     assert "host  address" in done.err and done.result["samples"]["trained"] == done.result["samples"]["read"]
     assert all(f"{name}     {containers.address(name)}" in done.err for name in containers.names)

@@ -219,6 +219,8 @@ def test_cells_go_on_from_a_base_that_they_share(study: Any, sweep: Path, monkey
     monkeypatch.setattr(study, "trained", lambda base: {"run_dir": base.overrides[4]})
     typed = study.overrides_of(part.cells[0])
     assert typed[0] == "resume=seed=0" and "experiment=smoke" not in typed and "checkpoint=none" in typed
+    assert "train.days=2" in typed and "mode=gba" in typed
+    assert "seed=0" not in typed and "train.norms_every=1" not in typed, "what was typed for the base stays"
 
 
 def test_a_value_may_have_overrides_of_the_base(study: Any, sweep: Path) -> None:

@@ -132,13 +132,13 @@ def _parsed(value: str) -> Any:
     with suppress(ValueError, SyntaxError):
         return ast.literal_eval(value)
     with suppress(yaml.YAMLError):
-        return yaml.safe_load(COMPACT.sub(r"\1 ", value))
+        return yaml.safe_load(value)
     return value
 
 
 def _structure(value: str) -> str:
     """Name a list of entries, as "constant W1 x4 + kill S0"; a hash is appended if the name is incomplete."""
-    entries = _parsed(value)
+    entries = _parsed(COMPACT.sub(r"\1 ", value))
     named = [_entry(each) for each in entries] if isinstance(entries, list) else [("", False)]
     text = " + ".join(name for name, _ in named)
     text = text if len(text) <= LONGEST - 8 else f"{len(named)} entries"

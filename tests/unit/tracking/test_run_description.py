@@ -23,6 +23,7 @@ from gbactl.tracking.run_description import (
     run_name,
     run_note,
     saved_view,
+    short,
     view_path,
 )
 from tests.support.small_data import options, prepared
@@ -37,6 +38,10 @@ def test_a_run_is_named_by_what_was_typed() -> None:
     assert run_name("gba", 0, CommandLine("train", ("faults=one_slow", "data.path=/a/b"))) == "gba faults=one_slow s0"
     for plans in (PLANS, PLANS.replace(" ", "")):
         assert run_name("gba", 0, CommandLine("train", (f"faults.plans={plans}",))) == "gba plans=constant W1 x4 s0"
+
+
+def test_a_list_of_names_with_colons_is_shown_as_typed() -> None:
+    assert short("[a:4,b:4]") == "[a:4,b:4]"
 
 
 def test_a_run_of_a_sweep_is_named_by_what_varies() -> None:

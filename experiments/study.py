@@ -207,11 +207,11 @@ def figures(result: Any) -> Any:
 def overrides_of(cell: Cell) -> tuple[str, ...]:
     """Overrides with which a cell is run; one with a base goes on from it, which is run first unless it has finished.
 
-    The experiment's keys are the base's own, and what was typed for the base is not typed again: choosing a group anew,
-    as model=dlrm, would undo the experiment's keys of it. Tags let `gbactl report --where` find the run."""
+    What was typed for the base is not typed again: choosing a group anew, as model=dlrm, would undo the experiment's
+    keys of it. Tags let `gbactl report --where` find the run."""
     given, tags = cell.overrides, (f"+tracking.tags.part={cell.part}", f"+tracking.tags.code='{code_version()}'")
     if cell.origin is not None:
-        kept = (override for override in given if override not in cell.base and not override.startswith("experiment="))
+        kept = (override for override in given if override not in cell.base)
         given = (f"resume={trained(cell.origin)['run_dir']}", *kept, "checkpoint=none")
     return given if cell.runner else (*given, f"tracking.experiment={cell.study}", *tags)
 

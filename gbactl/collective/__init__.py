@@ -14,10 +14,17 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gbactl.collective.base import Collective, RankSlot, Rendezvous, RingFallback, SingleRankCollective
+from gbactl.collective.base import (
+    Collective,
+    InterruptibleRing,
+    RankSlot,
+    Rendezvous,
+    RingFallback,
+    SingleRankCollective,
+)
 from gbactl.collective.gloo import GlooRendezvous
 from gbactl.collective.horovod import HorovodRendezvous, require_own_name
-from gbactl.collective.ring_with_fallback import CollectiveWithFallback, InterruptibleRing, RendezvousWithFallback
+from gbactl.collective.ring_with_fallback import CollectiveWithFallback, RendezvousWithFallback
 from gbactl.collective.shared_memory import SharedMemoryCollective, SharedMemoryRendezvous, available, require_available
 from gbactl.errors import ConfigError
 

@@ -51,6 +51,13 @@ class Collective(Protocol):
         """Leave the group and release sockets, threads and memory; also after a failure. Idempotent."""
 
 
+class InterruptibleRing(Collective, Protocol):
+    """Ring all-reduce whose waits can be made to fail by another thread."""
+
+    def abandon(self) -> None:
+        """Make pending and later waits fail soon, as another rank has failed. Callable from any thread."""
+
+
 def all_reduce_sum(collective: Collective, name: str, buffer: Any) -> None:
     """Sum `buffer` in place over the ranks, blocking until the sum is there."""
     collective.wait(collective.start(name, buffer))
@@ -91,30 +98,6 @@ def ring_share(length: int, ranks: int, rank: int, item: int = 4) -> int:
     return (ring_bytes(length, ranks, item) + rank) // ranks
 
 
-class WireTensors:
-    """Tensors that a ring sums: the callers' buffers, or fp16 copies of them where wire_dtype is fp16.
-
-    A copy costs two passes over the vector; rounding is the caller's (see kernels/half_precision.py)."""
-
-    def __init__(self, item: int) -> None:
-        self.item = item
-        self._halves: dict[str, Any] = {}
-
-    def to_ring(self, name: str, buffer: Any) -> Any:
-        """Return a tensor of the buffer's values for the ring to sum; it is reserved for `name` until `from_ring`."""
-        tensor = as_tensor(buffer)
-        if self.item == 4:
-            return tensor
-        if name not in self._halves:
-            self._halves[name] = tensor.half()
-        return self._halves[name].copy_(tensor)
-
-    def from_ring(self, handed: Any, buffer: Any) -> None:
-        """Copy a sum from the ring's tensor to the caller's buffer."""
-        if self.item != 4:
-            as_tensor(buffer).copy_(handed)
-
-
 def sum_in_rank_order(parts: list[Vector]) -> Vector:
     """Sum vectors in float32 in rank order: ((p0 + p1) + p2) + ..."""
     total = parts[0].copy()
@@ -126,6 +109,56 @@ def sum_in_rank_order(parts: list[Vector]) -> Vector:
 def rank_failed_error(name: str, rank: int) -> PeerGoneError:
     """Build the error for an all-reduce that failed because another rank has failed."""
     return PeerGoneError(f"all-reduce {name} failed on rank {rank}: another rank is gone.")
+
+
+@dataclass(frozen=True)
+class RingHandle:
+    """Sum in a ring that was started: `work` is the library's own handle, `tensor` what the ring sums in place."""
+
+    name: str
+    work: Any
+    tensor: Any  # keeps the memory alive until `wait`
+    buffer: Any
+
+
+class Ring(InterruptibleRing):
+    """Rank of a ring all-reduce by another library; `item`: bytes of a value on the wire, 4 or 2 (fp16).
+
+    With fp16 the ring sums copies of the callers' buffers, which costs two passes over the vector; rounding is the
+    caller's (see kernels/half_precision.py)."""
+
+    def __init__(self, item: int) -> None:
+        self.item, self.on_bytes_sent = item, ignore_bytes
+        self._halves: dict[str, Any] = {}
+
+    def start(self, name: str, buffer: Any) -> RingHandle:
+        tensor = as_tensor(buffer)
+        if self.item != 4:
+            if name not in self._halves:
+                self._halves[name] = tensor.half()
+            tensor = self._halves[name].copy_(tensor)
+        try:
+            work = self._begin(name, tensor)
+        except Exception as error:
+            raise rank_failed_error(name, self.rank) from error
+        return RingHandle(name, work, tensor, buffer)
+
+    def wait(self, handle: RingHandle) -> None:
+        try:
+            self._finish(handle)
+        except Exception as error:
+            raise rank_failed_error(handle.name, self.rank) from error
+        if self.item != 4:
+            as_tensor(handle.buffer).copy_(handle.tensor)
+        self.on_bytes_sent(ring_share(handle.tensor.numel(), self.size, self.rank, self.item), False)
+
+    @abstractmethod
+    def _begin(self, name: str, tensor: Any) -> Any:
+        """Begin to sum a tensor in place, and return the library's handle."""
+
+    @abstractmethod
+    def _finish(self, handle: RingHandle) -> None:
+        """Wait for a sum. Raises an exception where another rank has failed."""
 
 
 class SingleRankCollective:

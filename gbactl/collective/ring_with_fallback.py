@@ -13,19 +13,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from gbactl.collective.base import Collective, FaultTolerantCollective, OnBytesSent, Rendezvous, RingFallback
+from gbactl.collective.base import FaultTolerantCollective, InterruptibleRing, OnBytesSent, Rendezvous, RingFallback
 from gbactl.errors import ClusterError
 
 log = logging.getLogger(__name__)
-
-
-class InterruptibleRing(Collective, Protocol):
-    """Ring all-reduce whose waits can be made to fail by another thread."""
-
-    def abandon(self) -> None:
-        """Make pending and later waits fail soon, as another rank has failed. Callable from any thread."""
 
 
 @dataclass(frozen=True)

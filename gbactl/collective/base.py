@@ -1,16 +1,12 @@
-"""Interfaces of an all-reduce among workers: rendezvous, ranks, and sums that continue when a rank fails.
+"""Interfaces of an all-reduce among workers: rendezvous and ranks.
 
 A vector is summed in place over all ranks, under a name that stands for one length for the whole run. Nothing is fused
 or reordered by timing, so that the same inputs give the same bits every time.
-
-Sums that continue when a rank fails have two variants. Dealt summands: summands are assigned to the live ranks. As
-`sync` sums in batch order, a summand is a batch's place in its step, whoever computes it. Own summands: every rank has
-its own, as in an average of replicas; those of failed ranks are missing.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -183,77 +179,6 @@ class SingleRankCollective:
 
     def close(self) -> None:
         """Do nothing, as a single rank holds no resources."""
-
-
-class InterruptedSum(Exception):
-    """Raised when a wait for a sum is interrupted; the summands of all ranks are kept."""
-
-
-class FaultTolerantCollective(ABC):
-    """Collective that continues when a rank fails; a wait raises InterruptedSum once `wanted`, polled, is True."""
-
-    wanted: Callable[[], bool]
-    on_bytes_sent: OnBytesSent  # see Collective
-
-    @abstractmethod
-    def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """Assign this rank summand `part` of `parts` in round `number` for the next `start` calls; None: no summand.
-
-        The round belongs to the step that rows contain from version `after` on. Rounds of a generation are numbered
-        from 1, one after the other, the same on every rank. A summand may be given twice, with the same numbers. A wait
-        sums them in order."""
-
-    @abstractmethod
-    def sum_live_ranks(self) -> None:
-        """Sum one summand of every live rank in each round, until the next call of `assign_summand` or `renew`.
-
-        A sum is over the live ranks. The summand of a rank that fails counts for all ranks or for none: whether it had
-        been given."""
-
-    @abstractmethod
-    def leave_out(self, rank: int) -> None:
-        """Exclude a failed rank: wait neither for its summands, nor until it has read the other ranks' summands."""
-
-    @abstractmethod
-    def interrupt(self) -> None:
-        """Wake a blocked wait to poll `wanted` now. Callable from another thread."""
-
-    @abstractmethod
-    def renew(self, generation: int) -> None:
-        """Start generation number `generation` with all present ranks, including new ones, and clear all summands.
-
-        Nothing may be in flight."""
-
-
-class RingFallback(FaultTolerantCollective):
-    """Fallback of a ring all-reduce: sums in the ring's place once the ring is broken.
-
-    It also records every round while the ring still sums."""
-
-    rank: int
-    size: int
-
-    @abstractmethod
-    def start(self, name: str, buffer: Any) -> Any:
-        """Record this rank's summand before the ring overwrites it; if the ring is broken, begin the fallback's sum."""
-
-    @abstractmethod
-    def wait(self, handle: Any) -> None:
-        """Block until the buffer holds the fallback's sum, once the ring is broken."""
-
-    @abstractmethod
-    def confirm_sum(self, handle: Any) -> bool:
-        """Record that the ring has completed this sum; return False if the fallback's sum must replace it.
-
-        That is so if other ranks were informed before that this rank lacks the ring's sum: all then use another one."""
-
-    @abstractmethod
-    def fall_back(self) -> None:
-        """Use the fallback from now on, as the ring is broken or this rank never joined it. From any thread."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release the memory and connections of the fallback. Idempotent."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ Computing ranks. A round also counts the ranks that compute: when all are out of
 average, and the number of rounds until all have left must change nothing (momentum would go on).
 
 Failures. A round also counts the ranks that are there: the mean is over those, and all leave when all of those are
-leaving. All ranks agree on whether a failed one was still there (see collective/base.py), so they go on
+leaving. All ranks agree on whether a failed one was still there (see collective/fault_tolerant.py), so they go on
 together.
 
 Memory: two vectors. Costs three passes over the replica beside the exchange itself.

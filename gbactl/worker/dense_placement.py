@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gbactl.collective.base import Collective, FaultTolerantCollective, InterruptedSum, Vector
+from gbactl.collective.base import Collective, Vector
 from gbactl.collective.buckets import OverlappedGradient, bucket_edges
+from gbactl.collective.fault_tolerant import FaultTolerantCollective, InterruptedSum
 from gbactl.hashes_and_random_numbers import digest
 from gbactl.kernels.half_precision import Codec
 from gbactl.models.flat_parameters import FlatModel

@@ -46,7 +46,7 @@ def stepping(kernels: Kernels, table: Any, grad: Any, name: str) -> Case:
 
     def run(index: Any) -> None:
         made = kernels.aggregate([(index, grad, 1.0)], space)
-        optimizer.step_rows(made.index, made.total)
+        optimizer.apply(made.index, made.total)
 
     return run
 

@@ -91,14 +91,14 @@ def bias_table(first: float, second: float) -> Floats:
 
 
 class RowOptimizer:
-    """Optimizer state of an embedding table, which its steps update in place."""
+    """Optimizer state of an embedding table, which its steps update in place; `every`: all rows step each time."""
 
-    def __init__(self, spec: OptimizerSpec, table: Floats, kernels: Kernels) -> None:
+    def __init__(self, spec: OptimizerSpec, table: Floats, kernels: Kernels, every: bool = False) -> None:
         self.spec = spec
         shape = table.shape[:1] if spec.name == "rowwise_adagrad" else table.shape
         self.moments = {name: aligned_full(shape, spec.start) for name in MOMENTS[spec.name]}
         self.counts: Any = aligned_zeros(table.shape[:1], np.uint32) if spec.name == "adam" else None
-        self._step = kernels.bind_rows(spec.rule(), table, list(self.moments.values()), self.counts)
+        self._step = kernels.bind_rows(spec.rule(), table, list(self.moments.values()), self.counts, every)
 
     def reset(self) -> None:
         """Reset the optimizer to its state before the first step; the table's values stay."""
@@ -107,7 +107,7 @@ class RowOptimizer:
         if self.counts is not None:
             self.counts.fill(0)
 
-    def step_rows(
+    def apply(
         self, index: Ints, grad: Floats, contributors: Floats | None = None, *,
         weight: float = 1.0, divisor: float = 1.0, lr_scale: float = 1.0, decay: float = 0.0,
     ) -> None:  # fmt: skip
@@ -115,14 +115,7 @@ class RowOptimizer:
 
         With `contributors` f32[U] they replace the divisor. Raises ValueError on an index outside the table.
         """
-        self._step.step_rows(index, grad, contributors, weight, divisor, self.spec.lr * lr_scale, decay)
-
-    def step_all(
-        self, slot: Ints, grad: Floats, contributors: Floats | None = None, *,
-        weight: float = 1.0, divisor: float = 1.0, lr_scale: float = 1.0, decay: float = 0.0,
-    ) -> None:  # fmt: skip
-        """Apply a step to all rows of the table; `slot` int32[rows]: each row's index in `grad`, -1 for none."""
-        self._step.step_all(slot, grad, contributors, weight, divisor, self.spec.lr * lr_scale, decay)
+        self._step(index, grad, contributors, weight, divisor, self.spec.lr * lr_scale, decay)
 
 
 class DenseOptimizer:

@@ -34,8 +34,7 @@ class RowBlock:
     ) -> None:  # fmt: skip
         self.table: Floats = aligned_zeros((rows, width))
         self._kernels, self._decay = kernels, decay
-        self._optimizer = RowOptimizer(optimizer, self.table, kernels)
-        self._slot: Ints | None = np.full(rows, -1, INT) if every else None
+        self._optimizer, self._every = RowOptimizer(optimizer, self.table, kernels, every), every
         self._workspace = Workspace()
         own = touches and (every or self.counts is None)  # otherwise Adam's counts are the touch counts
         self._touches: Any = aligned_zeros((rows,), np.uint32) if own else None
@@ -64,7 +63,7 @@ class RowBlock:
         """Number of steps whose data touched each row, uint32[rows] (modulo 2^32); None where that is not counted."""
         if self._touches is not None:
             return self._touches
-        return self.counts if self._slot is None else None
+        return None if self._every else self.counts
 
     def reset_optimizer(self) -> None:
         """Reset the optimizer to its state before the first step; the rows' values stay."""
@@ -87,21 +86,14 @@ class RowBlock:
                 per_row, divisor = np.add(carried, FLOAT.type(divisor), out=carried), 1.0
         if self._touches is not None:
             self._touches[index] += np.uint32(1)
-        if self._slot is None:
-            self._optimizer.step_rows(
-                index, grad, per_row, weight=weight, divisor=divisor, lr_scale=lr_scale, decay=self._decay
-            )
-            return
-        self._slot[index] = np.arange(len(index), dtype=INT)
-        self._optimizer.step_all(
-            self._slot, grad, per_row, weight=weight, divisor=divisor, lr_scale=lr_scale, decay=self._decay
+        self._optimizer.apply(
+            index, grad, per_row, weight=weight, divisor=divisor, lr_scale=lr_scale, decay=self._decay
         )
-        self._slot[index] = -1
 
     @property
     def nbytes(self) -> dict[str, int]:
         """Bytes held by kind: table, moments, counts, scratch memory."""
-        slot = 0 if self._slot is None else self._slot.nbytes
+        slot = INT.itemsize * len(self.table) if self._every else 0
         return {
             "table": self.table.nbytes,
             "moments": sum(moment.nbytes for moment in self.moments.values()),

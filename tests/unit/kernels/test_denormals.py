@@ -45,5 +45,5 @@ def test_a_moment_that_fades_becomes_zero(name: str) -> None:
     optimizer = RowOptimizer(OptimizerSpec("adam", 1e-3), table, load(name))
     optimizer.moments["first"][:] = 1.2e-38
     with native.flushed():
-        optimizer.step_rows(np.zeros(1, np.int32), np.zeros((1, 4), np.float32))
+        optimizer.apply(np.zeros(1, np.int32), np.zeros((1, 4), np.float32))
     assert not optimizer.moments["first"].any()

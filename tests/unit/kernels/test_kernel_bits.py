@@ -84,22 +84,17 @@ def test_row_steps(native: Kernels, twin: Kernels, rule: str, seed: int, width: 
     every, per_row = data.draw(st.booleans()), data.draw(st.booleans())
     start = floats(rng, 131, width)
     tables = [start.copy(), start.copy()]
-    made = [RowOptimizer(spec, t, k) for t, k in zip(tables, (native, twin), strict=True)]
+    made = [RowOptimizer(spec, t, k, every) for t, k in zip(tables, (native, twin), strict=True)]
     for _ in range(3):
         n = int(rng.integers(0, 131))
         index, grad = rng.permutation(131)[:n].astype(np.int32), floats(rng, n, width)
         contributors = rng.integers(1, 6, n).astype(np.float32) if per_row else None
-        slot = np.full(131, -1, np.int32)
-        slot[index] = np.arange(n)
         numbers = {
             "weight": float(rng.choice([1.0, 0.3])), "divisor": float(rng.choice([1.0, 3.0, 4.0])),
             "lr_scale": float(rng.random() + 0.1), "decay": float(rng.choice([0.0, 0.013])),
         }  # fmt: skip
         for one in made:
-            if every:
-                one.step_all(slot, grad, contributors, **numbers)
-            else:
-                one.step_rows(index, grad, contributors, **numbers)
+            one.apply(index, grad, contributors, **numbers)
     same(*tables)
     for name in made[0].moments:
         same(made[0].moments[name], made[1].moments[name])

@@ -58,7 +58,7 @@ def test_a_row_steps_only_when_it_is_listed(kernels: Kernels, name: str) -> None
     for _ in range(15):
         index = rng.permutation(5)[: rng.integers(0, 6)].astype(np.int32)
         grad = rng.standard_normal((len(index), 17)).astype(F)
-        ours.step_rows(index, grad)
+        ours.apply(index, grad)
         for row, gradient in zip(index, grad, strict=True):
             rows[row].grad = torch.from_numpy(gradient)
             theirs[row].step()
@@ -69,7 +69,7 @@ def test_a_row_steps_only_when_it_is_listed(kernels: Kernels, name: str) -> None
 def test_rowwise_adagrad_keeps_one_number_a_row(kernels: Kernels) -> None:
     table = np.array([[1, 2], [3, 4]], F)
     optimizer = RowOptimizer(OptimizerSpec("rowwise_adagrad", 0.5, eps=0.0), table, kernels)
-    optimizer.step_rows(np.array([1], np.int32), np.array([[1, 7]], F))
+    optimizer.apply(np.array([1], np.int32), np.array([[1, 7]], F))
     assert optimizer.moments["sum"].tolist() == [0, 25]
     assert table.tolist() == [[1, 2], [F(3 - 0.5 * F(1 / 5)), F(4 - 0.5 * F(7 / 5))]]
 
@@ -97,7 +97,7 @@ def test_counts_beyond_the_table_use_its_end(kernels: Kernels) -> None:
     table = np.zeros((1, 3), F)
     optimizer = RowOptimizer(spec, table, kernels)
     for _ in range(len(bias_table(0.0, 0.0)) + 3):
-        optimizer.step_rows(np.zeros(1, np.int32), np.ones((1, 3), F))
+        optimizer.apply(np.zeros(1, np.int32), np.ones((1, 3), F))
     assert (table == -0.5 * optimizer.counts[0]).all()
 
 
@@ -154,7 +154,7 @@ def test_golden_steps(kernels: Kernels, name: str) -> None:
     seen = []
     for gradient in case["gradients"]:
         vector.apply([(np.array([gradient], F), 1.0)], 1.0)
-        table.step_rows(np.zeros(1, np.int32), np.full((1, 2), gradient, F), decay=case["decay"])
+        table.apply(np.zeros(1, np.int32), np.full((1, 2), gradient, F), decay=case["decay"])
         assert rows[0].tolist() == [dense[0]] * 2
         seen.append(float(dense[0]))
     assert seen == plain == case["values"]
@@ -170,7 +170,7 @@ def test_a_reset_begins_anew_from_the_same_values(name: str) -> None:
     rows, dense = RowOptimizer(spec, table, load()), DenseOptimizer(spec, vector, load())
 
     def step(rows: RowOptimizer, dense: DenseOptimizer) -> None:
-        rows.step_rows(np.array([0, 2], np.int32), np.full((2, 2), 0.3, np.float32))
+        rows.apply(np.array([0, 2], np.int32), np.full((2, 2), 0.3, np.float32))
         dense.apply([(np.full(4, 0.3, np.float32), 1.0)], 1.0)
 
     step(rows, dense)

@@ -26,9 +26,7 @@ from gbactl.wire.frames import Frame
 from gbactl.wire.messages import AddReplica, GradientNorms, PutDense
 from gbactl.wire.times_and_traffic import ALL_REDUCE
 from gbactl.worker.client import WorkerClient
-from gbactl.worker.worker_core import BatchInProgress, ReplicatedSteps, scale_by_weight
-
-NOT_HERE = (0, -1, np.empty(0, np.float32))  # see DensePlacement.packed
+from gbactl.worker.worker_core import NOT_HERE, BatchInProgress, ReplicatedSteps, scale_by_weight
 
 
 class Placements:
@@ -204,10 +202,7 @@ class ReplicatedDense(DensePlacement):
         self._filling.filled(part)
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
-        applied = self.steps.has_applied(after)
-        if not applied:
-            return None if applied is None else NOT_HERE
-        return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
+        return self.steps.packed(self.block, after)
 
     def restored(self) -> None:
         """Load the replica's values into the model after a checkpoint or transfer has replaced them."""

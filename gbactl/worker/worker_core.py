@@ -18,6 +18,7 @@ import numpy as np
 
 from gbactl.data.dataset import Batch
 from gbactl.kernels.base import DistinctRows, Floats
+from gbactl.store.dense import DenseBlock
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import (
     Abandon,
@@ -44,6 +45,7 @@ from gbactl.wire.messages import (
 REMEMBERED = 256  # grants that a new coordinator is told of: more than a worker may hold at once
 Question = Inspect | MoveDense | SaveDense | OpenReplicas | CloseReplicas
 CoordinatorMessage = Question | BeginPhase | Abandon | PrefetchHint | Ping | Takeover | Stop
+NOT_HERE = (0, -1, np.empty(0, np.float32))  # packed dense parameters of a worker that does not hold those asked for
 
 
 @dataclass(slots=True, eq=False)
@@ -436,6 +438,15 @@ class ReplicatedSteps:
         first = (grant.token - phase.first_step) * width
         parts = min(width, -(-phase.samples // phase.local_batch) - first)
         return SumPosition(grant.batch - first if grant.samples else None, parts)
+
+    def packed(self, block: DenseBlock, after: int) -> tuple[int, int, Floats] | None:
+        """Pack the dense vector `block` for a checkpoint as of exactly `after` steps (0: as it is now).
+
+        Returns (optimizer steps, parameters, values); None if fewer steps are applied, NOT_HERE if more are."""
+        applied = self.has_applied(after)
+        if not applied:
+            return None if applied is None else NOT_HERE
+        return block.step, block.params, block.packed(0, block.spec.size)
 
     def has_applied(self, after: int) -> bool | None:
         """Whether exactly `after` steps are applied (0: always True); None if fewer are."""

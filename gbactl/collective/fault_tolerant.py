@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gbactl.collective.base import InterruptibleRing, OnBytesSent, Rendezvous, ignore_bytes
+from gbactl.collective.base import InterruptibleRing, OnBytesSent, ignore_bytes
 from gbactl.errors import ClusterError
 
 log = logging.getLogger(__name__)
@@ -163,20 +163,3 @@ class FaultTolerantCollective(ABC):
 
     def on_ring_broken(self) -> None:  # noqa: B027
         """Sum the given summands from now on, as the ring is broken or this rank never joined it. From any thread."""
-
-
-class RendezvousWithFallback(Rendezvous):
-    """Rendezvous of a ring together with that of its fallback."""
-
-    def __init__(self, ring: Rendezvous, fallback: Rendezvous) -> None:
-        self.ring, self.fallback = ring, fallback
-
-    def rejected_requests(self) -> int:
-        return self.ring.rejected_requests()
-
-    def environment(self, rank: int) -> dict[str, str]:
-        return {**self.fallback.environment(rank), **self.ring.environment(rank)}
-
-    def close(self) -> None:
-        self.ring.close()
-        self.fallback.close()

@@ -35,8 +35,11 @@ log = logging.getLogger(__name__)
 class GlooRendezvous(Rendezvous):
     """Rendezvous by a store file with a random name in the run directory (0700), and a per-run key inside it."""
 
+    name = "gloo"
+
     def __init__(self, size: int, bind: str, run_dir: Path, timeout: float) -> None:
-        self.size, self.timeout = size, timeout
+        super().__init__(size)
+        self.timeout = timeout
         self.interface = interface_of(bind)
         self.secret = secrets.token_hex(16)
         folder = run_dir / "rendezvous"
@@ -45,18 +48,15 @@ class GlooRendezvous(Rendezvous):
             left.unlink()
         self.path = folder / f"gloo-{secrets.token_hex(4)}"
 
-    def environment(self, rank: int) -> dict[str, str]:
+    def own(self, rank: int) -> dict[str, str]:
         return {
-            "GBACTL_COLLECTIVE": "gloo",
-            "GBACTL_RANK": str(rank),
-            "GBACTL_SIZE": str(self.size),
             "GBACTL_GLOO_STORE": str(self.path.absolute()),
             "GBACTL_GLOO_KEY": self.secret,
             "GBACTL_COLLECTIVE_TIMEOUT": str(self.timeout),
             "GLOO_SOCKET_IFNAME": self.interface,
         }
 
-    def close(self) -> None:
+    def release(self) -> None:
         self.path.unlink(missing_ok=True)
 
 

@@ -204,6 +204,8 @@ class HorovodRendezvous(Rendezvous):
 
     `rank_slots`: rank -> seat; None: all on this host."""
 
+    name = "horovod"
+
     def __init__(
         self, size: int, bind: str, cycle_time_ms: float, timeout: float, rank_slots: Sequence[RankSlot] | None = None
     ) -> None:
@@ -211,7 +213,8 @@ class HorovodRendezvous(Rendezvous):
             from horovod.runner.http.http_server import RendezvousServer
         except ImportError as error:
             raise missing_horovod_error(error) from error
-        self.size, self.bind, self.cycle_time_ms, self.timeout = size, bind, cycle_time_ms, timeout
+        super().__init__(size)
+        self.bind, self.cycle_time_ms, self.timeout = bind, cycle_time_ms, timeout
         self.rank_slots = list(rank_slots or slots_on_this_host(size, interface_of(bind)))
         self.secret = secrets.token_hex(16)
         self._lock = threading.Lock()
@@ -227,11 +230,10 @@ class HorovodRendezvous(Rendezvous):
         with self._lock:
             self.refused += 1
 
-    def environment(self, rank: int) -> dict[str, str]:
+    def own(self, rank: int) -> dict[str, str]:
         """Return a rank's environment variables; they disable fusion and autotuning for deterministic sums."""
         seat = self.rank_slots[rank]
         values = {
-            "GBACTL_COLLECTIVE": "horovod",
             "HOROVOD_RANK": rank,
             "HOROVOD_SIZE": self.size,
             "HOROVOD_LOCAL_RANK": seat.local_rank,
@@ -254,7 +256,7 @@ class HorovodRendezvous(Rendezvous):
         }
         return {key: str(value) for key, value in values.items()}
 
-    def close(self) -> None:
+    def release(self) -> None:
         server, self._server = self._server, None
         if server is not None:
             server.stop()

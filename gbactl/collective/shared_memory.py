@@ -266,9 +266,11 @@ class SharedMemoryCollective(FaultTolerantCollective):
 class SharedMemoryRendezvous(Rendezvous):
     """Rendezvous by a private folder in shared memory, removed once all ranks have mapped its files, or at close()."""
 
+    name = "shm"
+
     def __init__(self, size: int) -> None:
         require_available()
-        self.size = size
+        super().__init__(size)
         self.folder = SHARED_MEMORY / shared_memory_names.new()
         try:
             self.folder.mkdir(mode=0o700)
@@ -276,15 +278,10 @@ class SharedMemoryRendezvous(Rendezvous):
         except OSError as error:
             raise _unusable(error.strerror or "") from error
 
-    def environment(self, rank: int) -> dict[str, str]:
-        return {
-            "GBACTL_COLLECTIVE": "shm",
-            "GBACTL_RANK": str(rank),
-            "GBACTL_SIZE": str(self.size),
-            "GBACTL_SUM_FOLDER": str(self.folder),
-        }
+    def own(self, rank: int) -> dict[str, str]:
+        return {"GBACTL_SUM_FOLDER": str(self.folder)}
 
-    def close(self) -> None:
+    def release(self) -> None:
         held, self._lock_fd = self._lock_fd, None
         if held is not None:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -598,8 +598,8 @@ class LaunchedRun:
     def _count_refused(self, result: dict[str, Any]) -> None:
         """Add the connections that the launcher's own sockets (control, rendezvous) rejected to the result."""
         own_sockets = Counter({} if self.control is None else self.control.hub.refused)
-        if self.rendezvous is not None and self.rendezvous.rejected_requests():
-            own_sockets["A request to the all-reduce's rendezvous."] += self.rendezvous.rejected_requests()
+        if self.rendezvous is not None and self.rendezvous.refused:
+            own_sockets["A request to the all-reduce's rendezvous."] += self.rendezvous.refused
         result["refused"] = dict(Counter(result["refused"]) + own_sockets)
         result["refused_frames"] += own_sockets.total()
 

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from gbactl.checkpoint import row_priority
 from gbactl.checkpoint.costs_and_interval import save_schedule_of
 from gbactl.checkpoint.folder import CHECKPOINTS, CUT
-from gbactl.checkpoint.restore import arrays_of
 from gbactl.checkpoint.row_priority import RowPriority
 from gbactl.checkpoint.tensor_file import FileWriter, Layout, layout_of, with_bf16
 from gbactl.config import RunConfig
@@ -137,7 +136,7 @@ class ShardSaver:
         self.give_up()
         index = self.chooser.rows(save.kind)
         self._saved_updates = self.chooser.mark_saved(index)
-        arrays = arrays_of(self.shard)
+        arrays = self.shard.rows.arrays
         self._save, self._snapshot = save, Snapshot(arrays, index)
         self._rows = self._snapshot.rows
         whole: dict[str, NDArray[Any]] = {} if index is None else {"index": index}

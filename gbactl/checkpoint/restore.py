@@ -46,7 +46,7 @@ def load_shard(shard: Shard, chain: CheckpointChain, with_dense: bool = True) ->
     for manifest in chain.manifests:
         load_rows(shard.rows.arrays, chain.folder, manifest, spec.shard, spec.shards)
     if with_dense and shard.dense is not None:
-        load_dense(shard.dense, dense_state(chain))
+        _load_own(shard.dense, chain, spec)
     shard.version = last.step
 
 
@@ -154,9 +154,7 @@ def load_newest(shard: Shard, folder: CheckpointFolder, refused: Callable[[str],
         chain = folder.newest(refused, (shard.spec.shard, shard.spec.shards))
     except CheckpointError:
         return None
-    load_shard(shard, chain, with_dense=False)
-    if shard.dense is not None:
-        _load_own(shard.dense, chain, shard.spec)
+    load_shard(shard, chain)
     return chain.last
 
 

@@ -366,10 +366,11 @@ class Checkpointing:
         for s, part in sorted(checkpoint.parts.items()):
             checkpoint.manifest.files.append(FileEntry(f"S{s}.safetensors", s, part.bytes, part.rows, part.sums))
         cfg = self.run.cfg
-        inline = not cfg.engine.real or checkpoint.manifest.position["ended"]
         checkpoint.publication = Publication(
-            self.folder, checkpoint.manifest, dense, cfg.checkpoint.keep, inline, self._spare_bytes
+            self.folder, checkpoint.manifest, dense, cfg.checkpoint.keep, self._spare_bytes
         )
+        if not cfg.engine.real or checkpoint.manifest.position["ended"]:
+            checkpoint.publication.wait()
         self.poll()
 
     def _waits_for_dense(self, checkpoint: OpenCheckpoint) -> bool:

@@ -395,7 +395,9 @@ def test_a_name_is_given_to_what_is_on_the_disk(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Path, "replace", renamed)
     folder = CheckpointFolder(tmp_path / "checkpoints")
     write_tensors(folder.begin(1) / "S0.safetensors", shard.rows.arrays, {})
-    assert Publication(folder, made, {"dense.step": TENSORS["step"]}, 1, inline=True).error == ""
+    publication = Publication(folder, made, {"dense.step": TENSORS["step"]}, 1)
+    publication.wait()
+    assert publication.error == ""
     expected: list[tuple[str, str]] = []
     for name in ("S0.safetensors", "dense.safetensors", "manifest.json"):
         expected += [("on the disk", f".{name}.partial"), ("named", name), ("on the disk", "cut-000001")]

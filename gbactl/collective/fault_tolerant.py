@@ -48,6 +48,9 @@ class FaultTolerantCollective(ABC):
         self.on_bytes_sent: OnBytesSent = ignore_bytes  # see Collective; also called for the bytes of the ring
         self.ring: InterruptibleRing | None = None
         self._has_memory = True
+        self._assignment: tuple[int, int | None, int, int] | None = None  # number, part, parts, after
+        self._sums_live_ranks = False
+        self._absent: set[int] = set()  # failed ranks
 
     def use_ring(self, ring: InterruptibleRing | None) -> None:
         """Let a ring sum until a rank fails; None: for a rank that joins after the ring was broken."""
@@ -57,20 +60,20 @@ class FaultTolerantCollective(ABC):
         else:
             ring.on_bytes_sent = lambda nbytes, shared: self.on_bytes_sent(nbytes, shared)
 
-    @abstractmethod
     def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
         """Assign this rank summand `part` of `parts` in round `number` for the next `start` calls; None: no summand.
 
         The round belongs to the step that rows contain from version `after` on. Rounds of a generation are numbered
         from 1, one after the other, the same on every rank. A summand may be given twice, with the same numbers. A wait
         sums them in order."""
+        self._assignment = (number, part, parts, after)
 
-    @abstractmethod
     def sum_live_ranks(self) -> None:
         """Sum one summand of every live rank in each round, until the next call of `assign_summand` or `renew`.
 
         A sum is over the live ranks. The summand of a rank that fails counts for all ranks or for none: whether it had
         been given."""
+        self._assignment, self._sums_live_ranks = None, True
 
     def leave_out(self, rank: int) -> None:
         """Exclude a failed rank: wait neither for its summands, nor until it has read the other ranks' summands."""
@@ -81,11 +84,12 @@ class FaultTolerantCollective(ABC):
     def interrupt(self) -> None:
         """Wake a blocked wait to poll `wanted` now. Callable from another thread."""
 
-    @abstractmethod
     def renew(self, generation: int) -> None:
         """Start generation number `generation` with all present ranks, including new ones, and clear all summands.
 
         Nothing may be in flight."""
+        self._assignment, self._sums_live_ranks = None, False
+        self._absent.clear()
 
     def fall_back(self) -> None:
         """Leave the ring because another rank has found it broken. Callable from any thread."""

@@ -113,16 +113,7 @@ class SharedMemoryCollective(FaultTolerantCollective):
         super().__init__(rank, size)
         self.folder = self._root = folder
         self._buckets: dict[str, _Bucket] = {}
-        self._assignment: tuple[int, int | None, int] | None = None
-        self._absent: set[int] = set()
-        self._sums_live_ranks = False
         self._lock_fd: int | None = None
-
-    def sum_live_ranks(self) -> None:
-        self._assignment, self._sums_live_ranks = None, True
-
-    def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
-        self._assignment = (number, part, parts)
 
     def on_rank_failed(self, rank: int) -> None:
         self._absent.add(rank)
@@ -134,9 +125,8 @@ class SharedMemoryCollective(FaultTolerantCollective):
                 _libc.syscall(FUTEX, ctypes.byref(line), FUTEX_WAKE, EVERYONE, None)
 
     def renew(self, generation: int) -> None:
+        super().renew(generation)
         self._buckets.clear()
-        self._absent.clear()
-        self._assignment, self._sums_live_ranks = None, False
         self.folder = self._root / str(generation)
 
     def give(self, name: str, buffer: Any) -> _Handle:
@@ -145,7 +135,7 @@ class SharedMemoryCollective(FaultTolerantCollective):
         bucket = self._buckets.get(name) or self._open(name, len(array))
         if len(array) != bucket.length:
             raise ValueError(f"{name} has {bucket.length} floats in this group, not {len(array)}")
-        number, part, parts = self._assignment or (bucket.round + 1, self.rank, self.size)
+        number, part, parts, _ = self._assignment or (bucket.round + 1, self.rank, self.size, 0)
         bucket.round = number
         if part is not None:
             self._make_room(bucket, number)

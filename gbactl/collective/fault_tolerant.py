@@ -17,8 +17,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gbactl.collective.base import InterruptibleRing, OnBytesSent, ignore_bytes
 from gbactl.errors import ClusterError
@@ -30,8 +29,7 @@ class InterruptedSum(Exception):
     """Raised when a wait for a sum is interrupted; the summands of all ranks are kept."""
 
 
-@dataclass(frozen=True)
-class _Handle:
+class _Handle(NamedTuple):
     ring: InterruptibleRing | None
     in_ring: Any
     own: Any

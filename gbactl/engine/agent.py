@@ -72,15 +72,15 @@ class AgentProcesses:
         self._turn_counters: BinaryIO | None = None
         self._poll_lock = threading.Lock()
 
-    def choose_log_folder(self, run_dir: Path | None, token: str) -> bool:
+    def choose_log_folder(self, run_dir: Path, token: str) -> bool:
         """Choose the log folder: the launcher's run directory if it is visible on this host, else a temporary folder.
 
         Returns whether this host sees the launcher's directory."""
         with contextlib.suppress(OSError):
-            self._shared = run_dir is not None and (run_dir / mark(token)).is_file()
+            self._shared = (run_dir / mark(token)).is_file()
         if self._shared:
             self._folder = run_dir
-        elif run_dir is not None:
+        else:
             self._folder = Path(tempfile.mkdtemp(prefix="gbactl-host-"))
             (self._folder / "logs").mkdir()
         return self._shared
@@ -339,8 +339,7 @@ class HostAgent:
         self._forwarded = {str(key): str(value) for key, value in field(fields, "environment", dict).items()}
         os.environ.update(self._forwarded)
         self.address, interface = interface_to(field(fields, "launcher", str))
-        run_dir = fields.get("run_dir")
-        shared = self.nodes.choose_log_folder(None if run_dir is None else Path(run_dir), self.token.hex())
+        shared = self.nodes.choose_log_folder(Path(field(fields, "run_dir", str)), self.token.hex())
         sees = {path: Path(path).exists() for path in field(fields, "paths", list)}
         return {"address": self.address, "interface": interface, "shared": shared, "sees": sees}
 

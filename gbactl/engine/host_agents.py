@@ -75,27 +75,30 @@ class HostAgents:
         report.faults += preflight.versions(link.host, report.facts, facts())
 
     def send_setup(
-        self, bind: str, hang_seconds: float, run_dir: Path | None = None, paths: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+        self, bind: str, hang_seconds: float, run_dir: Path, environment: Mapping[str, str], paths: Sequence[str] = ()
+    ) -> None:
         """Send every agent the launcher's address, run directory and token, and the `paths` that it looks for.
 
-        `bind`: the launcher's address, or "auto". Raises ClusterError where hosts see the launcher at addresses that
-        are not one of its own."""
+        `bind`: the launcher's address, or "auto". A marker file in `run_dir` shows the hosts whether they share it.
+        Raises ClusterError where hosts see the launcher at addresses that are not one of its own."""
         self.bind = self._own_address() if bind == "auto" else bind
 
         def ask(link: AgentConnection) -> None:
             answer = link.request(
                 "settle", ANSWER_SECONDS, hang_seconds=float(hang_seconds), token=self.token.hex(), launcher=self.bind,
-                run_dir=None if run_dir is None else str(run_dir), paths=list(paths),
-                environment=dict(environment or {}),
+                run_dir=str(run_dir), paths=list(paths), environment=dict(environment),
             )  # fmt: skip
             report = self.reports[link.host]
             report.address, report.interface = str(answer["address"]), str(answer["interface"])
-            report.shared, report.sees = run_dir is None or answer["shared"], answer["sees"]
+            report.shared, report.sees = answer["shared"], answer["sees"]
             link.patience = hang_seconds
 
-        self.each(ask)
+        marker = run_dir / mark(self.token.hex())
+        marker.touch()
+        try:
+            self.each(ask)
+        finally:
+            marker.unlink()
 
     def check_imports(self, targets: Mapping[str, str]) -> None:
         """Have every host import the classes that a configuration names by key; record a fault for those it cannot."""
@@ -298,10 +301,9 @@ def examine(
     `runs`: the directory in which run directories are made, or one above it; it is seen whether hosts share it."""
     with tempfile.TemporaryDirectory(prefix=".gbactl-doctor-", dir=runs) as folder:
         agents = HostAgents(names, start, Path(folder), REACH_SECONDS)
-        (Path(folder) / mark(agents.token.hex())).touch()
         try:
             agents.connect()
-            agents.send_setup(bind, SILENT_SECONDS, Path(folder), environment=environment)
+            agents.send_setup(bind, SILENT_SECONDS, Path(folder), environment)
             agents.check_imports(targets)
             agents.lines(measure)
         finally:

@@ -138,9 +138,11 @@ def open_turn_counters(cores: int) -> BinaryIO:
     return board
 
 
-def places(workers: int, cores: list[int], board: BinaryIO) -> list[tuple[int, int, int]]:
-    """Return the fields of each worker's CoreAssignment; [] unless equally many workers share every core."""
-    return [(board.fileno(), cores.index(core), core) for core in sharing(workers, cores)]
+def place_of(worker: int, workers: int, board: BinaryIO) -> tuple[int, int, int] | None:
+    """Return the fields of a worker's CoreAssignment; None unless equally many workers share every core."""
+    cores = available_cores()
+    shared = sharing(workers, cores)
+    return (board.fileno(), cores.index(shared[worker]), shared[worker]) if shared else None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -22,16 +21,16 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from filelock import FileLock
 
 from gbactl import shared_memory_names
-from gbactl.cpu import available_cores, open_turn_counters, places
+from gbactl.cpu import available_cores, open_turn_counters, place_of
 from gbactl.data.cache import cache_root
 from gbactl.data.dataset import EVERY_ARRAY, META, open_dataset
 from gbactl.engine.agent_connection import MAGIC, PIECE, MessageDecoder, field, pack, write_all
-from gbactl.engine.fork_server import Started, send_startup_document, start_node
+from gbactl.engine.fork_server import Started, end_processes, send_startup_document, start_node
 from gbactl.engine.host_and_network_facts import ReachabilityProbe, dial, facts, import_error, interface_to
 from gbactl.errors import DataError, GbactlError, WireError
 from gbactl.wire import listener
@@ -69,7 +68,7 @@ class AgentProcesses:
         self.processes: dict[str, AgentProcess] = {}
         self._folder: Path | None = None
         self._shared = False
-        self._turn_counters: BinaryIO | None = None
+        self._turn_counters = open_turn_counters(len(available_cores()))
         self._poll_lock = threading.Lock()
 
     def choose_log_folder(self, run_dir: Path, token: str) -> bool:
@@ -91,22 +90,13 @@ class AgentProcesses:
         `seat`: (which, of how many) workers of this host it is, where they are pinned to cores."""
         if not NODE.fullmatch(name) or name in self.processes or self._folder is None:
             raise WireError(f"A host is asked to start {name[:20]!r}, which cannot be.")
-        log, place = self._folder / "logs" / f"{name}.log", self._place(seat)
+        log = self._folder / "logs" / f"{name}.log"
+        place = None if seat is None else place_of(seat[0], seat[1], self._turn_counters)
         line = json.dumps({**boot, "run_dir": str(self._folder), "place": place}).encode() + b"\n"
         process = start_node(environment, log, [] if place is None else place[:1])
         self.processes[name] = AgentProcess(name, process, log)
         send_startup_document(process, line)
         return process.pid
-
-    def _place(self, seat: list[int] | None) -> tuple[int, int, int] | None:
-        """Return the core that a worker shares with others (CoreAssignment); None where no cores need to be shared."""
-        if seat is None:
-            return None
-        cores = available_cores()
-        if self._turn_counters is None:
-            self._turn_counters = open_turn_counters(len(cores))
-        assignments = places(seat[1], cores, self._turn_counters)
-        return assignments[seat[0]] if seat[0] < len(assignments) else None
 
     def signal(self, name: str, number: int) -> None:
         """Send a signal to a process if it exists. Raises WireError for a signal that is not in SIGNALS."""
@@ -146,16 +136,7 @@ class AgentProcesses:
 
     def end(self) -> None:
         """Terminate all processes, kill those that do not end in time, and remove this host's log folder."""
-        running = [node.process for node in self.processes.values() if node.process.poll() is None]
-        for process in running:
-            process.terminate()
-        deadline = time.monotonic() + GRACE_SECONDS
-        for process in running:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-        self.kill()
-        for node in self.processes.values():
-            node.process.wait()
+        end_processes([node.process for node in self.processes.values()], GRACE_SECONDS)
         self.poll()
         self.clear()
 

@@ -6,6 +6,7 @@ ENGINE (config/engine_interface.py), conf/cluster/NAME.yaml, one test. tests/int
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import socket
 import time
@@ -18,11 +19,12 @@ from typing import Any, BinaryIO, Protocol
 from gbactl.collective.base import RankSlot
 from gbactl.config import RunConfig
 from gbactl.coordinator.state import JOURNAL_FILE, writes_journal
-from gbactl.cpu import available_cores, open_turn_counters, places
+from gbactl.cpu import available_cores, open_turn_counters, place_of
 from gbactl.data.dataset import Dataset
 from gbactl.engine.fork_server import (
     ProcessHandle,
     await_fork_server,
+    end_processes,
     send_startup_document,
     start_node,
     thread_environment,
@@ -112,11 +114,10 @@ class RunProcesses:
         self.all_ready = False
         self.coordinator = ""
         self._environments: list[dict[str, str]] = []
-        self._core_assignments: list[tuple[int, int, int]] = []
         self._turn_counters: BinaryIO | None = None
         self._incarnations: Counter[str] = Counter()
         self._listener: socket.socket | None = None  # listening socket of the coordinator
-        self._coordinator_tries, self._coordinators = MOST_COORDINATOR_TRIES, 0
+        self._coordinator_tries = MOST_COORDINATOR_TRIES
 
     @property
     def bind(self) -> str:
@@ -141,20 +142,13 @@ class RunProcesses:
             listener.close()
         for index in range(self.cfg.cluster.servers):
             self._start_server(index)
-        self._start_workers(worker_environment)
-
-    def _start_workers(self, environments: list[dict[str, str]]) -> None:
-        """Start the workers; assign shares of cores where workers must share them (gbactl/cpu.py)."""
-        cores, self._environments = available_cores(), environments
-        self._turn_counters = board = open_turn_counters(len(cores))
-        self._core_assignments = places(len(environments), cores, board) if self.cfg.cluster.pin == "auto" else []
-        for index in range(len(environments)):
+        self._environments = worker_environment
+        for index in range(len(worker_environment)):
             self._start_worker(index)
 
     def _start_worker(self, index: int) -> None:
-        place = self._core_assignments[index] if self._core_assignments else None
         incarnation = self._incarnations[f"W{index}"]
-        self._spawn("worker", index, self.cfg.threads, self._environments[index], place=place, incarnation=incarnation)
+        self._spawn("worker", index, self.cfg.threads, self._environments[index], incarnation=incarnation)
 
     def _start_server(self, index: int) -> None:
         self._spawn("server", index, 1, {}, incarnation=self._incarnations[f"S{index}"])
@@ -184,9 +178,9 @@ class RunProcesses:
         clock."""
         self.abandoned.append(self.running.pop(0))
         self._coordinator_tries -= 1
-        self._coordinators += 1
+        self._incarnations["C"] += 1
         self._spawn(
-            "coordinator", 0, 1, {}, self._listener, incarnation=self._coordinators,
+            "coordinator", 0, 1, {}, self._listener, incarnation=self._incarnations["C"],
             coordinator_failure=(time.monotonic(), failure, last_sign),
         )  # fmt: skip
         self.running.insert(0, self.running.pop())
@@ -209,19 +203,23 @@ class RunProcesses:
 
     def _spawn(
         self, role: str, index: int, threads: int, environment: dict[str, str],
-        listener: socket.socket | None = None, place: tuple[int, int, int] | None = None, incarnation: int = 0,
+        listener: socket.socket | None = None, incarnation: int = 0,
         coordinator_failure: tuple[float, str, float] = (0.0, "", 0.0),
     ) -> None:  # fmt: skip
         fd = -1 if listener is None else listener.fileno()
         boot = StartupDocument(
             role, index, self.key.hex(), self.coordinator, str(self.run_dir),
-            str(self.dataset.path), self.config, fd, place, incarnation, coordinator_failure=coordinator_failure,
+            str(self.dataset.path), self.config, fd, incarnation=incarnation, coordinator_failure=coordinator_failure,
         )  # fmt: skip
         log = self.run_dir / "logs" / f"{boot.log_name}.log"
         self._begin(boot, {**thread_environment(threads), **environment}, log)
 
     def _begin(self, boot: StartupDocument, environment: dict[str, str], log: Path) -> None:
-        """Start a process on this host and send it its start-up document."""
+        """Start a process on this host and send it its start-up document; pin a worker that shares its core."""
+        if boot.role == "worker" and self.cfg.cluster.pin == "auto":
+            self._turn_counters = self._turn_counters or open_turn_counters(len(available_cores()))
+            place = place_of(boot.index, len(self._environments), self._turn_counters)
+            boot = dataclasses.replace(boot, place=place)
         fds = [fd for fd in (boot.listener, *(boot.place or ())[:1]) if fd >= 0]
         with deferred():  # else a signal could leave the started process without an owner
             process = start_node(environment, log, fds)
@@ -260,14 +258,8 @@ class RunProcesses:
         """Terminate all running processes, kill those that do not end in time, and reap all."""
         for child in self.abandoned:
             child.process.kill()
-        for child in self.running:
-            if child.process.poll() is None:
-                child.process.terminate()
-        if not self.wait(GRACE_SECONDS):
-            for child in self.running:
-                if child.process.poll() is None:
-                    child.process.kill()
-        for child in (*self.running, *self.abandoned):
+        end_processes([child.process for child in self.running], GRACE_SECONDS)
+        for child in self.abandoned:
             child.process.wait()
         if self._turn_counters is not None:
             self._turn_counters.close()

@@ -235,12 +235,6 @@ class RemoteRunProcesses(RunProcesses):
 
     # -- processes ----------------------------------------------------------------------------------
 
-    def _start_workers(self, environments: list[dict[str, str]]) -> None:
-        """Start the workers; each host's agent assigns its shared cores."""
-        self._environments = environments
-        for index in range(len(environments)):
-            self._start_worker(index)
-
     def replace(self, name: str, again: bool = False) -> None:
         """Start a replacement, on another host if the process's own host is lost.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gbactl.cli.config_and_completion import complete_overrides
+from gbactl.cli.config_and_completion import WITH_OVERRIDES, overrides_argument
 from gbactl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,16 +18,13 @@ if TYPE_CHECKING:
     from gbactl.engine.host_agents import HostFindings
 
 
-OVERRIDES = {"ignore_unknown_options": True}  # Hydra's --config-dir stands among them
-
-
 @click.group("data")
 def data() -> None:
     """Prepare and describe data sets. OVERRIDES are those of gbactl train, such as data=criteo data.path=FILE."""
 
 
-@data.command("prepare", context_settings=OVERRIDES)
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
+@data.command("prepare", context_settings=WITH_OVERRIDES)
+@overrides_argument
 def prepare(overrides: tuple[str, ...]) -> None:
     """Read or generate the data that OVERRIDES name once, and store them in the data cache."""
     from gbactl.data.data_summary import show
@@ -35,8 +32,8 @@ def prepare(overrides: tuple[str, ...]) -> None:
     show(_prepared(overrides), fields=False)
 
 
-@data.command("describe", context_settings=OVERRIDES)
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
+@data.command("describe", context_settings=WITH_OVERRIDES)
+@overrides_argument
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe(overrides: tuple[str, ...], as_json: bool) -> None:
     """Print the samples, days and click rate (CTR) of a data set, and its fields with their cardinality and skew."""
@@ -100,8 +97,8 @@ def _prepared(overrides: tuple[str, ...]) -> Dataset:
 BATCHES, CHOICES = ("mode=async", "mode.local_batch=1"), ("mode", "train.", "experiment=", "resume=")
 
 
-@click.command("doctor", context_settings=OVERRIDES)
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
+@click.command("doctor", context_settings=WITH_OVERRIDES)
+@overrides_argument
 @click.option("--json", "wants_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
@@ -153,8 +150,8 @@ def _examine(overrides: tuple[str, ...], measure: bool) -> tuple[list[Check], Ho
     return doctor.examine(), None
 
 
-@click.command("calibrate", context_settings=OVERRIDES)
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
+@click.command("calibrate", context_settings=WITH_OVERRIDES)
+@overrides_argument
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("calibrated.yaml"), show_default=True,
     metavar="FILE", help="File for the cost model.",
@@ -212,8 +209,8 @@ def calibrate(
     calibrate(out, overrides, counts, seconds, repeat, network, as_json)
 
 
-@click.command("advise", context_settings=OVERRIDES)
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
+@click.command("advise", context_settings=WITH_OVERRIDES)
+@overrides_argument
 @click.option("--modes", metavar="NAME,...", help="Modes to simulate besides sync [default: all without replicas].")
 @click.option(
     "--minutes",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 
 import click
@@ -33,6 +32,11 @@ def completions(before: tuple[str, ...], incomplete: str) -> list[str]:
     return found + [f"{key}=" for key in all_keys() if incomplete and key.startswith(incomplete)]
 
 
+#: context of a command with OVERRIDES: options of Hydra, such as --config-dir, stand among them
+WITH_OVERRIDES = {"ignore_unknown_options": True}
+overrides_argument = click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
+
+
 def complete_word(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete a group or key."""
     from gbactl.conf_catalogue import GROUPS, all_keys
@@ -59,8 +63,7 @@ class OverridesCommand(click.Command):
             rows = []
             for key in MOST_USED:
                 entry = default_of(key)
-                value = entry.value if isinstance(entry.value, str) else json.dumps(entry.value)
-                rows.append((f"{key}={value}", textwrap.shorten(entry.comment, 100, placeholder=" ...")))
+                rows.append((f"{key}={entry.typed}", textwrap.shorten(entry.comment, 100, placeholder=" ...")))
             formatter.write_dl(rows, col_max=34)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from gbactl.cli.config_and_completion import OverridesCommand, complete_overrides, uri_option
+from gbactl.cli.config_and_completion import WITH_OVERRIDES, OverridesCommand, overrides_argument, uri_option
 from gbactl.errors import UsageError
 
 NO_NODES = ("--cfg", "--info", "-i")  # options with which no process is started
@@ -28,12 +28,8 @@ def _printed_keys(overrides: tuple[str, ...]) -> bool:
     return True
 
 
-@click.command(
-    "train",
-    cls=OverridesCommand,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
+@click.command("train", cls=OverridesCommand, context_settings=WITH_OVERRIDES)
+@overrides_argument
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--trace", is_flag=True, help="Write trace.json, a timeline of 200 steps for ui.perfetto.dev.")
 @click.option("--submit", is_flag=True, help="With cluster=slurm: submit the run as a batch job and follow its output.")
@@ -85,10 +81,7 @@ def _real(overrides: Sequence[str]) -> bool:
         return False
 
 
-@click.command(
-    "switch",
-    context_settings={"ignore_unknown_options": True},
-)
+@click.command("switch", context_settings=WITH_OVERRIDES)
 @click.option(
     "--run", metavar="RUN", help="A running job: its directory, its MLflow run id, or the beginning of one of the two."
 )
@@ -101,7 +94,7 @@ def _real(overrides: Sequence[str]) -> bool:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @cfg_option
 @uri_option
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
+@overrides_argument
 def switch(
     run: str | None, to: str | None, changes: tuple[str, ...], wait: bool, status: bool, as_json: bool,
     cfg: str | None, uri: str | None, overrides: tuple[str, ...],

@@ -105,12 +105,17 @@ def lock(path: Path) -> FileLock:
     return held
 
 
+def read_result(path: Path) -> dict[str, Any]:
+    """Read a run directory's result.json; {} without one that can be read."""
+    with suppress(OSError, ValueError):
+        found = json.loads((path / RESULT).read_text())
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
 def tracked_as(path: Path) -> str | None:
     """Return the MLflow run id in a run directory's result.json; None without one."""
-    try:
-        found = json.loads((path / RESULT).read_text()).get("run_id")
-    except (OSError, ValueError, AttributeError):
-        return None
+    found = read_result(path).get("run_id")
     return found if isinstance(found, str) else None
 
 

@@ -6,6 +6,7 @@ network meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shlex
 import shutil
@@ -47,7 +48,6 @@ class HostAgents:
         self.reports = {host: HostReport(host) for host in hosts}
         self.token = secrets.token_bytes(32)
         self.bind = ""
-        self._probe: ReachabilityProbe | None = None
 
     def connect(self) -> None:
         """Start all agents and collect facts about their hosts; record a fault for a host that does not answer."""
@@ -137,37 +137,33 @@ class HostAgents:
         listen."""
         targets: dict[str, str] = {}
         self.each(lambda link: targets.update({link.host: str(link.request("listen", ANSWER_SECONDS)["address"])}))
-        self._probe = self._listen()
-        targets[LAUNCHER] = self._probe.address
+        try:
+            probe = ReachabilityProbe(self.bind, self.token)
+        except OSError as error:
+            raise ClusterError(f"This machine cannot listen at {self.bind} ({error.strerror}); {BIND}.") from error
+        targets[LAUNCHER] = probe.address
         one_by_one, names = threading.Lock(), list(targets)
 
         def ask(link: AgentConnection) -> None:
             after = names.index(link.host) + 1  # each begins with the next: one probe does not serve all hosts at once
             others = {name: targets[name] for name in (*names[after:], *names[: after - 1])}
+            seconds = ANSWER_SECONDS
             if measure:
+                seconds = MEASURE_SECONDS
                 others.pop(LAUNCHER)
-                with one_by_one:
-                    answer = link.request("dial", MEASURE_SECONDS * len(others), targets=others, measure=True)
-            else:
-                answer = link.request("dial", ANSWER_SECONDS * len(others), targets=others, measure=False)
+            with one_by_one if measure else contextlib.nullcontext():
+                answer = link.request("dial", seconds * len(others), targets=others, measure=measure)
             report = self.reports[link.host]
             report.lines = {name: LinkMeasurement(**line) for name, line in answer["lines"].items()}
             report.faults += preflight.lines(link.host, targets, report.lines)
 
-        self.each(ask)
-        for host, where in targets.items():
-            if host != LAUNCHER:
-                self.reports[host].faults += preflight.unreachable_from_launcher(
-                    host, where, dial(where, self.token, False)
-                )
-        self._probe.close()
+        with contextlib.closing(probe):
+            self.each(ask)
+            for host, where in targets.items():
+                if host != LAUNCHER:
+                    line = dial(where, self.token, False)
+                    self.reports[host].faults += preflight.unreachable_from_launcher(host, where, line)
         self.each(lambda link: link.request("unlisten", ANSWER_SECONDS))
-
-    def _listen(self) -> ReachabilityProbe:
-        try:
-            return ReachabilityProbe(self.bind, self.token)
-        except OSError as error:
-            raise ClusterError(f"This machine cannot listen at {self.bind} ({error.strerror}); {BIND}.") from error
 
     def give_data(
         self, path: Path, fingerprint: str, cache: str | None, progress: Callable[[str, float], None]
@@ -233,8 +229,6 @@ class HostAgents:
         if self.links:
             with ThreadPoolExecutor(len(self.links)) as pool:
                 list(pool.map(AgentConnection.close, self.links.values()))
-        if self._probe is not None:
-            self._probe.close()
 
 
 def _sentence(host: str, error: Exception) -> str:

@@ -80,19 +80,19 @@ class ChildProcess:
 
     def only_noticed(self) -> bool:
         """Return whether a child ended only as a consequence of another process's failure."""
-        try:
-            text = self.log.read_text(errors="replace")
-        except OSError:
-            return False
+        text = self._log_text()
         return NOTICED_LINE in text and FAILED_LINE not in text
 
     def _reason(self) -> str:
-        try:
-            lines = self.log.read_text(errors="replace").splitlines()
-        except OSError:
-            lines = []
+        lines = self._log_text().splitlines()
         messages = [line.split(mark, 1)[1] for mark in (NOTICED_LINE, FAILED_LINE) for line in lines if mark in line]
         return messages[-1] if messages else f"it left no message; look into {self.log}."
+
+    def _log_text(self) -> str:
+        try:
+            return self.log.read_text(errors="replace")
+        except OSError:
+            return ""
 
 
 def _signal(number: int) -> str:

@@ -7,7 +7,6 @@ says how large a subset of the data the time allows for.
 from __future__ import annotations
 
 import json
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -131,10 +130,7 @@ class Advising:
             self._tell(found, folder, tracked)
 
     def _folder(self) -> Path:
-        typed = self.cfg.run_dir
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        folder = Path("runs") / f"{stamp}-advise-{secrets.token_hex(3)}" if typed is None else Path(typed)
-        return run_dirs.create(replace(self.cfg, run_dir=str(folder)))
+        return run_dirs.create(replace(self.cfg, run_dir=self.cfg.run_dir or str(run_dirs.unused("advise"))))
 
     # -- simulations --------------------------------------------------------------------------------
 
@@ -280,7 +276,7 @@ class Advising:
                 metrics |= {f"{name}/{mode['mode']}": mode[name] for name in names_}
             tracked.log(metrics, 0, result["seconds"])
             note = run_note(f"{words}\n\n{markdown(found.report)}", self.command)
-            tracked.tag(**{NOTE.replace(".", "_", 1): note, "gbactl_advice": words})
+            tracked.tag({NOTE: note, "gbactl.advice": words})
             tracked.artifact(folder / RESULT)
             self._finish(tracked, "FINISHED")
         if self.options.form == "json":

@@ -56,12 +56,16 @@ def new_path(cfg: RunConfig) -> Path:
 
     Raises UsageError when run_dir= names one that already holds a run."""
     if cfg.run_dir is None:
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        return Path("runs") / f"{stamp}-{cfg.mode.name}-s{cfg.seed}-{secrets.token_hex(3)}"
+        return unused(f"{cfg.mode.name}-s{cfg.seed}")
     path = Path(cfg.run_dir)
     if (path / CONFIG).exists():
         raise UsageError(f"{path} already holds a run; type another run_dir= or remove it.")
     return path
+
+
+def unused(what: str) -> Path:
+    """Return a new name for a directory in runs/: the time, `what` it is of, and six random digits."""
+    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{what}-{secrets.token_hex(3)}"
 
 
 def is_of(path: Path, cfg: RunConfig) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import shlex
 import sys
 import time
@@ -117,7 +116,7 @@ class OpenSweep:
         """Store the best trials, with the command that repeats the first, and tag the parent run with them."""
         self.best = best
         if self.tracked is not None:
-            self.tracked.tag(gbactl_best="\n".join(text for _, text in best))
+            self.tracked.tag({"gbactl.best": "\n".join(text for _, text in best)})
 
     def show(self) -> None:
         """Print the comparison of the sweep's runs, and what to type next, on standard output."""
@@ -200,7 +199,7 @@ class SweepCallback(Callback):
             return
         self.uri = tracking_uri(tracking["uri"])
         overrides = _typed(config)
-        folder = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{SWEEP}-{secrets.token_hex(3)}"
+        folder = run_dirs.unused(SWEEP)
         folder.mkdir(parents=True)
         lock = run_dirs.lock(folder)
         tags = {

@@ -449,7 +449,7 @@ class LaunchedRun:
             self._log({"mode_id": mode_id(fields["to"]), "pause_ms": fields["pause_ms"]}, fields["samples"])
             self._update_name(fields["modes"])
             if self.tracked is not None:
-                self.tracked.tag(gbactl_phases=modes_sentence(self.cfg.mode.name, self.switches))
+                self.tracked.tag({"gbactl.phases": modes_sentence(self.cfg.mode.name, self.switches)})
             self.show.print_line(f"  {answer(fields)}")
 
     def _on_auto_comparison(self, fields: dict[str, Any]) -> None:
@@ -532,7 +532,7 @@ class LaunchedRun:
         if modes != self.modes:
             self.modes = modes
             if self.tracked is not None:
-                self.tracked.tag(**{name.replace(".", "_"): value for name, value in self._name_tags().items()})
+                self.tracked.tag(self._name_tags())
 
     def _log(self, metrics: dict[str, float | None], step: int) -> None:
         if self.tracked is not None:
@@ -632,10 +632,10 @@ class LaunchedRun:
             self._log(metrics, result["samples"]["read"])
             self._log_model(result)
             if result.get("recovery"):
-                self.tracked.tag(gbactl_failures=failed_in_short(result))
+                self.tracked.tag({"gbactl.failures": failed_in_short(result)})
             if result.get("warnings"):
-                self.tracked.tag(gbactl_warnings=" ".join(result["warnings"]))
-        self.tracked.tag(**{NOTE.replace(".", "_", 1): self._note(result)})
+                self.tracked.tag({"gbactl.warnings": " ".join(result["warnings"])})
+        self.tracked.tag({NOTE: self._note(result)})
         page = self._report() if status == "FINISHED" else []
         paths = (self.run_dir / run_dirs.RESULT, *page, self.run_dir / run_dirs.FAULTS, self.run_dir / AUTO_FILE)
         for artifact in (path for path in paths if path.exists()):

@@ -76,12 +76,8 @@ def default_modes() -> list[str]:
 
 def advise(overrides: Sequence[str], options: AdviseOptions, out: Callable[[str], None]) -> None:
     """Simulate the modes, rank them and print the advice. Raises GbactlError, and Stopped after a signal."""
-    try:
-        with stoppable():
-            Advising(overrides, options, out).run()
-    except Stopped as stopped:
-        stopped.outcome = stopped.outcome or "there is no advice yet"
-        raise
+    with stoppable("there is no advice yet"):
+        Advising(overrides, options, out).run()
 
 
 class Advising:

@@ -101,12 +101,8 @@ def train(
 
     `command` names the run in MLflow, where it is shown as the one that runs it again. `as_json`: print JSON.
     `display` shows progress and result. `trace`: write a trace of the processes' activities."""
-    try:
-        with stoppable():
-            return _train(cfg, command or CommandLine(), as_json, display, trace)
-    except Stopped as stopped:
-        stopped.outcome = stopped.outcome or NOTHING
-        raise
+    with stoppable(NOTHING):
+        return _train(cfg, command or CommandLine(), as_json, display, trace)
 
 
 def train_switching(overrides: list[str], as_json: bool) -> None:

@@ -192,9 +192,9 @@ def _own_server() -> ForkServer | None:
 
 
 def open_fork_server() -> None:
-    """Start this process's fork server, which imports what nodes need, unless it is running. Linux only."""
+    """Start this process's fork server, which imports what nodes need, unless it is running."""
     global _server
-    if sys.platform == "linux" and _own_server() is None:
+    if _own_server() is None:
         _server = ForkServer()
 
 

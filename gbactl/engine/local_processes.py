@@ -31,6 +31,7 @@ from gbactl.engine.fork_server import (
 )
 from gbactl.engine.signals import deferred
 from gbactl.nodes.child_main import FAILED_LINE, NOTICED_LINE
+from gbactl.wire.auth import Peer
 from gbactl.wire.listener import address_of, listen, local
 from gbactl.wire.messages import Event
 from gbactl.wire.startup_document import StartupDocument
@@ -115,7 +116,7 @@ class RunProcesses:
         self.coordinator = ""
         self._environments: list[dict[str, str]] = []
         self._turn_counters: BinaryIO | None = None
-        self._incarnations: Counter[str] = Counter()
+        self.incarnations: Counter[str] = Counter()  # current incarnation numbers by process name
         self._listener: socket.socket | None = None  # listening socket of the coordinator
         self._coordinator_tries = MOST_COORDINATOR_TRIES
 
@@ -137,21 +138,14 @@ class RunProcesses:
         await_fork_server()
         listener = self._listener = listen(local(self.bind, self.cfg.cluster.transport))
         self.coordinator = address_of(listener)
-        self._spawn("coordinator", 0, 1, {}, listener)
+        self._spawn("coordinator", 0)
         if not writes_journal(self.cfg):
             listener.close()
         for index in range(self.cfg.cluster.servers):
-            self._start_server(index)
+            self._spawn("server", index)
         self._environments = worker_environment
         for index in range(len(worker_environment)):
-            self._start_worker(index)
-
-    def _start_worker(self, index: int) -> None:
-        incarnation = self._incarnations[f"W{index}"]
-        self._spawn("worker", index, self.cfg.threads, self._environments[index], incarnation=incarnation)
-
-    def _start_server(self, index: int) -> None:
-        self._spawn("server", index, 1, {}, incarnation=self._incarnations[f"S{index}"])
+            self._spawn("worker", index)
 
     def stop_watching(self, name: str, kill: bool = False) -> None:
         """Stop watching a failed process, so that its exit does not count as a failure of the run.
@@ -178,38 +172,28 @@ class RunProcesses:
         clock."""
         self.abandoned.append(self.running.pop(0))
         self._coordinator_tries -= 1
-        self._incarnations["C"] += 1
-        self._spawn(
-            "coordinator", 0, 1, {}, self._listener, incarnation=self._incarnations["C"],
-            coordinator_failure=(time.monotonic(), failure, last_sign),
-        )  # fmt: skip
+        self.incarnations["C"] += 1
+        self._spawn("coordinator", 0, (time.monotonic(), failure, last_sign))
         self.running.insert(0, self.running.pop())
 
     def coordinator_continues(self) -> None:
         """Record that the replacement coordinator continues the run; resets the count of failed replacements."""
         self._coordinator_tries = MOST_COORDINATOR_TRIES
 
-    def incarnation(self, name: str) -> int:
-        """Return the current incarnation number of a worker or server."""
-        return self._incarnations[name]
-
     def replace(self, name: str, again: bool = False) -> None:
         """Start a replacement for a failed worker or server.
 
         `again`: the failed one was a replacement itself, and never became ready."""
-        self._incarnations[name] += 1
-        start = self._start_server if name[0] == "S" else self._start_worker
-        start(int(name[1:]))
+        self.incarnations[name] += 1
+        self._spawn("server" if name[0] == "S" else "worker", int(name[1:]))
 
-    def _spawn(
-        self, role: str, index: int, threads: int, environment: dict[str, str],
-        listener: socket.socket | None = None, incarnation: int = 0,
-        coordinator_failure: tuple[float, str, float] = (0.0, "", 0.0),
-    ) -> None:  # fmt: skip
-        fd = -1 if listener is None else listener.fileno()
+    def _spawn(self, role: str, index: int, coordinator_failure: tuple[float, str, float] = (0.0, "", 0.0)) -> None:
+        """Start a process of the run; a coordinator inherits the listening socket."""
+        threads, environment = (self.cfg.threads, self._environments[index]) if role == "worker" else (1, {})
+        fd = self._listener.fileno() if role == "coordinator" and self._listener is not None else -1
         boot = StartupDocument(
-            role, index, self.key.hex(), self.coordinator, str(self.run_dir),
-            str(self.dataset.path), self.config, fd, incarnation=incarnation, coordinator_failure=coordinator_failure,
+            role, index, self.key.hex(), self.coordinator, str(self.run_dir), str(self.dataset.path), self.config, fd,
+            incarnation=self.incarnations[str(Peer(role, index))], coordinator_failure=coordinator_failure,
         )  # fmt: skip
         log = self.run_dir / "logs" / f"{boot.log_name}.log"
         self._begin(boot, {**thread_environment(threads), **environment}, log)

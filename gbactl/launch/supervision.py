@@ -123,7 +123,7 @@ class Replacements:
         self.children.all_ready |= event.name != "beat"
         name = event.fields.get("process")
         if event.name == "lost" and isinstance(name, str):
-            if event.fields.get("epoch", self.children.incarnation(name)) < self.children.incarnation(name):
+            if event.fields.get("epoch", self.children.incarnations[name]) < self.children.incarnations[name]:
                 return  # the event was repeated by a replacement coordinator
             self.children.stop_watching(name, kill=bool(event.fields.get("shared")))
             if event.fields.get("replaced"):

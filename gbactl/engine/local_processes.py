@@ -158,12 +158,16 @@ class RunProcesses:
         self.running = [child for child in self.running if child.name != name]
 
     @property
+    def coordinator_killed(self) -> bool:
+        """Whether the coordinator's process was killed by a signal."""
+        code = self.running[0].process.poll() if self.running else None
+        return code is not None and code < 0
+
+    @property
     def coordinator_replaceable(self) -> bool:
         """Whether the coordinator was killed and can be replaced."""
-        code = self.running[0].process.poll() if self.running else None
-        killed = code is not None and code < 0 and self.all_ready
         saved = writes_journal(self.cfg) and (self.run_dir / JOURNAL_FILE).exists()
-        return killed and self._coordinator_tries > 0 and saved
+        return self.coordinator_killed and self.all_ready and self._coordinator_tries > 0 and saved
 
     def replace_coordinator(self, failure: str, last_sign: float) -> None:
         """Start a replacement coordinator on the same listening socket.

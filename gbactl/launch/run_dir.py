@@ -42,9 +42,7 @@ def create(cfg: RunConfig) -> Path:
     """Create a run's directory. Raises UsageError when run_dir= names one that already holds a run."""
     path = new_path(cfg)
     try:
-        (path / "logs").mkdir(parents=True, exist_ok=True)
-        keep_room(path)
-        write_config(path, cfg)
+        _fill(path, cfg)
     except OSError as error:
         reason = error.strerror
         raise UsageError(f"The run directory {path} cannot be made ({reason}); type another run_dir=.") from error
@@ -79,9 +77,15 @@ def reopen(path: Path, cfg: RunConfig) -> None:
     """Reopen a run's directory to resume it; earlier files are kept under numbered names."""
     set_aside(path)
     with room_needed(path):
-        (path / "logs").mkdir()
-        keep_room(path)
-        write_config(path, cfg)
+        _fill(path, cfg)
+
+
+def _fill(path: Path, cfg: RunConfig) -> None:
+    """Make a run's directory: a folder for logs, the configuration, and disk space for result.json. Raises OSError."""
+    (path / "logs").mkdir(parents=True, exist_ok=True)
+    with (path / ROOM).open("wb") as file:
+        take_room(file.fileno(), ROOM_BYTES)
+    (path / CONFIG).write_text(_as_yaml(cfg))
 
 
 def set_aside(path: Path) -> None:
@@ -91,12 +95,6 @@ def set_aside(path: Path) -> None:
         stem, dot, suffix = name.partition(".")
         if (path / name).exists():
             (path / name).replace(path / f"{stem}.{part}{dot}{suffix}")
-
-
-def keep_room(path: Path) -> None:
-    """Reserve disk space for result.json until it is written. Raises OSError."""
-    with (path / ROOM).open("wb") as file:
-        take_room(file.fileno(), ROOM_BYTES)
 
 
 def lock(path: Path) -> FileLock:
@@ -123,12 +121,8 @@ def tracked_as(path: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def write_config(path: Path, cfg: RunConfig) -> None:
-    """Write the resolved configuration, as YAML that `gbactl train` understands."""
-    (path / CONFIG).write_text(_as_yaml(cfg))
-
-
 def _as_yaml(cfg: RunConfig) -> str:
+    """Write the resolved configuration as YAML that `gbactl train` understands."""
     import yaml
 
     return yaml.safe_dump(to_dict(cfg), sort_keys=False)

@@ -34,7 +34,6 @@ class CoordinatorConnection:
         self.children, self.hub, self.say = children, hub, say
         self._channel: SocketChannel | None = None
         self._last_message = self._last_check = time.monotonic()
-        self._failure = "death"
         self._error: WireError | None = None
 
     def connect(self, check: Check) -> None:
@@ -68,21 +67,15 @@ class CoordinatorConnection:
         if self._channel is not None:
             self._channel.send(event)
 
-    @property
-    def was_killed(self) -> bool:
-        """Whether the coordinator's process was killed by a signal."""
-        code = self.children.running[0].process.poll()
-        return code is not None and code < 0
+    def failure(self) -> str:
+        """Return how a coordinator that can be replaced has failed, "hang" or "death", else ""; kill one that hangs."""
+        found = "hang" if self._silent() else "death"
+        return found if self.children.coordinator_replaceable else ""
 
-    def has_failed(self) -> bool:
-        """Return whether the coordinator has failed and can be replaced; kill it first if it hangs."""
-        self._failure = "hang" if self._silent() else "death"
-        return self.children.coordinator_replaceable
-
-    def replace(self, check: Check) -> None:
+    def replace(self, failure: str, check: Check) -> None:
         """Start a replacement coordinator and connect to it."""
         self.say("  C is gone; another one goes on from its journal.")
-        self.children.replace_coordinator(self._failure, self._last_message)
+        self.children.replace_coordinator(failure, self._last_message)
         self.connect(check)
 
     def _silent(self) -> bool:

@@ -323,7 +323,7 @@ class LaunchedRun:
             hub.close()
 
     def _listen(self, hub: SocketHub, children: RunProcesses, coordinator: CoordinatorConnection) -> None:
-        while not (self.result is not None and (children.ended() or coordinator.was_killed)):
+        while not (self.result is not None and (children.ended() or children.coordinator_killed)):
             raise_if_stopped()
             self.look_at_signals(coordinator.send)
             # checked before polling, so that the last messages of a child that ended are read before its failure counts
@@ -331,19 +331,19 @@ class LaunchedRun:
             self._receive(hub, LOOK_SECONDS if self.result is None else ENDED_SECONDS)
             self._check(children, failure, over)
             self._poll()
-            if coordinator.has_failed():
+            if how := coordinator.failure():
                 self._receive(hub, 0.0)  # the last messages of a failed coordinator
-                self._replace(coordinator)
+                self._replace(coordinator, how)
 
     def _receive(self, hub: SocketHub, seconds: float) -> None:
         for _, frame in hub.poll(seconds):
             if frame.kind != 0:
                 self.on_event(unpack(frame.kind, frame.descriptor))
 
-    def _replace(self, coordinator: CoordinatorConnection) -> None:
+    def _replace(self, coordinator: CoordinatorConnection, failure: str) -> None:
         """Replace a failed coordinator, and repeat an open stop request."""
         if self.result is None:
-            coordinator.replace(self._check)
+            coordinator.replace(failure, self._check)
             self.stop.repeat()
             if self.control is not None:
                 self.control.interrupted()

@@ -226,7 +226,6 @@ class HostAgent:
         self.nodes, self.data = AgentProcesses(self.send), HostData()
         self.probe: ReachabilityProbe | None = None
         self.token, self.address = b"", ""
-        self._forwarded: dict[str, str] = {}
         self._handlers: dict[str, Handler] = {
             "facts": lambda _: {**facts(), **({"client": launcher} if launcher else {})},
             "settle": self._set_up, "start": self._start,
@@ -317,8 +316,7 @@ class HostAgent:
     def _set_up(self, fields: dict[str, Any]) -> dict[str, Any]:
         self._patience = float(field(fields, "hang_seconds", float))
         self.token = bytes.fromhex(field(fields, "token", str))
-        self._forwarded = {str(key): str(value) for key, value in field(fields, "environment", dict).items()}
-        os.environ.update(self._forwarded)
+        os.environ.update({str(key): str(value) for key, value in field(fields, "environment", dict).items()})
         self.address, interface = interface_to(field(fields, "launcher", str))
         shared = self.nodes.choose_log_folder(Path(field(fields, "run_dir", str)), self.token.hex())
         sees = {path: Path(path).exists() for path in field(fields, "paths", list)}

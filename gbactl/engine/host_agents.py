@@ -43,7 +43,7 @@ class HostAgents:
     for a host's first answer. `folder` keeps the commands' error output."""
 
     def __init__(self, hosts: Sequence[str], start: Callable[[str], str], folder: Path, patience: float) -> None:
-        self.hosts, self.start, self.folder, self.patience = tuple(hosts), start, folder, patience
+        self.start, self.folder, self.patience = start, folder, patience
         self.links: dict[str, AgentConnection] = {}
         self.reports = {host: HostReport(host) for host in hosts}
         self.token = secrets.token_bytes(32)
@@ -52,7 +52,7 @@ class HostAgents:
     def connect(self) -> None:
         """Start all agents and collect facts about their hosts; record a fault for a host that does not answer."""
         allow_descriptors()
-        for host in self.hosts:
+        for host in self.reports:
             log, command = self.folder / f"host-{host}.log", self.start(host)
             program = shlex.split(command)[0]
             if shutil.which(program) is None:
@@ -116,7 +116,7 @@ class HostAgents:
         """Return the address at which the hosts see the launcher. Raises ClusterError if they see several.
 
         Where only the engine knows the hosts' addresses it is that of this machine's own name, as in a pod."""
-        remote = [host for host in self.hosts if self.reports[host].facts and not is_here(host)]
+        remote = [host for host, report in self.reports.items() if report.facts and not is_here(host)]
         seen: dict[str, str] = {}
         for host in remote:
             seen_as = self.reports[host].facts.get("client")

@@ -113,6 +113,7 @@ class RunProcesses:
         self.abandoned: list[ChildProcess] = []  # processes that failed or are taken as failed; no longer waited for
         # every process is ready; from then on the coordinator decides which failures the run survives
         self.all_ready = False
+        self.rank_slots: list[RankSlot] | None = None  # of an all-reduce over several hosts
         self.coordinator = ""
         self._environments: list[dict[str, str]] = []
         self._turn_counters: BinaryIO | None = None
@@ -120,23 +121,13 @@ class RunProcesses:
         self._listener: socket.socket | None = None  # listening socket of the coordinator
         self._coordinator_tries = MOST_COORDINATOR_TRIES
 
-    @property
-    def bind(self) -> str:
-        """Address on which the coordinator and the all-reduce's rendezvous listen."""
-        return self.cfg.cluster.bind
-
-    @property
-    def rank_slots(self) -> list[RankSlot] | None:
-        """Host and local rank of each rank of an all-reduce over several hosts; None if all are on this host."""
-        return None
-
     def prepare(self) -> None:
         """Prepare the hosts before any process starts; this host needs no preparation."""
 
     def start(self, worker_environment: list[dict[str, str]]) -> None:
         """Start coordinator, servers and workers."""
         await_fork_server()
-        listener = self._listener = listen(local(self.bind, self.cfg.cluster.transport))
+        listener = self._listener = listen(local(self.cfg.cluster.bind, self.cfg.cluster.transport))
         self.coordinator = address_of(listener)
         self._spawn("coordinator", 0)
         if not writes_journal(self.cfg):

@@ -115,15 +115,6 @@ class RemoteRunProcesses(RunProcesses):
         self._restoring: list[HostAgents] = []
         self._stopped = threading.Event()
         self._remote: dict[str, RemoteProcess] = {}
-        self._rank_slots: list[RankSlot] | None = None
-
-    @property
-    def bind(self) -> str:
-        return self.agents.bind
-
-    @property
-    def rank_slots(self) -> list[RankSlot] | None:
-        return self._rank_slots
 
     # -- before anything trains ---------------------------------------------------------------------
 
@@ -141,7 +132,7 @@ class RemoteRunProcesses(RunProcesses):
         for link in agents.links.values():
             self._watch(link)
         interfaces = {host: report.interface for host, report in agents.reports.items()}
-        self._rank_slots = rank_slots(self.hosts, self.cfg.processes, interfaces)
+        self.rank_slots = rank_slots(self.hosts, self.cfg.processes, interfaces)
         self._set_host_dependent_keys(cluster.threads or self._threads())
 
     def _connect(self, agents: HostAgents) -> None:
@@ -181,7 +172,7 @@ class RemoteRunProcesses(RunProcesses):
 
     def _set_host_dependent_keys(self, threads: int) -> None:
         """Write the values that depend on the hosts (threads, bind address) into the run's configuration."""
-        cluster = dataclasses.replace(self.cfg.cluster, threads=threads, bind=self.bind)
+        cluster = dataclasses.replace(self.cfg.cluster, threads=threads, bind=self.agents.bind)
         self.cfg = dataclasses.replace(self.cfg, cluster=cluster)
         self.config = to_dict(self.cfg)
 

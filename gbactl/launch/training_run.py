@@ -300,7 +300,7 @@ class LaunchedRun:
             return
         from gbactl.collective import open_rendezvous
 
-        bind, cycle, rank_slots = children.bind, self.cfg.cycle_time_ms, children.rank_slots
+        bind, cycle, rank_slots = children.cfg.cluster.bind, self.cfg.cycle_time_ms, children.rank_slots
         survives = self.cfg.cluster.lost_worker != "end"
         with open_rendezvous(
             c.name, workers, self.run_dir, bind, cycle, survives=survives, rank_slots=rank_slots

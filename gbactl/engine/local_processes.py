@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from gbactl.collective.base import RankSlot
-from gbactl.config import RunConfig
+from gbactl.config import RunConfig, to_dict
 from gbactl.coordinator.state import JOURNAL_FILE, writes_journal
 from gbactl.cpu import available_cores, open_turn_counters, place_of
 from gbactl.data.dataset import Dataset
@@ -43,10 +43,9 @@ MOST_COORDINATOR_TRIES = 3  # replacement coordinators in a row that may be kill
 class LaunchContext(Protocol):
     """Interface of the launcher to an engine: configuration, data and callbacks of one run (launch/training_run.py).
 
-    `config`: the run's configuration as its processes get it; `key`: the run's key for authentication."""
+    `key`: the run's key for authentication."""
 
     cfg: RunConfig
-    config: dict[str, Any]
     dataset: Dataset
     run_dir: Path
     key: bytes
@@ -107,8 +106,7 @@ class RunProcesses:
     """Processes of one run on this host: start, watch, replace and stop them."""
 
     def __init__(self, launch: LaunchContext) -> None:
-        self.cfg, self.config, self.dataset = launch.cfg, launch.config, launch.dataset
-        self.run_dir, self.key = launch.run_dir, launch.key
+        self.cfg, self.dataset, self.run_dir, self.key = launch.cfg, launch.dataset, launch.run_dir, launch.key
         self.running: list[ChildProcess] = []
         self.abandoned: list[ChildProcess] = []  # processes that failed or are taken as failed; no longer waited for
         # every process is ready; from then on the coordinator decides which failures the run survives
@@ -187,8 +185,9 @@ class RunProcesses:
         threads, environment = (self.cfg.threads, self._environments[index]) if role == "worker" else (1, {})
         fd = self._listener.fileno() if role == "coordinator" and self._listener is not None else -1
         boot = StartupDocument(
-            role, index, self.key.hex(), self.coordinator, str(self.run_dir), str(self.dataset.path), self.config, fd,
-            incarnation=self.incarnations[str(Peer(role, index))], coordinator_failure=coordinator_failure,
+            role, index, self.key.hex(), self.coordinator, str(self.run_dir), str(self.dataset.path),
+            to_dict(self.cfg), fd, incarnation=self.incarnations[str(Peer(role, index))],
+            coordinator_failure=coordinator_failure,
         )  # fmt: skip
         log = self.run_dir / "logs" / f"{boot.log_name}.log"
         self._begin(boot, {**thread_environment(threads), **environment}, log)

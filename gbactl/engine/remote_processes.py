@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.collective.base import RankSlot
-from gbactl.config import to_dict
 from gbactl.engine import preflight
 from gbactl.engine.agent import NODE
 from gbactl.engine.agent_connection import AgentConnection, horovod_launcher
@@ -174,7 +173,6 @@ class RemoteRunProcesses(RunProcesses):
         """Write the values that depend on the hosts (threads, bind address) into the run's configuration."""
         cluster = dataclasses.replace(self.cfg.cluster, threads=threads, bind=self.agents.bind)
         self.cfg = dataclasses.replace(self.cfg, cluster=cluster)
-        self.config = to_dict(self.cfg)
 
     # -- hosts that are lost ------------------------------------------------------------------------
 

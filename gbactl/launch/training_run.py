@@ -208,7 +208,7 @@ class LaunchedRun:
     ) -> None:
         self.job, self.command = job or StartingPoint(), command or CommandLine()
         self.cfg, self.dataset, self.run_dir, self.show, self.hogs = cfg, dataset, run_dir, show, hogs
-        self.config, self.cell = to_dict(cfg), finished_sweep_cells.cell_of(cfg, dataset.fingerprint)
+        self.cell = finished_sweep_cells.cell_of(cfg, dataset.fingerprint)
         self.key = new_key()
         self.began = time.monotonic()
         self.result: dict[str, Any] | None = None
@@ -470,7 +470,7 @@ class LaunchedRun:
             return
         from gbactl.launch.hydra_config import defaults_of
 
-        config, t = self.config, self.cfg.tracking
+        config, t = to_dict(self.cfg), self.cfg.tracking
         tags = {**tags_of(config, self.dataset.fingerprint, source=f"gbactl {self.command.verb}")}
         tags |= {"gbactl.run_dir": str(self.run_dir), CONFIG_TAG: config_tag(config), NOTE: self._note()}
         tags |= {COMMAND: self.command.text, "gbactl.cell": self.cell}
@@ -588,7 +588,7 @@ class LaunchedRun:
                 f"`gbactl.load({str(self.run_dir)!r}).model`; as files: `gbactl checkpoint export {self.run_dir}`."
             )
             metrics = {key: result[key] for key in METRICS if result.get(key) is not None}
-            model = self.config["model"]
+            model = to_dict(self.cfg)["model"]
             self.tracked.model(model["name"], flatten(model), {NOTE: note}, metrics, result["samples"]["read"])
 
     def _count_refused(self, result: dict[str, Any]) -> None:

@@ -312,8 +312,10 @@ class LaunchedRun:
         """Handle the coordinator's events until the result arrives; raise the error of a failed child process."""
         hub = SocketHub(self.key, Peer("launcher", 0), encrypt=self.cfg.transport.encrypt)
         try:
-            self.coordinator = CoordinatorConnection(children, hub, self.show.print_line)
-            self.coordinator.connect(self._check)
+            self.coordinator = CoordinatorConnection(
+                children, hub, self.show.print_line, lambda: self._check(children, children.failure(), children.ended())
+            )
+            self.coordinator.connect()
             self.control = ControlSocket(self.run_dir, self.coordinator.send)
             with first_signal_recorded():
                 self._listen(hub, children, self.coordinator)
@@ -343,7 +345,7 @@ class LaunchedRun:
     def _replace(self, coordinator: CoordinatorConnection, failure: str) -> None:
         """Replace a failed coordinator, and repeat an open stop request."""
         if self.result is None:
-            coordinator.replace(failure, self._check)
+            coordinator.replace(failure)
             self.stop.repeat()
             if self.control is not None:
                 self.control.interrupted()

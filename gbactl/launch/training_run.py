@@ -16,7 +16,7 @@ from gbactl import shared_memory_names
 from gbactl.atomic_files import room_needed
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.collective.base import Rendezvous
-from gbactl.config import RunConfig, flatten, rounds, to_dict
+from gbactl.config import RunConfig, flatten, rounds, samples_of, to_dict
 from gbactl.config.run_config import effective_keys
 from gbactl.coordinator.run_summary import METRICS, by_round
 from gbactl.cpu import SLOW_BF16, lacks_bf16
@@ -136,7 +136,7 @@ def _train(
     show.clear()
     dataset = open_dataset(path)
     plan = rounds(dataset, cfg.train)
-    show.job = JobProgress(sum(dataset.splits[part.split].rows for part in plan))
+    show.job = JobProgress(samples_of(dataset, cfg.train))
     located(cfg.entries, [dataset.splits[part.split].rows for part in plan])  # raises for an unreachable switch
     dimension_mask(cfg.model, dataset.schema, dataset.meta["field_names"])  # raises for a field that the data lack
     obstacle = check_model(cfg, dataset)
@@ -217,15 +217,15 @@ class LaunchedRun:
         self.warnings: list[str] = []
         self.injected: list[dict[str, Any]] = []
         self.injection: FaultInjection | None = None
-        self.replacements: Replacements | None = None
         self.switches: list[dict[str, Any]] = []
         self.modes = self.job.modes(cfg)
         self.tracked: TrackedRun | None = None
         self.system = SystemMetrics()
         self.control: ControlSocket | None = None
-        self.coordinator: CoordinatorConnection | None = None
         self.rendezvous: Rendezvous | None = None
         self.stop = StopRequest(cfg.cluster.stop_seconds, self._print_below)
+        self.listeners: list[Callable[[Event], None]] = [self.stop.on_event]  # called with every event
+        self.polls: list[Callable[[], None]] = []  # called between the coordinator's messages
 
     def run(self) -> dict[str, Any]:
         """Start all processes, train to the end, and return the result.
@@ -277,7 +277,9 @@ class LaunchedRun:
 
     def follow(self, children: RunProcesses) -> None:
         try:
-            self.injection, self.replacements = FaultInjection(children), Replacements(children, self.show.print_line)
+            self.injection, replacements = FaultInjection(children), Replacements(children, self.show.print_line)
+            self.listeners.append(replacements.on_event)
+            self.polls += [self.injection.poll, replacements.poll]
             children.prepare()
             with self._collective(children) as environments:
                 self.show.print_detail(f"  starting {self.cfg.processes} workers, {self.cfg.cluster.servers} servers")
@@ -312,19 +314,22 @@ class LaunchedRun:
         """Handle the coordinator's events until the result arrives; raise the error of a failed child process."""
         hub = SocketHub(self.key, Peer("launcher", 0), encrypt=self.cfg.transport.encrypt)
         try:
-            self.coordinator = CoordinatorConnection(
+            coordinator = CoordinatorConnection(
                 children, hub, self.show.print_line, lambda: self._check(children, children.failure(), children.ended())
             )
-            self.coordinator.connect()
-            self.control = ControlSocket(self.run_dir, self.coordinator.send)
+            coordinator.connect()
+            self.control = ControlSocket(self.run_dir, coordinator.send)
+            self.listeners += [coordinator.on_event, self.control.on_event]
             with first_signal_recorded():
-                self._listen(hub, children, self.coordinator)
+                self._listen(hub, children, coordinator, self.control)
         finally:
             if self.control is not None:
                 self.control.close()
             hub.close()
 
-    def _listen(self, hub: SocketHub, children: RunProcesses, coordinator: CoordinatorConnection) -> None:
+    def _listen(
+        self, hub: SocketHub, children: RunProcesses, coordinator: CoordinatorConnection, control: ControlSocket
+    ) -> None:
         while not (self.result is not None and (children.ended() or children.coordinator_killed)):
             raise_if_stopped()
             self.look_at_signals(coordinator.send)
@@ -332,28 +337,19 @@ class LaunchedRun:
             failure, over = children.failure(), children.ended()
             self._receive(hub, LOOK_SECONDS if self.result is None else ENDED_SECONDS)
             self._check(children, failure, over)
-            self._poll()
+            for poll in self.polls:
+                poll()
             if how := coordinator.failure():
                 self._receive(hub, 0.0)  # the last messages of a failed coordinator
-                self._replace(coordinator, how)
+                if self.result is None:
+                    coordinator.replace(how)
+                    self.stop.repeat()
+                    control.interrupted()
 
     def _receive(self, hub: SocketHub, seconds: float) -> None:
         for _, frame in hub.poll(seconds):
             if frame.kind != 0:
                 self.on_event(unpack(frame.kind, frame.descriptor))
-
-    def _replace(self, coordinator: CoordinatorConnection, failure: str) -> None:
-        """Replace a failed coordinator, and repeat an open stop request."""
-        if self.result is None:
-            coordinator.replace(failure)
-            self.stop.repeat()
-            if self.control is not None:
-                self.control.interrupted()
-
-    def _poll(self) -> None:
-        for part in (self.injection, self.replacements):
-            if part is not None:
-                part.poll()
 
     def _check(self, children: RunProcesses, failure: tuple[str, bool] | None, over: bool) -> None:
         if failure is not None and self.result is None:
@@ -374,14 +370,10 @@ class LaunchedRun:
 
     def on_event(self, event: Event) -> None:
         raise_if_stopped()
-        self.stop.on_event(event)
         if repeats_known_switch(event, self.switches):
             return
-        if self.control is not None:
-            self.control.on_event(event)
-        for part in (self.replacements, self.coordinator):
-            if part is not None:
-                part.on_event(event)
+        for listener in self.listeners:
+            listener(event)
         if event.name == "progress":
             self.hogs.start()
             self.show.show_progress(event.fields)

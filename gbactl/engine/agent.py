@@ -110,15 +110,13 @@ class AgentProcesses:
         """Send new log output to the launcher, and report processes that have ended."""
         with self._poll_lock:
             for node in list(self.processes.values()):
-                if not node.reported:
-                    self._report(node)
-
-    def _report(self, node: AgentProcess) -> None:
-        code = node.process.poll()
-        self._send_log(node)
-        if code is not None:
-            node.reported = True
-            self.tell("exited", {"name": node.name, "code": code})
+                if node.reported:
+                    continue
+                code = node.process.poll()
+                self._send_log(node)
+                if code is not None:
+                    node.reported = True
+                    self.tell("exited", {"name": node.name, "code": code})
 
     def _send_log(self, node: AgentProcess) -> None:
         if self._shared:

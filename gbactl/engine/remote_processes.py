@@ -132,7 +132,8 @@ class RemoteRunProcesses(RunProcesses):
             self._watch(link)
         interfaces = {host: report.interface for host, report in agents.reports.items()}
         self.rank_slots = rank_slots(self.hosts, self.cfg.processes, interfaces)
-        self._set_host_dependent_keys(cluster.threads or self._threads())
+        known = dataclasses.replace(cluster, threads=cluster.threads or self._threads(), bind=agents.bind)
+        self.cfg = dataclasses.replace(self.cfg, cluster=known)
 
     def _connect(self, agents: HostAgents) -> None:
         """Start agents, and check what their hosts have and see."""
@@ -168,11 +169,6 @@ class RemoteRunProcesses(RunProcesses):
         workers = [host for process, host in self.placed.items() if process[0] == "W"]
         cores = {host: int(report.facts["cores"]) for host, report in self.agents.reports.items()}
         return max(1, min(cores[host] // (workers.count(host) * self.cfg.compute_threads) for host in set(workers)))
-
-    def _set_host_dependent_keys(self, threads: int) -> None:
-        """Write the values that depend on the hosts (threads, bind address) into the run's configuration."""
-        cluster = dataclasses.replace(self.cfg.cluster, threads=threads, bind=self.agents.bind)
-        self.cfg = dataclasses.replace(self.cfg, cluster=cluster)
 
     # -- hosts that are lost ------------------------------------------------------------------------
 

@@ -1,8 +1,10 @@
-"""Configuration on the command line: `gbactl config`; completion of overrides, and the part of the help on them."""
+"""Configuration on the command line: `gbactl config`; overrides, their completion and help; options of verbs."""
 
 from __future__ import annotations
 
+import functools
 import textwrap
+from pathlib import Path
 
 import click
 
@@ -47,6 +49,14 @@ def complete_word(ctx: click.Context, param: click.Parameter, incomplete: str) -
 uri_option = click.option(
     "--uri", metavar="URI", help="URI of the tracking store (default: $MLFLOW_TRACKING_URI, else ./mlflow.db)."
 )
+
+default_option = functools.partial(click.option, show_default=True)
+json_option = functools.partial(click.option, "--json", "as_json", is_flag=True)
+count_option = functools.partial(click.option, type=click.IntRange(1), metavar="N")
+margin_option = functools.partial(
+    click.option, "--margin", type=click.FloatRange(min=0, min_open=True), metavar="NUMBER"
+)
+file_option = functools.partial(click.option, type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
 
 
 class OverridesCommand(click.Command):

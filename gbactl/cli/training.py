@@ -7,7 +7,13 @@ from collections.abc import Sequence
 
 import click
 
-from gbactl.cli.config_and_completion import WITH_OVERRIDES, OverridesCommand, overrides_argument, uri_option
+from gbactl.cli.config_and_completion import (
+    WITH_OVERRIDES,
+    OverridesCommand,
+    json_option,
+    overrides_argument,
+    uri_option,
+)
 from gbactl.errors import UsageError
 
 NO_NODES = ("--cfg", "--info", "-i")  # options with which no process is started
@@ -30,7 +36,7 @@ def _printed_keys(overrides: tuple[str, ...]) -> bool:
 
 @click.command("train", cls=OverridesCommand, context_settings=WITH_OVERRIDES)
 @overrides_argument
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option(help="Print the result as JSON.")
 @click.option("--trace", is_flag=True, help="Write trace.json, a timeline of 200 steps for ui.perfetto.dev.")
 @click.option("--submit", is_flag=True, help="With cluster=slurm: submit the run as a batch job and follow its output.")
 @cfg_option
@@ -91,7 +97,7 @@ def _real(overrides: Sequence[str]) -> bool:
 )
 @click.option("--wait", is_flag=True, help="Return when the first gradient in the new mode has been computed.")
 @click.option("--status", is_flag=True, help="Print mode, step, samples per second, staleness and workers of the job.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option(help="Print JSON.")
 @cfg_option
 @uri_option
 @overrides_argument

@@ -155,15 +155,14 @@ class HostData:
     def __init__(self) -> None:
         self.path: Path | None = None
         self._partial: Path | None = None
-        self._expected: dict[str, Any] = {}
+        self._target, self._fingerprint = Path(), ""  # place in this host's cache; what is to arrive there
 
     def find(self, path: str, fingerprint: str, cache: str | None) -> bool:
         """Find the data where the launcher has them (a shared file system), or in this host's cache.
 
         Returns whether they were found."""
-        self._expected = {"path": path, "fingerprint": fingerprint, "cache": cache}
-        cached = cache_root({"cache": cache}) / Path(path).name
-        for candidate in (Path(path), cached):
+        self._target, self._fingerprint = cache_root({"cache": cache}) / Path(path).name, fingerprint
+        for candidate in (Path(path), self._target):
             with contextlib.suppress(DataError, KeyError, TypeError, ValueError):
                 if open_dataset(candidate).fingerprint == fingerprint:
                     self.path = candidate
@@ -180,22 +179,20 @@ class HostData:
             file.write(data)
 
     def _begin(self) -> Path:
-        root = cache_root({"cache": self._expected["cache"]})
-        root.mkdir(parents=True, exist_ok=True)
-        partial = root / f"{Path(self._expected['path']).name}.partial-{os.getpid()}"
+        self._target.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._target.with_name(f"{self._target.name}.partial-{os.getpid()}")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         return partial
 
     def publish(self) -> None:
         """Verify the received data and move them into the cache. Raises DataError if they are damaged or wrong."""
-        partial, self._partial = self._partial, None
+        partial, self._partial, target = self._partial, None, self._target
         if partial is None:
             raise DataError("nothing of the data has arrived")
-        target = partial.with_name(Path(self._expected["path"]).name)
         try:
             dataset = open_dataset(partial, full=True)
-            if dataset.fingerprint != self._expected["fingerprint"]:
+            if dataset.fingerprint != self._fingerprint:
                 raise DataError("other data arrived than were announced")
             del dataset
             with FileLock(target.with_name(f"{target.name}.lock")):

@@ -185,11 +185,11 @@ class CoordinatorCore:
 
         Raises WireError for any other sender."""
         run, shard = self.run, message.shard
-        if not run.members.is_successor(channel, shard):
+        if not run.members.is_successor(channel, "server", shard):
             run.members.authentic(channel, "server", shard)
             self.requests.on_reloaded(shard)
             return
-        run.members.admit_server(shard)
+        run.members.admit("server", shard)
         if run.stopped:  # the run is over and its log closed: the server is dismissed with the others
             return
         self._update_server_successor(channel, message.step)

@@ -62,7 +62,7 @@ class WorkerRecovery:
         self._uses_heartbeat = cfg.engine.real or any(isinstance(fault, Hang) for fault in plan.faults)
         self._has_failures = plan.has_failures
         self._fault_periods = plan.fault_periods() if plan.has_message_faults else None
-        self._early_requests: dict[int, int] = {}  # batches that a successor asked for before it was admitted
+        self._early_requests = Counter[int]()  # batches that a successor asked for before it was admitted
         self._ready: set[int] = set()
 
     @property
@@ -141,28 +141,22 @@ class WorkerRecovery:
 
     def queue_early_request(self, channel: Channel, worker: int) -> bool:
         """Queue a batch request of a successor that is not admitted yet. Returns whether the request came from one."""
-        if self.run.members.joining.get(worker) is not channel:
-            return False
-        self._early_requests[worker] = self._early_requests.get(worker, 0) + 1
-        return True
+        early = self.run.members.is_successor(channel, "worker", worker)
+        if early:
+            self._early_requests[worker] += 1
+        return early
 
     def on_ready(self, channel: Channel, worker: int) -> bool:
         """Record that a successor is ready. Returns whether the ready worker is a successor."""
-        if self.run.members.joining.get(worker) is not channel:
-            return False
-        self._ready.add(worker)
-        return True
+        successor = self.run.members.is_successor(channel, "worker", worker)
+        if successor:
+            self._ready.add(worker)
+        return successor
 
-    def on_joiner_lost(self, channel: Channel) -> bool:
-        """Forget a successor that failed before it was admitted. Returns whether the lost channel was a successor's."""
-        joining = self.run.members.joining
-        for worker, joiner in list(joining.items()):
-            if joiner is channel:
-                del joining[worker]
-                self._ready.discard(worker)
-                self._early_requests.pop(worker, None)
-                return True
-        return False
+    def forget_successor(self, worker: int) -> None:
+        """Forget a successor that failed before it was admitted."""
+        self._ready.discard(worker)
+        self._early_requests.pop(worker, None)
 
     @property
     def survivable(self) -> bool:
@@ -189,7 +183,7 @@ class WorkerRecovery:
 
     def _admit(self, worker: int, begin_phase: BeginPhase | None, home: str) -> None:
         run = self.run
-        channel = run.members.admit(worker)
+        channel = run.members.admit("worker", worker)
         run.fencing.on_replaced(worker)
         run.state.ongoing.lives.workers[worker] = channel.peer.incarnation
         run.log_note()
@@ -219,8 +213,9 @@ class WorkerRecovery:
 
     def dismiss(self) -> None:
         """Stop the successors not admitted yet, at the end of the run."""
-        for channel in self.run.members.joining.values():
-            channel.send(Stop())
+        for (role, _), channel in self.run.members.successors.items():
+            if role == "worker":
+                channel.send(Stop())
 
 
 class ServerRecovery:
@@ -316,7 +311,7 @@ class ServerRecovery:
             if run.training is not None:
                 pairs += [(run.training.number, batch) for batch in run.training.unannounced(worker)]
             channel.send(ShardRelocated(shard, address, incarnation, pairs))
-        run.members.tell_joining(ShardRelocated(shard, address, incarnation, []))
+        run.members.tell_successors(ShardRelocated(shard, address, incarnation, []))
 
     def on_staged(self, message: Staged) -> None:
         """Record a staged slice: the first one on a successor shows that it has recovered."""

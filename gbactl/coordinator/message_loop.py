@@ -187,8 +187,11 @@ class Coordinator:
             raise PeerGoneError("The launcher is gone.")
         if (failover := self._failover_under_way) is not None and failover.on_lost(channel):
             return
-        not_a_member = core.workers.on_joiner_lost(channel) or run.members.on_server_successor_lost(channel)
-        if not_a_member or not run.members.forget(channel) or run.stopped:
+        if run.members.forget_successor(channel):
+            if peer.role == "worker":
+                core.workers.forget_successor(peer.index)
+            return
+        if not run.members.forget(channel) or run.stopped:
             return
         if not core.on_node_lost(peer):
             raise PeerGoneError(f"{peer} is gone.")

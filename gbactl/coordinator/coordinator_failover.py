@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 from gbactl.checkpoint.remaining_samples import Ranges
@@ -178,7 +177,7 @@ class Failover:
         if (policy.phase.samples, policy.step, training.number) != logged_phase:
             raise ClusterError(f"The event log has a phase {begin_phase.number} that this run cannot have had.")
         logged = LoggedPhase(training.phase)
-        commands = self._replay_records(logged)
+        commands = logged.feed_tail(self.journal.records)
         clock = training.clock
         if any(isinstance(command, HandOut) for command in commands):
             clock.first, clock.last = self.state.standstill.at, self.run.hub.now()
@@ -193,17 +192,6 @@ class Failover:
             for worker, worker_state in self._worker_states.items()
         }
         yield from self._resume(training, missing)
-
-    def _replay_records(self, logged: LoggedPhase) -> list[Command]:
-        """Replay the log's records on a phase. Returns the policy's commands that are in the log."""
-        commands: list[Command] = []
-        slices = logged.phase.slices
-        with nullcontext(list[Any]()) if slices is None else slices.delayed_calls() as calls:
-            for record in self.journal.records:
-                if isinstance(record, InfoRecord) and record.kind == event_log.NOTE:
-                    calls.clear()  # a note contains all row updates before it
-                commands += logged.feed(record)
-        return commands
 
     def _update_server(
         self, training: LivePhase, channel: Channel, state: ServerState, commands: Sequence[Command]

@@ -10,8 +10,7 @@ An event costs a few microseconds beside the policy's own decision; a replayed g
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -86,10 +85,10 @@ class StagedSlices:
     """Staged slices of announced gradients that are not applied yet, and those that a failed shard has lost.
 
     `on_applied(shard, rows)` is called for a slice that is applied, `on_missed(shard, samples, rows)` for one that is
-    not, because its shard failed."""
+    not, because its shard failed; neither while `reported` says that both were told of it before."""
 
     def __init__(self, on_applied: Callable[[int, int], None], on_missed: Callable[[int, int, int], None]) -> None:
-        self.on_applied, self.on_missed = on_applied, on_missed
+        self.on_applied, self.on_missed, self.reported = on_applied, on_missed, False
         self._rows: dict[int, list[int]] = {}
 
     def add(self, batch: int, rows: Sequence[int]) -> None:
@@ -99,7 +98,7 @@ class StagedSlices:
     def report_step(self, batch: int, samples: int, weight: float) -> None:
         """Report an ordered step's gradient slices to `on_applied`, or to `on_missed` if they were on failed shards."""
         rows = self._rows.pop(batch, ())
-        for shard, count in enumerate(rows if weight > 0 else ()):
+        for shard, count in enumerate(rows if weight > 0 and not self.reported else ()):
             if count >= 0:
                 self.on_applied(shard, count)
             else:
@@ -113,20 +112,6 @@ class StagedSlices:
         """Mark the staged, not yet applied slices of a failed shard as lost."""
         for rows in self._rows.values():
             rows[shard] = min(rows[shard], ~rows[shard])
-
-    @contextmanager
-    def delayed_calls(self) -> Iterator[list[tuple[Callable[..., None], tuple[int, ...]]]]:
-        """Delay calls of the two callbacks within this context; at its end make those still in the yielded list."""
-        calls: list[tuple[Callable[..., None], tuple[int, ...]]] = []
-        on_applied, on_missed = self.on_applied, self.on_missed
-        self.on_applied, self.on_missed = (
-            lambda *args: calls.append((on_applied, args)),
-            lambda *args: calls.append((on_missed, args)),
-        )
-        yield calls
-        self.on_applied, self.on_missed = on_applied, on_missed
-        for call, args in calls:
-            call(*args)
 
     @property
     def unapplied(self) -> list[int]:
@@ -273,6 +258,19 @@ class LoggedPhase:
             confirmed = self._replay(record)
         for command in confirmed:
             self.phase.account(command)
+        return confirmed
+
+    def feed_tail(self, records: Sequence[Record]) -> list[Command]:
+        """Apply the records at the end of a failed coordinator's log. Returns the commands that they confirm.
+
+        Of slices, only those after the last note are reported: the note contains the others."""
+        infos = [(number, each) for number, each in enumerate(records) if isinstance(each, InfoRecord)]
+        last_note = max((number for number, each in infos if each.kind == event_log.NOTE), default=0)
+        confirmed: list[Command] = []
+        for number, record in enumerate(records):
+            if self.phase.slices is not None:
+                self.phase.slices.reported = number < last_note
+            confirmed += self.feed(record)
         return confirmed
 
     def discards(self, batch: int) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gbactl.checkpoint.remaining_samples import FinishedBatches
+from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import (
     AnnounceRecord,
@@ -31,8 +32,9 @@ from gbactl.coordinator.event_log import (
 )
 from gbactl.coordinator.statistics import Statistics
 from gbactl.errors import AccountingError, GbactlError
-from gbactl.policies import Decision, Drop, Grant, Policy, Step
+from gbactl.policies import Decision, Drop, Grant, Phase, Policy, Step
 from gbactl.store.gradient_slice import StepOrder
+from gbactl.store.optimizers import factor
 
 
 class Take(NamedTuple):
@@ -133,6 +135,25 @@ class TrainingPhase:
         self.finished = FinishedBatches()
         self.stopped = False  # whether the phase was ordered to end early
         self.closed = False  # whether the gradients left in the buffer are applied
+
+    @classmethod
+    def of(
+        cls, cfg: RunConfig, processes: int, samples: int, first_step: int, finished: int, statistics: Statistics
+    ) -> TrainingPhase:
+        """Make the phase of `samples` samples, from global step `first_step` on, in the mode of `cfg`.
+
+        `processes`: number of the run's workers, of which the mode may need fewer; `finished`: samples of the run
+        trained, decayed or lost before."""
+        trains = cfg.cluster.workers
+        phase = Phase(
+            samples, cfg.local_batch, cfg.train.global_batch, first_step, tuple(range(trains)),
+            tuple(range(trains, processes)), prefetch=cfg.mode.prefetch,
+        )  # fmt: skip
+
+        def lr_scale(done: int) -> float:
+            return factor(cfg.optim.schedule, (finished + done) / cfg.train.global_batch)
+
+        return cls(cfg.mode.policy(phase, cfg.policy_options()), lr_scale, statistics)
 
     def apply(self, event: Event) -> list[Command]:
         """Apply an event. Returns the policy's decisions as commands, each of which takes effect by `account`."""

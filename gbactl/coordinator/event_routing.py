@@ -187,7 +187,7 @@ class CoordinatorCore:
         run, shard = self.run, message.shard
         if not run.members.is_successor(channel, "server", shard):
             run.members.authentic(channel, "server", shard)
-            self.requests.on_reloaded(shard)
+            self.requests.on_answer(shard)
             return
         run.members.admit("server", shard)
         if run.stopped:  # the run is over and its log closed: the server is dismissed with the others

@@ -79,7 +79,7 @@ class Coordinator:
             DenseSaved: self._on_dense_saved, SummandsLost: self._on_sums, RingBroken: self._on_sums,
             CheckpointLoaded: lambda channel, message, _: core.on_server_loaded(channel, message),
             Staged: self._checked("server", core.on_staged), Fenced: self._checked("server", core.on_fenced),
-            Reached: self._checked("server", core.requests.on_reached),
+            Reached: self._checked("server", lambda message: core.requests.on_answer(message.shard)),
             Saved: self._checked("server", core.checkpoints.on_saved),
             StepChecksum: self._checked("server", lambda message: self.context.log.info(CHECKSUM, message._asdict())),
             DenseMoved: self._checked("worker", core.migration.on_moved),

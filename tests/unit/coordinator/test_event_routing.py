@@ -163,11 +163,11 @@ def test_who_takes_a_servers_place_is_asked_what_that_has_not_answered(tmp_path:
     until = next(waiting)
     assert cluster.out == [("S0", Barrier(3)), ("S1", Barrier(3))] and not until.condition()
     cluster.out.clear()
-    questions.on_reached(SimpleNamespace(shard=0))  # type: ignore[arg-type]
+    questions.on_answer(0)
     for shard in (0, 1):
         questions.repeat(cluster.run.members.channels["server", shard])
     assert cluster.out == [("S1", Barrier(3))]
-    questions.on_reached(SimpleNamespace(shard=1))  # type: ignore[arg-type]
+    questions.on_answer(1)
     assert until.condition()
     with pytest.raises(StopIteration):
         waiting.send(True)

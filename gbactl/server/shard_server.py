@@ -62,7 +62,6 @@ from gbactl.wire.messages import (
     Takeover,
     decode,
 )
-from gbactl.wire.reconnecting import StagedGradients
 from gbactl.wire.times_and_traffic import BUSY, KERNELS, ServerTimes
 
 HELD_SLOTS = 2  # slices of one worker left in its shared memory before the oldest is copied out
@@ -89,7 +88,6 @@ class Server:
         self._waiting_pulls: list[tuple[Channel, Pull, Frame]] = []
         self._barriers: list[int] = []
         self._slices_in_slots: dict[int, deque[GradientSlice]] = {}
-        self._staged = StagedGradients()
         self._fenced: dict[int, int] = {}  # worker -> its last incarnation that has ended
         centre, self._sums = EasgdHandlers(shard), SumHandlers(shard, coordinator)
         self._from_workers = (*FROM_WORKERS, *centre.from_workers, *self._sums.from_workers)
@@ -175,22 +173,21 @@ class Server:
             raise WireError(f"a push of {n} rows with {frame.payload.size} bytes")
         if push.dense not in (0, self.dense_size):
             raise WireError(f"a push of {push.dense} dense values to a shard of {self.dense_size}")
-        if push.phase != self.phase:
-            frame.release()
-            if push.phase > self.phase:
-                return
-        else:
-            self._stage(channel, push, frame)
-        # one of an earlier phase was given up at a switch: it is reported nevertheless, since its worker wants a batch
         staged = Staged(self.index, channel.peer.index, push.phase, push.batch, *push[4:9], push.rows, *push[9:])
         if push.phase == self.phase:
-            self._staged.on_sent(staged, self.shard)
-        self.coordinator.send(staged)
+            self._stage(channel, push, frame, staged)
+        else:
+            frame.release()
+        # one of an earlier phase was given up at a switch: it is reported nevertheless, since its worker wants a batch
+        if push.phase <= self.phase:
+            self.coordinator.send(staged)
 
-    def _stage(self, channel: Channel, push: Push, frame: Frame) -> None:
+    def _stage(self, channel: Channel, push: Push, frame: Frame, report: Staged) -> None:
         if push.rows < 0:
             frame.release()
-            self.shard.stage(push.batch, GradientSlice.empty(self.shard.spec.width))
+            empty = GradientSlice.empty(self.shard.spec.width)
+            empty.report = report
+            self.shard.stage(push.batch, empty)
             return
         values, n = frame.payload.view(np.float32), push.rows
         end = n + n * self.shard.spec.width
@@ -199,6 +196,7 @@ class Server:
             values[n:end].reshape(n, self.shard.spec.width),
             values[end:] if push.dense else None,
             frame.release,
+            report=report,
         )
         if not self.shard.stage(push.batch, part):
             frame.release()
@@ -271,7 +269,6 @@ class Server:
         self.hub.traffic.training = phase.training
         for batch in self.shard.staged:  # this batch was given up at a switch
             self.shard.drop(batch)
-        self._staged.clear()
         self.shard.begin_phase()
 
     def _inspect(self, _: Channel, inspect: Inspect, frame: Frame) -> None:
@@ -322,8 +319,8 @@ class Server:
         self._barriers.clear()
         self.coordinator.send(ServerState(self.index, takeover.term, self.shard.version, self.phase))
         self._sums.on_takeover()
-        for part in self._staged.still_staged(self.shard):
-            self.coordinator.send(part)
+        for report in self.shard.reports:
+            self.coordinator.send(report)
 
     def _stop(self, _: Channel, stop: Stop, frame: Frame) -> None:
         self.stopped = True

@@ -31,12 +31,14 @@ from gbactl.wire.messages import (
     Push,
     Reached,
     Rows,
+    ServerState,
     Staged,
     StepChecksum,
     Stop,
     Sum,
     Summand,
     TakeBatch,
+    Takeover,
     unpack,
 )
 from tests.support.checkpoint_files import unused_saver
@@ -359,3 +361,17 @@ def test_nothing_of_a_fenced_worker_counts_and_its_batch_may_come_from_another()
     at.workers[0] = successor
     at.push(1, [4], worker=0)
     assert at.told(at.c_hub) == [staged(1, 1)]
+
+
+def test_a_new_coordinator_is_told_again_of_what_waits_in_the_order_of_arrival(at: Setting) -> None:
+    for batch in (5, 2, 9, 4):
+        at.push(batch, [batch], worker=batch % 2)
+    at.order(0, 2)
+    at.coordinator.send(DropSlice(1, 9))
+    at.coordinator.send(AdoptVersion(1, [7], False))  # the empty slice in the place of a lost one is told of by nobody
+    at.told(at.c_hub)
+    at.coordinator.send(Takeover(1))
+    assert at.told(at.c_hub) == [ServerState(0, 1, 1, 1), staged(1, 5, worker=1), staged(1, 4)]
+    at.coordinator.send(phase(2))
+    at.coordinator.send(Takeover(2))
+    assert at.told(at.c_hub) == [ServerState(0, 2, 1, 2)]

@@ -88,7 +88,6 @@ class Checkpointing:
         self.schedule = save_schedule_of(cfg.checkpoint, cfg.cluster.servers)
         self._spare_bytes = 0  # bytes that must stay free on the disk
         self.resumed: JobPosition | None = None
-        self.restored_position: JobPosition | None = None  # position from which the job was continued last
         self._number = 1
         self._base: list[str] | None = []  # base of the next partial checkpoint; None: it must save all rows
         self._due = float("inf")
@@ -119,8 +118,8 @@ class Checkpointing:
         self.folder.identity = identity(to_dict(run.cfg), run.dataset.fingerprint)
         if run.cfg.resume is not None:
             self._resume(Path(run.cfg.resume))
-        self.restored_position = self.resumed
         self.initial_position = self.resumed or run.position(run.step)
+        self.restored_position = self.initial_position  # position from which the job was continued last
         if run.taking_over:
             self._base = None
         else:
@@ -149,13 +148,13 @@ class Checkpointing:
     def remaining_ranges(self, number: int, samples: int) -> Ranges:
         """Untrained sample ranges of round `number` (`samples` samples), according to the checkpoint resumed from."""
         position = self.restored_position
-        unread = position.unread if position is not None and position.round == number else None
+        unread = position.unread if position.round == number else None
         return ((0, samples),) if unread is None else tuple(unread)
 
     @property
     def trained(self) -> bool:
         """Whether the job resumed from the final checkpoint of a training that early stopping had ended."""
-        return self.restored_position is not None and self.restored_position.stopped_early
+        return self.restored_position.stopped_early
 
     def save_last(self) -> Flow[None]:
         """Save the final model after training; give up a checkpoint in progress unless its files are all written."""

@@ -76,7 +76,7 @@ class Failover:
         Raises ClusterError that names the missing servers, or those that were lost just before."""
         run, cluster = self.run, self.run.cfg.cluster
         servers = set(range(cluster.servers))
-        self.core.servers.restore(self.server_failures)
+        self.core.servers.check_failover(self.server_failures)
         run.members.set_informed(self.live_workers)
 
         def all_connected() -> bool:
@@ -266,7 +266,8 @@ class Failover:
         run.fencing.tell_workers()
         for message in self._sums:
             core.on_summed(message)
-        self._report_takeover()
+        log.info("coordinator %d goes on at step %d", self.journal.term, run.step_now)
+        core.on_took_over(self.journal.failure, self.journal.detected_at, self.journal.last_sign)
 
     def _update_worker(self, training: LivePhase, state: WorkerState, missing: list[Grant]) -> None:
         """Send a worker the dense placement, the phase and the batches that it has not received."""
@@ -328,9 +329,3 @@ class Failover:
         policy, members = training.policy, self.run.members.channels_of("worker")
         for worker in sorted(set(self._worker_states) & set(members) & set(policy.phase.workers) - policy.live):
             training.on_worker_joined(worker)
-
-    def _report_takeover(self) -> None:
-        """Report in log, result and launcher that the new coordinator has taken over."""
-        journal = self.journal
-        log.info("coordinator %d goes on at step %d", journal.term, self.run.step_now)
-        self.core.on_took_over(journal.failure, journal.detected_at, journal.last_sign)

@@ -196,6 +196,7 @@ class CoordinatorCore:
         if not self.servers.full:
             run.failures.add_loss(f"S{shard}", self.checkpoints.unsaved.count_older(shard, message.step))
         self.servers.on_replaced(shard)
+        run.state.ongoing.lives.servers[shard] = channel.peer.incarnation
         run.log_note()
         run.log.info(event_log.SERVER, {"shard": shard, "state": "back", "step": run.step_now, "loaded": message.step})
         self.tell_workers_of(channel)
@@ -224,7 +225,7 @@ class CoordinatorCore:
         `last_sign`: the last sign of life."""
         run = self.run
         run.record.statistics.rates(run.record.seconds)  # rates are counted from here
-        run.failures.record_takeover("C", failure, detected, last_sign)
+        run.failures.record_takeover(failure, detected, last_sign)
         run.log_note()
         run.send_event("joined", {"process": "C", "step": run.step_now})
 

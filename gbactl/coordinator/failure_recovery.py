@@ -273,8 +273,8 @@ class ServerRecovery:
         self.run.failed_servers[shard] = self.run.hub.now()
         self._recovering.discard(shard)
 
-    def restore(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Restore after a coordinator failover; `records`: those of server failures, logged since the last standstill.
+    def check_failover(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Check whether a failover can go on; `records`: those of server failures, logged since the last standstill.
 
         Raises ClusterError where a server had no successor yet, or a rollback was pending: the log does not tell what
         each node holds."""
@@ -283,7 +283,6 @@ class ServerRecovery:
         if records and (self.full or lost - replaced or records[-1]["state"] == "lost"):
             which = ", ".join(f"S{shard}" for shard in sorted(lost))
             raise ClusterError(f"{which} was lost, and then the coordinator, before all was well again; type resume=.")
-        self.run.server_losses = sum(record["state"] == "lost" for record in records)
 
     # -- successors ---------------------------------------------------------------------------------
 
@@ -330,12 +329,12 @@ class LostDenseGradients:
 
     def on_phase_begin(self, phase: Phase) -> None:
         """Record the start of a phase; called a second time if a failover or rollback repeats it."""
-        before = [saved for saved in self.state.phases if saved[3] < phase.first_step]
-        self.state.phases[:] = [*before[-1:], _saved_phase(phase)]
+        before = [each for each in self.state.phases if each.first_step < phase.first_step]
+        self.state.phases[:] = [*before[-1:], phase]
 
     def on_phase_end(self, phase: Phase) -> None:
         """Record a phase's final number of samples at its end: a switch may have shortened the phase."""
-        self.state.phases[-1] = _saved_phase(phase)
+        self.state.phases[-1] = phase
 
     def add(self, message: SummandsLost) -> None:
         """Record the dense gradients that a server's all-reduce sum lacks. Raises WireError for an unknown phase."""
@@ -351,14 +350,10 @@ class LostDenseGradients:
 
     def _phase(self, step: int) -> Phase:
         """Phase to which a step belongs. Raises WireError where no known phase contains it."""
-        for samples, local, whole, first in reversed(self.state.phases):
-            if step >= first:
-                return Phase(samples, local, whole, first, ())
+        for phase in reversed(self.state.phases):
+            if step >= phase.first_step:
+                return phase
         raise WireError(f"a part of step {step}, which is of no phase that is known")
-
-
-def _saved_phase(phase: Phase) -> tuple[int, int, int, int]:
-    return (phase.samples, phase.local_batch, phase.global_batch, phase.first_step)
 
 
 def _batch(phase: Phase, step: int, part: int) -> int:

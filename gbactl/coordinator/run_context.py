@@ -238,7 +238,7 @@ class RunContext:
     def log_note(self) -> None:
         """Log the state that changed within a phase, for a coordinator failover."""
         if self.journaled and self.started:
-            self._update()
+            self.state.ongoing.acted = self.record.statistics.observed_faults
             self.log.info(event_log.NOTE, encoded(self.state.ongoing))
 
     def save_times(self) -> None:
@@ -261,7 +261,7 @@ class RunContext:
         if not self.journaled:
             return
         self.log.flush()
-        self._update()
+        self.state.ongoing.acted = self.record.statistics.observed_faults
         standstill = self.state.standstill
         standstill.stage, standstill.round = stage, number
         standstill.rest, standstill.round_begun = list(rest), round_begun
@@ -270,12 +270,6 @@ class RunContext:
         standstill.position = self.position(self.step)
         self.save_times()
         write_state(self.run_dir, self.state)
-
-    def _update(self) -> None:
-        """Copy incarnations and active faults, which other objects keep, into the state to be saved."""
-        servers = self.members.channels_of("server").items()
-        self.state.ongoing.lives.servers = {shard: channel.peer.incarnation for shard, channel in servers}
-        self.state.ongoing.acted = self.record.statistics.observed_faults
 
     def _log_failure(self, number: int, failed: FailureRecord) -> None:
         since = failed.at - self.record.began

@@ -133,10 +133,9 @@ class Server:
             frame.release()
             self.refused[type(error).__name__] += 1
             log.warning("refused a frame from %s: %s", channel.peer, error)
-            channel.close() if channel is not self.coordinator else self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        raise WireError(f"S{self.index} cannot follow the coordinator: {error}") from error
+            if channel is self.coordinator:
+                raise WireError(f"S{self.index} cannot follow the coordinator: {error}") from error
+            channel.close()
 
     def _pull(self, channel: Channel, pull: Pull, frame: Frame) -> None:
         if frame.payload.size != 4 * pull.rows or pull.rows < 0:

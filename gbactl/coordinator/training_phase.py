@@ -36,19 +36,7 @@ from gbactl.policies import Decision, Drop, Grant, Phase, Policy, Step
 from gbactl.store.gradient_slice import StepOrder
 from gbactl.store.optimizers import factor
 
-
-class Take(NamedTuple):
-    """Event: a worker asks for its next batch. Not logged: the event log has the resulting hand-out instead."""
-
-    worker: int
-
-
-@dataclass(frozen=True, slots=True)
-class Forgo:
-    """Event: give up the batches in flight. Its event log record (ForgoRecord) contains their number."""
-
-
-Event = Take | Forgo | AnnounceRecord | LeftRecord | JoinedRecord | StopRecord | FinishRecord
+Event = AnnounceRecord | LeftRecord | JoinedRecord | StopRecord | FinishRecord
 
 
 class HandOut(NamedTuple):
@@ -80,7 +68,8 @@ class GiveUpBatch(NamedTuple):
     batch: int
 
 
-Command = HandOut | ApplyStep | DiscardGradient | GiveUpBatch
+Decided = ApplyStep | DiscardGradient
+Command = HandOut | Decided | GiveUpBatch
 
 
 class StagedSlices:
@@ -155,16 +144,12 @@ class TrainingPhase:
 
         return cls(cfg.mode.policy(phase, cfg.policy_options()), lr_scale, statistics)
 
-    def apply(self, event: Event) -> list[Command]:
+    def apply(self, event: Event) -> list[Decided]:
         """Apply an event. Returns the policy's decisions as commands, each of which takes effect by `account`."""
         policy, before = self.policy, self.policy.ledger.finished
-        if isinstance(event, Take):
-            return self._take(event.worker)
         if isinstance(event, AnnounceRecord):
             self._count(event)
             return self._decided(policy.announce(event.worker, event.batch), before, event.worker)
-        if isinstance(event, Forgo):
-            return self._forgo()
         if isinstance(event, FinishRecord):
             self.closed = True
             return self._decided(policy.finish(), before, -1)
@@ -177,6 +162,16 @@ class TrainingPhase:
         else:
             policy.joined_worker(event.worker)
         return self._decided(policy.poll(), before, -1)
+
+    def take(self, worker: int) -> HandOut | None:
+        """Decide on the batch of a worker that asks for its next one: its hand-out, or None if it must wait."""
+        grant = self.policy.take(worker)
+        return None if grant is None else HandOut(worker, grant, self.lr_scale_of(grant))
+
+    def forgo(self) -> list[GiveUpBatch]:
+        """Give up the batches in flight, and end the phase."""
+        owners = {batch: owner for batch, (owner, _) in self.policy.leases.items()}
+        return [GiveUpBatch(owners.get(batch, -1), batch) for batch in self.policy.forgo()]
 
     def account(self, command: Command) -> None:
         """Apply a command's effect on the accounts: sample counts, staleness, and staged slices no longer waiting."""
@@ -203,25 +198,15 @@ class TrainingPhase:
         """Learning-rate factor of a step that workers apply to the dense parameters themselves; else 0."""
         return self.lr_scale(grant.progress) if grant.divisor else 0.0
 
-    def _take(self, worker: int) -> list[Command]:
-        grant = self.policy.take(worker)
-        if grant is None:
-            return []
-        return [HandOut(worker, grant, self.lr_scale_of(grant))]
-
     def _count(self, record: AnnounceRecord) -> None:
         pulled = min([version for version in (*record.row_versions, *record.dense_versions) if version >= 0])
         self.statistics.count_gradient(record.worker, record.batch, self.policy.phase.size(record.batch), pulled)
         if self.slices is not None and record.part_rows:
             self.slices.add(record.batch, record.part_rows)
 
-    def _forgo(self) -> list[Command]:
-        owners = {batch: owner for batch, (owner, _) in self.policy.leases.items()}
-        return [GiveUpBatch(owners.get(batch, -1), batch) for batch in self.policy.forgo()]
-
-    def _decided(self, decisions: Sequence[Decision], finished: int, worker: int) -> list[Command]:
+    def _decided(self, decisions: Sequence[Decision], finished: int, worker: int) -> list[Decided]:
         """Convert a policy's decisions to commands; `finished`: samples trained, decayed or lost before them."""
-        commands: list[Command] = []
+        commands: list[Decided] = []
         for decision in decisions:
             if isinstance(decision, Drop):
                 commands.append(DiscardGradient(worker, decision))
@@ -262,16 +247,16 @@ class LoggedPhase:
 
     def __init__(self, phase: TrainingPhase) -> None:
         self.phase = phase
-        self.due: deque[Command] = deque()  # steps and drops that the policy decided and the log has yet to confirm
+        self.due: deque[Decided] = deque()  # steps and drops that the policy decided and the log has yet to confirm
 
-    def feed(self, record: Record) -> list[Command]:
+    def feed(self, record: Record) -> Sequence[Command]:
         """Apply the log's next record. Returns the policy's commands that it confirms, with their effects applied."""
         if isinstance(record, InfoRecord):
             if record.kind == event_log.SERVER and record.fields["state"] == "lost":
                 self.phase.on_server_failure(record.fields["shard"])
             return []
         if isinstance(record, OrderRecord):
-            confirmed: list[Command] = [self._order(record)]
+            confirmed: Sequence[Command] = [self._order(record)]
         elif isinstance(record, DropRecord):
             confirmed = [self._drop(record)]
         else:
@@ -309,9 +294,9 @@ class LoggedPhase:
         except AccountingError as error:
             raise DivergenceError(Divergence("accounting", self.phase.policy.step, str(error))) from error
 
-    def _replay(self, record: Any) -> list[Command]:
+    def _replay(self, record: Any) -> Sequence[Command]:
         if isinstance(record, GrantRecord):
-            return self._grant(record)
+            return [self._grant(record)]
         if isinstance(record, ForgoRecord):
             return self._forgo(record)
         if isinstance(record, AnnounceRecord):
@@ -321,19 +306,20 @@ class LoggedPhase:
         self.due.extend(self.phase.apply(record))
         return []
 
-    def _grant(self, record: GrantRecord) -> list[Command]:
-        commands = self.phase.apply(Take(record.worker))
-        decided = [(command.grant.batch, command.grant.token) for command in commands if isinstance(command, HandOut)]
-        if decided != [(record.batch, record.token)]:
-            policy = " ".join(f"batch {batch} with token {token}" for batch, token in decided) or "nothing"
+    def _grant(self, record: GrantRecord) -> Command:
+        command = self.phase.take(record.worker)
+        grant = None if command is None else command.grant
+        if grant is None or (grant.batch, grant.token) != (record.batch, record.token):
+            policy = "nothing" if grant is None else f"batch {grant.batch} with token {grant.token}"
             self._diverge(
                 f"The log hands W{record.worker} batch {record.batch} with token {record.token}, the policy {policy}",
                 [(record.worker, record.batch)],
             )
-        return commands
+        assert command is not None
+        return command
 
-    def _forgo(self, record: ForgoRecord) -> list[Command]:
-        commands = self.phase.apply(Forgo())
+    def _forgo(self, record: ForgoRecord) -> Sequence[Command]:
+        commands = self.phase.forgo()
         if len(commands) != record.batches:
             self._diverge(f"The log gives {record.batches} batches up, the policy {len(commands)}", [])
         return commands
@@ -409,7 +395,7 @@ def _members(step: Step) -> tuple[tuple[int, float], ...]:
     return tuple([(member.batch, member.weight) for member in step.members])
 
 
-def _shown(due: Command | None) -> str:
+def _shown(due: Decided | None) -> str:
     if isinstance(due, DiscardGradient):
         return f"discards {named([(due.worker, due.drop.batch)])}"
     if isinstance(due, ApplyStep):

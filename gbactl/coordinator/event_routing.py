@@ -105,15 +105,15 @@ class CoordinatorCore:
         """Handle the failure of a worker that is already removed. Returns whether the run goes on without it."""
         self.run.failures.record_detection(str(peer), failure)
         self.workers.on_worker_failure()
-        if not self._can_do_without(peer):
+        if not self._can_go_on():
             return False
         self.give_up(peer)
         return True
 
-    def _can_do_without(self, peer: Peer) -> bool:
-        """Whether the run can continue without this node: a worker whose dense parameters other nodes also hold."""
+    def _can_go_on(self) -> bool:
+        """Whether the run can continue without the failed workers: other nodes must hold their dense parameters."""
         run = self.run
-        allowed = run.cfg.cluster.lost_worker != "end" and peer.role == "worker"
+        allowed = run.cfg.cluster.lost_worker != "end"
         settled = run.members.settled and (self.workers.survivable or self.migration.moving)
         others = bool(run.members.channels_of("worker"))
         return allowed and settled and (others or (self.workers.replaces and run.home == "servers"))

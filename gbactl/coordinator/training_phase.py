@@ -113,14 +113,11 @@ class StagedSlices:
 class TrainingPhase:
     """Training phase driven by a policy.
 
-    `lr_scale` maps samples finished in this phase to a step's learning-rate factor; `statistics` are updated.
-    `slices`: counter of gradient slices on shards that may fail, where they are to be counted."""
+    `lr_scale` maps samples finished in this phase to a step's learning-rate factor; `statistics` are updated."""
 
-    def __init__(
-        self, policy: Policy, lr_scale: Callable[[int], float], statistics: Statistics,
-        slices: StagedSlices | None = None,
-    ) -> None:  # fmt: skip
-        self.policy, self.lr_scale, self.statistics, self.slices = policy, lr_scale, statistics, slices
+    def __init__(self, policy: Policy, lr_scale: Callable[[int], float], statistics: Statistics) -> None:
+        self.policy, self.lr_scale, self.statistics = policy, lr_scale, statistics
+        self.slices: StagedSlices | None = None  # slices on shards that may fail, where they are to be counted
         self.finished = FinishedBatches()
         self.stopped = False  # whether the phase was ordered to end early
         self.closed = False  # whether the gradients left in the buffer are applied

@@ -74,7 +74,8 @@ class Run:
         self.statistics.samples_at = [0] * 6
         self.applied, self.missed = Counter[int](), list[tuple[int, int, int]]()
         slices = StagedSlices(self._hit, lambda *told: self.missed.append(told))
-        self.phase = TrainingPhase(policy_of(mode, samples), lr_scale, self.statistics, slices)
+        self.phase = TrainingPhase(policy_of(mode, samples), lr_scale, self.statistics)
+        self.phase.slices = slices
         self.training = LivePhase(NUMBER, self.phase, members, self.log, deque())
         self.reissued = 0
 
@@ -147,7 +148,8 @@ class Again:
         self.statistics.samples_at = [0] * 6
         self.applied, self.missed = Counter[int](), list[tuple[int, int, int]]()
         slices = StagedSlices(self._hit, lambda *told: self.missed.append(told))
-        self.phase = TrainingPhase(policy_of(mode, samples), lr_scale, self.statistics, slices)
+        self.phase = TrainingPhase(policy_of(mode, samples), lr_scale, self.statistics)
+        self.phase.slices = slices
         self.logged = LoggedPhase(self.phase)
         self.commands = self.logged.feed_tail(records)
 

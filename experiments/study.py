@@ -12,8 +12,9 @@ A part with `base: {common: [...], by: [KEY, ...]}` trains a base for each combi
 the part's `common` and, in place of it, the base's, and its cells go on from the end of their base: its days are
 trained once. A value of another key may have overrides of the base too: {base: [...], cell: [...]}.
 A part with `runner: MODULE` calls `run(overrides, folder)` of a script in this or the study's folder instead, such as
-timing_only.py, which computes no gradient. It returns the figures; the folder is removed. One with `record: false`
-needs files of its runs, so it has no lines.
+timing_only.py, which computes no gradient. It returns the figures; the folder is removed. A part with a base needs a
+runner, as a resumed run goes on in the directory of its base. One with `record: false` needs files of its runs, so it
+has no lines.
 --write calls `main()` of the study's module `results`, which writes results.md.
 """
 
@@ -112,7 +113,11 @@ def _part(sweep: dict[str, Any], name: str, values: dict[str, Any], size: str) -
     grid = dict(values.get("grid", {}))
     for change in changes:
         grid |= change.get("grid", {})
-    base = values.get("base")
+    base, runner = values.get("base"), str(values.get("runner", ""))
+    if base is not None and not runner:
+        raise ValueError(
+            f"{name}: a part with a base needs a runner; a resumed run would go on in its base's directory."
+        )
     cells = []
     for chosen in combinations(grid):
         own = tuple(override for each in chosen.values() for override in each.cell)
@@ -120,7 +125,7 @@ def _part(sweep: dict[str, Any], name: str, values: dict[str, Any], size: str) -
         if base is not None:
             shared = (o for key, each in chosen.items() for o in (each.cell if key in base["by"] else each.base))
             origin = last_of_each((*common, *base["common"], *shared, "checkpoint=full"))
-        cells.append(Cell(sweep["study"], name, (*common, *own), origin, str(values.get("runner", ""))))
+        cells.append(Cell(sweep["study"], name, (*common, *own), origin, runner))
     recorded = bool(values.get("record", sweep.get("record", True)))
     return Part(name, int(values.get("jobs", 1)), tuple(cells), common, str(values.get("needs", "")), recorded)
 

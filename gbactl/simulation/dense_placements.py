@@ -20,11 +20,10 @@ from gbactl.kernels.half_precision import Codec, round_here
 from gbactl.simulation.gradient_compute import SharedCompute
 from gbactl.simulation.network import RingRounds, SimulatedRing
 from gbactl.simulation.replica_trainer import VirtualTrainer
-from gbactl.simulation.worker import DensePlacement, VirtualWorker
+from gbactl.simulation.worker import DensePlacement, State, VirtualWorker
 from gbactl.store.dense import DenseBlock, dense_square
 from gbactl.store.optimizers import due
 from gbactl.wire.messages import GradientNorms
-from gbactl.worker.dense_placement import NOT_HERE
 from gbactl.worker.worker_core import BatchInProgress, ReplicatedSteps, push_views, scale_by_weight
 
 Payloads = list[tuple[int, Any, int, int]]
@@ -149,6 +148,7 @@ class ReplicatedDense(DensePlacement):
         self.members = set(range(len(ring.hosts)))
         self._previous = block.value.copy()  # parameters before the last step
         self._parts, self._stepping = 0, False
+        self._outdated = False  # whether the servers have a newer dense state
         self._recomputed: set[int] = set()
         self._gradient = np.zeros(self.flat.size, np.float32)
         self._payloads: dict[int, Payloads] = {}
@@ -234,10 +234,7 @@ class ReplicatedDense(DensePlacement):
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
         """Dense parameters and optimizer state after step `after`, if that is the present step."""
-        applied = self.steps.has_applied(after)
-        if not applied:
-            return None if applied is None else NOT_HERE
-        return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
+        return self.steps.packed(self.block, after)
 
     def checksum(self) -> tuple[str, str]:
         """Compute the checksum and model sum of the parameters, once per step for all workers."""
@@ -246,8 +243,20 @@ class ReplicatedDense(DensePlacement):
             self._checksum = (self.block.step, (own, str(self.block.model_sum())))
         return self._checksum[1]
 
-    def take_over(self, states: list[tuple[int, Floats]]) -> None:
-        """Load the dense state from the servers, perhaps that of an earlier step."""
+    def hand_over(self) -> list[State]:
+        """Return every shard's slice of the parameters and optimizer state."""
+        return [(self.block.step, self.block.packed(*cut)) for cut in self.compute.held.values()]
+
+    def add_worker(self, index: int, first: bool) -> None:
+        """Wait for a worker in the all-reduce from now on."""
+        self.members = {index} if first else self.members | {index}
+        self._outdated |= first
+
+    def take_over(self, worker: VirtualWorker, states: list[State]) -> None:
+        """Load the dense state from the servers, perhaps that of an earlier step; all workers share one copy of it."""
+        if not self._outdated:
+            return
+        self._outdated = False
         for (step, values), cut in zip(states, self.compute.held.values(), strict=True):
             self.block.unpack(*cut, values, step)
         self.flat.load(self.block.value.copy())
@@ -274,6 +283,10 @@ class TrainerDense(DensePlacement):
             self._trainers[worker.index] = made
         return self._trainers[worker.index]
 
+    def take_over(self, worker: VirtualWorker, states: list[State]) -> None:
+        """Load a worker's replica with the dense state from the servers."""
+        self.trainer(worker).take_over(states)
+
     def remove_worker(self, index: int) -> None:
         """Exclude a failed worker's replica from further means."""
         self._rounds.remove_rank(index)
@@ -295,57 +308,3 @@ class TrainerDense(DensePlacement):
         push(worker, item, payloads)
         seconds = worker.shared.cost.replica_step(self.flat.size)
         worker.host.cores.run(seconds, self.trainer(worker).step, gradient, grant.divisor, grant.lr_scale)
-
-
-class Placements:
-    """Dense placements that a run uses, by holder of the dense parameters, and the current one."""
-
-    def __init__(
-        self, served: ServedDense, replicated: ReplicatedDense | None, trainers: TrainerDense, first: str
-    ) -> None:
-        self._replicated, self._trainers, self._home = replicated, trainers, first
-        self._placements: dict[str, DensePlacement | None]
-        self._placements = {"servers": served, "workers": replicated, "replicas": trainers}
-        self._due = False
-
-    @property
-    def now(self) -> DensePlacement:
-        """Placement in the current mode."""
-        placement = self._placements[self._home]
-        assert placement is not None
-        return placement
-
-    def trainer(self, worker: VirtualWorker) -> VirtualTrainer:
-        """Return a worker's trainer, made at the first call."""
-        return self._trainers.trainer(worker)
-
-    def remove_worker(self, index: int) -> None:
-        """Remove a failed worker from all placements."""
-        self._trainers.remove_worker(index)
-        if self._replicated is not None:
-            self._replicated.remove_worker(index)
-
-    def move(self, home: str, index: int) -> list[tuple[int, Floats]]:
-        """Move worker `index` to another placement. Returns the dense state that it must send to the servers."""
-        replicas = self._replicated
-        if home == self._home:
-            if replicas is not None and home == "workers":
-                replicas.members.add(index)
-            return []
-        self.now.leave()
-        before, self._home, self._due = self._home, home, home == "workers"
-        if replicas is not None:
-            replicas.members = {index}
-        if (before, home) != ("workers", "servers"):
-            return []
-        assert replicas is not None
-        return [(replicas.block.step, replicas.block.packed(*cut)) for cut in replicas.compute.held.values()]
-
-    def take_over(self, states: list[tuple[int, Floats]]) -> None:
-        """Load the dense state from the servers; workers with the same state share one copy of it."""
-        replicas = self._replicated
-        assert replicas is not None
-        if not self._due:
-            return
-        self._due = False
-        replicas.take_over(states)

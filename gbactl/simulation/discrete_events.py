@@ -1,8 +1,7 @@
 """Discrete-event core of the simulation: the event queue with its virtual clock, and resources with waiting jobs.
 
-Events happen in order of (time, sequence), and cost about a microsecond. Resources: a FIFO pipe, shared cores, a core's
-time slots, a process on such cores, a network interface's direction; an arrival or a departure costs O(log n), about
-3 us.
+Events happen in order of (time, sequence), and cost about a microsecond. Resources: shared cores, a core's time slots,
+a process on such cores, a network interface's direction; an arrival or a departure costs O(log n), about 3 us.
 """
 
 from __future__ import annotations
@@ -82,20 +81,6 @@ class EventQueue:
 
 
 Done = Callable[..., None]
-
-
-class Fifo:
-    """First-come, first-served resource: the connection between two processes of a host."""
-
-    def __init__(self, events: EventQueue) -> None:
-        self.events = events
-        self.free = 0.0
-
-    def reserve(self, seconds: float) -> float:
-        """Queue a job of `seconds`, and return the time at which it will begin."""
-        begins = max(self.events.now, self.free)
-        self.free = begins + seconds
-        return begins
 
 
 class SharedCores:

@@ -25,7 +25,7 @@ from gbactl.faults.message_faults import MessageFaultStream
 from gbactl.kernels.base import Floats
 from gbactl.kernels.half_precision import Codec, rounded
 from gbactl.simulation.cost_model import MESSAGE_BYTES, CostModel
-from gbactl.simulation.discrete_events import CoreSlot, EventQueue, Fifo, InterfaceDirection, SerialProcess, SharedCores
+from gbactl.simulation.discrete_events import CoreSlot, EventQueue, InterfaceDirection, SerialProcess, SharedCores
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel_interface import NO_BYTES
 from gbactl.wire.frames import CLOSED, Bytes, Frame
@@ -62,13 +62,13 @@ class HostLocalLink:
     """One direction of a connection within a host, which shares no bandwidth with other connections."""
 
     def __init__(self, events: EventQueue, cost: CostModel) -> None:
-        self.cost, self._pipe = cost, Fifo(events)
+        self.events, self.cost = events, cost
+        self._free = 0.0  # when the bytes under way have left
 
     def carry(self, nbytes: int, arrive: Callable[..., None], *args: Any) -> None:
         """Send `nbytes` over the host's memory after the bytes already under way, then call `arrive(*args)`."""
-        pipe = self._pipe
-        pipe.reserve(nbytes / self.cost.local_bandwidth)
-        pipe.events.schedule_at(pipe.free + self.cost.local_latency, arrive, *args)
+        self._free = max(self.events.now, self._free) + nbytes / self.cost.local_bandwidth
+        self.events.schedule_at(self._free + self.cost.local_latency, arrive, *args)
 
 
 class HostToHostLink:

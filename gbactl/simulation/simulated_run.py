@@ -31,13 +31,13 @@ from gbactl.nodes.role_setup import header
 from gbactl.server.checkpoint_writer import ShardSaver, saver_of
 from gbactl.simulation.coordinator import VirtualCoordinator, VirtualHub
 from gbactl.simulation.cost_model import CostModel
-from gbactl.simulation.dense_placements import Placements, ReplicatedDense, ServedDense, TrainerDense
+from gbactl.simulation.dense_placements import ReplicatedDense, ServedDense, TrainerDense
 from gbactl.simulation.discrete_events import EventQueue
 from gbactl.simulation.gradient_compute import SharedCompute
 from gbactl.simulation.network import TICK, Host, Network, RingRounds, SimulatedRing
 from gbactl.simulation.process_failures import FailureInjection
 from gbactl.simulation.server import VirtualServer
-from gbactl.simulation.worker import ClusterShared, VirtualWorker
+from gbactl.simulation.worker import ClusterShared, DensePlacement, Placements, VirtualWorker
 from gbactl.store.dense import DenseBlock
 from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire.auth import Peer
@@ -194,18 +194,19 @@ class VirtualCluster:
         return workers
 
     def _placements(self) -> Placements:
-        cfg, flat, replicated = self.cfg, self.compute.flat, None
+        cfg, flat = self.cfg, self.compute.flat
+        trainers = TrainerDense(self.compute, self._replicas(), RingRounds(self._ring(1, TICK)))
+        placements: dict[str, DensePlacement] = {"replicas": trainers, "servers": ServedDense(self.compute)}
         if "workers" in cfg.homes:
             block = dense_block(cfg, flat.initial() if flat.buffers else flat.vector, flat.dense_spec)
             if cfg.resume is not None:
                 load_dense(block, dense_state(chain_at(Path(cfg.resume))))
                 flat.load(block.value.copy())
             ring = self._ring(cfg.collective.buckets)
-            replicated = ReplicatedDense(
+            placements["workers"] = ReplicatedDense(
                 self.compute, block, ring, cfg.train.global_batch, cfg.train.norms_every, self.codec
             )
-        trainers = TrainerDense(self.compute, self._replicas(), RingRounds(self._ring(1, TICK)))
-        return Placements(ServedDense(self.compute), replicated, trainers, cfg.home)
+        return Placements(placements, cfg.home)
 
     def _ring(self, buckets: int, least: float = 0.0) -> SimulatedRing:
         """Make the all-reduce ring of all workers; with Horovod its ranks agree on every bucket."""

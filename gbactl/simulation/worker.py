@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from gbactl.wire.messages import (
     Ack,
     AddReplica,
     BeginPhase,
-    CloseReplicas,
     DenseMoved,
     DenseSaved,
     DenseState,
@@ -50,8 +49,8 @@ from gbactl.wire.messages import (
 )
 from gbactl.wire.times_and_traffic import ALL_REDUCE, BATCH, ROWS, TURN
 from gbactl.worker.client import BatchSource
-from gbactl.worker.dense_placement import NOT_HERE
 from gbactl.worker.worker_core import (
+    NOT_HERE,
     BatchComplete,
     BatchInProgress,
     Command,
@@ -157,51 +156,56 @@ class DensePlacement:
         """Release the dense vector when the run moves to another placement."""
         self.compute.use_own_memory()
 
+    def hand_over(self) -> list[State]:
+        """Return the dense state that the servers have to be given when the run moves to them; here they have it."""
+        return []
 
-class Placements(Protocol):
-    """Interface of the dense placements that a run uses (implemented in dense_placements.py)."""
+    def add_worker(self, index: int, first: bool) -> None:
+        """Add a worker that has moved to this placement; `first`: it is the first one."""
+
+    def take_over(self, worker: VirtualWorker, states: list[State]) -> None:
+        """Load the dense state from the servers for a worker that has moved here: (optimizer steps, float32) by shard.
+
+        Raises NotImplementedError where the servers hold it."""
+        raise NotImplementedError
+
+    def remove_worker(self, index: int) -> None:
+        """Stop waiting for a failed worker."""
+
+
+class Placements:
+    """Dense placements that a run uses, by holder of the dense parameters, and the current one."""
+
+    def __init__(self, placements: Mapping[str, DensePlacement], first: str) -> None:
+        self.placements, self._home = placements, first
 
     @property
     def now(self) -> DensePlacement:
         """Placement in the current mode."""
+        return self.placements[self._home]
+
+    def trainer(self, worker: VirtualWorker) -> Any:
+        """Return a worker's replica and its exchanges, made at the first call (see replica_trainer.py)."""
+        replicas: Any = self.placements["replicas"]
+        return replicas.trainer(worker)
+
+    def remove_worker(self, index: int) -> None:
+        """Remove a failed worker from all placements."""
+        for placement in self.placements.values():
+            placement.remove_worker(index)
 
     def move(self, home: str, index: int) -> list[State]:
         """Move worker `index` to another placement, while no batch is in flight.
 
         The first call returns what that worker has to give to the servers: (optimizer steps, float32) for every shard;
         nothing where they have it, or were given it."""
-
-    def take_over(self, states: list[State]) -> None:
-        """Load the dense state from the servers: (optimizer steps, float32) of every shard."""
-
-    def trainer(self, worker: VirtualWorker) -> Trainer:
-        """Return the part of a worker that keeps its replica and exchanges it, made at the first call."""
-
-
-class Trainer(Protocol):
-    """Interface of a worker with a replica of its own (implemented in trainer.py)."""
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether no compute thread may begin a batch: a foreground exchange is due or in progress."""
-
-    def open(self, message: OpenReplicas, then: Callable[[], None]) -> None:
-        """Load the replica for a phase in a replica mode, then call `then`."""
-
-    def idle(self) -> None:
-        """Keep exchanging while other trainers compute, once all batches are handed out."""
-
-    def close(self, message: CloseReplicas) -> None:
-        """Keep exchanging at the end of a phase until all trainers end it, then send the replica to the servers."""
-
-    def save(self, message: SaveReplica) -> None:
-        """Send the coordinator the replica as it is now, for a checkpoint."""
-
-    def centre(self, shard: int, message: EasgdCentre, frame: Frame) -> None:
-        """Handle a server's answer in an exchange: its slice of the EASGD centre."""
-
-    def take_over(self, states: list[State]) -> None:
-        """Load the replica with the dense state from the servers."""
+        first = home != self._home
+        given = self.now.hand_over() if first and home == "servers" else []
+        if first:
+            self.now.leave()
+            self._home = home
+        self.now.add_worker(index, first)
+        return given
 
 
 class VirtualWorker:
@@ -235,8 +239,8 @@ class VirtualWorker:
         self._carry_out(self.core.request_another(item))
 
     @property
-    def trainer(self) -> Trainer:
-        """Trainer of this worker, made at the first use."""
+    def trainer(self) -> Any:
+        """Trainer of this worker, made at the first use (see replica_trainer.py)."""
         return self.shared.placements.trainer(self)
 
     # -- failures -----------------------------------------------------------------------------------
@@ -397,10 +401,7 @@ class VirtualWorker:
             self.finish_request()
 
         def taken(states: list[State]) -> None:
-            if question.home == "workers":
-                placements.take_over(states)
-            else:
-                self.trainer.take_over(states)
+            placements.now.take_over(self, states)
             moved()
 
         given = placements.move(question.home, self.index)

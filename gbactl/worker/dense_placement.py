@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gbactl.collective.base import Collective, FaultTolerantCollective, InterruptedSum, Vector
-from gbactl.collective.buckets import Buckets, OverlappedGradient
+from gbactl.collective.base import Collective, Vector
+from gbactl.collective.buckets import OverlappedGradient, bucket_edges
+from gbactl.collective.fault_tolerant import FaultTolerantCollective, InterruptedSum
 from gbactl.hashes_and_random_numbers import digest
 from gbactl.kernels.half_precision import Codec
 from gbactl.models.flat_parameters import FlatModel
@@ -25,9 +26,7 @@ from gbactl.wire.frames import Frame
 from gbactl.wire.messages import AddReplica, GradientNorms, PutDense
 from gbactl.wire.times_and_traffic import ALL_REDUCE
 from gbactl.worker.client import WorkerClient
-from gbactl.worker.worker_core import BatchInProgress, ReplicatedSteps, scale_by_weight
-
-NOT_HERE = (0, -1, np.empty(0, np.float32))  # see DensePlacement.packed
+from gbactl.worker.worker_core import NOT_HERE, BatchInProgress, ReplicatedSteps, scale_by_weight
 
 
 class Placements:
@@ -155,8 +154,8 @@ class ReplicatedDense(DensePlacement):
         self.norms_every = norms_every if self.client.index == 0 else 0  # all have the same sum: worker 0 reports it
         self.gradient = np.zeros(flat.size, np.float32)
         spans = [*flat.spans, *([(flat.params, flat.size)] if flat.buffers else [])]
-        cuts = Buckets.of_parameters("dense", [high - low for low, high in spans], buckets)
-        self._spans, self._filling = spans, OverlappedGradient(collective, cuts, self.gradient, spans, codec)
+        edges = bucket_edges([high - low for low, high in spans], buckets)
+        self._spans, self._filling = spans, OverlappedGradient(collective, "dense", edges, self.gradient, spans, codec)
         self._weight = 1.0
         self._begun = self._again = False
 
@@ -203,10 +202,7 @@ class ReplicatedDense(DensePlacement):
         self._filling.filled(part)
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
-        applied = self.steps.has_applied(after)
-        if not applied:
-            return None if applied is None else NOT_HERE
-        return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
+        return self.steps.packed(self.block, after)
 
     def restored(self) -> None:
         """Load the replica's values into the model after a checkpoint or transfer has replaced them."""

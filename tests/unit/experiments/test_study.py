@@ -182,6 +182,7 @@ study: tiny
 common: [experiment=smoke]
 parts:
   only:
+    runner: one_run
     common: [train.days=2, train.norms_every=1]
     base: {common: [mode=sync, train.days=1], by: [seed]}
     grid:
@@ -221,6 +222,12 @@ def test_cells_go_on_from_a_base_that_they_share(study: Any, sweep: Path, monkey
     assert typed[0] == "resume=seed=0" and "experiment=smoke" not in typed and "checkpoint=none" in typed
     assert "train.days=2" in typed and "mode=gba" in typed
     assert "seed=0" not in typed and "train.norms_every=1" not in typed, "what was typed for the base stays"
+
+
+def test_a_part_with_a_base_needs_a_runner(study: Any, sweep: Path) -> None:
+    sweep.write_text(BASED.replace("    runner: one_run\n", ""))
+    with pytest.raises(ValueError, match="only: a part with a base needs a runner"):
+        study.read_study(sweep)
 
 
 def test_a_value_may_have_overrides_of_the_base(study: Any, sweep: Path) -> None:

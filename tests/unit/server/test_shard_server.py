@@ -31,7 +31,6 @@ from gbactl.wire.messages import (
     Push,
     Reached,
     Rows,
-    ServerState,
     Staged,
     StepChecksum,
     Stop,
@@ -363,15 +362,35 @@ def test_nothing_of_a_fenced_worker_counts_and_its_batch_may_come_from_another()
     assert at.told(at.c_hub) == [staged(1, 1)]
 
 
-def test_a_new_coordinator_is_told_again_of_what_waits_in_the_order_of_arrival(at: Setting) -> None:
-    for batch in (5, 2, 9, 4):
-        at.push(batch, [batch], worker=batch % 2)
-    at.order(0, 2)
-    at.coordinator.send(DropSlice(1, 9))
-    at.coordinator.send(AdoptVersion(1, [7], False))  # the empty slice in the place of a lost one is told of by nobody
+def reported(at: Setting, term: int) -> list[Staged]:
+    """What a new coordinator is told about slices."""
     at.told(at.c_hub)
-    at.coordinator.send(Takeover(1))
-    assert at.told(at.c_hub) == [ServerState(0, 1, 1, 1), staged(1, 5, worker=1), staged(1, 4)]
+    at.coordinator.send(Takeover(term))
+    return [message for message in at.told(at.c_hub) if isinstance(message, Staged)]
+
+
+def test_a_new_coordinator_is_told_of_slices_that_wait_in_the_order_of_their_arrival(at: Setting) -> None:
+    for batch in (5, 2, 9):
+        at.push(batch, [1])
+    at.order(0, 2)
+    assert reported(at, 1) == [staged(1, 5), staged(1, 9)]
+    at.coordinator.send(Fence(0, 1, [9]))
+    at.push(9, [1], worker=1)
+    assert reported(at, 2) == [staged(1, 5), staged(1, 9, worker=1)], "another worker's, since its own died"
     at.coordinator.send(phase(2))
-    at.coordinator.send(Takeover(2))
-    assert at.told(at.c_hub) == [ServerState(0, 2, 1, 2)]
+    assert reported(at, 3) == []
+
+
+def test_what_was_applied_or_dropped_is_kept_no_longer(at: Setting) -> None:
+    for batch in range(4):
+        at.push(batch, [1])
+    at.order(0, 0, 1)
+    at.coordinator.send(DropSlice(1, 2))
+    at.served()
+    assert at.shard.reports == [staged(1, 3)]
+
+
+def test_an_empty_slice_in_the_place_of_a_lost_one_is_not_told_of(at: Setting) -> None:
+    at.coordinator.send(AdoptVersion(0, [4], False))
+    at.push(5, [1])
+    assert at.shard.staged == () and reported(at, 1) == [staged(1, 5)] and at.shard.staged == (4, 5)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.simulation.discrete_events import EventQueue, Fifo, SerialProcess, SharedCores
+from gbactl.simulation.discrete_events import EventQueue, SerialProcess, SharedCores
 
 
 @given(st.lists(st.integers(0, 5)))
@@ -137,21 +137,6 @@ def test_two_jobs_on_one_core_take_twice_as_long_and_four_cores_are_enough_for_f
 def test_a_job_cannot_take_less_than_no_time() -> None:
     with pytest.raises(ValueError, match="-1"):
         SharedCores(EventQueue(), 1).run(-1.0, print)
-
-
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), max_size=20))
-def test_a_line_is_served_in_order_without_a_pause(jobs: list[tuple[int, int]]) -> None:
-    events, line = EventQueue(), Fifo(EventQueue())
-    line.events = events
-    begins: list[tuple[float, float]] = []
-    for arrival, seconds in sorted(jobs, key=lambda job: job[0]):
-        events.schedule_at(float(arrival), lambda s=float(seconds): begins.append((line.reserve(s), s)))
-    while events.step():
-        pass
-    free = 0.0
-    for (begin, seconds), arrival in zip(begins, sorted(arrival for arrival, _ in jobs), strict=True):
-        assert begin == max(free, float(arrival))
-        free = begin + seconds
 
 
 def test_a_process_does_one_job_at_a_time_and_what_a_job_leaves_to_do_first() -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gbactl.config.groups import CostConfig
 from gbactl.errors import ClusterError, WireError
@@ -13,7 +15,7 @@ from gbactl.kernels.half_precision import CODECS
 from gbactl.simulation.coordinator import VirtualHub
 from gbactl.simulation.cost_model import MESSAGE_BYTES, CostModel
 from gbactl.simulation.discrete_events import EventQueue
-from gbactl.simulation.network import Host, Network
+from gbactl.simulation.network import Host, HostLocalLink, Network
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import CLOSED, Frame
 from gbactl.wire.messages import EasgdUpdate, PutDense, TakeBatch, decode
@@ -52,6 +54,23 @@ class Net:
 
 def payload(nbytes: int) -> Any:
     return np.zeros(nbytes, np.uint8)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), max_size=20))
+def test_a_line_within_a_host_is_served_in_order_without_a_pause(jobs: list[tuple[int, int]]) -> None:
+    events, cost = EventQueue(), CostModel(CostConfig(local_latency_us=0.0, local_bandwidth_gbit=8e-9), 0)
+    line = HostLocalLink(events, cost)  # a byte a second
+    ends: list[tuple[float, float]] = []
+    for arrival, nbytes in sorted(jobs, key=lambda job: job[0]):
+        events.schedule_at(
+            float(arrival), lambda n=nbytes: line.carry(n, lambda n=n: ends.append((events.now, float(n))))
+        )
+    while events.step():
+        pass
+    free = 0.0
+    for (end, seconds), arrival in zip(ends, sorted(arrival for arrival, _ in jobs), strict=True):
+        free = max(free, float(arrival)) + seconds
+        assert end == pytest.approx(free)
 
 
 def test_a_message_takes_its_latency_and_its_bytes() -> None:

@@ -11,17 +11,14 @@ from gbactl.wire.auth import Peer
 from gbactl.wire.frames import CLOSED
 from gbactl.wire.messages import (
     Barrier,
-    BeginPhase,
-    Granted,
     Hello,
     Ready,
     ShardAddresses,
     Stop,
     Takeover,
-    WorkerState,
     decode,
 )
-from gbactl.wire.reconnecting import GrantedBatches, ReconnectingHub
+from gbactl.wire.reconnecting import ReconnectingHub
 from tests.support.in_memory import MemoryHub
 
 HELLO = Hello("worker", 1, "")
@@ -128,34 +125,3 @@ def test_one_that_has_woken_up_is_left_again() -> None:
     assert line.tell() == [] and line.heard() == [HELLO]
     assert line.tell(Takeover(1)) == [], "not handed on"
     assert line.heard()[-1] == HELLO, "it dials again"
-
-
-def phase(number: int, training: bool = True) -> BeginPhase:
-    return BeginPhase(number, training, "gba", 0, 0, 100, 10, 0, True, True)
-
-
-def grant(number: int, batch: int) -> Granted:
-    return Granted(number, batch, 0, 10 * batch, 10, 0, 0.0, 0.0)
-
-
-def test_what_was_granted_and_what_of_it_is_held() -> None:
-    found = GrantedBatches()
-    assert found.worker_state(3, 1, None) == WorkerState(3, 1, 0, [], [])
-    for batch in range(3):
-        found.on_granted(grant(7, batch), phase(7))
-    found.on_returned(grant(7, 1))
-    found.on_granted(grant(8, 1), phase(8, training=False))
-    told = found.worker_state(3, 2, phase(8))
-    assert told == WorkerState(3, 2, 8, [(7, 0), (7, 1), (7, 2), (8, 1)], [(7, 0, True), (7, 2, True), (8, 1, False)])
-    found.on_returned(grant(7, 1))
-
-
-def test_old_grants_are_forgotten_and_held_ones_never() -> None:
-    found = GrantedBatches()
-    for batch in range(2 * reconnecting.LAST):
-        found.on_granted(grant(1, batch), phase(1))
-        if batch:
-            found.on_returned(grant(1, batch))
-    told = found.worker_state(0, 1, phase(1))
-    last = reconnecting.LAST
-    assert told.held == [(1, 0, True)] and len(told.granted) == last and told.granted[0] == (1, last)

@@ -190,11 +190,11 @@ def _run_role(boot: StartupDocument) -> None:
 
     log = logging.getLogger("gbactl.process")
     log.info("pid %d, threads %s", os.getpid(), os.environ.get("OMP_NUM_THREADS"))
-    run = {"coordinator": role_setup.run_coordinator, "server": role_setup.run_server, "worker": role_setup.run_worker}
+    run = role_setup.run_coordinator if boot.role == "coordinator" else role_setup.run_node
     if boot.role != "coordinator":
         NodeTimes.trace = Trace.of_process(Path(boot.run_dir), boot.log_name, os.getpid())
     try:
-        run[boot.role](boot)
+        run(boot)
     except PeerGoneError as error:
         log.error("%s%s", NOTICED_LINE, error)
         sys.exit(1)

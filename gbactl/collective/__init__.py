@@ -38,11 +38,10 @@ def open_rendezvous(
     run_dir: Path,
     bind: str = "127.0.0.1",
     cycle_time_ms: float = 3.0,
-    timeout: float = 30.0,
     survives: bool = False,
     rank_slots: Sequence[RankSlot] | None = None,
 ) -> Rendezvous:
-    """Start the launcher's rendezvous for `size` ranks; `timeout` is in seconds.
+    """Start the launcher's rendezvous for `size` ranks.
 
     `rank_slots`: the hosts of the ranks (Horovod alone); None: all on this one. `survives`: sums continue where a rank
     fails.
@@ -55,9 +54,9 @@ def open_rendezvous(
         return SharedMemoryRendezvous(size)
     made: Rendezvous
     if name == "horovod":
-        made = HorovodRendezvous(size, bind, cycle_time_ms, timeout, rank_slots)
+        made = HorovodRendezvous(size, bind, cycle_time_ms, rank_slots)
     else:
-        made = GlooRendezvous(size, bind, run_dir, timeout)
+        made = GlooRendezvous(size, bind, run_dir)
     if survives:
         made.fallback = SharedMemoryRendezvous(size) if rank_slots is None and available() else ExternalFallback(size)
     return made

@@ -25,6 +25,7 @@ from typing import Any
 from gbactl.collective.base import Rendezvous, Ring, RingHandle
 from gbactl.errors import ClusterError
 
+FORMING_SECONDS = 30  # time in which a ring must form
 PATIENCE = datetime.timedelta(seconds=1)  # interval at which a wait checks whether it was given up
 STEP_TIMEOUT = datetime.timedelta(hours=1)  # a straggler is no failure; a failed peer is noticed at once
 _HANDLER = ctypes.CFUNCTYPE(None)
@@ -37,9 +38,8 @@ class GlooRendezvous(Rendezvous):
 
     name = "gloo"
 
-    def __init__(self, size: int, bind: str, run_dir: Path, timeout: float) -> None:
+    def __init__(self, size: int, bind: str, run_dir: Path) -> None:
         super().__init__(size)
-        self.timeout = timeout
         self.interface = interface_of(bind)
         self.secret = secrets.token_hex(16)
         folder = run_dir / "rendezvous"
@@ -52,7 +52,6 @@ class GlooRendezvous(Rendezvous):
         return {
             "GBACTL_GLOO_STORE": str(self.path.absolute()),
             "GBACTL_GLOO_KEY": self.secret,
-            "GBACTL_COLLECTIVE_TIMEOUT": str(self.timeout),
             "GLOO_SOCKET_IFNAME": self.interface,
         }
 
@@ -73,7 +72,7 @@ class GlooCollective(Ring):
         self.size = int(environment["GBACTL_SIZE"])
         survive_thread_errors()
         store = FileStore(environment["GBACTL_GLOO_STORE"], self.size)
-        store.set_timeout(datetime.timedelta(seconds=float(environment["GBACTL_COLLECTIVE_TIMEOUT"])))
+        store.set_timeout(datetime.timedelta(seconds=FORMING_SECONDS))
         try:
             dist.init_process_group(
                 "gloo",

@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gbactl.collective.base import RankSlot, Rendezvous, Ring, RingHandle
-from gbactl.collective.gloo import address_of_own_name, interface_of, survive_thread_errors
+from gbactl.collective.gloo import FORMING_SECONDS, address_of_own_name, interface_of, survive_thread_errors
 from gbactl.errors import ClusterError, ConfigError, MissingDependencyError
 
 POLL_SECONDS = 1e-4
@@ -207,14 +207,14 @@ class HorovodRendezvous(Rendezvous):
     name = "horovod"
 
     def __init__(
-        self, size: int, bind: str, cycle_time_ms: float, timeout: float, rank_slots: Sequence[RankSlot] | None = None
+        self, size: int, bind: str, cycle_time_ms: float, rank_slots: Sequence[RankSlot] | None = None
     ) -> None:
         try:
             from horovod.runner.http.http_server import RendezvousServer
         except ImportError as error:
             raise missing_horovod_error(error) from error
         super().__init__(size)
-        self.bind, self.cycle_time_ms, self.timeout = bind, cycle_time_ms, timeout
+        self.bind, self.cycle_time_ms = bind, cycle_time_ms
         self.rank_slots = list(rank_slots or slots_on_this_host(size, interface_of(bind)))
         self.secret = secrets.token_hex(16)
         self._lock = threading.Lock()
@@ -246,7 +246,7 @@ class HorovodRendezvous(Rendezvous):
             "HOROVOD_GLOO_IFACE": seat.interface,
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{self.bind}:{self.port}/{self.secret}",
             "HOROVOD_GLOO_RENDEZVOUS_PORT": self.port,
-            "HOROVOD_GLOO_TIMEOUT_SECONDS": int(self.timeout),
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": FORMING_SECONDS,
             "HOROVOD_FUSION_THRESHOLD": 0,
             "HOROVOD_CYCLE_TIME": self.cycle_time_ms,
             "HOROVOD_AUTOTUNE": 0,

@@ -105,7 +105,6 @@ class TensorFile:
         header, self._offsets, size = _header(layout, metadata)
         self.not_finite = ""
         self._kinds = {name: NAMES[kind.name] for name, (kind, _) in layout.items()}
-        self._stored_as_bf16 = {name for name, (kind, _) in layout.items() if kind == HALVED}
         self._hashes = {name: hashlib.sha256() for name in layout}
         self._sums = {"": hashlib.sha256(header).hexdigest()}
         self.bytes = len(header)
@@ -126,7 +125,7 @@ class TensorFile:
 
     def add(self, name: str, values: NDArray[Any]) -> None:
         """Write the next piece of a tensor; float32 values are rounded if the file stores bf16."""
-        if name in self._stored_as_bf16 and values.dtype == np.float32:
+        if self._kinds[name] == NAMES[HALVED.name] and values.dtype == np.float32:
             values = to_bf16(values)
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         for low in range(0, len(data), PIECE):

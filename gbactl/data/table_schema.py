@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
@@ -140,9 +140,9 @@ KINDS: dict[str, type[Kind]] = {
 
 @dataclass(frozen=True)
 class TableSchema:
-    """Columns of a table that are read, by name, and how a text table is written."""
+    """Keys of a schema file: the columns of a table that are read, by name, and how a text table is written."""
 
-    columns: dict[str, Kind]
+    columns: dict[str, Any]  # each a Kind
     separator: str | None = None
     missing: list[str] = field(default_factory=lambda: [""])
 
@@ -167,15 +167,6 @@ class TableSchema:
         return next(iter(self.of_kind(Time)), None)
 
 
-@dataclass(frozen=True)
-class _File:
-    """Keys of a schema file."""
-
-    columns: dict[str, Any]
-    separator: str | None = None
-    missing: list[str] = field(default_factory=lambda: [""])
-
-
 @functools.lru_cache(maxsize=8)
 def _parsed(text: str, where: str) -> TableSchema:
     try:
@@ -186,13 +177,11 @@ def _parsed(text: str, where: str) -> TableSchema:
     _no_key_twice(root, where)
     if not isinstance(values, dict) or not isinstance(values.get("columns"), dict):
         raise ConfigError(f"{where} has no columns; type columns: and below it a line NAME: {{kind: KIND}} for each.")
-    file = build(_File, values, f"{where}: ", where)
+    file = build(TableSchema, values, f"{where}: ", where)
     if file.separator is not None and (len(file.separator.encode()) != 1 or file.separator in '"\r\n'):
         raise ConfigError(f"{where}: separator={file.separator!r} is not one character; type for instance ';'.")
     columns = {str(name): _kind(f"{where}: columns.{name}", each) for name, each in file.columns.items()}
-    found = TableSchema(
-        {name: kind for name, kind in columns.items() if not isinstance(kind, Ignore)}, file.separator, file.missing
-    )
+    found = replace(file, columns={name: kind for name, kind in columns.items() if not isinstance(kind, Ignore)})
     _complete(found, where)
     return found
 

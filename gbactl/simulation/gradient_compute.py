@@ -6,10 +6,11 @@ the pull and the push. Costs what a worker's gradient costs; a dense vector is c
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from gbactl.config import RunConfig
-from gbactl.config.shard_specs import dense_cuts
+from gbactl.config.shard_specs import dense_cuts, shard_spec
 from gbactl.data.dataset import Dataset, Schema
 from gbactl.kernels import load
 from gbactl.kernels.base import Floats, Kernels
@@ -17,6 +18,7 @@ from gbactl.models import row_width
 from gbactl.models.gradient_computer import GradientComputer
 from gbactl.simulation.server import PullAnswer
 from gbactl.store.dense import Cut, nonempty_slices
+from gbactl.store.shard import ShardSpec
 from gbactl.wire.channel_interface import NO_BYTES
 from gbactl.wire.messages import Rows
 from gbactl.worker.loop import BatchComputer
@@ -52,6 +54,12 @@ class SharedCompute(BatchComputer):
         """Build a run's model with its initial parameters."""
         computer, width = GradientComputer.of(cfg.model, dataset, cfg.seed, cfg.precision), row_width(cfg.model)
         return cls(computer, load(), dataset.schema, width, dense_cuts(cfg, computer.flat.size), cfg.seed)
+
+    def shard_spec(self, cfg: RunConfig, shard: int) -> ShardSpec:
+        """Return the specification of a server's shard, with its slice of the initial dense vector."""
+        low, high = self.cuts[shard]
+        dense = self.flat.initial()[low:high].copy()
+        return replace(shard_spec(cfg, self.schema.rows, shard), dense=self.flat.dense_spec, dense_init=dense)
 
     def load(self, item: BatchInProgress) -> None:
         """Load the dense vector that was pulled for a batch into the model."""

@@ -61,20 +61,14 @@ def _yaml(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) and value < 1e6 else as_yaml(value)
 
 
-def error_rows(found: FittedModel) -> list[tuple[str, ...]]:
-    """Format rows (mode, workers, measured, predicted, error), one per run."""
-    return [
-        (o.mode, str(o.workers), f"{o.eps:,.0f}", f"{p.eps:,.0f}", f"{100 * error:+.1f} %")
-        for o, p, error in zip(found.observed, found.predicted, found.errors, strict=True)
-    ]
-
-
 HEAD = ("mode", "workers", "measured", "predicted", "error")
 
 
 def error_table(found: FittedModel) -> list[str]:
     """Format the table of measured and predicted rates as aligned lines, with a header."""
-    rows = [HEAD, *error_rows(found)]
+    rows = [HEAD]
+    for o, p, error in zip(found.observed, found.predicted, found.errors, strict=True):
+        rows.append((o.mode, str(o.workers), f"{o.eps:,.0f}", f"{p.eps:,.0f}", f"{100 * error:+.1f} %"))
     widths = [max(len(row[n]) for row in rows) for n in range(len(HEAD))]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 

@@ -90,6 +90,13 @@ class FlatModel:
         np.copyto(self._running, vector[self.params :])
         return True
 
+    def use_shared(self, vector: Vector) -> None:
+        """Use a vector that others read too: in place or, as a forward pass writes to buffers, a copy of it."""
+        if self.buffers:
+            self.load(vector)
+        else:
+            self.use(vector)
+
     def _bind(self, place: int, vector: Vector) -> None:
         if place not in self._views:
             if len(self._views) >= MOST_VIEWS:

@@ -70,10 +70,8 @@ class SharedCompute(BatchComputer):
             self._loaded[shard] = values
             if len(values) < self.flat.size:
                 self.flat.load_slice(self.cuts[shard][0], values)
-            elif self.flat.buffers:  # a forward pass writes a batch's statistics into the vector
-                self.flat.load(values)
             else:
-                self.flat.use(values)
+                self.flat.use_shared(values)
 
     def use_own_memory(self) -> None:
         """Make the model compute with its own memory again, and forget the dense slices loaded for a batch."""

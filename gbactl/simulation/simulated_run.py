@@ -130,10 +130,6 @@ class VirtualCluster:
         worker.coordinator.send(Ready("worker", worker.index))
         worker.start(self.cfg.prefetched_batches)
 
-    def lose_worker(self, index: int) -> None:
-        """Exclude a failed worker from dense steps and means (FailingCluster.lose_worker)."""
-        self.placements.remove_worker(index)
-
     def replace_worker(self, index: int) -> None:
         """Start a failed worker's successor (FailingCluster.replace_worker)."""
         failed = self.workers[index]
